@@ -1,0 +1,52 @@
+# `make` lists the targets. Needs Python 3.10 to 3.13 with venv, a C++ compiler and make; PYTHON=python3.12 picks another.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+BENCH ?= $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
+
+.PHONY: help venv run test check format bench clean
+
+help: ## list the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+
+venv: $(VENV)/.installed ## a virtual environment with everything for development
+
+run: $(VENV)/.base ## the demo: the bundled model, streamed under a budget
+	$(BIN)/edge-run demo
+
+test: $(VENV)/.installed ## the tests; ARGS="-k frames -x" goes to pytest
+	$(BIN)/pytest $(ARGS)
+
+check: $(VENV)/.installed ## format, lint, types, layers: what CI checks before the tests
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed ## format, and fix what can be fixed
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: $(VENV)/.installed ## every benchmark; BENCH=benchmarks/one.py runs one
+	@set -e; for script in $(BENCH); do echo "== $$script"; $(BIN)/python $$script $(ARGS); done
+
+clean: ## remove the virtual environment, builds and caches
+	rm -rf $(VENV) build dist *.egg-info .*_cache .hypothesis .coverage* htmlcov
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; (3, 10) <= sys.version_info[:2] <= (3, 13) or sys.exit( \
+	    f"edge-run needs Python 3.10 to 3.13, and this is {sys.version.split()[0]}: try make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# Both stamps share one environment; the development install contains the base one.
+$(VENV)/.base: pyproject.toml | $(BIN)/python
+	@echo "Installing edge-run. The first install compiles llama.cpp, about four minutes; pip keeps the result for the next."
+	$(BIN)/pip install --editable .
+	touch $@
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "Installing edge-run. The first install compiles llama.cpp, about four minutes; pip keeps the result for the next."
+	$(BIN)/pip install --editable '.[dev]'
+	touch $@ $(VENV)/.base

@@ -1,0 +1,1 @@
+"""What a device is and has, and how devices find and reach each other."""

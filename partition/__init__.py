@@ -1,0 +1,1 @@
+"""Pure planners: tensors to tiers, layers to devices, split points and what each costs."""

@@ -1,0 +1,77 @@
+"""Which chunks stay in memory and which stream, under a budget. Pure: figures in, a decision out.
+
+Streaming a dense model is a cycle, so the bytes that must be read in a pass are all that is not pinned, whatever the policy. What is left to
+decide is the window (as small as keeps the drive busy) and which chunks stream: they are spread evenly over the pass, so
+that reading never has to wait for computing nor the other way round.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge_run.base.errors import BudgetError
+from edge_run.base.units import format_size
+
+LOOKAHEAD_CHUNKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyPlan:
+    """pinned: chunks that stay. streamed: those that come and go, in order of use. n_frames: what they share.
+
+    streamed_uses: reads of streamed chunks in a pass. minimum_chunks: the least that could work.
+    """
+
+    pinned: tuple[int, ...]
+    streamed: tuple[int, ...]
+    n_frames: int
+    streamed_uses: int
+    minimum_chunks: int
+
+
+def plan_residency(
+    stretches: Sequence[Sequence[int]], must_pin: frozenset[int], chunk_bytes: int, available_bytes: int, other_bytes: int
+) -> ResidencyPlan:
+    """Decide for one pass, given as the chunks that each of its stretches needs at once.
+
+    must_pin: chunks that cannot move. available_bytes: what is left for weights. other_bytes: what the budget spends besides, for
+    the message. Raises BudgetError, with the smallest budget that works, when the largest stretch does not fit.
+    """
+    uses = Counter(chunk for stretch in stretches for chunk in stretch)
+    movable = [chunk for chunk in uses if chunk not in must_pin]
+    fixed = [chunk for chunk in uses if chunk in must_pin]
+    n_places = available_bytes // chunk_bytes - len(fixed)
+    sizes = [sum(chunk not in must_pin for chunk in stretch) for stretch in stretches]
+    largest = max(sizes, default=0)
+    minimum = other_bytes + (len(fixed) + largest) * chunk_bytes
+    if n_places < largest:
+        raise BudgetError(
+            f"memory budget {format_size(available_bytes + other_bytes)}: too small for this model, which needs at least "
+            f"{format_size(minimum)} ({format_size(other_bytes)} besides weights, "
+            f"{format_size(minimum - other_bytes)} of weights at once); raise --memory or shorten the context (-c)",
+            found_bytes=available_bytes + other_bytes,
+            minimum_bytes=minimum,
+        )
+    if n_places >= len(movable):
+        return ResidencyPlan(tuple(uses), (), 0, 0, len(fixed) + largest)
+    pair = max((a + b for a, b in zip(sizes, sizes[1:] + sizes[:1], strict=True)), default=0)
+    spare = n_places - pair - 2 - LOOKAHEAD_CHUNKS
+    n_pinned = min(max(0, int(spare / max(1 - pair / len(movable), 1e-9))), n_places - largest, len(movable) - 1)
+    streamed = _choose_streamed(movable, uses, len(movable) - n_pinned)
+    pinned = tuple(chunk for chunk in uses if chunk not in streamed)
+    n_reads = sum(uses[chunk] for chunk in streamed)
+    return ResidencyPlan(pinned, tuple(streamed), n_places - n_pinned, n_reads, len(fixed) + largest)
+
+
+def _choose_streamed(movable: Sequence[int], uses: Counter[int], count: int) -> dict[int, None]:
+    """Return `count` chunks, spread evenly over the pass; those used once before those that would be read twice."""
+    once = [chunk for chunk in movable if uses[chunk] == 1]
+    more = [chunk for chunk in movable if uses[chunk] > 1]
+    chosen = set(_spread(once, min(count, len(once))) + _spread(more, max(0, count - len(once))))
+    return {chunk: None for chunk in movable if chunk in chosen}
+
+
+def _spread(chunks: Sequence[int], count: int) -> list[int]:
+    return [chunks[int((i + 0.5) * len(chunks) / count)] for i in range(count)]

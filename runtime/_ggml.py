@@ -1,0 +1,329 @@
+"""llama.cpp and ggml, as llama-cpp-python ships them. One of the two files with ctypes.
+
+`L` is llama-cpp-python's own low-level binding, so function signatures and parameter structs are always those of the
+installed library. What it does not bind (ggml's public tensor struct and a few ggml functions) is declared here and checked against the
+library on first use (`check_library`), with a tensor and a graph made for the purpose.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib.metadata
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as _llama
+import numpy as np
+import numpy.typing as npt
+
+from edge_run.base.errors import KernelError
+
+L: Any = _llama
+logger = logging.getLogger("edge_run.llama")
+
+FLAG_COMPUTE = 16
+USAGE_WEIGHTS = 1
+LOAD_MODE_MMAP = 1
+LAZY_MODE_OFF = 0
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+TYPE_IDS = {
+    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
+}  # fmt: skip
+
+
+def _library(name: str) -> ctypes.CDLL:
+    folder = Path(_llama.__file__).parent / "lib"
+    for pattern in (f"lib{name}.so", f"lib{name}.dylib", f"{name}.dll"):
+        if (folder / pattern).exists():
+            return ctypes.CDLL(str(folder / pattern))
+    raise KernelError(f"lib{name}: not found beside llama-cpp-python in {folder}; reinstall llama-cpp-python")
+
+
+class Tensor(ctypes.Structure):
+    """ggml_tensor of ggml.h."""
+
+
+Tensor._fields_ = [
+    ("type", ctypes.c_int),
+    ("buffer", ctypes.c_void_p),
+    ("ne", ctypes.c_int64 * 4),
+    ("nb", ctypes.c_size_t * 4),
+    ("op", ctypes.c_int),
+    ("op_params", ctypes.c_int32 * 16),
+    ("flags", ctypes.c_int32),
+    ("src", ctypes.c_void_p * 10),
+    ("view_src", ctypes.c_void_p),
+    ("view_offs", ctypes.c_size_t),
+    ("data", ctypes.c_void_p),
+    ("name", ctypes.c_char * 64),
+    ("extra", ctypes.c_void_p),
+    ("padding", ctypes.c_char * 8),
+]
+
+
+
+class _InitParams(ctypes.Structure):
+    """ggml_init_params of ggml.h."""
+
+    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+
+
+NAME_OFFSET: int = Tensor.name.offset
+FLAGS_OFFSET: int = Tensor.flags.offset
+EvalCallback: Any = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "ggml_op_name": (ctypes.c_char_p, [ctypes.c_int]),
+    "ggml_nbytes": (ctypes.c_size_t, [ctypes.c_void_p]),
+    "ggml_blck_size": (ctypes.c_int64, [ctypes.c_int]),
+    "ggml_backend_buffer_get_usage": (ctypes.c_int, [ctypes.c_void_p]),
+    "ggml_backend_buffer_get_base": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "ggml_backend_dev_count": (ctypes.c_size_t, []),
+    "ggml_tensor_overhead": (ctypes.c_size_t, []),
+    "ggml_init": (ctypes.c_void_p, [_InitParams]),
+    "ggml_free": (None, [ctypes.c_void_p]),
+    "ggml_new_tensor_2d": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]),
+    "ggml_set_name": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]),
+    "ggml_add": (ctypes.c_void_p, [ctypes.c_void_p] * 3),
+    "ggml_view_1d": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t]),
+    "ggml_new_graph": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "ggml_build_forward_expand": (None, [ctypes.c_void_p] * 2),
+    "ggml_backend_init_by_type": (ctypes.c_void_p, [ctypes.c_int, ctypes.c_char_p]),
+    "ggml_backend_alloc_ctx_tensors": (ctypes.c_void_p, [ctypes.c_void_p] * 2),
+    "ggml_backend_graph_compute": (ctypes.c_int, [ctypes.c_void_p] * 2),
+    "ggml_backend_buffer_free": (None, [ctypes.c_void_p]),
+    "ggml_backend_free": (None, [ctypes.c_void_p]),
+}
+
+
+class _Ggml:
+    """ggml's functions by name, looked up in the libraries that define them."""
+
+    def __init__(self) -> None:
+        libraries = [_library("ggml-base"), _library("ggml")]
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = next((getattr(lib, name) for lib in libraries if hasattr(lib, name)), None)
+            if function is None:
+                raise KernelError(f"this llama.cpp has no {name}; {_advice()}")
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+@functools.cache
+def functions() -> _Ggml:
+    """Return ggml's functions. Raises KernelError when this build lacks one."""
+    return _Ggml()
+
+
+def _advice() -> str:
+    return f"edge-run knows llama-cpp-python 0.3.36, here is {library_version()}; install that one"
+
+
+@functools.cache
+def library_version() -> str:
+    """Return the installed llama-cpp-python, which names the llama.cpp build in it."""
+    return f"llama-cpp-python {importlib.metadata.version('llama-cpp-python')}"
+
+
+@functools.cache
+def op_name(op: int) -> str:
+    """Return ggml's name of an operation, as `MUL_MAT`."""
+    name: bytes = functions().ggml_op_name(op)
+    return name.decode()
+
+
+def tensor_at(address: int) -> Any:
+    """Return the tensor struct at `address` (a view, not a copy)."""
+    return Tensor.from_address(address)
+
+
+def tensor_name(address: int) -> bytes:
+    """Return the name of the tensor at `address`; quick enough for every node of every pass."""
+    return ctypes.string_at(address + NAME_OFFSET)
+
+
+def set_compute_flag(address: int, is_computed: bool) -> None:
+    """Let llama.cpp compute the node at `address`, or skip it."""
+    flags = ctypes.c_int32.from_address(address + FLAGS_OFFSET)
+    flags.value = flags.value | FLAG_COMPUTE if is_computed else flags.value & ~FLAG_COMPUTE
+
+
+def read_int32(address: int, count: int) -> npt.NDArray[np.int32]:
+    """Return a copy of `count` int32 at `address`."""
+    return np.frombuffer(ctypes.string_at(address, 4 * count), np.int32)
+
+
+def float_rows(pointer: Any, columns: int) -> npt.NDArray[np.float32]:
+    """Return one row of `columns` floats at a ctypes pointer, `(columns,)`, without copying."""
+    return np.ctypeslib.as_array(pointer, (columns,))
+
+
+@functools.cache
+def check_library() -> str:
+    """Return why this llama.cpp is not the one we know, or an empty string when every check holds.
+
+    Checks the tensor struct field by field on tensors made for the purpose, and that a node without the compute flag is skipped.
+    """
+    try:
+        ggml = functions()
+        if ggml.ggml_tensor_overhead() < ctypes.sizeof(Tensor):
+            return f"its tensor struct has another size; {_advice()}"
+        context = ggml.ggml_init(_InitParams(1 << 20, None, True))
+        try:
+            return _check_structs(ggml, context)
+        finally:
+            ggml.ggml_free(context)
+    except KernelError as error:
+        return str(error)
+
+
+def _check_structs(ggml: Any, context: int) -> str:
+    a, b = (ggml.ggml_new_tensor_2d(context, 0, 4, 3) for _ in range(2))
+    ggml.ggml_set_name(a, b"edge-run-check")
+    total = ggml.ggml_add(context, a, b)
+    window = ggml.ggml_view_1d(context, a, 2, 8)
+    graph = ggml.ggml_new_graph(context)
+    ggml.ggml_build_forward_expand(graph, total)
+    backend = ggml.ggml_backend_init_by_type(0, None)
+    buffer = ggml.ggml_backend_alloc_ctx_tensors(context, backend)
+    try:
+        one, node, part = tensor_at(a), tensor_at(total), tensor_at(window)
+        base = ggml.ggml_backend_buffer_get_base(buffer)
+        facts = {
+            "type": one.type == 0 and tuple(one.ne) == (4, 3, 1, 1) and tuple(one.nb) == (4, 16, 48, 48),
+            "name": tensor_name(a) == b"edge-run-check",
+            "op": op_name(node.op) == "ADD" and op_name(one.op) == "NONE",
+            "src": (node.src[0], node.src[1], node.src[2]) == (a, b, None),
+            "view_src": part.view_src == a and part.view_offs == 8,
+            "buffer": one.buffer == buffer and base <= one.data < base + (1 << 20),
+            "flags": node.flags & FLAG_COMPUTE != 0 and one.flags & FLAG_COMPUTE == 0,
+            "compute": _check_compute_flag(ggml, backend, graph, a, b, total),
+        }
+    finally:
+        ggml.ggml_backend_buffer_free(buffer)
+        ggml.ggml_backend_free(backend)
+    wrong = [name for name, is_right in facts.items() if not is_right]
+    return f"its public structs differ in {', '.join(wrong)}; {_advice()}" if wrong else ""
+
+
+def _check_compute_flag(ggml: Any, backend: int, graph: int, a: int, b: int, total: int) -> bool:
+    values = [np.ctypeslib.as_array((ctypes.c_float * 12).from_address(tensor_at(t).data)) for t in (a, b, total)]
+    for array, value in zip(values, (1.0, 2.0, 9.0), strict=True):
+        array[:] = value
+    set_compute_flag(total, False)
+    ggml.ggml_backend_graph_compute(backend, graph)
+    is_skipped = bool(np.all(values[2] == 9.0))
+    set_compute_flag(total, True)
+    ggml.ggml_backend_graph_compute(backend, graph)
+    return is_skipped and bool(np.all(values[2] == 3.0))
+
+
+class _Log:
+    """llama.cpp has one log for the whole process. Its lines go to our logger, and to whoever listens for a while."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[str], None]] = []
+        self._callback = L.llama_log_callback(self._on_line)
+        self.is_installed = False
+
+    def _on_line(self, level: int, text: bytes, _: Any) -> None:
+        try:
+            line = text.decode("utf-8", "replace").rstrip("\n")
+            for listener in self._listeners:
+                listener(line)
+            logger.debug("%s", line)
+        except Exception:  # an exception must not travel through llama.cpp
+            logger.exception("log listener failed")
+
+    @contextlib.contextmanager
+    def listening(self, listener: Callable[[str], None]) -> Iterator[None]:
+        """Pass every line to `listener`, which must be quick and must not raise."""
+        if not self.is_installed:
+            L.llama_log_set(self._callback, None)
+            self.is_installed = True
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+
+log = _Log()
+
+
+def cast_callback(function: Callable[[int, bool, int], bool], target: Any) -> tuple[Any, Any]:
+    """Return (the C callback, to be kept alive by the caller; the same as `target`'s pointer type)."""
+    callback = EvalCallback(function)
+    return callback, ctypes.cast(callback, type(target))
+
+
+def no_devices() -> Any:
+    """Return an empty list of GPU devices, so that everything stays on the CPU; the caller keeps it alive."""
+    return (ctypes.c_void_p * 1)(None)
+
+
+def string_array(texts: list[bytes]) -> Any:
+    """Return a C array of C strings."""
+    return (ctypes.c_char_p * len(texts))(*texts)
+
+
+def void_pointer(thing: Any) -> Any:
+    """Return `thing` (an array) as a void pointer."""
+    return ctypes.cast(thing, ctypes.c_void_p)
+
+
+def model_metadata(model: Any, key: str) -> str | None:
+    """Return a metadata value of a loaded model as text, None when it has none."""
+    size: int = L.llama_model_meta_val_str(model, key.encode(), None, 0)
+    if size < 0:
+        return None
+    buffer = ctypes.create_string_buffer(size + 1)
+    L.llama_model_meta_val_str(model, key.encode(), buffer, size + 1)
+    return buffer.value.decode("utf-8", "replace")
+
+
+def tokenize(vocab: Any, text: str, add_special: bool, parse_special: bool) -> list[int]:
+    """Return the tokens of `text`. add_special: with the model's BOS or EOS; parse_special: `<|im_start|>` is one token."""
+    data = text.encode("utf-8", "surrogateescape")
+    tokens = (ctypes.c_int32 * (len(data) + 8))()
+    n: int = L.llama_tokenize(vocab, data, len(data), tokens, len(tokens), add_special, parse_special)
+    if n < 0:
+        tokens = (ctypes.c_int32 * -n)()
+        n = L.llama_tokenize(vocab, data, len(data), tokens, len(tokens), add_special, parse_special)
+    if n < 0:
+        raise KernelError(f"tokenizing {len(data)} bytes of text failed in llama.cpp ({n})")
+    return list(tokens[:n])
+
+
+def token_bytes(vocab: Any, token: int, special: bool) -> bytes:
+    """Return the bytes that `token` stands for; special: control tokens have text too."""
+    buffer = ctypes.create_string_buffer(64)
+    n: int = L.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, special)
+    if n < 0:
+        buffer = ctypes.create_string_buffer(-n)
+        n = L.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, special)
+    return buffer.raw[:n]
+
+
+def candidates(table: npt.NDArray[np.void]) -> Any:
+    """Return llama.cpp's candidate array over `table`, `(n,)` of (id int32, logit float32, p float32), n >= 1.
+
+    No copy: samplers sort and cut `table` in place. The array keeps the table's memory alive, and
+    `data[selected].id` is the token once a sampler has chosen; `data` may then point elsewhere than to the table.
+    """
+    data = (L.llama_token_data * len(table)).from_buffer(table)
+    return L.llama_token_data_array(data, len(table), -1, False)
+
+
+def suppressed_tokens(vocab: Any) -> list[int]:
+    """Return the tokens that the model file says are never to be chosen; usually none."""
+    n_tokens = ctypes.c_int32(0)
+    tokens = L.llama_vocab_get_suppress_tokens(vocab, ctypes.byref(n_tokens))
+    return [int(tokens[index]) for index in range(n_tokens.value)]

@@ -1,0 +1,118 @@
+"""`AsyncModel`: a `Model` for asyncio or trio. One worker thread computes; tasks wait without blocking the loop."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from edge_run.base.errors import ConfigError
+from edge_run.base.results import Generation, Piece, Plan, Stats
+from edge_run.runtime.model import Message, Model
+from edge_run.runtime.stream import Stream
+
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import BaseExceptionGroup
+
+_Result = TypeVar("_Result")
+
+
+class AsyncModel:
+    """A model shared by tasks. An async context manager: `async with AsyncModel(path) as model`.
+
+    Generations run one after the other, first come first served. Cancelling a task, or leaving the loop over its pieces, ends its
+    generation at the next node of the pass.
+    """
+
+    def __init__(self, path: str | Path, **options: Any) -> None:
+        """Take the arguments of `Model`; the file is opened by `async with`."""
+        self._open = partial(Model, path, **options)
+        self._model: Model | None = None
+        self._turn = anyio.Lock()
+        self._thread = anyio.CapacityLimiter(1)
+
+    @property
+    def plan(self) -> Plan:
+        """What goes where."""
+        return self._opened.plan
+
+    @property
+    def stats(self) -> Stats:
+        """Figures since the model was opened."""
+        return self._opened.stats
+
+    async def generate(self, prompt: str | Sequence[int], **options: Any) -> AsyncIterator[Piece]:
+        """Continue `prompt`; yield pieces. Arguments and errors as for `Model.generate`."""
+        async for piece in self._stream(partial(self._opened.generate, prompt, **options)):
+            yield piece
+
+    async def stream_chat(self, messages: Sequence[Message], **options: Any) -> AsyncIterator[Piece]:
+        """Answer a conversation; yield pieces. Arguments and errors as for `Model.stream_chat`."""
+        async for piece in self._stream(partial(self._opened.stream_chat, messages, **options)):
+            yield piece
+
+    async def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
+        """Answer a conversation; return the finished answer."""
+        generation = None
+        async for piece in self._stream(partial(self._opened.stream_chat, messages, **options)):
+            generation = piece.generation
+        assert generation is not None, "a stream ends with its generation"
+        return generation
+
+    async def __aenter__(self) -> AsyncModel:
+        self._model = await anyio.to_thread.run_sync(self._open, limiter=self._thread)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        model, self._model = self._opened, None
+        with anyio.CancelScope(shield=True):
+            async with self._turn:
+                await anyio.to_thread.run_sync(model.close, limiter=self._thread)
+
+    @property
+    def _opened(self) -> Model:
+        if self._model is None:
+            raise ConfigError("AsyncModel: is not open; use it as `async with AsyncModel(path) as model`")
+        return self._model
+
+    async def _stream(self, start: Callable[[], Stream]) -> AsyncIterator[Piece]:
+        model = self._opened
+        async with self._turn:
+            stream = await self._compute(model, start)
+            try:
+                while (piece := await self._compute(model, partial(next, stream, None))) is not None:
+                    yield piece
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(stream.close, limiter=self._thread)
+
+    async def _compute(self, model: Model, function: Callable[[], _Result]) -> _Result:
+        """Run `function` in the worker thread; when this task is cancelled, end the pass and wait for the thread."""
+        is_done = False
+
+        async def watch() -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                if not is_done:
+                    model.cancel()
+
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(watch, name="edge-run-watch")
+                with anyio.CancelScope(shield=True):
+                    result = await anyio.to_thread.run_sync(function, limiter=self._thread)
+                is_done = True
+                group.cancel_scope.cancel()
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from failures.exceptions[0].__cause__
+        return result

@@ -1,0 +1,156 @@
+"""The local decoder: batches of tokens through one llama.cpp context."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+
+import numpy as np
+
+from edge_run.base.errors import ContextFull, KernelError
+from edge_run.base.protocols import BatchToken, Capabilities, Logits
+from edge_run.runtime import _ggml as ggml
+from edge_run.runtime._ggml import L
+from edge_run.runtime.driver import Driver
+from edge_run.runtime.graph import GraphMap
+from edge_run.runtime.llama_model import ContextShape, LlamaContext, LlamaModel
+
+
+class LocalDecoder:
+    """A `Decoder` on this device. Not thread-safe but for `cancel`.
+
+    A batch of any length is run in passes of at most `micro_batch_tokens`.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        context: LlamaContext,
+        driver: Driver,
+        shape: ContextShape,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Decode with `context`. prepare runs before each batch and may raise."""
+        self._model, self._context, self._driver, self._prepare = model, context, driver, prepare
+        self._width = shape.micro_batch_tokens
+        self._batch = L.llama_batch_init(self._width, 0, 1)
+        self._logits: Logits = np.empty((0, model.vocabulary), np.float32)
+        self._capabilities = Capabilities(
+            context_tokens=context.context_tokens,
+            micro_batch_tokens=self._width,
+            sequences=shape.sequences,
+            vocabulary=model.vocabulary,
+            can_rewind=not model.is_recurrent,
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this decoder can do."""
+        return self._capabilities
+
+    def cancel(self) -> None:
+        """Stop the pass in progress, from any thread; `decode` raises Cancelled."""
+        self._driver.cancel()
+
+    def decode(self, batch: Sequence[BatchToken]) -> Logits:
+        """Run a batch; see `Decoder.decode`. Ctrl-C while it runs is raised as KeyboardInterrupt once it is rolled back."""
+        self._prepare()
+        n_wanted = sum(token.wants_logits for token in batch)
+        if len(self._logits) != n_wanted:
+            self._logits = np.empty((n_wanted, self._model.vocabulary), np.float32)
+        filled = 0
+        try:
+            for start in range(0, len(batch), self._width):
+                filled = self._pass(batch[start : start + self._width], filled)
+        except BaseException:
+            for sequence in {token.sequence for token in batch}:
+                self.rewind(sequence, min(token.position for token in batch if token.sequence == sequence))
+            raise
+        return self._logits
+
+    def rewind(self, sequence: int, position: int) -> int:
+        """Forget `sequence` from `position` on; return where it ends now: `position`, or 0 where it cannot be cut there."""
+        memory = self._context.memory
+        window = self._model.sliding_window_tokens
+        # A sliding-window cache has dropped what the tokens before `position` would look at: such a cut starts anew.
+        is_lost = window and position and L.llama_memory_seq_pos_min(memory, sequence) > max(0, position - window)
+        if not is_lost and L.llama_memory_seq_rm(memory, sequence, position, -1):
+            return min(position, L.llama_memory_seq_pos_max(memory, sequence) + 1)
+        L.llama_memory_seq_rm(memory, sequence, -1, -1)
+        return 0
+
+    def map_graph(self) -> GraphMap:
+        """Return the graph of a pass of one token, computing nothing. The context must be empty, and is again."""
+        self._fill([BatchToken(token=0, position=0, wants_logits=True)])
+        with self._driver.mapping():
+            code = L.llama_decode(self._context.handle, self._batch)
+        L.llama_memory_clear(self._context.memory, self._model.is_recurrent)
+        graph = self._driver.take_map()
+        if code != 0 or not any(node.reads for node in graph):
+            raise KernelError(f"llama.cpp showed no weights in its graph (code {code}); --backend llama.cpp may work")
+        return graph
+
+    def close(self) -> None:
+        """Free the batch. Idempotent."""
+        if self._batch is not None:
+            L.llama_batch_free(self._batch)
+            self._batch = None
+
+    def _pass(self, tokens: Sequence[BatchToken], filled: int) -> int:
+        self._fill(tokens)
+        outputs = [i for i, token in enumerate(tokens) if token.wants_logits]
+        with deferred_interrupt(self._driver), self._driver.running((len(tokens), len(outputs))):
+            code = L.llama_decode(self._context.handle, self._batch)
+        if code == 1:
+            raise ContextFull(
+                f"context of {self._context.context_tokens} tokens is full; start a new conversation, or give more with -c",
+                context_tokens=self._context.context_tokens,
+            )
+        if code != 0:
+            raise KernelError(f"llama.cpp failed to decode {len(tokens)} tokens (code {code})")
+        for i in outputs:
+            row = L.llama_get_logits_ith(self._context.handle, i)
+            self._logits[filled] = ggml.float_rows(row, self._model.vocabulary)
+            filled += 1
+        return filled
+
+    def _fill(self, tokens: Sequence[BatchToken]) -> None:
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i] = token.token, token.position
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, token.sequence
+            batch.logits[i] = token.wants_logits
+
+
+@contextlib.contextmanager
+def deferred_interrupt(driver: Driver) -> Iterator[None]:
+    """Turn Ctrl-C in this block into a cancelled pass, and raise KeyboardInterrupt at its end.
+
+    Raised at once it could surface inside the callback before its first line, and from there nothing can be raised.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if is_main else None
+    if handler is not signal.default_int_handler:
+        yield
+        return
+    is_interrupted = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        driver.cancel()
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    except BaseException:
+        if not is_interrupted:
+            raise
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if is_interrupted:
+        raise KeyboardInterrupt

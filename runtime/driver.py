@@ -1,0 +1,203 @@
+"""Drives a pass: follows llama.cpp's graph node by node and lets features take part in it.
+
+llama.cpp asks about every node before computing it and tells afterwards, if it was told to stop there. The callback dispatches by
+ordinal to the steps that features registered when the program was compiled, and does nothing else. From the first node that
+is not the one expected, it goes on node by node, asking the features each time, and the map of what it saw becomes the program
+of that shape. So an unexpected graph is slower once, never wrong.
+
+All nodes up to the next stop are asked before any of them is computed: a feature makes a node's weights readable in a step before it,
+and that holds for the whole stretch. The callback never raises. After a failure it clears the compute flag of all
+nodes that follow, so that nothing is computed on memory that is not there, and the error is raised when llama.cpp returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from edge_run.base.errors import Cancelled
+from edge_run.runtime import _ggml as ggml
+from edge_run.runtime.graph import GraphMap, Node, Observer
+
+Step = Callable[[int], None]
+
+
+@dataclass(slots=True)
+class Steps:
+    """What features do at which ordinal, given the tensor's address. A node with a step after it is a stop."""
+
+    before: dict[int, list[Step]] = field(default_factory=dict)
+    after: dict[int, list[Step]] = field(default_factory=dict)
+
+    def add_before(self, ordinal: int, step: Step) -> None:
+        """Run `step` when node `ordinal` is asked about."""
+        self.before.setdefault(ordinal, []).append(step)
+
+    def add_after(self, ordinal: int, step: Step) -> None:
+        """Stop at node `ordinal`, and run `step` when it was computed."""
+        self.after.setdefault(ordinal, []).append(step)
+
+
+class Feature(Protocol):
+    """Something that takes part in passes. Its methods may raise; the pass is then discarded."""
+
+    def register(self, graph: GraphMap, steps: Steps) -> None:
+        """Add this feature's steps for a graph that is known."""
+        ...
+
+    def before_unknown(self, node: Node, address: int) -> bool:
+        """Do what `node` needs, in a graph that is not known; return whether to stop after it."""
+        ...
+
+    def after_unknown(self) -> None:
+        """A stop that `before_unknown` asked for was reached."""
+        ...
+
+    def abandon(self) -> None:
+        """The pass failed and llama.cpp has returned: let go of everything."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A graph and its steps, as tables by ordinal."""
+
+    graph: GraphMap
+    names: tuple[bytes, ...]
+    before: tuple[tuple[Step, ...], ...]
+    after: tuple[tuple[Step, ...], ...]
+
+
+def compile_program(graph: GraphMap, features: Sequence[Feature]) -> Program:
+    """Return the program of `graph` with the steps of all features, in the features' order."""
+    steps = Steps()
+    for feature in features:
+        feature.register(graph, steps)
+    ordinals = range(len(graph))
+    return Program(
+        graph,
+        tuple(node.name for node in graph),
+        tuple(tuple(steps.before.get(i, ())) for i in ordinals),
+        tuple(tuple(steps.after.get(i, ())) for i in ordinals),
+    )
+
+
+class Driver:
+    """The callback of one llama.cpp context. One pass at a time; `cancel` may come from any thread."""
+
+    def __init__(self) -> None:
+        self.features: list[Feature] = []
+        self.programs: dict[object, Program] = {}
+        self._observer = Observer()
+        self._program = _EMPTY
+        self._cursor = 0
+        self._seen: list[Node] | None = None
+        self._pending: list[Feature] = []
+        self._failure: BaseException | None = None
+        self._is_mapping = self._must_restore = self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """Stop the pass in progress at its next node; it raises Cancelled."""
+        self._is_cancelled = True
+
+    def check_cancelled(self) -> None:
+        """Raise Cancelled when the pass in progress was cancelled."""
+        if self._is_cancelled:
+            raise Cancelled("the pass was cancelled")
+
+    def callback(self, address: int, is_asking: bool, _: int) -> bool:
+        """Answer llama.cpp's scheduler. Never raises."""
+        try:
+            if not is_asking:
+                return self._told(address)
+            if self._failure is not None or self._is_mapping:
+                return self._skip(address)
+            return self._ask(address)
+        except BaseException as error:
+            self._fail(error, address)
+            return not is_asking
+
+    @contextlib.contextmanager
+    def mapping(self) -> Iterator[None]:
+        """Passes in this block compute nothing; `take_map` then returns the graph."""
+        self._is_mapping, self._seen = True, []
+        try:
+            yield
+        finally:
+            self._is_mapping = False
+            self._must_restore = True
+
+    def take_map(self) -> GraphMap:
+        """Return the graph that was mapped."""
+        graph, self._seen = tuple(self._seen or ()), None
+        return graph
+
+    @contextlib.contextmanager
+    def running(self, shape: object) -> Iterator[None]:
+        """Run one pass of the given shape in this block; raise what went wrong in the callback at its end."""
+        self._program = self.programs.get(shape) or self._guess()
+        self._cursor, self._seen, self._failure, self._is_cancelled = 0, None, None, False
+        try:
+            yield
+        finally:
+            self._must_restore = self._failure is not None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            for feature in self.features:
+                feature.abandon()
+            raise failure
+        if self._seen is not None:
+            self._program = compile_program(tuple(self._seen), self.features)
+        self.programs[shape] = self._program
+
+    def _guess(self) -> Program:
+        return next(reversed(self.programs.values()), _EMPTY)
+
+    def _ask(self, address: int) -> bool:
+        self.check_cancelled()
+        program, i = self._program, self._cursor
+        if self._seen is None and i == len(program.names):
+            i = 0  # llama.cpp has cut the batch: the same graph once more
+        if self._seen is None and i < len(program.names) and program.names[i] == ggml.tensor_name(address):
+            self._cursor = i + 1
+            if self._must_restore:
+                ggml.set_compute_flag(address, program.graph[i].is_computed)
+            for step in program.before[i]:
+                step(address)
+            return bool(program.after[i])
+        return self._ask_unknown(address)
+
+    def _ask_unknown(self, address: int) -> bool:
+        if self._must_restore:
+            ggml.set_compute_flag(address, True)
+        if self._seen is None:
+            self._seen = list(self._program.graph[: self._cursor])
+        node = self._observer.observe(address)
+        self._seen.append(node)
+        self._pending = [feature for feature in self.features if feature.before_unknown(node, address)]
+        return bool(self._pending)
+
+    def _told(self, address: int) -> bool:
+        if self._seen is not None:
+            pending, self._pending = self._pending, []
+            for feature in pending:
+                feature.after_unknown()
+        else:
+            for step in self._program.after[self._cursor - 1]:
+                step(address)
+        return True
+
+    def _skip(self, address: int) -> bool:
+        if self._is_mapping and self._seen is not None:
+            self._seen.append(self._observer.observe(address))
+        ggml.set_compute_flag(address, False)
+        return False
+
+    def _fail(self, error: BaseException, address: int) -> None:
+        self._failure = self._failure or error
+        ggml.set_compute_flag(address, False)
+
+
+_EMPTY = Program((), (), (), ())

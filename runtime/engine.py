@@ -1,0 +1,216 @@
+"""The engine: llama.cpp computing on memory that we own, inside a budget.
+
+Opening a model loads no weights. llama.cpp loads a stub, its context is made and measured, one pass that computes nothing shows which
+weights are read when, and from that the plan follows: what is pinned, what streams, through how many frames. Then the readers
+start, and the first pass waits for them stretch by stretch like every other.
+
+A model that fits is read as a whole and computed without a callback: then this is llama.cpp at full speed. Where page frames
+cannot be moved, or the installed llama.cpp is not the one we know, llama.cpp's own loader runs the model, and says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import NotSupported
+from edge_run.base.results import Backend, MemoryUse, Numerics, Plan
+from edge_run.devices.memory import default_budget_bytes, process_memory
+from edge_run.runtime import _ggml as ggml
+from edge_run.runtime.decoder import LocalDecoder
+from edge_run.runtime.driver import Driver, compile_program
+from edge_run.runtime.kv_rules import check_kv_fits, check_kv_types
+from edge_run.runtime.llama_model import LlamaContext, LlamaModel, context_shape
+from edge_run.runtime.planning import Holdings, plan_plain, plan_resident, plan_streamed, row_ranges
+from edge_run.runtime.streaming import WeightStreaming, cut_into_stretches
+from edge_run.tiers import _libc
+from edge_run.tiers.gguf import read_gguf
+from edge_run.tiers.readers import Readers, ReadTotals
+from edge_run.tiers.residency import Residency
+from edge_run.tiers.rows import RowTable
+from edge_run.tiers.source import SourceFile
+from edge_run.tiers.stub import Stubs
+from edge_run.tiers.territory import Territory
+from edge_run.tiers.weights import Weights
+
+
+def compute_threads(wanted: int | None) -> int:
+    """Return the threads to compute with: as asked, or one per physical core that this process may use."""
+    if wanted:
+        return wanted
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(usable, psutil.cpu_count(logical=False) or usable))
+
+
+def why_not_ours(config: ModelConfig) -> str:
+    """Return why llama.cpp's own loader has to run the model, or an empty string when ours can. Raises NotSupported."""
+    if config.backend == "llama.cpp":
+        return "asked for with --backend llama.cpp"
+    reason = ggml.check_library() or _libc.why_unavailable()
+    if reason and config.backend == "edge-run":
+        raise NotSupported(f"backend edge-run: {reason}; --backend auto runs the model with llama.cpp's own loader")
+    return reason
+
+
+class Engine:
+    """An open model: its decoder, its plan, its figures. One pass at a time; a context manager; closing is idempotent."""
+
+    def __init__(self, path: Path, config: ModelConfig) -> None:
+        """Open the model at `path`; no weight is read before this returns.
+
+        Raises ModelFileError, BudgetError, KernelError, ConfigError, NotSupported or TierReadError; nothing is left open.
+        """
+        started = time.monotonic()
+        self.config = config
+        self.budget_bytes = int(config.memory) if config.memory else default_budget_bytes()
+        self.gguf = read_gguf(path)
+        check_kv_types(self.gguf, config)
+        reason = why_not_ours(config)
+        self.backend = Backend("llama.cpp", reason) if reason else Backend("edge-run")
+        self._driver = Driver()
+        self._sources: list[SourceFile] = []
+        self._readers: Readers | None = None
+        self._streaming: WeightStreaming | None = None
+        self._stack = contextlib.ExitStack()
+        try:
+            self.plan: Plan = self._open_plain() if reason else self._open_ours()
+        except BaseException:
+            self.close()
+            raise
+        self.load_s = time.monotonic() - started
+
+    @property
+    def numerics(self) -> Numerics:
+        """The numerics key of this engine."""
+        return Numerics(
+            library=ggml.library_version(),
+            use_extra_bufts=False,
+            threads=self.shape.threads,
+            flash_attention=self.shape.flash_attention,
+            kv_type_k=self.shape.kv_type_k,
+            kv_type_v=self.shape.kv_type_v,
+            micro_batch_tokens=self.shape.micro_batch_tokens,
+            sequences=self.shape.sequences,
+        )
+
+    @property
+    def memory_use(self) -> MemoryUse:
+        """What the process holds, against its budget."""
+        plan, peak_bytes = self.plan, process_memory().peak_bytes
+        return MemoryUse(plan.budget_bytes, peak_bytes, plan.pinned_bytes, plan.window_bytes, plan.kv_bytes)
+
+    @property
+    def read_totals(self) -> ReadTotals:
+        """What the readers read so far."""
+        return self._readers.totals if self._readers else ReadTotals()
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that passes have waited for weights so far."""
+        return self._streaming.wait_s if self._streaming else 0.0
+
+    def close(self) -> None:
+        """Stop the readers and free everything. Idempotent."""
+        self._stack.close()
+
+    def _open_plain(self) -> Plan:
+        self._load([shard.path for shard in self.gguf.shards])
+        self._make_context(None)
+        self._make_decoder(lambda: None)
+        return plan_plain(self.gguf, self.budget_bytes, self._context)
+
+    def _open_ours(self) -> Plan:
+        self._sources = [SourceFile(shard.path) for shard in self.gguf.shards]
+        for source in self._sources:
+            self._stack.callback(source.close)
+        cache = self.config.cache_folder or Path.home() / ".cache" / "edge-run"
+        with Stubs(self.gguf.shards, cache) as stubs:
+            self._load(stubs.paths, stubs.cut)
+            self._territory = Territory(stubs.spans())
+        self._territory.claim()
+        check_kv_fits(self.gguf, self.shape, self.budget_bytes)
+        weights_bytes = self._territory.n_chunks * self._territory.chunk_bytes
+        is_resident = Holdings.now().total_bytes + weights_bytes <= self.budget_bytes
+        holdings = self._make_context(None if is_resident else self._driver.callback)
+        if is_resident and holdings.total_bytes + weights_bytes > self.budget_bytes:
+            self._context.close()
+            is_resident, holdings = False, self._make_context(self._driver.callback)
+        self._readers = Readers(self.config.readers)
+        self._stack.callback(self._readers.close)
+        return self._open_resident(holdings) if is_resident else self._open_streamed(holdings, self._readers)
+
+    def _load(self, paths: list[Path], on_header_read: Callable[[], None] | None = None) -> None:
+        path = self.gguf.shards[0].path
+        self.model = self._stack.enter_context(LlamaModel(paths, on_header_read))
+        if self.model.has_encoder or not self.model.has_decoder:
+            raise NotSupported(f"{path}: {self.gguf.architecture} has an encoder; edge-run runs decoder-only models")
+        self.shape = context_shape(self.config, self.model, compute_threads(self.config.threads))
+        self._stack.callback(lambda: self._context.close() if hasattr(self, "_context") else None)
+
+    def _make_context(self, callback: Callable[[int, bool, int], bool] | None) -> Holdings:
+        before = process_memory()
+        self._context = LlamaContext(self.model, self.shape, callback)
+        return Holdings.since(before, self._context.kv_bytes)
+
+    def _make_decoder(self, prepare: Callable[[], None]) -> None:
+        self.decoder = LocalDecoder(self.model, self._context, self._driver, self.shape, prepare)
+        self._stack.callback(self.decoder.close)
+
+    def _make_weights(self, residency: Residency) -> Weights:
+        assert self._readers is not None
+        weights = Weights(self._territory, self._sources, self._readers, residency)
+        weights.start()
+        return weights
+
+    def _open_resident(self, holdings: Holdings) -> Plan:
+        """Read everything, in file order; the first pass waits for all of it."""
+        everything = range(self._territory.n_chunks)
+        weights = self._make_weights(Residency(len(everything), everything, everything, 0))
+        waiting = [weights]
+
+        def prepare() -> None:
+            if waiting:
+                weights.acquire(everything)
+                waiting.clear()
+
+        self._make_decoder(prepare)
+        return plan_resident(self.gguf, self.budget_bytes, holdings, self._context, self._territory)
+
+    def _open_streamed(self, holdings: Holdings, readers: Readers) -> Plan:
+        """Map the graph, plan, and begin to read in the order of the first pass."""
+        self._make_decoder(self._check_files)
+        graph = self.decoder.map_graph()
+        streaming = self._streaming = WeightStreaming(self._territory)
+        ranges = row_ranges(graph, self._territory, self.shape.micro_batch_tokens)
+        streaming.tables = [
+            RowTable(r.start, r.stop, r.file_offset, self._sources[r.shard], readers, r.budget_bytes) for r in ranges
+        ]
+        stretches = cut_into_stretches(graph, streaming.chunks_of)
+        plan, residency = plan_streamed(
+            self.gguf,
+            self.budget_bytes,
+            holdings,
+            self._context,
+            self._territory,
+            [stretch.needs for stretch in stretches],
+            ranges,
+            self.config.readers,
+        )
+        order = [chunk for stretch in stretches for chunk in stretch.acquire]
+        streaming.weights = self._make_weights(
+            Residency(self._territory.n_chunks, order, residency.pinned, residency.n_frames)
+        )
+        streaming.check = self._driver.check_cancelled
+        self._driver.features.append(streaming)
+        self._driver.programs[(1, 1)] = compile_program(graph, self._driver.features)
+        return plan
+
+    def _check_files(self) -> None:
+        for source in self._sources:
+            source.check_unchanged()

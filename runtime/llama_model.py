@@ -1,0 +1,149 @@
+"""One model and one context of llama.cpp, opened from files and closed again. What memory lies under them is not decided here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import KernelError, ModelFileError
+from edge_run.runtime import _ggml as ggml
+from edge_run.runtime._ggml import L
+
+_READY_TO_MAP = ("print_info:", "load_tensors:")
+
+
+class _Lines:
+    """The last lines that llama.cpp logged, to say why something failed."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, line: str) -> None:
+        if line.strip():
+            self.lines.append(line.strip())
+
+    def reason(self) -> str:
+        told = [line for line in self.lines if "error" in line.lower() or "fail" in line.lower()]
+        text = (told or self.lines or ["no reason given"])[0]
+        return re.sub(r"^\w+: (?:error loading model: )?", "", text)
+
+
+class LlamaModel:
+    """A loaded model: weights described, vocabulary read. A context manager; closing is idempotent."""
+
+    def __init__(self, paths: Sequence[Path], on_header_read: Any = None) -> None:
+        """Load from the shards at `paths`, on the CPU, mapped, nothing repacked.
+
+        on_header_read is called once between the reading of the header and the mapping. Raises ModelFileError with llama.cpp's
+        own reason when it refuses the file.
+        """
+        L.llama_backend_init()
+        lines = _Lines()
+        is_read = False
+
+        def listen(line: str) -> None:
+            nonlocal is_read
+            lines.add(line)
+            if not is_read and on_header_read and line.startswith(_READY_TO_MAP):
+                is_read = True
+                on_header_read()
+
+        params = L.llama_model_default_params()
+        params.load_mode, params.lazy_mode = ggml.LOAD_MODE_MMAP, ggml.LAZY_MODE_OFF
+        params.use_extra_bufts, params.n_gpu_layers = False, 0
+        devices = ggml.no_devices()
+        params.devices = ggml.void_pointer(devices)
+        names = ggml.string_array([str(path).encode() for path in paths])
+        with ggml.log.listening(listen):
+            if len(paths) == 1:
+                self.handle = L.llama_model_load_from_file(names[0], params)
+            else:
+                self.handle = L.llama_model_load_from_splits(names, len(paths), params)
+        if not self.handle:
+            raise ModelFileError(f"{paths[0].name}: llama.cpp cannot load it: {lines.reason()}")
+        self.vocab = L.llama_model_get_vocab(self.handle)
+        self.vocabulary: int = L.llama_vocab_n_tokens(self.vocab)
+        self.trained_context_tokens: int = L.llama_model_n_ctx_train(self.handle)
+        self.sliding_window_tokens: int = L.llama_model_n_swa(self.handle)
+        self.is_recurrent: bool = L.llama_model_is_recurrent(self.handle) or L.llama_model_is_hybrid(self.handle)
+        self.has_encoder: bool = L.llama_model_has_encoder(self.handle)
+        self.has_decoder: bool = L.llama_model_has_decoder(self.handle)
+
+    def metadata(self, key: str) -> str | None:
+        """Return a metadata value as text, None when the file has none."""
+        return ggml.model_metadata(self.handle, key)
+
+    def close(self) -> None:
+        """Free the model; its contexts must be closed. Unmaps its weights, whatever memory lies there by now."""
+        if self.handle:
+            L.llama_model_free(self.handle)
+            self.handle = None
+
+    def __enter__(self) -> LlamaModel:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ContextShape:
+    """What a context is made for; all of it belongs to the numerics key."""
+
+    context_tokens: int
+    threads: int
+    micro_batch_tokens: int
+    sequences: int
+    kv_type_k: str
+    kv_type_v: str
+    flash_attention: str
+
+
+def context_shape(config: ModelConfig, model: LlamaModel, threads: int) -> ContextShape:
+    """Return the context that `config` asks for on this model."""
+    wanted = config.context_tokens
+    trained = model.trained_context_tokens or 4096
+    tokens = trained if wanted == 0 else min(trained, 4096) if wanted is None else wanted
+    k, v = config.kv_types
+    return ContextShape(
+        tokens, threads, min(config.micro_batch_tokens, tokens), config.sequences, k, v, config.flash_attention
+    )
+
+
+class LlamaContext:
+    """A context: KV cache, compute buffers, logits. One thread at a time."""
+
+    def __init__(self, model: LlamaModel, shape: ContextShape, callback: Any = None) -> None:
+        """Make a context. callback(address, is_asking, user_data) is shown every node; it is fixed for the context's life.
+
+        Raises KernelError with llama.cpp's own reason when it refuses.
+        """
+        params = L.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = shape.context_tokens, shape.micro_batch_tokens, shape.micro_batch_tokens
+        params.n_seq_max, params.kv_unified, params.swa_full = shape.sequences, shape.sequences > 1, False
+        params.n_threads = params.n_threads_batch = shape.threads
+        params.type_k, params.type_v = ggml.TYPE_IDS[shape.kv_type_k], ggml.TYPE_IDS[shape.kv_type_v]
+        params.flash_attn_type = ggml.FLASH_ATTENTION[shape.flash_attention]
+        params.no_perf, params.op_offload, params.offload_kqv = True, False, False
+        if callback is not None:
+            self._callback, params.cb_eval = ggml.cast_callback(callback, params.cb_eval)
+        lines = _Lines()
+        with ggml.log.listening(lines.add):
+            self.handle = L.llama_init_from_model(model.handle, params)
+        if not self.handle:
+            raise KernelError(f"llama.cpp cannot make a context of {shape.context_tokens} tokens: {lines.reason()}")
+        self.memory = L.llama_get_memory(self.handle)
+        self.context_tokens: int = L.llama_n_ctx(self.handle)
+        sizes = (re.search(r"(?:KV|RS) buffer size =\s*([\d.]+) MiB", line) for line in lines.lines)
+        self.kv_bytes = int(sum(float(size[1]) for size in sizes if size) * (1 << 20))
+
+    def close(self) -> None:
+        """Free the context. Idempotent."""
+        if self.handle:
+            L.llama_free(self.handle)
+            self.handle = None

@@ -1,0 +1,169 @@
+"""`Model`: a model file, opened inside a budget, that generates text."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from edge_run.base.config import ModelConfig, SamplingConfig, make_config
+from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.results import Generation, Plan, Stats
+from edge_run.runtime import _ggml as ggml
+from edge_run.runtime._ggml import L
+from edge_run.runtime.chat import ChatTemplate
+from edge_run.runtime.engine import Engine
+from edge_run.runtime.meter import Meter
+from edge_run.runtime.session import Session
+from edge_run.runtime.stream import Stream
+
+Message = Mapping[str, str]
+
+
+class Model:
+    """A model that generates text, inside a memory budget.
+
+    A context manager. Not thread-safe, but for `cancel`: one generation runs at a time, and starting another while one is
+    being iterated ends the first. Use `AsyncModel` to share a model between tasks.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        memory: int | str | None = None,
+        chat_template: str | None = None,
+        config: ModelConfig | None = None,
+        **options: Any,
+    ) -> None:
+        """Open the model file at `path` (the first shard of a split one); no weights are read yet.
+
+        memory: the budget for the whole process, as bytes or `4GiB`; None is what is available less a margin. chat_template: Jinja text or a
+        file, instead of the model's own. options: the fields of `ModelConfig`, or all of them as `config`.
+        Raises ModelFileError, BudgetError, ConfigError, KernelError, NotSupported, TierReadError.
+        """
+        if config is not None and (options or memory is not None):
+            raise ConfigError("config and single options: give one of the two")
+        self._engine = Engine(Path(path), config or make_config(ModelConfig, {"memory": memory, **options}))
+        try:
+            self.path = Path(path)
+            self._vocab = self._engine.model.vocab
+            self._session = Session(self._engine.decoder)
+            self._template = ChatTemplate.from_model(
+                self._engine.model.metadata,
+                self._special(L.llama_vocab_bos(self._vocab)),
+                self._special(L.llama_vocab_eos(self._vocab)),
+                chat_template,
+            )
+        except BaseException:
+            self._engine.close()
+            raise
+        self._meter = Meter(self._engine)
+        self._running: Stream | None = None
+        self._is_cancelled = threading.Event()
+
+    @property
+    def plan(self) -> Plan:
+        """What goes where, decided when the model was opened."""
+        return self._engine.plan
+
+    @property
+    def stats(self) -> Stats:
+        """Figures since the model was opened."""
+        return self._meter.stats()
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `chat` can work: the file, or the caller, gave a template."""
+        return self._template is not None
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Return the tokens of `text`. parse_special: control tokens written in it (`<|im_end|>`) count as such."""
+        return ggml.tokenize(self._vocab, text, add_special, parse_special)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of `tokens`."""
+        return b"".join(ggml.token_bytes(self._vocab, t, False) for t in tokens).decode("utf-8", "replace")
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        sampling: SamplingConfig | None = None,
+        **options: Any,
+    ) -> Stream:
+        """Continue `prompt` (text, or tokens); iterate over the result for pieces, or call its `result()`.
+
+        max_tokens: None is until the model ends or the context is full. options: the fields of `SamplingConfig`.
+        Raises ConfigError and ContextFull at once; iterating raises TierReadError, ModelFileError or KernelError.
+        """
+        tokens = self.tokenize(prompt, parse_special=True) if isinstance(prompt, str) else list(prompt)
+        return self._start(tokens, max_tokens, _sampling(sampling, options))
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        sampling: SamplingConfig | None = None,
+        **options: Any,
+    ) -> Stream:
+        """Answer a conversation, given as `{"role", "content"}` messages; see `generate`.
+
+        Raises NotSupported when the model has no chat template.
+        """
+        if self._template is None:
+            raise NotSupported(f"{self.path}: has no chat template; give one with --chat-template, or use plain completion (-p)")
+        text = self._template.render(messages)
+        bos = self._special(L.llama_vocab_bos(self._vocab))
+        if bos and L.llama_vocab_get_add_bos(self._vocab) and text.startswith(bos):
+            text = text[len(bos) :]
+        tokens = self.tokenize(text, parse_special=True)
+        return self._start(tokens, max_tokens, _sampling(sampling, options))
+
+    def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
+        """Answer a conversation and return the finished answer; arguments as for `stream_chat`."""
+        return self.stream_chat(messages, **options).result()
+
+    def cancel(self) -> None:
+        """End the running generation, from any thread: its stream finishes with reason `cancelled`."""
+        self._is_cancelled.set()
+        self._engine.decoder.cancel()
+
+    def close(self) -> None:
+        """Free the model. Idempotent."""
+        if self._running is not None:
+            self._running.close()
+        self._engine.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _special(self, token: int) -> str:
+        return ggml.token_bytes(self._vocab, token, True).decode("utf-8", "replace") if token >= 0 else ""
+
+    def _start(self, tokens: list[int], max_tokens: int | None, sampling: SamplingConfig) -> Stream:
+        if max_tokens is not None and max_tokens < 0:
+            raise ConfigError(f"max tokens {max_tokens}: must be 0 or more")
+        if not tokens:
+            raise ConfigError("prompt: is empty; give at least one token")
+        outside = [t for t in tokens if not 0 <= t < self._engine.model.vocabulary]
+        if outside:
+            raise ConfigError(f"prompt: token {outside[0]} is outside the vocabulary of {self._engine.model.vocabulary}")
+        if self._running is not None:
+            self._running.close()
+        self._is_cancelled.clear()
+        self._running = Stream(self._engine, self._session, self._meter, tokens, max_tokens, sampling, self._is_cancelled)
+        return self._running
+
+
+def _sampling(sampling: SamplingConfig | None, options: dict[str, Any]) -> SamplingConfig:
+    if sampling is not None and options:
+        raise ConfigError("sampling and single options: give one of the two")
+    return sampling or make_config(SamplingConfig, options)

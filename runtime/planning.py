@@ -1,0 +1,153 @@
+"""From what was measured and mapped to the plan that a run keeps: every byte of the budget has a line in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge_run.base.results import Plan, PlanItem
+from edge_run.base.units import MIB, round_down, round_up
+from edge_run.devices.memory import ProcessMemory, process_memory
+from edge_run.partition.plan import ResidencyPlan, plan_residency
+from edge_run.runtime.graph import GraphMap
+from edge_run.runtime.llama_model import LlamaContext
+from edge_run.tiers._libc import PAGE
+from edge_run.tiers.gguf import GgufModel
+from edge_run.tiers.territory import Territory
+
+RESERVE_BYTES = 32 * MIB
+PAGE_TABLE_SHARE = 512
+LEAST_TABLE_CHUNKS = 4
+LEAST_TABLE_BUDGET_BYTES = 4 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What the process holds besides weights. buffers_bytes: allocated by llama.cpp's context, touched or not, KV included."""
+
+    program_bytes: int
+    buffers_bytes: int
+    kv_bytes: int
+
+    @classmethod
+    def now(cls) -> Holdings:
+        """Return what is held before there is a context."""
+        return cls(process_memory().resident_bytes, 0, 0)
+
+    @classmethod
+    def since(cls, before: ProcessMemory, kv_bytes: int) -> Holdings:
+        """Return what is held after a context was made; what it allocated counts in full, touched yet or not."""
+        after = process_memory()
+        allocated = max(after.data_bytes - before.data_bytes, after.resident_bytes - before.resident_bytes, kv_bytes)
+        return cls(before.resident_bytes, allocated, kv_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it, with a reserve for what Python and the tokenizer still allocate."""
+        return self.program_bytes + self.buffers_bytes + RESERVE_BYTES
+
+    def items(self) -> tuple[PlanItem, ...]:
+        """Return the plan's lines for all but weights."""
+        return (
+            PlanItem("program", self.program_bytes, "Python, llama.cpp and the vocabulary, measured"),
+            PlanItem("kv", self.kv_bytes, "the context's keys and values"),
+            PlanItem("buffers", self.buffers_bytes - self.kv_bytes, "llama.cpp's compute and output buffers, measured"),
+            PlanItem("reserve", RESERVE_BYTES, "for what is allocated later: text, samplers, thread stacks"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """The inside of a table whose rows are looked up: addresses [start, stop), chunk-aligned, and the bytes of rows to keep."""
+
+    start: int
+    stop: int
+    shard: int
+    file_offset: int
+    budget_bytes: int
+
+
+def row_ranges(graph: GraphMap, territory: Territory, micro_batch_tokens: int) -> list[RowRange]:
+    """Return the tables that are only ever read by row and are large enough to be worth it."""
+    whole = {read.address for node in graph for read in node.reads if not read.row_bytes}
+    ranges = []
+    for read in {read for node in graph for read in node.reads if read.row_bytes and read.address not in whole}:
+        start = round_up(read.address, territory.chunk_bytes)
+        stop = round_down(read.address + read.length, territory.chunk_bytes)
+        if stop - start < LEAST_TABLE_CHUNKS * territory.chunk_bytes:
+            continue
+        span = territory.span_of(read.address)
+        wanted = micro_batch_tokens * (round_up(read.row_bytes, PAGE) + PAGE)
+        budget = min(max(wanted, LEAST_TABLE_BUDGET_BYTES), stop - start)
+        ranges.append(RowRange(start, stop, span.shard, start - span.base, budget))
+    return ranges
+
+
+def plan_plain(gguf: GgufModel, budget_bytes: int, context: LlamaContext) -> Plan:
+    """Return the plan of a model that llama.cpp's own loader runs: nothing is promised."""
+    return _plan("llama.cpp", gguf, budget_bytes, context, 0, 0, 0, 0, 0, ())
+
+
+def plan_resident(
+    gguf: GgufModel, budget_bytes: int, holdings: Holdings, context: LlamaContext, territory: Territory
+) -> Plan:
+    """Return the plan of a model that fits."""
+    weights = sum(territory.place(chunk).length for chunk in range(territory.n_chunks))
+    items = (*holdings.items(), PlanItem("pinned", weights, "the whole model fits the budget"))
+    return _plan("resident", gguf, budget_bytes, context, holdings.total_bytes + weights, weights, 0, 0, 0, items)
+
+
+def plan_streamed(
+    gguf: GgufModel,
+    budget_bytes: int,
+    holdings: Holdings,
+    context: LlamaContext,
+    territory: Territory,
+    stretches: Sequence[Sequence[int]],
+    ranges: Sequence[RowRange],
+    readers: int,
+) -> tuple[Plan, ResidencyPlan]:
+    """Return the plan of a model that does not fit, and which chunks stay. Raises BudgetError below the minimum."""
+    rows = sum(r.budget_bytes for r in ranges)
+    other = holdings.total_bytes + rows + budget_bytes // PAGE_TABLE_SHARE
+    ragged = frozenset(c for needs in stretches for c in needs if not territory.place(c).is_whole)
+    residency = plan_residency(stretches, ragged, territory.chunk_bytes, budget_bytes - other, other)
+    pinned = sum(territory.place(chunk).length for chunk in residency.pinned)
+    window = residency.n_frames * territory.chunk_bytes
+    streamed = residency.streamed_uses * territory.chunk_bytes
+    items = (
+        *holdings.items(),
+        PlanItem("rows", rows, "rows of token tables in use; the rest of a table stays on disk"),
+        PlanItem("page tables", budget_bytes // PAGE_TABLE_SHARE, "what the kernel keeps to map all this"),
+        PlanItem("pinned", pinned, "weights that never leave: each saves its size of reading per token"),
+        PlanItem("window", window, "frames that the other weights flow through, just ahead of their use"),
+    )
+    minimum = other + residency.minimum_chunks * territory.chunk_bytes
+    return _plan("streamed", gguf, budget_bytes, context, minimum, pinned, window, streamed, readers, items), residency
+
+
+def _plan(
+    mode: str,
+    gguf: GgufModel,
+    budget_bytes: int,
+    context: LlamaContext,
+    minimum_bytes: int,
+    pinned_bytes: int,
+    window_bytes: int,
+    streamed_bytes: int,
+    readers: int,
+    items: tuple[PlanItem, ...],
+) -> Plan:
+    return Plan(
+        mode=mode,
+        budget_bytes=budget_bytes,
+        minimum_bytes=minimum_bytes,
+        model_bytes=gguf.data_bytes,
+        pinned_bytes=pinned_bytes,
+        window_bytes=window_bytes,
+        streamed_bytes_per_pass=streamed_bytes,
+        kv_bytes=context.kv_bytes,
+        context_tokens=context.context_tokens,
+        readers=readers,
+        items=items,
+    )

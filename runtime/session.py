@@ -1,0 +1,71 @@
+"""One conversation in a decoder: what it has seen so far.
+
+A new prompt that begins like the conversation so far costs only what is new (the prefix stays in the KV cache).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edge_run.base.errors import ContextFull
+from edge_run.base.protocols import BatchToken, Decoder, Logits
+
+
+class Session:
+    """Sequence `sequence` of a decoder. Not thread-safe. After an error it holds what the decoder still holds."""
+
+    def __init__(self, decoder: Decoder, sequence: int = 0) -> None:
+        self._decoder = decoder
+        self._sequence = sequence
+        self.history: list[int] = []
+
+    def feed(self, prompt: Sequence[int]) -> tuple[Logits, int]:
+        """Make the conversation be `prompt`; return the logits after it, `(vocabulary,)`, and how many tokens were there already.
+
+        Raises ContextFull when the prompt does not fit with one token to spare, and what `Decoder.decode` raises.
+        """
+        room = self._decoder.capabilities.context_tokens
+        if len(prompt) >= room:
+            raise ContextFull(
+                f"prompt of {len(prompt)} tokens: the context holds {room} with at least one to generate; "
+                "shorten it, or give more context with -c",
+                prompt_tokens=len(prompt),
+                context_tokens=room,
+            )
+        common = 0
+        for ours, theirs in zip(self.history, prompt[:-1], strict=False):
+            if ours != theirs:
+                break
+            common += 1
+        cached = self._cut(common)
+        return self._append(prompt[cached:]), cached
+
+    def step(self, token: int) -> Logits:
+        """Append one token; return the logits after it, `(vocabulary,)`."""
+        return self._append([token])
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for another token."""
+        return len(self.history) >= self._decoder.capabilities.context_tokens
+
+    def _cut(self, position: int) -> int:
+        if position < len(self.history):
+            position = self._decoder.rewind(self._sequence, position)
+            del self.history[position:]
+        return position
+
+    def _append(self, tokens: Sequence[int]) -> Logits:
+        start = len(self.history)
+        batch = [
+            BatchToken(token, start + i, self._sequence, wants_logits=i + 1 == len(tokens)) for i, token in enumerate(tokens)
+        ]
+        try:
+            rows = self._decoder.decode(batch)
+        except BaseException:
+            del self.history[self._decoder.rewind(self._sequence, start) :]
+            raise
+        self.history.extend(tokens)
+        return np.asarray(rows[-1])

@@ -1,0 +1,75 @@
+"""Run models that do not fit the device: `Model("model.gguf", memory="4GiB")`, text as llama.cpp would give it.
+
+The public names are imported when they are first used: `import edge_run` alone loads neither llama.cpp nor NumPy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge_run.base.config import ModelConfig, SamplingConfig
+    from edge_run.base.errors import (
+        BudgetError,
+        Cancelled,
+        ConfigError,
+        ContextFull,
+        EdgeRunError,
+        KernelError,
+        ModelFileError,
+        NotSupported,
+        TierReadError,
+    )
+    from edge_run.base.results import Generation, Piece, Plan, Stats, to_json
+    from edge_run.runtime.async_model import AsyncModel
+    from edge_run.runtime.inflate import inflate
+    from edge_run.runtime.model import Model
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Model": "edge_run.runtime.model",
+    "AsyncModel": "edge_run.runtime.async_model",
+    "inflate": "edge_run.runtime.inflate",
+    **dict.fromkeys(("ModelConfig", "SamplingConfig"), "edge_run.base.config"),
+    **dict.fromkeys(("Generation", "Piece", "Plan", "Stats", "to_json"), "edge_run.base.results"),
+    **dict.fromkeys(
+        ("BudgetError", "Cancelled", "ConfigError", "ContextFull", "EdgeRunError", "KernelError", "ModelFileError"),
+        "edge_run.base.errors",
+    ),
+    **dict.fromkeys(("NotSupported", "TierReadError"), "edge_run.base.errors"),
+}
+
+__all__ = [
+    "AsyncModel",
+    "BudgetError",
+    "Cancelled",
+    "ConfigError",
+    "ContextFull",
+    "EdgeRunError",
+    "Generation",
+    "KernelError",
+    "Model",
+    "ModelConfig",
+    "ModelFileError",
+    "NotSupported",
+    "Piece",
+    "Plan",
+    "SamplingConfig",
+    "Stats",
+    "TierReadError",
+    "__version__",
+    "inflate",
+    "to_json",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'edge_run' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,113 @@
+"""What a caller may ask for: frozen dataclasses that refuse impossible values on construction."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edge_run.base.errors import ConfigError
+from edge_run.base.units import parse_size
+
+KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+BACKENDS = ("auto", "edge-run", "llama.cpp")
+FLASH_ATTENTION = ("auto", "on", "off")
+
+
+_Config = TypeVar("_Config")
+
+
+def make_config(kind: type[_Config], options: Mapping[str, Any]) -> _Config:
+    """Return a config of `kind` from keyword options. Raises ConfigError, with the known names, for an unknown one."""
+    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    if unknown := sorted(options.keys() - set(known)):
+        raise ConfigError(f"option {unknown[0]!r}: unknown; known are {', '.join(known)}", found=unknown[0])
+    return kind(**options)
+
+
+def _require(is_ok: bool, message: str, **figures: object) -> None:
+    if not is_ok:
+        raise ConfigError(message, **figures)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """How a model is opened. Everything that changes the numbers is part of the numerics key.
+
+    memory: budget for the whole process, bytes or text (`4GiB`); None is what is available less a margin.
+    context_tokens: length of the context; None is the model's own, at most 4096; 0 is the model's own.
+    threads: compute threads; None is one per core that this process may use.
+    micro_batch_tokens: tokens in one pass of a prompt. sequences: conversations that may share the context.
+    kv_type: type of both K and V, or of K and V when written `K/V` (`q8_0/q4_0`).
+    backend: `edge-run` (our memory), `llama.cpp` (its own loader), or `auto` (ours where it works).
+    readers: reader threads. cache_folder: where stubs are kept while a model loads; None is `~/.cache/edge-run`.
+    """
+
+    memory: int | str | None = None
+    context_tokens: int | None = None
+    threads: int | None = None
+    micro_batch_tokens: int = 512
+    sequences: int = 1
+    kv_type: str = "f16"
+    flash_attention: str = "auto"
+    backend: str = "auto"
+    readers: int = 2
+    cache_folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory is not None:
+            object.__setattr__(self, "memory", parse_size(self.memory))
+        context = self.context_tokens
+        _require(context is None or context >= 0, f"context length {context}: must be 0 (the model's own) or more tokens")
+        _require(self.threads is None or 1 <= self.threads <= 512, f"threads {self.threads}: must be 1 to 512")
+        _require(self.micro_batch_tokens >= 1, f"micro-batch {self.micro_batch_tokens}: must be at least 1 token")
+        _require(1 <= self.sequences <= 256, f"sequences {self.sequences}: must be 1 to 256")
+        _require(1 <= self.readers <= 64, f"readers {self.readers}: must be 1 to 64 threads")
+        _require(self.backend in BACKENDS, f"backend {self.backend!r}: must be one of {', '.join(BACKENDS)}")
+        _require(
+            self.flash_attention in FLASH_ATTENTION,
+            f"flash attention {self.flash_attention!r}: must be one of {', '.join(FLASH_ATTENTION)}",
+        )
+        for kind in self.kv_types:
+            _require(kind in KV_TYPES, f"KV type {kind!r}: must be one of {', '.join(KV_TYPES)}, or two as K/V")
+
+    @property
+    def kv_types(self) -> tuple[str, str]:
+        """The types of K and of V."""
+        k, _, v = self.kv_type.partition("/")
+        return k, v or k
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingConfig:
+    """How the next token is chosen; names, defaults and order are llama.cpp's.
+
+    seed None draws one; the drawn seed is reported. grammar is GBNF text, json_schema JSON text; one of both at most.
+    stop: the answer ends before the first of these strings.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    seed: int | None = None
+    grammar: str | None = None
+    json_schema: str | None = None
+    stop: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        _require(self.temperature >= 0, f"temperature {self.temperature}: must be 0 (greedy) or more")
+        _require(self.top_k >= 0, f"top-k {self.top_k}: must be 0 (all) or more")
+        _require(0 < self.top_p <= 1, f"top-p {self.top_p}: must be above 0 and at most 1")
+        _require(0 <= self.min_p <= 1, f"min-p {self.min_p}: must be 0 to 1")
+        _require(0 < self.repeat_penalty < math.inf, f"repeat penalty {self.repeat_penalty}: must be above 0 and finite")
+        _require(self.repeat_last_n >= -1, f"repeat last n {self.repeat_last_n}: must be -1 (context) or more tokens")
+        _require(self.seed is None or 0 <= self.seed < 2**32 - 1, f"seed {self.seed}: must be 0 to 4294967294")
+        _require(not (self.grammar and self.json_schema), "grammar and JSON schema: give one of the two")
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        _require(all(self.stop), "stop string: must not be empty")

@@ -1,0 +1,75 @@
+"""Every error that edge-run raises on purpose, and the exit code each one gives the CLI.
+
+    EdgeRunError                 1   anything of ours that has no kind of its own
+    ├── ConfigError(ValueError)  2   a flag or argument that cannot be
+    ├── ModelFileError           3   the model file: missing, truncated, foreign, changed
+    ├── BudgetError(MemoryError) 4   a memory budget that cannot work
+    ├── TierReadError(OSError)   5   a read or a write that the storage refused
+    ├── KernelError              6   llama.cpp refused, failed, or is not the one we know
+    ├── NotSupported             7   a right request that this model or device cannot serve
+    ├── ContextFull              8   the conversation is longer than the context
+    └── Cancelled              130   the caller stopped the work (Ctrl-C)
+
+A message says what was tried, on what, what was found against what was needed, and what to do next,
+in one line. The figures in it are also attributes of the exception (`error.figures["needed_bytes"]`).
+"""
+
+from __future__ import annotations
+
+
+class EdgeRunError(Exception):
+    """The root of the tree. `figures` carries the message's numbers, in plain units (bytes, s, tokens)."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, **figures: object) -> None:
+        super().__init__(message)
+        self.figures = figures
+
+
+class ConfigError(EdgeRunError, ValueError):
+    """A flag or argument that cannot be: out of range, of the wrong form, or against another one."""
+
+    exit_code = 2
+
+
+class ModelFileError(EdgeRunError):
+    """The model file is missing, is not a GGUF, is truncated, lacks a shard, or changed while in use."""
+
+    exit_code = 3
+
+
+class BudgetError(EdgeRunError, MemoryError):
+    """The budget is smaller than the smallest that works (`figures["minimum_bytes"]`)."""
+
+    exit_code = 4
+
+
+class TierReadError(EdgeRunError, OSError):
+    """Storage refused a read or a write. What was resident stays resident; the pass is discarded."""
+
+    exit_code = 5
+
+
+class KernelError(EdgeRunError):
+    """llama.cpp refused a model or a batch, or its public structs are not the ones we know."""
+
+    exit_code = 6
+
+
+class NotSupported(EdgeRunError):
+    """The request is right, and this model or device cannot serve it."""
+
+    exit_code = 7
+
+
+class ContextFull(EdgeRunError):
+    """The conversation does not fit the context (`figures["context_tokens"]`)."""
+
+    exit_code = 8
+
+
+class Cancelled(EdgeRunError):
+    """The caller stopped the work; what was generated so far stays valid."""
+
+    exit_code = 130

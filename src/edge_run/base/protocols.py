@@ -1,0 +1,62 @@
+"""The seams between the layers, as protocols. What a layer needs of another is written here, not imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Logits = npt.NDArray[np.float32]
+
+
+class Clock(Protocol):
+    """Where time comes from: `time.monotonic`, or a test's own."""
+
+    def __call__(self) -> float:
+        """Return seconds since some fixed moment."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchToken:
+    """One token of a batch: its id, its position in its sequence, its sequence, and whether its logits are wanted."""
+
+    token: int
+    position: int
+    sequence: int = 0
+    wants_logits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a decoder can do. can_rewind: sequences can be cut at any position (false for recurrent state)."""
+
+    context_tokens: int
+    micro_batch_tokens: int
+    sequences: int
+    vocabulary: int
+    can_rewind: bool
+
+
+class Decoder(Protocol):
+    """Tokens in, logits out. Local, speculative and mesh decoders are the same to the generate loop."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this decoder can do."""
+        ...
+
+    def decode(self, batch: Sequence[BatchToken]) -> Logits:
+        """Run one batch; return the wanted logits, `(n_wanted, vocabulary)`, in batch order.
+
+        The rows stay valid until the next call. Raises ContextFull, KernelError, TierReadError, or Cancelled;
+        after an error no position of this batch is kept (or, where state cannot be cut, the sequence is empty).
+        """
+        ...
+
+    def rewind(self, sequence: int, position: int) -> int:
+        """Forget `sequence` from `position` on; return the position it now ends at (0 where it cannot be cut)."""
+        ...

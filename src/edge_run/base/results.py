@@ -1,0 +1,142 @@
+"""What edge-run reports: frozen dataclasses, whose field names are the keys of `--json`.
+
+Keys are stable: a field may be added, none is renamed or removed within a major version.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Which loader runs the model: `edge-run`, or `llama.cpp` with the reason why."""
+
+    name: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """The numerics key: two runs with equal keys give equal logits, bit for bit."""
+
+    library: str
+    use_extra_bufts: bool
+    threads: int
+    flash_attention: str
+    kv_type_k: str
+    kv_type_v: str
+    micro_batch_tokens: int
+    sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanItem:
+    """One line of the plan: what takes memory, how much, and why that much."""
+
+    what: str
+    size_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What goes where, decided before any weight is loaded.
+
+    mode: `resident` (all in memory, llama.cpp at full speed), `streamed`, or `llama.cpp` (its own loader, nothing promised).
+    items: what the budget is spent on; their sizes add up to at most budget_bytes.
+    """
+
+    mode: str
+    budget_bytes: int
+    minimum_bytes: int
+    model_bytes: int
+    pinned_bytes: int
+    window_bytes: int
+    streamed_bytes_per_pass: int
+    kv_bytes: int
+    context_tokens: int
+    readers: int
+    items: tuple[PlanItem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes in memory. peak_bytes is the largest resident size of the whole process so far (VmHWM)."""
+
+    budget_bytes: int
+    peak_bytes: int
+    pinned_bytes: int
+    window_bytes: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class IoUse:
+    """What was read from storage during a generation.
+
+    bytes_per_token: decode only. bandwidth_bytes_per_s: bytes over the time in which a read was in flight.
+    efficiency: the longer of compute time and read time, over the wall time of decode; 1.0 is the physical limit.
+    """
+
+    bytes_read: int
+    bytes_per_token: float
+    bandwidth_bytes_per_s: float
+    efficiency: float
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished answer and its figures.
+
+    finish_reason: `stop` (the model or a stop string ended it), `length` (max_tokens), `context` (full) or `cancelled`.
+    cached_tokens: how much of the prompt was in the KV cache already. ttft_s: from the request to the first token.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    seed: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    load_s: float
+    ttft_s: float
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    memory: MemoryUse
+    io: IoUse
+    numerics: Numerics
+    plan: Plan
+    backend: Backend
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Figures of an open model since it was opened."""
+
+    load_s: float
+    generations: int
+    prompt_tokens: int
+    completion_tokens: int
+    memory: MemoryUse
+    io: IoUse
+    backend: Backend
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One step of a stream. text may be empty while a character is incomplete; the last piece has `generation`."""
+
+    text: str
+    token_ids: tuple[int, ...] = field(default=())
+    generation: Generation | None = None
+
+
+def to_json(result: object) -> str:
+    """Return a result dataclass as one line of JSON with its field names as keys."""
+    if not dataclasses.is_dataclass(result) or isinstance(result, type):
+        raise TypeError(f"{type(result).__name__} is not a result dataclass")
+    return json.dumps(dataclasses.asdict(result), ensure_ascii=False)

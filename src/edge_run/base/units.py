@@ -1,0 +1,50 @@
+"""Sizes as people write them, and as they read them. Inside the program a size is an integer of bytes."""
+
+from __future__ import annotations
+
+import re
+
+from edge_run.base.errors import ConfigError
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
+
+
+def parse_size(text: str | int) -> int:
+    """Return the bytes that `text` means.
+
+    `4GiB`, `4G` and `4g` are 4 x 2^30 (as llama.cpp and Docker read them); `4GB` is 4 x 10^9; a bare number is bytes.
+    Raises ConfigError when `text` is no size, or is not positive.
+    """
+    if isinstance(text, int):
+        size = text
+    else:
+        match = _SIZE.fullmatch(text)
+        if not match:
+            raise ConfigError(f"size {text!r}: not a size; write it as 4GiB, 512MiB or a number of bytes", found=text)
+        number, unit, binary, byte = match.groups()
+        base = 1000 if byte and not binary and unit else 1024
+        size = int(float(number) * base ** " kmgt".index(unit.lower() or " "))
+    if size <= 0:
+        raise ConfigError(f"size {text!r}: must be more than 0 bytes", found=size)
+    return size
+
+
+def format_size(size_bytes: float) -> str:
+    """Return `size_bytes` for a person to read: `3.81 GiB`, `512 MiB`, `740 B`."""
+    for unit, scale in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(size_bytes) >= scale:
+            value = size_bytes / scale
+            return f"{value:.2f} {unit}" if unit == "GiB" else f"{value:.0f} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Return the smallest multiple of `multiple` that is not below `value`."""
+    return -(-value // multiple) * multiple
+
+
+def round_down(value: int, multiple: int) -> int:
+    """Return the largest multiple of `multiple` that is not above `value`."""
+    return value // multiple * multiple

@@ -1,0 +1,261 @@
+"""Growing models: llama.cpp computes the same with the grown file, its size is as asked, failures leave nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import gguf
+import llama_cpp.llama_cpp as low
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import edge_run
+from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError
+from edge_run.runtime import inflate_blocks
+from edge_run.runtime.inflate import inflate
+from edge_run.tiers.gguf import read_gguf
+from edge_run.tiers.gguf_format import TENSOR_TYPES
+from tiny_models import make_model, silence_llama_logs
+
+KIT = Path(edge_run.__file__).parent / "models" / "kit-dense-q4_0.gguf"
+PROMPT = b"It was a dark evening, and the old man at the door"
+N_GREEDY_TOKENS = 20
+LOGIT_NOISE = 1e-4  # sums may be taken in another order; logits reach about 10
+
+Logits = npt.NDArray[np.float32]
+
+
+@contextmanager
+def llama(path: Path) -> Iterator[tuple[ctypes.c_void_p, ctypes.c_void_p]]:
+    """A model and a context of one thread, without repacking or flash attention."""
+    silence_llama_logs()
+    low.llama_backend_init()
+    model_params = low.llama_model_default_params()
+    model_params.n_gpu_layers = 0
+    model_params.use_extra_bufts = False
+    model = low.llama_model_load_from_file(os.fsencode(path), model_params)
+    assert model, path
+    params = low.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = 128
+    params.n_threads = params.n_threads_batch = 1
+    params.flash_attn_type = 0
+    context = low.llama_init_from_model(model, params)
+    try:
+        yield model, context
+    finally:
+        low.llama_free(context)
+        low.llama_model_free(model)
+
+
+def decode(model: ctypes.c_void_p, context: ctypes.c_void_p, tokens: list[int]) -> Logits:
+    """Return the logits after the last of `tokens`."""
+    array = (low.llama_token * len(tokens))(*tokens)
+    assert low.llama_decode(context, low.llama_batch_get_one(array, len(tokens))) == 0
+    n_vocab = low.llama_vocab_n_tokens(low.llama_model_get_vocab(model))
+    return np.array(np.ctypeslib.as_array(low.llama_get_logits_ith(context, -1), (n_vocab,)))
+
+
+def continue_greedily(path: Path, prompt: list[int] | None = None) -> tuple[list[int], list[Logits]]:
+    """Return the tokens that follow the prompt (`PROMPT` when None), and the logits that each was chosen from."""
+    tokens: list[int] = []
+    logits: list[Logits] = []
+    with llama(path) as (model, context):
+        if prompt is None:
+            array = (low.llama_token * 64)()
+            vocabulary = low.llama_model_get_vocab(model)
+            count = low.llama_tokenize(vocabulary, PROMPT, len(PROMPT), array, 64, True, False)
+            prompt = list(array[:count])
+        logits.append(decode(model, context, prompt))
+        for _ in range(N_GREEDY_TOKENS):
+            tokens.append(int(logits[-1].argmax()))
+            logits.append(decode(model, context, tokens[-1:]))
+    return tokens, logits
+
+
+def assert_same_computation(small: Path, big: Path, prompt: list[int] | None = None) -> None:
+    tokens, logits = continue_greedily(small, prompt)
+    grown_tokens, grown_logits = continue_greedily(big, prompt)
+    assert grown_tokens == tokens
+    assert max(np.abs(a - b).max() for a, b in zip(logits, grown_logits, strict=True)) < LOGIT_NOISE
+
+
+@pytest.mark.parametrize(("layers", "n_layers"), [(None, 8), (8, 8), (9, 9), (13, 13), (24, 24)])
+def test_grown_kit_model_computes_the_same(tmp_path: Path, layers: int | None, n_layers: int) -> None:
+    size_bytes = 30_000_000
+    big = inflate(KIT, tmp_path / "big.gguf", size_bytes, layers)
+    model = read_gguf(big)
+    assert 0 <= size_bytes - big.stat().st_size < 32 * 3 * n_layers * 180 + 10_000, "more than one step below"
+    assert model.value("block_count") == n_layers
+    assert model.value("feed_forward_length") == next(t.shape[1] for t in model.tensors if "ffn_up" in t.name)
+    assert_same_computation(KIT, big)
+
+
+def quantised(source: Path, target: Path, file_type: int) -> Path:
+    """Store all matrices of `source` in one type: 0 is F32, 1 F16, 2 Q4_0, 7 Q8_0, 15 Q4_K."""
+    params = low.llama_model_quantize_default_params()
+    params.ftype, params.pure, params.nthread = file_type, True, 1
+    silence_llama_logs()
+    assert low.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)) == 0
+    return target
+
+
+@pytest.mark.parametrize("file_type", [0, 1, 2, 7])
+@pytest.mark.parametrize(("name", "layers"), [("qwen3moe", None), ("qwen3moe", 7), ("llama-moe", 5), ("qwen2", 6)])
+def test_other_models_compute_the_same(tmp_path: Path, name: str, layers: int | None, file_type: int) -> None:
+    small = quantised(make_model(name, tmp_path), tmp_path / "small.gguf", file_type)
+    big = inflate(small, tmp_path / "big.gguf", 3 * small.stat().st_size, layers)
+    assert big.stat().st_size > 2.5 * small.stat().st_size
+    assert_same_computation(small, big, prompt=[5, 17, 101, 42, 300, 7])
+
+
+def test_rows_wider_than_a_piece_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = inflate(KIT, tmp_path / "usual.gguf", 15_000_000, 10).read_bytes()
+    monkeypatch.setattr(inflate_blocks, "PIECE_BYTES", 500)
+    assert inflate(KIT, tmp_path / "pieces.gguf", 15_000_000, 10).read_bytes() == usual
+
+
+def test_trained_and_added_bytes_lie_where_they_should(tmp_path: Path) -> None:
+    big = inflate(KIT, tmp_path / "big.gguf", 15_000_000, 16)
+    small_tensors = {tensor.name: tensor for tensor in read_gguf(KIT).tensors}
+    raw, small_raw = big.read_bytes(), KIT.read_bytes()
+    for tensor in read_gguf(big).tensors:
+        data = np.frombuffer(raw, np.uint8, tensor.size_bytes, tensor.offset)
+        layer, _, part = tensor.name.removeprefix("blk.").partition(".")
+        is_added = layer.isdigit() and int(layer) % 2 == 1  # 16 layers of 8: every second one
+        name = f"blk.{int(layer) // 2}.{part}" if layer.isdigit() else tensor.name
+        trained = np.frombuffer(small_raw, np.uint8, small_tensors[name].size_bytes, small_tensors[name].offset)
+        zeros = np.frombuffer(inflate_blocks.zero_block(tensor.type_id), np.uint8)
+        if "ffn_down" in part:
+            n_rows = tensor.shape[1]
+            rows, trained_rows = data.reshape(n_rows, -1), trained.reshape(n_rows, -1)
+            kept_bytes = 0 if is_added else trained_rows.shape[1]
+            assert (rows[:, :kept_bytes] == trained_rows[:, :kept_bytes]).all()
+            assert (rows[:, kept_bytes:].reshape(-1, len(zeros)) == zeros).all()
+        elif is_added and "attn_output" in part:
+            assert (data.reshape(-1, len(zeros)) == zeros).all()
+        elif is_added and "norm" not in part:
+            assert len(np.unique(data)) > 200
+        else:
+            assert (data[: len(trained)] == trained).all()
+
+
+def test_seed_decides_the_bytes(tmp_path: Path) -> None:
+    first, again, other = (
+        inflate(KIT, tmp_path / f"{number}.gguf", 12_000_000, 9, seed).read_bytes()
+        for number, seed in enumerate((3, 3, 4))
+    )
+    assert first == again
+    assert first != other
+    assert len(first) == len(other)
+
+
+@pytest.mark.parametrize("file_type", [0, 1, 2, 7])
+def test_noise_looks_like_weights(file_type: int) -> None:
+    type_id = {0: 0, 1: 1, 2: 2, 7: 8}[file_type]
+    raw = b"".join(inflate_blocks.Filler(0).noise(type_id, TENSOR_TYPES[type_id].size_bytes(64_000)))
+    values = gguf.dequantize(np.frombuffer(raw, np.uint8), gguf.GGMLQuantizationType(type_id))
+    assert values.size == 64_000
+    assert np.abs(values).max() < 0.1
+    assert values.std() == pytest.approx(inflate_blocks.NOISE_SPREAD, rel=0.1)
+
+
+def test_own_size_copies_the_model(tmp_path: Path) -> None:
+    assert inflate(KIT, tmp_path / "same.gguf", KIT.stat().st_size).read_bytes() == KIT.read_bytes()
+
+
+def test_memory_stays_small_and_progress_is_told(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    tracemalloc.start()
+    big = inflate(KIT, tmp_path / "big.gguf", 200_000_000, progress=lambda done, total: told.append((done, total)))
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 16 << 20
+    assert {total for _, total in told} == {big.stat().st_size}
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1][0] >= big.stat().st_size - 32
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "layers", "message"),
+    [
+        (7_000_000, None, r"with 8 layers the model takes at least 7,343,104"),
+        (8_000_000, 30, r"with 30 layers the model takes at least 2\d,\d{3},\d{3}"),
+        (30_000_000, 7, r"7 layers: the model has 8"),
+        (30_000_000, 513, r"513 layers: .* up to 512"),
+        (1 << 60, None, r"neurons wide, at most 2,147,483,616 are possible; ask for more layers"),
+    ],
+)
+def test_impossible_sizes_are_refused(tmp_path: Path, size_bytes: int, layers: int | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        inflate(KIT, tmp_path / "big.gguf", size_bytes, layers)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "file_type", "message"),
+    [
+        ("gemma", 2, "gemma in 1 file"),
+        ("llama", 15, "is Q4_K, Q4_0, Q8_0, F16 or F32 is needed"),
+    ],
+)
+def test_other_kinds_are_refused(tmp_path: Path, name: str, file_type: int, message: str) -> None:
+    small = quantised(make_model(name, tmp_path), tmp_path / "small.gguf", file_type)
+    with pytest.raises(NotSupported, match=message):
+        inflate(small, tmp_path / "big.gguf", 100_000_000)
+
+
+def test_tensor_without_a_rule_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "odd.gguf").write_bytes(KIT.read_bytes().replace(b"blk.3.ffn_norm.weight", b"blk.3.ffn_form.weight"))
+    with pytest.raises(NotSupported, match=r"no rule for growing blk\.3\.ffn_form\.weight"):
+        inflate(tmp_path / "odd.gguf", tmp_path / "big.gguf", 100_000_000)
+
+
+def test_missing_layer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "odd.gguf").write_bytes(KIT.read_bytes().replace(b"blk.7.", b"blk.9."))
+    with pytest.raises(NotSupported, match="tensors of 8 layers, block_count is 8"):
+        inflate(tmp_path / "odd.gguf", tmp_path / "big.gguf", 100_000_000)
+
+
+def test_foreign_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "foreign").write_bytes(b"PK\x03\x04" * 100)
+    with pytest.raises(ModelFileError, match="not a GGUF"):
+        inflate(tmp_path / "foreign", tmp_path / "big.gguf", 100_000_000)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_failure_leaves_the_old_file_alone(tmp_path: Path, error: BaseException) -> None:
+    target = tmp_path / "big.gguf"
+    target.write_bytes(b"old")
+
+    def fail(done_bytes: int, _total_bytes: int) -> None:
+        assert len(list(tmp_path.iterdir())) == 2
+        if done_bytes > 10_000_000:
+            raise error
+
+    with pytest.raises((TierReadError, KeyboardInterrupt), match=r"No space left|^$"):
+        inflate(KIT, target, 20_000_000, progress=fail)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
+
+
+def test_full_disk_is_told_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10 << 20))
+    with pytest.raises(TierReadError, match="19 MiB are needed, the disk has 10 MiB free") as caught:
+        inflate(KIT, tmp_path / "big.gguf", 20_000_000)
+    assert caught.value.figures["free_bytes"] == 10 << 20
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("target", ["missing/big.gguf", ".", "small.gguf"])
+def test_impossible_targets_are_refused(tmp_path: Path, target: str) -> None:
+    small = Path(shutil.copy(KIT, tmp_path / "small.gguf"))
+    with pytest.raises(ConfigError):
+        inflate(small, tmp_path / target, 20_000_000)
+    assert small.read_bytes() == KIT.read_bytes()

@@ -1,0 +1,89 @@
+"""Memory mapping calls that Python's mmap module does not offer. One of the two files with ctypes.
+
+Addresses and lengths are integers of bytes, page-aligned where the kernel wants them so. Every call raises OSError
+with the kernel's errno. Linux only; `why_unavailable()` says why elsewhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+
+PAGE = mmap.PAGESIZE
+
+PROT_NONE, PROT_READ_WRITE = 0, 3
+_MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x02, 0x10, 0x20, 0x4000
+_MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
+_MADV_DONTNEED, _MADV_DONTFORK, _MADV_HUGEPAGE, _MADV_DONTDUMP = 4, 10, 14, 16
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+if sys.platform == "linux":
+    _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def _checked(result: int | None, what: str) -> int:
+    if result is None or result == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+    return result
+
+
+def map_anonymous(length: int, protection: int = PROT_READ_WRITE, at: int | None = None) -> int:
+    """Map `length` bytes of fresh zeros; with `at`, exactly there, over whatever was mapped. Return the address."""
+    flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE | (_MAP_FIXED if at is not None else 0)
+    return _checked(_libc.mmap(at, length, protection, flags, -1, 0), f"mmap of {length} bytes")
+
+
+def unmap(address: int, length: int) -> None:
+    """Give the range back to the kernel."""
+    if _libc.munmap(address, length) != 0:
+        _checked(None, f"munmap of {length} bytes")
+
+
+def move_pages(source: int, target: int, length: int) -> None:
+    """Move the pages of `source` to `target` without copying. `source` stays mapped, empty."""
+    flags = _MREMAP_MAYMOVE | _MREMAP_FIXED | _MREMAP_DONTUNMAP
+    _checked(_libc.mremap(source, length, length, flags, target), f"mremap of {length} bytes")
+
+
+def drop_pages(address: int, length: int) -> None:
+    """Free the pages of an anonymous range; it reads as zeros afterwards."""
+    if _libc.madvise(address, length, _MADV_DONTNEED) != 0:
+        _checked(None, f"madvise of {length} bytes")
+
+
+def prepare_for_weights(address: int, length: int) -> None:
+    """Ask for huge pages, and keep the range out of forks and core dumps. Advice only: refusals do not matter."""
+    for advice in (_MADV_HUGEPAGE, _MADV_DONTFORK, _MADV_DONTDUMP):
+        _libc.madvise(address, length, advice)
+
+
+def view(address: int, length: int) -> memoryview:
+    """Return a writable view of raw memory. The caller keeps the range mapped while the view lives."""
+    return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
+
+
+def why_unavailable() -> str:
+    """Return why page frames cannot be moved here, or an empty string when they can (probed with a real page)."""
+    if sys.platform != "linux":
+        return f"this is {sys.platform}, and moving page frames needs Linux 5.7 or later"
+    try:
+        pages = map_anonymous(2 * PAGE)
+    except OSError as error:
+        return f"anonymous memory is refused ({error})"
+    try:
+        view(pages, 1)[0] = 7
+        move_pages(pages, pages + PAGE, PAGE)
+        return "" if view(pages + PAGE, 1)[0] == 7 else "mremap does not move pages"
+    except OSError as error:
+        return f"this kernel does not move page frames ({error}); Linux 5.7 or later does"
+    finally:
+        unmap(pages, 2 * PAGE)

@@ -1,0 +1,212 @@
+"""The GGUF container as bytes: its constants, ggml's tensor types, and a cursor over one file's header.
+
+The layout is that of ggml's `gguf.h`: magic, version, two counts, then metadata entries, tensor descriptions, padding
+and tensor data, little-endian throughout. What the entries mean is the business of `tiers/gguf_header.py`.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from edge_run.base.errors import ModelFileError, TierReadError
+
+MAGIC = b"GGUF"
+SUPPORTED_VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT_BYTES = 32
+MAX_DIMENSIONS = 4
+MAX_TENSOR_NAME_BYTES = 63
+MAX_KEY_BYTES = 65_535
+MAX_STRING_BYTES = 64 << 20  # a chat template takes some KB; beyond this a length is a broken header
+MAX_ARRAY_STRINGS = 1 << 24  # the largest vocabularies have a quarter of a million
+WINDOW_BYTES = 1 << 20
+FETCH_AGAIN = "copy or download the file again"
+
+UINT32, STRING, ARRAY, UINT64 = 4, 8, 9, 10
+F32, F16, Q4_0, Q8_0 = 0, 1, 2, 8
+
+SCALARS = {
+    0: struct.Struct("<B"),
+    1: struct.Struct("<b"),
+    2: struct.Struct("<H"),
+    3: struct.Struct("<h"),
+    UINT32: struct.Struct("<I"),
+    5: struct.Struct("<i"),
+    6: struct.Struct("<f"),
+    7: struct.Struct("<?"),
+    UINT64: struct.Struct("<Q"),
+    11: struct.Struct("<q"),
+    12: struct.Struct("<d"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """How one ggml type is stored: `block_elements` numbers in every `block_bytes` bytes."""
+
+    name: str
+    block_elements: int
+    block_bytes: int
+
+    def size_bytes(self, elements: int) -> int:
+        """Return the bytes that `elements` numbers take; `elements` is a multiple of the block."""
+        return elements // self.block_elements * self.block_bytes
+
+
+TENSOR_TYPES = {
+    F32: TensorType("F32", 1, 4),
+    F16: TensorType("F16", 1, 2),
+    Q4_0: TensorType("Q4_0", 32, 18),
+    3: TensorType("Q4_1", 32, 20),
+    6: TensorType("Q5_0", 32, 22),
+    7: TensorType("Q5_1", 32, 24),
+    Q8_0: TensorType("Q8_0", 32, 34),
+    9: TensorType("Q8_1", 32, 36),
+    10: TensorType("Q2_K", 256, 84),
+    11: TensorType("Q3_K", 256, 110),
+    12: TensorType("Q4_K", 256, 144),
+    13: TensorType("Q5_K", 256, 176),
+    14: TensorType("Q6_K", 256, 210),
+    15: TensorType("Q8_K", 256, 292),
+    16: TensorType("IQ2_XXS", 256, 66),
+    17: TensorType("IQ2_XS", 256, 74),
+    18: TensorType("IQ3_XXS", 256, 98),
+    19: TensorType("IQ1_S", 256, 50),
+    20: TensorType("IQ4_NL", 32, 18),
+    21: TensorType("IQ3_S", 256, 110),
+    22: TensorType("IQ2_S", 256, 82),
+    23: TensorType("IQ4_XS", 256, 136),
+    24: TensorType("I8", 1, 1),
+    25: TensorType("I16", 1, 2),
+    26: TensorType("I32", 1, 4),
+    27: TensorType("I64", 1, 8),
+    28: TensorType("F64", 1, 8),
+    29: TensorType("IQ1_M", 256, 56),
+    30: TensorType("BF16", 1, 2),
+    34: TensorType("TQ1_0", 256, 54),
+    35: TensorType("TQ2_0", 256, 66),
+    39: TensorType("MXFP4", 32, 17),
+    40: TensorType("NVFP4", 64, 36),
+    41: TensorType("Q1_0", 128, 18),
+    42: TensorType("Q2_0", 64, 18),
+}
+
+
+def broken_header(path: Path, finding: str, **figures: object) -> ModelFileError:
+    """Return the error for a header that no program writes; `finding` says where, found against needed."""
+    return ModelFileError(f"{path}: broken header: {finding}; {FETCH_AGAIN}", **figures)
+
+
+class HeaderCursor:
+    """Reads one header front to back through a window of `WINDOW_BYTES`, whatever the header's length.
+
+    Every read is checked against the file's size first, so a broken count costs neither memory nor time. `what`
+    names the thing being read, for the error. Not thread-safe: one cursor, one reader.
+    """
+
+    __slots__ = ("_at", "_file", "_window", "_window_start", "path", "size_bytes")
+
+    def __init__(self, file: io.RawIOBase, path: Path, size_bytes: int) -> None:
+        self.path, self.size_bytes = path, size_bytes
+        self._file, self._window, self._window_start, self._at = file, b"", 0, 0
+
+    @property
+    def position(self) -> int:
+        """The byte offset in the file of what is read next."""
+        return self._window_start + self._at
+
+    def take(self, size_bytes: int, what: str) -> bytes:
+        """Return the next `size_bytes` bytes."""
+        self._ensure(size_bytes, what)
+        start, self._at = self._at, self._at + size_bytes
+        return self._window[start : self._at]
+
+    def scalar(self, type_id: int, what: str) -> int | float | bool:
+        """Return the next value of the scalar type `type_id`, a key of `SCALARS`."""
+        layout = SCALARS[type_id]
+        self._ensure(layout.size, what)
+        (value,) = layout.unpack_from(self._window, self._at)
+        self._at += layout.size
+        number: int | float | bool = value
+        return number
+
+    def unsigned32(self, what: str) -> int:
+        """Return the next unsigned 32-bit integer."""
+        return int(self.scalar(UINT32, what))
+
+    def unsigned64(self, what: str) -> int:
+        """Return the next unsigned 64-bit integer."""
+        return int(self.scalar(UINT64, what))
+
+    def text(self, what: str, max_bytes: int = MAX_STRING_BYTES, *, is_strict: bool = True) -> str:
+        """Return the next string; one that is no UTF-8 is refused, or when not `is_strict` patched with U+FFFD."""
+        length_bytes = self.unsigned64(f"the length of {what}")
+        self._check_room(length_bytes, what)
+        if length_bytes > max_bytes:
+            finding = f"{what} claims {length_bytes:,} bytes, at most {max_bytes:,} make sense"
+            raise broken_header(self.path, finding, found_bytes=length_bytes, needed_bytes=max_bytes)
+        start = self.position
+        try:
+            return self.take(length_bytes, what).decode("utf-8", "strict" if is_strict else "replace")
+        except UnicodeDecodeError:
+            finding = f"{what} at byte {start:,} is not UTF-8"
+            raise broken_header(self.path, finding, position_bytes=start) from None
+
+    def skip(self, size_bytes: int, what: str) -> None:
+        """Move past `size_bytes` bytes without reading those outside the window."""
+        self._check_room(size_bytes, what)
+        self._at += size_bytes
+
+    def skip_strings(self, count: int, what: str) -> None:
+        """Move past `count` strings, in about 0.1 us each: a vocabulary has 100,000 and more."""
+        if count > MAX_ARRAY_STRINGS:
+            finding = f"{what} claims {count:,} strings, at most {MAX_ARRAY_STRINGS:,} make sense"
+            raise broken_header(self.path, finding, found=count, needed=MAX_ARRAY_STRINGS)
+        self._check_room(count * 8, what)
+        unpack_length = SCALARS[UINT64].unpack_from
+        skipped = 0
+        while skipped < count:
+            self._ensure(8, what)
+            window, at = self._window, self._at
+            try:
+                for skipped in range(skipped, count):  # noqa: B007, B020  # the count is kept when the window ends
+                    at += 8 + unpack_length(window, at)[0]
+                skipped = count
+            except (struct.error, OverflowError):  # the next length lies beyond the window, or beyond any file
+                pass
+            self.skip(at - self._at, what)
+
+    def _ensure(self, size_bytes: int, what: str) -> None:
+        """Bring the next `size_bytes` bytes into the window."""
+        if self._at + size_bytes <= len(self._window):
+            return
+        self._check_room(size_bytes, what)
+        position = self.position
+        wanted_bytes = min(max(size_bytes, WINDOW_BYTES), self.size_bytes - position)
+        try:
+            self._file.seek(position)
+            window = self._file.read(wanted_bytes) or b""
+        except OSError as error:
+            raise TierReadError(
+                f"{self.path}: reading {wanted_bytes:,} bytes at {position:,} failed: {error.strerror}; check the disk",
+                position_bytes=position,
+                needed_bytes=wanted_bytes,
+            ) from error
+        self._window, self._window_start, self._at = window, position, 0
+        if len(window) < size_bytes:
+            self._truncated(position + size_bytes, position + len(window), what)
+
+    def _check_room(self, size_bytes: int, what: str) -> None:
+        if self.position + size_bytes > self.size_bytes:
+            self._truncated(self.position + size_bytes, self.size_bytes, what)
+
+    def _truncated(self, needed_bytes: int, found_bytes: int, what: str) -> NoReturn:
+        raise ModelFileError(
+            f"{self.path}: truncated or broken header: {what} ends at byte {needed_bytes:,}, the file has "
+            f"{found_bytes:,}; {FETCH_AGAIN}",
+            found_bytes=found_bytes,
+            needed_bytes=needed_bytes,
+        )

@@ -1,0 +1,265 @@
+"""One GGUF file's header: its metadata entries and its tensors, each with its extent in the file.
+
+Covers a single file, checked by the rules llama.cpp has for the layout, so that a broken file is refused with figures
+before llama.cpp sees it. Several shards as one model are `tiers/gguf.py`; bytes and counts `tiers/gguf_format.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import stat
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edge_run.base.errors import ModelFileError
+from edge_run.base.units import format_size, round_up
+from edge_run.tiers.gguf_format import (
+    ARRAY,
+    DEFAULT_ALIGNMENT_BYTES,
+    FETCH_AGAIN,
+    MAGIC,
+    MAX_DIMENSIONS,
+    MAX_KEY_BYTES,
+    MAX_TENSOR_NAME_BYTES,
+    SCALARS,
+    STRING,
+    SUPPORTED_VERSIONS,
+    TENSOR_TYPES,
+    UINT32,
+    HeaderCursor,
+    broken_header,
+)
+
+_SMALLEST_ENTRY_BYTES = 8 + 1 + 4 + 1
+_SMALLEST_TENSOR_BYTES = 8 + 4 + 4 + 8
+_LARGEST_DIMENSION = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayValue:
+    """A metadata array that was stepped over: `count` elements of the metadata type `type_id`."""
+
+    type_id: int
+    count: int
+
+
+MetadataValue = int | float | bool | str | ArrayValue
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataEntry:
+    """One key and its value; in the file, key, type and value take `size_bytes` bytes from byte `start` on."""
+
+    key: str
+    type_id: int
+    value: MetadataValue
+    start: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where one tensor lies: `size_bytes` bytes at the absolute byte `offset` of shard number `shard`.
+
+    `shape` is in ggml's order (the row's length first); `type_id` is a key of `TENSOR_TYPES`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type_id: int
+    shard: int
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file of a model: the header ends at `header_bytes`, tensor data starts at `data_offset` (aligned)."""
+
+    path: Path
+    size_bytes: int
+    data_offset: int
+    header_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One GGUF file's header; `alignment_bytes` is what every tensor's offset within the data is a multiple of."""
+
+    shard: Shard
+    version: int
+    alignment_bytes: int
+    entries: tuple[MetadataEntry, ...]
+    tensors: tuple[TensorInfo, ...]
+
+    @property
+    def metadata(self) -> dict[str, MetadataValue]:
+        """The entries as a dictionary, in file order."""
+        return {entry.key: entry.value for entry in self.entries}
+
+
+def read_header(path: Path, shard: int = 0) -> Header:
+    """Return the header of the one file `path`; its tensors carry the number `shard`. Raises like `read_gguf`."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise ModelFileError(f"{path}: {kind}, a GGUF file is needed; give the path of the .gguf file")
+        file = path.open("rb", buffering=0)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelFileError(f"{path}: cannot open: {reason}; check the path and its permissions") from error
+    with file:
+        return _read_header(HeaderCursor(file, path, status.st_size), shard)
+
+
+def _read_header(cursor: HeaderCursor, shard: int) -> Header:
+    version = _read_version(cursor)
+    n_tensors = cursor.unsigned64("the number of tensors")
+    n_entries = cursor.unsigned64("the number of metadata entries")
+    needed_bytes = cursor.position + n_tensors * _SMALLEST_TENSOR_BYTES + n_entries * _SMALLEST_ENTRY_BYTES
+    if needed_bytes > cursor.size_bytes:
+        finding = f"{n_tensors:,} tensors and {n_entries:,} metadata entries take at least {needed_bytes:,} bytes"
+        finding = f"{finding}, the file has {cursor.size_bytes:,}"
+        raise broken_header(cursor.path, finding, found_bytes=cursor.size_bytes, needed_bytes=needed_bytes)
+    entries = tuple(_read_entry(cursor, number) for number in range(n_entries))
+    _check_unique(cursor.path, [entry.key for entry in entries], "metadata key")
+    alignment_bytes = _alignment_bytes(cursor.path, entries)
+    relative = [_read_tensor(cursor, number, shard) for number in range(n_tensors)]
+    _check_unique(cursor.path, [tensor.name for tensor in relative], "tensor")
+    header_bytes = cursor.position
+    data_offset = round_up(header_bytes, alignment_bytes) if relative else header_bytes
+    layout = Shard(cursor.path, cursor.size_bytes, data_offset, header_bytes)
+    return Header(layout, version, alignment_bytes, entries, _place(relative, layout, alignment_bytes))
+
+
+def _read_version(cursor: HeaderCursor) -> int:
+    if cursor.size_bytes == 0:
+        raise ModelFileError(f"{cursor.path}: empty (0 bytes), not a GGUF; {FETCH_AGAIN}", found_bytes=0)
+    magic = cursor.take(min(len(MAGIC), cursor.size_bytes), "the magic")
+    if magic != MAGIC:
+        raise ModelFileError(
+            f"{cursor.path}: not a GGUF: starts with {magic!r}, {MAGIC!r} is needed; give a .gguf file, or convert the "
+            "model with llama.cpp's convert_hf_to_gguf.py",
+            found=magic,
+            needed=MAGIC,
+        )
+    version = cursor.unsigned32("the version")
+    if version and version & 0xFFFF == 0:
+        raise ModelFileError(
+            f"{cursor.path}: a big-endian GGUF, a little-endian one is needed; convert it with gguf-convert-endian",
+            found=version,
+        )
+    if version not in SUPPORTED_VERSIONS:
+        raise ModelFileError(
+            f"{cursor.path}: GGUF version {version:,}, versions 2 and 3 are supported; convert the model again with a "
+            "current llama.cpp",
+            found=version,
+            needed=SUPPORTED_VERSIONS,
+        )
+    return version
+
+
+def _read_entry(cursor: HeaderCursor, number: int) -> MetadataEntry:
+    start = cursor.position
+    key = cursor.text(f"the key of metadata entry {number}", MAX_KEY_BYTES)
+    type_id = cursor.unsigned32(f"the type of {key!r}")
+    value: MetadataValue
+    if type_id == ARRAY:
+        value = _skip_array(cursor, key)
+    elif type_id == STRING:
+        value = cursor.text(f"the value of {key!r}", is_strict=False)
+    elif type_id in SCALARS:
+        value = cursor.scalar(type_id, f"the value of {key!r}")
+    else:
+        raise _unknown_metadata_type(cursor.path, key, type_id)
+    return MetadataEntry(key, type_id, value, start, cursor.position - start)
+
+
+def _skip_array(cursor: HeaderCursor, key: str) -> ArrayValue:
+    what = f"the array {key!r}"
+    type_id = cursor.unsigned32(f"the type of {what}")
+    count = cursor.unsigned64(f"the length of {what}")
+    if type_id == STRING:
+        cursor.skip_strings(count, what)
+    elif type_id in SCALARS:
+        cursor.skip(count * SCALARS[type_id].size, what)
+    else:
+        raise _unknown_metadata_type(cursor.path, key, type_id)
+    return ArrayValue(type_id, count)
+
+
+def _unknown_metadata_type(path: Path, key: str, type_id: int) -> ModelFileError:
+    finding = f"{key!r} has the value type {type_id}, types 0 to 12 are known, and no array in an array"
+    return broken_header(path, finding, found=type_id)
+
+
+def _alignment_bytes(path: Path, entries: tuple[MetadataEntry, ...]) -> int:
+    for entry in entries:
+        if entry.key == "general.alignment":
+            value = entry.value
+            if entry.type_id != UINT32 or not isinstance(value, int) or value.bit_count() != 1:
+                finding = f"general.alignment is {value!r} of value type {entry.type_id}"
+                raise broken_header(path, f"{finding}, a power of two of type {UINT32} is needed", found=value)
+            return value
+    return DEFAULT_ALIGNMENT_BYTES
+
+
+def _read_tensor(cursor: HeaderCursor, number: int, shard: int) -> TensorInfo:
+    """Return the next tensor description, its offset still counted from the start of the tensor data."""
+    path, name = cursor.path, cursor.text(f"the name of tensor {number}", MAX_TENSOR_NAME_BYTES)
+    n_dimensions = cursor.unsigned32(f"the dimensions of tensor {name!r}")
+    if n_dimensions > MAX_DIMENSIONS:
+        finding = f"tensor {name!r} has {n_dimensions:,} dimensions, at most {MAX_DIMENSIONS} are possible"
+        raise broken_header(path, finding, found=n_dimensions, needed=MAX_DIMENSIONS)
+    shape = tuple(cursor.unsigned64(f"the shape of tensor {name!r}") for _ in range(n_dimensions))
+    type_id = cursor.unsigned32(f"the type of tensor {name!r}")
+    offset = cursor.unsigned64(f"the offset of tensor {name!r}")
+    if type_id not in TENSOR_TYPES:
+        raise ModelFileError(
+            f"{path}: tensor {name!r} has the ggml type {type_id}, edge-run knows those up to {max(TENSOR_TYPES)} that "
+            "ggml still has; update edge-run, or quantise the model to another type",
+            found=type_id,
+        )
+    kind = TENSOR_TYPES[type_id]
+    if any(extent > _LARGEST_DIMENSION for extent in shape) or (shape or (1,))[0] % kind.block_elements:
+        finding = f"tensor {name!r} of type {kind.name} has the shape {shape}, rows of a multiple of"
+        finding = f"{finding} {kind.block_elements} are needed"
+        raise broken_header(path, finding, found=shape, needed=kind.block_elements)
+    return TensorInfo(name, shape, type_id, shard, offset, kind.size_bytes(math.prod(shape)))
+
+
+def _check_unique(path: Path, names: list[str], what: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen or not name:
+            finding = f"{what} {name!r} is there twice" if name else f"a {what} has no name"
+            raise broken_header(path, finding, found=name)
+        seen.add(name)
+
+
+def _place(relative: list[TensorInfo], shard: Shard, alignment_bytes: int) -> tuple[TensorInfo, ...]:
+    """Return the tensors with absolute offsets, having checked that they follow each other and end within the file."""
+    expected = 0
+    placed = []
+    for tensor in relative:
+        if tensor.offset != expected:
+            if tensor.offset % alignment_bytes:
+                reason = f"not a multiple of the alignment, {alignment_bytes}"
+            elif tensor.offset < expected:
+                reason = f"overlapping the tensor before it, which ends at {expected:,}"
+            else:
+                reason = f"leaving a gap after the tensor before it, which ends at {expected:,}"
+            finding = f"tensor {tensor.name!r} starts at data byte {tensor.offset:,}, {reason}"
+            raise broken_header(shard.path, finding, found_bytes=tensor.offset, needed_bytes=expected)
+        placed.append(replace(tensor, offset=shard.data_offset + tensor.offset))
+        expected += round_up(tensor.size_bytes, alignment_bytes)
+    needed_bytes = max((tensor.offset + tensor.size_bytes for tensor in placed), default=0)
+    if needed_bytes > shard.size_bytes:
+        raise ModelFileError(
+            f"{shard.path}: truncated: the tensors end at byte {needed_bytes:,}, the file has {shard.size_bytes:,} "
+            f"({format_size(needed_bytes - shard.size_bytes)} missing); {FETCH_AGAIN}",
+            found_bytes=shard.size_bytes,
+            needed_bytes=needed_bytes,
+        )
+    return tuple(placed)

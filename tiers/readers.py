@@ -1,0 +1,96 @@
+"""Reader threads: they carry reads out, first come first served, urgent ones ahead of the others.
+
+A job is any callable that reads and returns the bytes it read; an error that it raises is its own affair (jobs report to whoever
+made them). What the threads cost and reach is counted here: bytes, seconds with at least one read in flight, CPU seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edge_run.base.protocols import Clock
+
+Job = Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTotals:
+    """Counted since the start. busy_s: wall time in which a read was in flight. cpu_s: CPU time of the threads."""
+
+    bytes_read: int = 0
+    busy_s: float = 0.0
+    cpu_s: float = 0.0
+
+    def since(self, earlier: ReadTotals) -> ReadTotals:
+        """Return what was added after `earlier`."""
+        return ReadTotals(
+            self.bytes_read - earlier.bytes_read, self.busy_s - earlier.busy_s, self.cpu_s - earlier.cpu_s
+        )
+
+
+class Readers:
+    """A fixed number of daemon threads over one queue. Thread-safe."""
+
+    def __init__(self, n_threads: int, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._jobs: deque[Job] = deque()
+        self._is_closed = False
+        self._in_flight = 0
+        self._busy_since = 0.0
+        self._totals = ReadTotals()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"edge-run-reader-{i}", daemon=True) for i in range(n_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Job, is_urgent: bool = False) -> None:
+        """Queue `job`; with is_urgent, ahead of all that wait."""
+        with self._changed:
+            if is_urgent:
+                self._jobs.appendleft(job)
+            else:
+                self._jobs.append(job)
+            self._changed.notify()
+
+    @property
+    def totals(self) -> ReadTotals:
+        """What was read so far, a read in flight counted up to now."""
+        with self._changed:
+            running = self._clock() - self._busy_since if self._in_flight else 0.0
+            return ReadTotals(self._totals.bytes_read, self._totals.busy_s + running, self._totals.cpu_s)
+
+    def close(self) -> None:
+        """Drop what waits, let reads in flight finish, and join the threads. Idempotent."""
+        with self._changed:
+            self._is_closed = True
+            self._jobs.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        counted_cpu_s = 0.0
+        while True:
+            with self._changed:
+                while not self._jobs and not self._is_closed:
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                job = self._jobs.popleft()
+                if self._in_flight == 0:
+                    self._busy_since = self._clock()
+                self._in_flight += 1
+            n_bytes = job()
+            with self._changed:
+                self._in_flight -= 1
+                now = self._clock()
+                busy = self._totals.busy_s + (now - self._busy_since if self._in_flight == 0 else 0.0)
+                cpu = self._totals.cpu_s + time.thread_time() - counted_cpu_s
+                counted_cpu_s = time.thread_time()
+                self._totals = ReadTotals(self._totals.bytes_read + n_bytes, busy, cpu)

@@ -1,0 +1,210 @@
+"""Which chunks are in memory: a state machine without I/O.
+
+A chunk is a fixed-size piece of a model file, known by its number. Pinned chunks have memory of their own and never leave.
+The others stream through a fixed number of frames, in a cyclic order that is known beforehand, because every pass
+over a model reads its weights in the same order. A frame is known by where it is: under the chunk it holds, or not yet
+made (a negative number).
+
+    ABSENT -> LOADING -> FRESH -> HELD -> SPENT -> (its frame moves under another chunk) ABSENT
+
+Under a cycle LRU evicts exactly what comes next. The victim with the farthest next use (Belady 1966) is here simply the
+chunk that was used last; a chunk fetched ahead of its use is taken only for one that is needed now.
+
+Events in (`pump`, `acquire`, `release`, `loaded`, `failed`), reads to start out. One consumer. Not thread-safe: the caller locks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class ChunkState(Enum):
+    """Where a chunk is; PINNED is resident for good."""
+
+    ABSENT = 0
+    LOADING = 1
+    FRESH = 2
+    HELD = 3
+    SPENT = 4
+    PINNED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read `chunk` into a frame: its own memory (source None), a new frame (negative), or the frame under chunk `source`."""
+
+    chunk: int
+    source: int | None
+    is_urgent: bool = False
+
+
+class Residency:
+    """The state of every chunk under one plan.
+
+    order: the chunks that a pass reads, use after use (a chunk that is used twice stands in it twice).
+    pinned: the chunks that stay. n_frames: frames that all others share.
+
+    The consumer and the frontier (the next read ahead of need) are counted in uses since the start, never wrapped: the
+    frontier is at most one pass ahead of the consumer.
+    """
+
+    def __init__(self, n_chunks: int, order: Sequence[int], pinned: Iterable[int], n_frames: int) -> None:
+        self._state = [ChunkState.ABSENT] * n_chunks
+        self._order = list(order)
+        self._uses: dict[int, list[int]] = {}
+        for i, chunk in enumerate(self._order):
+            self._uses.setdefault(chunk, []).append(i)
+        self._pinned = frozenset(pinned)
+        self._n_frames = n_frames
+        self._free = [-1 - i for i in range(n_frames)]
+        self._spent: list[int] = []
+        self._fresh: set[int] = set()
+        self._wanted: set[int] = set()
+        self._starved: list[int] = []
+        self._n_loading = 0
+        self._consumer = self._frontier = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a chunk that was acquired is still on its way."""
+        return bool(self._wanted)
+
+    def state(self, chunk: int) -> ChunkState:
+        """Return where `chunk` is."""
+        return self._state[chunk]
+
+    def pump(self) -> list[Load]:
+        """Start as many reads ahead of need as there are idle frames, in order of use, across the end of the pass."""
+        loads: list[Load] = []
+        self._frontier = max(self._frontier, self._consumer)
+        while self._frontier < self._consumer + len(self._order):
+            chunk = self._order[self._frontier % len(self._order)]
+            state = self._state[chunk]
+            if state is ChunkState.ABSENT:
+                source = None
+                if chunk not in self._pinned and (source := self._take_idle_frame()) is None:
+                    break
+                loads.append(self._start(chunk, source))
+            elif state is ChunkState.SPENT:
+                self._set_fresh(chunk)
+            elif state is ChunkState.HELD:
+                break
+            self._frontier += 1
+        return loads
+
+    def acquire(self, chunks: Iterable[int]) -> list[Load]:
+        """Hold `chunks` until they are released; wait while `is_waiting`. Return the reads that this needs at once."""
+        for chunk in chunks:
+            state = self._state[chunk]
+            if state is ChunkState.PINNED:
+                continue
+            if state in (ChunkState.FRESH, ChunkState.SPENT):
+                self._fresh.discard(chunk)
+                self._state[chunk] = ChunkState.HELD
+            elif state is not ChunkState.HELD:
+                self._wanted.add(chunk)
+                if state is ChunkState.ABSENT:
+                    self._starved.append(chunk)
+            self._consumer = self._next_use(chunk) + 1
+        return self._feed_starved()
+
+    def release(self, chunks: Iterable[int]) -> list[Load]:
+        """Let `chunks` go; their frames serve the next ones. Return the reads that can start."""
+        for chunk in chunks:
+            if self._state[chunk] is ChunkState.HELD:
+                self._state[chunk] = ChunkState.SPENT
+                self._spent.append(chunk)
+            self._wanted.discard(chunk)
+        self._starved = [chunk for chunk in self._starved if chunk in self._wanted]
+        return self._feed_starved() + self.pump()
+
+    def loaded(self, chunk: int) -> list[Load]:
+        """Note that a read is done. Return the reads that waited for a frame."""
+        self._n_loading -= 1
+        if chunk in self._pinned:
+            self._state[chunk] = ChunkState.PINNED
+        elif chunk in self._wanted:
+            self._state[chunk] = ChunkState.HELD
+        else:
+            self._set_fresh(chunk)
+        self._wanted.discard(chunk)
+        return self._feed_starved()
+
+    def failed(self, chunk: int) -> bool:
+        """Note that a read failed: the chunk is absent, its frame is free. Return whether someone waits for the chunk."""
+        self._n_loading -= 1
+        self._state[chunk] = ChunkState.ABSENT
+        if chunk not in self._pinned:
+            self._free.append(chunk)
+        is_wanted = chunk in self._wanted
+        self._wanted.discard(chunk)
+        return is_wanted
+
+    def check(self) -> None:
+        """Raise AssertionError unless every frame is in exactly one place and no state contradicts another."""
+        framed = [c for c, state in enumerate(self._state) if c not in self._pinned and state is not ChunkState.ABSENT]
+        assert len(framed) + len(self._free) == self._n_frames, (len(framed), len(self._free), self._n_frames)
+        assert len(set(self._free)) == len(self._free), "a frame is free twice"
+        assert not set(framed) & set(self._free), "a frame is free and in use"
+        assert self._fresh == {c for c, state in enumerate(self._state) if state is ChunkState.FRESH}
+        assert {c for c, state in enumerate(self._state) if state is ChunkState.SPENT} <= set(self._spent)
+        assert self._n_loading == sum(state is ChunkState.LOADING for state in self._state)
+        assert all(self._state[c] in (ChunkState.ABSENT, ChunkState.LOADING) for c in self._wanted)
+        assert all(self._state[c] is ChunkState.ABSENT for c in self._starved)
+
+    def _start(self, chunk: int, source: int | None, is_urgent: bool = False) -> Load:
+        self._state[chunk] = ChunkState.LOADING
+        self._n_loading += 1
+        return Load(chunk, source, is_urgent)
+
+    def _set_fresh(self, chunk: int) -> None:
+        self._state[chunk] = ChunkState.FRESH
+        self._fresh.add(chunk)
+
+    def _next_use(self, chunk: int) -> int:
+        """Return the first use of `chunk` at or after the consumer; one that no pass was expected to use is used now."""
+        uses, n = self._uses.get(chunk), len(self._order)
+        if not uses:
+            return self._consumer - 1
+        lap, here = divmod(self._consumer, n)
+        i = bisect_left(uses, here)
+        return lap * n + uses[i] if i < len(uses) else (lap + 1) * n + uses[0]
+
+    def _take_idle_frame(self) -> int | None:
+        if self._free:
+            return self._free.pop()
+        while self._spent:
+            chunk = self._spent.pop()
+            if self._state[chunk] is ChunkState.SPENT:
+                self._state[chunk] = ChunkState.ABSENT
+                return chunk
+        return None
+
+    def _take_fresh_frame(self) -> int | None:
+        """Take back the frame whose chunk is used last of all that were read ahead."""
+        if not self._fresh:
+            return None
+        victim = max(self._fresh, key=self._next_use)
+        self._fresh.discard(victim)
+        self._state[victim] = ChunkState.ABSENT
+        return victim
+
+    def _feed_starved(self) -> list[Load]:
+        """Start the reads that someone waits for, as far as there are frames."""
+        loads: list[Load] = []
+        while self._starved:
+            chunk = self._starved[0]
+            source: int | None = None
+            if chunk not in self._pinned:
+                source = self._take_idle_frame()
+                if source is None:
+                    source = self._take_fresh_frame()
+                if source is None:
+                    if self._n_loading == 0:
+                        raise RuntimeError(f"{self._n_frames} frames cannot hold what one step needs")
+                    break
+            loads.append(self._start(self._starved.pop(0), source, is_urgent=True))
+        return loads

@@ -1,0 +1,88 @@
+"""Rows of a large table (token embeddings) fetched one by one, so that the table takes the memory of the rows in use.
+
+The pages asked for last are kept, up to a budget; the least recently used leave. Tokens recur, so most are there already.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from functools import partial
+
+from edge_run.base.errors import EdgeRunError
+from edge_run.tiers import _libc
+from edge_run.tiers.readers import Readers
+from edge_run.tiers.source import SourceFile
+
+
+class RowTable:
+    """The pages of [start, stop), a part of one mapped file, resident on demand. One consumer thread.
+
+    start and stop are page-aligned addresses; file_offset belongs to start; budget_bytes bounds the resident pages, but never
+    below what one call needs.
+    """
+
+    def __init__(
+        self, start: int, stop: int, file_offset: int, source: SourceFile, readers: Readers, budget_bytes: int
+    ) -> None:
+        self.start, self.stop = start, stop
+        self._file_offset = file_offset
+        self._source = source
+        self._readers = readers
+        self._max_pages = budget_bytes // _libc.PAGE
+        self._pages: OrderedDict[int, None] = OrderedDict()
+        _libc.map_anonymous(stop - start, _libc.PROT_READ_WRITE, at=start)
+
+    def fetch(self, rows: Iterable[tuple[int, int]]) -> None:
+        """Make rows readable, each given as (address, length in bytes); what lies outside the table is left alone.
+
+        Raises TierReadError or ModelFileError; what was resident stays so.
+        """
+        needed = {page for address, length in rows for page in self._pages_of(address, length)}
+        for page in needed & self._pages.keys():
+            self._pages.move_to_end(page)
+        missing = sorted(needed - self._pages.keys())
+        while self._pages and len(self._pages) + len(missing) > self._max_pages:
+            oldest = next(iter(self._pages))
+            if oldest in needed:
+                break
+            del self._pages[oldest]
+            _libc.drop_pages(oldest, _libc.PAGE)
+        self._read(_runs(missing))
+        self._pages.update(dict.fromkeys(missing))
+
+    def _pages_of(self, address: int, length: int) -> range:
+        first = address - address % _libc.PAGE
+        return range(max(first, self.start), min(address + length, self.stop), _libc.PAGE)
+
+    def _read(self, runs: list[tuple[int, int]]) -> None:
+        done = threading.Semaphore(0)
+        errors: list[EdgeRunError] = []
+
+        def read(address: int, length: int) -> int:
+            try:
+                return self._source.read_into(address, length, self._file_offset + address - self.start)
+            except EdgeRunError as error:
+                errors.append(error)
+                return 0
+            finally:
+                done.release()
+
+        for run in runs:
+            self._readers.submit(partial(read, *run), is_urgent=True)
+        for _ in runs:
+            done.acquire()
+        if errors:
+            raise errors[0]
+
+
+def _runs(pages: list[int]) -> list[tuple[int, int]]:
+    """Join sorted page addresses into (address, length) runs."""
+    runs: list[tuple[int, int]] = []
+    for page in pages:
+        if runs and sum(runs[-1]) == page:
+            runs[-1] = (runs[-1][0], runs[-1][1] + _libc.PAGE)
+        else:
+            runs.append((page, _libc.PAGE))
+    return runs

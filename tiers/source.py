@@ -1,0 +1,86 @@
+"""A model file as a source of bytes: read directly, past the page cache, into memory at a given address."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.tiers import _libc
+
+
+class SourceFile:
+    """One shard, open for reading. Thread-safe: reads are positional.
+
+    Reads are direct (O_DIRECT) where the file system does that; elsewhere they are buffered and what they leave in the page
+    cache is dropped after each read. `is_direct` says which.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._fd, self.is_direct = self._open(path)
+        except OSError as error:
+            raise ModelFileError(f"{path}: cannot be opened ({error.strerror})") from error
+        self._identity = self._identify()
+        self.size_bytes = self._identity[0]
+
+    @staticmethod
+    def _open(path: Path) -> tuple[int, bool]:
+        direct = getattr(os, "O_DIRECT", 0)
+        if direct:
+            try:
+                fd = os.open(path, os.O_RDONLY | direct | os.O_CLOEXEC)
+            except OSError:
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+            page = _libc.map_anonymous(_libc.PAGE)
+            try:
+                os.preadv(fd, [_libc.view(page, _libc.PAGE)], 0)
+                return fd, True
+            except OSError:
+                os.close(fd)
+            finally:
+                _libc.unmap(page, _libc.PAGE)
+        return os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)), False
+
+    def _identify(self) -> tuple[int, int]:
+        status = os.fstat(self._fd)
+        return status.st_size, status.st_mtime_ns
+
+    def check_unchanged(self) -> None:
+        """Raise ModelFileError when the file was written to since it was opened."""
+        if self._identify() != self._identity:
+            raise ModelFileError(f"{self.path}: the file changed while it was in use; start again", path=str(self.path))
+
+    def read_into(self, address: int, length: int, offset: int) -> int:
+        """Fill memory at `address` from `offset`, both page-aligned; return the bytes read.
+
+        Less than `length` only at the end of the file. Raises TierReadError, or ModelFileError when the file has shrunk.
+        """
+        target, got = _libc.view(address, length), 0
+        expected = min(length, self.size_bytes - offset)
+        try:
+            while got < expected:
+                n = os.preadv(self._fd, [target[got:]], offset + got)
+                if n <= 0:
+                    raise ModelFileError(
+                        f"{self.path}: ended at byte {offset + got} of {self.size_bytes}; the file was cut short while in use",
+                        found_bytes=offset + got,
+                        needed_bytes=self.size_bytes,
+                    )
+                got += n
+        except OSError as error:
+            raise TierReadError(
+                f"{self.path}: reading {length} bytes at {offset} failed ({error.strerror}); check the drive and its cable",
+                offset=offset,
+                length=length,
+            ) from error
+        if not self.is_direct and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
+        return got
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

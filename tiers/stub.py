@@ -1,0 +1,96 @@
+"""Stubs: files that look like the model to llama.cpp and hold nothing but its header.
+
+llama.cpp maps the files it opens, and populates the mapping: on the model itself that reads it all. A stub is the model's header,
+then a hole up to its full size; after llama.cpp has read the header and before it maps, `cut` shortens the file, so that there
+is nothing to populate. The mapping is then replaced by memory of ours (`Territory.claim`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.tiers.gguf import Shard
+from edge_run.tiers.territory import Span
+
+_COPY_BYTES = 1 << 20
+
+
+class Stubs:
+    """The stubs of one model in a folder of their own, removed at the end. A context manager.
+
+    Raises TierReadError when the folder cannot be written (full disk, no rights), ModelFileError when the model cannot be read.
+    """
+
+    def __init__(self, shards: Sequence[Shard], cache_folder: Path) -> None:
+        self._shards = tuple(shards)
+        try:
+            cache_folder.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix="stub-", dir=cache_folder))
+        except OSError as error:
+            raise TierReadError(
+                f"{cache_folder}: cannot make a folder for the model's stub ({error.strerror}); free space there, "
+                "or name another folder with --cache-dir"
+            ) from error
+        self.paths: list[Path] = []
+        try:
+            for shard in self._shards:
+                self.paths.append(self._write(shard))
+        except BaseException:
+            self.close()
+            raise
+
+    def _write(self, shard: Shard) -> Path:
+        path = self._folder / shard.path.name
+        try:
+            source = shard.path.open("rb")
+        except OSError as error:
+            raise ModelFileError(f"{shard.path}: cannot be opened ({error.strerror})") from error
+        with source:
+            try:
+                with path.open("wb") as stub:
+                    left = shard.data_offset
+                    while left > 0 and (data := source.read(min(left, _COPY_BYTES))):
+                        stub.write(data)
+                        left -= len(data)
+                    stub.truncate(shard.size_bytes)
+            except OSError as error:
+                raise TierReadError(
+                    f"{path}: writing the model's stub ({shard.data_offset} bytes) failed ({error.strerror}); free space "
+                    "there, or name another folder with --cache-dir",
+                    needed_bytes=shard.data_offset,
+                ) from error
+        return path
+
+    def cut(self) -> None:
+        """Shorten every stub to its header."""
+        for path, shard in zip(self.paths, self._shards, strict=True):
+            os.truncate(path, shard.data_offset)
+
+    def spans(self) -> list[Span]:
+        """Return where this process has mapped the stubs."""
+        spans = []
+        numbers = {str(path.resolve()): i for i, path in enumerate(self.paths)}
+        with open("/proc/self/maps") as maps:
+            for line in maps:
+                addresses, _, offset, _, _, *name = line.rstrip("\n").split(None, 5)
+                shard = numbers.get(name[0]) if name else None
+                if shard is not None:
+                    start, stop = (int(text, 16) for text in addresses.split("-"))
+                    spans.append(Span(shard, start, stop, start - int(offset, 16)))
+        return spans
+
+    def close(self) -> None:
+        """Remove the stubs. Idempotent."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Stubs:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,107 @@
+"""The address space of a model's weights: where each chunk of each file lives, and what memory is under it.
+
+llama.cpp maps a stub of each file; the territory takes those mappings over. Nothing is under a chunk until it is furnished: what
+is not resident is unmapped (PROT_NONE), so that a read of missing weights stops the process instead of giving wrong text.
+Chunks are aligned to their size, so that a frame moves as one huge page. Where a chunk sticks out of its
+mapping (the two ends of a file) only the part inside is ours; such chunks cannot change frames and are pinned.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge_run.base.units import MIB, round_down, round_up
+from edge_run.tiers import _libc
+
+CHUNK_BYTES = 2 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A mapped part of one shard: addresses [start, stop), and the address where the shard's byte 0 would be."""
+
+    shard: int
+    start: int
+    stop: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one chunk lives. is_whole: it fills its frame, so it may change frames."""
+
+    address: int
+    length: int
+    shard: int
+    file_offset: int
+    is_whole: bool
+
+
+class Territory:
+    """All spans of one model, cut into numbered chunks. Thread-safe."""
+
+    def __init__(self, spans: Sequence[Span], chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.spans = tuple(spans)
+        self.chunk_bytes = chunk_bytes
+        self._first: list[int] = []
+        self._grid: list[int] = []
+        count = 0
+        for span in self.spans:
+            grid = round_down(span.start, chunk_bytes)
+            self._first.append(count)
+            self._grid.append(grid)
+            count += (round_up(span.stop, chunk_bytes) - grid) // chunk_bytes
+        self.n_chunks = count
+        self._places: dict[int, Place] = {}
+
+    def claim(self) -> None:
+        """Take the spans over: drop what was mapped there and leave them unreadable."""
+        for span in self.spans:
+            _libc.map_anonymous(span.stop - span.start, _libc.PROT_NONE, at=span.start)
+
+    def chunks_of(self, address: int, length: int) -> range:
+        """Return the numbers of the chunks that hold [address, address + length). Raises ValueError outside."""
+        for span, first, grid in zip(self.spans, self._first, self._grid, strict=True):
+            if span.start <= address and address + length <= span.stop:
+                low = (address - grid) // self.chunk_bytes
+                high = (address + max(length, 1) - 1 - grid) // self.chunk_bytes
+                return range(first + low, first + high + 1)
+        raise ValueError(f"address {address:#x} (+{length}) is in no mapping of the model")
+
+    def span_of(self, address: int) -> Span:
+        """Return the span that holds `address`. Raises ValueError outside."""
+        for span in self.spans:
+            if span.start <= address < span.stop:
+                return span
+        raise ValueError(f"address {address:#x} is in no mapping of the model")
+
+    def place(self, chunk: int) -> Place:
+        """Return where `chunk` lives."""
+        place = self._places.get(chunk)
+        if place is None:
+            place = self._places[chunk] = self._locate(chunk)
+        return place
+
+    def furnish(self, chunk: int, source: int | None) -> None:
+        """Put memory under `chunk`: the frame under chunk `source`, or fresh memory (None or negative)."""
+        place = self.place(chunk)
+        if source == chunk:
+            return
+        if source is None or source < 0:
+            _libc.map_anonymous(place.length, _libc.PROT_READ_WRITE, at=place.address)
+            _libc.prepare_for_weights(place.address, place.length)
+            return
+        old = self.place(source)
+        _libc.move_pages(old.address, place.address, place.length)
+        # The vacated range is replaced at once, so that it merges with its neighbours (vm.max_map_count) and stays unreadable.
+        _libc.map_anonymous(old.length, _libc.PROT_NONE, at=old.address)
+
+    def _locate(self, chunk: int) -> Place:
+        index = bisect_right(self._first, chunk) - 1
+        span = self.spans[index]
+        low = self._grid[index] + (chunk - self._first[index]) * self.chunk_bytes
+        start, stop = max(low, span.start), min(low + self.chunk_bytes, span.stop)
+        is_whole = stop - start == self.chunk_bytes
+        return Place(start, stop - start, span.shard, start - span.base, is_whole)

@@ -1,0 +1,142 @@
+"""Weights in memory: carries out what `Residency` decides, on the chunks of a `Territory`, with `Readers`.
+
+Frames are moved in the order in which they were handed out, whichever thread gets there first: a frame that one chunk gives up
+may be promised to the next before it has moved.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from edge_run.base.errors import EdgeRunError, TierReadError
+from edge_run.base.protocols import Clock
+from edge_run.tiers.readers import Readers
+from edge_run.tiers.residency import Load, Residency
+from edge_run.tiers.source import SourceFile
+from edge_run.tiers.territory import Territory
+
+logger = logging.getLogger(__name__)
+
+MAX_READ_CHUNKS = 4
+
+
+class Weights:
+    """The DRAM tier of one model. One consumer thread acquires and releases; the readers do the rest."""
+
+    def __init__(
+        self,
+        territory: Territory,
+        sources: Sequence[SourceFile],
+        readers: Readers,
+        state: Residency,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._territory = territory
+        self._sources = sources
+        self._readers = readers
+        self._residency = state
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._moves: deque[Load] = deque()
+        self._moved = self._promised = 0
+        self._error: EdgeRunError | None = None
+
+    def start(self) -> None:
+        """Begin to read ahead."""
+        with self._changed:
+            self._submit(self._residency.pump())
+
+    def acquire(self, chunks: Iterable[int], check: Callable[[], None] = lambda: None) -> float:
+        """Hold `chunks`; return, when all are readable, the seconds waited. `check` runs while waiting and may raise to stop.
+
+        Raises TierReadError or ModelFileError when one cannot be read; then nothing more is held than before.
+        """
+        chunks = list(chunks)
+        with self._changed:
+            self._error = None
+            self._submit(self._residency.acquire(chunks))
+            if not self._residency.is_waiting:
+                return 0.0
+            started = self._clock()
+            try:
+                while self._residency.is_waiting and self._error is None:
+                    self._changed.wait(timeout=0.1)
+                    check()
+                if self._error is not None:
+                    raise self._error
+            except BaseException:
+                self._submit(self._residency.release(chunks))
+                raise
+            return self._clock() - started
+
+    def release(self, chunks: Iterable[int]) -> None:
+        """Let `chunks` go and read ahead into their frames."""
+        with self._changed:
+            self._submit(self._residency.release(chunks))
+
+    def _submit(self, loads: Sequence[Load]) -> None:
+        for run in _coalesce(loads, self._territory):
+            self._moves.extend(run)
+            self._promised += len(run)
+            self._readers.submit(self._job(run, self._promised), is_urgent=run[0].is_urgent)
+
+    def _job(self, run: list[Load], ticket: int) -> Callable[[], int]:
+        def read() -> int:
+            try:
+                with self._changed:
+                    self._carry_out_moves(ticket)
+                n_bytes = self._read(run)
+            except (EdgeRunError, OSError) as error:
+                self._note_failure(run, error)
+                return 0
+            with self._changed:
+                for load in run:
+                    self._submit(self._residency.loaded(load.chunk))
+                if not self._residency.is_waiting:
+                    self._changed.notify_all()
+            return n_bytes
+
+        return read
+
+    def _carry_out_moves(self, ticket: int) -> None:
+        while self._moved < ticket:
+            load = self._moves.popleft()
+            self._moved += 1
+            self._territory.furnish(load.chunk, load.source)
+
+    def _read(self, run: list[Load]) -> int:
+        first = self._territory.place(run[0].chunk)
+        length = sum(self._territory.place(load.chunk).length for load in run)
+        return self._sources[first.shard].read_into(first.address, length, first.file_offset)
+
+    def _note_failure(self, run: list[Load], error: EdgeRunError | OSError) -> None:
+        if not isinstance(error, EdgeRunError):
+            error = TierReadError(f"moving page frames failed ({error}); raise vm.max_map_count or lower --memory")
+        logger.warning("read of chunk %d (+%d) failed: %s", run[0].chunk, len(run) - 1, error)
+        with self._changed:
+            is_wanted = [self._residency.failed(load.chunk) for load in run]
+            if any(is_wanted):
+                self._error = error
+                self._changed.notify_all()
+
+
+def _coalesce(loads: Sequence[Load], territory: Territory) -> list[list[Load]]:
+    """Group neighbouring chunks of one shard, in the order given, into reads of at most MAX_READ_CHUNKS chunks."""
+    runs: list[list[Load]] = []
+    for load in loads:
+        last = runs[-1][-1] if runs else None
+        if (
+            last is not None
+            and load.chunk == last.chunk + 1
+            and load.is_urgent == last.is_urgent
+            and len(runs[-1]) < MAX_READ_CHUNKS
+            and territory.place(load.chunk).shard == territory.place(last.chunk).shard
+        ):
+            runs[-1].append(load)
+        else:
+            runs.append([load])
+    return runs
