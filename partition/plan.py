@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_run.base.errors import BudgetError
-from edge_run.base.units import format_size
+from edge_run.base.units import MIB, format_size, round_up
 
 LOOKAHEAD_CHUNKS = 16
 
@@ -45,11 +45,11 @@ def plan_residency(
     n_places = available_bytes // chunk_bytes - len(fixed)
     sizes = [sum(chunk not in must_pin for chunk in stretch) for stretch in stretches]
     largest = max(sizes, default=0)
-    minimum = other_bytes + (len(fixed) + largest) * chunk_bytes
+    minimum = round_up(other_bytes + (len(fixed) + largest) * chunk_bytes + MIB, MIB)  # measured figures vary a little
     if n_places < largest:
         raise BudgetError(
             f"memory budget {format_size(available_bytes + other_bytes)}: too small for this model, which needs at least "
-            f"{format_size(minimum)} ({format_size(other_bytes)} besides weights, "
+            f"{minimum // MIB} MiB ({format_size(other_bytes)} besides weights, "
             f"{format_size(minimum - other_bytes)} of weights at once); raise --memory or shorten the context (-c)",
             found_bytes=available_bytes + other_bytes,
             minimum_bytes=minimum,

@@ -27,7 +27,7 @@ from edge_run.runtime.decoder import LocalDecoder
 from edge_run.runtime.driver import Driver, compile_program
 from edge_run.runtime.kv_rules import check_kv_fits, check_kv_types
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel, context_shape
-from edge_run.runtime.planning import Holdings, plan_plain, plan_resident, plan_streamed, row_ranges
+from edge_run.runtime.planning import Holdings, plan_plain, plan_resident, plan_streamed, row_ranges, work_bytes
 from edge_run.runtime.streaming import WeightStreaming, cut_into_stretches
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import read_gguf
@@ -36,7 +36,7 @@ from edge_run.tiers.residency import Residency
 from edge_run.tiers.rows import RowTable
 from edge_run.tiers.source import SourceFile
 from edge_run.tiers.stub import Stubs
-from edge_run.tiers.territory import Territory
+from edge_run.tiers.territory import CHUNK_BYTES, Territory
 from edge_run.tiers.weights import Weights
 
 
@@ -61,13 +61,14 @@ def why_not_ours(config: ModelConfig) -> str:
 class Engine:
     """An open model: its decoder, its plan, its figures. One pass at a time; a context manager; closing is idempotent."""
 
-    def __init__(self, path: Path, config: ModelConfig) -> None:
-        """Open the model at `path`; no weight is read before this returns.
+    def __init__(self, path: Path, config: ModelConfig, chunk_bytes: int = CHUNK_BYTES) -> None:
+        """Open the model at `path`; no weight is read before this returns. chunk_bytes: a page or a power of two more (tests).
 
         Raises ModelFileError, BudgetError, KernelError, ConfigError, NotSupported or TierReadError; nothing is left open.
         """
         started = time.monotonic()
         self.config = config
+        self._chunk_bytes = chunk_bytes
         self.budget_bytes = int(config.memory) if config.memory else default_budget_bytes()
         self.gguf = read_gguf(path)
         check_kv_types(self.gguf, config)
@@ -132,7 +133,7 @@ class Engine:
         cache = self.config.cache_folder or Path.home() / ".cache" / "edge-run"
         with Stubs(self.gguf.shards, cache) as stubs:
             self._load(stubs.paths, stubs.cut)
-            self._territory = Territory(stubs.spans())
+            self._territory = Territory(stubs.spans(), self._chunk_bytes)
         self._territory.claim()
         check_kv_fits(self.gguf, self.shape, self.budget_bytes)
         weights_bytes = self._territory.n_chunks * self._territory.chunk_bytes
@@ -154,9 +155,10 @@ class Engine:
         self._stack.callback(lambda: self._context.close() if hasattr(self, "_context") else None)
 
     def _make_context(self, callback: Callable[[int, bool, int], bool] | None) -> Holdings:
+        _libc.trim_heap()
         before = process_memory()
         self._context = LlamaContext(self.model, self.shape, callback)
-        return Holdings.since(before, self._context.kv_bytes)
+        return Holdings.since(before, self._context, work_bytes(self.gguf, self.shape.micro_batch_tokens))
 
     def _make_decoder(self, prepare: Callable[[], None]) -> None:
         self.decoder = LocalDecoder(self.model, self._context, self._driver, self.shape, prepare)

@@ -11,9 +11,11 @@ from typing import Any
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import KernelError, ModelFileError
+from edge_run.base.units import MIB
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
 
+_BUFFER = re.compile(r"(\w+) buffer size =\s*([\d.]+) MiB")
 _READY_TO_MAP = ("print_info:", "load_tensors:")
 
 
@@ -116,7 +118,10 @@ def context_shape(config: ModelConfig, model: LlamaModel, threads: int) -> Conte
 
 
 class LlamaContext:
-    """A context: KV cache, compute buffers, logits. One thread at a time."""
+    """A context: KV cache, compute buffers, logits. One thread at a time.
+
+    kv_bytes: keys, values and recurrent state. buffer_bytes: all of llama.cpp's buffers, as it reports them; 0 when it does not.
+    """
 
     def __init__(self, model: LlamaModel, shape: ContextShape, callback: Any = None) -> None:
         """Make a context. callback(address, is_asking, user_data) is shown every node; it is fixed for the context's life.
@@ -139,8 +144,9 @@ class LlamaContext:
             raise KernelError(f"llama.cpp cannot make a context of {shape.context_tokens} tokens: {lines.reason()}")
         self.memory = L.llama_get_memory(self.handle)
         self.context_tokens: int = L.llama_n_ctx(self.handle)
-        sizes = (re.search(r"(?:KV|RS) buffer size =\s*([\d.]+) MiB", line) for line in lines.lines)
-        self.kv_bytes = int(sum(float(size[1]) for size in sizes if size) * (1 << 20))
+        sizes = [match.groups() for line in lines.lines if (match := _BUFFER.search(line))]
+        self.kv_bytes = sum(int(float(mib) * MIB) for kind, mib in sizes if kind in ("KV", "RS"))
+        self.buffer_bytes = sum(int(float(mib) * MIB) for _, mib in sizes)
 
     def close(self) -> None:
         """Free the context. Idempotent."""

@@ -23,37 +23,55 @@ LEAST_TABLE_BUDGET_BYTES = 4 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What the process holds besides weights. buffers_bytes: allocated by llama.cpp's context, touched or not, KV included."""
+    """What the process holds besides weights.
+
+    program_bytes: resident, Python and llama.cpp with its graphs. kv_bytes and buffer_bytes: allocated by llama.cpp's context, and
+    counted in full, touched yet or not. work_bytes: what matrix multiplications will allocate for their inputs.
+    """
 
     program_bytes: int
-    buffers_bytes: int
-    kv_bytes: int
+    kv_bytes: int = 0
+    buffer_bytes: int = 0
+    work_bytes: int = 0
 
     @classmethod
     def now(cls) -> Holdings:
         """Return what is held before there is a context."""
-        return cls(process_memory().resident_bytes, 0, 0)
+        return cls(process_memory().resident_bytes)
 
     @classmethod
-    def since(cls, before: ProcessMemory, kv_bytes: int) -> Holdings:
-        """Return what is held after a context was made; what it allocated counts in full, touched yet or not."""
+    def since(cls, before: ProcessMemory, context: LlamaContext, work_bytes: int) -> Holdings:
+        """Return what is held after `context` was made; what it has allocated besides its buffers is what memory grew by."""
         after = process_memory()
-        allocated = max(after.data_bytes - before.data_bytes, after.resident_bytes - before.resident_bytes, kv_bytes)
-        return cls(before.resident_bytes, allocated, kv_bytes)
+        if not context.buffer_bytes:
+            buffers = max(after.data_bytes - before.data_bytes, after.resident_bytes - before.resident_bytes)
+            return cls(before.resident_bytes, context.kv_bytes, max(0, buffers - context.kv_bytes), work_bytes)
+        graphs = max(0, after.resident_bytes - before.resident_bytes - context.kv_bytes)
+        buffers = context.buffer_bytes - context.kv_bytes
+        return cls(before.resident_bytes + graphs, context.kv_bytes, buffers, work_bytes)
 
     @property
     def total_bytes(self) -> int:
         """All of it, with a reserve for what Python and the tokenizer still allocate."""
-        return self.program_bytes + self.buffers_bytes + RESERVE_BYTES
+        return sum(item.size_bytes for item in self.items())
 
     def items(self) -> tuple[PlanItem, ...]:
         """Return the plan's lines for all but weights."""
         return (
             PlanItem("program", self.program_bytes, "Python, llama.cpp and the vocabulary, measured"),
             PlanItem("kv", self.kv_bytes, "the context's keys and values"),
-            PlanItem("buffers", self.buffers_bytes - self.kv_bytes, "llama.cpp's compute and output buffers, measured"),
+            PlanItem("buffers", self.buffer_bytes, "llama.cpp's compute and output buffers, as it reports them"),
+            PlanItem("work", self.work_bytes, "inputs of matrix multiplications, converted for the kernels"),
             PlanItem("reserve", RESERVE_BYTES, "for what is allocated later: text, samplers, thread stacks"),
         )
+
+
+def work_bytes(gguf: GgufModel, micro_batch_tokens: int) -> int:
+    """Return what ggml's CPU backend allocates to convert the widest input of a matrix multiplication, 2 bytes a number."""
+    n_used = gguf.value("expert_used_count")
+    experts = n_used if isinstance(n_used, int) else 1
+    widths = (t.shape[0] * (experts if len(t.shape) > 2 else 1) for t in gguf.tensors if len(t.shape) > 1)
+    return 2 * micro_batch_tokens * max(widths, default=0)
 
 
 @dataclass(frozen=True, slots=True)

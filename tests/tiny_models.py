@@ -687,7 +687,7 @@ def _draw(name: str, shape: Shape, seed: int, *, is_tied: bool) -> NDArray[Any]:
     """Random values for the tensor `name`, of a size that keeps activations near 1; numpy order, F16 or F32."""
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     values: NDArray[Any] = generator.standard_normal(shape[::-1], dtype=np.float32)
-    if "ssm_a" in name:
+    if name.endswith("ssm_a"):
         values = -np.abs(values) - 0.1  # a state decays
     elif name.endswith("ssm_dt.bias"):
         values = 0.5 * values - 3  # before the softplus: short time steps, long memory
@@ -757,6 +757,8 @@ def _writing(path: Path) -> Iterator[Path]:
 
 # llama.cpp's log
 
+_GGML_LOG_LEVEL_WARN, _GGML_LOG_LEVEL_ERROR = 3, 4
+
 
 @low.llama_log_callback
 def _forget(_level: int, _text: bytes, _user_data: int | None) -> None:
@@ -780,6 +782,3 @@ def _catching_log() -> Iterator[list[str]]:
         yield lines
     finally:
         low.llama_log_set(owner, owner_data)
-
-
-_GGML_LOG_LEVEL_WARN, _GGML_LOG_LEVEL_ERROR = 3, 4

@@ -66,6 +66,13 @@ def prepare_for_weights(address: int, length: int) -> None:
         _libc.madvise(address, length, advice)
 
 
+def trim_heap() -> None:
+    """Give freed heap memory back to the kernel, so that what is measured afterwards is what is held (glibc only)."""
+    trim = getattr(_libc, "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
 def view(address: int, length: int) -> memoryview:
     """Return a writable view of raw memory. The caller keeps the range mapped while the view lives."""
     return memoryview((ctypes.c_char * length).from_address(address)).cast("B")

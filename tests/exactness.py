@@ -1,0 +1,102 @@
+"""Compares a streamed run of a model with llama.cpp all resident, logit by logit. Run as a child process: a read of weights that
+are not resident ends the process.
+
+    python exactness.py MODEL.gguf [--decode 50] [--prefill 300] [--micro-batch 64] [--kv-type f16]
+
+Prints one JSON line: for each budget tried, the streamed bytes per pass and how many rows of logits differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import BudgetError
+from edge_run.base.protocols import BatchToken
+from edge_run.base.units import KIB, MIB
+from edge_run.runtime.engine import Engine
+
+
+def run(engine: Engine, tokens: list[int], prefill: int) -> list[np.ndarray]:
+    """Return the logits of each pass: the prompt, every row of its last pass, then token by token."""
+    width = engine.shape.micro_batch_tokens
+    rows = []
+    for start in range(0, prefill, width):
+        part = tokens[start : min(start + width, prefill)]
+        batch = [BatchToken(t, start + i, 0, start + width >= prefill) for i, t in enumerate(part)]
+        rows.append(engine.decoder.decode(batch).copy())
+    for i in range(prefill, len(tokens)):
+        rows.append(engine.decoder.decode([BatchToken(tokens[i], i, 0, True)]).copy())
+    return rows
+
+
+CHUNK_BYTES = 64 * KIB
+
+
+def open_at(path: Path, share: float, options: dict[str, object]) -> Engine:
+    """Open under the smallest budget that works plus `share` of the model.
+
+    The smallest budget is the one that a refusal names. The allocator keeps memory between engines of one process, so a second
+    look may find that everything fits: then look again.
+    """
+    budget = start = 40 * MIB
+    for _ in range(8):
+        try:
+            engine = Engine(path, ModelConfig(memory=budget, backend="edge-run", **options), CHUNK_BYTES)
+        except BudgetError as error:
+            budget = int(str(error.figures["minimum_bytes"])) + int(share * path.stat().st_size)
+            continue
+        if engine.plan.mode == "streamed" or share >= 1:
+            return engine
+        engine.close()
+        budget = start
+    raise AssertionError(f"no streamed run at {share} of the model above the smallest budget")
+
+
+def main() -> None:
+    """Compare, and print the result."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--prefill", type=int, default=300)
+    parser.add_argument("--decode", type=int, default=50)
+    parser.add_argument("--micro-batch", type=int, default=64)
+    parser.add_argument("--kv-type", default="f16")
+    parser.add_argument("--flash-attention", default="auto")
+    arguments = parser.parse_args()
+    options = {
+        "context_tokens": 512,
+        "micro_batch_tokens": arguments.micro_batch,
+        "kv_type": arguments.kv_type,
+        "flash_attention": arguments.flash_attention,
+        "threads": 2,
+    }
+    with_plain = Engine(arguments.model, ModelConfig(backend="llama.cpp", **options))
+    vocabulary = with_plain.model.vocabulary
+    tokens = np.random.default_rng(0).integers(1, vocabulary, arguments.prefill + arguments.decode).tolist()
+    wanted = run(with_plain, tokens, arguments.prefill)
+    with_plain.close()
+    results = []
+    for share in (0.0, 0.25, 0.6, 8.0):
+        engine = open_at(arguments.model, share, options)
+        found = run(engine, tokens, arguments.prefill)
+        results.append(
+            {
+                "budget_bytes": engine.budget_bytes,
+                "mode": engine.plan.mode,
+                "minimum_bytes": engine.plan.minimum_bytes,
+                "streamed_bytes": engine.plan.streamed_bytes_per_pass,
+                "different_rows": sum(not np.array_equal(a, b) for a, b in zip(wanted, found, strict=True)),
+                "peak_bytes": engine.memory_use.peak_bytes,
+            }
+        )
+        engine.close()
+    spread = float(np.ptp(np.concatenate([rows.ravel() for rows in wanted])))
+    print(json.dumps({"rows": len(wanted), "spread": spread, "finite": bool(np.isfinite(spread)), "runs": results}))
+
+
+if __name__ == "__main__":
+    main()
