@@ -38,7 +38,7 @@ def process_memory() -> ProcessMemory:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Return what this process may hold in all, itself included: the machine's available memory or its cgroup's limit."""
+    """Return what this process may hold in all: what is available, itself included, or its cgroup's limit."""
     own = process_memory().resident_bytes
     limits = [psutil.virtual_memory().available + own]
     limits.extend(_cgroup_rooms(root, own))
@@ -52,7 +52,7 @@ def default_budget_bytes() -> int:
 
 
 def _cgroup_rooms(root: Path, own_bytes: int) -> list[int]:
-    """Return, for each memory cgroup above this process that has a limit, what it leaves us (our own share counted as free)."""
+    """Return what each limited memory cgroup above this process leaves us, what we hold ourselves included."""
     rooms = []
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -1,8 +1,8 @@
 """Which chunks stay in memory and which stream, under a budget. Pure: figures in, a decision out.
 
-Streaming a dense model is a cycle, so the bytes that must be read in a pass are all that is not pinned, whatever the policy. What is left to
-decide is the window (as small as keeps the drive busy) and which chunks stream: they are spread evenly over the pass, so
-that reading never has to wait for computing nor the other way round.
+Streaming a dense model is a cycle, so the bytes that must be read in a pass are all that is not pinned, whatever the
+policy. What is left to decide is the window (as small as keeps the drive busy) and which chunks stream: they are spread
+evenly over the pass, so that reading never has to wait for computing nor the other way round.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import MIB, format_size, round_up
@@ -32,23 +33,28 @@ class ResidencyPlan:
 
 
 def plan_residency(
-    stretches: Sequence[Sequence[int]], must_pin: frozenset[int], chunk_bytes: int, available_bytes: int, other_bytes: int
+    stretches: Sequence[Sequence[int]],
+    must_pin: frozenset[int],
+    chunk_bytes: int,
+    available_bytes: int,
+    other_bytes: int,
 ) -> ResidencyPlan:
     """Decide for one pass, given as the chunks that each of its stretches needs at once.
 
-    must_pin: chunks that cannot move. available_bytes: what is left for weights. other_bytes: what the budget spends besides, for
-    the message. Raises BudgetError, with the smallest budget that works, when the largest stretch does not fit.
+    must_pin: chunks that cannot move. available_bytes: what is left for weights. other_bytes: what the budget spends
+    besides, for the message. Raises BudgetError, with the smallest budget that works, when the largest stretch does not
+    fit.
     """
-    uses = Counter(chunk for stretch in stretches for chunk in stretch)
+    uses = Counter(chain.from_iterable(stretches))
     movable = [chunk for chunk in uses if chunk not in must_pin]
     fixed = [chunk for chunk in uses if chunk in must_pin]
     n_places = available_bytes // chunk_bytes - len(fixed)
-    sizes = [sum(chunk not in must_pin for chunk in stretch) for stretch in stretches]
+    sizes = [len(stretch) - len(must_pin.intersection(stretch)) for stretch in stretches]
     largest = max(sizes, default=0)
     minimum = round_up(other_bytes + (len(fixed) + largest) * chunk_bytes + MIB, MIB)  # measured figures vary a little
     if n_places < largest:
         raise BudgetError(
-            f"memory budget {format_size(available_bytes + other_bytes)}: too small for this model, which needs at least "
+            f"memory budget {format_size(available_bytes + other_bytes)}: too small for this model, it needs at least "
             f"{minimum // MIB} MiB ({format_size(other_bytes)} besides weights, "
             f"{format_size(minimum - other_bytes)} of weights at once); raise --memory or shorten the context (-c)",
             found_bytes=available_bytes + other_bytes,

@@ -1,8 +1,8 @@
 """llama.cpp and ggml, as llama-cpp-python ships them. One of the two files with ctypes.
 
 `L` is llama-cpp-python's own low-level binding, so function signatures and parameter structs are always those of the
-installed library. What it does not bind (ggml's public tensor struct and a few ggml functions) is declared here and checked against the
-library on first use (`check_library`), with a tensor and a graph made for the purpose.
+installed library. What it does not bind (ggml's public tensor struct and a few ggml functions) is declared here and
+checked against the library on first use (`check_library`), with a tensor and a graph made for the purpose.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from edge_run.base.errors import KernelError
 L: Any = _llama
 logger = logging.getLogger("edge_run.llama")
 
+_LOG_LEVEL_DEBUG = 1
 FLAG_COMPUTE = 16
 USAGE_WEIGHTS = 1
 LOAD_MODE_MMAP = 1
@@ -63,7 +64,6 @@ Tensor._fields_ = [
     ("extra", ctypes.c_void_p),
     ("padding", ctypes.c_char * 8),
 ]
-
 
 
 class _InitParams(ctypes.Structure):
@@ -169,7 +169,8 @@ def float_rows(pointer: Any, columns: int) -> npt.NDArray[np.float32]:
 def check_library() -> str:
     """Return why this llama.cpp is not the one we know, or an empty string when every check holds.
 
-    Checks the tensor struct field by field on tensors made for the purpose, and that a node without the compute flag is skipped.
+    Checks the tensor struct field by field on tensors made for the purpose, and that a node without the compute flag is
+    skipped.
     """
     try:
         ggml = functions()
@@ -234,6 +235,8 @@ class _Log:
         self.is_installed = False
 
     def _on_line(self, level: int, text: bytes, _: Any) -> None:
+        if level <= _LOG_LEVEL_DEBUG and not logger.isEnabledFor(logging.DEBUG):
+            return  # thousands of lines while a large model loads
         try:
             line = text.decode("utf-8", "replace").rstrip("\n")
             for listener in self._listeners:
@@ -290,7 +293,10 @@ def model_metadata(model: Any, key: str) -> str | None:
 
 
 def tokenize(vocab: Any, text: str, add_special: bool, parse_special: bool) -> list[int]:
-    """Return the tokens of `text`. add_special: with the model's BOS or EOS; parse_special: `<|im_start|>` is one token."""
+    """Return the tokens of `text`.
+
+    add_special: with the model's BOS or EOS. parse_special: control tokens written out, as `<|im_end|>`, count as such.
+    """
     data = text.encode("utf-8", "surrogateescape")
     tokens = (ctypes.c_int32 * (len(data) + 8))()
     n: int = L.llama_tokenize(vocab, data, len(data), tokens, len(tokens), add_special, parse_special)

@@ -17,7 +17,6 @@ from edge_run.base.results import Generation, Piece, Plan, Stats
 from edge_run.runtime.model import Message, Model
 from edge_run.runtime.stream import Stream
 
-
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
 
@@ -27,8 +26,8 @@ _Result = TypeVar("_Result")
 class AsyncModel:
     """A model shared by tasks. An async context manager: `async with AsyncModel(path) as model`.
 
-    Generations run one after the other, first come first served. Cancelling a task, or leaving the loop over its pieces, ends its
-    generation at the next node of the pass.
+    Generations run one after the other, first come first served. Cancelling a task, or leaving the loop over its
+    pieces, ends its generation at the next node of the pass.
     """
 
     def __init__(self, path: str | Path, **options: Any) -> None:

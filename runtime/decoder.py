@@ -56,7 +56,7 @@ class LocalDecoder:
         self._driver.cancel()
 
     def decode(self, batch: Sequence[BatchToken]) -> Logits:
-        """Run a batch; see `Decoder.decode`. Ctrl-C while it runs is raised as KeyboardInterrupt once it is rolled back."""
+        """Run a batch; see `Decoder.decode`. Ctrl-C meanwhile is raised as KeyboardInterrupt once it is rolled back."""
         self._prepare()
         n_wanted = sum(token.wants_logits for token in batch)
         if len(self._logits) != n_wanted:
@@ -72,7 +72,7 @@ class LocalDecoder:
         return self._logits
 
     def rewind(self, sequence: int, position: int) -> int:
-        """Forget `sequence` from `position` on; return where it ends now: `position`, or 0 where it cannot be cut there."""
+        """Forget `sequence` from `position` on; return where it ends now: there, or 0 where it cannot be cut there."""
         memory = self._context.memory
         window = self._model.sliding_window_tokens
         # A sliding-window cache has dropped what the tokens before `position` would look at: such a cut starts anew.
@@ -106,7 +106,7 @@ class LocalDecoder:
             code = L.llama_decode(self._context.handle, self._batch)
         if code == 1:
             raise ContextFull(
-                f"context of {self._context.context_tokens} tokens is full; start a new conversation, or give more with -c",
+                f"context of {self._context.context_tokens} tokens is full; start a new conversation, or raise -c",
                 context_tokens=self._context.context_tokens,
             )
         if code != 0:

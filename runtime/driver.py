@@ -1,13 +1,14 @@
 """Drives a pass: follows llama.cpp's graph node by node and lets features take part in it.
 
-llama.cpp asks about every node before computing it and tells afterwards, if it was told to stop there. The callback dispatches by
-ordinal to the steps that features registered when the program was compiled, and does nothing else. From the first node that
-is not the one expected, it goes on node by node, asking the features each time, and the map of what it saw becomes the program
-of that shape. So an unexpected graph is slower once, never wrong.
+llama.cpp asks about every node before computing it and tells afterwards, if it was told to stop there. The callback
+dispatches by ordinal to the steps that features registered when the program was compiled, and does nothing else. From
+the first node that is not the one expected, it goes on node by node, asking the features each time, and the map of what
+it saw becomes the program of that shape. So an unexpected graph is slower once, never wrong.
 
-All nodes up to the next stop are asked before any of them is computed: a feature makes a node's weights readable in a step before it,
-and that holds for the whole stretch. The callback never raises. After a failure it clears the compute flag of all
-nodes that follow, so that nothing is computed on memory that is not there, and the error is raised when llama.cpp returns.
+All nodes up to the next stop are asked before any of them is computed: a feature makes a node's weights readable in a
+step before it, and that holds for the whole stretch. The callback never raises. After a failure it clears the compute
+flag of all nodes that follow, so that nothing is computed on memory that is not there, and the error is raised when
+llama.cpp returns.
 """
 
 from __future__ import annotations

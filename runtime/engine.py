@@ -1,11 +1,12 @@
 """The engine: llama.cpp computing on memory that we own, inside a budget.
 
-Opening a model loads no weights. llama.cpp loads a stub, its context is made and measured, one pass that computes nothing shows which
-weights are read when, and from that the plan follows: what is pinned, what streams, through how many frames. Then the readers
-start, and the first pass waits for them stretch by stretch like every other.
+Opening a model loads no weights. llama.cpp loads a stub, its context is made and measured, one pass that computes
+nothing shows which weights are read when, and from that the plan follows: what is pinned, what streams, through how
+many frames. Then the readers start, and the first pass waits for them stretch by stretch like every other.
 
-A model that fits is read as a whole and computed without a callback: then this is llama.cpp at full speed. Where page frames
-cannot be moved, or the installed llama.cpp is not the one we know, llama.cpp's own loader runs the model, and says why.
+A model that fits is read as a whole and computed without a callback: then this is llama.cpp at full speed. Where page
+frames cannot be moved, or the installed llama.cpp is not the one we know, llama.cpp's own loader runs the model, and
+says why.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from edge_run.runtime.driver import Driver, compile_program
 from edge_run.runtime.kv_rules import check_kv_fits, check_kv_types
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel, context_shape
 from edge_run.runtime.planning import Holdings, plan_plain, plan_resident, plan_streamed, row_ranges, work_bytes
-from edge_run.runtime.streaming import WeightStreaming, cut_into_stretches
+from edge_run.runtime.streaming import WeightStreaming
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.readers import Readers, ReadTotals
@@ -59,12 +60,14 @@ def why_not_ours(config: ModelConfig) -> str:
 
 
 class Engine:
-    """An open model: its decoder, its plan, its figures. One pass at a time; a context manager; closing is idempotent."""
+    """An open model: its decoder, its plan, its figures. One pass at a time; closing is idempotent."""
 
     def __init__(self, path: Path, config: ModelConfig, chunk_bytes: int = CHUNK_BYTES) -> None:
-        """Open the model at `path`; no weight is read before this returns. chunk_bytes: a page or a power of two more (tests).
+        """Open the model at `path`; no weight is read before this returns.
 
-        Raises ModelFileError, BudgetError, KernelError, ConfigError, NotSupported or TierReadError; nothing is left open.
+        chunk_bytes: the size of a chunk, a page or a power of two more; smaller ones are for tests.
+        Raises ModelFileError, BudgetError, KernelError, ConfigError, NotSupported or TierReadError; nothing is left
+        open.
         """
         started = time.monotonic()
         self.config = config
@@ -193,7 +196,7 @@ class Engine:
         streaming.tables = [
             RowTable(r.start, r.stop, r.file_offset, self._sources[r.shard], readers, r.budget_bytes) for r in ranges
         ]
-        stretches = cut_into_stretches(graph, streaming.chunks_of)
+        stretches = streaming.stretches(graph)
         plan, residency = plan_streamed(
             self.gguf,
             self.budget_bytes,

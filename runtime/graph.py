@@ -16,7 +16,7 @@ _READS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 @dataclass(frozen=True, slots=True)
 class WeightRead:
-    """One weight that a node reads: `length` bytes at `address`. row_bytes: more than 0 when only rows are looked up."""
+    """One weight that a node reads: `length` bytes at `address`. row_bytes: above 0 when only rows are looked up."""
 
     name: str
     address: int
@@ -82,7 +82,7 @@ class Observer:
 
 
 def looked_up_rows(address: int) -> list[int]:
-    """Return the distinct row numbers that the GET_ROWS node at `address` asks for; its ids must be an input of the graph."""
+    """Return the distinct rows that the GET_ROWS node at `address` asks for; its ids must be an input of the graph."""
     ids = ggml.tensor_at(ggml.tensor_at(address).src[1])
     count = ids.ne[0] * ids.ne[1] * ids.ne[2] * ids.ne[3]
     return sorted(set(ggml.read_int32(ids.data, count).tolist()))

@@ -1,4 +1,4 @@
-"""One model and one context of llama.cpp, opened from files and closed again. What memory lies under them is not decided here."""
+"""One model and one context of llama.cpp, opened and closed again; what memory lies under them is decided elsewhere."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class LlamaModel:
     def __init__(self, paths: Sequence[Path], on_header_read: Any = None) -> None:
         """Load from the shards at `paths`, on the CPU, mapped, nothing repacked.
 
-        on_header_read is called once between the reading of the header and the mapping. Raises ModelFileError with llama.cpp's
-        own reason when it refuses the file.
+        on_header_read is called once between the reading of the header and the mapping. Raises ModelFileError with
+        llama.cpp's own reason when it refuses the file.
         """
         L.llama_backend_init()
         lines = _Lines()
@@ -89,7 +89,9 @@ class LlamaModel:
     def __enter__(self) -> LlamaModel:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -120,16 +122,21 @@ def context_shape(config: ModelConfig, model: LlamaModel, threads: int) -> Conte
 class LlamaContext:
     """A context: KV cache, compute buffers, logits. One thread at a time.
 
-    kv_bytes: keys, values and recurrent state. buffer_bytes: all of llama.cpp's buffers, as it reports them; 0 when it does not.
+    kv_bytes: keys, values and recurrent state. buffer_bytes: all of llama.cpp's buffers, as it reports them; 0 when it
+    does not.
     """
 
     def __init__(self, model: LlamaModel, shape: ContextShape, callback: Any = None) -> None:
-        """Make a context. callback(address, is_asking, user_data) is shown every node; it is fixed for the context's life.
+        """Make a context; `callback(address, is_asking, user_data)` is shown every node, for the context's whole life.
 
         Raises KernelError with llama.cpp's own reason when it refuses.
         """
         params = L.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = shape.context_tokens, shape.micro_batch_tokens, shape.micro_batch_tokens
+        params.n_ctx, params.n_batch, params.n_ubatch = (
+            shape.context_tokens,
+            shape.micro_batch_tokens,
+            shape.micro_batch_tokens,
+        )
         params.n_seq_max, params.kv_unified, params.swa_full = shape.sequences, shape.sequences > 1, False
         params.n_threads = params.n_threads_batch = shape.threads
         params.type_k, params.type_v = ggml.TYPE_IDS[shape.kv_type_k], ggml.TYPE_IDS[shape.kv_type_v]
@@ -144,7 +151,7 @@ class LlamaContext:
             raise KernelError(f"llama.cpp cannot make a context of {shape.context_tokens} tokens: {lines.reason()}")
         self.memory = L.llama_get_memory(self.handle)
         self.context_tokens: int = L.llama_n_ctx(self.handle)
-        sizes = [match.groups() for line in lines.lines if (match := _BUFFER.search(line))]
+        sizes = [match.groups() for line in lines.lines if "buffer size" in line and (match := _BUFFER.search(line))]
         self.kv_bytes = sum(int(float(mib) * MIB) for kind, mib in sizes if kind in ("KV", "RS"))
         self.buffer_bytes = sum(int(float(mib) * MIB) for _, mib in sizes)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edge_run.base.protocols import Clock
 from edge_run.base.results import IoUse, Stats
@@ -17,7 +17,7 @@ class Interval:
 
     wall_s: float = 0.0
     wait_s: float = 0.0
-    reads: ReadTotals = ReadTotals()
+    reads: ReadTotals = field(default_factory=ReadTotals)
 
     def __add__(self, other: Interval) -> Interval:
         reads = ReadTotals(

@@ -25,8 +25,8 @@ Message = Mapping[str, str]
 class Model:
     """A model that generates text, inside a memory budget.
 
-    A context manager. Not thread-safe, but for `cancel`: one generation runs at a time, and starting another while one is
-    being iterated ends the first. Use `AsyncModel` to share a model between tasks.
+    A context manager. Not thread-safe, but for `cancel`: one generation runs at a time, and starting another while one
+    is being iterated ends the first. Use `AsyncModel` to share a model between tasks.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class Model:
     ) -> None:
         """Open the model file at `path` (the first shard of a split one); no weights are read yet.
 
-        memory: the budget for the whole process, as bytes or `4GiB`; None is what is available less a margin. chat_template: Jinja text or a
-        file, instead of the model's own. options: the fields of `ModelConfig`, or all of them as `config`.
-        Raises ModelFileError, BudgetError, ConfigError, KernelError, NotSupported, TierReadError.
+        memory: the budget for the whole process, as bytes or `4GiB`; None is what is available less a margin.
+        chat_template: Jinja text or a file, instead of the model's own. options: the fields of `ModelConfig`, or all of
+        them as `config`. Raises ModelFileError, BudgetError, ConfigError, KernelError, NotSupported, TierReadError.
         """
         if config is not None and (options or memory is not None):
             raise ConfigError("config and single options: give one of the two")
@@ -116,7 +116,9 @@ class Model:
         Raises NotSupported when the model has no chat template.
         """
         if self._template is None:
-            raise NotSupported(f"{self.path}: has no chat template; give one with --chat-template, or use plain completion (-p)")
+            raise NotSupported(
+                f"{self.path}: has no chat template; give one with --chat-template, or use plain completion (-p)"
+            )
         text = self._template.render(messages)
         bos = self._special(L.llama_vocab_bos(self._vocab))
         if bos and L.llama_vocab_get_add_bos(self._vocab) and text.startswith(bos):
@@ -142,7 +144,9 @@ class Model:
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _special(self, token: int) -> str:
@@ -155,11 +159,15 @@ class Model:
             raise ConfigError("prompt: is empty; give at least one token")
         outside = [t for t in tokens if not 0 <= t < self._engine.model.vocabulary]
         if outside:
-            raise ConfigError(f"prompt: token {outside[0]} is outside the vocabulary of {self._engine.model.vocabulary}")
+            raise ConfigError(
+                f"prompt: token {outside[0]} is outside the vocabulary of {self._engine.model.vocabulary}"
+            )
         if self._running is not None:
             self._running.close()
         self._is_cancelled.clear()
-        self._running = Stream(self._engine, self._session, self._meter, tokens, max_tokens, sampling, self._is_cancelled)
+        self._running = Stream(
+            self._engine, self._session, self._meter, tokens, max_tokens, sampling, self._is_cancelled
+        )
         return self._running
 
 

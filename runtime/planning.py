@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from edge_run.base.results import Plan, PlanItem
 from edge_run.base.units import MIB, round_down, round_up
@@ -25,8 +26,9 @@ LEAST_TABLE_BUDGET_BYTES = 4 * MIB
 class Holdings:
     """What the process holds besides weights.
 
-    program_bytes: resident, Python and llama.cpp with its graphs. kv_bytes and buffer_bytes: allocated by llama.cpp's context, and
-    counted in full, touched yet or not. work_bytes: what matrix multiplications will allocate for their inputs.
+    program_bytes: resident, Python and llama.cpp with its graphs. kv_bytes and buffer_bytes: allocated by llama.cpp's
+    context, and counted in full, touched yet or not. work_bytes: what matrix multiplications will allocate for their
+    inputs.
     """
 
     program_bytes: int
@@ -41,7 +43,7 @@ class Holdings:
 
     @classmethod
     def since(cls, before: ProcessMemory, context: LlamaContext, work_bytes: int) -> Holdings:
-        """Return what is held after `context` was made; what it has allocated besides its buffers is what memory grew by."""
+        """Return what is held after `context` was made; besides its buffers it takes what memory grew by."""
         after = process_memory()
         if not context.buffer_bytes:
             buffers = max(after.data_bytes - before.data_bytes, after.resident_bytes - before.resident_bytes)
@@ -67,7 +69,7 @@ class Holdings:
 
 
 def work_bytes(gguf: GgufModel, micro_batch_tokens: int) -> int:
-    """Return what ggml's CPU backend allocates to convert the widest input of a matrix multiplication, 2 bytes a number."""
+    """Return what ggml allocates to convert the widest input of a matrix multiplication, at 2 bytes a number."""
     n_used = gguf.value("expert_used_count")
     experts = n_used if isinstance(n_used, int) else 1
     widths = (t.shape[0] * (experts if len(t.shape) > 2 else 1) for t in gguf.tensors if len(t.shape) > 1)
@@ -76,7 +78,7 @@ def work_bytes(gguf: GgufModel, micro_batch_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """The inside of a table whose rows are looked up: addresses [start, stop), chunk-aligned, and the bytes of rows to keep."""
+    """The inside of a table that is looked up by row: addresses [start, stop), by chunks, and what to keep of it."""
 
     start: int
     stop: int
@@ -103,16 +105,17 @@ def row_ranges(graph: GraphMap, territory: Territory, micro_batch_tokens: int) -
 
 def plan_plain(gguf: GgufModel, budget_bytes: int, context: LlamaContext) -> Plan:
     """Return the plan of a model that llama.cpp's own loader runs: nothing is promised."""
-    return _plan("llama.cpp", gguf, budget_bytes, context, 0, 0, 0, 0, 0, ())
+    return _plan(gguf, budget_bytes, context, mode="llama.cpp")
 
 
 def plan_resident(
     gguf: GgufModel, budget_bytes: int, holdings: Holdings, context: LlamaContext, territory: Territory
 ) -> Plan:
     """Return the plan of a model that fits."""
-    weights = sum(territory.place(chunk).length for chunk in range(territory.n_chunks))
+    weights = territory.total_bytes(range(territory.n_chunks))
     items = (*holdings.items(), PlanItem("pinned", weights, "the whole model fits the budget"))
-    return _plan("resident", gguf, budget_bytes, context, holdings.total_bytes + weights, weights, 0, 0, 0, items)
+    minimum = holdings.total_bytes + weights
+    return _plan(gguf, budget_bytes, context, mode="resident", minimum_bytes=minimum, pinned_bytes=weights, items=items)
 
 
 def plan_streamed(
@@ -128,11 +131,9 @@ def plan_streamed(
     """Return the plan of a model that does not fit, and which chunks stay. Raises BudgetError below the minimum."""
     rows = sum(r.budget_bytes for r in ranges)
     other = holdings.total_bytes + rows + budget_bytes // PAGE_TABLE_SHARE
-    ragged = frozenset(c for needs in stretches for c in needs if not territory.place(c).is_whole)
-    residency = plan_residency(stretches, ragged, territory.chunk_bytes, budget_bytes - other, other)
-    pinned = sum(territory.place(chunk).length for chunk in residency.pinned)
+    residency = plan_residency(stretches, territory.ragged, territory.chunk_bytes, budget_bytes - other, other)
+    pinned = territory.total_bytes(residency.pinned)
     window = residency.n_frames * territory.chunk_bytes
-    streamed = residency.streamed_uses * territory.chunk_bytes
     items = (
         *holdings.items(),
         PlanItem("rows", rows, "rows of token tables in use; the rest of a table stays on disk"),
@@ -141,31 +142,32 @@ def plan_streamed(
         PlanItem("window", window, "frames that the other weights flow through, just ahead of their use"),
     )
     minimum = other + residency.minimum_chunks * territory.chunk_bytes
-    return _plan("streamed", gguf, budget_bytes, context, minimum, pinned, window, streamed, readers, items), residency
-
-
-def _plan(
-    mode: str,
-    gguf: GgufModel,
-    budget_bytes: int,
-    context: LlamaContext,
-    minimum_bytes: int,
-    pinned_bytes: int,
-    window_bytes: int,
-    streamed_bytes: int,
-    readers: int,
-    items: tuple[PlanItem, ...],
-) -> Plan:
-    return Plan(
-        mode=mode,
-        budget_bytes=budget_bytes,
-        minimum_bytes=minimum_bytes,
-        model_bytes=gguf.data_bytes,
-        pinned_bytes=pinned_bytes,
-        window_bytes=window_bytes,
-        streamed_bytes_per_pass=streamed_bytes,
-        kv_bytes=context.kv_bytes,
-        context_tokens=context.context_tokens,
+    plan = _plan(
+        gguf,
+        budget_bytes,
+        context,
+        mode="streamed",
+        minimum_bytes=minimum,
+        pinned_bytes=pinned,
+        window_bytes=window,
+        streamed_bytes_per_pass=residency.streamed_uses * territory.chunk_bytes,
         readers=readers,
         items=items,
     )
+    return plan, residency
+
+
+def _plan(gguf: GgufModel, budget_bytes: int, context: LlamaContext, **parts: Any) -> Plan:
+    nothing = Plan(
+        mode="",
+        budget_bytes=budget_bytes,
+        minimum_bytes=0,
+        model_bytes=gguf.data_bytes,
+        pinned_bytes=0,
+        window_bytes=0,
+        streamed_bytes_per_pass=0,
+        kv_bytes=context.kv_bytes,
+        context_tokens=context.context_tokens,
+        readers=0,
+    )
+    return replace(nothing, **parts)

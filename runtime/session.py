@@ -22,7 +22,7 @@ class Session:
         self.history: list[int] = []
 
     def feed(self, prompt: Sequence[int]) -> tuple[Logits, int]:
-        """Make the conversation be `prompt`; return the logits after it, `(vocabulary,)`, and how many tokens were there already.
+        """Make the conversation be `prompt`; return the logits after it, `(vocabulary,)`, and the tokens already there.
 
         Raises ContextFull when the prompt does not fit with one token to spare, and what `Decoder.decode` raises.
         """
@@ -60,7 +60,8 @@ class Session:
     def _append(self, tokens: Sequence[int]) -> Logits:
         start = len(self.history)
         batch = [
-            BatchToken(token, start + i, self._sequence, wants_logits=i + 1 == len(tokens)) for i, token in enumerate(tokens)
+            BatchToken(token, start + i, self._sequence, wants_logits=i + 1 == len(tokens))
+            for i, token in enumerate(tokens)
         ]
         try:
             rows = self._decoder.decode(batch)

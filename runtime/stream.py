@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import Cancelled
@@ -31,7 +31,7 @@ class Stream:
         sampling: SamplingConfig,
         is_cancelled: threading.Event,
     ) -> None:
-        """Prepare to continue `prompt`; nothing is computed before the first `next`. Raises ConfigError for a bad grammar."""
+        """Prepare to continue `prompt`; nothing is computed before `next`. Raises ConfigError for a bad grammar."""
         self._engine, self._session, self._meter = engine, session, meter
         self._prompt, self._is_cancelled = prompt, is_cancelled
         room = engine.decoder.capabilities.context_tokens
@@ -62,7 +62,7 @@ class Stream:
         self._pieces.close()
         self._sampler.close()
 
-    def _run(self) -> Iterator[Piece]:
+    def _run(self) -> Generator[Piece, None, None]:
         cached, prefill, decode, ttft_s, reason = 0, Interval(), Interval(), 0.0, "cancelled"
         self._meter.lap()
         with self._sampler as sampler:

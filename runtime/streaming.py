@@ -1,15 +1,15 @@
 """Streaming as a feature of a pass: each stretch of the graph waits for its weights, and gives them back when computed.
 
-The graph is cut into stretches of a few MiB of weights (a large matrix is a stretch of its own), so that the window is small and reads overlap
-with computing. A stretch is only cut before a matrix multiplication: elsewhere a cut could separate nodes that ggml
-fuses, and the sums would differ in the last bit.
+The graph is cut into stretches of a few MiB of weights (a large matrix is a stretch of its own), so that the window is
+small and reads overlap with computing. A stretch is only cut before a matrix multiplication: elsewhere a cut could
+separate nodes that ggml fuses, and the sums would differ in the last bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
+from edge_run.prefetch.schedule import STRETCH_CHUNKS, Stretch, schedule_pass
 from edge_run.runtime.driver import Step, Steps
 from edge_run.runtime.graph import GraphMap, Node, WeightRead, looked_up_rows
 from edge_run.tiers.rows import RowTable
@@ -17,52 +17,14 @@ from edge_run.tiers.territory import Territory
 from edge_run.tiers.weights import Weights
 
 CUT_BEFORE = frozenset({"MUL_MAT", "MUL_MAT_ID"})
-STRETCH_CHUNKS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Nodes [first, last] computed in one go, which needs the chunks `needs`.
-
-    Of these it acquires, before its first node, those that the stretch before did not hold, and releases, after its last, those
-    that the next one does not need.
-    """
-
-    first: int
-    last: int
-    needs: tuple[int, ...]
-    acquire: tuple[int, ...]
-    release: tuple[int, ...]
-
 
 ChunksOf = Callable[[WeightRead], Iterable[int]]
 
 
 def cut_into_stretches(graph: GraphMap, chunks_of: ChunksOf, stretch_chunks: int = STRETCH_CHUNKS) -> list[Stretch]:
-    """Return the stretches of `graph`, at most `stretch_chunks` long where a single node does not need more.
-
-    Nothing is assumed about other stretches but the neighbours: a chunk used twice in a pass is acquired twice.
-    """
-    spans: list[tuple[int, int, dict[int, None]]] = []
-    first, chunks = 0, dict[int, None]()
-    for i, node in enumerate(graph):
-        needed = [chunk for read in node.reads for chunk in chunks_of(read)]
-        n_new = sum(chunk not in chunks for chunk in needed)
-        if node.op in CUT_BEFORE and chunks and n_new and len(chunks) + n_new > stretch_chunks:
-            spans.append((first, i - 1, chunks))
-            first, chunks = i, {}
-        chunks.update(dict.fromkeys(needed))
-    spans.append((first, len(graph) - 1, chunks))
-    return [
-        Stretch(
-            first,
-            last,
-            tuple(chunks),
-            tuple(c for c in chunks if i == 0 or c not in spans[i - 1][2]),
-            tuple(c for c in chunks if i + 1 == len(spans) or c not in spans[i + 1][2]),
-        )
-        for i, (first, last, chunks) in enumerate(spans)
-    ]
+    """Return the stretches of `graph`, cut only before matrix multiplications."""
+    needs = [frozenset(chunk for read in node.reads for chunk in chunks_of(read)) for node in graph]
+    return schedule_pass(needs, [node.op in CUT_BEFORE for node in graph], stretch_chunks)
 
 
 class WeightStreaming:
@@ -74,6 +36,7 @@ class WeightStreaming:
     def __init__(self, territory: Territory) -> None:
         self._territory = territory
         self._held: set[int] = set()
+        self._cut: tuple[GraphMap, list[Stretch]] | None = None
         self.tables: Sequence[RowTable] = ()
         self.weights: Weights | None = None
         self.check: Callable[[], None] = lambda: None
@@ -87,12 +50,18 @@ class WeightStreaming:
             return chunks
         return [c for c in chunks if not table.start <= self._territory.place(c).address < table.stop]
 
+    def stretches(self, graph: GraphMap) -> list[Stretch]:
+        """Return the stretches of `graph`; those of the graph asked for last are kept."""
+        if self._cut is None or self._cut[0] is not graph:
+            self._cut = graph, cut_into_stretches(graph, self.chunks_of)
+        return self._cut[1]
+
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Acquire before each stretch, release after it; fetch rows where rows are looked up."""
         for i, node in enumerate(graph):
             if fetch := self._fetch_step(node):
                 steps.add_before(i, fetch)
-        for stretch in cut_into_stretches(graph, self.chunks_of):
+        for stretch in self.stretches(graph):
             steps.add_before(stretch.first, self._acquire_step(stretch.acquire))
             steps.add_after(stretch.last, self._release_step(stretch.release))
 

@@ -1,5 +1,5 @@
-"""Compares a streamed run of a model with llama.cpp all resident, logit by logit. Run as a child process: a read of weights that
-are not resident ends the process.
+"""Compares a streamed run of a model with llama.cpp all resident, logit by logit. Run as a child process: a read of
+weights that are not resident ends the process.
 
     python exactness.py MODEL.gguf [--decode 50] [--prefill 300] [--micro-batch 64] [--kv-type f16]
 
@@ -40,8 +40,8 @@ CHUNK_BYTES = 64 * KIB
 def open_at(path: Path, share: float, options: dict[str, object]) -> Engine:
     """Open under the smallest budget that works plus `share` of the model.
 
-    The smallest budget is the one that a refusal names. The allocator keeps memory between engines of one process, so a second
-    look may find that everything fits: then look again.
+    The smallest budget is the one that a refusal names. The allocator keeps memory between engines of one process, so a
+    second look may find that everything fits: then look again.
     """
     budget = start = 40 * MIB
     for _ in range(8):

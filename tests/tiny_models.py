@@ -1,4 +1,4 @@
-"""Makes tiny random GGUF models of about a hundred architectures, each in a fraction of a second.
+"""Makes tiny random GGUF models of more than a hundred architectures, each in a fraction of a second.
 
 A test that claims "the streamed logits equal llama.cpp's" needs models to claim it of. `make_model` writes one: the
 right tensors and metadata for its architecture, random weights, a few hundred meaningless tokens. Nobody hands us the

@@ -1,7 +1,8 @@
 """Reader threads: they carry reads out, first come first served, urgent ones ahead of the others.
 
-A job is any callable that reads and returns the bytes it read; an error that it raises is its own affair (jobs report to whoever
-made them). What the threads cost and reach is counted here: bytes, seconds with at least one read in flight, CPU seconds.
+A job is any callable that reads and returns the bytes it read; an error that it raises is its own affair (jobs report
+to whoever made them). What the threads cost and reach is counted here: bytes, seconds with at least one read in flight,
+CPU seconds.
 """
 
 from __future__ import annotations

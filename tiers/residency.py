@@ -1,16 +1,17 @@
 """Which chunks are in memory: a state machine without I/O.
 
-A chunk is a fixed-size piece of a model file, known by its number. Pinned chunks have memory of their own and never leave.
-The others stream through a fixed number of frames, in a cyclic order that is known beforehand, because every pass
-over a model reads its weights in the same order. A frame is known by where it is: under the chunk it holds, or not yet
-made (a negative number).
+A chunk is a fixed-size piece of a model file, known by its number. Pinned chunks have memory of their own and never
+leave. The others stream through a fixed number of frames, in a cyclic order that is known beforehand, because every
+pass over a model reads its weights in the same order. A frame is known by where it is: under the chunk it holds, or not
+yet made (a negative number).
 
     ABSENT -> LOADING -> FRESH -> HELD -> SPENT -> (its frame moves under another chunk) ABSENT
 
 Under a cycle LRU evicts exactly what comes next. The victim with the farthest next use (Belady 1966) is here simply the
 chunk that was used last; a chunk fetched ahead of its use is taken only for one that is needed now.
 
-Events in (`pump`, `acquire`, `release`, `loaded`, `failed`), reads to start out. One consumer. Not thread-safe: the caller locks.
+Events in (`pump`, `acquire`, `release`, `loaded`, `failed`), reads to start out. One consumer. Not thread-safe: the
+caller locks.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class ChunkState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Read `chunk` into a frame: its own memory (source None), a new frame (negative), or the frame under chunk `source`."""
+    """Read `chunk` into its own memory (source None), a new frame (negative), or the frame under chunk `source`."""
 
     chunk: int
     source: int | None
@@ -48,7 +49,8 @@ class Residency:
     pinned: the chunks that stay. n_frames: frames that all others share.
 
     The consumer and the frontier (the next read ahead of need) are counted in uses since the start, never wrapped: the
-    frontier is at most one pass ahead of the consumer.
+    frontier is at most one pass ahead of the consumer. What is used between the two is in memory or on its way, unless
+    its read failed: a chunk that is used again there stays when it is released.
     """
 
     def __init__(self, n_chunks: int, order: Sequence[int], pinned: Iterable[int], n_frames: int) -> None:
@@ -97,7 +99,7 @@ class Residency:
 
     def acquire(self, chunks: Iterable[int]) -> list[Load]:
         """Hold `chunks` until they are released; wait while `is_waiting`. Return the reads that this needs at once."""
-        for chunk in chunks:
+        for chunk in dict.fromkeys(chunks):
             state = self._state[chunk]
             if state is ChunkState.PINNED:
                 continue
@@ -115,8 +117,11 @@ class Residency:
         """Let `chunks` go; their frames serve the next ones. Return the reads that can start."""
         for chunk in chunks:
             if self._state[chunk] is ChunkState.HELD:
-                self._state[chunk] = ChunkState.SPENT
-                self._spent.append(chunk)
+                if self._next_use(chunk) < self._frontier:
+                    self._set_fresh(chunk)
+                else:
+                    self._state[chunk] = ChunkState.SPENT
+                    self._spent.append(chunk)
             self._wanted.discard(chunk)
         self._starved = [chunk for chunk in self._starved if chunk in self._wanted]
         return self._feed_starved() + self.pump()
@@ -134,7 +139,7 @@ class Residency:
         return self._feed_starved()
 
     def failed(self, chunk: int) -> bool:
-        """Note that a read failed: the chunk is absent, its frame is free. Return whether someone waits for the chunk."""
+        """Note that a read failed: the chunk is absent, its frame is free. Return whether someone waits for it."""
         self._n_loading -= 1
         self._state[chunk] = ChunkState.ABSENT
         if chunk not in self._pinned:
@@ -165,7 +170,7 @@ class Residency:
         self._fresh.add(chunk)
 
     def _next_use(self, chunk: int) -> int:
-        """Return the first use of `chunk` at or after the consumer; one that no pass was expected to use is used now."""
+        """Return the first use of `chunk` at or after the consumer; one that is in no schedule is used now."""
         uses, n = self._uses.get(chunk), len(self._order)
         if not uses:
             return self._consumer - 1
@@ -184,12 +189,13 @@ class Residency:
         return None
 
     def _take_fresh_frame(self) -> int | None:
-        """Take back the frame whose chunk is used last of all that were read ahead."""
+        """Take back the frame whose chunk is used last of all read ahead; it is read ahead again in its turn."""
         if not self._fresh:
             return None
         victim = max(self._fresh, key=self._next_use)
         self._fresh.discard(victim)
         self._state[victim] = ChunkState.ABSENT
+        self._frontier = min(self._frontier, self._next_use(victim))
         return victim
 
     def _feed_starved(self) -> list[Load]:

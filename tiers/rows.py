@@ -1,6 +1,7 @@
 """Rows of a large table (token embeddings) fetched one by one, so that the table takes the memory of the rows in use.
 
-The pages asked for last are kept, up to a budget; the least recently used leave. Tokens recur, so most are there already.
+The pages asked for last are kept, up to a budget; the least recently used leave. Tokens recur, so most are there
+already.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from edge_run.tiers.source import SourceFile
 class RowTable:
     """The pages of [start, stop), a part of one mapped file, resident on demand. One consumer thread.
 
-    start and stop are page-aligned addresses; file_offset belongs to start; budget_bytes bounds the resident pages, but never
-    below what one call needs.
+    start and stop are page-aligned addresses; file_offset belongs to start; budget_bytes bounds the resident pages, but
+    never below what one call needs.
     """
 
     def __init__(

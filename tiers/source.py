@@ -12,8 +12,8 @@ from edge_run.tiers import _libc
 class SourceFile:
     """One shard, open for reading. Thread-safe: reads are positional.
 
-    Reads are direct (O_DIRECT) where the file system does that; elsewhere they are buffered and what they leave in the page
-    cache is dropped after each read. `is_direct` says which.
+    Reads are direct (O_DIRECT) where the file system does that; elsewhere they are buffered and what they leave in the
+    page cache is dropped after each read. `is_direct` says which.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +55,8 @@ class SourceFile:
     def read_into(self, address: int, length: int, offset: int) -> int:
         """Fill memory at `address` from `offset`, both page-aligned; return the bytes read.
 
-        Less than `length` only at the end of the file. Raises TierReadError, or ModelFileError when the file has shrunk.
+        Less than `length` only at the end of the file. Raises TierReadError, or ModelFileError when the file has
+        shrunk.
         """
         target, got = _libc.view(address, length), 0
         expected = min(length, self.size_bytes - offset)
@@ -64,14 +65,14 @@ class SourceFile:
                 n = os.preadv(self._fd, [target[got:]], offset + got)
                 if n <= 0:
                     raise ModelFileError(
-                        f"{self.path}: ended at byte {offset + got} of {self.size_bytes}; the file was cut short while in use",
+                        f"{self.path}: ended at byte {offset + got} of {self.size_bytes}; it was cut while in use",
                         found_bytes=offset + got,
                         needed_bytes=self.size_bytes,
                     )
                 got += n
         except OSError as error:
             raise TierReadError(
-                f"{self.path}: reading {length} bytes at {offset} failed ({error.strerror}); check the drive and its cable",
+                f"{self.path}: reading {length} bytes at {offset} failed ({error.strerror}); check the drive",
                 offset=offset,
                 length=length,
             ) from error

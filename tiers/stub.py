@@ -1,8 +1,8 @@
 """Stubs: files that look like the model to llama.cpp and hold nothing but its header.
 
-llama.cpp maps the files it opens, and populates the mapping: on the model itself that reads it all. A stub is the model's header,
-then a hole up to its full size; after llama.cpp has read the header and before it maps, `cut` shortens the file, so that there
-is nothing to populate. The mapping is then replaced by memory of ours (`Territory.claim`).
+llama.cpp maps the files it opens, and populates the mapping: on the model itself that reads it all. A stub is the
+model's header, then a hole up to its full size; after llama.cpp has read the header and before it maps, `cut` shortens
+the file, so that there is nothing to populate. The mapping is then replaced by memory of ours (`Territory.claim`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _COPY_BYTES = 1 << 20
 class Stubs:
     """The stubs of one model in a folder of their own, removed at the end. A context manager.
 
-    Raises TierReadError when the folder cannot be written (full disk, no rights), ModelFileError when the model cannot be read.
+    Raises TierReadError when the folder cannot be written (full disk, no rights), ModelFileError when the model cannot
+    be read.
     """
 
     def __init__(self, shards: Sequence[Shard], cache_folder: Path) -> None:
@@ -61,7 +62,7 @@ class Stubs:
                     stub.truncate(shard.size_bytes)
             except OSError as error:
                 raise TierReadError(
-                    f"{path}: writing the model's stub ({shard.data_offset} bytes) failed ({error.strerror}); free space "
+                    f"{path}: writing a stub of {shard.data_offset} bytes failed ({error.strerror}); free space "
                     "there, or name another folder with --cache-dir",
                     needed_bytes=shard.data_offset,
                 ) from error
@@ -92,5 +93,7 @@ class Stubs:
     def __enter__(self) -> Stubs:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

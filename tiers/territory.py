@@ -1,15 +1,15 @@
 """The address space of a model's weights: where each chunk of each file lives, and what memory is under it.
 
-llama.cpp maps a stub of each file; the territory takes those mappings over. Nothing is under a chunk until it is furnished: what
-is not resident is unmapped (PROT_NONE), so that a read of missing weights stops the process instead of giving wrong text.
-Chunks are aligned to their size, so that a frame moves as one huge page. Where a chunk sticks out of its
-mapping (the two ends of a file) only the part inside is ours; such chunks cannot change frames and are pinned.
+llama.cpp maps a stub of each file; the territory takes those mappings over. Nothing is under a chunk until it is
+furnished: what is not resident is unmapped (PROT_NONE), so that a read of missing weights stops the process instead of
+giving wrong text. Chunks are aligned to their size, so that a frame moves as one huge page. Where a chunk sticks out of
+its mapping (the two ends of a file) only the part inside is ours; such chunks cannot change frames and are pinned.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from edge_run.base.units import MIB, round_down, round_up
@@ -40,7 +40,7 @@ class Place:
 
 
 class Territory:
-    """All spans of one model, cut into numbered chunks. Thread-safe."""
+    """All spans of one model, cut into numbered chunks; `ragged` are those that stick out of a mapping. Thread-safe."""
 
     def __init__(self, spans: Sequence[Span], chunk_bytes: int = CHUNK_BYTES) -> None:
         self.spans = tuple(spans)
@@ -55,6 +55,12 @@ class Territory:
             count += (round_up(span.stop, chunk_bytes) - grid) // chunk_bytes
         self.n_chunks = count
         self._places: dict[int, Place] = {}
+        ends = {
+            chunk
+            for first, last in zip(self._first, [*self._first[1:], count], strict=True)
+            for chunk in (first, last - 1)
+        }
+        self.ragged = frozenset(chunk for chunk in ends if not self.place(chunk).is_whole)
 
     def claim(self) -> None:
         """Take the spans over: drop what was mapped there and leave them unreadable."""
@@ -84,6 +90,11 @@ class Territory:
             place = self._places[chunk] = self._locate(chunk)
         return place
 
+    def total_bytes(self, chunks: Collection[int]) -> int:
+        """Return the bytes of `chunks` together."""
+        missing = sum(self.chunk_bytes - self.place(chunk).length for chunk in self.ragged.intersection(chunks))
+        return len(chunks) * self.chunk_bytes - missing
+
     def furnish(self, chunk: int, source: int | None) -> None:
         """Put memory under `chunk`: the frame under chunk `source`, or fresh memory (None or negative)."""
         place = self.place(chunk)
@@ -95,7 +106,8 @@ class Territory:
             return
         old = self.place(source)
         _libc.move_pages(old.address, place.address, place.length)
-        # The vacated range is replaced at once, so that it merges with its neighbours (vm.max_map_count) and stays unreadable.
+        # The vacated range is replaced at once, so that it merges with its neighbours (vm.max_map_count) and stays
+        # unreadable.
         _libc.map_anonymous(old.length, _libc.PROT_NONE, at=old.address)
 
     def _locate(self, chunk: int) -> Place:

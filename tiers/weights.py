@@ -1,7 +1,7 @@
 """Weights in memory: carries out what `Residency` decides, on the chunks of a `Territory`, with `Readers`.
 
-Frames are moved in the order in which they were handed out, whichever thread gets there first: a frame that one chunk gives up
-may be promised to the next before it has moved.
+Frames are moved in the order in which they were handed out, whichever thread gets there first: a frame that one chunk
+gives up may be promised to the next before it has moved.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class Weights:
             self._submit(self._residency.pump())
 
     def acquire(self, chunks: Iterable[int], check: Callable[[], None] = lambda: None) -> float:
-        """Hold `chunks`; return, when all are readable, the seconds waited. `check` runs while waiting and may raise to stop.
+        """Hold `chunks`; return the seconds waited until all are readable.
 
+        check runs while waiting and may raise to stop.
         Raises TierReadError or ModelFileError when one cannot be read; then nothing more is held than before.
         """
         chunks = list(chunks)

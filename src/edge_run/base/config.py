@@ -61,7 +61,9 @@ class ModelConfig:
         if self.memory is not None:
             object.__setattr__(self, "memory", parse_size(self.memory))
         context = self.context_tokens
-        _require(context is None or context >= 0, f"context length {context}: must be 0 (the model's own) or more tokens")
+        _require(
+            context is None or context >= 0, f"context length {context}: must be 0 (the model's own) or more tokens"
+        )
         _require(self.threads is None or 1 <= self.threads <= 512, f"threads {self.threads}: must be 1 to 512")
         _require(self.micro_batch_tokens >= 1, f"micro-batch {self.micro_batch_tokens}: must be at least 1 token")
         _require(1 <= self.sequences <= 256, f"sequences {self.sequences}: must be 1 to 256")
@@ -105,7 +107,9 @@ class SamplingConfig:
         _require(self.top_k >= 0, f"top-k {self.top_k}: must be 0 (all) or more")
         _require(0 < self.top_p <= 1, f"top-p {self.top_p}: must be above 0 and at most 1")
         _require(0 <= self.min_p <= 1, f"min-p {self.min_p}: must be 0 to 1")
-        _require(0 < self.repeat_penalty < math.inf, f"repeat penalty {self.repeat_penalty}: must be above 0 and finite")
+        _require(
+            0 < self.repeat_penalty < math.inf, f"repeat penalty {self.repeat_penalty}: must be above 0 and finite"
+        )
         _require(self.repeat_last_n >= -1, f"repeat last n {self.repeat_last_n}: must be -1 (context) or more tokens")
         _require(self.seed is None or 0 <= self.seed < 2**32 - 1, f"seed {self.seed}: must be 0 to 4294967294")
         _require(not (self.grammar and self.json_schema), "grammar and JSON schema: give one of the two")

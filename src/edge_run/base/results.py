@@ -45,8 +45,8 @@ class PlanItem:
 class Plan:
     """What goes where, decided before any weight is loaded.
 
-    mode: `resident` (all in memory, llama.cpp at full speed), `streamed`, or `llama.cpp` (its own loader, nothing promised).
-    items: what the budget is spent on; their sizes add up to at most budget_bytes.
+    mode: `resident` (all in memory, llama.cpp at full speed), `streamed`, or `llama.cpp` (its own loader, nothing
+    promised). items: what the budget is spent on; their sizes add up to at most budget_bytes.
     """
 
     mode: str

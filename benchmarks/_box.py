@@ -1,0 +1,86 @@
+"""Shared by the benchmarks: models grown to size, children run in a small box, results written with their date and
+machine.
+
+The box (RAM cap, disk speed, read-ahead, cold cache) is made by the project's shared tool, found beside the checkout or
+named in EDGEBOX; it needs root and a writable cgroup tree.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared"
+EDGEBOX = Path(os.environ.get("EDGEBOX", SHARED / "tools" / "edgebox"))
+MODELS = Path(os.environ.get("BENCH_MODELS", Path.home() / ".cache" / "edge-run" / "bench"))
+RESULTS = ROOT / "benchmarks" / "results"
+KIT = ROOT / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
+WORKER = ROOT / "benchmarks" / "_worker.py"
+READAHEAD_KB = 128
+
+
+def grown_model(size: str, layers: int) -> Path:
+    """Return the kit model grown to `size` (`4G`) with `layers` layers, made when missing."""
+    path = MODELS / f"kit-dense-{size}-{layers}.gguf"
+    if not path.exists():
+        from edge_run import inflate
+        from edge_run.base.units import parse_size
+
+        MODELS.mkdir(parents=True, exist_ok=True)
+        inflate(KIT, path, parse_size(size), layers=layers)
+    return path
+
+
+def run_worker(
+    arguments: Sequence[object], box: Mapping[str, object] | None = None, cold: Path | None = None
+) -> dict[str, Any]:
+    """Run one worker, in a box when one is given (`memory`, `disk_mbps`), and return its figures and the box's.
+
+    cold: the model file whose page cache is dropped first.
+    """
+    command = [sys.executable, str(WORKER), *map(str, arguments)]
+    if box is not None:
+        flags = [f"--readahead-kb={READAHEAD_KB}"]
+        flags += [f"--{key.replace('_', '-')}={value}" for key, value in box.items() if value]
+        command = [sys.executable, str(EDGEBOX), *flags, *(["--cold", str(cold)] if cold else []), "--", *command]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}\nfailed with {done.returncode}:\n{done.stderr}")
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if box is not None:
+        figures["box"] = json.loads(done.stderr.splitlines()[-1])
+    return figures
+
+
+def write_results(name: str, rows: Sequence[Mapping[str, object]], finding: str) -> None:
+    """Write `rows` as CSV and `finding` as Markdown under results/, both named by `name` and today's date."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    stem = RESULTS / f"{datetime.date.today():%Y-%m-%d}-{name}"
+    with stem.with_suffix(".csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    stem.with_suffix(".md").write_text(f"# {name}\n\n{machine()}\n\n{finding.strip()}\n", encoding="utf-8")
+    print(f"{stem}.csv and .md written", file=sys.stderr)
+
+
+def machine() -> str:
+    """Return what the figures were measured on, in two lines."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), "?")
+    return (
+        f"Machine: {len(os.sched_getaffinity(0))} cores ({cpu}), Linux {platform.release()}, virtual disk; "
+        f"Python {platform.python_version()}; commit {commit.stdout.strip()}."
+    )

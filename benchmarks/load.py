@@ -1,0 +1,137 @@
+"""Time to open a 40 GB model (a sparse file with a vocabulary of 150,000 tokens) under a 4 GiB budget.
+
+Against llama.cpp's own `vocab_only` load of the same file, interleaved in one process. Nothing of the file's data may
+be read before the open returns: bytes read by the process are counted from /proc/self/io.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import gguf
+import numpy as np
+from _box import MODELS, write_results
+
+from edge_run.base.config import ModelConfig
+from edge_run.runtime import _ggml as ggml
+from edge_run.runtime._ggml import L
+from edge_run.runtime.engine import Engine
+
+VOCABULARY, LAYERS, WIDTH, FEED_FORWARD = 150_000, 80, 8192, 28672
+
+
+def sparse_model(path: Path) -> Path:
+    """Write the header of a 70B-like Q4_0 model; its tensors are a hole."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(8192)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(FEED_FORWARD)
+    writer.add_head_count(64)
+    writer.add_head_count_kv(8)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(VOCABULARY)
+    letters = [chr(c) for c in range(33, 127)]
+    words = letters + [a + b for a in letters for b in letters]
+    merges = [f"{a} {b}" for a in letters for b in letters]
+    for word in list(words[len(letters) :]):
+        if len(words) >= VOCABULARY:
+            break
+        for letter in letters[:17]:
+            words.append(word + letter)
+            merges.append(f"{word} {letter}")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(words[:VOCABULARY])
+    writer.add_token_types([1] * VOCABULARY)
+    writer.add_token_merges(merges[:VOCABULARY])
+    q4, f32 = gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.F32
+
+    def add(name: str, rows: int, columns: int) -> None:
+        writer.add_tensor_info(
+            name, (rows, columns // 32 * 18), np.dtype(np.uint8), rows * columns // 32 * 18, raw_dtype=q4
+        )
+
+    def norm(name: str) -> None:
+        writer.add_tensor_info(name, (WIDTH,), np.dtype(np.float32), WIDTH * 4, raw_dtype=f32)
+
+    add("token_embd.weight", VOCABULARY, WIDTH)
+    for i in range(LAYERS):
+        norm(f"blk.{i}.attn_norm.weight")
+        add(f"blk.{i}.attn_q.weight", WIDTH, WIDTH)
+        add(f"blk.{i}.attn_k.weight", 1024, WIDTH)
+        add(f"blk.{i}.attn_v.weight", 1024, WIDTH)
+        add(f"blk.{i}.attn_output.weight", WIDTH, WIDTH)
+        norm(f"blk.{i}.ffn_norm.weight")
+        add(f"blk.{i}.ffn_gate.weight", FEED_FORWARD, WIDTH)
+        add(f"blk.{i}.ffn_up.weight", FEED_FORWARD, WIDTH)
+        add(f"blk.{i}.ffn_down.weight", WIDTH, FEED_FORWARD)
+    norm("output_norm.weight")
+    add("output.weight", VOCABULARY, WIDTH)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    data_bytes = sum(-(-info.nbytes // 32) * 32 for shard in writer.tensors for info in shard.values())
+    writer.close()
+    with path.open("r+b") as file:
+        file.seek(0, 2)
+        file.truncate(-(-file.tell() // 32) * 32 + data_bytes)
+    return path
+
+
+def vocab_only_s(path: Path) -> float:
+    """Return the seconds of llama.cpp's own vocabulary-only load."""
+    params = L.llama_model_default_params()
+    params.vocab_only = True
+    with ggml.log.listening(lambda _: None):
+        started = time.monotonic()
+        model = L.llama_model_load_from_file(str(path).encode(), params)
+        elapsed = time.monotonic() - started
+    L.llama_model_free(model)
+    return elapsed
+
+
+def read_bytes() -> int:
+    """Return what this process has read from storage so far."""
+    return int(dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())["read_bytes"])
+
+
+def main() -> None:
+    """Measure and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    MODELS.mkdir(parents=True, exist_ok=True)
+    path = sparse_model(MODELS / "sparse-40g.gguf")
+    L.llama_backend_init()
+    rows = []
+    vocab_only_s(path)
+    for number in range(arguments.rounds):
+        vocab_s, before = vocab_only_s(path), read_bytes()
+        started = time.monotonic()
+        engine = Engine(path, ModelConfig(memory="4GiB", context_tokens=512))
+        open_s = time.monotonic() - started
+        opened_bytes = read_bytes() - before
+        engine.close()
+        rows.append(
+            {
+                "round": number,
+                "file_bytes": path.stat().st_size,
+                "vocab_only_s": vocab_s,
+                "open_s": open_s,
+                "beyond_s": open_s - vocab_s,
+                "read_before_open_returned_bytes": opened_bytes,
+            }
+        )
+        print(rows[-1], flush=True)
+    path.unlink()
+    beyond = statistics.median(row["beyond_s"] for row in rows)
+    finding = f"{__doc__}\n* Median: {1e3 * beyond:.0f} ms beyond vocab_only ({1e3 * rows[0]['vocab_only_s']:.0f} ms)."
+    write_results("load", rows, finding)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The schedule of a pass: its stretches, and which chunks each of them takes and gives back. Pure.
+
+A dense pass reads its weights in an order that is known beforehand; what to bring next is the schedule itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+STRETCH_CHUNKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Nodes [first, last] computed in one go, which needs the chunks `needs`.
+
+    Of these it acquires, before its first node, those that the stretch before did not hold, and releases, after its
+    last, those that the next one does not need.
+    """
+
+    first: int
+    last: int
+    needs: tuple[int, ...]
+    acquire: tuple[int, ...]
+    release: tuple[int, ...]
+
+
+def schedule_pass(
+    needs: Sequence[AbstractSet[int]], may_cut: Sequence[bool], stretch_chunks: int = STRETCH_CHUNKS
+) -> list[Stretch]:
+    """Return the stretches of a pass whose node i needs the chunks `needs[i]`; it is cut before nodes that `may_cut`.
+
+    A stretch needs at most `stretch_chunks` chunks where its nodes allow that: the smaller the stretch, the smaller the
+    window and the better reading and computing overlap. Nothing is assumed about other stretches but the neighbours: a
+    chunk used twice in a pass is acquired twice.
+    """
+    spans: list[tuple[int, int, AbstractSet[int]]] = []
+    first, chunks = 0, frozenset[int]()
+    for i, (needed, is_cut_allowed) in enumerate(zip(needs, may_cut, strict=True)):
+        together = chunks | needed
+        if is_cut_allowed and chunks and len(together) > max(stretch_chunks, len(chunks)):
+            spans.append((first, i - 1, chunks))
+            first, together = i, frozenset(needed)
+        chunks = together
+    spans.append((first, len(needs) - 1, chunks))
+    befores = [frozenset[int](), *(chunks for _, _, chunks in spans[:-1])]
+    afters = [*(chunks for _, _, chunks in spans[1:]), frozenset[int]()]
+    return [
+        Stretch(first, last, tuple(sorted(now)), tuple(sorted(now - before)), tuple(sorted(now - after)))
+        for (first, last, now), before, after in zip(spans, befores, afters, strict=True)
+    ]
