@@ -66,7 +66,9 @@ def write_results(name: str, rows: Sequence[Mapping[str, object]], finding: str)
     RESULTS.mkdir(parents=True, exist_ok=True)
     stem = RESULTS / f"{datetime.date.today():%Y-%m-%d}-{name}"
     with stem.with_suffix(".csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
+        writer = csv.DictWriter(
+            file, fieldnames=list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n"
+        )
         writer.writeheader()
         writer.writerows(rows)
     stem.with_suffix(".md").write_text(f"# {name}\n\n{machine()}\n\n{finding.strip()}\n", encoding="utf-8")

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import MIB, format_size, round_up
@@ -45,9 +44,9 @@ def plan_residency(
     besides, for the message. Raises BudgetError, with the smallest budget that works, when the largest stretch does not
     fit.
     """
-    uses = Counter(chain.from_iterable(stretches))
+    uses = _count_reads(stretches)
     movable = [chunk for chunk in uses if chunk not in must_pin]
-    fixed = [chunk for chunk in uses if chunk in must_pin]
+    fixed = must_pin.intersection(uses)
     n_places = available_bytes // chunk_bytes - len(fixed)
     sizes = [len(stretch) - len(must_pin.intersection(stretch)) for stretch in stretches]
     largest = max(sizes, default=0)
@@ -66,17 +65,31 @@ def plan_residency(
     spare = n_places - pair - 2 - LOOKAHEAD_CHUNKS
     n_pinned = min(max(0, int(spare / max(1 - pair / len(movable), 1e-9))), n_places - largest, len(movable) - 1)
     streamed = _choose_streamed(movable, uses, len(movable) - n_pinned)
-    pinned = tuple(chunk for chunk in uses if chunk not in streamed)
-    n_reads = sum(uses[chunk] for chunk in streamed)
+    chosen = frozenset(streamed)
+    pinned = tuple(chunk for chunk in uses if chunk not in chosen)
+    n_reads = sum(map(uses.__getitem__, streamed))
     return ResidencyPlan(pinned, tuple(streamed), n_places - n_pinned, n_reads, len(fixed) + largest)
 
 
-def _choose_streamed(movable: Sequence[int], uses: Counter[int], count: int) -> dict[int, None]:
-    """Return `count` chunks, spread evenly over the pass; those used once before those that would be read twice."""
+def _count_reads(stretches: Sequence[Sequence[int]]) -> Counter[int]:
+    """Return how often a pass reads each chunk if it does not stay: once for each run of stretches that need it."""
+    uses: Counter[int] = Counter()
+    before: frozenset[int] = frozenset()
+    for stretch in stretches:
+        now = frozenset(stretch)
+        uses.update(sorted(now - before))
+        before = now
+    return uses
+
+
+def _choose_streamed(movable: Sequence[int], uses: Counter[int], count: int) -> list[int]:
+    """Return `count` chunks, spread evenly over the pass; those read once before those that would be read again."""
     once = [chunk for chunk in movable if uses[chunk] == 1]
+    if count <= len(once):
+        return _spread(once, count)
     more = [chunk for chunk in movable if uses[chunk] > 1]
-    chosen = set(_spread(once, min(count, len(once))) + _spread(more, max(0, count - len(once))))
-    return {chunk: None for chunk in movable if chunk in chosen}
+    chosen = frozenset(once + _spread(more, count - len(once)))
+    return [chunk for chunk in movable if chunk in chosen]
 
 
 def _spread(chunks: Sequence[int], count: int) -> list[int]:

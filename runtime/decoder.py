@@ -14,7 +14,7 @@ from edge_run.base.errors import ContextFull, KernelError
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
-from edge_run.runtime.driver import Driver
+from edge_run.runtime.driver import Driver, PassShape
 from edge_run.runtime.graph import GraphMap
 from edge_run.runtime.llama_model import ContextShape, LlamaContext, LlamaModel
 
@@ -102,7 +102,7 @@ class LocalDecoder:
     def _pass(self, tokens: Sequence[BatchToken], filled: int) -> int:
         self._fill(tokens)
         outputs = [i for i, token in enumerate(tokens) if token.wants_logits]
-        with deferred_interrupt(self._driver), self._driver.running((len(tokens), len(outputs))):
+        with deferred_interrupt(self._driver), self._driver.running(PassShape(len(tokens), len(outputs))):
             code = L.llama_decode(self._context.handle, self._batch)
         if code == 1:
             raise ContextFull(

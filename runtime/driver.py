@@ -16,13 +16,25 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from edge_run.base.errors import Cancelled
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.graph import GraphMap, Node, Observer
 
 Step = Callable[[int], None]
+
+
+class PassShape(NamedTuple):
+    """What decides which graph llama.cpp builds: tokens in the pass, and rows of logits asked for."""
+
+    tokens: int
+    outputs: int
+
+    @property
+    def kind(self) -> tuple[bool, bool]:
+        """Shapes of one kind mostly have one graph: one token or more, with logits or without."""
+        return self.tokens > 1, self.outputs > 0
 
 
 @dataclass(slots=True)
@@ -90,7 +102,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.features: list[Feature] = []
-        self.programs: dict[object, Program] = {}
+        self.programs: dict[PassShape, Program] = {}
         self._observer = Observer()
         self._program = _EMPTY
         self._cursor = 0
@@ -136,9 +148,9 @@ class Driver:
         return graph
 
     @contextlib.contextmanager
-    def running(self, shape: object) -> Iterator[None]:
+    def running(self, shape: PassShape) -> Iterator[None]:
         """Run one pass of the given shape in this block; raise what went wrong in the callback at its end."""
-        self._program = self.programs.get(shape) or self._guess()
+        self._program = self.programs.get(shape) or self._guess(shape)
         self._cursor, self._seen, self._failure, self._is_cancelled = 0, None, None, False
         try:
             yield
@@ -150,11 +162,16 @@ class Driver:
                 feature.abandon()
             raise failure
         if self._seen is not None:
-            self._program = compile_program(tuple(self._seen), self.features)
+            self._program = self._program_of(tuple(self._seen))
         self.programs[shape] = self._program
 
-    def _guess(self) -> Program:
-        return next(reversed(self.programs.values()), _EMPTY)
+    def _guess(self, shape: PassShape) -> Program:
+        alike = (program for known, program in reversed(self.programs.items()) if known.kind == shape.kind)
+        return next(alike, None) or next(reversed(self.programs.values()), _EMPTY)
+
+    def _program_of(self, graph: GraphMap) -> Program:
+        known = next((program for program in self.programs.values() if program.graph == graph), None)
+        return known or compile_program(graph, self.features)
 
     def _ask(self, address: int) -> bool:
         self.check_cancelled()

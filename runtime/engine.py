@@ -25,7 +25,7 @@ from edge_run.base.results import Backend, MemoryUse, Numerics, Plan
 from edge_run.devices.memory import default_budget_bytes, process_memory
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.decoder import LocalDecoder
-from edge_run.runtime.driver import Driver, compile_program
+from edge_run.runtime.driver import Driver, PassShape, compile_program
 from edge_run.runtime.kv_rules import check_kv_fits, check_kv_types
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel, context_shape
 from edge_run.runtime.planning import Holdings, plan_plain, plan_resident, plan_streamed, row_ranges, work_bytes
@@ -213,7 +213,7 @@ class Engine:
         )
         streaming.check = self._driver.check_cancelled
         self._driver.features.append(streaming)
-        self._driver.programs[(1, 1)] = compile_program(graph, self._driver.features)
+        self._driver.programs[PassShape(1, 1)] = compile_program(graph, self._driver.features)
         return plan
 
     def _check_files(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -60,6 +61,7 @@ class Model:
         except BaseException:
             self._engine.close()
             raise
+        self._finalizer = weakref.finalize(self, self._engine.close)
         self._meter = Meter(self._engine)
         self._running: Stream | None = None
         self._is_cancelled = threading.Event()
@@ -139,7 +141,7 @@ class Model:
         """Free the model. Idempotent."""
         if self._running is not None:
             self._running.close()
-        self._engine.close()
+        self._finalizer()
 
     def __enter__(self) -> Model:
         return self

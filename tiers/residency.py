@@ -21,6 +21,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+NEW_FRAME = -1
+
 
 class ChunkState(Enum):
     """Where a chunk is; PINNED is resident for good."""
@@ -61,7 +63,8 @@ class Residency:
             self._uses.setdefault(chunk, []).append(i)
         self._pinned = frozenset(pinned)
         self._n_frames = n_frames
-        self._free = [-1 - i for i in range(n_frames)]
+        self._n_unmade = n_frames
+        self._vacant: set[int] = set()
         self._spent: list[int] = []
         self._fresh: set[int] = set()
         self._wanted: set[int] = set()
@@ -81,13 +84,15 @@ class Residency:
     def pump(self) -> list[Load]:
         """Start as many reads ahead of need as there are idle frames, in order of use, across the end of the pass."""
         loads: list[Load] = []
+        if self._starved:
+            return loads
         self._frontier = max(self._frontier, self._consumer)
         while self._frontier < self._consumer + len(self._order):
             chunk = self._order[self._frontier % len(self._order)]
             state = self._state[chunk]
             if state is ChunkState.ABSENT:
                 source = None
-                if chunk not in self._pinned and (source := self._take_idle_frame()) is None:
+                if chunk not in self._pinned and (source := self._take_idle_frame(chunk)) is None:
                     break
                 loads.append(self._start(chunk, source))
             elif state is ChunkState.SPENT:
@@ -138,22 +143,28 @@ class Residency:
         self._wanted.discard(chunk)
         return self._feed_starved()
 
-    def failed(self, chunk: int) -> bool:
-        """Note that a read failed: the chunk is absent, its frame is free. Return whether someone waits for it."""
+    def failed(self, chunk: int, has_frame: bool = True) -> tuple[bool, list[Load]]:
+        """Note that a read failed: the chunk is absent, its frame is free, or to be made anew where moving it failed.
+
+        Return whether someone waits for the chunk, and the reads that waited for a frame.
+        """
         self._n_loading -= 1
         self._state[chunk] = ChunkState.ABSENT
         if chunk not in self._pinned:
-            self._free.append(chunk)
+            if has_frame:
+                self._vacant.add(chunk)
+            else:
+                self._n_unmade += 1
         is_wanted = chunk in self._wanted
         self._wanted.discard(chunk)
-        return is_wanted
+        return is_wanted, self._feed_starved()
 
     def check(self) -> None:
         """Raise AssertionError unless every frame is in exactly one place and no state contradicts another."""
         framed = [c for c, state in enumerate(self._state) if c not in self._pinned and state is not ChunkState.ABSENT]
-        assert len(framed) + len(self._free) == self._n_frames, (len(framed), len(self._free), self._n_frames)
-        assert len(set(self._free)) == len(self._free), "a frame is free twice"
-        assert not set(framed) & set(self._free), "a frame is free and in use"
+        n_free = self._n_unmade + len(self._vacant)
+        assert len(framed) + n_free == self._n_frames, (len(framed), n_free, self._n_frames)
+        assert not set(framed) & self._vacant, "a frame is free and in use"
         assert self._fresh == {c for c, state in enumerate(self._state) if state is ChunkState.FRESH}
         assert {c for c, state in enumerate(self._state) if state is ChunkState.SPENT} <= set(self._spent)
         assert self._n_loading == sum(state is ChunkState.LOADING for state in self._state)
@@ -178,14 +189,21 @@ class Residency:
         i = bisect_left(uses, here)
         return lap * n + uses[i] if i < len(uses) else (lap + 1) * n + uses[0]
 
-    def _take_idle_frame(self) -> int | None:
-        if self._free:
-            return self._free.pop()
+    def _take_idle_frame(self, chunk: int) -> int | None:
+        """Return a frame for `chunk`: the one that is under it since a read failed, or any."""
+        if chunk in self._vacant:
+            self._vacant.remove(chunk)
+            return chunk
+        if self._n_unmade:
+            self._n_unmade -= 1
+            return NEW_FRAME
+        if self._vacant:
+            return self._vacant.pop()
         while self._spent:
-            chunk = self._spent.pop()
-            if self._state[chunk] is ChunkState.SPENT:
-                self._state[chunk] = ChunkState.ABSENT
-                return chunk
+            victim = self._spent.pop()
+            if self._state[victim] is ChunkState.SPENT:
+                self._state[victim] = ChunkState.ABSENT
+                return victim
         return None
 
     def _take_fresh_frame(self) -> int | None:
@@ -205,7 +223,7 @@ class Residency:
             chunk = self._starved[0]
             source: int | None = None
             if chunk not in self._pinned:
-                source = self._take_idle_frame()
+                source = self._take_idle_frame(chunk)
                 if source is None:
                     source = self._take_fresh_frame()
                 if source is None:

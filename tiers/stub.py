@@ -32,7 +32,8 @@ class Stubs:
         self._shards = tuple(shards)
         try:
             cache_folder.mkdir(parents=True, exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix="stub-", dir=cache_folder))
+            _sweep(cache_folder)
+            self._folder = Path(tempfile.mkdtemp(prefix=f"stub-{os.getpid()}-", dir=cache_folder))
         except OSError as error:
             raise TierReadError(
                 f"{cache_folder}: cannot make a folder for the model's stub ({error.strerror}); free space there, "
@@ -97,3 +98,11 @@ class Stubs:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _sweep(cache_folder: Path) -> None:
+    """Remove the stubs of processes that were killed while they loaded."""
+    for folder in cache_folder.glob("stub-*-*"):
+        pid = folder.name.split("-")[1]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)

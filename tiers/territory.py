@@ -90,25 +90,38 @@ class Territory:
             place = self._places[chunk] = self._locate(chunk)
         return place
 
+    def is_followed_by(self, chunk: int, other: int) -> bool:
+        """Return whether `other` begins where `chunk` ends, in memory and so in the file."""
+        place, next_place = self.place(chunk), self.place(other)
+        return place.shard == next_place.shard and place.address + place.length == next_place.address
+
     def total_bytes(self, chunks: Collection[int]) -> int:
         """Return the bytes of `chunks` together."""
         missing = sum(self.chunk_bytes - self.place(chunk).length for chunk in self.ragged.intersection(chunks))
         return len(chunks) * self.chunk_bytes - missing
 
     def furnish(self, chunk: int, source: int | None) -> None:
-        """Put memory under `chunk`: the frame under chunk `source`, or fresh memory (None or negative)."""
+        """Put memory under `chunk`: the frame under chunk `source`, or fresh memory (None or negative).
+
+        Raises OSError when the kernel refuses; then neither chunk has memory, and what was under `source` is lost.
+        """
         place = self.place(chunk)
         if source == chunk:
             return
-        if source is None or source < 0:
-            _libc.map_anonymous(place.length, _libc.PROT_READ_WRITE, at=place.address)
-            _libc.prepare_for_weights(place.address, place.length)
-            return
-        old = self.place(source)
-        _libc.move_pages(old.address, place.address, place.length)
-        # The vacated range is replaced at once, so that it merges with its neighbours (vm.max_map_count) and stays
-        # unreadable.
-        _libc.map_anonymous(old.length, _libc.PROT_NONE, at=old.address)
+        try:
+            if source is None or source < 0:
+                _libc.map_anonymous(place.length, _libc.PROT_READ_WRITE, at=place.address)
+                _libc.prepare_for_weights(place.address, place.length)
+                return
+            old = self.place(source)
+            try:
+                _libc.move_pages(old.address, place.address, place.length)
+            finally:
+                # Replaced at once, so that it merges with its neighbours (vm.max_map_count) and stays unreadable.
+                _libc.map_anonymous(old.length, _libc.PROT_NONE, at=old.address)
+        except OSError:
+            _libc.map_anonymous(place.length, _libc.PROT_NONE, at=place.address)  # the kernel may have left a hole
+            raise
 
     def _locate(self, chunk: int) -> Place:
         index = bisect_right(self._first, chunk) - 1

@@ -43,6 +43,7 @@ class Weights:
         self._changed = threading.Condition()
         self._moves: deque[Load] = deque()
         self._moved = self._promised = 0
+        self._lost: dict[int, OSError] = {}
         self._error: EdgeRunError | None = None
 
     def start(self) -> None:
@@ -90,8 +91,9 @@ class Weights:
             try:
                 with self._changed:
                     self._carry_out_moves(ticket)
+                    self._check_frames(run)
                 n_bytes = self._read(run)
-            except (EdgeRunError, OSError) as error:
+            except EdgeRunError as error:
                 self._note_failure(run, error)
                 return 0
             with self._changed:
@@ -104,38 +106,53 @@ class Weights:
         return read
 
     def _carry_out_moves(self, ticket: int) -> None:
+        """Make all moves up to `ticket`; note one that the kernel refuses, for the run that it belongs to."""
         while self._moved < ticket:
             load = self._moves.popleft()
             self._moved += 1
-            self._territory.furnish(load.chunk, load.source)
+            try:
+                self._territory.furnish(load.chunk, load.source)
+            except OSError as error:
+                self._lost[load.chunk] = error
+
+    def _check_frames(self, run: list[Load]) -> None:
+        for load in run:
+            if error := self._lost.get(load.chunk):
+                raise TierReadError(
+                    f"moving page frames failed ({error}); raise vm.max_map_count or lower --memory"
+                ) from error
 
     def _read(self, run: list[Load]) -> int:
         first = self._territory.place(run[0].chunk)
         length = sum(self._territory.place(load.chunk).length for load in run)
         return self._sources[first.shard].read_into(first.address, length, first.file_offset)
 
-    def _note_failure(self, run: list[Load], error: EdgeRunError | OSError) -> None:
-        if not isinstance(error, EdgeRunError):
-            error = TierReadError(f"moving page frames failed ({error}); raise vm.max_map_count or lower --memory")
+    def _note_failure(self, run: list[Load], error: EdgeRunError) -> None:
         logger.warning("read of chunk %d (+%d) failed: %s", run[0].chunk, len(run) - 1, error)
         with self._changed:
-            is_wanted = [self._residency.failed(load.chunk) for load in run]
-            if any(is_wanted):
-                self._error = error
+            for load in run:
+                has_frame = self._lost.pop(load.chunk, None) is None
+                is_wanted, loads = self._residency.failed(load.chunk, has_frame)
+                if is_wanted:
+                    self._error = error
+                self._submit(loads)
+            if self._error is not None or not self._residency.is_waiting:
                 self._changed.notify_all()
 
 
 def _coalesce(loads: Sequence[Load], territory: Territory) -> list[list[Load]]:
-    """Group neighbouring chunks of one shard, in the order given, into reads of at most MAX_READ_CHUNKS chunks."""
+    """Group chunks that follow each other in memory, in the order given, into reads of at most MAX_READ_CHUNKS chunks.
+
+    Neighbours by number need not be: a mapping may have a hole, where llama.cpp gave back what it does not use.
+    """
     runs: list[list[Load]] = []
     for load in loads:
         last = runs[-1][-1] if runs else None
         if (
             last is not None
-            and load.chunk == last.chunk + 1
             and load.is_urgent == last.is_urgent
             and len(runs[-1]) < MAX_READ_CHUNKS
-            and territory.place(load.chunk).shard == territory.place(last.chunk).shard
+            and territory.is_followed_by(last.chunk, load.chunk)
         ):
             runs[-1].append(load)
         else:

@@ -44,7 +44,7 @@ def test_product_file(path: str) -> None:
 
 def test_folders_are_flat() -> None:
     """A nested package would be missing from the wheel: pyproject.toml lists packages one by one."""
-    packages = {"src/edge_run", "src/edge_run/base", *FOLDERS}
+    packages = {"src/edge_run", "src/edge_run/base", "src/edge_run/cli", *FOLDERS}
     assert {str(Path(path).parent) for path in PRODUCT} == packages
 
 

@@ -1,0 +1,9 @@
+"""The command line. Here are its entry and its commands; what they do is the library's business.
+
+Only this package reads the environment and the configuration file (`settings.py`). llama.cpp and NumPy are imported
+when a model is opened, so that `edge-run --help` is quick.
+"""
+
+from edge_run.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,82 @@
+"""Opens a model for a command, and writes an answer as it comes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.results import Generation
+from edge_run.cli import figures
+from edge_run.cli.process import delayed_interrupt, on_interrupt
+from edge_run.cli.terminal import Terminal
+
+if TYPE_CHECKING:
+    from edge_run.runtime.model import Model
+    from edge_run.runtime.stream import Stream
+
+NOTICE = "dim"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was written. generation None: it was interrupted before it could be measured."""
+
+    text: str
+    generation: Generation | None
+
+
+@contextlib.contextmanager
+def opened(
+    path: Path, config: ModelConfig, terminal: Terminal, chat_template: str | None = None, is_quiet: bool = False
+) -> Iterator[Model]:
+    """Open the model at `path`, and say at a terminal what was planned. Raises like `Model`, and KeyboardInterrupt."""
+    from edge_run.runtime.model import Model
+
+    with delayed_interrupt():
+        model = Model(path, config=config, chat_template=chat_template)
+    with model:
+        backend = model.stats.backend
+        if backend.name == "llama.cpp":
+            terminal.say(f"llama.cpp's own loader runs this model, no budget is kept: {backend.reason}")
+        elif terminal.shows_notices and not is_quiet:
+            terminal.say(figures.describe_plan(path.name, model.plan), NOTICE)
+        yield model
+
+
+def show(stream: Stream, model: Model, terminal: Terminal, before: str = "") -> Answer:
+    """Write `before` and then the answer, piece by piece. Ctrl-C ends it; before the first token it has no text."""
+    written: list[str] = []
+    generation = None
+    terminal.show(figures.describe_wait(model.plan))
+    try:
+        with contextlib.ExitStack() as answering:
+            for piece in stream:
+                if not written:
+                    # Until here Ctrl-C raises, so that it also ends the reading of a model that stays in memory.
+                    answering.enter_context(on_interrupt(model.cancel))
+                written.append(piece.text)
+                terminal.write(before + piece.text)
+                before = ""
+                generation = piece.generation
+    except KeyboardInterrupt:
+        stream.close()
+    terminal.erase()
+    terminal.end_line()
+    return Answer("".join(written), generation)
+
+
+def say_figures(answer: Answer, terminal: Terminal, is_short: bool = False) -> None:
+    """Say why the answer ended and what it cost; is_short: its speed only."""
+    generation = answer.generation
+    if generation is None:
+        terminal.say("Stopped.", NOTICE)
+        return
+    if reason := figures.describe_end(generation):
+        terminal.say(reason)
+    terminal.say(figures.describe_speed(generation), NOTICE)
+    if not is_short:
+        terminal.say(figures.describe_use(generation.plan, generation.memory, generation.io, generation.load_s), NOTICE)

@@ -1,0 +1,143 @@
+"""The entry: which command an invocation means, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+import edge_run
+from edge_run.base.errors import BudgetError, Cancelled, ConfigError, EdgeRunError, TierReadError
+from edge_run.base.units import MIB
+from edge_run.cli.commands import HELP_NAMES, origin
+from edge_run.cli.demo import demo
+from edge_run.cli.inflate import inflate
+from edge_run.cli.process import end_on_termination, prepare_streams, release_streams
+from edge_run.cli.run import run
+from edge_run.cli.terminal import Terminal
+
+NAME = "edge-run"
+COMMANDS = (run, demo, inflate)
+SIGPIPE_CODE = 141
+
+_HELP = """Run GGUF models that are larger than memory, inside a memory budget; the text is llama.cpp's.
+
+\b
+  edge-run model.gguf                          chat
+  edge-run model.gguf -p "Once" -n 64          continue a text
+  edge-run model.gguf --memory 4GiB < prompt   within a budget
+  edge-run run --help                          all options
+
+A model file that is named like a command is ./NAME.
+"""
+_EPILOG = """\b
+Exit codes:
+  0    done
+  1    an error that has no code of its own
+  2    a flag, setting or argument that cannot be
+  3    the model file: missing, truncated, foreign, changed
+  4    a memory budget that cannot work
+  5    a read or a write that the storage refused
+  6    llama.cpp refused, failed, or is not the one we know
+  7    a right request that this model or device cannot serve
+  8    the prompt is longer than the context
+  130  stopped with Ctrl-C
+  141  nobody read the output any more
+  143  ended by SIGTERM (129: by SIGHUP)
+"""
+
+
+class Commands(click.Group):
+    """The commands; what does not begin with the name of one is a run."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Put `run` where no command is named; without a word, give help."""
+        if not args:
+            context.obj.say(self.get_help(context))
+            context.exit(ConfigError.exit_code)
+        if args[0] not in self.commands and args[0] not in (*HELP_NAMES, "--version"):
+            args = ["run", *args]
+        return super().parse_args(context, args)
+
+    def collect_usage_pieces(self, context: click.Context) -> list[str]:
+        """Return what the usage line shows after the program's name."""
+        return ["MODEL [OPTIONS]", "| COMMAND ..."]
+
+
+@click.group(
+    cls=Commands,
+    help=_HELP,
+    epilog=_EPILOG,
+    commands={str(command.name): command for command in COMMANDS},
+    context_settings={"help_option_names": HELP_NAMES, "max_content_width": 100},
+)
+@click.version_option(edge_run.__version__, prog_name=NAME, message="%(prog)s %(version)s")
+def app() -> None:
+    """Give the commands a common name; each does its own work."""
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line `args`, by default this process's, and exit with its code."""
+    prepare_streams()
+    end_on_termination()
+    terminal = Terminal()
+    code = _run(list(sys.argv[1:] if args is None else args), terminal)
+    terminal.erase()
+    release_streams()
+    sys.exit(code)
+
+
+def _run(args: list[str], terminal: Terminal) -> int:
+    """Return the exit code of the command line `args`; whatever goes wrong is one line on standard error."""
+    try:
+        with app.make_context(NAME, args, obj=terminal) as context:
+            app.invoke(context)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except (Cancelled, KeyboardInterrupt, click.Abort):
+        return Cancelled.exit_code
+    except BrokenPipeError:
+        return SIGPIPE_CODE
+    except Exception as error:
+        message, code = _explain(error)
+        terminal.say(f"{NAME}: {' '.join(message.split())}", "red")
+        return code
+    return 0
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """Return what to say about an error, and the exit code."""
+    if isinstance(error, click.ClickException):
+        return _usage_message(error), error.exit_code
+    if isinstance(error, EdgeRunError):
+        return str(error) + _advice(error), error.exit_code
+    if isinstance(error, OSError):
+        return f"{error.filename or 'standard output'}: {error.strerror}", TierReadError.exit_code
+    if isinstance(error, MemoryError):
+        return "out of memory; a smaller --memory or a shorter context (-c) takes less", EdgeRunError.exit_code
+    logging.getLogger(__name__).info("%s", traceback.format_exc())
+    return f"a mistake of edge-run's own: {type(error).__name__}: {error}; -v shows where", EdgeRunError.exit_code
+
+
+def _usage_message(error: click.ClickException) -> str:
+    message = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    if context is None or not isinstance(error, click.UsageError):
+        return message
+    parameter = getattr(error, "param", None)
+    if parameter is not None and parameter.name:
+        place = origin(context, parameter.name)
+        message += "" if place in ("flag", "default") else f" (from {place})"
+    return f"{message}; see {context.command_path} --help"
+
+
+def _advice(error: EdgeRunError) -> str:
+    """Return a budget that works, for an error that only says which one does not."""
+    needed = error.figures.get("minimum_bytes") if isinstance(error, BudgetError) else None
+    if not isinstance(needed, int):
+        return ""
+    return f"; --memory {-(-needed * 101 // (100 * MIB)) + 1}MiB works"

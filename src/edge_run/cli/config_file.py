@@ -1,0 +1,70 @@
+"""The configuration file, `~/.config/edge-run/config.toml`: settings of a run under the long names of its flags.
+
+    memory = "4GiB"
+    ctx-size = 8192
+    stop = ["User:", "###"]
+
+The user's other folders, as the XDG Base Directory Specification names them, are found here too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from edge_run.base.errors import ConfigError
+from edge_run.cli.setting import Setting
+
+
+def user_folder(variable: str, default: str) -> Path:
+    """Return edge-run's own folder under `$variable`, or under `~/default` where that is unset or relative."""
+    base = Path(os.environ.get(variable) or "")
+    if not base.is_absolute():
+        home = os.path.expanduser("~")
+        if not os.path.isabs(home):
+            raise ConfigError(f"home folder: unknown; set HOME, or {variable} to the folder to use")
+        base = Path(home, default)
+    return base / "edge-run"
+
+
+def cache_folder() -> Path:
+    """Return where temporary files may lie: `$XDG_CACHE_HOME/edge-run`, or `~/.cache/edge-run`."""
+    return user_folder("XDG_CACHE_HOME", ".cache")
+
+
+def config_path() -> Path:
+    """Return where the configuration file is looked for."""
+    return user_folder("XDG_CONFIG_HOME", ".config") / "config.toml"
+
+
+def read_config_file(path: Path, settings: Iterable[Setting]) -> dict[str, Any]:
+    """Return what the file at `path` sets, by name of the setting (`ctx_size`); nothing where there is no file.
+
+    Raises ConfigError for a file that cannot be read, is no TOML, or says what none of `settings` understands.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); repair it or remove it") from error
+    except ValueError as error:  # no TOML, or no UTF-8
+        raise ConfigError(f"{path}: not a TOML file: {error}; repair it or remove it") from error
+    known = {setting.key: setting for setting in settings}
+    values = {}
+    for key, value in content.items():
+        setting = known.get(key.replace("_", "-"))
+        if setting is None:
+            raise ConfigError(f"{path}: {key!r}: unknown; known are {', '.join(sorted(known))}", found=key)
+        if not setting.is_right(value):
+            raise ConfigError(f"{path}: {key} = {value!r}: must be {setting.kind}", found=value)
+        values[str(setting.name)] = value
+    return values

@@ -1,0 +1,104 @@
+"""Plans and figures in words, for the line before an answer and those after it. Pure: results in, text out."""
+
+from __future__ import annotations
+
+import textwrap
+
+from edge_run.base.results import Generation, IoUse, MemoryUse, Plan, Stats
+from edge_run.base.units import format_size
+
+LEAST_REASON_COLUMNS = 24
+
+
+def describe_plan(name: str, plan: Plan) -> str:
+    """Return what was decided about the model file `name`, as a sentence."""
+    model = f"{name}, {format_size(plan.model_bytes)}"
+    context = f"context of {plan.context_tokens:,} tokens"
+    if plan.mode == "streamed":
+        return (
+            f"{model}: streamed inside {format_size(plan.budget_bytes)}: {format_size(plan.pinned_bytes)} pinned, a "
+            f"window of {format_size(plan.window_bytes)}, {format_size(plan.streamed_bytes_per_pass)} read per token; "
+            f"{context}"
+        )
+    if plan.mode == "resident":
+        return f"{model}: fits {format_size(plan.budget_bytes)}, all of it stays in memory; {context}"
+    return f"{model}: with llama.cpp's own loader, no budget is kept; {context}"
+
+
+def describe_items(plan: Plan, columns: int | None) -> str:
+    """Return the plan as a table; its reasons are wrapped at `columns`, and left out where there is no room."""
+    items = [(item.what, format_size(item.size_bytes), item.reason) for item in plan.items]
+    total = format_size(sum(item.size_bytes for item in plan.items))
+    items.append(("in all", total, f"of a budget of {format_size(plan.budget_bytes)}"))
+    width = max(len(what) for what, _, _ in items)
+    lines = []
+    for what, size, reason in items:
+        start = f"   {what:{width}} {size:>9}"
+        room = (columns or 1000) - len(start) - 2
+        reasons = textwrap.wrap(reason, room) if room >= LEAST_REASON_COLUMNS else [""]
+        lines.append(f"{start}  {reasons[0]}".rstrip() if room > 0 else f"{what} {size}")
+        lines.extend(" " * (len(start) + 2) + more for more in reasons[1:])
+    return "\n".join(lines)
+
+
+def describe_wait(plan: Plan) -> str:
+    """Return what is shown until the first token comes."""
+    if plan.mode == "streamed":
+        return f"Reading {format_size(plan.streamed_bytes_per_pass)} for the first token (Ctrl-C stops)"
+    return "Waiting for the first token (Ctrl-C stops)"
+
+
+def describe_speed(generation: Generation) -> str:
+    """Return how fast an answer came."""
+    parts = [f"{generation.completion_tokens:,} tokens"]
+    if generation.decode_tokens_per_s:
+        parts[0] += f" at {_rate(generation.decode_tokens_per_s)} tokens/s"
+    if generation.ttft_s:
+        parts.append(f"the first after {generation.ttft_s:.2f} s")
+    fed_tokens = generation.prompt_tokens - generation.cached_tokens
+    prompt = f"prompt of {fed_tokens:,} at {_rate(generation.prefill_tokens_per_s)} tokens/s"
+    if generation.cached_tokens:
+        prompt += f" ({generation.cached_tokens:,} were cached)"
+    return ", ".join([*parts, prompt])
+
+
+def describe_use(plan: Plan, memory: MemoryUse, io: IoUse, load_s: float) -> str:
+    """Return what was read and held."""
+    parts = []
+    if io.bytes_read:
+        reading = f"read {format_size(io.bytes_read)} at {format_size(io.bandwidth_bytes_per_s)}/s"
+        if io.bytes_per_token:
+            reading += f", {format_size(io.bytes_per_token)} per token, {io.efficiency:.0%} of the physical limit"
+        parts.append(reading)
+    budget = f" of {format_size(memory.budget_bytes)}" if plan.mode != "llama.cpp" else ""
+    parts.append(f"memory at most {format_size(memory.peak_bytes)}{budget}")
+    parts.append(f"opened in {load_s:.2f} s")
+    return "; ".join(parts)
+
+
+def describe_end(generation: Generation) -> str:
+    """Return why an answer ended, where that is not plain to see; an empty string where it is."""
+    if generation.finish_reason == "context":
+        return (
+            f"The context of {generation.plan.context_tokens:,} tokens is full: the answer ends here. "
+            "More fits with -c; a chat starts anew with /clear."
+        )
+    return "Stopped." if generation.finish_reason == "cancelled" else ""
+
+
+def describe_stats(plan: Plan, stats: Stats) -> list[str]:
+    """Return the figures of all answers so far."""
+    return [
+        f"{stats.generations:,} answers, {stats.completion_tokens:,} tokens; {stats.prompt_tokens:,} tokens of prompts",
+        describe_use(plan, stats.memory, stats.io, stats.load_s),
+    ]
+
+
+def _rate(tokens_per_s: float) -> str:
+    return (
+        f"{tokens_per_s:,.0f}"
+        if tokens_per_s >= 100
+        else f"{tokens_per_s:.2f}"
+        if tokens_per_s < 10
+        else f"{tokens_per_s:.1f}"
+    )

@@ -1,0 +1,55 @@
+"""One option of the command line that the environment and the configuration file can set too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from edge_run.base.errors import ConfigError
+from edge_run.base.units import parse_size
+
+ENVIRONMENT_PREFIX = "EDGE_RUN_"
+
+
+class Setting(click.Option):
+    """An option with a group in the help, and an environment variable: `EDGE_RUN_` and its first long name.
+
+    field: the field of ModelConfig or SamplingConfig that it sets, empty for none. A value of None is one not given.
+    """
+
+    def __init__(self, *names: str, group: str, field: str = "", **attributes: Any) -> None:
+        super().__init__(names, **attributes)
+        self.group, self.field = group, field
+        self.envvar = ENVIRONMENT_PREFIX + str(self.name).upper()
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        """Return what the environment says; of a setting that may be repeated, each line is a value."""
+        value = self.resolve_envvar_value(ctx)
+        return value.splitlines() if value is not None and self.multiple else super().value_from_envvar(ctx)
+
+    @property
+    def key(self) -> str:
+        """The key in the configuration file: the first long name, without the dashes before it."""
+        return str(self.name).replace("_", "-")
+
+    def is_right(self, value: object) -> bool:
+        """Return whether `value` is of the kind that a configuration file gives this setting."""
+        if self.is_flag:
+            return isinstance(value, bool)
+        if self.multiple:
+            return isinstance(value, list) and all(isinstance(item, str) for item in value)
+        return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+
+    @property
+    def kind(self) -> str:
+        """What `is_right` asks for, in words."""
+        return "true or false" if self.is_flag else "a list of texts" if self.multiple else "one text or number"
+
+
+def size_option(context: click.Context, parameter: click.Parameter, text: str | int | None) -> int | None:
+    """Return the bytes that a size means, as people write it: a click callback."""
+    try:
+        return None if text is None else parse_size(text)
+    except ConfigError as error:
+        raise click.BadParameter(str(error), context, parameter) from error

@@ -1,0 +1,116 @@
+"""Where words go: the answer to standard output, everything else to standard error.
+
+Without a terminal there are plain lines only, each in one piece. Colour, terminal kinds and NO_COLOR are rich's affair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from edge_run.base.errors import ConfigError, TierReadError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+_CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+ERASE_LINE = "\r\x1b[2K"
+
+
+class Terminal:
+    """The three standard streams of this process. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.can_ask, self.shows_answer, self.shows_notices = map(_is_terminal, (sys.stdin, sys.stdout, sys.stderr))
+        self._is_plain = os.environ.get("TERM", "") in ("", "dumb", "unknown")
+        self._has_transient = False
+        self._is_in_line = False
+        self._console: Console | None = None
+
+    @property
+    def console(self) -> Console:
+        """Standard error."""
+        if self._console is None:
+            from rich.console import Console
+
+            self._console = Console(
+                stderr=True, soft_wrap=not self.shows_notices, highlight=False, markup=False, emoji=False
+            )
+        return self._console
+
+    def write(self, text: str) -> None:
+        """Write a piece of the answer, at once. Raises BrokenPipeError when nobody reads, else TierReadError."""
+        if not text:
+            return
+        self.erase()
+        self._is_in_line = not text.endswith("\n")
+        self._put(text.translate(_CONTROL) if self.shows_answer else text)
+
+    def end_line(self) -> None:
+        """Finish the answer's last line, where it has not ended with one."""
+        if self._is_in_line:
+            self.write("\n")
+
+    def write_json(self, text: str) -> None:
+        """Write `text` as a line of UTF-8, whatever the locale. Raises like `write`."""
+        if sys.stdout is not None:
+            sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+        self._put(text + "\n")
+
+    def say(self, thing: RenderableType, style: str = "") -> None:
+        """Write a notice. What fails here is not worth failing for."""
+        self.erase()
+        with contextlib.suppress(OSError, ValueError):
+            if self._is_in_line and self.shows_answer:
+                self.end_line()
+            self.console.print(thing, style=style or None)
+
+    def show(self, text: str) -> None:
+        """Show `text` until something else is written; only at a terminal that can erase it."""
+        if not self.shows_notices or self._is_plain:
+            return
+        self.erase()
+        width = shutil.get_terminal_size().columns - 1
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text[:width])
+            sys.stderr.flush()
+        self._has_transient = True
+
+    def erase(self) -> None:
+        """Take back what `show` wrote."""
+        if self._has_transient:
+            self._has_transient = False
+            with contextlib.suppress(OSError):
+                sys.stderr.write(ERASE_LINE)
+                sys.stderr.flush()
+
+    def read_all(self) -> str:
+        """Return standard input as text, less one line break at its end. Raises ConfigError where there is none."""
+        try:
+            data = sys.stdin.buffer.read() if sys.stdin is not None else b""
+            text = data.decode("utf-8").removesuffix("\n")
+        except OSError as error:
+            raise TierReadError(f"standard input: cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise ConfigError(f"standard input: not UTF-8 text ({error})") from error
+        if not text:
+            raise ConfigError("prompt: standard input is empty; give one with -p, or start at a terminal to chat")
+        return text
+
+    def _put(self, text: str) -> None:
+        try:
+            if sys.stdout is None:
+                raise OSError(0, "it is closed")
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise TierReadError(f"standard output: cannot be written ({error.strerror})") from error
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()

@@ -1,0 +1,67 @@
+"""The examples in README.md and docs/ run as they stand, with the bundled model as `model.gguf`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+KIT = ROOT / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[object]:
+    """Return the fenced blocks of `language` on all pages, as test parameters."""
+    return [
+        pytest.param(match[2], id=f"{page.stem}-{number}")
+        for page in PAGES
+        for number, match in enumerate(_FENCE.finditer(page.read_text(encoding="utf-8")))
+        if match[1] == language
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the bundled model under the name that the examples use."""
+    (tmp_path / "model.gguf").symlink_to(KIT)
+    return tmp_path
+
+
+def run(command: list[str], folder: Path, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a command in `folder`, with its cache there and this Python's programs first in the path."""
+    environment = dict(
+        os.environ,
+        HOME=str(folder),
+        XDG_CACHE_HOME=str(folder / "cache"),
+        PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        OMP_WAIT_POLICY="passive",
+    )
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False, **options
+    )
+
+
+@pytest.mark.parametrize("source", blocks("python"))
+def test_python_example(source: str, folder: Path) -> None:
+    done = run([sys.executable, "-c", source], folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("source", blocks("console"))
+def test_console_example(source: str, folder: Path) -> None:
+    lines = [line[2:] for line in source.splitlines() if line.startswith("$ ")]
+    assert lines
+    for line in lines:
+        if line.startswith("make "):
+            continue  # the two commands that set up what this test runs in
+        wanted = re.search(r"exit code (\d+)", line)
+        done = run(["sh", "-c", line], folder, input="Once upon a time\n")
+        assert done.returncode == (int(wanted[1]) if wanted else 0), f"{line}\n{done.stderr}"
+        assert (done.stderr if wanted or "inflate" in line else done.stdout).strip(), line

@@ -1,0 +1,355 @@
+"""Residency under every order of events: frames are conserved, what is held stays, and nothing is read in vain.
+
+The machine plays the part of `Weights`: it keeps a list of reads under way, a picture of memory (which frame is under
+which chunk, and whether the chunk's bytes are in it), and a consumer that walks over a pass stretch by stretch. Reads
+end in any order, well or badly; the consumer may give up anywhere and start a new pass, or ask for chunks that no pass
+was expected to use.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from edge_run.partition.plan import plan_residency
+from edge_run.tiers.residency import NEW_FRAME, ChunkState, Load, Residency
+
+Stretches = list[tuple[int, ...]]
+MAX_CHUNKS = 14
+
+
+@st.composite
+def passes(draw: st.DrawFn, max_chunks: int = MAX_CHUNKS) -> tuple[int, Stretches]:
+    """A number of chunks and the stretches of a pass over some of them; chunks may recur, nearby and far apart."""
+    n_chunks = draw(st.integers(1, max_chunks))
+    stretch = st.lists(st.integers(0, n_chunks - 1), max_size=4, unique=True).map(tuple)
+    return n_chunks, draw(st.lists(stretch, min_size=1, max_size=10))
+
+
+def acquired(stretches: Stretches, i: int) -> tuple[int, ...]:
+    """What stretch `i` asks for: all it needs that the one before did not hold, as `cut_into_stretches` says."""
+    return tuple(c for c in stretches[i] if i == 0 or c not in stretches[i - 1])
+
+
+def released(stretches: Stretches, i: int) -> tuple[int, ...]:
+    """What stretch `i` gives back: all but what the next one needs."""
+    return tuple(c for c in stretches[i] if i + 1 == len(stretches) or c not in stretches[i + 1])
+
+
+def order_of(stretches: Stretches) -> list[int]:
+    return [chunk for i in range(len(stretches)) for chunk in acquired(stretches, i)]
+
+
+@dataclass
+class Memory:
+    """Which frame is under which chunk, and which chunks have their bytes. Refuses moves that memory cannot make."""
+
+    pinned: frozenset[int]
+    n_frames: int
+    frame_under: dict[int, int] = field(default_factory=dict)
+    readable: set[int] = field(default_factory=set)
+    n_made: int = 0
+    loading: list[Load] = field(default_factory=list)
+
+    def start(self, loads: Sequence[Load], in_use: set[int]) -> None:
+        for load in loads:
+            assert load.chunk not in self.readable, "a chunk that is in memory is read again"
+            assert all(load.chunk != other.chunk for other in self.loading), "a chunk is read twice at once"
+            if load.source is None:
+                assert load.chunk in self.pinned, "only pinned chunks have memory of their own"
+            else:
+                assert load.chunk not in self.pinned
+                self._move(load.chunk, load.source, in_use)
+            self.loading.append(load)
+
+    def _move(self, chunk: int, source: int, in_use: set[int]) -> None:
+        if source == NEW_FRAME:
+            frame = self.n_made = self.n_made + 1
+        else:
+            assert source not in in_use, "a frame is taken from under a chunk that is held"
+            assert all(source != other.chunk for other in self.loading), "a frame is taken from under a read"
+            frame = self.frame_under.pop(source)
+            self.readable.discard(source)
+        assert chunk not in self.frame_under, "two frames under one chunk"
+        self.frame_under[chunk] = frame
+        assert len(self.frame_under) <= self.n_frames, "more frames than the plan has"
+
+    def lose_frame(self, chunk: int) -> None:
+        self.frame_under.pop(chunk, None)
+
+
+class ResidencyMachine(RuleBasedStateMachine):
+    """One consumer, any number of reads, in any order."""
+
+    @initialize(shape=passes(), data=st.data())
+    def begin(self, shape: tuple[int, Stretches], data: st.DataObject) -> None:
+        n_chunks, self.stretches = shape
+        pinned = data.draw(st.frozensets(st.integers(0, n_chunks - 1)), "pinned")
+        self.movable = [chunk for chunk in range(n_chunks) if chunk not in pinned]
+        largest = max(sum(c not in pinned for c in stretch) for stretch in self.stretches)
+        n_frames = data.draw(st.integers(largest, max(largest, len(self.movable))), "frames")
+        self.n_frames = n_frames
+        self.residency = Residency(n_chunks, order_of(self.stretches), pinned, n_frames)
+        self.memory = Memory(pinned, n_frames)
+        self.n_chunks = n_chunks
+        self.held: set[int] = set()
+        self.asked: tuple[int, ...] = ()
+        self.position = 0
+
+    # The consumer
+
+    @precondition(lambda self: not self.asked)
+    @rule()
+    def take_next_stretch(self) -> None:
+        """Give back what the last stretch does not share with the next, then ask for what is new."""
+        self._release(released(self.stretches, self.position - 1) if self.position > 0 else tuple(self.held))
+        if self.position == len(self.stretches):
+            self.position = 0
+            return
+        self._acquire(acquired(self.stretches, self.position))
+        self.position += 1
+
+    @precondition(lambda self: not self.asked and not self.held)
+    @rule(data=st.data())
+    def ask_for_the_unexpected(self, data: st.DataObject) -> None:
+        """A node of an unknown graph: any chunks, in any order, the same one twice too."""
+        some = st.lists(st.integers(0, self.n_chunks - 1), max_size=6)
+        few_enough = some.filter(lambda chunks: len(set(chunks) & set(self.movable)) <= self.n_frames)
+        self._acquire(tuple(data.draw(few_enough, "chunks")))
+        self.position = 0
+
+    @precondition(lambda self: self.held or self.asked)
+    @rule()
+    def give_up(self) -> None:
+        """The pass is cancelled: Weights releases what it asked for, the feature what it holds."""
+        self._release(self.asked)
+        self.asked = ()
+        self._release(tuple(self.held))
+        self.position = 0
+
+    def _acquire(self, chunks: tuple[int, ...]) -> None:
+        self.asked = chunks
+        self._start(self.residency.acquire(chunks))
+        self._note_arrival()
+
+    def _release(self, chunks: tuple[int, ...]) -> None:
+        self.held.difference_update(chunks)
+        self._start(self.residency.release(chunks))
+
+    def _start(self, loads: Sequence[Load]) -> None:
+        self.memory.start(loads, self.held)
+
+    def _note_arrival(self) -> None:
+        if not self.residency.is_waiting:
+            self.held.update(self.asked)
+            self.asked = ()
+
+    # The readers
+
+    @rule()
+    def pump(self) -> None:
+        self._start(self.residency.pump())
+
+    @precondition(lambda self: self.memory.loading)
+    @rule(data=st.data())
+    def a_read_ends(self, data: st.DataObject) -> None:
+        load = data.draw(st.sampled_from(self.memory.loading), "load")
+        self.memory.loading.remove(load)
+        self.memory.readable.add(load.chunk)
+        self._start(self.residency.loaded(load.chunk))
+        self._note_arrival()
+
+    @precondition(lambda self: self.memory.loading)
+    @rule(data=st.data(), has_frame=st.booleans())
+    def a_read_fails(self, data: st.DataObject, has_frame: bool) -> None:
+        """The frame stays under the chunk, or its move failed too; who waits for it gives up, as Weights does."""
+        load = data.draw(st.sampled_from(self.memory.loading), "load")
+        self.memory.loading.remove(load)
+        if not has_frame:
+            self.memory.lose_frame(load.chunk)
+        is_awaited, loads = self.residency.failed(load.chunk, has_frame)
+        assert is_awaited == (load.chunk in self.asked)
+        self._start(loads)
+        if is_awaited:
+            self.give_up()
+
+    @invariant()
+    def no_state_contradicts_another(self) -> None:
+        self.residency.check()
+
+    @invariant()
+    def what_is_held_is_readable(self) -> None:
+        assert self.held <= self.memory.readable
+
+    @invariant()
+    def memory_is_as_the_states_say(self) -> None:
+        resident = {ChunkState.FRESH, ChunkState.HELD, ChunkState.SPENT, ChunkState.PINNED}
+        assert self.memory.readable == {c for c in range(self.n_chunks) if self.residency.state(c) in resident}
+
+    @invariant()
+    def waiting_ends(self) -> None:
+        """Whoever waits, waits for a read that is under way: a wait without one would never end."""
+        assert not self.residency.is_waiting or self.memory.loading
+
+    def teardown(self) -> None:
+        """Let all reads end well: what was asked for must then be there."""
+        if not hasattr(self, "memory"):
+            return
+        while self.memory.loading:
+            load = self.memory.loading.pop(0)
+            self.memory.readable.add(load.chunk)
+            self._start(self.residency.loaded(load.chunk))
+            self._note_arrival()
+        assert not self.asked
+        assert self.held <= self.memory.readable
+
+
+ResidencyMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestResidency = ResidencyMachine.TestCase
+
+
+class Drive:
+    """Passes from end to end, with a queue of reads in the order of `Readers`: urgent ones in front."""
+
+    def __init__(self, n_chunks: int, stretches: Stretches, pinned: Sequence[int], n_frames: int) -> None:
+        self.stretches = stretches
+        self.residency = Residency(n_chunks, order_of(stretches), pinned, n_frames)
+        self.queue: list[Load] = []
+        self.untouched: set[int] = set()
+        self.n_reads = self.n_in_vain = 0
+        self._queue(self.residency.pump())
+
+    def run_pass(self, eagerness: Sequence[int]) -> tuple[int, int]:
+        """Compute a pass while readers end `eagerness[i]` reads in stretch i; return reads, and those made in vain."""
+        before = self.n_reads, self.n_in_vain
+        for i, stretch in enumerate(self.stretches):
+            self._queue(self.residency.acquire(acquired(self.stretches, i)))
+            while self.residency.is_waiting:
+                assert self.queue, "deadlock: a wait, and no read under way"
+                self._end_a_read()
+            assert all(self.residency.state(c) in (ChunkState.HELD, ChunkState.PINNED) for c in stretch)
+            self.untouched.difference_update(stretch)
+            for _ in range(min(eagerness[i % len(eagerness)], len(self.queue))):
+                self._end_a_read()
+            self._queue(self.residency.release(released(self.stretches, i)))
+            self.residency.check()
+        return self.n_reads - before[0], self.n_in_vain - before[1]
+
+    def _queue(self, loads: Sequence[Load]) -> None:
+        for load in loads:
+            if load.source is not None and load.source != load.chunk and load.source in self.untouched:
+                self.n_in_vain += 1
+                self.untouched.remove(load.source)
+            self.queue.insert(0 if load.is_urgent else len(self.queue), load)
+
+    def _end_a_read(self) -> None:
+        load = self.queue.pop(0)
+        self.n_reads += 1
+        self.untouched.add(load.chunk)
+        self._queue(self.residency.loaded(load.chunk))
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[int, Stretches]:
+    """A pass as models have it: mostly in file order, boundary chunks shared, some met again, layers reused."""
+    random_source = random.Random(draw(st.integers(0, 2**32)))
+    n_chunks = draw(st.integers(2, 120))
+    stretches: Stretches = []
+    start = 0
+    while start < n_chunks:
+        stop = min(n_chunks, start + random_source.randint(1, 6))
+        stretch = dict.fromkeys(range(start, stop))
+        if stretches and random_source.random() < 0.5:
+            stretch = {stretches[-1][-1]: None, **stretch}
+        if start and random_source.random() < 0.15:
+            stretch[random_source.randrange(start)] = None
+        stretches.append(tuple(stretch))
+        start = stop
+    if random_source.random() < 0.2:
+        stretches += stretches[: random_source.randint(1, len(stretches))]
+    return n_chunks, stretches
+
+
+@pytest.mark.parametrize("eagerness", [[0], [10**6], [0, 3, 1, 10**6]], ids=["slow disk", "fast disk", "uneven disk"])
+@given(model=models(), share=st.floats(0, 1), ragged_share=st.sampled_from([0.0, 0.05]))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+def test_a_steady_cycle_reads_no_chunk_in_vain(
+    eagerness: list[int], model: tuple[int, Stretches], share: float, ragged_share: float
+) -> None:
+    """Under any plan: no deadlock, no more reads in a pass than the plan says, and no chunk leaves unused."""
+    n_chunks, stretches = model
+    must_pin = frozenset(range(int(ragged_share * n_chunks)))
+    largest = max(sum(c not in must_pin for c in stretch) for stretch in stretches)
+    least = len(must_pin) + largest
+    available = least + int(share * (n_chunks - least + 1)) if n_chunks > least else least
+    plan = plan_residency(stretches, must_pin, 1, available, 0)
+    drive = Drive(n_chunks, stretches, plan.pinned, plan.n_frames)
+    drive.run_pass(eagerness)
+    drive.run_pass(eagerness)
+    n_passes = 6
+    reads = [drive.run_pass(eagerness) for _ in range(n_passes)]
+    # Reads ahead may fall into one pass or the next: what counts is their sum, give or take the window once.
+    assert sum(n for n, _ in reads) <= n_passes * plan.streamed_uses + plan.n_frames
+    assert sum(n for _, n in reads) == 0
+
+
+def test_a_chunk_met_twice_in_the_window_stays() -> None:
+    """Its frame was given away, then a chunk read ahead was thrown out to read it again, and so on round the cycle."""
+    stretches: Stretches = [(0,), (1,), (0, 2), (3,), (4,), (5,)]
+    drive = Drive(6, stretches, (), 4)
+    passes_run = [drive.run_pass([10**6]) for _ in range(4)]
+    assert sum(n_in_vain for _, n_in_vain in passes_run) == 0
+    assert sum(n_reads for n_reads, _ in passes_run) <= 4 * 7 + 4
+
+
+def test_after_failed_reads_each_chunk_gets_its_own_frame_back() -> None:
+    """The frame of a failed read is still under its chunk: another one moved there would be under it twice."""
+    residency = Residency(2, [0, 1], (), 2)
+    for load in residency.pump():
+        residency.failed(load.chunk)
+    assert [(load.chunk, load.source) for load in residency.acquire([0, 1])] == [(0, 0), (1, 1)]
+
+
+def test_a_read_ahead_that_fails_gives_its_frame_to_who_waits() -> None:
+    """The only frame is being filled ahead of need; when that fails, nothing else would start the needed read."""
+    residency = Residency(2, [0, 1], (), 1)
+    assert [load.chunk for load in residency.pump()] == [0]
+    assert residency.acquire([1]) == []
+    is_awaited, loads = residency.failed(0)
+    assert not is_awaited
+    assert loads == [Load(1, 0, is_urgent=True)]
+
+
+def test_the_same_chunk_asked_for_twice_at_once_is_read_once() -> None:
+    """Two weights of one node may lie in one chunk: a second read of it would cost a frame for good."""
+    residency = Residency(2, [0, 1], (), 2)
+    assert [load.chunk for load in residency.acquire([0, 0])] == [0]
+    residency.loaded(0)
+    residency.check()
+    assert not residency.is_waiting
+
+
+def test_a_spent_chunk_that_is_next_is_revived_and_not_read() -> None:
+    """With a frame to spare at the end of a pass, its last chunk, used again first in the next pass, stays."""
+    residency = Residency(3, [0, 1, 2, 0], (), 3)
+    for chunk in (0, 1, 2):
+        residency.acquire([chunk])
+        for _ in range(3):
+            if residency.state(chunk) is ChunkState.LOADING:
+                residency.loaded(chunk)
+        residency.release([chunk])
+    assert residency.state(0) is ChunkState.FRESH
+
+
+def test_too_few_frames_is_an_error_and_not_a_deadlock() -> None:
+    residency = Residency(3, [0, 1, 2], (), 2)
+    for load in residency.acquire([0, 1]):
+        residency.loaded(load.chunk)
+    with pytest.raises(RuntimeError, match="2 frames"):
+        residency.acquire([2])
