@@ -192,7 +192,7 @@ class Driver:
             ggml.set_compute_flag(address, True)
         if self._seen is None:
             self._seen = list(self._program.graph[: self._cursor])
-        node = self._observer.observe(address)
+        node = self._observer.observe(address, self._seen)
         self._seen.append(node)
         self._pending = [feature for feature in self.features if feature.before_unknown(node, address)]
         return bool(self._pending)
@@ -209,7 +209,7 @@ class Driver:
 
     def _skip(self, address: int) -> bool:
         if self._is_mapping and self._seen is not None:
-            self._seen.append(self._observer.observe(address))
+            self._seen.append(self._observer.observe(address, self._seen))
         ggml.set_compute_flag(address, False)
         return False
 

@@ -133,6 +133,10 @@ class Engine:
         self._sources = [SourceFile(shard.path) for shard in self.gguf.shards]
         for source in self._sources:
             self._stack.callback(source.close)
+        if buffered := [source.path for source in self._sources if not source.is_direct]:
+            self.backend = Backend(
+                "edge-run", f"{buffered[0]}: no direct reads on this file system, so they are buffered"
+            )
         cache = self.config.cache_folder or Path.home() / ".cache" / "edge-run"
         with Stubs(self.gguf.shards, cache) as stubs:
             self._load(stubs.paths, stubs.cut)

@@ -6,6 +6,7 @@ of the graph (token embeddings, learned positions) reads just those rows; all el
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +27,17 @@ class WeightRead:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of the graph. is_computed: llama.cpp means to compute it (the flag that we may clear)."""
+    """One node of the graph.
+
+    is_computed: llama.cpp means to compute it (the flag that we may clear). expert_ids: of a multiplication by experts, the
+    ordinal of the node whose output holds the ids of the experts chosen, a strided int32 view of it perhaps.
+    """
 
     name: bytes
     op: str
     reads: tuple[WeightRead, ...]
     is_computed: bool
+    expert_ids: int | None = None
 
 
 GraphMap = tuple[Node, ...]
@@ -43,8 +49,8 @@ class Observer:
     def __init__(self) -> None:
         self._is_weight_buffer: dict[int, bool] = {}
 
-    def observe(self, address: int) -> Node:
-        """Return what the tensor struct at `address` says."""
+    def observe(self, address: int, seen: Sequence[Node]) -> Node:
+        """Return what the tensor struct at `address` says; `seen` are the nodes before it."""
         tensor = ggml.tensor_at(address)
         op = ggml.op_name(tensor.op)
         reads: list[WeightRead] = []
@@ -52,7 +58,8 @@ class Observer:
             for index, source in enumerate(tensor.src):
                 if source and (read := self._read(op, tensor, index, source)):
                     reads.append(read)
-        return Node(ggml.tensor_name(address), op, tuple(reads), bool(tensor.flags & ggml.FLAG_COMPUTE))
+        ids = _producer(tensor.src[2], seen) if op == "MUL_MAT_ID" else None
+        return Node(ggml.tensor_name(address), op, tuple(reads), bool(tensor.flags & ggml.FLAG_COMPUTE), ids)
 
     def _read(self, op: str, tensor: Any, index: int, source: int) -> WeightRead | None:
         part = ggml.tensor_at(source)
@@ -79,6 +86,12 @@ class Observer:
         ids = ggml.tensor_at(address)
         root = ggml.tensor_at(ids.view_src) if ids.view_src else ids
         return ggml.op_name(root.op) == "NONE" and ids.nb[0] == 4 and not self._is_weight(address)
+
+
+def _producer(source: int, seen: Sequence[Node]) -> int | None:
+    """Return the ordinal of the node that computes what `source` is, or is a view of; None when it is an input."""
+    name = ggml.tensor_name(ggml.tensor_at(source).view_src or source)
+    return next((i for i in range(len(seen) - 1, -1, -1) if seen[i].name == name), None)
 
 
 def looked_up_rows(address: int) -> list[int]:

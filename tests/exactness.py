@@ -34,7 +34,7 @@ def run(engine: Engine, tokens: list[int], prefill: int) -> list[np.ndarray]:
     return rows
 
 
-CHUNK_BYTES = 64 * KIB
+CHUNK_BYTES = 16 * KIB
 
 
 def open_at(path: Path, share: float, options: dict[str, object]) -> Engine:
@@ -87,6 +87,7 @@ def main() -> None:
             {
                 "budget_bytes": engine.budget_bytes,
                 "mode": engine.plan.mode,
+                "rows_bytes": sum(i.size_bytes for i in engine.plan.items if i.what == "rows"),
                 "minimum_bytes": engine.plan.minimum_bytes,
                 "streamed_bytes": engine.plan.streamed_bytes_per_pass,
                 "different_rows": sum(not np.array_equal(a, b) for a, b in zip(wanted, found, strict=True)),

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from edge_run.partition.plan import plan_residency
+from edge_run.prefetch.schedule import Stretch, schedule_pass
 from edge_run.tiers.residency import NEW_FRAME, ChunkState, Load, Residency
 
 Stretches = list[tuple[int, ...]]
@@ -33,7 +34,7 @@ def passes(draw: st.DrawFn, max_chunks: int = MAX_CHUNKS) -> tuple[int, Stretche
 
 
 def acquired(stretches: Stretches, i: int) -> tuple[int, ...]:
-    """What stretch `i` asks for: all it needs that the one before did not hold, as `cut_into_stretches` says."""
+    """What stretch `i` asks for: all it needs that the one before did not hold, as `schedule_pass` says."""
     return tuple(c for c in stretches[i] if i == 0 or c not in stretches[i - 1])
 
 
@@ -217,9 +218,10 @@ TestResidency = ResidencyMachine.TestCase
 class Drive:
     """Passes from end to end, with a queue of reads in the order of `Readers`: urgent ones in front."""
 
-    def __init__(self, n_chunks: int, stretches: Stretches, pinned: Sequence[int], n_frames: int) -> None:
-        self.stretches = stretches
-        self.residency = Residency(n_chunks, order_of(stretches), pinned, n_frames)
+    def __init__(self, n_chunks: int, schedule: Sequence[Stretch], pinned: Sequence[int], n_frames: int) -> None:
+        self.schedule = schedule
+        order = [chunk for stretch in schedule for chunk in stretch.acquire]
+        self.residency = Residency(n_chunks, order, pinned, n_frames)
         self.queue: list[Load] = []
         self.untouched: set[int] = set()
         self.n_reads = self.n_in_vain = 0
@@ -228,16 +230,16 @@ class Drive:
     def run_pass(self, eagerness: Sequence[int]) -> tuple[int, int]:
         """Compute a pass while readers end `eagerness[i]` reads in stretch i; return reads, and those made in vain."""
         before = self.n_reads, self.n_in_vain
-        for i, stretch in enumerate(self.stretches):
-            self._queue(self.residency.acquire(acquired(self.stretches, i)))
+        for i, stretch in enumerate(self.schedule):
+            self._queue(self.residency.acquire(stretch.acquire))
             while self.residency.is_waiting:
                 assert self.queue, "deadlock: a wait, and no read under way"
                 self._end_a_read()
-            assert all(self.residency.state(c) in (ChunkState.HELD, ChunkState.PINNED) for c in stretch)
-            self.untouched.difference_update(stretch)
+            assert all(self.residency.state(c) in (ChunkState.HELD, ChunkState.PINNED) for c in stretch.needs)
+            self.untouched.difference_update(stretch.needs)
             for _ in range(min(eagerness[i % len(eagerness)], len(self.queue))):
                 self._end_a_read()
-            self._queue(self.residency.release(released(self.stretches, i)))
+            self._queue(self.residency.release(stretch.release))
             self.residency.check()
         return self.n_reads - before[0], self.n_in_vain - before[1]
 
@@ -256,40 +258,38 @@ class Drive:
 
 
 @st.composite
-def models(draw: st.DrawFn) -> tuple[int, Stretches]:
+def schedules(draw: st.DrawFn) -> tuple[int, list[Stretch]]:
     """A pass as models have it: mostly in file order, boundary chunks shared, some met again, layers reused."""
     random_source = random.Random(draw(st.integers(0, 2**32)))
     n_chunks = draw(st.integers(2, 120))
-    stretches: Stretches = []
+    needs: list[set[int]] = []
     start = 0
     while start < n_chunks:
         stop = min(n_chunks, start + random_source.randint(1, 6))
-        stretch = dict.fromkeys(range(start, stop))
-        if stretches and random_source.random() < 0.5:
-            stretch = {stretches[-1][-1]: None, **stretch}
+        first = start - 1 if start and random_source.random() < 0.5 else start
+        node = set(range(first, stop))
         if start and random_source.random() < 0.15:
-            stretch[random_source.randrange(start)] = None
-        stretches.append(tuple(stretch))
+            node.add(random_source.randrange(start))
+        needs.append(node)
         start = stop
     if random_source.random() < 0.2:
-        stretches += stretches[: random_source.randint(1, len(stretches))]
-    return n_chunks, stretches
+        needs += needs[: random_source.randint(1, len(needs))]
+    return n_chunks, schedule_pass(needs, [random_source.random() < 0.8 for _ in needs])
 
 
 @pytest.mark.parametrize("eagerness", [[0], [10**6], [0, 3, 1, 10**6]], ids=["slow disk", "fast disk", "uneven disk"])
-@given(model=models(), share=st.floats(0, 1), ragged_share=st.sampled_from([0.0, 0.05]))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+@given(model=schedules(), share=st.floats(0, 1), is_ragged=st.booleans())
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 def test_a_steady_cycle_reads_no_chunk_in_vain(
-    eagerness: list[int], model: tuple[int, Stretches], share: float, ragged_share: float
+    eagerness: list[int], model: tuple[int, list[Stretch]], share: float, is_ragged: bool
 ) -> None:
     """Under any plan: no deadlock, no more reads in a pass than the plan says, and no chunk leaves unused."""
-    n_chunks, stretches = model
-    must_pin = frozenset(range(int(ragged_share * n_chunks)))
-    largest = max(sum(c not in must_pin for c in stretch) for stretch in stretches)
-    least = len(must_pin) + largest
-    available = least + int(share * (n_chunks - least + 1)) if n_chunks > least else least
-    plan = plan_residency(stretches, must_pin, 1, available, 0)
-    drive = Drive(n_chunks, stretches, plan.pinned, plan.n_frames)
+    n_chunks, schedule = model
+    must_pin = frozenset(range(0, n_chunks, 30)) if is_ragged else frozenset()
+    largest = max(len(set(stretch.needs) - must_pin) for stretch in schedule)
+    available = len(must_pin) + largest + int(share * n_chunks)
+    plan = plan_residency([stretch.needs for stretch in schedule], must_pin, 1, available, 0)
+    drive = Drive(n_chunks, schedule, plan.pinned, plan.n_frames)
     drive.run_pass(eagerness)
     drive.run_pass(eagerness)
     n_passes = 6
@@ -301,8 +301,8 @@ def test_a_steady_cycle_reads_no_chunk_in_vain(
 
 def test_a_chunk_met_twice_in_the_window_stays() -> None:
     """Its frame was given away, then a chunk read ahead was thrown out to read it again, and so on round the cycle."""
-    stretches: Stretches = [(0,), (1,), (0, 2), (3,), (4,), (5,)]
-    drive = Drive(6, stretches, (), 4)
+    schedule = schedule_pass([{0}, {1}, {0, 2}, {3}, {4}, {5}], [True] * 6, stretch_chunks=1)
+    drive = Drive(6, schedule, (), 4)
     passes_run = [drive.run_pass([10**6]) for _ in range(4)]
     assert sum(n_in_vain for _, n_in_vain in passes_run) == 0
     assert sum(n_reads for n_reads, _ in passes_run) <= 4 * 7 + 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,10 +48,24 @@ def opened(
 
 
 def show(stream: Stream, model: Model, terminal: Terminal, before: str = "") -> Answer:
-    """Write `before` and then the answer, piece by piece. Ctrl-C ends it; before the first token it has no text."""
+    """Write `before` and then the answer, piece by piece; see `follow`."""
+
+    def write(text: str) -> None:
+        nonlocal before
+        terminal.write(before + text)
+        before = ""
+
+    terminal.show(figures.describe_wait(model.plan))
+    answer = follow(stream, model, write)
+    terminal.erase()
+    terminal.end_line()
+    return answer
+
+
+def follow(stream: Stream, model: Model, write: Callable[[str], None]) -> Answer:
+    """Run an answer to its end, passing pieces to `write`. Ctrl-C ends it; before the first token it has no text."""
     written: list[str] = []
     generation = None
-    terminal.show(figures.describe_wait(model.plan))
     try:
         with contextlib.ExitStack() as answering:
             for piece in stream:
@@ -59,24 +73,21 @@ def show(stream: Stream, model: Model, terminal: Terminal, before: str = "") -> 
                     # Until here Ctrl-C raises, so that it also ends the reading of a model that stays in memory.
                     answering.enter_context(on_interrupt(model.cancel))
                 written.append(piece.text)
-                terminal.write(before + piece.text)
-                before = ""
+                write(piece.text)
                 generation = piece.generation
     except KeyboardInterrupt:
         stream.close()
-    terminal.erase()
-    terminal.end_line()
     return Answer("".join(written), generation)
 
 
-def say_figures(answer: Answer, terminal: Terminal, is_short: bool = False) -> None:
-    """Say why the answer ended and what it cost; is_short: its speed only."""
+def say_figures(answer: Answer, terminal: Terminal, is_chat: bool = False) -> None:
+    """Say why the answer ended and what it cost; in a chat, its speed only."""
     generation = answer.generation
     if generation is None:
         terminal.say("Stopped.", NOTICE)
         return
-    if reason := figures.describe_end(generation):
+    if reason := figures.describe_end(generation, is_chat):
         terminal.say(reason)
     terminal.say(figures.describe_speed(generation), NOTICE)
-    if not is_short:
+    if not is_chat:
         terminal.say(figures.describe_use(generation.plan, generation.memory, generation.io, generation.load_s), NOTICE)

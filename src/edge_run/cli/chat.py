@@ -107,20 +107,19 @@ class Chat:
         while True:
             try:
                 text = read_message(self._terminal)
-            except EOFError:
-                break
-            except KeyboardInterrupt:
-                if is_leaving:
+            except (EOFError, KeyboardInterrupt) as leaving:
+                self._terminal.say("")
+                if is_leaving or isinstance(leaving, EOFError):
                     break
                 is_leaving = True
-                self._terminal.say("\nCtrl-C again or Ctrl-D leaves.", NOTICE)
+                self._terminal.say("Ctrl-C again or Ctrl-D leaves.", NOTICE)
                 continue
             is_leaving = False
             if text.strip() in ("/exit", "/quit", "/bye"):
                 break
             self._handle(text)
-        for line in figures.describe_stats(self._model.plan, self._model.stats):
-            self._terminal.say(line, NOTICE)
+        if self._model.stats.generations:
+            self._say_stats()
 
     def _handle(self, text: str) -> None:
         command = text.strip()
@@ -130,25 +129,28 @@ class Chat:
             self._talk.clear()
             self._terminal.say("The conversation is empty again.", NOTICE)
         elif command == "/stats":
-            for line in figures.describe_stats(self._model.plan, self._model.stats):
-                self._terminal.say(line)
+            self._say_stats()
         elif command.startswith("/") and command[1:].isalpha():
             self._terminal.say(f"{command}: no such command; /help lists them. A space before it makes it text.")
         elif command or isinstance(self._talk, PlainTalk):
             self._answer(text)
 
+    def _say_stats(self) -> None:
+        for line in figures.describe_stats(self._model.plan, self._model.stats):
+            self._terminal.say(line, NOTICE)
+
     def _answer(self, text: str) -> None:
         try:
             answer = show(self._talk.ask(text), self._model, self._terminal)
         except ContextFull as error:
-            self._terminal.say(f"{error} (/clear). Your text was not added: the arrow up brings it back.")
+            self._terminal.say(f"{error}, or /clear. Your text was not added: the arrow up brings it back.")
             return
         except EdgeRunError as error:
             self._terminal.say(f"{error}. The chat is as it was before.")
             return
         if answer.text:
             self._talk.keep(text, answer.text)
-        say_figures(answer, self._terminal, is_short=True)
+        say_figures(answer, self._terminal, is_chat=True)
 
 
 def read_message(terminal: Terminal) -> str:

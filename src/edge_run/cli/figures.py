@@ -50,7 +50,7 @@ def describe_wait(plan: Plan) -> str:
 
 def describe_speed(generation: Generation) -> str:
     """Return how fast an answer came."""
-    parts = [f"{generation.completion_tokens:,} tokens"]
+    parts = [_count(generation.completion_tokens, "token")]
     if generation.decode_tokens_per_s:
         parts[0] += f" at {_rate(generation.decode_tokens_per_s)} tokens/s"
     if generation.ttft_s:
@@ -76,22 +76,25 @@ def describe_use(plan: Plan, memory: MemoryUse, io: IoUse, load_s: float) -> str
     return "; ".join(parts)
 
 
-def describe_end(generation: Generation) -> str:
+def describe_end(generation: Generation, is_chat: bool) -> str:
     """Return why an answer ended, where that is not plain to see; an empty string where it is."""
     if generation.finish_reason == "context":
-        return (
-            f"The context of {generation.plan.context_tokens:,} tokens is full: the answer ends here. "
-            "More fits with -c; a chat starts anew with /clear."
-        )
+        advice = "/clear begins anew; more fits with -c" if is_chat else "more fits with -c"
+        return f"The context of {generation.plan.context_tokens:,} tokens is full: the answer ends here; {advice}."
     return "Stopped." if generation.finish_reason == "cancelled" else ""
 
 
 def describe_stats(plan: Plan, stats: Stats) -> list[str]:
     """Return the figures of all answers so far."""
     return [
-        f"{stats.generations:,} answers, {stats.completion_tokens:,} tokens; {stats.prompt_tokens:,} tokens of prompts",
+        f"{_count(stats.generations, 'answer')}, {_count(stats.completion_tokens, 'token')}; "
+        f"prompts of {_count(stats.prompt_tokens, 'token')}",
         describe_use(plan, stats.memory, stats.io, stats.load_s),
     ]
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 def _rate(tokens_per_s: float) -> str:

@@ -9,7 +9,7 @@ import click
 
 from edge_run.base.errors import Cancelled, ConfigError
 from edge_run.base.results import to_json
-from edge_run.cli.answer import Answer, opened, say_figures, show
+from edge_run.cli.answer import follow, opened, say_figures, show
 from edge_run.cli.chat import Chat, PlainTalk, TemplateTalk
 from edge_run.cli.commands import SettingsCommand
 from edge_run.cli.options import SETTINGS
@@ -70,9 +70,9 @@ def _talk(settings: RunSettings, model: Model, is_chat: bool) -> TemplateTalk | 
 def _answer_once(settings: RunSettings, model: Model, terminal: Terminal, prompt: str) -> None:
     stream = _talk(settings, model, is_chat=False).ask(prompt)
     if settings.is_json:
-        generation = stream.result()
-        terminal.write_json(to_json(generation))
-        answer = Answer(generation.text, generation)
+        answer = follow(stream, model, lambda _: None)
+        if answer.generation is not None:
+            terminal.write_json(to_json(answer.generation))
     else:
         answer = show(stream, model, terminal, before=prompt if settings.shows_prompt else "")
         say_figures(answer, terminal)
