@@ -69,9 +69,9 @@ def _summary(rows: list[dict[str, object]]) -> str:
     ratios = [float(str(row["over_mmap"])) for row in rows]
     return (
         f"* **{rows[0]['disk_mbps']} MB/s**: {median('edge_run_token_s'):.2f} s a token, {median('of_bound'):.2f} of "
-        f"the bound ({median('bound_s'):.2f} s); mmap {median('mmap_token_s'):.2f} s, {median('over_mmap'):.2f} x slower "
-        f"(spread {min(ratios):.2f} to {max(ratios):.2f}); bytes per token {median('bytes_over_least'):.3f} of the "
-        f"least possible; readers {median('reader_cpu_s_per_gb'):.3f} CPU s per GB."
+        f"the bound ({median('bound_s'):.2f} s); mmap {median('mmap_token_s'):.2f} s, {median('over_mmap'):.2f} x "
+        f"slower (spread {min(ratios):.2f} to {max(ratios):.2f}); bytes per token {median('bytes_over_least'):.3f} "
+        f"of the least possible; readers {median('reader_cpu_s_per_gb'):.3f} CPU s per GB."
     )
 
 

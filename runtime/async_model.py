@@ -105,13 +105,14 @@ class AsyncModel:
                 if not is_done:
                     model.cancel()
 
+        results: list[_Result] = []
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(watch, name="edge-run-watch")
                 with anyio.CancelScope(shield=True):
-                    result = await anyio.to_thread.run_sync(function, limiter=self._thread)
+                    results.append(await anyio.to_thread.run_sync(function, limiter=self._thread))
                 is_done = True
                 group.cancel_scope.cancel()
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from failures.exceptions[0].__cause__
-        return result
+        return results[0]

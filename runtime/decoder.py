@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class LocalDecoder:
         """Decode with `context`. prepare runs before each batch and may raise."""
         self._model, self._context, self._driver, self._prepare = model, context, driver, prepare
         self._width = shape.micro_batch_tokens
-        self._batch = L.llama_batch_init(self._width, 0, 1)
+        self._batch: Any = L.llama_batch_init(self._width, 0, 1)
         self._logits: Logits = np.empty((0, model.vocabulary), np.float32)
         self._capabilities = Capabilities(
             context_tokens=context.context_tokens,

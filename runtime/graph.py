@@ -29,8 +29,8 @@ class WeightRead:
 class Node:
     """One node of the graph.
 
-    is_computed: llama.cpp means to compute it (the flag that we may clear). expert_ids: of a multiplication by experts, the
-    ordinal of the node whose output holds the ids of the experts chosen, a strided int32 view of it perhaps.
+    is_computed: llama.cpp means to compute it (the flag that we may clear). expert_ids: of a multiplication by experts,
+    the ordinal of the node whose output holds the ids of the experts chosen (int32, perhaps a strided view).
     """
 
     name: bytes

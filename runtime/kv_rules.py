@@ -8,8 +8,18 @@ from edge_run.base.units import format_size
 from edge_run.runtime.llama_model import ContextShape
 from edge_run.tiers.gguf import GgufModel
 
-_BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8.5, "q5_1": 6, "q5_0": 5.5, "q4_1": 5, "q4_0": 4.5, "iq4_nl": 4.5}
-_BLOCK = dict.fromkeys(("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"), 32)
+_BITS: dict[str, float] = {
+    "f32": 32,
+    "f16": 16,
+    "bf16": 16,
+    "q8_0": 8.5,
+    "q5_1": 6,
+    "q5_0": 5.5,
+    "q4_1": 5,
+    "q4_0": 4.5,
+    "iq4_nl": 4.5,
+}
+_BLOCK: dict[str, int] = dict.fromkeys(("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"), 32)
 _LEAST_FULL_LAYERS_SHARE = 8
 
 

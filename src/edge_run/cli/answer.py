@@ -42,7 +42,9 @@ def opened(
         backend = model.stats.backend
         if backend.name == "llama.cpp":
             terminal.say(f"llama.cpp's own loader runs this model, no budget is kept: {backend.reason}")
-        elif terminal.shows_notices and not is_quiet:
+        elif backend.reason:
+            terminal.say(backend.reason)
+        if backend.name == "edge-run" and terminal.shows_notices and not is_quiet:
             terminal.say(figures.describe_plan(path.name, model.plan), NOTICE)
         yield model
 
