@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import MIB, format_size, round_up
 
 LOOKAHEAD_CHUNKS = 16
+MOST_RUNS = 8192  # each is a mapping of its own, and so is what lies between; Linux allows 65,530 (vm.max_map_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,10 @@ def plan_residency(
     if n_places >= len(movable):
         return ResidencyPlan(tuple(uses), (), 0, 0, len(fixed) + largest)
     pair = max((a + b for a, b in zip(sizes, sizes[1:] + sizes[:1], strict=True)), default=0)
-    spare = n_places - pair - 2 - LOOKAHEAD_CHUNKS
+    run = -(-len(movable) // MOST_RUNS)
+    spare = n_places - pair - 2 * run - LOOKAHEAD_CHUNKS
     n_pinned = min(max(0, int(spare / max(1 - pair / len(movable), 1e-9))), n_places - largest, len(movable) - 1)
-    streamed = _choose_streamed(movable, uses, len(movable) - n_pinned)
+    streamed = _choose_streamed(movable, uses, len(movable) - n_pinned, run)
     chosen = frozenset(streamed)
     pinned = tuple(chunk for chunk in uses if chunk not in chosen)
     n_reads = sum(map(uses.__getitem__, streamed))
@@ -82,15 +85,21 @@ def _count_reads(stretches: Sequence[Sequence[int]]) -> Counter[int]:
     return uses
 
 
-def _choose_streamed(movable: Sequence[int], uses: Counter[int], count: int) -> list[int]:
+def _choose_streamed(movable: Sequence[int], uses: Counter[int], count: int, run: int) -> list[int]:
     """Return `count` chunks, spread evenly over the pass; those read once before those that would be read again."""
     once = [chunk for chunk in movable if uses[chunk] == 1]
     if count <= len(once):
-        return _spread(once, count)
+        return _spread(once, count, run)
     more = [chunk for chunk in movable if uses[chunk] > 1]
-    chosen = frozenset(once + _spread(more, count - len(once)))
+    chosen = frozenset(once + _spread(more, count - len(once), run))
     return [chunk for chunk in movable if chunk in chosen]
 
 
-def _spread(chunks: Sequence[int], count: int) -> list[int]:
-    return [chunks[int((i + 0.5) * len(chunks) / count)] for i in range(count)]
+def _spread(chunks: Sequence[int], count: int, run: int) -> list[int]:
+    """Return `count` of `chunks`, in order: runs of `run` neighbours, evenly spaced."""
+    n_runs = -(-count // run)
+    starts = [int((i + 0.5) * len(chunks) / n_runs) // run * run for i in range(n_runs)]
+    chosen = dict.fromkeys(i for start in starts for i in range(start, min(start + run, len(chunks))))
+    rest = (i for i in range(len(chunks)) if i not in chosen)
+    places = [*list(chosen)[:count], *islice(rest, max(0, count - len(chosen)))]
+    return [chunks[i] for i in sorted(places)]

@@ -66,13 +66,14 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=64)
     parser.add_argument("--kv-type", default="f16")
     parser.add_argument("--flash-attention", default="auto")
+    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     options = {
         "context_tokens": 512,
         "micro_batch_tokens": arguments.micro_batch,
         "kv_type": arguments.kv_type,
         "flash_attention": arguments.flash_attention,
-        "threads": 2,
+        "threads": arguments.threads,
     }
     with_plain = Engine(arguments.model, ModelConfig(backend="llama.cpp", **options))
     vocabulary = with_plain.model.vocabulary

@@ -16,6 +16,7 @@ caller locks.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -115,18 +116,15 @@ class Residency:
                 self._wanted.add(chunk)
                 if state is ChunkState.ABSENT:
                     self._starved.append(chunk)
-            self._consumer = self._next_use(chunk) + 1
+            if chunk in self._uses:
+                self._consumer = self._next_use(chunk) + 1
         return self._feed_starved()
 
     def release(self, chunks: Iterable[int]) -> list[Load]:
         """Let `chunks` go; their frames serve the next ones. Return the reads that can start."""
         for chunk in chunks:
             if self._state[chunk] is ChunkState.HELD:
-                if self._next_use(chunk) < self._frontier:
-                    self._set_fresh(chunk)
-                else:
-                    self._state[chunk] = ChunkState.SPENT
-                    self._spent.append(chunk)
+                self._set_idle(chunk)
             self._wanted.discard(chunk)
         self._starved = [chunk for chunk in self._starved if chunk in self._wanted]
         return self._feed_starved() + self.pump()
@@ -139,7 +137,7 @@ class Residency:
         elif chunk in self._wanted:
             self._state[chunk] = ChunkState.HELD
         else:
-            self._set_fresh(chunk)
+            self._set_idle(chunk)
         self._wanted.discard(chunk)
         return self._feed_starved()
 
@@ -176,15 +174,23 @@ class Residency:
         self._n_loading += 1
         return Load(chunk, source, is_urgent)
 
+    def _set_idle(self, chunk: int) -> None:
+        """Keep `chunk` when it is used before the frontier, else offer its frame."""
+        if self._next_use(chunk) < self._frontier:
+            self._set_fresh(chunk)
+        else:
+            self._state[chunk] = ChunkState.SPENT
+            self._spent.append(chunk)
+
     def _set_fresh(self, chunk: int) -> None:
         self._state[chunk] = ChunkState.FRESH
         self._fresh.add(chunk)
 
     def _next_use(self, chunk: int) -> int:
-        """Return the first use of `chunk` at or after the consumer; one that is in no schedule is used now."""
+        """Return the first use of `chunk` at or after the consumer; one that is in no schedule has none."""
         uses, n = self._uses.get(chunk), len(self._order)
         if not uses:
-            return self._consumer - 1
+            return sys.maxsize
         lap, here = divmod(self._consumer, n)
         i = bisect_left(uses, here)
         return lap * n + uses[i] if i < len(uses) else (lap + 1) * n + uses[0]

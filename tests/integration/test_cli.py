@@ -42,7 +42,7 @@ Result = subprocess.CompletedProcess[str]
 def environment(tmp_path: Path) -> dict[str, str]:
     """An environment without settings of the user's, and with a home of its own."""
     (tmp_path / "home").mkdir()
-    foreign = ("EDGE_RUN_", "XDG_", "NO_COLOR", "FORCE_COLOR", "TTY_")
+    foreign = ("EDGE_RUN_", "XDG_", "NO_COLOR", "FORCE_COLOR", "TTY_", "PYTHONUNBUFFERED")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return {**kept, "HOME": str(tmp_path / "home"), "TERM": "dumb"}
 
@@ -285,6 +285,7 @@ def test_interrupt_stops_an_answer_and_keeps_the_chat(environment: dict[str, str
     assert re.search(r"1 answer, \d+ tokens", chat.wait_for(r"opened in .*\n> "))
     chat.type("/clear\n")
     chat.wait_for("empty again.*\n> ")
+    time.sleep(0.5)  # Python does not see a signal between the prompt and the wait for a key
     chat.process.send_signal(signal.SIGINT)
     chat.wait_for("Ctrl-C again or Ctrl-D leaves.\n> ")
     chat.type("\x04")

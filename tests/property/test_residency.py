@@ -347,6 +347,47 @@ def test_a_spent_chunk_that_is_next_is_revived_and_not_read() -> None:
     assert residency.state(0) is ChunkState.FRESH
 
 
+def loaded(residency: Residency, *chunks: int) -> None:
+    for chunk in chunks:
+        residency.loaded(chunk)
+
+
+def test_the_frame_that_goes_is_the_one_used_last() -> None:
+    """In a cycle of three with two frames, the chunk used first comes next: the frame of the other one serves."""
+    residency = Residency(3, [0, 1, 2], (), 2)
+    loaded(residency, *(load.chunk for load in residency.acquire([0, 1])))
+    assert [(load.chunk, load.source) for load in residency.release([0, 1])] == [(2, 1)]
+    assert residency.state(0) is ChunkState.FRESH
+
+
+def test_of_the_chunks_read_ahead_the_last_gives_way_and_is_read_again_in_its_turn() -> None:
+    residency = Residency(5, [0, 1, 2], (), 2)
+    loaded(residency, *(load.chunk for load in residency.pump()))
+    assert [(load.chunk, load.source) for load in residency.acquire([4])] == [(4, 1)]
+    loaded(residency, 4)
+    assert [(load.chunk, load.source) for load in residency.release([4])] == [(1, 4)]
+
+
+def test_a_chunk_that_no_pass_was_expected_to_use_keeps_no_frame() -> None:
+    """Asked for and given up before it came: its frame serves the schedule, as if it had been used."""
+    residency = Residency(3, [0, 1], (), 2)
+    residency.acquire([2])
+    residency.pump()
+    residency.release([2])
+    loaded(residency, 2, 0)
+    assert [(load.chunk, load.source) for load in residency.pump()] == [(1, 2)]
+
+
+def test_no_read_ahead_starts_what_someone_waits_for_a_second_time() -> None:
+    """Chunk 1 waits behind chunk 0 for its read to start; reading it ahead as well would read it twice."""
+    residency = Residency(3, [2, 1], (1,), 1)
+    residency.pump()
+    residency.failed(1)
+    assert residency.acquire([0, 1]) == []
+    assert residency.pump() == []
+    assert [load.chunk for load in residency.loaded(2)] == [0, 1]
+
+
 def test_too_few_frames_is_an_error_and_not_a_deadlock() -> None:
     residency = Residency(3, [0, 1, 2], (), 2)
     for load in residency.acquire([0, 1]):

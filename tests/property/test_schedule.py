@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,3 +42,11 @@ def test_a_stretch_is_no_larger_than_it_must_be(nodes: Nodes, stretch_chunks: in
             before = {chunk for needs, _ in nodes[stretch.first : cut] for chunk in needs}
             together = before | nodes[cut][0]
             assert not before or len(together) <= max(stretch_chunks, len(before))
+
+
+@given(nodes=nodes, stretch_chunks=st.integers(1, 8))
+def test_no_cut_without_need(nodes: Nodes, stretch_chunks: int) -> None:
+    """Each stretch is a stop of the whole pass: one that brings no new chunk costs time for nothing."""
+    schedule = schedule_pass([needs for needs, _ in nodes], [may_cut for _, may_cut in nodes], stretch_chunks)
+    for before, after in pairwise(schedule):
+        assert not nodes[after.first][0] <= set(before.needs)
