@@ -21,6 +21,8 @@ _BITS: dict[str, float] = {
 }
 _BLOCK: dict[str, int] = dict.fromkeys(("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"), 32)
 _LEAST_FULL_LAYERS_SHARE = 8
+_PARTLY_FULL = ("attention.sliding_window", "full_attention_interval")
+_CHUNKED = ("llama4",)  # chunks its attention without a key that says so
 
 
 def _number(gguf: GgufModel, suffix: str, default: int = 0) -> int:
@@ -73,7 +75,7 @@ def least_kv_bytes(gguf: GgufModel, shape: ContextShape) -> int:
     bits = key * _BITS[shape.kv_type_k] + (
         0 if gguf.value("attention.kv_lora_rank") else value * _BITS[shape.kv_type_v]
     )
-    layers = _number(gguf, "block_count")
-    if gguf.value("attention.sliding_window"):
+    layers = _number(gguf, "block_count") - _number(gguf, "nextn_predict_layers")
+    if gguf.architecture in _CHUNKED or any(gguf.value(key) for key in _PARTLY_FULL):
         layers //= _LEAST_FULL_LAYERS_SHARE
     return int(shape.context_tokens * layers * heads * bits / 8)

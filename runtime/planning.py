@@ -130,18 +130,20 @@ def plan_streamed(
 ) -> tuple[Plan, ResidencyPlan]:
     """Return the plan of a model that does not fit, and which chunks stay. Raises BudgetError below the minimum."""
     rows = sum(r.budget_bytes for r in ranges)
-    other = holdings.total_bytes + rows + budget_bytes // PAGE_TABLE_SHARE
-    residency = plan_residency(stretches, territory.ragged, territory.chunk_bytes, budget_bytes - other, other)
+    other = _with_page_tables(holdings.total_bytes + rows)
+    chunk_bytes = _with_page_tables(territory.chunk_bytes)
+    residency = plan_residency(stretches, territory.ragged, chunk_bytes, budget_bytes - other, other)
     pinned = territory.total_bytes(residency.pinned)
     window = residency.n_frames * territory.chunk_bytes
+    page_tables = (holdings.total_bytes + rows + pinned + window) // PAGE_TABLE_SHARE
     items = (
         *holdings.items(),
         PlanItem("rows", rows, "rows of token tables in use; the rest of a table stays on disk"),
-        PlanItem("page tables", budget_bytes // PAGE_TABLE_SHARE, "what the kernel keeps to map all this"),
+        PlanItem("page tables", page_tables, "what the kernel keeps to map all this"),
         PlanItem("pinned", pinned, "weights that never leave: each saves its size of reading per token"),
         PlanItem("window", window, "frames that the other weights flow through, just ahead of their use"),
     )
-    minimum = other + residency.minimum_chunks * territory.chunk_bytes
+    minimum = other + residency.minimum_chunks * chunk_bytes
     plan = _plan(
         gguf,
         budget_bytes,
@@ -155,6 +157,10 @@ def plan_streamed(
         items=items,
     )
     return plan, residency
+
+
+def _with_page_tables(size_bytes: int) -> int:
+    return size_bytes + size_bytes // PAGE_TABLE_SHARE
 
 
 def _plan(gguf: GgufModel, budget_bytes: int, context: LlamaContext, **parts: Any) -> Plan:

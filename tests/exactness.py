@@ -38,22 +38,22 @@ CHUNK_BYTES = 16 * KIB
 
 
 def open_at(path: Path, share: float, options: dict[str, object]) -> Engine:
-    """Open under the smallest budget that works plus `share` of the model.
+    """Open under the smallest budget that works plus `share` of the model; below a share of 1, so that it streams.
 
-    The smallest budget is the one that a refusal names. The allocator keeps memory between engines of one process, so a
-    second look may find that everything fits: then look again.
+    The smallest budget is the one that a refusal names. What the process holds besides weights changes a little from
+    engine to engine, as the allocator keeps memory: a budget may turn out to hold everything, or to be refused again.
     """
-    budget = start = 40 * MIB
-    for _ in range(8):
+    budget, extra = 40 * MIB, int(share * path.stat().st_size)
+    for _ in range(20):
         try:
             engine = Engine(path, ModelConfig(memory=budget, backend="edge-run", **options), CHUNK_BYTES)
         except BudgetError as error:
-            budget = int(str(error.figures["minimum_bytes"])) + int(share * path.stat().st_size)
+            budget = int(str(error.figures["minimum_bytes"])) + extra
             continue
         if engine.plan.mode == "streamed" or share >= 1:
             return engine
         engine.close()
-        budget = start
+        budget, extra = budget - MIB // 2, 0
     raise AssertionError(f"no streamed run at {share} of the model above the smallest budget")
 
 

@@ -16,7 +16,7 @@ PAGE = mmap.PAGESIZE
 PROT_NONE, PROT_READ_WRITE = 0, 3
 _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x02, 0x10, 0x20, 0x4000
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
-_MADV_DONTNEED, _MADV_DONTFORK, _MADV_HUGEPAGE, _MADV_DONTDUMP = 4, 10, 14, 16
+_MADV_DONTNEED, _MADV_DONTFORK, _MADV_HUGEPAGE, _MADV_NOHUGEPAGE, _MADV_DONTDUMP = 4, 10, 14, 15, 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
@@ -60,9 +60,12 @@ def drop_pages(address: int, length: int) -> None:
         _checked(None, f"madvise of {length} bytes")
 
 
-def prepare_for_weights(address: int, length: int) -> None:
-    """Ask for huge pages, and keep the range out of forks and core dumps. Advice only: refusals do not matter."""
-    for advice in (_MADV_HUGEPAGE, _MADV_DONTFORK, _MADV_DONTDUMP):
+def prepare_for_weights(address: int, length: int, *, is_sparse: bool = False) -> None:
+    """Keep the range out of forks and core dumps, and ask for huge pages; for none where it is filled page by page.
+
+    Advice only: refusals do not matter.
+    """
+    for advice in (_MADV_NOHUGEPAGE if is_sparse else _MADV_HUGEPAGE, _MADV_DONTFORK, _MADV_DONTDUMP):
         _libc.madvise(address, length, advice)
 
 

@@ -34,6 +34,7 @@ class RowTable:
         self._max_pages = budget_bytes // _libc.PAGE
         self._pages: OrderedDict[int, None] = OrderedDict()
         _libc.map_anonymous(stop - start, _libc.PROT_READ_WRITE, at=start)
+        _libc.prepare_for_weights(start, stop - start, is_sparse=True)
 
     def fetch(self, rows: Iterable[tuple[int, int]]) -> None:
         """Make rows readable, each given as (address, length in bytes); what lies outside the table is left alone.
@@ -50,7 +51,13 @@ class RowTable:
                 break
             del self._pages[oldest]
             _libc.drop_pages(oldest, _libc.PAGE)
-        self._read(_runs(missing))
+        runs = _runs(missing)
+        try:
+            self._read(runs)
+        except EdgeRunError:
+            for run in runs:
+                _libc.drop_pages(*run)
+            raise
         self._pages.update(dict.fromkeys(missing))
 
     def _pages_of(self, address: int, length: int) -> range:

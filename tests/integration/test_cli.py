@@ -14,19 +14,21 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 
 import pytest
 
 import edge_run
 from edge_run import Model
+from edge_run.cli.run import run as run_command
 
 KIT = Path(edge_run.__file__).parent / "models" / "kit-dense-q4_0.gguf"
 COMMAND = [sys.executable, "-m", "edge_run"]
 PROMPT = "It was a dark evening, and"
 GREEDY = ("--temp", "0", "-c", "256")
 KEYS = {
-    "text", "token_ids", "finish_reason", "seed", "prompt_tokens", "cached_tokens", "completion_tokens", "load_s", "ttft_s",
-    "prefill_tokens_per_s", "decode_tokens_per_s", "memory", "io", "numerics", "plan", "backend",
+    "text", "token_ids", "finish_reason", "seed", "prompt_tokens", "cached_tokens", "completion_tokens",
+    "load_s", "ttft_s", "prefill_tokens_per_s", "decode_tokens_per_s", "memory", "io", "numerics", "plan", "backend",
 }  # fmt: skip
 NESTED_KEYS = {
     "memory": {"budget_bytes", "peak_bytes", "pinned_bytes", "window_bytes", "kv_bytes"},
@@ -52,7 +54,8 @@ def run(environment: dict[str, str], tmp_path: Path):
     def run(*arguments: object, stdin: str = "", **settings: str) -> Result:
         return subprocess.run(
             [*COMMAND, *map(str, arguments)],
-            input=stdin, capture_output=True, text=True, env={**environment, **settings}, cwd=tmp_path, timeout=WAIT_S,
+            input=stdin, capture_output=True, text=True, env={**environment, **settings}, cwd=tmp_path,
+            timeout=WAIT_S, check=False,
         )  # fmt: skip
 
     return run
@@ -92,6 +95,35 @@ def test_json_has_the_documented_keys_and_is_alone(run, expected: str) -> None:
     assert answer.keys() == KEYS
     assert {name: answer[name].keys() for name in NESTED_KEYS} == NESTED_KEYS
     assert (answer["text"], answer["finish_reason"], answer["completion_tokens"]) == (expected, "length", 12)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["-n", "-1"], "predict", -1),
+        (["-n8"], "predict", 8),
+        (["--n-predict=-1"], "predict", -1),
+        (["--seed", "-1", "-s", "7"], "seed", 7),
+        (["-sys", "-s"], "system_prompt", "-s"),
+        (["-m", "a", "-md", "b"], "draft", Path("b")),
+        (["-f", "a", "-fa", "on"], "flash_attn", "on"),
+        (["-j", "{}", "-jf", "b"], "json_schema_file", Path("b")),
+        (["-b", "64", "-ub", "32"], "ubatch_size", 32),
+        (["-c", "9", "-ctk", "q8_0", "-ctv", "q4_0"], "cache_type_k", "q8_0"),
+        (["-cnv"], "conversation", True),
+        (["-no-cnv"], "conversation", False),
+        (["--raw"], "conversation", False),
+        (["-r", "a b", "--stop", "-c", "--reverse-prompt", "c"], "stop", ("a b", "-c", "c")),
+        (["-p", "-ngl"], "prompt", "-ngl"),
+        (["--memory", "4G"], "memory", 4 << 30),
+        (["-vv"], "verbose", 2),
+    ],
+)
+def test_options_are_read_as_they_are_meant(words, name, value, monkeypatch, environment) -> None:
+    monkeypatch.setenv("HOME", environment["HOME"])
+    context = run_command.make_context("run", ["model.gguf", *words])
+    assert context.params.get(name) == value
+    assert context.params["model_file"] == Path("model.gguf")
 
 
 def test_file_named_like_a_command_can_be_run(run, tmp_path: Path) -> None:
@@ -174,7 +206,7 @@ def test_mistakes_in_the_configuration_file_are_named(run, tmp_path: Path, text:
 
 def test_help_and_version_load_nothing_heavy(run) -> None:
     check = "import sys, edge_run.cli; print({'numpy', 'llama_cpp', 'rich', 'jinja2'} & sys.modules.keys())"
-    assert subprocess.run([sys.executable, "-c", check], capture_output=True, text=True).stdout == "set()\n"
+    assert subprocess.check_output([sys.executable, "-c", check], text=True) == "set()\n"
     assert run("--version").stdout == f"edge-run {edge_run.__version__}\n"
     told = run("--help").stdout
     assert all(f"  {code} " in told for code in (0, 1, 2, 3, 4, 5, 6, 7, 8, 130, 141, 143))
@@ -187,12 +219,7 @@ def test_full_standard_output_is_one_line(environment: dict[str, str]) -> None:
     for words in ([KIT, "-p", "x", "-n", "3"], [KIT, "-p", "x", "-n", "3", "--json"], ["--help"]):
         with open("/dev/full", "w") as full:
             result = subprocess.run(
-                [*COMMAND, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=full,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=environment,
+                [*COMMAND, *words], stdin=DEVNULL, stdout=full, stderr=PIPE, text=True, env=environment, check=False
             )
         assert result.returncode == 5
         assert re.fullmatch(r"edge-run: standard output.*No space left.*\n", result.stderr)
@@ -200,7 +227,7 @@ def test_full_standard_output_is_one_line(environment: dict[str, str]) -> None:
 
 def test_output_that_nobody_reads_ends_quietly(environment: dict[str, str]) -> None:
     words = [*COMMAND, KIT, "-p", PROMPT, "-n", "200", *GREEDY]
-    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, env=environment) as process:
+    with subprocess.Popen(words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=environment) as process:
         assert process.stdout.read(5)
         process.stdout.close()
         assert process.stderr.read() == b""
@@ -210,7 +237,7 @@ def test_output_that_nobody_reads_ends_quietly(environment: dict[str, str]) -> N
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_end_a_run(environment: dict[str, str], number: int, code: int) -> None:
     words = [*COMMAND, KIT, "-p", PROMPT, *GREEDY, "-c", "2048"]
-    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, env=environment) as process:
+    with subprocess.Popen(words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=environment) as process:
         first = process.stdout.read(5)
         process.send_signal(number)
         rest, notices = process.communicate(timeout=WAIT_S)
@@ -229,9 +256,7 @@ class Screen:
     def __init__(self, environment: dict[str, str], *arguments: object) -> None:
         self._master, slave = pty.openpty()
         words = [*COMMAND, *map(str, arguments)]
-        self.process = subprocess.Popen(
-            words, stdin=slave, stdout=slave, stderr=slave, env=environment, process_group=0
-        )
+        self.process = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, env=environment)
         os.close(slave)
         self.text = ""
 
@@ -297,7 +322,7 @@ def test_full_context_does_not_end_the_chat(environment: dict[str, str], screen:
     chat = Screen(environment, KIT, "--temp", 0, "-c", 256, "-ub", 64)
     screen.append(chat)
     chat.wait_for("> ")
-    chat.type(PROMPT + "\n")
+    chat.type(f"{PROMPT} " * 30 + "\n")
     assert "the answer ends here; /clear begins anew" in chat.wait_for("\n> ")
     chat.type("and\n")
     assert "the context holds 256" in chat.wait_for("\n> ")
@@ -341,7 +366,7 @@ def test_demo_streams_and_leaves_nothing_behind(run, tmp_path: Path) -> None:
 def test_demo_that_is_stopped_leaves_nothing_behind_and_can_be_kept(run, environment, tmp_path: Path) -> None:
     cache = tmp_path / "home" / ".cache" / "edge-run"
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-        with subprocess.Popen([*COMMAND, "demo"], stdout=-1, stderr=-1, env=environment) as process:
+        with subprocess.Popen([*COMMAND, "demo"], stdout=PIPE, stderr=PIPE, env=environment) as process:
             while not (cache.exists() and any(cache.glob("*/*"))):
                 time.sleep(0.01)
             process.send_signal(number)

@@ -54,16 +54,16 @@ Exit codes:
 class Commands(click.Group):
     """The commands; what does not begin with the name of one is a run."""
 
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put `run` where no command is named; without a word, give help."""
         if not args:
-            context.obj.say(self.get_help(context))
-            context.exit(ConfigError.exit_code)
+            ctx.obj.say(self.get_help(ctx))
+            ctx.exit(ConfigError.exit_code)
         if args[0] not in self.commands and args[0] not in (*HELP_NAMES, "--version"):
             args = ["run", *args]
-        return super().parse_args(context, args)
+        return super().parse_args(ctx, args)
 
-    def collect_usage_pieces(self, context: click.Context) -> list[str]:
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return what the usage line shows after the program's name."""
         return ["MODEL [OPTIONS]", "| COMMAND ..."]
 
@@ -116,7 +116,7 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, EdgeRunError):
         return str(error) + _advice(error), error.exit_code
     if isinstance(error, OSError):
-        return f"{error.filename or 'standard output'}: {error.strerror}", TierReadError.exit_code
+        return f"{error.filename or 'standard output'}: {error.strerror or error}", TierReadError.exit_code
     if isinstance(error, MemoryError):
         return "out of memory; a smaller --memory or a shorter context (-c) takes less", EdgeRunError.exit_code
     logging.getLogger(__name__).info("%s", traceback.format_exc())

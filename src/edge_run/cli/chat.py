@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edge_run.runtime.stream import Stream
 
 PROMPT, MORE_PROMPT = "> ", ". "
+EXITS = ("/exit", "/quit", "/bye")
 HELP = """\
 /clear  forget the conversation
 /stats  figures since the start
@@ -101,25 +102,31 @@ class Chat:
     def run(self, first: str | None = None) -> None:
         """Answer `first`, where there is one, then what the user writes, until the user leaves."""
         self._terminal.say(self._talk.hint, NOTICE)
-        if first is not None:
-            self._answer(first)
         is_leaving = False
         while True:
             try:
-                text = read_message(self._terminal)
-            except (EOFError, KeyboardInterrupt) as leaving:
+                text = self._next(first)
+                first, is_leaving = None, False
+                if text.strip() in EXITS:
+                    break
+                self._handle(text)
+            except EOFError:
                 self._terminal.say("")
-                if is_leaving or isinstance(leaving, EOFError):
+                break
+            except KeyboardInterrupt:
+                self._terminal.say("")
+                if is_leaving:
                     break
                 is_leaving = True
                 self._terminal.say("Ctrl-C again or Ctrl-D leaves.", NOTICE)
-                continue
-            is_leaving = False
-            if text.strip() in ("/exit", "/quit", "/bye"):
-                break
-            self._handle(text)
         if self._model.stats.generations:
             self._say_stats()
+
+    def _next(self, first: str | None) -> str:
+        if first is None:
+            return read_message(self._terminal)
+        self._terminal.say(f"{PROMPT}{first}")
+        return first
 
     def _handle(self, text: str) -> None:
         command = text.strip()

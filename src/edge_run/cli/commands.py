@@ -14,20 +14,20 @@ HELP_NAMES = ["-h", "--help"]
 class SettingsCommand(click.Command):
     """A command whose options may be `Setting`s; its help lists them in their groups."""
 
-    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse `args`, with what the configuration file says about this command's settings as defaults."""
-        self._refuse_unknown_words(context, args)
+        self._refuse_unknown_words(ctx, args)
         own = {parameter.name for parameter in self.params if isinstance(parameter, Setting)}
         if own and not set(HELP_NAMES) & set(args):
             values = read_config_file(config_path(), SETTINGS)
-            context.default_map = {name: value for name, value in values.items() if name in own}
-        return super().parse_args(context, args)
+            ctx.default_map = {name: value for name, value in values.items() if name in own}
+        return super().parse_args(ctx, args)
 
-    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, group by group."""
         groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(context):
-            record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record:
                 groups.setdefault(getattr(parameter, "group", "Options"), []).append(record)
         for group, records in groups.items():

@@ -25,19 +25,20 @@ from edge_run.cli.setting import Setting
 
 
 def user_folder(variable: str, default: str) -> Path:
-    """Return edge-run's own folder under `$variable`, or under `~/default` where that is unset or relative."""
+    """Return edge-run's own folder under `$variable`, or under `~/default` where that is unset or relative.
+
+    Where the user has no home folder, the path begins with `~`.
+    """
     base = Path(os.environ.get(variable) or "")
-    if not base.is_absolute():
-        home = os.path.expanduser("~")
-        if not os.path.isabs(home):
-            raise ConfigError(f"home folder: unknown; set HOME, or {variable} to the folder to use")
-        base = Path(home, default)
-    return base / "edge-run"
+    return (base if base.is_absolute() else Path(os.path.expanduser("~"), default)) / "edge-run"
 
 
 def cache_folder() -> Path:
-    """Return where temporary files may lie: `$XDG_CACHE_HOME/edge-run`, or `~/.cache/edge-run`."""
-    return user_folder("XDG_CACHE_HOME", ".cache")
+    """Return where temporary files may lie: `$XDG_CACHE_HOME/edge-run`, or `~/.cache/edge-run`. Raises ConfigError."""
+    folder = user_folder("XDG_CACHE_HOME", ".cache")
+    if not folder.is_absolute():
+        raise ConfigError("home folder: unknown; set HOME, or name a folder for small files with --cache-dir")
+    return folder
 
 
 def config_path() -> Path:

@@ -42,7 +42,7 @@ CONTEXT_TOKENS, MICRO_BATCH_TOKENS = 512, 64
 @click.option("--keep", is_flag=True, help="Keep the grown model.")
 @click.pass_context
 def demo(context: click.Context, /, size: int, memory: int, predict: int, keep: bool, **given: Any) -> None:
-    """See a model run in less memory than it takes: no network, no other file, less than a minute.
+    """See a model run in less memory than it takes: no network, no other file.
 
     The model that comes with edge-run is grown, on your disk, and streamed from there inside a budget that it does not
     fit. Nothing is left behind.

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge_run.base.errors import Cancelled, ConfigError
+from edge_run.base.errors import Cancelled, ConfigError, NotSupported
 from edge_run.base.results import to_json
 from edge_run.cli.answer import follow, opened, say_figures, show
 from edge_run.cli.chat import Chat, PlainTalk, TemplateTalk
-from edge_run.cli.commands import SettingsCommand
+from edge_run.cli.commands import SettingsCommand, origin
 from edge_run.cli.options import SETTINGS
 from edge_run.cli.settings import RunSettings, report, resolve
 from edge_run.cli.terminal import Terminal
 
 if TYPE_CHECKING:
     from edge_run.runtime.model import Model
+    from edge_run.runtime.stream import Stream
 
 _MODEL = click.Argument(["model_file"], metavar="MODEL", required=False, type=click.Path(path_type=Path))
 _EPILOG = """
@@ -31,7 +33,6 @@ from ~/.config/edge-run/config.toml (ctx-size = 8192). Flags win over the enviro
     params=[_MODEL, *SETTINGS],
     short_help="Chat, or continue a text.",
     epilog=_EPILOG,
-    options_metavar="[OPTIONS]",
 )
 @click.pass_context
 def run(context: click.Context, /, **given: Any) -> None:
@@ -43,38 +44,43 @@ def run(context: click.Context, /, **given: Any) -> None:
     terminal: Terminal = context.obj
     settings = resolve(context, given)
     report(context, terminal, settings.config, settings.sampling)
-    prompt = settings.prompt
-    if prompt is None and not terminal.can_ask:
-        prompt = terminal.read_all()
-    _check(settings, prompt)
+    if settings.prompt is None and not terminal.can_ask:
+        settings = dataclasses.replace(settings, prompt=terminal.read_all())
+    settings = _without_system_prompt(context, settings)
+    if settings.prompt is None and settings.is_json:
+        raise ConfigError("--json: needs a prompt; give one with -p, -f or standard input")
     with opened(settings.model, settings.config, terminal, settings.chat_template, settings.is_json) as model:
         goes_on = terminal.can_ask and not settings.is_json
-        if prompt is None or (settings.is_chat and goes_on):
-            Chat(model, _talk(settings, model, is_chat=model.has_chat_template), terminal).run(prompt)
+        if settings.prompt is None or (settings.is_chat and goes_on):
+            Chat(model, _talk(settings, model, model.has_chat_template), terminal).run(settings.prompt)
         else:
-            _answer_once(settings, model, terminal, prompt)
+            _answer_once(settings, _talk(settings, model, False).ask(settings.prompt), model, terminal)
 
 
-def _check(settings: RunSettings, prompt: str | None) -> None:
-    if prompt is None and settings.is_json:
-        raise ConfigError("--json: needs a prompt; give one with -p, -f or standard input")
-    if prompt is not None and settings.system_prompt and not settings.is_chat:
+def _without_system_prompt(context: click.Context, settings: RunSettings) -> RunSettings:
+    """Return `settings` for a completion without the system prompt; raise ConfigError for one that was meant for it."""
+    if settings.prompt is None or settings.is_chat or not settings.system_prompt:
+        return settings
+    if origin(context, "system_prompt") == "flag":
         raise ConfigError("system prompt: is part of a chat; add -cnv, or write it into the prompt")
+    return dataclasses.replace(settings, system_prompt=None)
 
 
-def _talk(settings: RunSettings, model: Model, is_chat: bool) -> TemplateTalk | PlainTalk:
-    kind = TemplateTalk if (is_chat if settings.is_chat is None else settings.is_chat) else PlainTalk
+def _talk(settings: RunSettings, model: Model, is_chat_by_default: bool) -> TemplateTalk | PlainTalk:
+    is_chat = is_chat_by_default if settings.is_chat is None else settings.is_chat
+    if is_chat and not model.has_chat_template:
+        raise NotSupported(f"{settings.model}: has no chat template; give one with --chat-template, or leave out -cnv")
+    kind = TemplateTalk if is_chat else PlainTalk
     return kind(model, settings.system_prompt or "", settings.max_tokens, settings.sampling)
 
 
-def _answer_once(settings: RunSettings, model: Model, terminal: Terminal, prompt: str) -> None:
-    stream = _talk(settings, model, is_chat=False).ask(prompt)
+def _answer_once(settings: RunSettings, stream: Stream, model: Model, terminal: Terminal) -> None:
     if settings.is_json:
         answer = follow(stream, model, lambda _: None)
         if answer.generation is not None:
             terminal.write_json(to_json(answer.generation))
     else:
-        answer = show(stream, model, terminal, before=prompt if settings.shows_prompt else "")
+        answer = show(stream, model, terminal, before=settings.prompt or "" if settings.shows_prompt else "")
         say_figures(answer, terminal)
     if answer.generation is None or answer.generation.finish_reason == "cancelled":
         raise Cancelled("the answer was stopped")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def model_config(context: click.Context, values: Mapping[str, Any], **defaults: 
     """Return how to open a model; `defaults` stand in for what was not given."""
     fields = {field: values.get(name) for name, field in _MODEL_FIELDS.items()}
     fields["kv_type"] = _kv_type(context, values)
-    fields["cache_folder"] = (fields["cache_folder"] or cache_folder()).expanduser()
+    fields["cache_folder"] = _expanded(fields["cache_folder"]) if fields["cache_folder"] else cache_folder()
     fields = defaults | {field: value for field, value in fields.items() if value is not None}
     if values.get("batch_size") is not None:
         default = ModelConfig.__dataclass_fields__["micro_batch_tokens"].default
@@ -117,10 +118,10 @@ def _model(values: Mapping[str, Any]) -> Path:
     path: Path | None = values["model_file"] or values["model"]
     if path is None:
         raise ConfigError("model: none given; name a GGUF file, as in edge-run model.gguf")
-    return path.expanduser()
+    return _expanded(path)
 
 
-def _kv_type(context: click.Context, values: Mapping[str, Any]) -> str | None:
+def _kv_type(context: click.Context, values: Mapping[str, Any]) -> str:
     """Return both types as K/V; a type for one of the two counts unless both were set nearer to the user."""
     both = values.get("kv_type")
     k, v = ModelConfig(kv_type=both).kv_types if both else ModelConfig().kv_types
@@ -137,8 +138,13 @@ def _sampling(values: Mapping[str, Any]) -> SamplingConfig:
     fields["stop"] = values["stop"] or ()
     for name in ("grammar", "json_schema"):
         file = values[f"{name}_file"]
-        fields[name] = values[name] if file is None else _read_text(f"--{name}-file".replace("_", "-"), file)
+        fields[name] = values[name] if file is None else _read_text(f"--{name.replace('_', '-')}-file", file)
     return SamplingConfig(**fields)
+
+
+def _expanded(path: Path) -> Path:
+    """Return `path` with `~` replaced, as only a shell would have done; unlike pathlib's, this never fails."""
+    return Path(os.path.expanduser(path))
 
 
 def _read_prompt(path: Path) -> str:
@@ -147,7 +153,7 @@ def _read_prompt(path: Path) -> str:
 
 def _read_text(flag: str, path: Path) -> str:
     try:
-        return path.expanduser().read_text(encoding="utf-8")
+        return _expanded(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{flag} {path}: cannot be read ({error.strerror})") from error
     except ValueError as error:

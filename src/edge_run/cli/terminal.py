@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 from edge_run.base.errors import ConfigError, TierReadError
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
 _CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 ERASE_LINE = "\r\x1b[2K"
@@ -36,7 +36,12 @@ class Terminal:
         if self._console is None:
             from rich.console import Console
 
-            self._console = Console(
+            class Notices(Console):
+                def on_broken_pipe(self) -> None:
+                    """Fall silent; rich would end the process, and close standard output for it."""
+                    self.quiet = True
+
+            self._console = Notices(
                 stderr=True, soft_wrap=not self.shows_notices, highlight=False, markup=False, emoji=False
             )
         return self._console
@@ -60,13 +65,13 @@ class Terminal:
             sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
         self._put(text + "\n")
 
-    def say(self, thing: RenderableType, style: str = "") -> None:
+    def say(self, text: str, style: str = "") -> None:
         """Write a notice. What fails here is not worth failing for."""
         self.erase()
         with contextlib.suppress(OSError, ValueError):
             if self._is_in_line and self.shows_answer:
                 self.end_line()
-            self.console.print(thing, style=style or None)
+            self.console.print(text, style=style or None)
 
     def show(self, text: str) -> None:
         """Show `text` until something else is written; only at a terminal that can erase it."""

@@ -1,0 +1,94 @@
+"""The merge gate: streamed logits are llama.cpp's, bit for bit, on many architectures and under many numerics keys.
+
+Each model is run in a child process (`tests/exactness.py`): a read of weights that are not resident ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import make_model, split_model
+
+SCRIPT = Path(__file__).resolve().parents[1] / "exactness.py"
+KIT = Path(__file__).resolve().parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
+
+DENSE = ["llama", "qwen3", "gemma3", "phi3", "granite", "gpt2", "gemma3n", "command-r", "hrm_text"]
+MIXTURES = ["llama-moe", "qwen3moe", "deepseek2", "gpt-oss", "smallthinker"]
+STATEFUL = ["mamba", "rwkv7", "jamba", "falcon-h1", "lfm2", "plamo2", "qwen3next"]
+SHORT = ("--prefill", "70", "--decode", "12")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the models of this module are made."""
+    return tmp_path_factory.mktemp("models")
+
+
+def compare(path: Path, *arguments: str) -> dict[str, Any]:
+    """Return what the comparison of `path` printed."""
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(path), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env={**os.environ, "OMP_WAIT_POLICY": "passive"},
+    )
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stderr}"
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def check(figures: dict[str, Any]) -> None:
+    """Assert that all budgets gave the same logits, that some really streamed, and that every budget was kept."""
+    runs = figures["runs"]
+    assert figures["finite"]
+    assert figures["spread"] > 0
+    assert [run["different_rows"] for run in runs] == [0] * len(runs)
+    assert runs[0]["mode"] == "streamed"
+    assert runs[0]["streamed_bytes"] > 0
+    assert runs[-1]["mode"] == "resident"
+    assert all(run["peak_bytes"] <= run["budget_bytes"] for run in runs), runs
+
+
+@pytest.mark.parametrize("name", DENSE + MIXTURES + STATEFUL)
+def test_prompt_of_300_and_50_decoded_tokens(name: str, folder: Path) -> None:
+    check(compare(make_model(name, folder)))
+
+
+def test_the_bundled_model(folder: Path) -> None:
+    check(compare(KIT))
+
+
+@pytest.mark.parametrize("width", ["1", "7", "512"])
+def test_micro_batches(width: str, folder: Path) -> None:
+    check(compare(make_model("llama", folder), "--micro-batch", width, *SHORT))
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q8_0/q4_0"])
+def test_kv_types(kind: str, folder: Path) -> None:
+    check(compare(make_model("qwen3", folder), "--kv-type", kind, *SHORT))
+
+
+def test_without_flash_attention(folder: Path) -> None:
+    check(compare(make_model("qwen3", folder), "--flash-attention", "off", *SHORT))
+
+
+def test_two_threads(folder: Path) -> None:
+    check(compare(make_model("qwen3moe", folder), "--threads", "2", *SHORT))
+
+
+@pytest.mark.parametrize("quantisation", ["Q8_0", "Q4_K_M"])
+def test_quantised(quantisation: str, folder: Path) -> None:
+    check(compare(make_model("llama", folder, scale=4, quantisation=quantisation), *SHORT))
+
+
+def test_a_split_model(folder: Path) -> None:
+    first, *_ = split_model(make_model("qwen3moe", folder), 3, folder)
+    check(compare(first, *SHORT))

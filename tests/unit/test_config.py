@@ -1,0 +1,94 @@
+"""Configurations refuse, on construction, what cannot be, and name it: the CLI need not check again."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from edge_run.base.config import KV_TYPES, ModelConfig, SamplingConfig, make_config
+from edge_run.base.errors import ConfigError
+from edge_run.base.units import GIB
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("memory", "much", "size 'much'"),
+        ("memory", 0, "size 0"),
+        ("context_tokens", -1, "context length -1"),
+        ("threads", 0, "threads 0"),
+        ("threads", 513, "threads 513"),
+        ("micro_batch_tokens", 0, "micro-batch 0"),
+        ("sequences", 0, "sequences 0"),
+        ("sequences", 257, "sequences 257"),
+        ("readers", 0, "readers 0"),
+        ("readers", 65, "readers 65"),
+        ("backend", "vllm", "backend 'vllm'"),
+        ("flash_attention", "maybe", "flash attention 'maybe'"),
+        ("kv_type", "f8", "KV type 'f8'"),
+        ("kv_type", "f16/f8", "KV type 'f8'"),
+        ("kv_type", "f16/f16/f16", "KV type 'f16/f16'"),
+        ("kv_type", "", "KV type ''"),
+    ],
+)
+def test_a_model_option_that_cannot_be(option: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_config(ModelConfig, {option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("temperature", -0.1, "temperature"),
+        ("temperature", math.nan, "temperature"),
+        ("top_k", -1, "top-k"),
+        ("top_p", 0.0, "top-p"),
+        ("top_p", 1.1, "top-p"),
+        ("min_p", -0.1, "min-p"),
+        ("min_p", 1.1, "min-p"),
+        ("repeat_penalty", 0.0, "repeat penalty"),
+        ("repeat_penalty", math.inf, "repeat penalty"),
+        ("repeat_last_n", -2, "repeat last n"),
+        ("seed", -1, "seed"),
+        ("seed", 2**32 - 1, "seed"),  # llama.cpp's own sign for "draw one"
+        ("stop", "", "stop string"),
+        ("stop", ["a", ""], "stop string"),
+    ],
+)
+def test_a_sampling_option_that_cannot_be(option: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_config(SamplingConfig, {option: value})
+
+
+def test_a_grammar_and_a_schema_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="one of the two"):
+        SamplingConfig(grammar='root ::= "a"', json_schema="{}")
+
+
+@pytest.mark.parametrize("kind", [ModelConfig, SamplingConfig])
+def test_an_unknown_option_is_refused_with_those_that_are_known(kind: type[Any]) -> None:
+    with pytest.raises(ConfigError, match="'n_ctx': unknown") as caught:
+        make_config(kind, {"n_ctx": 5})
+    assert all(field.name in str(caught.value) for field in dataclasses.fields(kind))
+
+
+def test_memory_is_bytes_whoever_wrote_it() -> None:
+    assert ModelConfig(memory="2GiB").memory == ModelConfig(memory=2 * GIB).memory == 2 * GIB
+    assert ModelConfig().memory is None
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_one_kv_type_is_that_of_both(kv_type: str) -> None:
+    assert ModelConfig(kv_type=kv_type).kv_types == (kv_type, kv_type)
+
+
+def test_two_kv_types_are_k_and_v() -> None:
+    assert ModelConfig(kv_type="q8_0/q4_0").kv_types == ("q8_0", "q4_0")
+
+
+def test_a_single_stop_string_is_not_taken_letter_by_letter() -> None:
+    assert SamplingConfig(stop="END").stop == ("END",)
+    assert SamplingConfig(stop=["a", "b"]).stop == ("a", "b")

@@ -1,0 +1,35 @@
+"""The tree of errors: what a caller catches, and what the shell sees."""
+
+import inspect
+import re
+
+import pytest
+
+import edge_run
+from edge_run.base import errors
+from edge_run.base.errors import BudgetError, ConfigError, EdgeRunError, TierReadError
+
+KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, EdgeRunError)]
+
+
+def test_exit_codes_are_those_of_the_docstring_and_no_two_alike() -> None:
+    """Scripts tell failures apart by them."""
+    drawn = dict(re.findall(r"(\w+)(?:\(\w+\))? +(\d+) ", errors.__doc__ or ""))
+    assert drawn == {kind.__name__: str(kind.exit_code) for kind in KINDS}
+    assert len({kind.exit_code for kind in KINDS}) == len(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_each_can_be_imported_from_the_package_and_carries_its_figures(kind: type[EdgeRunError]) -> None:
+    assert getattr(edge_run, kind.__name__) is kind
+    error = kind("what was tried", needed_bytes=3)
+    assert str(error) == "what was tried"
+    assert error.figures == {"needed_bytes": 3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "base"), [(ConfigError, ValueError), (BudgetError, MemoryError), (TierReadError, OSError)]
+)
+def test_each_is_also_of_the_kind_that_python_has_for_it(kind: type[EdgeRunError], base: type[Exception]) -> None:
+    with pytest.raises(base):
+        raise kind("what was tried")

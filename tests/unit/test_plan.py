@@ -1,0 +1,118 @@
+"""Which chunks stay and which stream: never more than there is room for, and as little reading as that allows."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from edge_run.base.errors import BudgetError
+from edge_run.base.units import GIB, MIB
+from edge_run.partition.plan import MOST_RUNS, ResidencyPlan, plan_residency
+
+CHUNK = 2 * MIB
+Stretches = list[tuple[int, ...]]
+stretches_of_a_pass = st.lists(
+    st.lists(st.integers(0, 60), max_size=5, unique=True).map(tuple), min_size=1, max_size=30
+)
+
+
+def chain(n_chunks: int, per_stretch: int = 4) -> Stretches:
+    """Every chunk once, in order."""
+    return [tuple(range(i, min(i + per_stretch, n_chunks))) for i in range(0, n_chunks, per_stretch)]
+
+
+def plan_for(stretches: Stretches, n_places: int, must_pin: frozenset[int] = frozenset()) -> ResidencyPlan:
+    return plan_residency(stretches, must_pin, CHUNK, n_places * CHUNK, 0)
+
+
+def largest_of(stretches: Stretches, must_pin: frozenset[int]) -> int:
+    return max(len(set(stretch) - must_pin) for stretch in stretches)
+
+
+@given(stretches=stretches_of_a_pass, must_pin=st.frozensets(st.integers(0, 60)), extra=st.integers(0, 70))
+def test_no_plan_exceeds_what_is_available(stretches: Stretches, must_pin: frozenset[int], extra: int) -> None:
+    used = {chunk for stretch in stretches for chunk in stretch}
+    least = len(used & must_pin) + largest_of(stretches, must_pin)
+    plan = plan_for(stretches, least + extra, must_pin)
+    assert len(plan.pinned) + plan.n_frames <= least + extra
+    assert used & must_pin <= set(plan.pinned)
+    assert sorted((*plan.pinned, *plan.streamed)) == sorted(used), "every chunk of the pass is planned once, no other"
+    assert not plan.streamed or plan.n_frames >= largest_of(stretches, must_pin), "the largest stretch fits the frames"
+    assert plan.minimum_chunks == least
+
+
+@given(
+    stretches=stretches_of_a_pass,
+    must_pin=st.frozensets(st.integers(0, 60)),
+    available=st.integers(0, 40 * MIB),
+    other=st.integers(0, 4 * GIB),
+)
+def test_the_minimum_that_a_refusal_names_works(
+    stretches: Stretches, must_pin: frozenset[int], available: int, other: int
+) -> None:
+    used = {chunk for stretch in stretches for chunk in stretch}
+    least = len(used & must_pin) + largest_of(stretches, must_pin)
+    assume(available < least * CHUNK)
+    with pytest.raises(BudgetError) as caught:
+        plan_residency(stretches, must_pin, CHUNK, available, other)
+    minimum = int(str(caught.value.figures["minimum_bytes"]))
+    assert minimum > available + other == caught.value.figures["found_bytes"]
+    assert f"{minimum // MIB} MiB" in str(caught.value)
+    plan_residency(stretches, must_pin, CHUNK, minimum - other, other)
+
+
+def test_what_fits_is_pinned_and_nothing_streams() -> None:
+    assert plan_for(chain(40), 40) == ResidencyPlan(tuple(range(40)), (), 0, 0, 4)
+
+
+def test_with_room_for_all_but_one_only_a_window_streams() -> None:
+    """A window of frames is taken from what could be pinned, so a little more than what is missing must stream."""
+    plan = plan_for(chain(1000), 999)
+    assert plan.n_frames < 40
+    assert len(plan.streamed) == plan.n_frames + 1
+
+
+def test_what_streams_is_spread_over_the_pass() -> None:
+    """Reads then take turns with computing all along, and the drive is never idle for long."""
+    n_chunks = 1000
+    plan = plan_for(chain(n_chunks), 700)
+    gaps = [after - before for before, after in pairwise(plan.streamed)]
+    gaps.append(n_chunks - plan.streamed[-1] + plan.streamed[0])
+    assert max(gaps) - min(gaps) <= 1
+
+
+def test_chunks_that_would_be_read_twice_stay_first() -> None:
+    """Pinning one saves two reads of every pass."""
+    met_again = [(chunk,) for chunk in range(30)]
+    plan = plan_for([*chain(100), *met_again], 90)
+    assert not set(plan.streamed) & set(range(30))
+    assert plan.streamed_uses == len(plan.streamed)
+
+
+def test_a_chunk_that_neighbours_share_is_read_once() -> None:
+    """The end of a matrix and the start of the next one lie in one chunk, which stays from stretch to stretch."""
+    plan = plan_for([(i, i + 1) for i in range(100)], 10)
+    assert plan.streamed_uses == len(plan.streamed) == len(set(plan.streamed))
+
+
+def test_more_memory_never_means_more_reading() -> None:
+    reads = [plan_for(chain(300), n_places).streamed_uses for n_places in range(4, 302)]
+    assert reads == sorted(reads, reverse=True)
+    assert reads[-1] == 0
+
+
+def test_mappings_stay_few_in_a_large_model() -> None:
+    """What is pinned and what streams take turns; each change is a mapping, of which Linux allows 65,530."""
+    n_chunks = 6 * MOST_RUNS
+    streamed = plan_for(chain(n_chunks), n_chunks // 2).streamed
+    n_runs = 1 + sum(after != before + 1 for before, after in pairwise(streamed))
+    assert n_runs <= MOST_RUNS
+
+
+def test_too_little_is_refused_with_the_figures() -> None:
+    with pytest.raises(BudgetError, match=r"budget 1\.00 GiB.*at least 1033 MiB.*1\.00 GiB besides") as caught:
+        plan_residency(chain(40), frozenset(), CHUNK, 0, GIB)
+    assert caught.value.figures == {"found_bytes": GIB, "minimum_bytes": GIB + 9 * MIB}

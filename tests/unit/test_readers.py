@@ -1,0 +1,131 @@
+"""Reader threads: order, urgency, what they count, and an end that waits for what is in flight."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from edge_run.tiers.readers import Readers, ReadTotals
+
+WAIT_S = 30
+
+
+class Gate:
+    """A job that says when it began and ends when it is let through."""
+
+    def __init__(self) -> None:
+        self.has_begun, self._may_end = threading.Event(), threading.Event()
+
+    def __call__(self) -> int:
+        self.has_begun.set()
+        assert self._may_end.wait(WAIT_S)
+        return 1
+
+    def open(self) -> None:
+        self._may_end.set()
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def readers(clock: Clock) -> Iterator[Readers]:
+    one = Readers(1, clock)
+    yield one
+    one.close()
+
+
+def finish(readers: Readers) -> None:
+    """Wait until all that was submitted so far is done."""
+    done = threading.Event()
+    readers.submit(lambda: done.set() or 0)
+    assert done.wait(WAIT_S)
+
+
+def test_first_come_first_served_but_for_the_urgent(readers: Readers) -> None:
+    gate, order = Gate(), list[str]()
+    readers.submit(gate)
+    assert gate.has_begun.wait(WAIT_S)
+
+    def note(name: str) -> Callable[[], int]:
+        return lambda: order.append(name) or 0
+
+    for name in ("first", "second"):
+        readers.submit(note(name))
+    readers.submit(note("urgent"), is_urgent=True)
+    readers.submit(note("third"))
+    gate.open()
+    finish(readers)
+    assert order == ["urgent", "first", "second", "third"]
+
+
+def test_as_many_at_once_as_there_are_threads() -> None:
+    readers, gates = Readers(3), [Gate() for _ in range(4)]
+    for gate in gates:
+        readers.submit(gate)
+    assert all(gate.has_begun.wait(WAIT_S) for gate in gates[:3])
+    assert not gates[3].has_begun.is_set()
+    for gate in gates:
+        gate.open()
+    finish(readers)
+    readers.close()
+
+
+def test_totals_count_bytes_and_the_time_in_which_anything_was_read(clock: Clock) -> None:
+    """Two reads at once are one span of time: the bandwidth is that of the drive, not of a thread."""
+    readers, gates = Readers(2, clock), [Gate(), Gate()]
+    for gate in gates:
+        readers.submit(gate)
+        assert gate.has_begun.wait(WAIT_S)
+    clock.now_s = 3.0
+    assert readers.totals.busy_s == 3.0, "a read in flight counts up to now"
+    for gate in gates:
+        gate.open()
+    readers.close()
+    clock.now_s = 100.0
+    totals = readers.totals
+    assert (totals.bytes_read, totals.busy_s) == (2, 3.0)
+    assert totals.cpu_s > 0
+
+
+def test_idle_time_is_not_busy(readers: Readers, clock: Clock) -> None:
+    finish(readers)
+    clock.now_s = 50.0
+    finish(readers)
+    assert readers.totals.busy_s == 0.0
+
+
+def test_what_was_added_between_two_moments() -> None:
+    assert ReadTotals(10, 4.0, 0.5).since(ReadTotals(4, 1.0, 0.25)) == ReadTotals(6, 3.0, 0.25)
+
+
+def test_closing_waits_for_what_is_in_flight_and_drops_the_rest() -> None:
+    """Memory is unmapped after it: a read that still runs would write into whatever comes there next."""
+    readers, gate, is_run = Readers(1), Gate(), threading.Event()
+    readers.submit(gate)
+    assert gate.has_begun.wait(WAIT_S)
+    readers.submit(lambda: is_run.set() or 0)
+    closing = threading.Thread(target=readers.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive(), "close returned while a read was in flight"
+    gate.open()
+    closing.join(WAIT_S)
+    assert not closing.is_alive()
+    assert not is_run.is_set()
+    readers.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("edge-run-reader")]

@@ -1,0 +1,163 @@
+"""Rows of a table, page by page: the bytes of the file, the budget, and what stays when a read fails."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.tiers.readers import Readers
+from edge_run.tiers.rows import RowTable
+from edge_run.tiers.source import SourceFile
+from mapped import PAGE, advice_at, content, mapped, write_random
+
+N_PAGES = 64
+FIRST_PAGE = 2  # of the file; the table begins there
+
+
+class Setting:
+    """A table over a file, a count of its reads, and the addresses of its rows."""
+
+    def __init__(self, path: Path, base: int, readers: Readers, budget_pages: int, row_bytes: int) -> None:
+        self.data, self.base, self.row_bytes = path.read_bytes(), base, row_bytes
+        self.source = SourceFile(path)
+        self.reads: list[tuple[int, int]] = []
+        real = self.source.read_into
+
+        def read_into(address: int, length: int, offset: int) -> int:
+            self.reads.append((offset // PAGE, length // PAGE))
+            return real(address, length, offset)
+
+        self.source.read_into = read_into  # type: ignore[method-assign]
+        start, stop = base + FIRST_PAGE * PAGE, base + N_PAGES * PAGE
+        self.table = RowTable(start, stop, FIRST_PAGE * PAGE, self.source, readers, budget_pages * PAGE)
+
+    def fetch(self, *rows: int) -> None:
+        self.table.fetch((self.base + row * self.row_bytes, self.row_bytes) for row in rows)
+
+    def is_right(self, row: int) -> bool:
+        start = row * self.row_bytes
+        return content(self.base + start, self.row_bytes) == self.data[start : start + self.row_bytes]
+
+    def resident_pages(self) -> int:
+        """How many pages of the table are in memory, as the kernel counts them."""
+        with open("/proc/self/pagemap", "rb") as pagemap:
+            pagemap.seek(self.table.start // PAGE * 8)
+            entries = pagemap.read((self.table.stop - self.table.start) // PAGE * 8)
+        return sum(entries[i + 7] >> 7 for i in range(0, len(entries), 8))
+
+
+@pytest.fixture
+def readers() -> Iterator[Readers]:
+    two = Readers(2)
+    yield two
+    two.close()
+
+
+@pytest.fixture
+def base() -> Iterator[int]:
+    with mapped([N_PAGES * PAGE], PAGE) as territory:
+        yield territory.spans[0].base
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "model.gguf"
+    write_random(file, N_PAGES * PAGE)
+    return file
+
+
+@pytest.mark.parametrize("row_bytes", [PAGE // 16, 3 * PAGE // 4, PAGE, PAGE + 1, 3 * PAGE])
+def test_rows_hold_the_bytes_of_the_file_whatever_was_fetched_before(
+    path: Path, base: int, readers: Readers, row_bytes: int
+) -> None:
+    setting = Setting(path, base, readers, 8, row_bytes)
+    inside = range(-(-FIRST_PAGE * PAGE // row_bytes), N_PAGES * PAGE // row_bytes)
+    choose = random.Random(row_bytes)
+    for _ in range(100):
+        rows = choose.choices(inside, k=choose.randint(1, 4))
+        setting.fetch(*rows)
+        assert all(setting.is_right(row) for row in rows)
+
+
+def test_pages_stay_within_the_budget(path: Path, base: int, readers: Readers) -> None:
+    setting = Setting(path, base, readers, 8, PAGE)
+    for row in random.Random(0).choices(range(FIRST_PAGE, N_PAGES), k=300):
+        setting.fetch(row)
+        assert setting.resident_pages() <= 8
+
+
+def test_one_call_gets_all_it_needs_beyond_the_budget(path: Path, base: int, readers: Readers) -> None:
+    """A wide prompt of different tokens must not fail; afterwards the table shrinks again."""
+    setting = Setting(path, base, readers, 4, PAGE)
+    setting.fetch(*range(10, 30))
+    assert all(setting.is_right(row) for row in range(10, 30))
+    setting.fetch(40)
+    assert setting.resident_pages() == 4
+
+
+def test_the_pages_used_least_lately_leave(path: Path, base: int, readers: Readers) -> None:
+    setting = Setting(path, base, readers, 3, PAGE)
+    for row in (10, 20, 30, 10, 40):
+        setting.fetch(row)
+    setting.reads.clear()
+    setting.fetch(10, 30, 40)
+    assert setting.reads == []
+    setting.fetch(20)
+    assert setting.reads == [(20, 1)]
+
+
+def test_rows_that_share_pages_are_read_once(path: Path, base: int, readers: Readers) -> None:
+    setting = Setting(path, base, readers, 8, PAGE // 4)
+    setting.fetch(40, 41, 42, 43, 44)
+    assert setting.reads == [(10, 2)], "five rows on two pages next to each other: one read"
+    setting.fetch(45)
+    assert len(setting.reads) == 1
+
+
+def test_what_lies_outside_is_left_alone(path: Path, base: int, readers: Readers) -> None:
+    """The two ends of a table lie in chunks that are pinned: they are not ours to read."""
+    setting = Setting(path, base, readers, 8, PAGE)
+    setting.fetch(0, 1)
+    assert setting.reads == []
+    setting.table.fetch([(base + FIRST_PAGE * PAGE - 10, 20)])
+    assert setting.reads == [(FIRST_PAGE, 1)]
+
+
+def test_after_a_failed_read_nothing_is_taken_for_resident(
+    path: Path, base: int, readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeros in place of an embedding give plausible wrong text: what failed is read again."""
+    setting = Setting(path, base, readers, 8, PAGE)
+    setting.fetch(10)
+    good = setting.source.read_into
+
+    def fail(address: int, length: int, offset: int) -> int:
+        raise TierReadError("the drive is gone")
+
+    monkeypatch.setattr(setting.source, "read_into", fail)
+    with pytest.raises(TierReadError, match="the drive is gone"):
+        setting.fetch(10, 20, 30)
+    monkeypatch.setattr(setting.source, "read_into", good)
+    setting.fetch(10, 20, 30)
+    assert all(setting.is_right(row) for row in (10, 20, 30))
+
+
+def test_what_a_failed_call_did_read_is_given_back(path: Path, base: int, readers: Readers) -> None:
+    """Of two reads one fails: the other's page is in memory, and would stay there uncounted for good."""
+    setting = Setting(path, base, readers, 8, PAGE)
+    os.truncate(path, 50 * PAGE)
+    for row in range(FIRST_PAGE, 30, 2):
+        with pytest.raises(ModelFileError, match="cut while in use"):
+            setting.fetch(row, 60)
+    assert setting.resident_pages() <= 8
+
+
+def test_a_table_is_kept_out_of_huge_pages_forks_and_core_dumps(path: Path, base: int, readers: Readers) -> None:
+    """Where huge pages are always on, one row would bring 2 MiB into memory, far beyond the budget."""
+    setting = Setting(path, base, readers, 8, PAGE)
+    assert {"nh", "dc", "dd"} <= advice_at(setting.table.start)

@@ -1,0 +1,173 @@
+"""The address space of weights: chunks on a grid, frames that move between them, nothing readable that is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_run.base.units import round_up
+from edge_run.tiers import _libc
+from edge_run.tiers.residency import NEW_FRAME
+from edge_run.tiers.territory import Territory
+from mapped import PAGE, advice_at, content, is_readable, mapped
+
+CHUNK = 4 * PAGE
+
+
+def fill(territory: Territory, chunk: int, value: int) -> bytes:
+    """Write `value` all over the chunk, and return what is there then."""
+    place = territory.place(chunk)
+    data = bytes([value]) * place.length
+    _libc.view(place.address, place.length)[:] = data
+    return data
+
+
+def read(territory: Territory, chunk: int) -> bytes:
+    place = territory.place(chunk)
+    return content(place.address, place.length)
+
+
+def mappings_of(territory: Territory) -> int:
+    """How many mappings of the process lie in the territory."""
+    count = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, stop = (int(text, 16) for text in line.split()[0].split("-"))
+        count += any(start < span.stop and span.start < stop for span in territory.spans)
+    return count
+
+
+@pytest.mark.parametrize("shift_pages", [0, 1, 3])
+def test_chunks_cover_every_span_once_on_the_grid(shift_pages: int) -> None:
+    with mapped([10 * CHUNK + 5, PAGE, 3 * CHUNK], CHUNK, shift_bytes=shift_pages * PAGE) as territory:
+        covered = {span.shard: span.start for span in territory.spans}
+        for chunk in range(territory.n_chunks):
+            place = territory.place(chunk)
+            assert place.address == covered[place.shard]
+            covered[place.shard] += place.length
+            assert place.file_offset == place.address - territory.spans[place.shard].base
+            assert place.is_whole == (place.length == CHUNK) == (chunk not in territory.ragged)
+            assert not place.is_whole or place.address % CHUNK == 0, "a frame on the grid moves as one huge page"
+        assert all(covered[span.shard] == span.stop for span in territory.spans)
+        assert territory.total_bytes(range(territory.n_chunks)) == sum(s.stop - s.start for s in territory.spans)
+
+
+def test_chunks_of_a_range_are_those_that_hold_a_byte_of_it() -> None:
+    with mapped([10 * CHUNK, 2 * CHUNK], CHUNK) as territory:
+        first, second = territory.spans
+        assert list(territory.chunks_of(first.start, 1)) == [0]
+        assert list(territory.chunks_of(first.start + CHUNK - 1, 2)) == [0, 1]
+        assert list(territory.chunks_of(first.start + CHUNK, 2 * CHUNK)) == [1, 2]
+        assert list(territory.chunks_of(first.stop - 1, 1)) == [9]
+        assert list(territory.chunks_of(second.start, 2 * CHUNK)) == [10, 11]
+        assert list(territory.chunks_of(second.start, 0)) == [10], "an empty tensor lies somewhere too"
+        assert territory.span_of(second.stop - 1) is second
+
+
+def test_what_is_outside_is_an_error_and_not_some_chunk() -> None:
+    """A weight that lies elsewhere (a buffer of its own) must not be taken for one of ours."""
+    with mapped([4 * CHUNK], CHUNK) as territory:
+        (span,) = territory.spans
+        for address, length in ((span.start - 1, 1), (span.stop, 1), (span.stop - 1, 2)):
+            with pytest.raises(ValueError, match="in no mapping"):
+                territory.chunks_of(address, length)
+        with pytest.raises(ValueError, match="in no mapping"):
+            territory.span_of(span.stop)
+
+
+def test_nothing_is_readable_before_it_is_furnished() -> None:
+    with mapped([4 * CHUNK], CHUNK) as territory:
+        territory.furnish(2, None)
+        readable = [is_readable(territory.place(chunk).address) for chunk in range(4)]
+        assert readable == [False, False, True, False]
+        assert read(territory, 2) == bytes(CHUNK)
+
+
+def test_a_frame_takes_its_bytes_along_and_leaves_nothing_readable() -> None:
+    with mapped([4 * CHUNK], CHUNK) as territory:
+        territory.furnish(0, NEW_FRAME)
+        data = fill(territory, 0, 7)
+        territory.furnish(3, 0)
+        assert read(territory, 3) == data
+        assert not is_readable(territory.place(0).address)
+        territory.furnish(3, 3)
+        assert read(territory, 3) == data, "to where it is already: nothing happens"
+
+
+def test_a_frame_stays_out_of_forks_and_core_dumps_wherever_it_moves() -> None:
+    """A child process would double them, and a core dump would write them all."""
+    with mapped([4 * CHUNK], CHUNK) as territory:
+        territory.furnish(0, NEW_FRAME)
+        territory.furnish(2, 0)
+        assert {"hg", "dc", "dd"} <= advice_at(territory.place(2).address)
+
+
+def test_a_frame_moves_between_shards() -> None:
+    with mapped([2 * CHUNK, 2 * CHUNK], CHUNK) as territory:
+        territory.furnish(1, NEW_FRAME)
+        data = fill(territory, 1, 9)
+        territory.furnish(2, 1)
+        assert read(territory, 2) == data
+
+
+def test_moving_costs_no_memory() -> None:
+    """A frame is moved, not copied: after a thousand moves one frame is resident."""
+    with mapped([64 * CHUNK], CHUNK) as territory:
+        territory.furnish(0, NEW_FRAME)
+        fill(territory, 0, 1)
+        before = _resident_bytes()
+        for step in range(1000):
+            territory.furnish((step + 1) % 64, step % 64)
+        assert _resident_bytes() - before < 32 * CHUNK
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+
+
+def test_vacated_ranges_merge() -> None:
+    """Each mapping counts against vm.max_map_count: what frames leave behind must not add up."""
+    with mapped([64 * CHUNK], CHUNK) as territory:
+        territory.furnish(0, NEW_FRAME)
+        for step in range(500):
+            territory.furnish((step * 7 + 7) % 64, step * 7 % 64)
+        assert mappings_of(territory) <= 3
+
+
+def test_a_refused_move_leaves_no_hole_and_no_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may have dropped the target by then: a hole would go to malloc, and the next move would destroy it."""
+    with mapped([4 * CHUNK], CHUNK) as territory:
+        territory.furnish(0, NEW_FRAME)
+        fill(territory, 0, 5)
+
+        def refuse(source: int, target: int, length: int) -> None:
+            _libc.unmap(target, length)
+            raise OSError(12, "Cannot allocate memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_libc, "move_pages", refuse)
+            with pytest.raises(OSError, match="Cannot allocate"):
+                territory.furnish(2, 0)
+        assert mappings_of(territory) == 1, "all of it mapped, none of it accessible"
+        assert not is_readable(territory.place(0).address)
+        territory.furnish(2, NEW_FRAME)
+        assert read(territory, 2) == bytes(CHUNK)
+
+
+def test_a_hole_in_a_mapping_parts_chunks_that_are_neighbours_by_number() -> None:
+    """llama.cpp gives back the pages of tensors that it does not use, and keeps the last page of the file."""
+    hole = range(2 * CHUNK + PAGE, round_up(5 * CHUNK, PAGE))
+    with mapped([6 * CHUNK], CHUNK, hole=hole) as territory:
+        assert [territory.is_followed_by(chunk, chunk + 1) for chunk in range(3)] == [True, True, False]
+        assert [territory.place(chunk).length for chunk in (2, 3)] == [PAGE, CHUNK]
+        assert territory.place(3).file_offset == 5 * CHUNK
+
+
+def test_shards_are_never_followed_by_each_other() -> None:
+    """Two mappings may touch by chance; a read across would take the wrong file's bytes."""
+    with mapped([2 * CHUNK, 2 * CHUNK], CHUNK) as territory:
+        first = territory.spans[0]
+        touching = Territory(
+            (first, territory.spans[1].__class__(1, first.stop, first.stop + CHUNK, first.stop)), CHUNK
+        )
+        assert not touching.is_followed_by(1, 2)
