@@ -16,6 +16,7 @@ from edge_run.base.errors import BudgetError
 from edge_run.base.units import MIB, format_size, round_up
 
 LOOKAHEAD_CHUNKS = 16
+MARGIN_SHARE, MARGIN_BYTES = 256, 2 * MIB  # of the smallest budget named: what was measured varies from run to run
 MOST_RUNS = 8192  # each is a mapping of its own, and so is what lies between; Linux allows 65,530 (vm.max_map_count)
 
 
@@ -52,7 +53,8 @@ def plan_residency(
     n_places = available_bytes // chunk_bytes - len(fixed)
     sizes = [len(stretch) - len(must_pin.intersection(stretch)) for stretch in stretches]
     largest = max(sizes, default=0)
-    minimum = round_up(other_bytes + (len(fixed) + largest) * chunk_bytes + MIB, MIB)  # measured figures vary a little
+    least = other_bytes + (len(fixed) + largest) * chunk_bytes
+    minimum = round_up(least + least // MARGIN_SHARE + MARGIN_BYTES, MIB)
     if n_places < largest:
         raise BudgetError(
             f"memory budget {format_size(available_bytes + other_bytes)}: too small for this model, it needs at least "

@@ -232,6 +232,7 @@ class _Log:
     def __init__(self) -> None:
         self._listeners: list[Callable[[str], None]] = []
         self._callback = L.llama_log_callback(self._on_line)
+        self._failure: BaseException | None = None
         self.is_installed = False
 
     def _on_line(self, level: int, text: bytes, _: Any) -> None:
@@ -242,8 +243,8 @@ class _Log:
             for listener in self._listeners:
                 listener(line)
             logger.debug("%s", line)
-        except Exception:  # an exception must not travel through llama.cpp
-            logger.exception("log listener failed")
+        except BaseException as error:  # it cannot travel through llama.cpp: raised when the listening ends
+            self._failure = error
 
     @contextlib.contextmanager
     def listening(self, listener: Callable[[str], None]) -> Iterator[None]:
@@ -256,6 +257,9 @@ class _Log:
             yield
         finally:
             self._listeners.remove(listener)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
 
 log = _Log()

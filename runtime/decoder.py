@@ -58,6 +58,7 @@ class LocalDecoder:
 
     def decode(self, batch: Sequence[BatchToken]) -> Logits:
         """Run a batch; see `Decoder.decode`. Ctrl-C meanwhile is raised as KeyboardInterrupt once it is rolled back."""
+        self._driver.forget_cancel()
         self._prepare()
         n_wanted = sum(token.wants_logits for token in batch)
         if len(self._logits) != n_wanted:
@@ -65,6 +66,7 @@ class LocalDecoder:
         filled = 0
         try:
             for start in range(0, len(batch), self._width):
+                self._driver.check_cancelled()
                 filled = self._pass(batch[start : start + self._width], filled)
         except BaseException:
             for sequence in {token.sequence for token in batch}:

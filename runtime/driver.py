@@ -115,6 +115,10 @@ class Driver:
         """Stop the pass in progress at its next node; it raises Cancelled."""
         self._is_cancelled = True
 
+    def forget_cancel(self) -> None:
+        """Begin something new: what was cancelled before does not concern it."""
+        self._is_cancelled = False
+
     def check_cancelled(self) -> None:
         """Raise Cancelled when the pass in progress was cancelled."""
         if self._is_cancelled:
@@ -151,7 +155,7 @@ class Driver:
     def running(self, shape: PassShape) -> Iterator[None]:
         """Run one pass of the given shape in this block; raise what went wrong in the callback at its end."""
         self._program = self.programs.get(shape) or self._guess(shape)
-        self._cursor, self._seen, self._failure, self._is_cancelled = 0, None, None, False
+        self._cursor, self._seen, self._failure = 0, None, None
         try:
             yield
         finally:

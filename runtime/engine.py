@@ -185,7 +185,7 @@ class Engine:
 
         def prepare() -> None:
             if waiting:
-                weights.acquire(everything)
+                weights.acquire(everything, self._driver.check_cancelled)
                 waiting.clear()
 
         self._make_decoder(prepare)

@@ -41,8 +41,8 @@ class Growth:
 
 
 def inflate(
-    source: Path,
-    target: Path,
+    source: str | Path,
+    target: str | Path,
     size_bytes: int,
     layers: int | None = None,
     seed: int = 0,
@@ -62,6 +62,7 @@ def inflate(
     ModelFileError for a broken source, TierReadError when the disk is too small or fails. Any exception, also one that
     `progress` raises and Ctrl-C, leaves no file behind. Holds a few MiB, whatever the size.
     """
+    source, target = Path(source), Path(target)
     model = read_source(source)
     growth = plan_growth(model, size_bytes, layers)
     if not target.parent.is_dir() or target.is_dir():

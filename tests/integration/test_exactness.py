@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tiny_models import make_model, split_model
 
 SCRIPT = Path(__file__).resolve().parents[1] / "exactness.py"

@@ -11,8 +11,7 @@ from typing import NoReturn
 import click
 
 import edge_run
-from edge_run.base.errors import BudgetError, Cancelled, ConfigError, EdgeRunError, TierReadError
-from edge_run.base.units import MIB
+from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError, TierReadError
 from edge_run.cli.commands import HELP_NAMES, origin
 from edge_run.cli.demo import demo
 from edge_run.cli.inflate import inflate
@@ -114,7 +113,7 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, click.ClickException):
         return _usage_message(error), error.exit_code
     if isinstance(error, EdgeRunError):
-        return str(error) + _advice(error), error.exit_code
+        return str(error), error.exit_code
     if isinstance(error, OSError):
         return f"{error.filename or 'standard output'}: {error.strerror or error}", TierReadError.exit_code
     if isinstance(error, MemoryError):
@@ -133,11 +132,3 @@ def _usage_message(error: click.ClickException) -> str:
         place = origin(context, parameter.name)
         message += "" if place in ("flag", "default") else f" (from {place})"
     return f"{message}; see {context.command_path} --help"
-
-
-def _advice(error: EdgeRunError) -> str:
-    """Return a budget that works, for an error that only says which one does not."""
-    needed = error.figures.get("minimum_bytes") if isinstance(error, BudgetError) else None
-    if not isinstance(needed, int):
-        return ""
-    return f"; --memory {-(-needed * 101 // (100 * MIB)) + 1}MiB works"

@@ -1,0 +1,309 @@
+"""Weights in memory: the bytes of real files under the addresses of their chunks, whatever the order and whatever fails."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from edge_run.base.errors import Cancelled, ModelFileError, TierReadError
+from edge_run.partition.plan import plan_residency
+from edge_run.prefetch.schedule import Stretch, schedule_pass
+from edge_run.tiers import _libc
+from edge_run.tiers.readers import Readers
+from edge_run.tiers.residency import ChunkState, Residency
+from edge_run.tiers.source import SourceFile
+from edge_run.tiers.territory import Territory
+from edge_run.tiers.weights import MAX_READ_CHUNKS, Weights
+from mapped import PAGE, content, is_readable, mapped, write_random
+
+CHUNK = 4 * PAGE
+WAIT_S = 30
+
+
+class Tier:
+    """Weights over files of random bytes, and what the test knows of them."""
+
+    def __init__(self, territory: Territory, paths: Sequence[Path], residency: Residency, readers: Readers) -> None:
+        self.territory, self.residency, self.readers = territory, residency, readers
+        self.data = [path.read_bytes() for path in paths]
+        self.sources = [SourceFile(path) for path in paths]
+        self.reads: list[tuple[int, int]] = []
+        for source in self.sources:
+            self._observe(source)
+        self.weights = Weights(territory, self.sources, readers, residency)
+        self.fail: Callable[[int], None] = lambda offset: None
+
+    def _observe(self, source: SourceFile) -> None:
+        real = source.read_into
+
+        def read_into(address: int, length: int, offset: int) -> int:
+            self.reads.append((offset, length))
+            self.fail(offset)
+            return real(address, length, offset)
+
+        source.read_into = read_into  # type: ignore[method-assign]
+
+    def is_right(self, chunk: int) -> bool:
+        place = self.territory.place(chunk)
+        wanted = self.data[place.shard][place.file_offset : place.file_offset + place.length]
+        return content(place.address, len(wanted)) == wanted
+
+    def settle(self) -> None:
+        """Wait until every read that was asked for is done."""
+        while any(self.residency.state(chunk) is ChunkState.LOADING for chunk in range(self.territory.n_chunks)):
+            threading.Event().wait(0.002)
+
+
+@contextmanager
+def tier(
+    folder: Path,
+    sizes_bytes: Sequence[int],
+    order: Sequence[int],
+    pinned: Sequence[int] = (),
+    n_frames: int = 0,
+    *,
+    n_readers: int = 2,
+    shift_bytes: int = 0,
+    hole: range | None = None,
+) -> Iterator[Tier]:
+    paths = [folder / f"shard-{i}" for i in range(len(sizes_bytes))]
+    for i, (path, size_bytes) in enumerate(zip(paths, sizes_bytes, strict=True)):
+        write_random(path, size_bytes, seed=i)
+    with mapped(sizes_bytes, CHUNK, shift_bytes=shift_bytes, hole=hole) as territory:
+        residency = Residency(territory.n_chunks, order, pinned, n_frames)
+        readers = Readers(n_readers)
+        try:
+            yield Tier(territory, paths, residency, readers)
+        finally:
+            readers.close()
+
+
+def run_pass(tier: Tier, schedule: Sequence[Stretch], seed: int = 0) -> None:
+    """Compute one pass: look at every byte of every stretch."""
+    for stretch in schedule:
+        tier.weights.acquire(stretch.acquire)
+        assert all(tier.is_right(chunk) for chunk in stretch.needs)
+        tier.weights.release(stretch.release)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("n_readers", [1, 4])
+def test_what_is_acquired_is_what_the_file_holds(tmp_path: Path, n_readers: int, seed: int) -> None:
+    """Random schedules over two shards of odd sizes, off the grid, under random budgets from the least up."""
+    choose = random.Random(seed)
+    sizes = [choose.randint(8, 20) * CHUNK + choose.randint(1, CHUNK) for _ in range(2)]
+    shift = choose.randrange(4) * PAGE
+    with mapped(sizes, CHUNK, shift_bytes=shift) as shape:
+        n_chunks, ragged = shape.n_chunks, shape.ragged
+    needs = []
+    for _ in range(choose.randint(5, 20)):
+        first = choose.randrange(n_chunks)
+        needs.append(frozenset(range(first, min(n_chunks, first + choose.randint(1, 6)))))
+    schedule = schedule_pass(needs, [choose.random() < 0.8 for _ in needs])
+    used_ragged = ragged.intersection(*[{c for stretch in schedule for c in stretch.needs}])
+    least = len(used_ragged) + max(len(set(stretch.needs) - ragged) for stretch in schedule)
+    plan = plan_residency(
+        [stretch.needs for stretch in schedule], ragged, 1, least + choose.choice([0, 0, 1, 3, 8, 50]), 0
+    )
+    order = [chunk for stretch in schedule for chunk in stretch.acquire]
+    with tier(
+        tmp_path, sizes, order, plan.pinned, plan.n_frames, n_readers=n_readers, shift_bytes=shift
+    ) as weights_tier:
+        weights_tier.weights.start()
+        for _ in range(6):
+            run_pass(weights_tier, schedule)
+        weights_tier.settle()
+        weights_tier.residency.check()
+
+
+def test_neighbours_are_read_together(tmp_path: Path) -> None:
+    """Large reads are what drives are fast at."""
+    everything = range(12)
+    with tier(tmp_path, [12 * CHUNK], everything, everything, n_readers=1) as all_pinned:
+        all_pinned.weights.start()
+        all_pinned.weights.acquire(everything)
+        assert all_pinned.reads == [(i * CHUNK, MAX_READ_CHUNKS * CHUNK) for i in range(0, 12, MAX_READ_CHUNKS)]
+
+
+def test_neighbours_by_number_with_a_hole_between_them_are_not(tmp_path: Path) -> None:
+    """A read across the hole would write over memory that is not ours."""
+    hole = range(2 * CHUNK, 4 * CHUNK)
+    everything = range(4)
+    with tier(tmp_path, [6 * CHUNK], everything, everything, hole=hole) as all_pinned:
+        area = all_pinned.territory.spans[0].stop
+        assert _libc.view(area, 1)[0] == 0
+        all_pinned.weights.acquire(everything)
+        assert all(all_pinned.is_right(chunk) for chunk in everything)
+        assert content(area, hole.stop - hole.start) == bytes(hole.stop - hole.start)
+
+
+def test_what_is_needed_now_is_read_ahead_of_what_is_not(tmp_path: Path) -> None:
+    with tier(tmp_path, [16 * CHUNK], range(16), (), 8, n_readers=1) as streamed:
+        may_read = threading.Event()
+        streamed.fail = lambda offset: None if may_read.wait(WAIT_S) else None
+        streamed.weights.start()
+        waiting = threading.Thread(target=streamed.weights.acquire, args=([12],))
+        waiting.start()
+        threading.Timer(0.1, may_read.set).start()
+        waiting.join(WAIT_S)
+        assert streamed.is_right(12)
+        assert streamed.reads.index((12 * CHUNK, CHUNK)) <= 1, "behind the read in flight, before all others"
+
+
+def test_a_failed_read_is_raised_where_it_is_needed_and_the_next_try_works(tmp_path: Path) -> None:
+    with tier(tmp_path, [8 * CHUNK], range(8), (), 4) as streamed:
+        is_broken = threading.Event()
+        is_broken.set()
+
+        def fail(offset: int) -> None:
+            if is_broken.is_set():
+                raise TierReadError("the drive is gone")
+
+        streamed.fail = fail
+        with pytest.raises(TierReadError, match="the drive is gone"):
+            streamed.weights.acquire([0, 1])
+        streamed.settle()
+        streamed.residency.check()
+        assert {streamed.residency.state(chunk) for chunk in (0, 1)} == {ChunkState.ABSENT}
+        is_broken.clear()
+        streamed.weights.acquire([0, 1])
+        assert streamed.is_right(0)
+        assert streamed.is_right(1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_reads_that_fail_now_and_then_never_give_wrong_bytes(tmp_path: Path, seed: int) -> None:
+    """Each failure ends a pass, wherever it was; the next one starts over, as after a cable that shook."""
+    choose, lock = random.Random(seed), threading.Lock()
+    schedule = schedule_pass([frozenset({i, i + 1, i + 2}) for i in range(0, 27, 2)], [True] * 14)
+    order = [chunk for stretch in schedule for chunk in stretch.acquire]
+    with tier(tmp_path, [29 * CHUNK], order, (7, 19), 6) as streamed:
+
+        def fail(offset: int) -> None:
+            with lock:
+                if choose.random() < 0.05:
+                    raise TierReadError("a bad moment")
+
+        streamed.fail = fail
+        streamed.weights.start()
+        n_failures = n_passes = 0
+        while n_passes < 15:
+            held: set[int] = set()
+            try:
+                for stretch in schedule:
+                    streamed.weights.acquire(stretch.acquire)
+                    held |= set(stretch.acquire)
+                    assert all(streamed.is_right(chunk) for chunk in stretch.needs)
+                    streamed.weights.release(stretch.release)
+                    held -= set(stretch.release)
+                n_passes += 1
+            except TierReadError:
+                streamed.weights.release(held)
+                n_failures += 1
+            streamed.residency.check()
+        assert n_failures > 0, "nothing failed: nothing was tested"
+
+
+def test_a_failure_ahead_of_need_harms_nobody(tmp_path: Path) -> None:
+    """It was not needed yet: it is read again when it is."""
+    with tier(tmp_path, [4 * CHUNK], range(4), (), 4) as streamed:
+        failures = [TierReadError("once")]
+
+        def fail(offset: int) -> None:
+            if failures:
+                raise failures.pop()
+
+        streamed.fail = fail
+        streamed.weights.start()
+        streamed.settle()
+        for chunk in range(4):
+            streamed.weights.acquire([chunk])
+            assert streamed.is_right(chunk)
+
+
+def test_whoever_waits_behind_a_failing_read_is_served(tmp_path: Path) -> None:
+    """The only frame is promised to chunk 0, whose read fails: chunk 1 must get it, and not wait for ever."""
+    with tier(tmp_path, [2 * CHUNK], [0, 1], (), 1, n_readers=1) as streamed:
+        may_fail = threading.Event()
+
+        def fail(offset: int) -> None:
+            if offset == 0:
+                assert may_fail.wait(WAIT_S)
+                raise TierReadError("late")
+
+        streamed.fail = fail
+        streamed.weights.start()
+        threading.Timer(0.1, may_fail.set).start()
+        assert streamed.weights.acquire([1]) > 0
+        assert streamed.is_right(1)
+
+
+def test_a_file_cut_short_is_told_as_such(tmp_path: Path) -> None:
+    with tier(tmp_path, [8 * CHUNK], range(8), (), 4) as streamed:
+        with (tmp_path / "shard-0").open("r+b") as file:
+            file.truncate(5 * CHUNK)
+        streamed.weights.acquire([4])
+        streamed.weights.release([4])
+        with pytest.raises(ModelFileError, match="cut while in use"):
+            streamed.weights.acquire([5])
+
+
+@pytest.mark.parametrize("n_chunks_at_once", [1, 3])
+def test_a_move_that_the_kernel_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_chunks_at_once: int) -> None:
+    """vm.max_map_count is reached in the middle: the error says so, the frames are made anew, and no byte is wrong."""
+    with tier(tmp_path, [12 * CHUNK], range(12), (), 2 * n_chunks_at_once) as streamed:
+        real, refusals = _libc.move_pages, [True, True]
+
+        def move_pages(source: int, target: int, length: int) -> None:
+            if refusals:
+                refusals.pop()
+                raise OSError(12, "Cannot allocate memory")
+            real(source, target, length)
+
+        monkeypatch.setattr(_libc, "move_pages", move_pages)
+        n_errors = 0
+        for _ in range(3):
+            for first in range(0, 12, n_chunks_at_once):
+                chunks = range(first, first + n_chunks_at_once)
+                try:
+                    streamed.weights.acquire(chunks)
+                except TierReadError as error:
+                    n_errors += "vm.max_map_count" in str(error)
+                    streamed.weights.acquire(chunks)
+                assert all(streamed.is_right(chunk) for chunk in chunks)
+                streamed.weights.release(chunks)
+                streamed.residency.check()
+        assert n_errors > 0 or not refusals
+
+
+def test_a_check_that_raises_ends_the_wait(tmp_path: Path) -> None:
+    """So Ctrl-C works while a slow drive reads; what was asked for arrives later and is used then."""
+    with tier(tmp_path, [4 * CHUNK], range(4), (), 2) as streamed:
+        may_read = threading.Event()
+        streamed.fail = lambda offset: None if may_read.wait(WAIT_S) else None
+
+        def check() -> None:
+            raise Cancelled("enough")
+
+        with pytest.raises(Cancelled):
+            streamed.weights.acquire([0, 1], check)
+        may_read.set()
+        streamed.weights.acquire([0, 1])
+        assert streamed.is_right(0)
+        assert streamed.is_right(1)
+        streamed.settle()
+        streamed.residency.check()
+
+
+def test_what_is_released_and_replaced_cannot_be_read(tmp_path: Path) -> None:
+    """A read of weights that are gone must stop the process, not give yesterday's bytes."""
+    with tier(tmp_path, [3 * CHUNK], range(3), (), 1) as streamed:
+        streamed.weights.acquire([0])
+        streamed.weights.release([0])
+        streamed.weights.acquire([2])
+        assert not is_readable(streamed.territory.place(0).address)
