@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from edge_run.base.errors import ConfigError
@@ -34,7 +36,8 @@ class AsyncModel:
         """Take the arguments of `Model`; the file is opened by `async with`."""
         self._open = partial(Model, path, **options)
         self._model: Model | None = None
-        self._turn = anyio.Lock()
+        # No lock: a generator that was left half way is closed by another task than the one that holds the turn.
+        self._turn = anyio.Semaphore(1, max_value=1)
         self._thread = anyio.CapacityLimiter(1)
 
     @property
@@ -47,21 +50,20 @@ class AsyncModel:
         """Figures since the model was opened."""
         return self._opened.stats
 
-    async def generate(self, prompt: str | Sequence[int], **options: Any) -> AsyncIterator[Piece]:
-        """Continue `prompt`; yield pieces. Arguments and errors as for `Model.generate`."""
-        async for piece in self._stream(partial(self._opened.generate, prompt, **options)):
-            yield piece
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> AsyncGenerator[Piece, None]:
+        """Continue `prompt`; iterate over the pieces. Arguments and errors as for `Model.generate`."""
+        return self._stream(partial(self._opened.generate, prompt, **options))
 
-    async def stream_chat(self, messages: Sequence[Message], **options: Any) -> AsyncIterator[Piece]:
-        """Answer a conversation; yield pieces. Arguments and errors as for `Model.stream_chat`."""
-        async for piece in self._stream(partial(self._opened.stream_chat, messages, **options)):
-            yield piece
+    def stream_chat(self, messages: Sequence[Message], **options: Any) -> AsyncGenerator[Piece, None]:
+        """Answer a conversation; iterate over the pieces. Arguments and errors as for `Model.stream_chat`."""
+        return self._stream(partial(self._opened.stream_chat, messages, **options))
 
     async def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
         """Answer a conversation; return the finished answer."""
         generation = None
-        async for piece in self._stream(partial(self._opened.stream_chat, messages, **options)):
-            generation = piece.generation
+        async with aclosing(self.stream_chat(messages, **options)) as pieces:
+            async for piece in pieces:
+                generation = piece.generation
         assert generation is not None, "a stream ends with its generation"
         return generation
 
@@ -83,7 +85,7 @@ class AsyncModel:
             raise ConfigError("AsyncModel: is not open; use it as `async with AsyncModel(path) as model`")
         return self._model
 
-    async def _stream(self, start: Callable[[], Stream]) -> AsyncIterator[Piece]:
+    async def _stream(self, start: Callable[[], Stream]) -> AsyncGenerator[Piece, None]:
         model = self._opened
         async with self._turn:
             stream = await self._compute(model, start)
@@ -115,4 +117,5 @@ class AsyncModel:
                 group.cancel_scope.cancel()
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from failures.exceptions[0].__cause__
+        await anyio.lowlevel.checkpoint_if_cancelled()
         return results[0]

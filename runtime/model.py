@@ -48,9 +48,9 @@ class Model:
         if config is not None and (options or memory is not None):
             raise ConfigError("config and single options: give one of the two")
         self._engine = Engine(Path(path), config or make_config(ModelConfig, {"memory": memory, **options}))
+        self._finalizer = weakref.finalize(self, self._engine.close)
         try:
             self.path = Path(path)
-            self._vocab = self._engine.model.vocab
             self._session = Session(self._engine.decoder)
             self._template = ChatTemplate.from_model(
                 self._engine.model.metadata,
@@ -59,9 +59,8 @@ class Model:
                 chat_template,
             )
         except BaseException:
-            self._engine.close()
+            self._finalizer()
             raise
-        self._finalizer = weakref.finalize(self, self._engine.close)
         self._meter = Meter(self._engine)
         self._running: Stream | None = None
         self._is_cancelled = threading.Event()
@@ -80,6 +79,12 @@ class Model:
     def has_chat_template(self) -> bool:
         """Whether `chat` can work: the file, or the caller, gave a template."""
         return self._template is not None
+
+    @property
+    def _vocab(self) -> Any:
+        if not self._finalizer.alive:
+            raise ConfigError(f"{self.path}: this model was closed; open it again with Model(...)")
+        return self._engine.model.vocab
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the tokens of `text`. parse_special: control tokens written in it (`<|im_end|>`) count as such."""

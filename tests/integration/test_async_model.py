@@ -1,0 +1,81 @@
+"""`AsyncModel`: streaming, queueing and cancelling, on asyncio and trio's common ground (anyio)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from edge_run import AsyncModel, ConfigError, Model
+from kit_models import STREAMED
+
+PROMPT = "Once upon a time"
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """asyncio: what comes with Python."""
+    return "asyncio"
+
+
+async def test_streams_the_text_of_model(grown: Path) -> None:
+    with Model(grown, **STREAMED) as model:
+        wanted = model.generate(PROMPT, max_tokens=8, temperature=0).result().text
+    async with AsyncModel(grown, **STREAMED) as model:
+        pieces = [piece async for piece in model.generate(PROMPT, max_tokens=8, temperature=0)]
+        assert model.plan.mode == "streamed"
+        assert model.stats.completion_tokens == 8
+    assert "".join(piece.text for piece in pieces) == wanted
+    assert pieces[-1].generation is not None
+
+
+async def test_a_cancelled_task_ends_its_generation_and_the_next_one_is_right(grown: Path) -> None:
+    async with AsyncModel(grown, **STREAMED) as model:
+        wanted = [p.text async for p in model.generate(PROMPT, max_tokens=6, temperature=0)]
+        for delay_s in (0.0, 0.02, 0.2):
+            with anyio.move_on_after(delay_s) as scope:
+                async for _ in model.generate(PROMPT + " and", temperature=0):
+                    pass
+            assert scope.cancelled_caught
+            assert [p.text async for p in model.generate(PROMPT, max_tokens=6, temperature=0)] == wanted
+
+
+async def test_generations_queue(kit: Path) -> None:
+    async with AsyncModel(kit, context_tokens=256, threads=1) as model:
+        texts: list[str] = []
+
+        async def generate() -> None:
+            texts.append("".join([p.text async for p in model.generate(PROMPT, max_tokens=10, temperature=0)]))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(4):
+                group.start_soon(generate)
+    assert len(texts) == 4
+    assert len(set(texts)) == 1
+
+
+async def test_leaving_the_loop_frees_the_model(kit: Path) -> None:
+    async with AsyncModel(kit, context_tokens=256, threads=1) as model:
+        pieces = model.generate(PROMPT, temperature=0)
+        async for _ in pieces:
+            break
+        await pieces.aclose()
+        async for _ in model.generate(PROMPT, temperature=0):
+            break  # and this one is left to the garbage collector
+        with anyio.fail_after(20):
+            assert [p async for p in model.generate(PROMPT, max_tokens=2)]
+
+
+async def test_errors_are_those_of_model(kit: Path) -> None:
+    model = AsyncModel(kit, context_tokens=256, threads=1)
+    with pytest.raises(ConfigError, match="async with"):
+        _ = model.plan
+    async with model:
+        with pytest.raises(ConfigError, match="empty"):
+            async for _ in model.generate([]):
+                pass
+        with pytest.raises(ConfigError, match="grammar"):
+            async for _ in model.generate("x", grammar="root ::= ("):
+                pass

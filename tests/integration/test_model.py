@@ -1,0 +1,198 @@
+"""`Model` as a program uses it, on the bundled model, resident and streamed."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_run import ConfigError, ContextFull, EdgeRunError, Model, NotSupported, to_json
+from kit_models import STREAMED
+
+PROMPT = "Once upon a time, in a small town by the sea, there was"
+CHATML = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module", params=["resident", "streamed", "llama.cpp"])
+def model(request: pytest.FixtureRequest, kit: Path, grown: Path) -> Iterator[Model]:
+    """The model in each of its three modes; the grown one computes what the bundled one does."""
+    options = {"resident": {"threads": 1, "context_tokens": 256}, "streamed": STREAMED}.get(
+        request.param, {"threads": 1, "context_tokens": 256, "backend": "llama.cpp"}
+    )
+    with Model(grown if request.param == "streamed" else kit, **options) as model:
+        assert model.plan.mode == request.param
+        yield model
+
+
+def test_pieces_join_to_the_text_and_the_last_one_carries_the_figures(model: Model) -> None:
+    pieces = list(model.generate(PROMPT, max_tokens=12, temperature=0))
+    generation = pieces[-1].generation
+    assert generation is not None
+    assert all(piece.generation is None for piece in pieces[:-1])
+    assert "".join(piece.text for piece in pieces) == generation.text
+    assert generation.completion_tokens == len(generation.token_ids) == 12
+    assert generation.finish_reason == "length"
+    assert generation.ttft_s > 0
+    assert generation.decode_tokens_per_s > 0
+    assert generation.memory.peak_bytes > 0
+    assert json.loads(to_json(generation))["plan"]["mode"] == model.plan.mode
+
+
+def test_greedy_text_is_the_same_in_every_mode(model: Model) -> None:
+    text = model.generate(PROMPT, max_tokens=16, temperature=0).result().text
+    assert text == model.generate(PROMPT, max_tokens=16, temperature=0).result().text
+    _SEEN.add(text)
+    assert len(_SEEN) == 1
+
+
+_SEEN: set[str] = set()
+
+
+def test_a_prompt_that_goes_on_reuses_what_is_cached(model: Model) -> None:
+    first = model.generate(PROMPT, max_tokens=8, temperature=0).result()
+    longer = PROMPT + first.text
+    again = model.generate(longer, max_tokens=8, temperature=0).result()
+    assert again.cached_tokens >= first.prompt_tokens
+    model.generate("Something else", max_tokens=1).result()
+    fresh = model.generate(longer, max_tokens=8, temperature=0).result()
+    assert fresh.cached_tokens < again.cached_tokens
+    assert fresh.text == again.text
+
+
+def test_seeds(model: Model) -> None:
+    one, two = (model.generate(PROMPT, max_tokens=10, seed=7).result() for _ in range(2))
+    assert one.token_ids == two.token_ids
+    assert one.seed == 7
+    drawn = model.generate(PROMPT, max_tokens=10).result()
+    assert model.generate(PROMPT, max_tokens=10, seed=drawn.seed).result().token_ids == drawn.token_ids
+
+
+def test_stop_string_ends_before_it(model: Model) -> None:
+    whole = model.generate(PROMPT, max_tokens=16, temperature=0).result().text
+    stop = whole[6:10]
+    cut = model.generate(PROMPT, max_tokens=16, temperature=0, stop=stop).result()
+    assert cut.text == whole[: whole.index(stop)]
+    assert cut.finish_reason == "stop"
+
+
+def test_grammar_and_schema(model: Model) -> None:
+    answer = model.generate("Is it?", max_tokens=8, grammar='root ::= "yes" | "no"').result()
+    assert answer.text in ("yes", "no")
+    assert answer.finish_reason == "stop"
+    schema = json.dumps({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
+    assert "ok" in json.loads(model.generate("{", max_tokens=40, json_schema=schema, temperature=0).result().text)
+    with pytest.raises(ConfigError, match="grammar"):
+        model.generate("x", grammar="root ::= (").result()
+
+
+def test_limits(model: Model) -> None:
+    assert model.generate(PROMPT, max_tokens=0).result().token_ids == ()
+    with pytest.raises(ContextFull, match="256"):
+        model.generate([5] * 256).result()
+    full = model.generate([5] * 250, temperature=0.8, seed=1).result()
+    assert full.finish_reason in ("context", "stop")
+    assert full.prompt_tokens + full.completion_tokens <= 257
+    assert model.generate(PROMPT, max_tokens=3).result().completion_tokens <= 3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options"),
+    [
+        ([], {}),
+        ([-1], {}),
+        ([10**6], {}),
+        ("x", {"max_tokens": -2}),
+        ("x", {"temperature": -1}),
+        ("x", {"unknown": 1}),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(model: Model, prompt: object, options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        model.generate(prompt, **options)  # type: ignore[arg-type]
+
+
+def test_a_new_stream_ends_the_one_before(model: Model) -> None:
+    first = model.generate(PROMPT, max_tokens=30, temperature=0)
+    next(first)
+    second = model.generate(PROMPT, max_tokens=5, temperature=0).result()
+    assert list(first) == []
+    assert second.completion_tokens == 5
+
+
+def test_cancel_from_another_thread(model: Model) -> None:
+    stream = model.generate(PROMPT, temperature=0)
+    next(stream)
+    threading.Timer(0.05, model.cancel).start()
+    started = time.monotonic()
+    generation = stream.result()
+    assert generation.finish_reason in ("cancelled", "context")
+    assert time.monotonic() - started < 20
+    assert model.generate(PROMPT, max_tokens=4, temperature=0).result().finish_reason == "length"
+
+
+def test_chat_needs_a_template(model: Model) -> None:
+    assert not model.has_chat_template
+    with pytest.raises(NotSupported, match="chat template"):
+        model.chat([{"role": "user", "content": "Hi"}])
+
+
+def test_chat_with_a_template(kit: Path) -> None:
+    with Model(kit, chat_template=CHATML, context_tokens=256, threads=1) as model:
+        messages = [{"role": "user", "content": "Hello"}]
+        answer = model.chat(messages, max_tokens=6, temperature=0)
+        rendered = model.tokenize("<|user|>Hello\n<|assistant|>", parse_special=True)
+        assert answer.prompt_tokens == len(rendered)
+        messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "And then?"}]
+        assert model.chat(messages, max_tokens=4, temperature=0).cached_tokens > 0
+
+
+def test_closing_twice_and_using_after(kit: Path) -> None:
+    model = Model(kit, context_tokens=128, threads=1)
+    stream = model.generate(PROMPT, max_tokens=5)
+    model.close()
+    model.close()
+    assert list(stream) == []
+    with pytest.raises(EdgeRunError, match="closed"):
+        model.generate(PROMPT)
+
+
+def test_two_models_at_once(kit: Path, grown: Path) -> None:
+    with Model(kit, context_tokens=128, threads=1) as one, Model(grown, **STREAMED) as two:
+        texts = {m.generate(PROMPT, max_tokens=10, temperature=0).result().text for m in (one, two, one)}
+    assert len(texts) == 1
+
+
+def test_opening_and_closing_leaves_nothing(grown: Path) -> None:
+    def counts() -> tuple[int, int, int]:
+        gc.collect()
+        maps = Path("/proc/self/maps").read_text().count("\n")
+        return threading.active_count(), len(list(Path("/proc/self/fd").iterdir())), maps
+
+    def once() -> None:
+        with Model(grown, **STREAMED) as model:
+            model.generate(PROMPT, max_tokens=2).result()
+
+    once()
+    threads, descriptors, maps = counts()
+    for _ in range(8):
+        once()
+    now = counts()
+    assert now[:2] == (threads, descriptors)
+    assert now[2] <= maps + 8
+
+
+def test_a_model_that_is_dropped_is_closed(kit: Path) -> None:
+    before = threading.active_count()
+    model = Model(kit, context_tokens=128, threads=1)
+    assert threading.active_count() > before
+    del model
+    gc.collect()
+    assert threading.active_count() == before
