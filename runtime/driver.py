@@ -69,7 +69,7 @@ class Feature(Protocol):
         ...
 
     def abandon(self) -> None:
-        """The pass failed and llama.cpp has returned: let go of everything."""
+        """The pass failed, or ended unexpectedly, and llama.cpp has returned: let go of everything."""
         ...
 
 
@@ -162,12 +162,18 @@ class Driver:
             self._must_restore = self._failure is not None
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            for feature in self.features:
-                feature.abandon()
+            self._abandon()
             raise failure
+        if self._seen is None and 0 < self._cursor < len(self._program.graph):
+            self._abandon()  # the graph ended in the middle of what was expected: what is held there is not released
+            self._seen = list(self._program.graph[: self._cursor])
         if self._seen is not None:
             self._program = self._program_of(tuple(self._seen))
         self.programs[shape] = self._program
+
+    def _abandon(self) -> None:
+        for feature in self.features:
+            feature.abandon()
 
     def _guess(self, shape: PassShape) -> Program:
         alike = (program for known, program in reversed(self.programs.items()) if known.kind == shape.kind)
