@@ -19,5 +19,5 @@ def kit() -> Path:
 
 @pytest.fixture(scope="session")
 def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled model grown to 120 MB, 12 layers: with the options STREAMED it streams."""
+    """The bundled model grown to 120 MB, 12 layers: with the options of `streamed` it streams."""
     return inflate(KIT, tmp_path_factory.mktemp("grown") / "grown.gguf", 120 * MIB, layers=12)

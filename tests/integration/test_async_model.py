@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from edge_run import AsyncModel, ConfigError, Model
-from kit_models import STREAMED
+from kit_models import streamed
 
 PROMPT = "Once upon a time"
 pytestmark = pytest.mark.anyio
@@ -21,9 +21,9 @@ def anyio_backend() -> str:
 
 
 async def test_streams_the_text_of_model(grown: Path) -> None:
-    with Model(grown, **STREAMED) as model:
+    with Model(grown, **streamed()) as model:
         wanted = model.generate(PROMPT, max_tokens=8, temperature=0).result().text
-    async with AsyncModel(grown, **STREAMED) as model:
+    async with AsyncModel(grown, **streamed()) as model:
         pieces = [piece async for piece in model.generate(PROMPT, max_tokens=8, temperature=0)]
         assert model.plan.mode == "streamed"
         assert model.stats.completion_tokens == 8
@@ -32,7 +32,7 @@ async def test_streams_the_text_of_model(grown: Path) -> None:
 
 
 async def test_a_cancelled_task_ends_its_generation_and_the_next_one_is_right(grown: Path) -> None:
-    async with AsyncModel(grown, **STREAMED) as model:
+    async with AsyncModel(grown, **streamed()) as model:
         wanted = [p.text async for p in model.generate(PROMPT, max_tokens=6, temperature=0)]
         for delay_s in (0.0, 0.02, 0.2):
             with anyio.move_on_after(delay_s) as scope:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edge_run import ConfigError, ContextFull, EdgeRunError, Model, NotSupported, to_json
-from kit_models import STREAMED
+from kit_models import streamed
 
 PROMPT = "Once upon a time, in a small town by the sea, there was"
 CHATML = (
@@ -24,7 +24,7 @@ CHATML = (
 @pytest.fixture(scope="module", params=["resident", "streamed", "llama.cpp"])
 def model(request: pytest.FixtureRequest, kit: Path, grown: Path) -> Iterator[Model]:
     """The model in each of its three modes; the grown one computes what the bundled one does."""
-    options = {"resident": {"threads": 1, "context_tokens": 256}, "streamed": STREAMED}.get(
+    options = {"resident": {"threads": 1, "context_tokens": 256}, "streamed": streamed()}.get(
         request.param, {"threads": 1, "context_tokens": 256, "backend": "llama.cpp"}
     )
     with Model(grown if request.param == "streamed" else kit, **options) as model:
@@ -165,7 +165,7 @@ def test_closing_twice_and_using_after(kit: Path) -> None:
 
 
 def test_two_models_at_once(kit: Path, grown: Path) -> None:
-    with Model(kit, context_tokens=128, threads=1) as one, Model(grown, **STREAMED) as two:
+    with Model(kit, context_tokens=128, threads=1) as one, Model(grown, **streamed()) as two:
         texts = {m.generate(PROMPT, max_tokens=10, temperature=0).result().text for m in (one, two, one)}
     assert len(texts) == 1
 
@@ -177,7 +177,7 @@ def test_opening_and_closing_leaves_nothing(grown: Path) -> None:
         return threading.active_count(), len(list(Path("/proc/self/fd").iterdir())), maps
 
     def once() -> None:
-        with Model(grown, **STREAMED) as model:
+        with Model(grown, **streamed()) as model:
             model.generate(PROMPT, max_tokens=2).result()
 
     once()
