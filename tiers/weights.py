@@ -93,14 +93,13 @@ class Weights:
                     self._carry_out_moves(ticket)
                     self._check_frames(run)
                 n_bytes = self._read(run)
+                self._note_loaded(run)
             except EdgeRunError as error:
                 self._note_failure(run, error)
                 return 0
-            with self._changed:
-                for load in run:
-                    self._submit(self._residency.loaded(load.chunk))
-                if not self._residency.is_waiting:
-                    self._changed.notify_all()
+            except Exception as error:  # a mistake of ours must not leave the consumer waiting for ever
+                self._raise_in_consumer(TierReadError(f"a reader thread failed: {error!r}; please report this"))
+                raise
             return n_bytes
 
         return read
@@ -126,6 +125,18 @@ class Weights:
         first = self._territory.place(run[0].chunk)
         length = sum(self._territory.place(load.chunk).length for load in run)
         return self._sources[first.shard].read_into(first.address, length, first.file_offset)
+
+    def _note_loaded(self, run: list[Load]) -> None:
+        with self._changed:
+            for load in run:
+                self._submit(self._residency.loaded(load.chunk))
+            if not self._residency.is_waiting:
+                self._changed.notify_all()
+
+    def _raise_in_consumer(self, error: EdgeRunError) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
 
     def _note_failure(self, run: list[Load], error: EdgeRunError) -> None:
         logger.warning("read of chunk %d (+%d) failed: %s", run[0].chunk, len(run) - 1, error)
