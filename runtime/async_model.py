@@ -75,9 +75,10 @@ class AsyncModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         model, self._model = self._opened, None
+        model.cancel()
         with anyio.CancelScope(shield=True):
-            async with self._turn:
-                await anyio.to_thread.run_sync(model.close, limiter=self._thread)
+            # Not in turn: a generator that was left half way may hold it for ever. The thread is free between passes.
+            await anyio.to_thread.run_sync(model.close, limiter=self._thread)
 
     @property
     def _opened(self) -> Model:

@@ -18,7 +18,7 @@ from edge_run.runtime.chat import ChatTemplate
 from edge_run.runtime.engine import Engine
 from edge_run.runtime.meter import Meter
 from edge_run.runtime.session import Session
-from edge_run.runtime.stream import Stream
+from edge_run.runtime.stream import Answer, Stream
 
 Message = Mapping[str, str]
 
@@ -62,7 +62,7 @@ class Model:
             self._finalizer()
             raise
         self._meter = Meter(self._engine)
-        self._running: Stream | None = None
+        self._running: weakref.ref[Stream] | None = None
         self._is_cancelled = threading.Event()
 
     @property
@@ -81,10 +81,14 @@ class Model:
         return self._template is not None
 
     @property
-    def _vocab(self) -> Any:
+    def _opened(self) -> Engine:
         if not self._finalizer.alive:
             raise ConfigError(f"{self.path}: this model was closed; open it again with Model(...)")
-        return self._engine.model.vocab
+        return self._engine
+
+    @property
+    def _vocab(self) -> Any:
+        return self._opened.model.vocab
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the tokens of `text`. parse_special: control tokens written in it (`<|im_end|>`) count as such."""
@@ -92,6 +96,7 @@ class Model:
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text of `tokens`."""
+        self._check_tokens("tokens", tokens)
         return b"".join(ggml.token_bytes(self._vocab, t, False) for t in tokens).decode("utf-8", "replace")
 
     def generate(
@@ -144,8 +149,7 @@ class Model:
 
     def close(self) -> None:
         """Free the model. Idempotent."""
-        if self._running is not None:
-            self._running.close()
+        self._end_running()
         self._finalizer()
 
     def __enter__(self) -> Model:
@@ -164,18 +168,24 @@ class Model:
             raise ConfigError(f"max tokens {max_tokens}: must be 0 or more")
         if not tokens:
             raise ConfigError("prompt: is empty; give at least one token")
-        outside = [t for t in tokens if not 0 <= t < self._engine.model.vocabulary]
-        if outside:
-            raise ConfigError(
-                f"prompt: token {outside[0]} is outside the vocabulary of {self._engine.model.vocabulary}"
-            )
-        if self._running is not None:
-            self._running.close()
+        self._check_tokens("prompt", tokens)
+        self._end_running()
         self._is_cancelled.clear()
-        self._running = Stream(
-            self._engine, self._session, self._meter, tokens, max_tokens, sampling, self._is_cancelled
-        )
-        return self._running
+        answer = Answer(self._engine, self._session, self._meter, tokens, max_tokens, sampling, self._is_cancelled)
+        stream = Stream(self, answer)
+        self._running = weakref.ref(stream)
+        return stream
+
+    def _check_tokens(self, what: str, tokens: Sequence[int]) -> None:
+        """Refuse what llama.cpp would end the process over."""
+        vocabulary = self._opened.model.vocabulary
+        outside = [token for token in tokens if not 0 <= token < vocabulary]
+        if outside:
+            raise ConfigError(f"{what}: token {outside[0]} is outside the vocabulary of {vocabulary}")
+
+    def _end_running(self) -> None:
+        if self._running is not None and (stream := self._running()) is not None:
+            stream.close()
 
 
 def _sampling(sampling: SamplingConfig | None, options: dict[str, Any]) -> SamplingConfig:

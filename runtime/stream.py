@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Generator, Iterator, Sequence
 
 from edge_run.base.config import SamplingConfig
@@ -19,29 +20,20 @@ from edge_run.runtime.text import TextStream
 
 
 class Stream:
-    """An iterator of `Piece`s; the last one carries the `Generation`. Not thread-safe. `close` ends it early."""
+    """An iterator of `Piece`s; the last one carries the `Generation`. Not thread-safe. `close` ends it early.
 
-    def __init__(
-        self,
-        engine: Engine,
-        session: Session,
-        meter: Meter,
-        prompt: Sequence[int],
-        max_tokens: int | None,
-        sampling: SamplingConfig,
-        is_cancelled: threading.Event,
-    ) -> None:
-        """Prepare to continue `prompt`; nothing is computed before `next`. Raises ConfigError for a bad grammar."""
-        self._engine, self._session, self._meter = engine, session, meter
-        self._prompt, self._is_cancelled = prompt, is_cancelled
-        room = engine.decoder.capabilities.context_tokens
-        self._max_tokens = room if max_tokens is None else max_tokens
-        self._sampler = Sampler(engine.model.vocab, sampling, engine.model.vocabulary, room)
-        self._text = TextStream(sampling.stop)
-        self._pieces = self._run()
-        self._tokens: list[int] = []
-        self._written: list[str] = []
-        self.generation: Generation | None = None
+    It keeps the model open that it comes from, so `Model(path).generate(...)` needs no name for the model.
+    """
+
+    def __init__(self, owner: object, answer: Answer) -> None:
+        self._owner, self._answer = owner, answer
+        self._pieces = answer.run()
+        weakref.finalize(self, answer.close)
+
+    @property
+    def generation(self) -> Generation | None:
+        """The finished answer with its figures; None before the last piece."""
+        return self._answer.generation
 
     def __iter__(self) -> Iterator[Piece]:
         return self
@@ -60,13 +52,45 @@ class Stream:
     def close(self) -> None:
         """End the answer here; what it has said stays in the conversation. Idempotent."""
         self._pieces.close()
+        self._answer.close()
+
+
+class Answer:
+    """An answer in the making: what a `Stream` iterates over, without a reference to it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        session: Session,
+        meter: Meter,
+        prompt: Sequence[int],
+        max_tokens: int | None,
+        sampling: SamplingConfig,
+        is_cancelled: threading.Event,
+    ) -> None:
+        """Prepare to continue `prompt`; nothing is computed before `run`. Raises ConfigError for a bad grammar."""
+        self._engine, self._session, self._meter = engine, session, meter
+        self._prompt, self._is_cancelled = prompt, is_cancelled
+        room = engine.decoder.capabilities.context_tokens
+        self._max_tokens = room if max_tokens is None else max_tokens
+        self._sampler = Sampler(engine.model.vocab, sampling, engine.model.vocabulary, room)
+        self._text = TextStream(sampling.stop)
+        self._tokens: list[int] = []
+        self._written: list[str] = []
+        self.generation: Generation | None = None
+
+    def close(self) -> None:
+        """Free the sampler. Idempotent."""
         self._sampler.close()
 
-    def _run(self) -> Generator[Piece, None, None]:
+    def run(self) -> Generator[Piece, None, None]:
+        """Compute the answer piece by piece, once."""
         cached, prefill, decode, ttft_s, reason = 0, Interval(), Interval(), 0.0, "cancelled"
         self._meter.lap()
         with self._sampler as sampler:
             try:
+                if self._is_cancelled.is_set():
+                    raise Cancelled("the generation was cancelled before it began")
                 sampler.prime(self._prompt)
                 logits, cached = self._session.feed(self._prompt)
                 prefill = self._meter.lap()

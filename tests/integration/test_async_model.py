@@ -68,6 +68,71 @@ async def test_leaving_the_loop_frees_the_model(kit: Path) -> None:
             assert [p async for p in model.generate(PROMPT, max_tokens=2)]
 
 
+async def test_leaving_the_model_while_a_generator_is_half_way(kit: Path) -> None:
+    """It holds the turn, and nobody will ever ask it for another piece: waiting for it would hang for ever."""
+    with anyio.fail_after(20):
+        async with AsyncModel(kit, context_tokens=256, threads=1) as model:
+            pieces = model.generate(PROMPT, temperature=0)
+            await pieces.__anext__()
+        assert [piece async for piece in pieces] == []
+    with pytest.raises(ConfigError, match="async with"):
+        model.generate(PROMPT)
+
+
+async def test_leaving_the_model_while_another_task_computes(grown: Path) -> None:
+    """The pass is ended, and nothing is unmapped under it."""
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group, AsyncModel(grown, **streamed()) as model:
+
+            async def generate() -> None:
+                async for _ in model.generate(PROMPT * 30, temperature=0):
+                    pass
+
+            group.start_soon(generate)
+            await anyio.sleep(0.3)
+
+
+async def test_a_task_that_is_cancelled_while_it_queues_leaves_the_queue(kit: Path) -> None:
+    async with AsyncModel(kit, context_tokens=256, threads=1) as model:
+        ended: list[str] = []
+
+        async def generate(name: str, n_tokens: int, timeout_s: float) -> None:
+            with anyio.move_on_after(timeout_s) as scope:
+                async for _ in model.generate(PROMPT, max_tokens=n_tokens, temperature=0, repeat_last_n=0):
+                    pass
+            ended.append(f"{name} cancelled" if scope.cancelled_caught else name)
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group:
+                group.start_soon(generate, "first", 150, 60)
+                group.start_soon(generate, "second", 150, 0.01)
+                group.start_soon(generate, "third", 2, 60)
+    assert ended == ["second cancelled", "first", "third"]
+
+
+async def test_an_error_in_the_loop_ends_the_generation(kit: Path) -> None:
+    async with AsyncModel(kit, context_tokens=256, threads=1) as model:
+
+        async def fail() -> None:
+            async for _ in model.generate(PROMPT, temperature=0):
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        with anyio.fail_after(20):
+            assert [piece async for piece in model.generate(PROMPT, max_tokens=2)]
+
+
+async def test_chat(kit: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    async with AsyncModel(kit, context_tokens=256, threads=1, chat_template=template) as model:
+        messages = [{"role": "user", "content": PROMPT}]
+        answer = await model.chat(messages, max_tokens=4, temperature=0)
+        pieces = [piece async for piece in model.stream_chat(messages, max_tokens=4, temperature=0)]
+    assert answer.completion_tokens == 4
+    assert "".join(piece.text for piece in pieces) == answer.text
+
+
 async def test_errors_are_those_of_model(kit: Path) -> None:
     model = AsyncModel(kit, context_tokens=256, threads=1)
     with pytest.raises(ConfigError, match="async with"):

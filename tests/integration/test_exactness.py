@@ -19,9 +19,12 @@ from tiny_models import make_model, split_model
 SCRIPT = Path(__file__).resolve().parents[1] / "exactness.py"
 KIT = Path(__file__).resolve().parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 
-DENSE = ["llama", "qwen3", "gemma3", "phi3", "granite", "gpt2", "gemma3n", "command-r", "hrm_text"]
+DENSE = ["llama", "qwen3", "gemma3", "phi3", "granite", "gpt2", "command-r"]
 MIXTURES = ["llama-moe", "qwen3moe", "deepseek2", "gpt-oss", "smallthinker"]
-STATEFUL = ["mamba", "rwkv7", "jamba", "falcon-h1", "lfm2", "plamo2", "qwen3next"]
+STATEFUL = ["mamba", "rwkv7", "jamba", "plamo2"]
+# Slow ones, and such that differ in memory alone: layers run twice, tensors in the file that nothing uses (so llama.cpp
+# gives back a part of the mapping), graphs that turn out otherwise than expected in the middle of a stretch.
+MORE = ["gemma3n", "hrm_text", "falcon-h1", "lfm2", "qwen3next", "glm4moe", "minimax-m3", "qwen4exp"]
 SHORT = ("--prefill", "70", "--decode", "12")
 
 
@@ -39,7 +42,7 @@ def compare(path: Path, *arguments: str) -> dict[str, Any]:
         text=True,
         timeout=110,
         check=False,
-        env={**os.environ, "OMP_WAIT_POLICY": "passive"},
+        env={**os.environ, "OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"},
     )
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stderr}"
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -61,6 +64,11 @@ def check(figures: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", DENSE + MIXTURES + STATEFUL)
 def test_prompt_of_300_and_50_decoded_tokens(name: str, folder: Path) -> None:
     check(compare(make_model(name, folder)))
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_prompt_of_70_and_12_decoded_tokens(name: str, folder: Path) -> None:
+    check(compare(make_model(name, folder), *SHORT))
 
 
 def test_the_bundled_model(folder: Path) -> None:

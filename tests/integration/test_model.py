@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_run import ConfigError, ContextFull, EdgeRunError, Model, NotSupported, to_json
+from edge_run import Cancelled, ConfigError, ContextFull, EdgeRunError, Model, NotSupported, to_json
+from in_child import in_child
 from kit_models import streamed
 
 PROMPT = "Once upon a time, in a small town by the sea, there was"
@@ -119,6 +120,13 @@ def test_what_cannot_be_is_refused_at_once(model: Model, prompt: object, options
         model.generate(prompt, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_token_outside_the_vocabulary_has_no_text(model: Model, token: int) -> None:
+    """llama.cpp would end the process over it."""
+    with pytest.raises(ConfigError, match="outside the vocabulary of 4096"):
+        model.detokenize([5, token])
+
+
 def test_a_new_stream_ends_the_one_before(model: Model) -> None:
     first = model.generate(PROMPT, max_tokens=30, temperature=0)
     next(first)
@@ -162,6 +170,14 @@ def test_closing_twice_and_using_after(kit: Path) -> None:
     assert list(stream) == []
     with pytest.raises(EdgeRunError, match="closed"):
         model.generate(PROMPT)
+    with pytest.raises(EdgeRunError, match="closed"):
+        model.generate([1, 2, 3])
+    with pytest.raises(EdgeRunError, match="closed"):
+        model.tokenize(PROMPT)
+    with pytest.raises(EdgeRunError, match="closed"):
+        model.detokenize([1, 2])
+    model.cancel()
+    assert model.stats.generations == 0
 
 
 def test_two_models_at_once(kit: Path, grown: Path) -> None:
@@ -187,6 +203,66 @@ def test_opening_and_closing_leaves_nothing(grown: Path) -> None:
     now = counts()
     assert now[:2] == (threads, descriptors)
     assert now[2] <= maps + 8
+
+
+@in_child
+def test_a_model_without_a_name_lives_as_long_as_its_stream(kit: Path) -> None:
+    """The natural one-liner: the model is dropped before its first token is computed."""
+    wanted = Model(kit, context_tokens=128, threads=1).generate(PROMPT, max_tokens=5, temperature=0).result().text
+    pieces = Model(kit, context_tokens=128, threads=1).generate(PROMPT, max_tokens=5, temperature=0)
+    assert "".join(piece.text for piece in pieces) == wanted
+    half_way = Model(kit, context_tokens=128, threads=1).generate(PROMPT, temperature=0)
+    next(half_way)
+    n_threads = threading.active_count()
+    gc.disable()
+    del half_way, pieces
+    assert threading.active_count() < n_threads, "an abandoned stream keeps its model until the next garbage collection"
+
+
+def test_cancelling_before_the_first_token(model: Model) -> None:
+    """The prompt, which may take minutes, is not computed."""
+    stream = model.generate(PROMPT, temperature=0)
+    model.cancel()
+    generation = stream.result()
+    assert (generation.finish_reason, generation.token_ids) == ("cancelled", ())
+    assert model.generate(PROMPT, max_tokens=4, temperature=0).result().finish_reason == "length"
+
+
+def test_a_stream_left_half_way_leaves_the_conversation_usable(model: Model) -> None:
+    whole = model.generate(PROMPT, max_tokens=8, temperature=0).result()
+    for n_pieces in (0, 1, 3):
+        stream = model.generate(PROMPT, max_tokens=8, temperature=0)
+        for _ in range(n_pieces):
+            next(stream)
+        del stream
+        assert model.generate(PROMPT, max_tokens=8, temperature=0).result().token_ids == whole.token_ids
+
+
+def test_a_stream_that_was_ended_has_no_result(model: Model) -> None:
+    stream = model.generate(PROMPT, temperature=0)
+    next(stream)
+    stream.close()
+    stream.close()
+    with pytest.raises(Cancelled, match="ended before"):
+        stream.result()
+
+
+def test_figures_of_a_generation_add_up(model: Model) -> None:
+    before = model.stats
+    model.generate("A new beginning", max_tokens=1).result()
+    generation = model.generate(PROMPT, max_tokens=6, temperature=0).result()
+    stats = model.stats
+    assert stats.generations == before.generations + 2
+    assert stats.completion_tokens - before.completion_tokens == 7
+    assert 0 < generation.io.efficiency <= 1
+    assert generation.prefill_tokens_per_s > 0
+    assert generation.memory.budget_bytes == generation.plan.budget_bytes
+    is_streamed = model.plan.mode == "streamed"
+    assert (generation.io.bytes_read > 0) == is_streamed
+    assert (generation.io.bytes_per_token > 0) == is_streamed
+    if is_streamed:
+        # Reads ahead of the next generation may fall into this one, or out of it.
+        assert generation.io.bytes_per_token == pytest.approx(model.plan.streamed_bytes_per_pass, rel=0.35)
 
 
 def test_a_model_that_is_dropped_is_closed(kit: Path) -> None:

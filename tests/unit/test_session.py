@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_run.base.errors import ContextFull, KernelError, TierReadError
+from edge_run.base.errors import ContextFull, TierReadError
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime.session import Session
 

@@ -54,7 +54,7 @@ class ModelConfig:
     kv_type: str = "f16"
     flash_attention: str = "auto"
     backend: str = "auto"
-    readers: int = 2
+    readers: int = 4
     cache_folder: Path | None = None
 
     def __post_init__(self) -> None:

@@ -1,0 +1,181 @@
+"""Streaming as a feature: the stretches of a graph, and what is held while nodes of known and other graphs compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from edge_run.base.errors import TierReadError
+from edge_run.runtime import streaming
+from edge_run.runtime.driver import Steps
+from edge_run.runtime.graph import Node, WeightRead
+from edge_run.runtime.streaming import WeightStreaming, cut_into_stretches
+from edge_run.tiers.territory import Territory
+from mapped import PAGE, mapped
+
+CHUNK = PAGE
+N_CHUNKS = 40
+
+
+@dataclass
+class Weights:
+    """Notes what is held, refuses what a Residency would refuse, and fails at one chunk."""
+
+    held: set[int] = field(default_factory=set)
+    asked: list[tuple[int, ...]] = field(default_factory=list)
+    fails_at: int = -1
+
+    def acquire(self, chunks: Iterable[int], check: Callable[[], None]) -> float:
+        chunks = tuple(chunks)
+        self.asked.append(chunks)
+        check()
+        if self.fails_at in chunks:
+            raise TierReadError("the drive is gone")
+        assert not self.held & set(chunks), "held already"
+        self.held |= set(chunks)
+        return 0.5
+
+    def release(self, chunks: Iterable[int]) -> None:
+        assert set(chunks) <= self.held, "released what was not held"
+        self.held -= set(chunks)
+
+
+@dataclass
+class Table:
+    """A table of rows in the chunks [start, stop)."""
+
+    start: int
+    stop: int
+    fetched: list[tuple[int, int]] = field(default_factory=list)
+
+    def fetch(self, rows: Iterable[tuple[int, int]]) -> None:
+        self.fetched.extend(rows)
+
+
+@pytest.fixture
+def territory() -> Iterator[Territory]:
+    with mapped([N_CHUNKS * CHUNK], CHUNK) as area:
+        yield area
+
+
+@pytest.fixture
+def weights() -> Weights:
+    return Weights()
+
+
+@pytest.fixture
+def feature(territory: Territory, weights: Weights) -> WeightStreaming:
+    made = WeightStreaming(territory)
+    made.weights = weights  # type: ignore[assignment]
+    return made
+
+
+class Nodes:
+    """Makes nodes whose weights lie in the chunks named."""
+
+    def __init__(self, territory: Territory) -> None:
+        self.base = territory.spans[0].start
+
+    def read(self, chunks: range, row_bytes: int = 0) -> WeightRead:
+        return WeightRead("w", self.base + chunks.start * CHUNK, len(chunks) * CHUNK, row_bytes)
+
+    def __call__(self, *chunks: range, op: str = "MUL_MAT") -> Node:
+        return Node(b"node", op, tuple(map(self.read, chunks)), True)
+
+
+@pytest.fixture
+def nodes(territory: Territory) -> Nodes:
+    return Nodes(territory)
+
+
+def test_a_graph_is_cut_only_before_matrix_multiplications(feature: WeightStreaming, nodes: Nodes) -> None:
+    """A cut elsewhere could part nodes that ggml fuses, and sums would differ in the last bit."""
+    graph = (
+        nodes(range(0, 3)),
+        nodes(op="ADD"),
+        nodes(range(3, 6), op="MUL"),
+        nodes(op="MUL_MAT"),
+        nodes(range(6, 9), op="MUL_MAT_ID"),
+        nodes(range(9, 10), op="MUL"),
+    )
+    stretches = cut_into_stretches(graph, feature.chunks_of)
+    assert [(stretch.first, stretch.last) for stretch in stretches] == [(0, 3), (4, 5)]
+
+
+def test_a_lookup_of_rows_needs_only_the_ends_of_its_table(feature: WeightStreaming, nodes: Nodes) -> None:
+    """The inside is fetched row by row; the same table as a matrix is needed as a whole."""
+    feature.tables = [Table(nodes.base + 11 * CHUNK, nodes.base + 19 * CHUNK)]  # type: ignore[list-item]
+    assert list(feature.chunks_of(nodes.read(range(10, 20), row_bytes=64))) == [10, 19]
+    assert list(feature.chunks_of(nodes.read(range(10, 20)))) == list(range(10, 20))
+    assert list(feature.chunks_of(nodes.read(range(30, 33), row_bytes=64))) == [30, 31, 32], "of another table"
+
+
+def test_a_pass_by_program_holds_each_stretch_while_it_computes(
+    feature: WeightStreaming, weights: Weights, nodes: Nodes
+) -> None:
+    graph = tuple(nodes(range(i, i + 5)) for i in range(0, 30, 4))
+    steps = Steps()
+    feature.register(graph, steps)
+    for i, node in enumerate(graph):
+        for step in steps.before.get(i, ()):
+            step(0)
+        assert {chunk for read in node.reads for chunk in feature.chunks_of(read)} <= weights.held
+        for step in steps.after.get(i, ()):
+            step(0)
+    assert weights.held == set()
+    assert [len(chunks) for chunks in weights.asked] == [5, *[4] * 7], "what neighbours share is kept, not asked again"
+    assert feature.wait_s == 0.5 * 8
+
+
+def test_a_pass_over_an_unknown_graph_holds_what_each_node_needs(
+    feature: WeightStreaming, weights: Weights, nodes: Nodes
+) -> None:
+    assert feature.before_unknown(nodes(range(0, 3), range(2, 5), op="ADD"), 0), "stop: it reads weights"
+    assert weights.held == {0, 1, 2, 3, 4}
+    feature.after_unknown()
+    assert weights.held == set()
+    assert not feature.before_unknown(nodes(op="ADD"), 0)
+    assert weights.held == set()
+
+
+def test_where_a_graph_turns_unknown_what_is_held_is_kept_until_the_next_stop(
+    feature: WeightStreaming, weights: Weights, nodes: Nodes
+) -> None:
+    """The nodes asked about so far are not computed yet."""
+    graph = (nodes(range(0, 4)), nodes(op="ADD"), nodes(range(4, 8)))
+    steps = Steps()
+    feature.register(graph, steps)
+    for step in steps.before[0]:
+        step(0)
+    feature.before_unknown(nodes(range(2, 6)), 0)
+    assert weights.held == {0, 1, 2, 3, 4, 5}
+    assert weights.asked == [(0, 1, 2, 3), (4, 5)]
+    feature.after_unknown()
+    assert weights.held == set()
+
+
+def test_abandoning_lets_go_of_everything(feature: WeightStreaming, weights: Weights, nodes: Nodes) -> None:
+    feature.before_unknown(nodes(range(0, 3)), 0)
+    weights.fails_at = 7
+    with pytest.raises(TierReadError):
+        feature.before_unknown(nodes(range(5, 9)), 0)
+    feature.abandon()
+    assert weights.held == set()
+
+
+def test_rows_are_fetched_before_the_lookup_in_both_kinds_of_pass(
+    feature: WeightStreaming, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Table(nodes.base, nodes.base + 10 * CHUNK)
+    feature.tables = [table]  # type: ignore[list-item]
+    monkeypatch.setattr(streaming, "looked_up_rows", lambda address: [3, 5])
+    lookup = Node(b"embd", "GET_ROWS", (nodes.read(range(0, 10), row_bytes=64),), True)
+    wanted = [(nodes.base + 3 * 64, 64), (nodes.base + 5 * 64, 64)]
+    feature.before_unknown(lookup, 0)
+    assert table.fetched == wanted
+    steps = Steps()
+    feature.register((lookup, nodes(range(20, 22))), steps)
+    steps.before[0][0](0)
+    assert table.fetched == wanted * 2
