@@ -24,19 +24,27 @@ from edge_run.tiers import _libc
 from edge_run.tiers.source import SourceFile
 
 BLOCK = 2 * MIB
+SLOTS = 12
 
 
 def direct_read_bandwidth(path: Path, n_threads: int, total_bytes: int) -> float:
-    """Return bytes per second of `n_threads` reading blocks of 2 MiB, over the first `total_bytes` of the file."""
+    """Return bytes per second of `n_threads` reading blocks of 2 MiB, over the first `total_bytes` of the file.
+
+    Each thread goes round SLOTS blocks of memory, together as much as a window: a single block each would stay in the
+    processor's cache and look a quarter faster than any reading that is of use.
+    """
     source = SourceFile(path)
     total_bytes = min(total_bytes, source.size_bytes // BLOCK * BLOCK)
-    memory = _libc.map_anonymous((n_threads + 1) * BLOCK)
+    length = (n_threads * SLOTS + 1) * BLOCK
+    memory = _libc.map_anonymous(length)
     first = -(-memory // BLOCK) * BLOCK
-    _libc.prepare_for_weights(first, n_threads * BLOCK)
+    _libc.prepare_for_weights(first, length - BLOCK)
+    for slot in range(n_threads * SLOTS):
+        _libc.view(first + slot * BLOCK, 1)[0] = 1
 
     def read(index: int) -> None:
-        for offset in range(index * BLOCK, total_bytes, n_threads * BLOCK):
-            source.read_into(first + index * BLOCK, BLOCK, offset)
+        for number, offset in enumerate(range(index * BLOCK, total_bytes, n_threads * BLOCK)):
+            source.read_into(first + (index * SLOTS + number % SLOTS) * BLOCK, BLOCK, offset)
 
     threads = [threading.Thread(target=read, args=(i,)) for i in range(n_threads)]
     started = time.monotonic()
@@ -45,7 +53,7 @@ def direct_read_bandwidth(path: Path, n_threads: int, total_bytes: int) -> float
     for thread in threads:
         thread.join()
     elapsed = time.monotonic() - started
-    _libc.unmap(memory, (n_threads + 1) * BLOCK)
+    _libc.unmap(memory, length)
     source.close()
     return total_bytes / elapsed
 
@@ -107,7 +115,9 @@ def main() -> None:
     }
     engine.close()
     if arguments.direct_read:
-        result["direct_bytes_per_s"] = direct_read_bandwidth(arguments.model, 2, arguments.direct_read * MIB)
+        result["direct_bytes_per_s"] = direct_read_bandwidth(
+            arguments.model, config.readers, arguments.direct_read * MIB
+        )
     print(json.dumps(result))
 
 

@@ -17,7 +17,7 @@ from edge_run.base.units import MIB, format_size, round_up
 
 LOOKAHEAD_CHUNKS = 16
 MARGIN_SHARE, MARGIN_BYTES = 256, 2 * MIB  # of the smallest budget named: what was measured varies from run to run
-MOST_RUNS = 8192  # each is a mapping of its own, and so is what lies between; Linux allows 65,530 (vm.max_map_count)
+MOST_RUNS = 512  # longer reads cost less CPU; and each run is a mapping, of which Linux allows 65,530
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,8 @@ class Driver:
     @contextlib.contextmanager
     def running(self, shape: PassShape) -> Iterator[None]:
         """Run one pass of the given shape in this block; raise what went wrong in the callback at its end."""
-        self._program = self.programs.get(shape) or self._guess(shape)
+        is_guessed = shape not in self.programs
+        self._program = self._guess(shape) if is_guessed else self.programs[shape]
         self._cursor, self._seen, self._failure = 0, None, None
         try:
             yield
@@ -163,6 +164,10 @@ class Driver:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             self._abandon()
+            if is_guessed:
+                self.programs[shape] = (
+                    _EMPTY  # node by node next time: a wrong guess may hold more than there is room for
+                )
             raise failure
         if self._seen is None and 0 < self._cursor < len(self._program.graph):
             self._abandon()  # the graph ended in the middle of what was expected: what is held there is not released
@@ -176,8 +181,9 @@ class Driver:
             feature.abandon()
 
     def _guess(self, shape: PassShape) -> Program:
-        alike = (program for known, program in reversed(self.programs.items()) if known.kind == shape.kind)
-        return next(alike, None) or next(reversed(self.programs.values()), _EMPTY)
+        met = [(known, program) for known, program in reversed(self.programs.items()) if program.graph]
+        alike = (program for known, program in met if known.kind == shape.kind)
+        return next(alike, None) or next((program for _, program in met), _EMPTY)
 
     def _program_of(self, graph: GraphMap) -> Program:
         known = next((program for program in self.programs.values() if program.graph == graph), None)

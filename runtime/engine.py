@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,8 @@ from edge_run.tiers.source import SourceFile
 from edge_run.tiers.stub import Stubs
 from edge_run.tiers.territory import CHUNK_BYTES, Territory
 from edge_run.tiers.weights import Weights
+
+_OPENING = threading.Lock()  # one at a time: llama.cpp's log, from which much is learnt, belongs to the whole process
 
 
 def compute_threads(wanted: int | None) -> int:
@@ -83,7 +86,8 @@ class Engine:
         self._streaming: WeightStreaming | None = None
         self._stack = contextlib.ExitStack()
         try:
-            self.plan: Plan = self._open_plain() if reason else self._open_ours()
+            with _OPENING:
+                self.plan: Plan = self._open_plain() if reason else self._open_ours()
         except BaseException:
             self.close()
             raise
@@ -137,7 +141,7 @@ class Engine:
             self.backend = Backend(
                 "edge-run", f"{buffered[0]}: no direct reads on this file system, so they are buffered"
             )
-        cache = self.config.cache_folder or Path.home() / ".cache" / "edge-run"
+        cache = Path(self.config.cache_folder or Path.home() / ".cache" / "edge-run")
         with Stubs(self.gguf.shards, cache) as stubs:
             self._load(stubs.paths, stubs.cut)
             self._territory = Territory(stubs.spans(), self._chunk_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class LlamaModel:
         params.use_extra_bufts, params.n_gpu_layers = False, 0
         devices = ggml.no_devices()
         params.devices = ggml.void_pointer(devices)
-        names = ggml.string_array([str(path).encode() for path in paths])
+        names = ggml.string_array([os.fsencode(path) for path in paths])
         with ggml.log.listening(listen):
             if len(paths) == 1:
                 self.handle = L.llama_model_load_from_file(names[0], params)
@@ -132,11 +133,9 @@ class LlamaContext:
         Raises KernelError with llama.cpp's own reason when it refuses.
         """
         params = L.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = (
-            shape.context_tokens,
-            shape.micro_batch_tokens,
-            shape.micro_batch_tokens,
-        )
+        width = shape.micro_batch_tokens
+        # The batch has room for an output of each sequence: llama.cpp asserts it.
+        params.n_ctx, params.n_batch, params.n_ubatch = shape.context_tokens, max(width, shape.sequences), width
         params.n_seq_max, params.kv_unified, params.swa_full = shape.sequences, shape.sequences > 1, False
         params.n_threads = params.n_threads_batch = shape.threads
         params.type_k, params.type_v = ggml.TYPE_IDS[shape.kv_type_k], ggml.TYPE_IDS[shape.kv_type_v]

@@ -89,9 +89,13 @@ class RowRange:
 
 def row_ranges(graph: GraphMap, territory: Territory, micro_batch_tokens: int) -> list[RowRange]:
     """Return the tables that are only ever read by row and are large enough to be worth it."""
-    whole = {read.address for node in graph for read in node.reads if not read.row_bytes}
+    reads = {read for node in graph for read in node.reads}
+    whole = [(read.address, read.address + read.length) for read in reads if not read.row_bytes]
     ranges = []
-    for read in {read for node in graph for read in node.reads if read.row_bytes and read.address not in whole}:
+    for read in reads:
+        is_needed_whole = any(start < read.address + read.length and read.address < stop for start, stop in whole)
+        if not read.row_bytes or is_needed_whole:
+            continue
         start = round_up(read.address, territory.chunk_bytes)
         stop = round_down(read.address + read.length, territory.chunk_bytes)
         if stop - start < LEAST_TABLE_CHUNKS * territory.chunk_bytes:

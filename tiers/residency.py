@@ -78,6 +78,11 @@ class Residency:
         """Whether a chunk that was acquired is still on its way."""
         return bool(self._wanted)
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a chunk that was acquired will never come: all frames are held, and nothing is on its way."""
+        return bool(self._starved) and self._n_loading == 0
+
     def state(self, chunk: int) -> ChunkState:
         """Return where `chunk` is."""
         return self._state[chunk]
@@ -233,8 +238,6 @@ class Residency:
                 if source is None:
                     source = self._take_fresh_frame()
                 if source is None:
-                    if self._n_loading == 0:
-                        raise RuntimeError(f"{self._n_frames} frames cannot hold what one step needs")
                     break
             loads.append(self._start(self._starved.pop(0), source, is_urgent=True))
         return loads

@@ -77,14 +77,15 @@ class Stubs:
     def spans(self) -> list[Span]:
         """Return where this process has mapped the stubs."""
         spans = []
-        numbers = {str(path.resolve()): i for i, path in enumerate(self.paths)}
-        with open("/proc/self/maps") as maps:
-            for line in maps:
-                addresses, _, offset, _, _, *name = line.rstrip("\n").split(None, 5)
-                shard = numbers.get(name[0]) if name else None
-                if shard is not None:
-                    start, stop = (int(text, 16) for text in addresses.split("-"))
-                    spans.append(Span(shard, start, stop, start - int(offset, 16)))
+        # The kernel writes names as they are, whatever their encoding, but for the end of a line.
+        names = (os.fsencode(path.resolve()).replace(b"\n", rb"\012") for path in self.paths)
+        numbers = {name: i for i, name in enumerate(names)}
+        for line in Path("/proc/self/maps").read_bytes().split(b"\n"):
+            addresses, _, offset, _, _, *name = line.split(None, 5) or [b""] * 5
+            shard = numbers.get(name[0]) if name else None
+            if shard is not None:
+                start, stop = (int(text, 16) for text in addresses.split(b"-"))
+                spans.append(Span(shard, start, stop, start - int(offset, 16)))
         return spans
 
     def close(self) -> None:

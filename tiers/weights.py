@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from edge_run.base.errors import EdgeRunError, TierReadError
+from edge_run.base.errors import BudgetError, EdgeRunError, TierReadError
 from edge_run.base.protocols import Clock
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.residency import Load, Residency
@@ -55,17 +55,20 @@ class Weights:
         """Hold `chunks`; return the seconds waited until all are readable.
 
         check runs while waiting and may raise to stop.
-        Raises TierReadError or ModelFileError when one cannot be read; then nothing more is held than before.
+        Raises TierReadError or ModelFileError when one cannot be read, BudgetError when there are too few frames for
+        all that is held; then nothing more is held than before.
         """
         chunks = list(chunks)
         with self._changed:
             self._error = None
-            self._submit(self._residency.acquire(chunks))
-            if not self._residency.is_waiting:
-                return 0.0
             started = self._clock()
             try:
+                self._submit(self._residency.acquire(chunks))
+                if not self._residency.is_waiting:
+                    return 0.0
                 while self._residency.is_waiting and self._error is None:
+                    if self._residency.is_stuck:
+                        raise BudgetError("memory budget: too few frames for what one step needs; raise --memory")
                     self._changed.wait(timeout=0.1)
                     check()
                 if self._error is not None:
@@ -130,7 +133,7 @@ class Weights:
         with self._changed:
             for load in run:
                 self._submit(self._residency.loaded(load.chunk))
-            if not self._residency.is_waiting:
+            if not self._residency.is_waiting or self._residency.is_stuck:
                 self._changed.notify_all()
 
     def _raise_in_consumer(self, error: EdgeRunError) -> None:
@@ -147,8 +150,7 @@ class Weights:
                 if is_wanted:
                     self._error = error
                 self._submit(loads)
-            if self._error is not None or not self._residency.is_waiting:
-                self._changed.notify_all()
+            self._changed.notify_all()
 
 
 def _coalesce(loads: Sequence[Load], territory: Territory) -> list[list[Load]]:

@@ -441,6 +441,20 @@ def test_what_llama_cpp_refuses_is_a_kernel_error(llama: Path) -> None:
         engine.decoder.decode([BatchToken(1, 0, 5, True)])
 
 
+def test_more_sequences_than_tokens_in_a_pass(llama: Path) -> None:
+    """llama.cpp asserts room for an output of each sequence."""
+    _more_sequences_than_tokens(path=llama)
+
+
+@in_child
+def _more_sequences_than_tokens(path: Path) -> None:
+    batch = [BatchToken(token, 0, sequence, True) for sequence, token in enumerate(PROMPT[:5])]
+    with open_engine(path, backend="llama.cpp", sequences=5, micro_batch_tokens=1) as engine:
+        wanted = decode(engine, batch)
+    with streaming_engine(path, sequences=5, micro_batch_tokens=1) as engine:
+        assert np.array_equal(decode(engine, batch), wanted)
+
+
 # Plans and budgets
 
 
@@ -492,6 +506,27 @@ def test_the_least_kv_cache_is_never_more_than_what_llama_cpp_makes(name: str, f
     path = make_model(name, folder)
     with open_engine(path, backend="llama.cpp", context_tokens=20_000) as engine:
         assert least_kv_bytes(engine.gguf, engine.shape) <= engine.plan.kv_bytes + MIB // 50
+
+
+@in_child
+def test_engines_that_open_at_once_do_not_hear_each_other(folder: Path) -> None:
+    """llama.cpp has one log, from which is read when to cut the stub, what takes memory, why a model is refused."""
+    paths = [make_model(name, folder) for name in ("llama", "qwen3moe")]
+    found: list[object] = []
+
+    def open_some(path: Path) -> None:
+        for _ in range(8):
+            with open_engine(path) as engine:
+                sizes = {item.what: item.size_bytes for item in engine.plan.items}
+                found.append((path.name, engine.plan.kv_bytes, sizes["buffers"]))
+
+    threads = [threading.Thread(target=open_some, args=(path,)) for path in paths * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 32, "an engine did not open"
+    assert len(set(found)) == 2
 
 
 # Nothing stays behind

@@ -197,6 +197,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     def waiting_ends(self) -> None:
         """Whoever waits, waits for a read that is under way: a wait without one would never end."""
         assert not self.residency.is_waiting or self.memory.loading
+        assert not self.residency.is_stuck
 
     def teardown(self) -> None:
         """Let all reads end well: what was asked for must then be there."""
@@ -388,9 +389,14 @@ def test_no_read_ahead_starts_what_someone_waits_for_a_second_time() -> None:
     assert [load.chunk for load in residency.loaded(2)] == [0, 1]
 
 
-def test_too_few_frames_is_an_error_and_not_a_deadlock() -> None:
+def test_too_few_frames_are_noticed_and_what_was_held_stays_held() -> None:
     residency = Residency(3, [0, 1, 2], (), 2)
     for load in residency.acquire([0, 1]):
         residency.loaded(load.chunk)
-    with pytest.raises(RuntimeError, match="2 frames"):
-        residency.acquire([2])
+    assert not residency.is_stuck
+    assert residency.acquire([2]) == []
+    assert residency.is_stuck, "nobody will ever bring chunk 2"
+    residency.release([2])
+    assert not residency.is_stuck
+    residency.check()
+    assert {residency.state(chunk) for chunk in (0, 1)} == {ChunkState.HELD}

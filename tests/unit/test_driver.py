@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from edge_run.base.errors import Cancelled, TierReadError
+from edge_run.base.errors import BudgetError, Cancelled, TierReadError
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.driver import Driver, PassShape, Steps, compile_program
 from edge_run.runtime.graph import GraphMap, Node, WeightRead
@@ -227,6 +227,44 @@ def test_whatever_is_raised_is_raised_after_the_pass_and_never_inside(feature: F
     with pytest.raises(Odd):
         run(driver, feature, graph)
     assert feature.events[-1] == "abandon"
+
+
+def test_a_guess_that_holds_too_much_is_not_made_again(feature: Feature) -> None:
+    """It held a stretch of the expected graph when the unexpected one needed more: node by node there is room."""
+    graph, other = Graph(SMALL), Graph(("a", "w1", "w3", "b"))
+    driver = driver_for(feature, graph, other)
+    driver.programs[ONE] = compile_program(graph.map, [_OneStretch(feature)])
+
+    def refuse(event: str) -> None:
+        if event == "meet w3" and feature.events[0] == "take all":
+            raise BudgetError("no room")
+
+    feature.on_event = refuse
+    with pytest.raises(BudgetError):
+        run(driver, feature, other, MANY)
+    assert run(driver, feature, other, MANY) == ["meet w1", "a", "w1", "part", "meet w3", "w3", "part", "b"]
+    assert run(driver, feature, other, PassShape(32, 0)) == [
+        "take w1",
+        "a",
+        "w1",
+        "give w1",
+        "take w3",
+        "w3",
+        "give w3",
+        "b",
+    ]
+
+
+class _OneStretch(Feature):
+    """Holds everything from the first weight to the last."""
+
+    def __init__(self, feature: Feature) -> None:
+        self.feature = feature
+
+    def register(self, graph: GraphMap, steps: Steps) -> None:
+        weights = [i for i, node in enumerate(graph) if node.reads]
+        steps.add_before(weights[0], lambda _: self.feature.note("take all"))
+        steps.add_after(weights[-1], lambda _: self.feature.note("give all"))
 
 
 def test_the_first_failure_is_the_one_that_is_told(feature: Feature) -> None:

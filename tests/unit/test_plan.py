@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import GIB, MIB
 from edge_run.partition.plan import MOST_RUNS, ResidencyPlan, plan_residency
+from edge_run.runtime.graph import Node, WeightRead
+from edge_run.runtime.planning import row_ranges
+from mapped import PAGE, mapped
 
 CHUNK = 2 * MIB
 Stretches = list[tuple[int, ...]]
@@ -77,10 +80,19 @@ def test_with_room_for_all_but_one_only_a_window_streams() -> None:
 
 def test_what_streams_is_spread_over_the_pass() -> None:
     """Reads then take turns with computing all along, and the drive is never idle for long."""
-    n_chunks = 1000
-    plan = plan_for(chain(n_chunks), 700)
+    n_chunks = 500
+    plan = plan_for(chain(n_chunks), 350)
     gaps = [after - before for before, after in pairwise(plan.streamed)]
     gaps.append(n_chunks - plan.streamed[-1] + plan.streamed[0])
+    assert max(gaps) - min(gaps) <= 1
+
+
+def test_many_chunks_stream_in_runs() -> None:
+    """Of a large model neighbours stream together, evenly spread: longer reads, and fewer mappings."""
+    plan = plan_for(chain(4000), 2000)
+    groups = {chunk // 8 for chunk in plan.streamed}
+    assert len(plan.streamed) / 8 <= len(groups) <= len(plan.streamed) / 8 + 1
+    gaps = [after - before for before, after in pairwise(sorted(groups))]
     assert max(gaps) - min(gaps) <= 1
 
 
@@ -116,3 +128,25 @@ def test_too_little_is_refused_with_the_figures() -> None:
     with pytest.raises(BudgetError, match=r"budget 1\.00 GiB.*at least 1039 MiB.*1\.00 GiB besides") as caught:
         plan_residency(chain(40), frozenset(), CHUNK, 0, GIB)
     assert caught.value.figures == {"found_bytes": GIB, "minimum_bytes": 1039 * MIB}
+
+
+def test_a_table_is_read_by_row_only_where_nothing_reads_it_whole() -> None:
+    """Frames would be moved over its pages otherwise. A part of it that is a matrix counts, wherever it begins."""
+    with mapped([40 * PAGE], PAGE) as territory:
+        base = territory.spans[0].start
+        lookup = Node(b"embd", "GET_ROWS", (WeightRead("table", base + 100, 20 * PAGE, row_bytes=256),), True)
+        (table,) = row_ranges((lookup,), territory, micro_batch_tokens=2)
+        assert (table.start, table.stop) == (base + PAGE, base + 20 * PAGE), "what no other weight has a part in"
+        assert table.file_offset == PAGE
+        for start, length in ((base + 100, 20 * PAGE), (base + 15 * PAGE, PAGE)):
+            matrix = Node(b"out", "MUL_MAT", (WeightRead("table", start, length),), True)
+            assert row_ranges((lookup, matrix), territory, micro_batch_tokens=2) == []
+        behind = Node(b"out", "MUL_MAT", (WeightRead("other", base + 100 + 20 * PAGE, PAGE),), True)
+        assert row_ranges((lookup, behind), territory, micro_batch_tokens=2) == [table]
+
+
+def test_a_small_table_is_not_worth_reading_by_row() -> None:
+    with mapped([40 * PAGE], PAGE) as territory:
+        start = territory.spans[0].start
+        lookup = Node(b"embd", "GET_ROWS", (WeightRead("table", start, 3 * PAGE, row_bytes=256),), True)
+        assert row_ranges((lookup,), territory, micro_batch_tokens=2) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_run.base.errors import Cancelled, ModelFileError, TierReadError
+from edge_run.base.errors import BudgetError, Cancelled, ModelFileError, TierReadError
 from edge_run.partition.plan import plan_residency
 from edge_run.prefetch.schedule import Stretch, schedule_pass
 from edge_run.tiers import _libc
@@ -289,6 +289,16 @@ def test_a_move_that_the_kernel_refuses(tmp_path: Path, monkeypatch: pytest.Monk
                 streamed.residency.check()
         assert not refusals, "no move was tried: nothing was tested"
         assert all("vm.max_map_count" in error for error in errors)
+
+
+def test_more_than_there_are_frames_for_is_refused_and_nothing_of_it_is_kept(tmp_path: Path) -> None:
+    with tier(tmp_path, [4 * CHUNK], range(4), (), 2) as streamed:
+        streamed.weights.acquire([0])
+        with pytest.raises(BudgetError, match="too few frames"):
+            streamed.weights.acquire([1, 2])
+        streamed.weights.acquire([1])
+        assert streamed.is_right(0)
+        assert streamed.is_right(1)
 
 
 def test_a_check_that_raises_ends_the_wait(tmp_path: Path) -> None:
