@@ -165,9 +165,8 @@ class Driver:
             failure, self._failure = self._failure, None
             self._abandon()
             if is_guessed:
-                self.programs[shape] = (
-                    _EMPTY  # node by node next time: a wrong guess may hold more than there is room for
-                )
+                # Node by node next time: a wrong guess may hold more than there is room for.
+                self.programs[shape] = _EMPTY
             raise failure
         if self._seen is None and 0 < self._cursor < len(self._program.graph):
             self._abandon()  # the graph ended in the middle of what was expected: what is held there is not released

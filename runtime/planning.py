@@ -93,8 +93,9 @@ def row_ranges(graph: GraphMap, territory: Territory, micro_batch_tokens: int) -
     whole = [(read.address, read.address + read.length) for read in reads if not read.row_bytes]
     ranges = []
     for read in reads:
-        is_needed_whole = any(start < read.address + read.length and read.address < stop for start, stop in whole)
-        if not read.row_bytes or is_needed_whole:
+        if not read.row_bytes:
+            continue
+        if any(start < read.address + read.length and read.address < stop for start, stop in whole):
             continue
         start = round_up(read.address, territory.chunk_bytes)
         stop = round_down(read.address + read.length, territory.chunk_bytes)

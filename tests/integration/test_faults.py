@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -26,7 +25,7 @@ from edge_run.runtime.engine import Engine
 from edge_run.runtime.session import Session
 from exactness import open_at
 from in_child import in_child
-from tiny_models import ARCHITECTURES, N_VOCAB, Recipe, make_model
+from tiny_models import N_VOCAB, make_model
 
 OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 16, "threads": 1}
 PROMPT = np.random.default_rng(0).integers(1, N_VOCAB, 40).tolist()
@@ -129,30 +128,6 @@ def test_a_file_that_is_removed_while_it_is_open(folder: Path) -> None:
 
 
 # Sizes
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("llama", {"n_layer": 1, "n_ff": 512}),
-        ("llama", {"n_layer": 2, "n_embd": 96, "n_head": 3, "n_head_kv": 1, "n_ff": 8160}),
-        ("qwen3moe", {"n_layer": 2, "n_expert": 3}),
-        ("gemma3", {"n_layer": 2, "n_ff": 3072, "is_tied": True}),
-    ],
-    ids=["one layer", "narrow and deep", "three experts", "mostly tables"],
-)
-def test_models_of_odd_shapes(folder: Path, name: str, changes: dict[str, Any]) -> None:
-    _models_of_odd_shapes(folder=folder, name=name, changes=changes)
-
-
-@in_child
-def _models_of_odd_shapes(folder: Path, name: str, changes: dict[str, Any]) -> None:
-    recipe: Recipe = dataclasses.replace(ARCHITECTURES[name], name=f"odd-{name}", **changes)
-    if isinstance(recipe.metadata.get("attention.sliding_window_pattern"), tuple):
-        pattern = {"attention.sliding_window_pattern": (1, 0)}
-        recipe = dataclasses.replace(recipe, metadata={**recipe.metadata, **pattern})
-    ARCHITECTURES[recipe.name] = recipe
-    compare(make_model(recipe.name, folder, seed=len(str(changes))))
 
 
 @in_child

@@ -267,20 +267,6 @@ class _OneStretch(Feature):
         steps.add_after(weights[-1], lambda _: self.feature.note("give all"))
 
 
-def test_the_first_failure_is_the_one_that_is_told(feature: Feature) -> None:
-    graph = Graph(SMALL)
-    driver = driver_for(feature, graph)
-    run(driver, feature, graph)
-
-    def fail_and_cancel(event: str) -> None:
-        driver.cancel()
-        raise TierReadError(event)
-
-    feature.on_event = fail_and_cancel
-    with pytest.raises(TierReadError, match="take w1"):
-        run(driver, feature, graph)
-
-
 def test_cancelling_ends_the_pass_at_its_next_node(feature: Feature) -> None:
     graph = Graph(SMALL)
     driver = driver_for(feature, graph)

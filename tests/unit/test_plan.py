@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import GIB, MIB
-from edge_run.partition.plan import MOST_RUNS, ResidencyPlan, plan_residency
+from edge_run.partition.plan import LOOKAHEAD_CHUNKS, MOST_RUNS, ResidencyPlan, plan_residency
 from edge_run.runtime.graph import Node, WeightRead
 from edge_run.runtime.planning import row_ranges
 from mapped import PAGE, mapped
@@ -74,8 +74,12 @@ def test_what_fits_is_pinned_and_nothing_streams() -> None:
 def test_with_room_for_all_but_one_only_a_window_streams() -> None:
     """A window of frames is taken from what could be pinned, so a little more than what is missing must stream."""
     plan = plan_for(chain(1000), 999)
-    assert plan.n_frames < 40
+    assert plan.n_frames <= 2 * 4 + 2 + LOOKAHEAD_CHUNKS + 1
     assert len(plan.streamed) == plan.n_frames + 1
+
+
+def test_however_much_is_pinned_the_largest_stretch_fits_the_window() -> None:
+    assert plan_for(chain(1000, per_stretch=60), 999).n_frames >= 60
 
 
 def test_what_streams_is_spread_over_the_pass() -> None:
