@@ -39,6 +39,8 @@ def schedule_pass(
     spans: list[tuple[int, int, AbstractSet[int]]] = []
     first, chunks = 0, frozenset[int]()
     for i, (needed, is_cut_allowed) in enumerate(zip(needs, may_cut, strict=True)):
+        if not needed:
+            continue
         together = chunks | needed
         if is_cut_allowed and chunks and len(together) > max(stretch_chunks, len(chunks)):
             spans.append((first, i - 1, chunks))

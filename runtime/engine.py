@@ -12,10 +12,11 @@ says why.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -62,6 +63,18 @@ def why_not_ours(config: ModelConfig) -> str:
     return reason
 
 
+@contextlib.contextmanager
+def _garbage_collection_paused() -> Iterator[None]:
+    """Spare an opening the collector, which goes through all that plans and tables are made of again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class Engine:
     """An open model: its decoder, its plan, its figures. One pass at a time; closing is idempotent."""
 
@@ -86,7 +99,7 @@ class Engine:
         self._streaming: WeightStreaming | None = None
         self._stack = contextlib.ExitStack()
         try:
-            with _OPENING:
+            with _OPENING, _garbage_collection_paused():
                 self.plan: Plan = self._open_plain() if reason else self._open_ours()
         except BaseException:
             self.close()

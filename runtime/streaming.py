@@ -23,7 +23,8 @@ ChunksOf = Callable[[WeightRead], Iterable[int]]
 
 def cut_into_stretches(graph: GraphMap, chunks_of: ChunksOf, stretch_chunks: int = STRETCH_CHUNKS) -> list[Stretch]:
     """Return the stretches of `graph`, cut only before matrix multiplications."""
-    needs = [frozenset(chunk for read in node.reads for chunk in chunks_of(read)) for node in graph]
+    nothing = frozenset[int]()
+    needs = [nothing.union(*map(chunks_of, node.reads)) for node in graph]
     return schedule_pass(needs, [node.op in CUT_BEFORE for node in graph], stretch_chunks)
 
 

@@ -59,9 +59,12 @@ class Residency:
     def __init__(self, n_chunks: int, order: Sequence[int], pinned: Iterable[int], n_frames: int) -> None:
         self._state = [ChunkState.ABSENT] * n_chunks
         self._order = list(order)
-        self._uses: dict[int, list[int]] = {}
-        for i, chunk in enumerate(self._order):
-            self._uses.setdefault(chunk, []).append(i)
+        self._first_use = dict(zip(reversed(self._order), range(len(order) - 1, -1, -1), strict=True))
+        self._uses: dict[int, list[int]] = {}  # of chunks used more than once: few in most models
+        if len(self._first_use) < len(order):
+            for i, chunk in enumerate(self._order):
+                if (first := self._first_use[chunk]) != i:
+                    self._uses.setdefault(chunk, [first]).append(i)
         self._pinned = frozenset(pinned)
         self._n_frames = n_frames
         self._n_unmade = n_frames
@@ -121,7 +124,7 @@ class Residency:
                 self._wanted.add(chunk)
                 if state is ChunkState.ABSENT:
                     self._starved.append(chunk)
-            if chunk in self._uses:
+            if chunk in self._first_use:
                 self._consumer = self._next_use(chunk) + 1
         return self._feed_starved()
 
@@ -193,12 +196,15 @@ class Residency:
 
     def _next_use(self, chunk: int) -> int:
         """Return the first use of `chunk` at or after the consumer; one that is in no schedule has none."""
-        uses, n = self._uses.get(chunk), len(self._order)
-        if not uses:
+        first, n = self._first_use.get(chunk), len(self._order)
+        if first is None:
             return sys.maxsize
         lap, here = divmod(self._consumer, n)
+        if first >= here:
+            return lap * n + first
+        uses = self._uses.get(chunk, ())
         i = bisect_left(uses, here)
-        return lap * n + uses[i] if i < len(uses) else (lap + 1) * n + uses[0]
+        return lap * n + uses[i] if i < len(uses) else (lap + 1) * n + first
 
     def _take_idle_frame(self, chunk: int) -> int | None:
         """Return a frame for `chunk`: the one that is under it since a read failed, or any."""
