@@ -1,0 +1,84 @@
+"""What a device can do, measured: the figures that predictions are made of. How they are measured is elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSpeed:
+    """Bandwidth of reads of `block_bytes` each, `readers` at a time, into memory that was in use before."""
+
+    block_bytes: int
+    readers: int
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DiskProfile:
+    """A file system: where it was measured (`folder`), what it is, and its speed at several block sizes.
+
+    is_direct: reads go past the page cache. first_use_bytes_per_s: large reads into memory that was never used before,
+    as when a model is read for the first time. limit: bandwidth limits of the control group, as the kernel writes them.
+    """
+
+    folder: str
+    device: str
+    file_system: str
+    is_direct: bool
+    limit: str
+    first_use_bytes_per_s: float
+    reads: tuple[ReadSpeed, ...]
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The bandwidth of the largest blocks."""
+        return max(self.reads, key=lambda read: read.block_bytes).bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpeed:
+    """How fast llama.cpp's kernels go through weights: bytes of weights a second, in a pass of `tokens` tokens.
+
+    type_name: ggml's name of the type, as `Q4_0`. row_elements: length of the weights' rows.
+    """
+
+    type_name: str
+    row_elements: int
+    tokens: int
+    threads: int
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProfile:
+    """A device that llama.cpp could compute on, besides the CPU."""
+
+    name: str
+    backend: str
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """A device as measured at `measured_at` (ISO 8601, UTC).
+
+    memory_limit_bytes: of the control group, 0 for none. node_s: what a node of a graph costs besides its work.
+    stop_s: what it costs to stop a pass between two nodes. attention_flops_per_s: of flash attention on f16 keys and
+    values in a pass of one token, and in one of many.
+    """
+
+    measured_at: str
+    library: str
+    cpu: str
+    physical_cores: int
+    logical_cores: int
+    memory_bytes: int
+    memory_limit_bytes: int
+    node_s: float
+    stop_s: float
+    attention_flops_per_s: tuple[float, float]
+    kernels: tuple[KernelSpeed, ...]
+    disks: tuple[DiskProfile, ...]
+    gpus: tuple[GpuProfile, ...]
