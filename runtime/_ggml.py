@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import importlib.metadata
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_run.base.errors import KernelError
+from edge_run.runtime.library import library_version
 
 L: Any = _llama
 logger = logging.getLogger("edge_run.llama")
@@ -28,7 +29,8 @@ logger = logging.getLogger("edge_run.llama")
 _LOG_LEVEL_DEBUG = 1
 FLAG_COMPUTE = 16
 USAGE_WEIGHTS = 1
-LOAD_MODE_MMAP = 1
+LOAD_MODE_NONE, LOAD_MODE_MMAP = 0, 1
+_OVERRIDE_INTEGER, _OVERRIDE_TEXT = 0, 3
 LAZY_MODE_OFF = 0
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 TYPE_IDS = {
@@ -92,6 +94,22 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_view_1d": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t]),
     "ggml_new_graph": (ctypes.c_void_p, [ctypes.c_void_p]),
     "ggml_build_forward_expand": (None, [ctypes.c_void_p] * 2),
+    "ggml_mul_mat": (ctypes.c_void_p, [ctypes.c_void_p] * 3),
+    "ggml_flash_attn_ext": (ctypes.c_void_p, [*[ctypes.c_void_p] * 5, *[ctypes.c_float] * 3]),
+    "ggml_prec_set_acc": (ctypes.c_bool, [ctypes.c_void_p, ctypes.c_int]),
+    "ggml_permute": (ctypes.c_void_p, [*[ctypes.c_void_p] * 2, *[ctypes.c_int] * 4]),
+    "ggml_new_tensor_3d": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_int64] * 3]),
+    "ggml_new_graph_custom": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_bool]),
+    "ggml_graph_overhead_custom": (ctypes.c_size_t, [ctypes.c_size_t, ctypes.c_bool]),
+    "ggml_quantize_chunk": (
+        ctypes.c_size_t,
+        [ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p],
+    ),
+    "ggml_backend_cpu_buffer_from_ptr": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t]),
+    "ggml_backend_tensor_alloc": (ctypes.c_int, [ctypes.c_void_p] * 3),
+    "ggml_backend_get_device": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "ggml_backend_dev_backend_reg": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "ggml_backend_reg_get_proc_address": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]),
     "ggml_backend_init_by_type": (ctypes.c_void_p, [ctypes.c_int, ctypes.c_char_p]),
     "ggml_backend_alloc_ctx_tensors": (ctypes.c_void_p, [ctypes.c_void_p] * 2),
     "ggml_backend_graph_compute": (ctypes.c_int, [ctypes.c_void_p] * 2),
@@ -127,12 +145,6 @@ def _advice() -> str:
 
 
 @functools.cache
-def library_version() -> str:
-    """Return the installed llama-cpp-python, which names the llama.cpp build in it."""
-    return f"llama-cpp-python {importlib.metadata.version('llama-cpp-python')}"
-
-
-@functools.cache
 def op_name(op: int) -> str:
     """Return ggml's name of an operation, as `MUL_MAT`."""
     name: bytes = functions().ggml_op_name(op)
@@ -163,6 +175,41 @@ def read_int32(address: int, count: int) -> npt.NDArray[np.int32]:
 def float_rows(pointer: Any, columns: int) -> npt.NDArray[np.float32]:
     """Return one row of `columns` floats at a ctypes pointer, `(columns,)`, without copying."""
     return np.ctypeslib.as_array(pointer, (columns,))
+
+
+def describing_context(tensors: int, nodes: int) -> int:
+    """Return a new ggml context with room for `tensors` tensors, without their data, and a graph of `nodes` nodes."""
+    ggml = functions()
+    size_bytes = tensors * ggml.ggml_tensor_overhead() + ggml.ggml_graph_overhead_custom(nodes, False)
+    context: int | None = ggml.ggml_init(_InitParams(size_bytes + 4096, None, True))
+    if not context:
+        raise KernelError(f"ggml cannot make a context of {size_bytes:,} bytes")
+    return context
+
+
+def cpu_backend(threads: int) -> int:
+    """Return a new CPU backend of ggml that computes with `threads` threads."""
+    ggml = functions()
+    backend: int | None = ggml.ggml_backend_init_by_type(0, None)
+    if not backend:
+        raise KernelError("ggml has no CPU backend here; reinstall llama-cpp-python")
+    registry = ggml.ggml_backend_dev_backend_reg(ggml.ggml_backend_get_device(backend))
+    address = ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads")
+    if not address:
+        ggml.ggml_backend_free(backend)
+        raise KernelError(f"this llama.cpp's CPU backend does not let the threads be set; {_advice()}")
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(address)(backend, threads)
+    return backend
+
+
+def quantize(type_id: int, values: npt.NDArray[np.float32], size_bytes: int) -> npt.NDArray[np.uint8]:
+    """Return `values`, whole blocks of them, in the type `type_id`, where they take `size_bytes`.
+
+    Not for types that want an importance matrix, which ggml asserts.
+    """
+    source, target = np.ascontiguousarray(values, np.float32), np.zeros(size_bytes, np.uint8)
+    functions().ggml_quantize_chunk(type_id, source.ctypes.data, target.ctypes.data, 0, 1, len(source), None)
+    return target
 
 
 @functools.cache
@@ -227,10 +274,10 @@ def _check_compute_flag(ggml: Any, backend: int, graph: int, a: int, b: int, tot
 
 
 class _Log:
-    """llama.cpp has one log for the whole process. Its lines go to our logger, and to whoever listens for a while."""
+    """llama.cpp has one log for the whole process. Its lines go to our logger, and to listeners of the same thread."""
 
     def __init__(self) -> None:
-        self._listeners: list[Callable[[str], None]] = []
+        self._listeners: list[tuple[int, Callable[[str], None]]] = []
         self._callback = L.llama_log_callback(self._on_line)
         self._failure: BaseException | None = None
         self.is_installed = False
@@ -240,23 +287,25 @@ class _Log:
             return  # thousands of lines while a large model loads
         try:
             line = text.decode("utf-8", "replace").rstrip("\n")
-            for listener in self._listeners:
-                listener(line)
+            for thread, listener in self._listeners:
+                if thread == threading.get_ident():
+                    listener(line)
             logger.debug("%s", line)
         except BaseException as error:  # it cannot travel through llama.cpp: raised when the listening ends
             self._failure = error
 
     @contextlib.contextmanager
     def listening(self, listener: Callable[[str], None]) -> Iterator[None]:
-        """Pass every line to `listener`, which must be quick and must not raise."""
+        """Pass this thread's lines to `listener`, which must be quick and must not raise."""
         if not self.is_installed:
             L.llama_log_set(self._callback, None)
             self.is_installed = True
-        self._listeners.append(listener)
+        entry = threading.get_ident(), listener
+        self._listeners.append(entry)
         try:
             yield
         finally:
-            self._listeners.remove(listener)
+            self._listeners.remove(entry)
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -279,6 +328,18 @@ def no_devices() -> Any:
 def string_array(texts: list[bytes]) -> Any:
     """Return a C array of C strings."""
     return (ctypes.c_char_p * len(texts))(*texts)
+
+
+def overrides(values: dict[str, int | str]) -> Any:
+    """Return metadata that llama.cpp takes instead of a file's; the caller keeps it alive."""
+    array = (L.llama_model_kv_override * (len(values) + 1))()
+    for entry, (key, value) in zip(array, values.items(), strict=False):
+        entry.key = key.encode()
+        if isinstance(value, int):
+            entry.tag, entry.value.val_i64 = _OVERRIDE_INTEGER, value
+        else:
+            entry.tag, entry.value.val_str = _OVERRIDE_TEXT, value.encode()
+    return array
 
 
 def void_pointer(thing: Any) -> Any:

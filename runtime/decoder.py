@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from edge_run.base.errors import ContextFull, KernelError
+from edge_run.base.errors import ConfigError, ContextFull, KernelError
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
+from edge_run.runtime.context_shape import ContextShape
 from edge_run.runtime.driver import Driver, PassShape
 from edge_run.runtime.graph import GraphMap
-from edge_run.runtime.llama_model import ContextShape, LlamaContext, LlamaModel
+from edge_run.runtime.llama_model import LlamaContext, LlamaModel
 
 
 class LocalDecoder:
@@ -36,7 +37,7 @@ class LocalDecoder:
     ) -> None:
         """Decode with `context`. prepare runs before each batch and may raise."""
         self._model, self._context, self._driver, self._prepare = model, context, driver, prepare
-        self._width = shape.micro_batch_tokens
+        self._width, self._outputs = shape.micro_batch_tokens, shape.outputs_per_pass
         self._batch: Any = L.llama_batch_init(self._width, 0, 1)
         self._logits: Logits = np.empty((0, model.vocabulary), np.float32)
         self._capabilities = Capabilities(
@@ -105,6 +106,13 @@ class LocalDecoder:
     def _pass(self, tokens: Sequence[BatchToken], filled: int) -> int:
         self._fill(tokens)
         outputs = [i for i, token in enumerate(tokens) if token.wants_logits]
+        if len(outputs) > self._outputs:
+            raise ConfigError(
+                f"batch: asks for the logits of {len(outputs)} tokens in one pass, the model was opened for "
+                f"{self._outputs}; open it with outputs_per_pass={len(outputs)}",
+                found=len(outputs),
+                needed=self._outputs,
+            )
         with deferred_interrupt(self._driver), self._driver.running(PassShape(len(tokens), len(outputs))):
             code = L.llama_decode(self._context.handle, self._batch)
         if code == 1:

@@ -20,7 +20,8 @@ from typing import NamedTuple, Protocol
 
 from edge_run.base.errors import Cancelled
 from edge_run.runtime import _ggml as ggml
-from edge_run.runtime.graph import GraphMap, Node, Observer
+from edge_run.runtime.graph import GraphMap, Node
+from edge_run.runtime.observer import Observer
 
 Step = Callable[[int], None]
 

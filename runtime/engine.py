@@ -13,24 +13,33 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import psutil
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import NotSupported
 from edge_run.base.results import Backend, MemoryUse, Numerics, Plan
 from edge_run.devices.memory import default_budget_bytes, process_memory
 from edge_run.runtime import _ggml as ggml
+from edge_run.runtime.context_shape import context_shape
 from edge_run.runtime.decoder import LocalDecoder
 from edge_run.runtime.driver import Driver, PassShape, compile_program
-from edge_run.runtime.kv_rules import check_kv_fits, check_kv_types
-from edge_run.runtime.llama_model import LlamaContext, LlamaModel, context_shape
-from edge_run.runtime.planning import Holdings, plan_plain, plan_resident, plan_streamed, row_ranges, work_bytes
+from edge_run.runtime.inspection import inspect
+from edge_run.runtime.kv_rules import check_kv_types
+from edge_run.runtime.library import library_version
+from edge_run.runtime.llama_model import LlamaContext, LlamaModel
+from edge_run.runtime.planner import Planner
+from edge_run.runtime.planning import (
+    Holdings,
+    compute_threads,
+    plan_plain,
+    plan_resident,
+    plan_streamed,
+    row_ranges,
+    work_bytes,
+)
 from edge_run.runtime.streaming import WeightStreaming
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import read_gguf
@@ -43,14 +52,6 @@ from edge_run.tiers.territory import CHUNK_BYTES, Territory
 from edge_run.tiers.weights import Weights
 
 _OPENING = threading.Lock()  # one at a time: llama.cpp's log, from which much is learnt, belongs to the whole process
-
-
-def compute_threads(wanted: int | None) -> int:
-    """Return the threads to compute with: as asked, or one per physical core that this process may use."""
-    if wanted:
-        return wanted
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(usable, psutil.cpu_count(logical=False) or usable))
 
 
 def why_not_ours(config: ModelConfig) -> str:
@@ -92,6 +93,11 @@ class Engine:
         self.gguf = read_gguf(path)
         check_kv_types(self.gguf, config)
         reason = why_not_ours(config)
+        self._cache_folder = Path(config.cache_folder or Path.home() / ".cache" / "edge-run")
+        if config.check_file and not (ggml.check_library() or _libc.why_unavailable()):
+            known = inspect(self.gguf, config, self._cache_folder, library_version())
+            if not reason and known.kv_bytes + known.buffer_bytes > self.budget_bytes:
+                Planner(self.gguf, config, known).plan(self.budget_bytes)  # refuses, before anything is allocated
         self.backend = Backend("llama.cpp", reason) if reason else Backend("edge-run")
         self._driver = Driver()
         self._sources: list[SourceFile] = []
@@ -110,7 +116,7 @@ class Engine:
     def numerics(self) -> Numerics:
         """The numerics key of this engine."""
         return Numerics(
-            library=ggml.library_version(),
+            library=library_version(),
             use_extra_bufts=False,
             threads=self.shape.threads,
             flash_attention=self.shape.flash_attention,
@@ -144,7 +150,7 @@ class Engine:
         self._load([shard.path for shard in self.gguf.shards])
         self._make_context(None)
         self._make_decoder(lambda: None)
-        return plan_plain(self.gguf, self.budget_bytes, self._context)
+        return plan_plain(self.gguf, self.budget_bytes, self._context.kv_bytes, self._context.context_tokens)
 
     def _open_ours(self) -> Plan:
         self._sources = [SourceFile(shard.path) for shard in self.gguf.shards]
@@ -154,12 +160,10 @@ class Engine:
             self.backend = Backend(
                 "edge-run", f"{buffered[0]}: no direct reads on this file system, so they are buffered"
             )
-        cache = Path(self.config.cache_folder or Path.home() / ".cache" / "edge-run")
-        with Stubs(self.gguf.shards, cache) as stubs:
+        with Stubs(self.gguf.shards, self._cache_folder) as stubs:
             self._load(stubs.paths, stubs.cut)
             self._territory = Territory(stubs.spans(), self._chunk_bytes)
         self._territory.claim()
-        check_kv_fits(self.gguf, self.shape, self.budget_bytes)
         weights_bytes = self._territory.n_chunks * self._territory.chunk_bytes
         is_resident = Holdings.now().total_bytes + weights_bytes <= self.budget_bytes
         holdings = self._make_context(None if is_resident else self._driver.callback)
@@ -175,7 +179,7 @@ class Engine:
         self.model = self._stack.enter_context(LlamaModel(paths, on_header_read))
         if self.model.has_encoder or not self.model.has_decoder:
             raise NotSupported(f"{path}: {self.gguf.architecture} has an encoder; edge-run runs decoder-only models")
-        self.shape = context_shape(self.config, self.model, compute_threads(self.config.threads))
+        self.shape = context_shape(self.config, self.model.trained_context_tokens, compute_threads(self.config.threads))
         self._stack.callback(lambda: self._context.close() if hasattr(self, "_context") else None)
 
     def _make_context(self, callback: Callable[[int, bool, int], bool] | None) -> Holdings:
@@ -206,7 +210,7 @@ class Engine:
                 waiting.clear()
 
         self._make_decoder(prepare)
-        return plan_resident(self.gguf, self.budget_bytes, holdings, self._context, self._territory)
+        return plan_resident(self.gguf, self.budget_bytes, holdings, self._context.context_tokens, self._territory)
 
     def _open_streamed(self, holdings: Holdings, readers: Readers) -> Plan:
         """Map the graph, plan, and begin to read in the order of the first pass."""
@@ -222,7 +226,7 @@ class Engine:
             self.gguf,
             self.budget_bytes,
             holdings,
-            self._context,
+            self._context.context_tokens,
             self._territory,
             [stretch.needs for stretch in stretches],
             ranges,

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from edge_run.base.config import ModelConfig
 from edge_run.base.errors import KernelError, ModelFileError
 from edge_run.base.units import MIB
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
+from edge_run.runtime.context_shape import ContextShape
 
-_BUFFER = re.compile(r"(\w+) buffer size =\s*([\d.]+) MiB")
+_BUFFER = re.compile(r"(?:compute|output) buffer size =\s*([\d.]+) MiB")
+_CACHE = re.compile(r"(?<!buffer )size =\s*([\d.]+) MiB")
 _READY_TO_MAP = ("print_info:", "load_tensors:")
 
 
@@ -39,11 +39,18 @@ class _Lines:
 class LlamaModel:
     """A loaded model: weights described, vocabulary read. A context manager; closing is idempotent."""
 
-    def __init__(self, paths: Sequence[Path], on_header_read: Any = None) -> None:
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        on_header_read: Any = None,
+        metadata: dict[str, int | str] | None = None,
+        mode: str = "mapped",
+    ) -> None:
         """Load from the shards at `paths`, on the CPU, mapped, nothing repacked.
 
-        on_header_read is called once between the reading of the header and the mapping. Raises ModelFileError with
-        llama.cpp's own reason when it refuses the file.
+        on_header_read is called once between the reading of the header and the mapping. metadata: instead of the
+        file's own. mode: `mapped`; `sized`, of which contexts allocate nothing and only tell their sizes; `vocabulary`,
+        which has nothing else. Raises ModelFileError with llama.cpp's own reason when it refuses the file.
         """
         L.llama_backend_init()
         lines = _Lines()
@@ -59,6 +66,11 @@ class LlamaModel:
         params = L.llama_model_default_params()
         params.load_mode, params.lazy_mode = ggml.LOAD_MODE_MMAP, ggml.LAZY_MODE_OFF
         params.use_extra_bufts, params.n_gpu_layers = False, 0
+        params.vocab_only = mode == "vocabulary"
+        if mode == "sized":
+            params.load_mode, params.no_alloc = ggml.LOAD_MODE_NONE, True
+        if metadata:
+            params.kv_overrides = ggml.overrides(metadata)
         devices = ggml.no_devices()
         params.devices = ggml.void_pointer(devices)
         names = ggml.string_array([os.fsencode(path) for path in paths])
@@ -96,35 +108,11 @@ class LlamaModel:
         self.close()
 
 
-@dataclass(frozen=True, slots=True)
-class ContextShape:
-    """What a context is made for; all of it belongs to the numerics key."""
-
-    context_tokens: int
-    threads: int
-    micro_batch_tokens: int
-    sequences: int
-    kv_type_k: str
-    kv_type_v: str
-    flash_attention: str
-
-
-def context_shape(config: ModelConfig, model: LlamaModel, threads: int) -> ContextShape:
-    """Return the context that `config` asks for on this model."""
-    wanted = config.context_tokens
-    trained = model.trained_context_tokens or 4096
-    tokens = trained if wanted == 0 else min(trained, 4096) if wanted is None else wanted
-    k, v = config.kv_types
-    return ContextShape(
-        tokens, threads, min(config.micro_batch_tokens, tokens), config.sequences, k, v, config.flash_attention
-    )
-
-
 class LlamaContext:
     """A context: KV cache, compute buffers, logits. One thread at a time.
 
-    kv_bytes: keys, values and recurrent state. buffer_bytes: all of llama.cpp's buffers, as it reports them; 0 when it
-    does not.
+    kv_bytes: keys, values and recurrent state. buffer_bytes: the other buffers, for computing and for logits. Both as
+    llama.cpp reports them; 0 when it does not.
     """
 
     def __init__(self, model: LlamaModel, shape: ContextShape, callback: Any = None) -> None:
@@ -136,6 +124,7 @@ class LlamaContext:
         width = shape.micro_batch_tokens
         # The batch has room for an output of each sequence: llama.cpp asserts it.
         params.n_ctx, params.n_batch, params.n_ubatch = shape.context_tokens, max(width, shape.sequences), width
+        params.n_outputs_max, params.n_outputs_max_per_seq = shape.outputs_per_pass, 0
         params.n_seq_max, params.kv_unified, params.swa_full = shape.sequences, shape.sequences > 1, False
         params.n_threads = params.n_threads_batch = shape.threads
         params.type_k, params.type_v = ggml.TYPE_IDS[shape.kv_type_k], ggml.TYPE_IDS[shape.kv_type_v]
@@ -150,9 +139,10 @@ class LlamaContext:
             raise KernelError(f"llama.cpp cannot make a context of {shape.context_tokens} tokens: {lines.reason()}")
         self.memory = L.llama_get_memory(self.handle)
         self.context_tokens: int = L.llama_n_ctx(self.handle)
-        sizes = [match.groups() for line in lines.lines if "buffer size" in line and (match := _BUFFER.search(line))]
-        self.kv_bytes = sum(int(float(mib) * MIB) for kind, mib in sizes if kind in ("KV", "RS"))
-        self.buffer_bytes = sum(int(float(mib) * MIB) for _, mib in sizes)
+        self.kv_bytes, self.buffer_bytes = (
+            sum(int(float(size) * MIB) for line in lines.lines for size in pattern.findall(line))
+            for pattern in (_CACHE, _BUFFER)
+        )
 
     def close(self) -> None:
         """Free the context. Idempotent."""

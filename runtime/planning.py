@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from edge_run.base.results import Plan, PlanItem
 from edge_run.base.units import MIB, round_down, round_up
 from edge_run.devices.memory import ProcessMemory, process_memory
 from edge_run.partition.plan import ResidencyPlan, plan_residency
 from edge_run.runtime.graph import GraphMap
-from edge_run.runtime.llama_model import LlamaContext
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.territory import Territory
+
+if TYPE_CHECKING:
+    from edge_run.runtime.llama_model import LlamaContext
 
 RESERVE_BYTES = 32 * MIB
 PAGE_TABLE_SHARE = 512
@@ -49,8 +54,7 @@ class Holdings:
             buffers = max(after.data_bytes - before.data_bytes, after.resident_bytes - before.resident_bytes)
             return cls(before.resident_bytes, context.kv_bytes, max(0, buffers - context.kv_bytes), work_bytes)
         graphs = max(0, after.resident_bytes - before.resident_bytes - context.kv_bytes)
-        buffers = context.buffer_bytes - context.kv_bytes
-        return cls(before.resident_bytes + graphs, context.kv_bytes, buffers, work_bytes)
+        return cls(before.resident_bytes + graphs, context.kv_bytes, context.buffer_bytes, work_bytes)
 
     @property
     def total_bytes(self) -> int:
@@ -74,6 +78,14 @@ def work_bytes(gguf: GgufModel, micro_batch_tokens: int) -> int:
     experts = n_used if isinstance(n_used, int) else 1
     widths = (t.shape[0] * (experts if len(t.shape) > 2 else 1) for t in gguf.tensors if len(t.shape) > 1)
     return 2 * micro_batch_tokens * max(widths, default=0)
+
+
+def compute_threads(wanted: int | None) -> int:
+    """Return the threads to compute with: as asked, or one per physical core that this process may use."""
+    if wanted:
+        return wanted
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(usable, psutil.cpu_count(logical=False) or usable))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,26 +120,35 @@ def row_ranges(graph: GraphMap, territory: Territory, micro_batch_tokens: int) -
     return ranges
 
 
-def plan_plain(gguf: GgufModel, budget_bytes: int, context: LlamaContext) -> Plan:
+def plan_plain(gguf: GgufModel, budget_bytes: int, kv_bytes: int, context_tokens: int) -> Plan:
     """Return the plan of a model that llama.cpp's own loader runs: nothing is promised."""
-    return _plan(gguf, budget_bytes, context, mode="llama.cpp")
+    return _plan(gguf, budget_bytes, kv_bytes, context_tokens, mode="llama.cpp")
 
 
 def plan_resident(
-    gguf: GgufModel, budget_bytes: int, holdings: Holdings, context: LlamaContext, territory: Territory
+    gguf: GgufModel, budget_bytes: int, holdings: Holdings, context_tokens: int, territory: Territory
 ) -> Plan:
     """Return the plan of a model that fits."""
     weights = territory.total_bytes(range(territory.n_chunks))
     items = (*holdings.items(), PlanItem("pinned", weights, "the whole model fits the budget"))
     minimum = holdings.total_bytes + weights
-    return _plan(gguf, budget_bytes, context, mode="resident", minimum_bytes=minimum, pinned_bytes=weights, items=items)
+    return _plan(
+        gguf,
+        budget_bytes,
+        holdings.kv_bytes,
+        context_tokens,
+        mode="resident",
+        minimum_bytes=minimum,
+        pinned_bytes=weights,
+        items=items,
+    )
 
 
 def plan_streamed(
     gguf: GgufModel,
     budget_bytes: int,
     holdings: Holdings,
-    context: LlamaContext,
+    context_tokens: int,
     territory: Territory,
     stretches: Sequence[Sequence[int]],
     ranges: Sequence[RowRange],
@@ -152,7 +173,8 @@ def plan_streamed(
     plan = _plan(
         gguf,
         budget_bytes,
-        context,
+        holdings.kv_bytes,
+        context_tokens,
         mode="streamed",
         minimum_bytes=minimum,
         pinned_bytes=pinned,
@@ -168,7 +190,7 @@ def _with_page_tables(size_bytes: int) -> int:
     return size_bytes + size_bytes // PAGE_TABLE_SHARE
 
 
-def _plan(gguf: GgufModel, budget_bytes: int, context: LlamaContext, **parts: Any) -> Plan:
+def _plan(gguf: GgufModel, budget_bytes: int, kv_bytes: int, context_tokens: int, **parts: Any) -> Plan:
     nothing = Plan(
         mode="",
         budget_bytes=budget_bytes,
@@ -177,8 +199,8 @@ def _plan(gguf: GgufModel, budget_bytes: int, context: LlamaContext, **parts: An
         pinned_bytes=0,
         window_bytes=0,
         streamed_bytes_per_pass=0,
-        kv_bytes=context.kv_bytes,
-        context_tokens=context.context_tokens,
+        kv_bytes=kv_bytes,
+        context_tokens=context_tokens,
         readers=0,
     )
     return replace(nothing, **parts)

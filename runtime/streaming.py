@@ -1,31 +1,17 @@
-"""Streaming as a feature of a pass: each stretch of the graph waits for its weights, and gives them back when computed.
-
-The graph is cut into stretches of a few MiB of weights (a large matrix is a stretch of its own), so that the window is
-small and reads overlap with computing. A stretch is only cut before a matrix multiplication: elsewhere a cut could
-separate nodes that ggml fuses, and the sums would differ in the last bit.
-"""
+"""Streaming as a feature of a pass: each stretch of the graph waits for its weights, and gives them back at its end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from edge_run.prefetch.schedule import STRETCH_CHUNKS, Stretch, schedule_pass
+from edge_run.prefetch.schedule import Stretch
 from edge_run.runtime.driver import Step, Steps
-from edge_run.runtime.graph import GraphMap, Node, WeightRead, looked_up_rows
+from edge_run.runtime.graph import GraphMap, Node, WeightRead
+from edge_run.runtime.observer import looked_up_rows
+from edge_run.runtime.stretches import chunks_of, cut_into_stretches, table_of
 from edge_run.tiers.rows import RowTable
 from edge_run.tiers.territory import Territory
 from edge_run.tiers.weights import Weights
-
-CUT_BEFORE = frozenset({"MUL_MAT", "MUL_MAT_ID"})
-
-ChunksOf = Callable[[WeightRead], Iterable[int]]
-
-
-def cut_into_stretches(graph: GraphMap, chunks_of: ChunksOf, stretch_chunks: int = STRETCH_CHUNKS) -> list[Stretch]:
-    """Return the stretches of `graph`, cut only before matrix multiplications."""
-    nothing = frozenset[int]()
-    needs = [nothing.union(*map(chunks_of, node.reads)) for node in graph]
-    return schedule_pass(needs, [node.op in CUT_BEFORE for node in graph], stretch_chunks)
 
 
 class WeightStreaming:
@@ -43,18 +29,10 @@ class WeightStreaming:
         self.check: Callable[[], None] = lambda: None
         self.wait_s = 0.0
 
-    def chunks_of(self, read: WeightRead) -> Iterable[int]:
-        """Return the chunks that `read` needs as a whole; looked-up rows need none of their table's inside."""
-        chunks = self._territory.chunks_of(read.address, read.length)
-        table = self._table_of(read) if read.row_bytes else None
-        if table is None:
-            return chunks
-        return [c for c in chunks if not table.start <= self._territory.place(c).address < table.stop]
-
     def stretches(self, graph: GraphMap) -> list[Stretch]:
         """Return the stretches of `graph`; those of the graph asked for last are kept."""
         if self._cut is None or self._cut[0] is not graph:
-            self._cut = graph, cut_into_stretches(graph, self.chunks_of)
+            self._cut = graph, cut_into_stretches(graph, self._chunks_of)
         return self._cut[1]
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
@@ -70,7 +48,7 @@ class WeightStreaming:
         """Acquire what `node` reads; stop after it when it reads anything."""
         if fetch := self._fetch_step(node):
             fetch(address)
-        self._acquire([c for read in node.reads for c in self.chunks_of(read) if c not in self._held])
+        self._acquire([c for read in node.reads for c in self._chunks_of(read) if c not in self._held])
         return bool(node.reads)
 
     def after_unknown(self) -> None:
@@ -81,14 +59,15 @@ class WeightStreaming:
         """Release all that is held."""
         self._release(tuple(self._held))
 
-    def _table_of(self, read: WeightRead) -> RowTable | None:
-        return next((t for t in self.tables if t.start < read.address + read.length and read.address < t.stop), None)
+    def _chunks_of(self, read: WeightRead) -> Iterable[int]:
+        return chunks_of(read, self._territory, self.tables)
 
     def _fetch_step(self, node: Node) -> Step | None:
         read = next((read for read in node.reads if read.row_bytes), None)
-        table = self._table_of(read) if read else None
-        if read is None or table is None:
+        number = table_of(read, self.tables) if read else None
+        if read is None or number is None:
             return None
+        table = self.tables[number]
 
         def fetch(address: int) -> None:
             table.fetch((read.address + row * read.row_bytes, read.row_bytes) for row in looked_up_rows(address))

@@ -97,6 +97,8 @@ def main() -> None:
         "kv_type": arguments.kv_type,
         "flash_attention": arguments.flash_attention,
         "threads": arguments.threads,
+        "outputs_per_pass": arguments.micro_batch,
+        "check_file": False,
     }
     with_plain = Engine(arguments.model, ModelConfig(backend="llama.cpp", **options))
     vocabulary = with_plain.model.vocabulary

@@ -39,11 +39,12 @@ _SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """A whole model: its shards, its tensors in file order, and the first shard's metadata."""
+    """A whole model: its shards, its tensors in file order, and the first shard's metadata (and where it stands)."""
 
     shards: tuple[Shard, ...]
     tensors: tuple[TensorInfo, ...]
     metadata: Mapping[str, MetadataValue]
+    entries: tuple[MetadataEntry, ...] = ()
 
     @property
     def architecture(self) -> str:
@@ -75,7 +76,7 @@ def read_gguf(path: Path) -> GgufModel:
         headers.append(_read_later_shard(paths[shard], path, shard, len(paths)))
     _check_together(headers)
     tensors = tuple(tensor for header in headers for tensor in header.tensors)
-    return GgufModel(tuple(header.shard for header in headers), tensors, first.metadata)
+    return GgufModel(tuple(header.shard for header in headers), tensors, first.metadata, first.entries)
 
 
 def _split_count(header: Header) -> int:

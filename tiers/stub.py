@@ -7,6 +7,7 @@ the file, so that there is nothing to populate. The mapping is then replaced by 
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import tempfile
@@ -24,12 +25,14 @@ _COPY_BYTES = 1 << 20
 class Stubs:
     """The stubs of one model in a folder of their own, removed at the end. A context manager.
 
-    Raises TierReadError when the folder cannot be written (full disk, no rights), ModelFileError when the model cannot
-    be read.
+    heads: what they begin with, when that is not the header of their shard. Raises TierReadError when the folder cannot
+    be written (full disk, no rights), ModelFileError when the model cannot be read.
     """
 
-    def __init__(self, shards: Sequence[Shard], cache_folder: Path) -> None:
+    def __init__(self, shards: Sequence[Shard], cache_folder: Path, heads: Sequence[bytes] = ()) -> None:
         self._shards = tuple(shards)
+        self._heads = tuple(heads)
+        self._head_bytes = [len(head) for head in heads] or [shard.data_offset for shard in shards]
         try:
             cache_folder.mkdir(parents=True, exist_ok=True)
             _sweep(cache_folder)
@@ -41,41 +44,42 @@ class Stubs:
             ) from error
         self.paths: list[Path] = []
         try:
-            for shard in self._shards:
-                self.paths.append(self._write(shard))
+            for number, shard in enumerate(self._shards):
+                self.paths.append(self._write(shard, self._heads[number] if self._heads else None))
         except BaseException:
             self.close()
             raise
 
-    def _write(self, shard: Shard) -> Path:
+    def _write(self, shard: Shard, head: bytes | None) -> Path:
         path = self._folder / shard.path.name
         try:
-            source = shard.path.open("rb")
+            source = shard.path.open("rb") if head is None else io.BytesIO(head)
         except OSError as error:
             raise ModelFileError(f"{shard.path}: cannot be opened ({error.strerror})") from error
+        head_bytes = shard.data_offset if head is None else len(head)
         with source:
             try:
                 with path.open("wb") as stub:
-                    left = shard.data_offset
+                    left = head_bytes
                     while left > 0 and (data := source.read(min(left, _COPY_BYTES))):
                         stub.write(data)
                         left -= len(data)
-                    stub.truncate(shard.size_bytes)
+                    stub.truncate(head_bytes + shard.size_bytes - shard.data_offset)
             except OSError as error:
                 raise TierReadError(
-                    f"{path}: writing a stub of {shard.data_offset} bytes failed ({error.strerror}); free space "
+                    f"{path}: writing a stub of {head_bytes} bytes failed ({error.strerror}); free space "
                     "there, or name another folder with --cache-dir",
-                    needed_bytes=shard.data_offset,
+                    needed_bytes=head_bytes,
                 ) from error
         return path
 
     def cut(self) -> None:
-        """Shorten every stub to its header."""
-        for path, shard in zip(self.paths, self._shards, strict=True):
-            os.truncate(path, shard.data_offset)
+        """Shorten every stub to its head."""
+        for path, head_bytes in zip(self.paths, self._head_bytes, strict=True):
+            os.truncate(path, head_bytes)
 
     def spans(self) -> list[Span]:
-        """Return where this process has mapped the stubs."""
+        """Return where this process has mapped the stubs, and where the files' bytes would be."""
         spans = []
         # The kernel writes names as they are, whatever their encoding, but for the end of a line.
         names = (os.fsencode(path.resolve()).replace(b"\n", rb"\012") for path in self.paths)
@@ -85,7 +89,8 @@ class Stubs:
             shard = numbers.get(name[0]) if name else None
             if shard is not None:
                 start, stop = (int(text, 16) for text in addresses.split(b"-"))
-                spans.append(Span(shard, start, stop, start - int(offset, 16)))
+                shift = self._head_bytes[shard] - self._shards[shard].data_offset
+                spans.append(Span(shard, start, stop, start - int(offset, 16) + shift))
         return spans
 
     def close(self) -> None:

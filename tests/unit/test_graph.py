@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from edge_run.runtime import _ggml
-from edge_run.runtime.graph import Node, Observer, WeightRead, looked_up_rows
+from edge_run.runtime.graph import Node, WeightRead
+from edge_run.runtime.observer import Observer, looked_up_rows
 
 F32, I32 = 0, 26
 ROWS, WIDTH = 50, 64

@@ -1,27 +1,14 @@
-"""What KV types a model can have, and when its KV cache is sure not to fit."""
+"""What KV types a model can have."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError, ConfigError
-from edge_run.base.units import GIB, MIB
-from edge_run.runtime.kv_rules import check_kv_fits, check_kv_types, least_kv_bytes
-from edge_run.runtime.llama_model import ContextShape
+from edge_run.base.errors import ConfigError
+from edge_run.runtime.kv_rules import check_kv_types
 from edge_run.tiers.gguf import GgufModel, MetadataValue
 
-SHAPE = ContextShape(
-    context_tokens=4096,
-    threads=1,
-    micro_batch_tokens=64,
-    sequences=1,
-    kv_type_k="f16",
-    kv_type_v="f16",
-    flash_attention="auto",
-)
 LLAMA_8B = {"block_count": 32, "embedding_length": 4096, "attention__head_count": 32, "attention__head_count_kv": 8}
 
 
@@ -68,30 +55,3 @@ def test_latent_attention_keeps_k_and_v_in_one() -> None:
 
 def test_a_model_of_unknown_heads_is_left_to_llama_cpp() -> None:
     check_kv_types(model("mamba", block_count=4, embedding_length=100), ModelConfig(kv_type="q8_0"))
-
-
-def test_the_bytes_of_a_plain_model_are_known_exactly() -> None:
-    """4096 tokens x 32 layers x 8 heads x (128 + 128) numbers of 2 bytes."""
-    assert least_kv_bytes(dense(), SHAPE) == 512 * MIB
-    quantised = replace(SHAPE, kv_type_k="q8_0", kv_type_v="q4_0")
-    assert least_kv_bytes(dense(), quantised) == 4096 * 32 * 8 * 128 // 32 * (34 + 18)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        model("mamba", block_count=32, embedding_length=4096, ssm__state_size=16),
-        model("rwkv7", block_count=32, embedding_length=4096),
-        dense(ssm__state_size=16),
-    ],
-    ids=["recurrent", "no heads", "hybrid"],
-)
-def test_recurrent_state_is_no_kv_cache(other: GgufModel) -> None:
-    assert least_kv_bytes(other, SHAPE) == 0
-
-
-def test_a_budget_that_the_cache_alone_exceeds_is_refused_before_it_is_allocated() -> None:
-    check_kv_fits(dense(), SHAPE, 512 * MIB)
-    with pytest.raises(BudgetError, match="shorten the context") as caught:
-        check_kv_fits(dense(), replace(SHAPE, context_tokens=131072), 4 * GIB)
-    assert caught.value.figures == {"found_bytes": 4 * GIB, "needed_bytes": 16 * GIB}

@@ -11,7 +11,8 @@ from edge_run.base.errors import TierReadError
 from edge_run.runtime import streaming
 from edge_run.runtime.driver import Steps
 from edge_run.runtime.graph import Node, WeightRead
-from edge_run.runtime.streaming import WeightStreaming, cut_into_stretches
+from edge_run.runtime.streaming import WeightStreaming
+from edge_run.runtime.stretches import chunks_of
 from edge_run.tiers.territory import Territory
 from mapped import PAGE, mapped
 
@@ -100,16 +101,20 @@ def test_a_graph_is_cut_only_before_matrix_multiplications(feature: WeightStream
         nodes(range(6, 9), op="MUL_MAT_ID"),
         nodes(range(9, 10), op="MUL"),
     )
-    stretches = cut_into_stretches(graph, feature.chunks_of)
+    stretches = feature.stretches(graph)
     assert [(stretch.first, stretch.last) for stretch in stretches] == [(0, 3), (4, 5)]
 
 
-def test_a_lookup_of_rows_needs_only_the_ends_of_its_table(feature: WeightStreaming, nodes: Nodes) -> None:
+def test_a_lookup_of_rows_needs_only_the_ends_of_its_table(territory: Territory, nodes: Nodes) -> None:
     """The inside is fetched row by row; the same table as a matrix is needed as a whole."""
-    feature.tables = [Table(nodes.base + 11 * CHUNK, nodes.base + 19 * CHUNK)]  # type: ignore[list-item]
-    assert list(feature.chunks_of(nodes.read(range(10, 20), row_bytes=64))) == [10, 19]
-    assert list(feature.chunks_of(nodes.read(range(10, 20)))) == list(range(10, 20))
-    assert list(feature.chunks_of(nodes.read(range(30, 33), row_bytes=64))) == [30, 31, 32], "of another table"
+    tables = [Table(nodes.base + 11 * CHUNK, nodes.base + 19 * CHUNK)]
+
+    def needed(chunks: range, row_bytes: int = 0) -> list[int]:
+        return list(chunks_of(nodes.read(chunks, row_bytes), territory, tables))
+
+    assert needed(range(10, 20), row_bytes=64) == [10, 19]
+    assert needed(range(10, 20)) == list(range(10, 20))
+    assert needed(range(30, 33), row_bytes=64) == [30, 31, 32], "of another table"
 
 
 def test_a_pass_by_program_holds_each_stretch_while_it_computes(
@@ -121,7 +126,7 @@ def test_a_pass_by_program_holds_each_stretch_while_it_computes(
     for i, node in enumerate(graph):
         for step in steps.before.get(i, ()):
             step(0)
-        assert {chunk for read in node.reads for chunk in feature.chunks_of(read)} <= weights.held
+        assert {chunk for read in node.reads for chunk in feature._chunks_of(read)} <= weights.held
         for step in steps.after.get(i, ()):
             step(0)
     assert weights.held == set()

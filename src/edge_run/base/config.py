@@ -41,9 +41,13 @@ class ModelConfig:
     context_tokens: length of the context; None is the model's own, at most 4096; 0 is the model's own.
     threads: compute threads; None is one per core that this process may use.
     micro_batch_tokens: tokens in one pass of a prompt. sequences: conversations that may share the context.
+    outputs_per_pass: tokens of one pass whose logits may be asked for, at least one for each sequence; more takes more
+    memory (a row of logits each).
     kv_type: type of both K and V, or of K and V when written `K/V` (`q8_0/q4_0`).
     backend: `edge-run` (our memory), `llama.cpp` (its own loader), or `auto` (ours where it works).
-    readers: reader threads. cache_folder: where stubs are kept while a model loads; None is `~/.cache/edge-run`.
+    readers: reader threads. cache_folder: where stubs are kept while a model loads, and what is known of models; None
+    is `~/.cache/edge-run`. check_file: open a file that is not known yet in a child process first: llama.cpp ends the
+    process over some broken files.
     """
 
     memory: int | str | None = None
@@ -51,11 +55,13 @@ class ModelConfig:
     threads: int | None = None
     micro_batch_tokens: int = 512
     sequences: int = 1
+    outputs_per_pass: int = 1
     kv_type: str = "f16"
     flash_attention: str = "auto"
     backend: str = "auto"
     readers: int = 4
     cache_folder: Path | None = None
+    check_file: bool = True
 
     def __post_init__(self) -> None:
         if self.memory is not None:
@@ -67,6 +73,7 @@ class ModelConfig:
         _require(self.threads is None or 1 <= self.threads <= 512, f"threads {self.threads}: must be 1 to 512")
         _require(self.micro_batch_tokens >= 1, f"micro-batch {self.micro_batch_tokens}: must be at least 1 token")
         _require(1 <= self.sequences <= 256, f"sequences {self.sequences}: must be 1 to 256")
+        _require(self.outputs_per_pass >= 1, f"outputs per pass {self.outputs_per_pass}: must be at least 1")
         _require(1 <= self.readers <= 64, f"readers {self.readers}: must be 1 to 64 threads")
         _require(self.backend in BACKENDS, f"backend {self.backend!r}: must be one of {', '.join(BACKENDS)}")
         _require(

@@ -42,11 +42,30 @@ class PlanItem:
 
 
 @dataclass(frozen=True, slots=True)
+class Forecast:
+    """How fast a plan will run on a device that was measured, for a prompt of `prompt_tokens` tokens.
+
+    load_s: until the model is open. first_token_s: from the prompt to the first token, in which the model is read for
+    the first time. limit: what decides the speed of decoding, `disk` or `compute`.
+    """
+
+    prompt_tokens: int
+    load_s: float
+    first_token_s: float
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    compute_s_per_token: float
+    read_s_per_token: float
+    limit: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What goes where, decided before any weight is loaded.
 
     mode: `resident` (all in memory, llama.cpp at full speed), `streamed`, or `llama.cpp` (its own loader, nothing
-    promised). items: what the budget is spent on; their sizes add up to at most budget_bytes.
+    promised). items: what the budget is spent on; their sizes add up to at most budget_bytes. forecast: None where the
+    device was not measured.
     """
 
     mode: str
@@ -60,6 +79,7 @@ class Plan:
     context_tokens: int
     readers: int
     items: tuple[PlanItem, ...] = ()
+    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True, slots=True)

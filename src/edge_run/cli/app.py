@@ -14,13 +14,14 @@ import edge_run
 from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError, TierReadError
 from edge_run.cli.commands import HELP_NAMES, origin
 from edge_run.cli.demo import demo
+from edge_run.cli.doctor import doctor
 from edge_run.cli.inflate import inflate
 from edge_run.cli.process import end_on_termination, prepare_streams, release_streams
 from edge_run.cli.run import run
 from edge_run.cli.terminal import Terminal
 
 NAME = "edge-run"
-COMMANDS = (run, demo, inflate)
+COMMANDS = (run, demo, inflate, doctor)
 SIGPIPE_CODE = 141
 
 _HELP = """Run GGUF models that are larger than memory, inside a memory budget; the text is llama.cpp's.

@@ -49,7 +49,12 @@ def demo(context: click.Context, /, size: int, memory: int, predict: int, keep: 
     """
     terminal: Terminal = context.obj
     config = model_config(
-        context, given, memory=memory, context_tokens=CONTEXT_TOKENS, micro_batch_tokens=MICRO_BATCH_TOKENS
+        context,
+        given,
+        memory=memory,
+        context_tokens=CONTEXT_TOKENS,
+        micro_batch_tokens=MICRO_BATCH_TOKENS,
+        check_file=False,
     )
     report(context, terminal, config)
     assert config.cache_folder is not None

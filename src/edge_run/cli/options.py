@@ -105,7 +105,12 @@ SETTINGS: tuple[Setting, ...] = (
     _memory("--readers", field="readers", help="Threads that read weights." + _default("readers"), **_NUMBER),
     _memory(
         "--cache-dir", field="cache_folder", type=click.Path(path_type=Path), metavar="FOLDER",
-        help="For small files while a model loads. [default: ~/.cache/edge-run]",
+        help="For small files: stubs, and what is known of models and devices. [default: ~/.cache/edge-run]",
+    ),
+    _memory(
+        "--check-file/--no-check-file", field="check_file", default=None,
+        help="Open a file that is new in a process of its own first: some broken ones would end this one. "
+        "[default: yes]",
     ),
     _memory("-md", "--draft", "--model-draft", help="A draft model; not supported yet.", **_FILE),
     _output("--json", is_flag=True, help="One JSON object on standard output, and nothing else."),

@@ -1,0 +1,86 @@
+"""How long a pass takes on a device that was measured. Pure: work and a profile in, seconds out.
+
+A pass costs what its kernels need to go through the weights, attention over what came before, and a little for every
+node and every stop. The kernels' speed was measured at a few widths for each type and row length; the time per byte is
+nearly affine in the number of tokens, so that between two widths a straight line is drawn. A type or row length that
+was not measured is taken to be like the nearest that was: a device is known by a few samples (as in HELP, Lee et al.
+2021, there with a learned predictor).
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from edge_run.base.profile import DeviceProfile
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulWork:
+    """The weights of all multiplications of one kind in a pass: `size_bytes` of type `type_name`, rows of one length.
+
+    n_experts and n_used: of a mixture, 0 otherwise. is_head: only for the tokens whose logits are
+    asked for.
+    """
+
+    type_name: str
+    row_elements: int
+    size_bytes: int
+    n_experts: int = 0
+    n_used: int = 0
+    is_head: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PassWork:
+    """What a pass computes. attention_flops: per token and position that it looks at. n_stops: where it is stopped."""
+
+    matmuls: tuple[MatmulWork, ...]
+    n_nodes: int
+    n_stops: int
+    attention_flops: float
+
+
+class CostModel:
+    """Seconds on the device of `profile`, computing with `threads` threads."""
+
+    def __init__(self, profile: DeviceProfile, threads: int) -> None:
+        self._profile = profile
+        self._kernels = [kernel for kernel in profile.kernels if kernel.threads == threads] or list(profile.kernels)
+
+    def compute_s(self, work: PassWork, tokens: int, position: int, n_outputs: int = 1) -> float:
+        """Return the seconds of a pass of `tokens` tokens that begins after `position` others, weights in memory."""
+        matmuls = sum(self._matmul_s(matmul, n_outputs if matmul.is_head else tokens) for matmul in work.matmuls)
+        pairs = tokens * (position + (tokens + 1) / 2)
+        narrow, wide = self._profile.attention_flops_per_s
+        attention = work.attention_flops * pairs / (narrow if tokens == 1 else wide)
+        return matmuls + attention + work.n_nodes * self._profile.node_s + work.n_stops * self._profile.stop_s
+
+    def _matmul_s(self, work: MatmulWork, tokens: float) -> float:
+        if tokens <= 0:
+            return 0.0
+        if not work.n_experts:
+            return work.size_bytes * self._s_per_byte(work, tokens)
+        share = work.n_used / work.n_experts
+        touched = 1 - (1 - share) ** tokens
+        return work.size_bytes * touched * self._s_per_byte(work, tokens * share / touched)
+
+    def _s_per_byte(self, work: MatmulWork, tokens: float) -> float:
+        points = self._points(work)
+        before = [point for point in points if point[0] <= tokens] or points[:1]
+        after = [point for point in points if point[0] > tokens]
+        x0, y0 = before[-1]
+        if not after:
+            return float(y0 * tokens / x0)
+        x1, y1 = after[0]
+        return y0 if x1 == x0 else y0 + (y1 - y0) * max(0.0, tokens - x0) / (x1 - x0)
+
+    def _points(self, work: MatmulWork) -> list[tuple[int, float]]:
+        """Return seconds per byte at the widths that were measured, for the kernels that are most like `work`."""
+        alike = [kernel for kernel in self._kernels if kernel.type_name == work.type_name] or self._kernels
+        nearest = min((kernel.row_elements for kernel in alike), key=lambda row: abs(row - work.row_elements))
+        by_width: dict[int, list[float]] = {}
+        for kernel in alike:
+            if kernel.row_elements == nearest:
+                by_width.setdefault(kernel.tokens, []).append(1 / kernel.bytes_per_s)
+        return [(tokens, statistics.median(values)) for tokens, values in sorted(by_width.items())]

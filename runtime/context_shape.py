@@ -1,0 +1,39 @@
+"""What a context of llama.cpp is made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_run.base.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ContextShape:
+    """What a context is made for; all but outputs_per_pass belongs to the numerics key."""
+
+    context_tokens: int
+    threads: int
+    micro_batch_tokens: int
+    sequences: int
+    outputs_per_pass: int
+    kv_type_k: str
+    kv_type_v: str
+    flash_attention: str
+
+
+def context_shape(config: ModelConfig, trained_context_tokens: int, threads: int) -> ContextShape:
+    """Return the context that `config` asks for, of a model that was trained on so many tokens (0: it does not say)."""
+    wanted = config.context_tokens
+    trained = trained_context_tokens or 4096
+    tokens = trained if wanted == 0 else min(trained, 4096) if wanted is None else wanted
+    k, v = config.kv_types
+    return ContextShape(
+        context_tokens=tokens,
+        threads=threads,
+        micro_batch_tokens=min(config.micro_batch_tokens, tokens),
+        sequences=config.sequences,
+        outputs_per_pass=max(config.outputs_per_pass, config.sequences),
+        kv_type_k=k,
+        kv_type_v=v,
+        flash_attention=config.flash_attention,
+    )

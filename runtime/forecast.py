@@ -1,0 +1,105 @@
+"""From a plan, a model's graph and a measured device to times: how long until the first token, how fast after it.
+
+A pass takes as long as the slower of computing and reading, which overlap; the first one reads everything, into memory
+that was not used before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edge_run.base.profile import DeviceProfile, DiskProfile
+from edge_run.base.results import Forecast, Plan
+from edge_run.partition.cost import CostModel, MatmulWork, PassWork
+from edge_run.runtime.graph import GraphMap
+from edge_run.tiers.gguf import GgufModel, TensorInfo
+from edge_run.tiers.gguf_format import TENSOR_TYPES
+
+_MATMULS = ("MUL_MAT", "MUL_MAT_ID")
+_COSTS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+
+
+def pass_work(gguf: GgufModel, graph: GraphMap, n_stops: int) -> PassWork:
+    """Return what a pass over `graph` computes, when it is stopped at `n_stops` places."""
+    tensors = {tensor.name: tensor for tensor in gguf.tensors}
+    last = max((i for i, node in enumerate(graph) if node.op in _MATMULS and node.reads), default=-1)
+    matmuls = [
+        _matmul(gguf, tensor, node.op == "MUL_MAT_ID", i == last)
+        for i, node in enumerate(graph)
+        if node.op in _MATMULS
+        for read in node.reads
+        if (tensor := tensors.get(read.name))
+    ]
+    n_nodes = sum(node.op not in _COSTS_NOTHING for node in graph)
+    return PassWork(_together(matmuls), n_nodes, n_stops, _attention_flops(gguf, graph))
+
+
+def _matmul(gguf: GgufModel, tensor: TensorInfo, is_expert: bool, is_head: bool) -> MatmulWork:
+    n_experts = tensor.shape[2] if is_expert and len(tensor.shape) > 2 else 0
+    n_used = gguf.value("expert_used_count") if n_experts else 0
+    return MatmulWork(
+        TENSOR_TYPES[tensor.type_id].name,
+        tensor.shape[0],
+        tensor.size_bytes,
+        n_experts,
+        n_used if isinstance(n_used, int) else 0,
+        is_head,
+    )
+
+
+def _together(matmuls: Sequence[MatmulWork]) -> tuple[MatmulWork, ...]:
+    """Return one entry for each kind."""
+    sizes: dict[tuple[object, ...], int] = {}
+    for work in matmuls:
+        kind = (work.type_name, work.row_elements, work.n_experts, work.n_used, work.is_head)
+        sizes[kind] = sizes.get(kind, 0) + work.size_bytes
+    return tuple(MatmulWork(kind[0], kind[1], size, *kind[2:]) for kind, size in sizes.items())  # type: ignore[arg-type]
+
+
+def _attention_flops(gguf: GgufModel, graph: GraphMap) -> float:
+    """Return the work of attention per token and position that it looks at, over all layers."""
+    heads, width = gguf.value("attention.head_count"), gguf.value("embedding_length")
+    if not isinstance(heads, int) or not isinstance(width, int) or not heads:
+        return 0.0
+    key, value = gguf.value("attention.key_length"), gguf.value("attention.value_length")
+    elements = (key if isinstance(key, int) else width // heads) + (value if isinstance(value, int) else width // heads)
+    n_layers = sum(node.op in ("FLASH_ATTN_EXT", "SOFT_MAX") for node in graph)
+    return 2.0 * elements * heads * n_layers
+
+
+def forecast(
+    plan: Plan,
+    work: PassWork,
+    profile: DeviceProfile,
+    disk: DiskProfile | None,
+    threads: int,
+    prompt_tokens: int,
+    micro_batch_tokens: int,
+    load_s: float = 0.0,
+) -> Forecast:
+    """Return how long a prompt of `prompt_tokens` tokens and each token after it will take under `plan`."""
+    costs = CostModel(profile, threads)
+    first_read_s = read_s = 0.0
+    if disk is not None:
+        first_read_s = plan.model_bytes / disk.first_use_bytes_per_s
+        read_s = plan.streamed_bytes_per_pass / disk.bytes_per_s
+    prefill_s = 0.0
+    for start in range(0, prompt_tokens, micro_batch_tokens):
+        tokens = min(micro_batch_tokens, prompt_tokens - start)
+        compute_s = costs.compute_s(work, tokens, start, n_outputs=int(start + tokens == prompt_tokens))
+        if start == 0:
+            prefill_s += first_read_s + compute_s if plan.mode == "resident" else max(first_read_s, compute_s)
+        else:
+            prefill_s += max(read_s, compute_s)
+    decode_compute_s = costs.compute_s(work, 1, prompt_tokens)
+    token_s = max(read_s, decode_compute_s)
+    return Forecast(
+        prompt_tokens=prompt_tokens,
+        load_s=load_s,
+        first_token_s=prefill_s,
+        prefill_tokens_per_s=prompt_tokens / prefill_s if prefill_s else 0.0,
+        decode_tokens_per_s=1 / token_s if token_s else 0.0,
+        compute_s_per_token=decode_compute_s,
+        read_s_per_token=read_s,
+        limit="disk" if read_s > decode_compute_s else "compute",
+    )

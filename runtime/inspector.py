@@ -1,0 +1,105 @@
+"""Finds out what llama.cpp makes of a model file, without reading weights: what an `Inspection` says.
+
+Nothing is computed. The vocabulary is loaded by itself; the sizes of caches and buffers are told by a context that
+allocates nothing; the graph is that of a stub, in a context as short as can be. A broken file may end the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.units import round_down, round_up
+from edge_run.devices.memory import process_memory
+from edge_run.runtime.context_shape import ContextShape, context_shape
+from edge_run.runtime.decoder import LocalDecoder
+from edge_run.runtime.driver import Driver
+from edge_run.runtime.graph import GraphMap, WeightRead
+from edge_run.runtime.inspection import SHARD_BYTES, Inspection
+from edge_run.runtime.kv_rules import check_kv_types
+from edge_run.runtime.llama_model import LlamaContext, LlamaModel
+from edge_run.tiers import _libc
+from edge_run.tiers.gguf import GgufModel, read_gguf
+from edge_run.tiers.outline import outline_heads, outline_metadata
+from edge_run.tiers.stub import Stubs
+from edge_run.tiers.territory import Span, Territory
+
+SHORT_CONTEXT_TOKENS = 64
+SMALL_KV_TYPE = "q4_0"
+
+
+def inspect_here(path: Path, config: ModelConfig, cache_folder: Path) -> Inspection:
+    """Return what there is to know of the model at `path`, opened as `config` says. Raises what opening it raises.
+
+    The vocabulary stays loaded: this process is not meant to do anything else.
+    """
+    with ThreadPoolExecutor(1) as other_core:
+        loading = other_core.submit(LlamaModel, [path], mode="vocabulary")
+        gguf = read_gguf(path)
+        metadata = outline_metadata(gguf)
+        with Stubs(gguf.shards, cache_folder, outline_heads(gguf)) as stubs:
+            with LlamaModel(stubs.paths, metadata=metadata, mode="sized") as sized:
+                _check_kind(path, gguf, sized)
+                shape = context_shape(config, sized.trained_context_tokens, threads=1)
+                whole = LlamaContext(sized, shape)
+                whole.close()
+            with LlamaModel(stubs.paths, stubs.cut, metadata) as model:
+                territory = Territory(stubs.spans())
+                territory.claim()
+                graph, kv_bytes = _map_graph(gguf, model, shape)
+                vocabulary = loading.result().vocabulary
+                program_bytes = process_memory().resident_bytes - kv_bytes
+    return Inspection(
+        context_tokens=whole.context_tokens,
+        trained_context_tokens=sized.trained_context_tokens,
+        micro_batch_tokens=shape.micro_batch_tokens,
+        vocabulary=vocabulary,
+        program_bytes=program_bytes,
+        kv_bytes=whole.kv_bytes,
+        buffer_bytes=whole.buffer_bytes,
+        spans=tuple(map(_in_files, territory.spans)),
+        graph=_at_file_addresses(graph, territory),
+    )
+
+
+def _check_kind(path: Path, gguf: GgufModel, model: LlamaModel) -> None:
+    if model.has_encoder or not model.has_decoder:
+        raise NotSupported(f"{path}: {gguf.architecture} has an encoder; edge-run runs decoder-only models")
+
+
+def _map_graph(gguf: GgufModel, model: LlamaModel, shape: ContextShape) -> tuple[GraphMap, int]:
+    """Return the graph of a pass of one token, and the bytes of the cache that was made for it."""
+    tokens = min(shape.context_tokens, SHORT_CONTEXT_TOKENS)
+    short = replace(shape, context_tokens=tokens, micro_batch_tokens=min(shape.micro_batch_tokens, tokens))
+    with contextlib.suppress(ConfigError):  # raised where the model cannot have the smallest cache
+        check_kv_types(gguf, ModelConfig(kv_type=SMALL_KV_TYPE, flash_attention=shape.flash_attention))
+        os.environ["LLAMA_ATTN_ROT_DISABLE"] = "1"  # of quantised caches only: it adds nodes
+        short = replace(short, kv_type_k=SMALL_KV_TYPE, kv_type_v=SMALL_KV_TYPE)
+    driver = Driver()
+    context = LlamaContext(model, short, driver.callback)
+    decoder = LocalDecoder(model, context, driver, short)
+    try:
+        return decoder.map_graph(), context.kv_bytes
+    finally:
+        decoder.close()
+        context.close()
+
+
+def _in_files(span: Span) -> Span:
+    """Return `span` at its file addresses, as if the file itself were mapped: in whole pages."""
+    start, stop = round_down(span.start - span.base, _libc.PAGE), round_up(span.stop - span.base, _libc.PAGE)
+    base = span.shard * SHARD_BYTES
+    return Span(span.shard, base + start, base + stop, base)
+
+
+def _at_file_addresses(graph: GraphMap, territory: Territory) -> GraphMap:
+    def moved(read: WeightRead) -> WeightRead:
+        span = territory.span_of(read.address)
+        return replace(read, address=span.shard * SHARD_BYTES + read.address - span.base)
+
+    return tuple(replace(node, reads=tuple(map(moved, node.reads))) if node.reads else node for node in graph)

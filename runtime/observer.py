@@ -1,0 +1,73 @@
+"""Reads llama.cpp's graph as the callback shows it: nodes and the weights they read, found by structure, not by name.
+
+A weight is a leaf whose buffer is marked as weights, or a view of one. A lookup of rows whose ids are an input
+of the graph (token embeddings, learned positions) reads just those rows; all else reads the whole tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from edge_run.runtime import _ggml as ggml
+from edge_run.runtime.graph import Node, WeightRead
+
+_READS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+
+
+class Observer:
+    """Turns the nodes that the callback shows into `Node`s. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._is_weight_buffer: dict[int, bool] = {}
+
+    def observe(self, address: int, seen: Sequence[Node]) -> Node:
+        """Return what the tensor struct at `address` says; `seen` are the nodes before it."""
+        tensor = ggml.tensor_at(address)
+        op = ggml.op_name(tensor.op)
+        reads: list[WeightRead] = []
+        if op not in _READS_NOTHING:
+            for index, source in enumerate(tensor.src):
+                if source and (read := self._read(op, tensor, index, source)):
+                    reads.append(read)
+        ids = _producer(tensor.src[2], seen) if op == "MUL_MAT_ID" else None
+        return Node(ggml.tensor_name(address), op, tuple(reads), bool(tensor.flags & ggml.FLAG_COMPUTE), ids)
+
+    def _read(self, op: str, tensor: Any, index: int, source: int) -> WeightRead | None:
+        part = ggml.tensor_at(source)
+        root = part.view_src or source
+        if not self._is_weight(root):
+            return None
+        row_bytes = 0
+        if op == "GET_ROWS" and index == 0 and part.ne[2] == part.ne[3] == 1 and self._is_input(tensor.src[1]):
+            row_bytes = part.nb[1]
+        length = ggml.functions().ggml_nbytes(source)
+        return WeightRead(ggml.tensor_name(root).decode("utf-8", "replace"), part.data, length, row_bytes)
+
+    def _is_weight(self, address: int) -> bool:
+        buffer = ggml.tensor_at(address).buffer
+        if not buffer:
+            return False
+        known = self._is_weight_buffer.get(buffer)
+        if known is None:
+            usage = ggml.functions().ggml_backend_buffer_get_usage(buffer)
+            known = self._is_weight_buffer[buffer] = usage == ggml.USAGE_WEIGHTS
+        return known
+
+    def _is_input(self, address: int) -> bool:
+        ids = ggml.tensor_at(address)
+        root = ggml.tensor_at(ids.view_src) if ids.view_src else ids
+        return ggml.op_name(root.op) == "NONE" and ids.nb[0] == 4 and not self._is_weight(address)
+
+
+def _producer(source: int, seen: Sequence[Node]) -> int | None:
+    """Return the ordinal of the node that computes what `source` is, or is a view of; None when it is an input."""
+    name = ggml.tensor_name(ggml.tensor_at(source).view_src or source)
+    return next((i for i in range(len(seen) - 1, -1, -1) if seen[i].name == name), None)
+
+
+def looked_up_rows(address: int) -> list[int]:
+    """Return the distinct rows that the GET_ROWS node at `address` asks for; its ids must be an input of the graph."""
+    ids = ggml.tensor_at(ggml.tensor_at(address).src[1])
+    count = ids.ne[0] * ids.ne[1] * ids.ne[2] * ids.ne[3]
+    return sorted(set(ggml.read_int32(ids.data, count).tolist()))

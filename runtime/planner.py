@@ -1,0 +1,75 @@
+"""What would be done with a model file, said before anything is loaded: the plans of `edge-run plan`.
+
+The plan that a run makes comes from its own context and graph (`runtime/engine.py`); this one from what an inspection
+knows of them, through the same functions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.profile import DeviceProfile, DiskProfile
+from edge_run.base.results import Plan
+from edge_run.devices.memory import default_budget_bytes
+from edge_run.runtime.forecast import forecast, pass_work
+from edge_run.runtime.inspection import Inspection, inspect
+from edge_run.runtime.kv_rules import check_kv_types
+from edge_run.runtime.library import library_version
+from edge_run.runtime.planning import (
+    Holdings,
+    compute_threads,
+    plan_resident,
+    plan_streamed,
+    row_ranges,
+    work_bytes,
+)
+from edge_run.runtime.stretches import chunks_of, cut_into_stretches
+from edge_run.tiers.gguf import GgufModel, read_gguf
+from edge_run.tiers.territory import Territory
+
+
+def planner(path: Path, config: ModelConfig) -> Planner:
+    """Return the planner of the model at `path`; its header is read, no weights are.
+
+    Raises ModelFileError, ConfigError, NotSupported, KernelError or TierReadError.
+    """
+    gguf = read_gguf(path)
+    check_kv_types(gguf, config)
+    cache_folder = config.cache_folder or Path.home() / ".cache" / "edge-run"
+    return Planner(gguf, config, inspect(gguf, config, cache_folder, library_version()))
+
+
+class Planner:
+    """Plans one model under any number of budgets. Reads nothing."""
+
+    def __init__(self, gguf: GgufModel, config: ModelConfig, known: Inspection) -> None:
+        self.gguf, self.config, self.known = gguf, config, known
+        self.threads = compute_threads(config.threads)
+        work = work_bytes(gguf, known.micro_batch_tokens)
+        self._holdings = Holdings(known.program_bytes, known.kv_bytes, known.buffer_bytes, work)
+        self._territory = Territory(known.spans)
+        self._ranges = row_ranges(known.graph, self._territory, known.micro_batch_tokens)
+        self._stretches = cut_into_stretches(known.graph, lambda read: chunks_of(read, self._territory, self._ranges))
+
+    def plan(self, budget_bytes: int | None = None) -> Plan:
+        """Return the plan under a budget; None is the configured one. Raises BudgetError when it is too small."""
+        budget = budget_bytes or int(self.config.memory or default_budget_bytes())
+        weights = self._territory.n_chunks * self._territory.chunk_bytes
+        tokens = self.known.context_tokens
+        if self._holdings.total_bytes + weights <= budget:
+            return plan_resident(self.gguf, budget, self._holdings, tokens, self._territory)
+        needs = [stretch.needs for stretch in self._stretches]
+        readers = self.config.readers
+        plan, _ = plan_streamed(
+            self.gguf, budget, self._holdings, tokens, self._territory, needs, self._ranges, readers
+        )
+        return plan
+
+    def forecast(self, plan: Plan, profile: DeviceProfile, disk: DiskProfile | None, prompt_tokens: int) -> Plan:
+        """Return `plan` with what it would take on a device, for a prompt of `prompt_tokens` tokens."""
+        n_stops = len(self._stretches) if plan.mode == "streamed" else 0
+        work = pass_work(self.gguf, self.known.graph, n_stops)
+        width = self.known.micro_batch_tokens
+        return replace(plan, forecast=forecast(plan, work, profile, disk, self.threads, prompt_tokens, width))
