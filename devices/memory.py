@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from edge_run.base.units import MIB
 MARGIN_BYTES = 256 * MIB
 MARGIN_SHARE = 0.05
 
+Promised = Callable[[Path | None], int]
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
@@ -21,6 +25,28 @@ class ProcessMemory:
     peak_bytes: int
     swapped_bytes: int
     data_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """A memory cgroup: its folder, and its files' names in this version of cgroups."""
+
+    folder: Path
+    limit_name: str
+    usage_name: str
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Its limit; None where it has none, or cannot be read."""
+        try:
+            text = (self.folder / self.limit_name).read_text().strip()
+            return None if text == "max" or int(text) >= 1 << 60 else int(text)
+        except (OSError, ValueError):
+            return None
+
+
+def _nothing(group: Path | None) -> int:
+    return 0
 
 
 def process_memory() -> ProcessMemory:
@@ -37,27 +63,32 @@ def process_memory() -> ProcessMemory:
     return ProcessMemory(resident, peak, swapped, data)
 
 
-def available_bytes(root: Path = Path("/")) -> int:
-    """Return what this process may hold in all: what is available, itself included, or its cgroup's limit."""
+def available_bytes(root: Path = Path("/"), promised_bytes: Promised = _nothing) -> int:
+    """Return what this process may hold in all: what is available, itself included, or its cgroup's limit.
+
+    promised_bytes: what is spoken for already, of the machine's memory (for None) or of that of a cgroup (for its
+    folder); the result may then be negative.
+    """
     own = process_memory().resident_bytes
-    limits = [psutil.virtual_memory().available + own]
-    limits.extend(_cgroup_rooms(root, own))
-    return min(limits)
+    rooms: list[tuple[Path | None, int]] = [(None, psutil.virtual_memory().available + own)]
+    for group in memory_groups("self", root):
+        if (room := _room(group, own)) is not None:
+            rooms.append((group.folder, room))
+    return min(room - promised_bytes(folder) for folder, room in rooms)
 
 
-def default_budget_bytes() -> int:
-    """Return the budget when none is named: what is available, less a margin for everybody else."""
-    available = available_bytes()
+def default_budget_bytes(promised_bytes: Promised = _nothing) -> int:
+    """Return the budget when none is named: what is available, less what is promised, less a margin for the others."""
+    available = max(0, available_bytes(promised_bytes=promised_bytes))
     return max(available // 2, int(available * (1 - MARGIN_SHARE)) - MARGIN_BYTES)
 
 
-def _cgroup_rooms(root: Path, own_bytes: int) -> list[int]:
-    """Return what each limited memory cgroup above this process leaves us, what we hold ourselves included."""
-    rooms = []
+def memory_groups(process: int | str = "self", root: Path = Path("/")) -> Iterator[MemoryGroup]:
+    """Yield the memory cgroups that `process` (an id) is in, innermost first; none where there are no cgroups."""
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc" / str(process) / "cgroup").read_text().splitlines()
     except OSError:
-        return []
+        return
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -66,23 +97,22 @@ def _cgroup_rooms(root: Path, own_bytes: int) -> list[int]:
             base, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
         else:
             continue
-        folder = base / path.lstrip("/")
+        folder = Path(os.path.normpath(base / path.lstrip("/")))  # `/../x` is outside of what we see of the tree
         while folder == base or base in folder.parents:
-            if (room := _room(folder, *names, own_bytes)) is not None:
-                rooms.append(room)
+            yield MemoryGroup(folder, *names)
             folder = folder.parent
-    return rooms
 
 
-def _room(folder: Path, limit_name: str, usage_name: str, own_bytes: int) -> int | None:
+def _room(group: MemoryGroup, own_bytes: int) -> int | None:
+    """Return what a cgroup leaves us, what we hold ourselves included; None where it has no limit."""
+    limit = group.limit_bytes
+    if limit is None:
+        return None
     try:
-        limit_text = (folder / limit_name).read_text().strip()
-        if limit_text == "max" or int(limit_text) >= 1 << 60:
-            return None
-        usage = int((folder / usage_name).read_text())
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        usage = int((group.folder / group.usage_name).read_text())
+        stat = dict(line.split() for line in (group.folder / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return None
     cache = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
     others = max(0, usage - cache - own_bytes)
-    return max(0, int(limit_text) - others)
+    return max(0, limit - others)

@@ -62,7 +62,7 @@ class CostModel:
         if not work.n_experts:
             return work.size_bytes * self._s_per_byte(work, tokens)
         share = work.n_used / work.n_experts
-        touched = 1 - (1 - share) ** tokens
+        touched: float = 1 - (1 - share) ** tokens
         return work.size_bytes * touched * self._s_per_byte(work, tokens * share / touched)
 
     def _s_per_byte(self, work: MatmulWork, tokens: float) -> float:

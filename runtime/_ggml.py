@@ -31,6 +31,7 @@ FLAG_COMPUTE = 16
 USAGE_WEIGHTS = 1
 LOAD_MODE_NONE, LOAD_MODE_MMAP = 0, 1
 _OVERRIDE_INTEGER, _OVERRIDE_TEXT = 0, 3
+_GPU_KINDS = (1, 2)  # with memory of their own, and with the host's
 LAZY_MODE_OFF = 0
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 TYPE_IDS = {
@@ -85,6 +86,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_buffer_get_usage": (ctypes.c_int, [ctypes.c_void_p]),
     "ggml_backend_buffer_get_base": (ctypes.c_void_p, [ctypes.c_void_p]),
     "ggml_backend_dev_count": (ctypes.c_size_t, []),
+    "ggml_backend_dev_get": (ctypes.c_void_p, [ctypes.c_size_t]),
+    "ggml_backend_dev_type": (ctypes.c_int, [ctypes.c_void_p]),
+    "ggml_backend_dev_name": (ctypes.c_char_p, [ctypes.c_void_p]),
+    "ggml_backend_dev_description": (ctypes.c_char_p, [ctypes.c_void_p]),
+    "ggml_backend_dev_memory": (None, [ctypes.c_void_p, *[ctypes.POINTER(ctypes.c_size_t)] * 2]),
     "ggml_tensor_overhead": (ctypes.c_size_t, []),
     "ggml_init": (ctypes.c_void_p, [_InitParams]),
     "ggml_free": (None, [ctypes.c_void_p]),
@@ -96,6 +102,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_build_forward_expand": (None, [ctypes.c_void_p] * 2),
     "ggml_mul_mat": (ctypes.c_void_p, [ctypes.c_void_p] * 3),
     "ggml_flash_attn_ext": (ctypes.c_void_p, [*[ctypes.c_void_p] * 5, *[ctypes.c_float] * 3]),
+    "ggml_swiglu_split": (ctypes.c_void_p, [ctypes.c_void_p] * 3),
     "ggml_prec_set_acc": (ctypes.c_bool, [ctypes.c_void_p, ctypes.c_int]),
     "ggml_permute": (ctypes.c_void_p, [*[ctypes.c_void_p] * 2, *[ctypes.c_int] * 4]),
     "ggml_new_tensor_3d": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_int64] * 3]),
@@ -167,6 +174,11 @@ def set_compute_flag(address: int, is_computed: bool) -> None:
     flags.value = flags.value | FLAG_COMPUTE if is_computed else flags.value & ~FLAG_COMPUTE
 
 
+def clear_data(address: int) -> None:
+    """Fill what the tensor at `address` holds with zeros."""
+    ctypes.memset(tensor_at(address).data, 0, functions().ggml_nbytes(address))
+
+
 def read_int32(address: int, count: int) -> npt.NDArray[np.int32]:
     """Return a copy of `count` int32 at `address`."""
     return np.frombuffer(ctypes.string_at(address, 4 * count), np.int32)
@@ -185,6 +197,20 @@ def describing_context(tensors: int, nodes: int) -> int:
     if not context:
         raise KernelError(f"ggml cannot make a context of {size_bytes:,} bytes")
     return context
+
+
+def gpu_devices() -> list[tuple[str, str, int, int]]:
+    """Return (description, llama.cpp's name as `CUDA0`, bytes of memory in all, bytes free) of each GPU."""
+    ggml, devices = functions(), []
+    for index in range(ggml.ggml_backend_dev_count()):
+        device = ggml.ggml_backend_dev_get(index)
+        if ggml.ggml_backend_dev_type(device) in _GPU_KINDS:
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            ggml.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+            texts = (ggml.ggml_backend_dev_description(device), ggml.ggml_backend_dev_name(device))
+            description, name = (text.decode("utf-8", "replace") for text in texts)
+            devices.append((description, name, total.value, free.value))
+    return devices
 
 
 def cpu_backend(threads: int) -> int:

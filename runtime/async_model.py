@@ -15,7 +15,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.results import Generation, Piece, Plan, Stats
+from edge_run.base.results import Generation, Piece, Plan, Progress, Stats
 from edge_run.runtime.model import Message, Model
 from edge_run.runtime.stream import Stream
 
@@ -44,6 +44,11 @@ class AsyncModel:
     def plan(self) -> Plan:
         """What goes where."""
         return self._opened.plan
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the prompt or token at hand is; None between them."""
+        return self._opened.progress
 
     @property
     def stats(self) -> Stats:

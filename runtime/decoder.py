@@ -19,6 +19,7 @@ from edge_run.runtime.context_shape import ContextShape
 from edge_run.runtime.driver import Driver, PassShape
 from edge_run.runtime.graph import GraphMap
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
+from edge_run.runtime.progress import Timeline
 
 
 class LocalDecoder:
@@ -33,10 +34,12 @@ class LocalDecoder:
         context: LlamaContext,
         driver: Driver,
         shape: ContextShape,
-        prepare: Callable[[], None] = lambda: None,
+        prepare: Callable[[Sequence[BatchToken]], None] = lambda batch: None,
+        timeline: Timeline | None = None,
     ) -> None:
-        """Decode with `context`. prepare runs before each batch and may raise."""
-        self._model, self._context, self._driver, self._prepare = model, context, driver, prepare
+        """Decode with `context`. prepare is given each batch first, and may raise; timeline hears of every pass."""
+        self._model, self._context, self._driver = model, context, driver
+        self._prepare, self._timeline = prepare, timeline or Timeline()
         self._width, self._outputs = shape.micro_batch_tokens, shape.outputs_per_pass
         self._batch: Any = L.llama_batch_init(self._width, 0, 1)
         self._logits: Logits = np.empty((0, model.vocabulary), np.float32)
@@ -60,7 +63,7 @@ class LocalDecoder:
     def decode(self, batch: Sequence[BatchToken]) -> Logits:
         """Run a batch; see `Decoder.decode`. Ctrl-C meanwhile is raised as KeyboardInterrupt once it is rolled back."""
         self._driver.forget_cancel()
-        self._prepare()
+        self._prepare(batch)
         n_wanted = sum(token.wants_logits for token in batch)
         if len(self._logits) != n_wanted:
             self._logits = np.empty((n_wanted, self._model.vocabulary), np.float32)
@@ -69,10 +72,13 @@ class LocalDecoder:
             for start in range(0, len(batch), self._width):
                 self._driver.check_cancelled()
                 filled = self._pass(batch[start : start + self._width], filled)
+                self._timeline.advance()
         except BaseException:
             for sequence in {token.sequence for token in batch}:
                 self.rewind(sequence, min(token.position for token in batch if token.sequence == sequence))
             raise
+        finally:
+            self._timeline.end()
         return self._logits
 
     def rewind(self, sequence: int, position: int) -> int:

@@ -112,6 +112,11 @@ class Driver:
         self._failure: BaseException | None = None
         self._is_mapping = self._must_restore = self._is_cancelled = False
 
+    @property
+    def share_done(self) -> float:
+        """How much of the pass in progress has been asked about, 0 to 1; any thread may ask."""
+        return self._cursor / max(1, len(self._program.graph))
+
     def cancel(self) -> None:
         """Stop the pass in progress at its next node; it raises Cancelled."""
         self._is_cancelled = True

@@ -15,17 +15,20 @@ import contextlib
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import NotSupported
+from edge_run.base.protocols import BatchToken
 from edge_run.base.results import Backend, MemoryUse, Numerics, Plan
+from edge_run.devices.ledger import Ledger
 from edge_run.devices.memory import default_budget_bytes, process_memory
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.context_shape import context_shape
 from edge_run.runtime.decoder import LocalDecoder
 from edge_run.runtime.driver import Driver, PassShape, compile_program
+from edge_run.runtime.forecast import PassTimes
 from edge_run.runtime.inspection import inspect
 from edge_run.runtime.kv_rules import check_kv_types
 from edge_run.runtime.library import library_version
@@ -40,6 +43,7 @@ from edge_run.runtime.planning import (
     row_ranges,
     work_bytes,
 )
+from edge_run.runtime.progress import Timeline, pass_steps
 from edge_run.runtime.streaming import WeightStreaming
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import read_gguf
@@ -89,7 +93,8 @@ class Engine:
         started = time.monotonic()
         self.config = config
         self._chunk_bytes = chunk_bytes
-        self.budget_bytes = int(config.memory) if config.memory else default_budget_bytes()
+        self._ledger = Ledger()
+        self.budget_bytes = int(config.memory or default_budget_bytes(self._ledger.promised_bytes))
         self.gguf = read_gguf(path)
         check_kv_types(self.gguf, config)
         reason = why_not_ours(config)
@@ -103,6 +108,9 @@ class Engine:
         self._sources: list[SourceFile] = []
         self._readers: Readers | None = None
         self._streaming: WeightStreaming | None = None
+        self._is_unread = not reason
+        self.timeline = Timeline(self._share_of_step)
+        self.pass_times: PassTimes | None = None
         self._stack = contextlib.ExitStack()
         try:
             with _OPENING, _garbage_collection_paused():
@@ -149,7 +157,7 @@ class Engine:
     def _open_plain(self) -> Plan:
         self._load([shard.path for shard in self.gguf.shards])
         self._make_context(None)
-        self._make_decoder(lambda: None)
+        self._make_decoder(self._begin)
         return plan_plain(self.gguf, self.budget_bytes, self._context.kv_bytes, self._context.context_tokens)
 
     def _open_ours(self) -> Plan:
@@ -188,8 +196,8 @@ class Engine:
         self._context = LlamaContext(self.model, self.shape, callback)
         return Holdings.since(before, self._context, work_bytes(self.gguf, self.shape.micro_batch_tokens))
 
-    def _make_decoder(self, prepare: Callable[[], None]) -> None:
-        self.decoder = LocalDecoder(self.model, self._context, self._driver, self.shape, prepare)
+    def _make_decoder(self, prepare: Callable[[Sequence[BatchToken]], None]) -> None:
+        self.decoder = LocalDecoder(self.model, self._context, self._driver, self.shape, prepare, self.timeline)
         self._stack.callback(self.decoder.close)
 
     def _make_weights(self, residency: Residency) -> Weights:
@@ -200,21 +208,24 @@ class Engine:
 
     def _open_resident(self, holdings: Holdings) -> Plan:
         """Read everything, in file order; the first pass waits for all of it."""
+        plan = plan_resident(self.gguf, self.budget_bytes, holdings, self._context.context_tokens, self._territory)
+        self._enter_in_ledger(plan)
         everything = range(self._territory.n_chunks)
         weights = self._make_weights(Residency(len(everything), everything, everything, 0))
-        waiting = [weights]
 
-        def prepare() -> None:
-            if waiting:
+        def prepare(batch: Sequence[BatchToken]) -> None:
+            self._begin(batch)
+            if self._is_unread:
                 weights.acquire(everything, self._driver.check_cancelled)
-                waiting.clear()
+                self._is_unread = False
+                self.timeline.advance()
 
         self._make_decoder(prepare)
-        return plan_resident(self.gguf, self.budget_bytes, holdings, self._context.context_tokens, self._territory)
+        return plan
 
     def _open_streamed(self, holdings: Holdings, readers: Readers) -> Plan:
         """Map the graph, plan, and begin to read in the order of the first pass."""
-        self._make_decoder(self._check_files)
+        self._make_decoder(self._begin)
         graph = self.decoder.map_graph()
         streaming = self._streaming = WeightStreaming(self._territory)
         ranges = row_ranges(graph, self._territory, self.shape.micro_batch_tokens)
@@ -232,6 +243,7 @@ class Engine:
             ranges,
             self.config.readers,
         )
+        self._enter_in_ledger(plan)
         order = [chunk for stretch in stretches for chunk in stretch.acquire]
         streaming.weights = self._make_weights(
             Residency(self._territory.n_chunks, order, residency.pinned, residency.n_frames)
@@ -241,6 +253,23 @@ class Engine:
         self._driver.programs[PassShape(1, 1)] = compile_program(graph, self._driver.features)
         return plan
 
-    def _check_files(self) -> None:
-        for source in self._sources:
-            source.check_unchanged()
+    def _enter_in_ledger(self, plan: Plan) -> None:
+        """Let this user's other runs know what `plan` takes. Raises BudgetError when that is more than is free."""
+        sizes = {item.what: item.size_bytes for item in plan.items}
+        grant = self._ledger.grant(sum(sizes.values()), self.gguf.shards[0].path.name, held_bytes=sizes["program"])
+        self._stack.enter_context(grant)
+
+    def _begin(self, batch: Sequence[BatchToken]) -> None:
+        """Look after the files that are still read, and say what the passes of `batch` are expected to take."""
+        is_streamed = self.plan.mode == "streamed"
+        if is_streamed or self._is_unread:
+            for source in self._sources:
+                source.check_unchanged()
+        steps = pass_steps(self.plan, self.pass_times, len(batch), batch[0].position, self.shape, self._is_unread)
+        self.timeline.begin(steps, is_timed=self.pass_times is not None)
+        self._is_unread &= not is_streamed
+
+    def _share_of_step(self) -> float:
+        if self._is_unread and self.plan.mode == "resident":
+            return self.read_totals.bytes_read / max(1, self.plan.model_bytes)
+        return self._driver.share_done if self.plan.mode == "streamed" else 0.0

@@ -67,39 +67,53 @@ def _attention_flops(gguf: GgufModel, graph: GraphMap) -> float:
     return 2.0 * elements * heads * n_layers
 
 
-def forecast(
-    plan: Plan,
-    work: PassWork,
-    profile: DeviceProfile,
-    disk: DiskProfile | None,
-    threads: int,
-    prompt_tokens: int,
-    micro_batch_tokens: int,
-    load_s: float = 0.0,
-) -> Forecast:
-    """Return how long a prompt of `prompt_tokens` tokens and each token after it will take under `plan`."""
-    costs = CostModel(profile, threads)
-    first_read_s = read_s = 0.0
-    if disk is not None:
-        first_read_s = plan.model_bytes / disk.first_use_bytes_per_s
-        read_s = plan.streamed_bytes_per_pass / disk.bytes_per_s
-    prefill_s = 0.0
-    for start in range(0, prompt_tokens, micro_batch_tokens):
-        tokens = min(micro_batch_tokens, prompt_tokens - start)
-        compute_s = costs.compute_s(work, tokens, start, n_outputs=int(start + tokens == prompt_tokens))
-        if start == 0:
-            prefill_s += first_read_s + compute_s if plan.mode == "resident" else max(first_read_s, compute_s)
-        else:
-            prefill_s += max(read_s, compute_s)
-    decode_compute_s = costs.compute_s(work, 1, prompt_tokens)
-    token_s = max(read_s, decode_compute_s)
+class PassTimes:
+    """How long the passes of a plan take on a device that was measured.
+
+    reading_s: until a model that stays in memory is there. Passes overlap computing and reading; the first one of a
+    streamed model reads all of it.
+    """
+
+    def __init__(
+        self, plan: Plan, work: PassWork, profile: DeviceProfile, disk: DiskProfile | None, threads: int
+    ) -> None:
+        self._work, self._costs = work, CostModel(profile, threads)
+        first_s = plan.model_bytes / disk.first_use_bytes_per_s if disk else 0.0
+        is_resident = plan.mode == "resident"
+        self.reading_s = first_s if is_resident else 0.0
+        self._first_read_s = 0.0 if is_resident else first_s
+        self.read_s = plan.streamed_bytes_per_pass / disk.bytes_per_s if disk else 0.0
+
+    def compute_s(self, tokens: int, position: int, n_outputs: int = 1) -> float:
+        """Return the seconds of computing alone."""
+        return self._costs.compute_s(self._work, tokens, position, n_outputs)
+
+    def pass_s(self, tokens: int, position: int, n_outputs: int, is_first: bool) -> float:
+        """Return the seconds of a pass of `tokens` tokens after `position` others."""
+        read_s = self._first_read_s if is_first else self.read_s
+        return max(read_s, self.compute_s(tokens, position, n_outputs))
+
+    def prefill_s(self, tokens: int, micro_batch_tokens: int) -> float:
+        """Return the seconds until the first token after a prompt of `tokens` tokens, in a model just opened."""
+        starts = range(0, tokens, micro_batch_tokens)
+        widths = [min(micro_batch_tokens, tokens - start) for start in starts]
+        return self.reading_s + sum(
+            self.pass_s(width, start, int(start + width == tokens), start == 0)
+            for start, width in zip(starts, widths, strict=True)
+        )
+
+
+def forecast(times: PassTimes, prompt_tokens: int, micro_batch_tokens: int, load_s: float) -> Forecast:
+    """Return how long a prompt of `prompt_tokens` tokens and each token after it will take."""
+    first_token_s = times.prefill_s(prompt_tokens, micro_batch_tokens)
+    compute_s, token_s = times.compute_s(1, prompt_tokens), times.pass_s(1, prompt_tokens, 1, is_first=False)
     return Forecast(
         prompt_tokens=prompt_tokens,
         load_s=load_s,
-        first_token_s=prefill_s,
-        prefill_tokens_per_s=prompt_tokens / prefill_s if prefill_s else 0.0,
+        first_token_s=first_token_s,
+        prefill_tokens_per_s=prompt_tokens / first_token_s if first_token_s else 0.0,
         decode_tokens_per_s=1 / token_s if token_s else 0.0,
-        compute_s_per_token=decode_compute_s,
-        read_s_per_token=read_s,
-        limit="disk" if read_s > decode_compute_s else "compute",
+        compute_s_per_token=compute_s,
+        read_s_per_token=times.read_s,
+        limit="disk" if times.read_s > compute_s else "compute",
     )

@@ -32,7 +32,7 @@ from edge_run.tiers.territory import Span
 logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 1 << 46  # a file address: the shard's number times this, plus the offset in it
-FORMAT = 1
+FORMAT = 3
 LONGEST_S = 300
 MOST_REMEMBERED = 200
 SHAPING = ("context_tokens", "micro_batch_tokens", "sequences", "outputs_per_pass", "kv_type", "flash_attention")
@@ -43,7 +43,7 @@ _HASHED_BYTES = 1 << 16
 class Inspection:
     """What is known of a model before it is opened.
 
-    program_bytes: resident memory of a process that holds nothing but Python, llama.cpp and the vocabulary. kv_bytes
+    load_s: what loading the vocabulary took. program_bytes: resident memory of a process that holds nothing but Python, llama.cpp and the vocabulary. kv_bytes
     and buffer_bytes: what the context will allocate. graph: of a pass of one token, its weights at file addresses, of
     which `spans` are the part that holds tensors.
     """
@@ -52,6 +52,7 @@ class Inspection:
     trained_context_tokens: int
     micro_batch_tokens: int
     vocabulary: int
+    load_s: float
     program_bytes: int
     kv_bytes: int
     buffer_bytes: int

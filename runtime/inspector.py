@@ -1,13 +1,16 @@
 """Finds out what llama.cpp makes of a model file, without reading weights: what an `Inspection` says.
 
-Nothing is computed. The vocabulary is loaded by itself; the sizes of caches and buffers are told by a context that
-allocates nothing; the graph is that of a stub, in a context as short as can be. A broken file may end the process.
+The vocabulary is loaded by itself; the sizes of caches and buffers are told by a context that allocates nothing; the
+graph is that of a stub, in a context as short as can be. Then it is tried on weights of zeros (`runtime/trial.py`). A
+broken file may end the process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +26,7 @@ from edge_run.runtime.graph import GraphMap, WeightRead
 from edge_run.runtime.inspection import SHARD_BYTES, Inspection
 from edge_run.runtime.kv_rules import check_kv_types
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
+from edge_run.runtime.trial import Trial, try_vocabulary
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.outline import outline_heads, outline_metadata
@@ -39,7 +43,7 @@ def inspect_here(path: Path, config: ModelConfig, cache_folder: Path) -> Inspect
     The vocabulary stays loaded: this process is not meant to do anything else.
     """
     with ThreadPoolExecutor(1) as other_core:
-        loading = other_core.submit(LlamaModel, [path], mode="vocabulary")
+        loading = other_core.submit(_load_vocabulary, path)
         gguf = read_gguf(path)
         metadata = outline_metadata(gguf)
         with Stubs(gguf.shards, cache_folder, outline_heads(gguf)) as stubs:
@@ -52,19 +56,31 @@ def inspect_here(path: Path, config: ModelConfig, cache_folder: Path) -> Inspect
                 territory = Territory(stubs.spans())
                 territory.claim()
                 graph, kv_bytes = _map_graph(gguf, model, shape)
-                vocabulary = loading.result().vocabulary
+                vocabulary, load_s = loading.result()
                 program_bytes = process_memory().resident_bytes - kv_bytes
+                territory.blank()
+                _try(gguf, model, shape, graph)
     return Inspection(
         context_tokens=whole.context_tokens,
         trained_context_tokens=sized.trained_context_tokens,
         micro_batch_tokens=shape.micro_batch_tokens,
-        vocabulary=vocabulary,
+        vocabulary=vocabulary.vocabulary,
+        load_s=load_s,
         program_bytes=program_bytes,
         kv_bytes=whole.kv_bytes,
         buffer_bytes=whole.buffer_bytes,
         spans=tuple(map(_in_files, territory.spans)),
         graph=_at_file_addresses(graph, territory),
     )
+
+
+def _load_vocabulary(path: Path) -> tuple[LlamaModel, float]:
+    """Return the model's vocabulary, and the seconds that it took."""
+    started = time.monotonic()
+    model = LlamaModel([path], mode="vocabulary")
+    load_s = time.monotonic() - started
+    try_vocabulary(model.vocab)
+    return model, load_s
 
 
 def _check_kind(path: Path, gguf: GgufModel, model: LlamaModel) -> None:
@@ -74,17 +90,34 @@ def _check_kind(path: Path, gguf: GgufModel, model: LlamaModel) -> None:
 
 def _map_graph(gguf: GgufModel, model: LlamaModel, shape: ContextShape) -> tuple[GraphMap, int]:
     """Return the graph of a pass of one token, and the bytes of the cache that was made for it."""
+    driver = Driver()
+    with _short_context(gguf, model, shape, driver, driver.callback) as (decoder, context):
+        return decoder.map_graph(), context.kv_bytes
+
+
+def _try(gguf: GgufModel, model: LlamaModel, shape: ContextShape, graph: GraphMap) -> None:
+    """Compute a pass of one token on what is under the model's weights now, which must be zeros."""
+    driver = Driver()
+    trial = Trial(driver)
+    with _short_context(gguf, model, shape, driver, trial.callback) as (decoder, _):
+        trial.run(decoder, graph, {tensor.name: tensor.type_id for tensor in gguf.tensors})
+
+
+@contextlib.contextmanager
+def _short_context(
+    gguf: GgufModel, model: LlamaModel, shape: ContextShape, driver: Driver, callback: Callable[[int, bool, int], bool]
+) -> Iterator[tuple[LocalDecoder, LlamaContext]]:
+    """A context that takes little memory, with as much of `shape` as decides what a pass of one token computes."""
     tokens = min(shape.context_tokens, SHORT_CONTEXT_TOKENS)
     short = replace(shape, context_tokens=tokens, micro_batch_tokens=min(shape.micro_batch_tokens, tokens))
     with contextlib.suppress(ConfigError):  # raised where the model cannot have the smallest cache
         check_kv_types(gguf, ModelConfig(kv_type=SMALL_KV_TYPE, flash_attention=shape.flash_attention))
         os.environ["LLAMA_ATTN_ROT_DISABLE"] = "1"  # of quantised caches only: it adds nodes
         short = replace(short, kv_type_k=SMALL_KV_TYPE, kv_type_v=SMALL_KV_TYPE)
-    driver = Driver()
-    context = LlamaContext(model, short, driver.callback)
+    context = LlamaContext(model, short, callback)
     decoder = LocalDecoder(model, context, driver, short)
     try:
-        return decoder.map_graph(), context.kv_bytes
+        yield decoder, context
     finally:
         decoder.close()
         context.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 from edge_run.base.config import ModelConfig, SamplingConfig, make_config
 from edge_run.base.errors import ConfigError, NotSupported
-from edge_run.base.results import Generation, Plan, Stats
+from edge_run.base.results import Generation, Plan, Progress, Stats
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
 from edge_run.runtime.chat import ChatTemplate
@@ -74,6 +74,11 @@ class Model:
     def stats(self) -> Stats:
         """Figures since the model was opened."""
         return self._meter.stats()
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the prompt or token at hand is; None between them. Any thread may ask."""
+        return self._engine.timeline.snapshot()
 
     @property
     def has_chat_template(self) -> bool:

@@ -10,10 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.profile import DeviceProfile, DiskProfile
+from edge_run.base.errors import BudgetError
+from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
+from edge_run.base.units import MIB, round_up
 from edge_run.devices.memory import default_budget_bytes
-from edge_run.runtime.forecast import forecast, pass_work
+from edge_run.devices.profile import disk_of
+from edge_run.runtime.forecast import PassTimes, forecast, pass_work
 from edge_run.runtime.inspection import Inspection, inspect
 from edge_run.runtime.kv_rules import check_kv_types
 from edge_run.runtime.library import library_version
@@ -28,6 +31,9 @@ from edge_run.runtime.planning import (
 from edge_run.runtime.stretches import chunks_of, cut_into_stretches
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.territory import Territory
+
+CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches
+SWEPT_SHARES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
 def planner(path: Path, config: ModelConfig) -> Planner:
@@ -56,9 +62,8 @@ class Planner:
     def plan(self, budget_bytes: int | None = None) -> Plan:
         """Return the plan under a budget; None is the configured one. Raises BudgetError when it is too small."""
         budget = budget_bytes or int(self.config.memory or default_budget_bytes())
-        weights = self._territory.n_chunks * self._territory.chunk_bytes
         tokens = self.known.context_tokens
-        if self._holdings.total_bytes + weights <= budget:
+        if self._whole_bytes <= budget:
             return plan_resident(self.gguf, budget, self._holdings, tokens, self._territory)
         needs = [stretch.needs for stretch in self._stretches]
         readers = self.config.readers
@@ -67,9 +72,29 @@ class Planner:
         )
         return plan
 
-    def forecast(self, plan: Plan, profile: DeviceProfile, disk: DiskProfile | None, prompt_tokens: int) -> Plan:
-        """Return `plan` with what it would take on a device, for a prompt of `prompt_tokens` tokens."""
+    @property
+    def _whole_bytes(self) -> int:
+        return self._holdings.total_bytes + self._territory.n_chunks * self._territory.chunk_bytes
+
+    def sweep(self) -> list[Plan]:
+        """Return plans under budgets from the smallest that works to one that holds the whole model."""
+        try:
+            least = self.plan(1).minimum_bytes
+        except BudgetError as error:
+            least = int(str(error.figures["minimum_bytes"]))
+        whole = self._whole_bytes
+        budgets = [round_up(int(least + share * (whole - least)), MIB) for share in SWEPT_SHARES]
+        return [self.plan(budget) for budget in dict.fromkeys(budgets)]
+
+    def widened(self, factor: int) -> Planner:
+        """Return the planner of a micro-batch that is `factor` times as wide; its buffers are taken to grow as much."""
+        wide = self.known.micro_batch_tokens * factor, self.known.buffer_bytes * factor
+        return Planner(self.gguf, self.config, replace(self.known, micro_batch_tokens=wide[0], buffer_bytes=wide[1]))
+
+    def timed(self, plan: Plan, profile: DeviceProfile, model: Path, prompt_tokens: int) -> Plan:
+        """Return `plan` with what it would take on the device of `profile`, for a prompt of `prompt_tokens` tokens."""
         n_stops = len(self._stretches) if plan.mode == "streamed" else 0
         work = pass_work(self.gguf, self.known.graph, n_stops)
-        width = self.known.micro_batch_tokens
-        return replace(plan, forecast=forecast(plan, work, profile, disk, self.threads, prompt_tokens, width))
+        times = PassTimes(plan, work, profile, disk_of(profile, model), self.threads)
+        load_s = self.known.load_s + plan.kv_bytes / CLEARED_BYTES_PER_S
+        return replace(plan, forecast=forecast(times, prompt_tokens, self.known.micro_batch_tokens, load_s))

@@ -67,6 +67,12 @@ class Territory:
         for span in self.spans:
             _libc.map_anonymous(span.stop - span.start, _libc.PROT_NONE, at=span.start)
 
+    def blank(self) -> None:
+        """Let the spans read as zeros, which takes no memory."""
+        for span in self.spans:
+            _libc.map_anonymous(span.stop - span.start, _libc.PROT_READ, at=span.start)
+            _libc.prepare_for_weights(span.start, span.stop - span.start)
+
     def chunks_of(self, address: int, length: int) -> range:
         """Return the numbers of the chunks that hold [address, address + length). Raises ValueError outside."""
         for span, first, grid in zip(self.spans, self._first, self._grid, strict=True):

@@ -111,9 +111,37 @@ def test_a_group_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) == 32 * GIB
 
 
+def test_promises_count_in_the_group_they_were_given_in(tmp_path: Path) -> None:
+    """A run outside of our group takes of the machine's memory, and nothing of what the group has."""
+    tree = Tree(tmp_path, "0::/app\n")
+    tree.version_2("/app", str(4 * GIB))
+    promised = {None: 20 * GIB, tmp_path / "sys/fs/cgroup/app": GIB}
+    assert available_bytes(tmp_path, lambda group: promised[group]) == 3 * GIB
+    promised[None] = 30 * GIB
+    assert available_bytes(tmp_path, lambda group: promised[group]) == 2 * GIB
+    promised[None] = 40 * GIB
+    assert available_bytes(tmp_path, lambda group: promised[group]) == -8 * GIB
+
+
+def test_the_default_budget_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda **_: -GIB)
+    assert default_budget_bytes() == 0
+
+
+def test_the_groups_of_a_process_outside_of_what_we_see(tmp_path: Path) -> None:
+    """In a container the kernel writes their paths relative to our root."""
+    tree = Tree(tmp_path, "0::/app\n")
+    tree.write("proc/7/cgroup", "0::/../other/app\n")
+    tree.write("proc/8/cgroup", "0::/app/part\n")
+    base = tmp_path / "sys/fs/cgroup"
+    assert list(memory.memory_groups(7, tmp_path)) == []
+    assert [group.folder for group in memory.memory_groups(8, tmp_path)] == [base / "app/part", base / "app", base]
+    assert list(memory.memory_groups(9, tmp_path)) == []
+
+
 @pytest.mark.parametrize("available", [32 * GIB, GIB, 300 * MIB])
 def test_the_default_budget_leaves_a_margin_but_at_least_half(monkeypatch: pytest.MonkeyPatch, available: int) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: available)
+    monkeypatch.setattr(memory, "available_bytes", lambda **_: available)
     budget = default_budget_bytes()
     assert available // 2 <= budget < available
     assert budget == available // 2 or budget <= available - MARGIN_BYTES

@@ -40,7 +40,7 @@ class ModelFileError(EdgeRunError):
 
 
 class BudgetError(EdgeRunError, MemoryError):
-    """The budget is smaller than the smallest that works (`figures["minimum_bytes"]`)."""
+    """The budget is smaller than the smallest that works (`minimum_bytes`), or more than is free (`found_bytes`)."""
 
     exit_code = 4
 

@@ -83,6 +83,29 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class Sweep:
+    """Plans of one model under several budgets, from the smallest that works to one that holds all of it."""
+
+    plans: tuple[Plan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the work at hand is.
+
+    stage: `reading` (the model, for the first time) or `prompt`. share: of the time it is expected to take, 0 to 1.
+    remaining_s: None while nothing is known.
+    """
+
+    stage: str
+    done_tokens: int
+    all_tokens: int
+    share: float
+    elapsed_s: float
+    remaining_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryUse:
     """Bytes in memory. peak_bytes is the largest resident size of the whole process so far (VmHWM)."""
 

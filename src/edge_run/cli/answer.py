@@ -36,8 +36,10 @@ def opened(
     """Open the model at `path`, and say at a terminal what was planned. Raises like `Model`, and KeyboardInterrupt."""
     from edge_run.runtime.model import Model
 
+    terminal.show(f"Opening {path.name}")
     with delayed_interrupt():
         model = Model(path, config=config, chat_template=chat_template)
+    terminal.erase()
     with model:
         backend = model.stats.backend
         if backend.name == "llama.cpp":
@@ -51,15 +53,15 @@ def opened(
 
 def show(stream: Stream, model: Model, terminal: Terminal, before: str = "") -> Answer:
     """Write `before` and then the answer, piece by piece; see `follow`."""
+    with terminal.showing(lambda: figures.describe_wait(model.plan, model.progress)) as stop_showing:
 
-    def write(text: str) -> None:
-        nonlocal before
-        terminal.write(before + text)
-        before = ""
+        def write(text: str) -> None:
+            nonlocal before
+            stop_showing()
+            terminal.write(before + text)
+            before = ""
 
-    terminal.show(figures.describe_wait(model.plan))
-    answer = follow(stream, model, write)
-    terminal.erase()
+        answer = follow(stream, model, write)
     terminal.end_line()
     return answer
 

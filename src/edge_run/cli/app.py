@@ -16,12 +16,14 @@ from edge_run.cli.commands import HELP_NAMES, origin
 from edge_run.cli.demo import demo
 from edge_run.cli.doctor import doctor
 from edge_run.cli.inflate import inflate
+from edge_run.cli.plan import plan
+from edge_run.cli.probe import probe
 from edge_run.cli.process import end_on_termination, prepare_streams, release_streams
 from edge_run.cli.run import run
 from edge_run.cli.terminal import Terminal
 
 NAME = "edge-run"
-COMMANDS = (run, demo, inflate, doctor)
+COMMANDS = (run, plan, demo, inflate, doctor, probe)
 SIGPIPE_CODE = 141
 
 _HELP = """Run GGUF models that are larger than memory, inside a memory budget; the text is llama.cpp's.

@@ -90,7 +90,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def _put(terminal: Terminal, state: str, text: str) -> None:
-    """Write a line of the report, its state in colour at a terminal; no line is broken, so that commands can be copied."""
+    """Write a line of the report, at a terminal in colour. It stays one line, so that commands can be copied."""
     if not terminal.shows_answer:
         terminal.write(f"{state:7}{text}\n" if state else f"{text}\n")
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from edge_run.base.results import Generation, IoUse, MemoryUse, Plan, Stats
+from edge_run.base.results import Generation, IoUse, MemoryUse, Plan, Progress, Stats
 from edge_run.base.units import format_size
 
 LEAST_REASON_COLUMNS = 24
@@ -41,11 +41,24 @@ def describe_items(plan: Plan, columns: int | None) -> str:
     return "\n".join(lines)
 
 
-def describe_wait(plan: Plan) -> str:
+def describe_wait(plan: Plan, progress: Progress | None) -> str:
     """Return what is shown until the first token comes."""
-    if plan.mode == "streamed":
-        return f"Reading {format_size(plan.streamed_bytes_per_pass)} for the first token (Ctrl-C stops)"
-    return "Waiting for the first token (Ctrl-C stops)"
+    if progress is None:
+        return "Waiting for the first token (Ctrl-C stops)"
+    text = "Reading the prompt"
+    if progress.stage == "reading":
+        text = f"Reading {format_size(plan.model_bytes)} of weights for the first time"
+    if progress.all_tokens > 1:
+        text += f", {progress.done_tokens:,} of {progress.all_tokens:,} tokens"
+    if progress.share:
+        text += f", {progress.share:.0%}"
+    if progress.remaining_s is not None:
+        text += f", about {_duration(progress.remaining_s)} to go"
+    return f"{text} (Ctrl-C stops)"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def describe_speed(generation: Generation) -> str:

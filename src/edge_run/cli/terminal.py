@@ -9,6 +9,8 @@ import contextlib
 import os
 import shutil
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from edge_run.base.errors import ConfigError, TierReadError
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+SHOWING_S = 0.25
 ERASE_LINE = "\r\x1b[2K"
 
 
@@ -83,6 +86,34 @@ class Terminal:
             sys.stderr.write(text[:width])
             sys.stderr.flush()
         self._has_transient = True
+
+    @contextlib.contextmanager
+    def showing(self, describe: Callable[[], str]) -> Iterator[Callable[[], None]]:
+        """Show what `describe` returns, again and again, until the block ends or what is yielded is called.
+
+        Nothing else may be written meanwhile.
+        """
+        is_over = threading.Event()
+
+        def repeat() -> None:
+            while not is_over.is_set():
+                self.show(describe())
+                is_over.wait(SHOWING_S)
+
+        thread = threading.Thread(target=repeat, name="edge-run-progress", daemon=True)
+
+        def stop() -> None:
+            is_over.set()
+            if thread.is_alive():
+                thread.join()
+            self.erase()
+
+        if self.shows_notices and not self._is_plain:
+            thread.start()
+        try:
+            yield stop
+        finally:
+            stop()
 
     def erase(self) -> None:
         """Take back what `show` wrote."""

@@ -1,0 +1,160 @@
+"""Files that say who is alive: a process keeps its own locked, and the lock ends with the process, however that ends.
+
+Locks are those of flock(2), which belong to an open file and so also to the copies of it in forked children; those are
+closed in every child that Python forks. A lock that is still held when its process is gone is a child's, and counts
+for nothing. Where there is no flock, as on Windows, there is no folder for such files either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import psutil
+
+if sys.platform != "win32":
+    import fcntl
+
+logger = logging.getLogger(__name__)
+
+HAS_LOCKS = sys.platform != "win32"
+LONGEST_WAIT_S = 5.0
+_WAIT_S = 0.002
+_MOST_BYTES = 1 << 16
+_held: set[int] = set()  # descriptors with locks of ours
+
+
+def user_folders() -> list[Path]:
+    """Return where files about a user's processes may lie, best first.
+
+    The environment is not asked: it differs from one process of a user to the next.
+    """
+    if not hasattr(os, "geteuid"):
+        return []
+    user = os.geteuid()
+    return [Path(f"/run/user/{user}/edge-run"), Path(tempfile.gettempdir(), f"edge-run-{user}")]
+
+
+def own_folder(folders: Iterable[Path]) -> Path | None:
+    """Return the first of `folders` that is ours alone and can be written to, made where its parent is there."""
+    for folder in folders if HAS_LOCKS else ():
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            status = folder.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+                continue
+            if status.st_mode & 0o077:
+                folder.chmod(0o700)
+            if os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+                return folder
+    return None
+
+
+def pid_namespace() -> int:
+    """Return within what a process id of ours stands for one process; in another container it is another's."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+class LivingFile:
+    """A file of this process in `folder`, locked until it is removed or the process ends. Raises OSError."""
+
+    def __init__(self, folder: Path, prefix: str, content: bytes) -> None:
+        self._descriptor, name = tempfile.mkstemp(prefix=f"{prefix}{os.getpid()}-{pid_namespace()}-", dir=folder)
+        self._path, self._pid = Path(name), os.getpid()
+        _held.add(self._descriptor)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(self._descriptor, content)
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Remove it. Idempotent; does nothing in a forked child, whose file it is not."""
+        if self._pid == os.getpid() and self._descriptor in _held:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            _close(self._descriptor)
+        self._pid = 0
+
+
+def read_living(folder: Path, prefix: str) -> Iterator[bytes]:
+    """Yield what the files of living processes say, and remove the others. Nobody may be making one meanwhile."""
+    for path in sorted(folder.glob(f"{prefix}*")):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if _is_free(descriptor) or not _may_live(path.name.removeprefix(prefix)):
+                    path.unlink(missing_ok=True)
+                else:
+                    yield os.pread(descriptor, _MOST_BYTES, 0)
+            finally:
+                os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of the file at `path` in this block; go on without it when it cannot be had in LONGEST_WAIT_S."""
+    descriptor = -1
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        _held.add(descriptor)
+        _wait_for(descriptor)
+    except OSError as error:
+        logger.info("%s: cannot be locked (%s)", path, error)
+    try:
+        yield
+    finally:
+        if descriptor in _held:
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing would leave it to a child that has the file too
+            _close(descriptor)
+
+
+def _wait_for(descriptor: int) -> None:
+    deadline = time.monotonic() + LONGEST_WAIT_S
+    while not _is_free(descriptor):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"somebody has held it for {LONGEST_WAIT_S:.0f} s")
+        time.sleep(_WAIT_S)
+
+
+def _is_free(descriptor: int) -> bool:
+    """Take the lock of an open file, and return whether it could be had."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _may_live(name: str) -> bool:
+    """Return whether the process that a file is named after is there, as far as can be told."""
+    pid, _, rest = name.partition("-")
+    namespace = rest.partition("-")[0]
+    return namespace != str(pid_namespace()) or not pid.isdigit() or psutil.pid_exists(int(pid))
+
+
+def _close(descriptor: int) -> None:
+    _held.discard(descriptor)
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+def _close_in_child() -> None:
+    for descriptor in list(_held):
+        _close(descriptor)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,97 @@
+"""Which file system a folder is on, and what limits the reading from it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_READ_LIMITS = ("blkio.throttle.read_bps_device", "blkio.throttle.read_iops_device")
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A file system in reach of this process. Equal mounts read equally fast.
+
+    volume: the file system's own number, which tells two drives apart that were given one name. limit: of the control
+    groups, as the kernel writes it.
+    """
+
+    device: str
+    file_system: str
+    volume: str
+    limit: str
+
+
+def find_mount(path: Path, root: Path = Path("/")) -> Mount:
+    """Return the file system that holds `path`, which exists. Reads procfs and sysfs under `root`. Raises OSError."""
+    path = path.resolve(strict=True)
+    _, device, file_system = max(
+        (entry for entry in _mounts(root) if path == entry[0] or entry[0] in path.parents),
+        key=lambda entry: len(entry[0].parts),  # of mounts over one another, the list has the last one first
+        default=(path, "", ""),
+    )
+    volume = f"{os.statvfs(path).f_fsid:x}" if hasattr(os, "statvfs") else ""
+    return Mount(device, file_system, volume, read_limits(root))
+
+
+def _mounts(root: Path) -> list[tuple[Path, str, str]]:
+    """Return (where, device, type) of each file system, those mounted last first."""
+    try:
+        lines = (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return [(Path(p.mountpoint), p.device, p.fstype) for p in reversed(psutil.disk_partitions(all=True))]
+    mounts = []
+    for line in reversed(lines):
+        front, _, back = line.partition(" - ")
+        file_system, device = back.split(" ")[:2]
+        mounts.append((Path(_unescape(front.split(" ")[4])), _unescape(device), file_system))
+    return mounts
+
+
+def _unescape(text: str) -> str:
+    """Return `text` as it was before the kernel wrote spaces and the like as numbers."""
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
+
+
+def read_limits(root: Path = Path("/")) -> str:
+    """Return what the control groups of this process limit reads to, nearest group first; empty where they do not.
+
+    As the kernel writes it, without the groups' names: equal texts are equal limits.
+    """
+    found: list[str] = []
+    for folder, names in _io_groups(root):
+        for name in names:
+            found += (f"{line}{names[name]}" for line in _text(folder / name).splitlines())
+    return "; ".join(found)
+
+
+def _io_groups(root: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """Yield the folder of each group that this process is in and of those above it, with its files of limits.
+
+    To each file belongs what its lines lack.
+    """
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, names = root / "sys/fs/cgroup", {"io.max": ""}
+        elif "blkio" in controllers.split(","):
+            base, names = root / "sys/fs/cgroup/blkio", {name: f" {name.split('_')[1]}" for name in _READ_LIMITS}
+        else:
+            continue
+        folder = Path(os.path.normpath(base / path.lstrip("/")))  # `/../x` is outside of what we see of the tree
+        while folder == base or base in folder.parents:
+            yield folder, names
+            folder = folder.parent
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

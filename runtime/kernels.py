@@ -1,0 +1,261 @@
+"""How fast llama.cpp's CPU kernels are on this device: ggml graphs of what a model's layers consist of, timed.
+
+Weights lie as in a streamed run: in memory that asks for huge pages, in the layout of the file (nothing repacked). What
+a pass takes follows from these figures: weights by speed for each type and length of rows, attention, gates, nodes.
+Not covered: GPUs, and element-wise work other than the gate, which is small beside the weights.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_run.base.errors import ConfigError, KernelError, NotSupported
+from edge_run.base.profile import KernelSpeed
+from edge_run.base.units import MIB
+from edge_run.runtime import _ggml
+from edge_run.tiers.gguf_format import F16, F32, TENSOR_TYPES, TensorType
+
+CACHES = Path("/sys/devices/system/cpu")
+NARROW_TOKENS = 32  # up to this width the weights' way from DRAM can be what takes the time
+NARROW_BYTES = 96 * MIB
+WIDE_BYTES = 16 * MIB
+CACHE_MULTIPLE = 3  # weights of a narrow pass are so many times the caches, so that none are still there
+MATRICES = 4
+ROWS_MULTIPLE = 128  # as models have them; odd numbers are slower, few rows are shared out otherwise
+ENOUGH_S, MIN_REPETITIONS = 0.2, 3
+TOO_LONG_S = 0.4
+ATTENTION_LAYERS = 256
+NODES, NODE_ELEMENTS = 512, 320
+PATTERN_ELEMENTS = 4096
+HUGE_PAGE_BYTES = 2 * MIB
+MIN_ARENA_BYTES = 34 * MIB  # glibc returns so large a block to the kernel as soon as it is freed
+ALIGNMENT_BYTES = 64
+PRECISION_F32 = 10  # as llama.cpp asks of attention
+NO_KERNEL = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # results of conversions, ids: never weights
+GRID_TYPES = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"}
+IQ1_M_SCALES = slice(49, None, 2)  # the bytes of a block that have a fourth of its scale each, in their upper half
+
+
+def measure_matmul(type_name: str, row_elements: int, tokens: int, threads: int) -> KernelSpeed:
+    """Return how fast `threads` threads multiply weights of a type, as `Q4_0`, with `tokens` tokens in a pass.
+
+    Takes about half a second, and as memory 96 MiB (or three times the processor's last cache; 16 MiB for wide
+    passes) and 9 bytes for each element of the activations, `(tokens, row_elements)`. Raises NotSupported for a type
+    that cannot be multiplied, ConfigError for figures that cannot be.
+    """
+    type_id, kind = _weight_type(type_name)
+    _check_positive(row_elements=row_elements, tokens=tokens, threads=threads)
+    if row_elements % kind.block_elements:
+        raise ConfigError(f"{type_name} rows are multiples of {kind.block_elements} elements, not {row_elements}")
+    row_bytes = kind.size_bytes(row_elements)
+    wanted_bytes = WIDE_BYTES if tokens > NARROW_TOKENS else max(NARROW_BYTES, CACHE_MULTIPLE * last_cache_bytes())
+    rows = max(1, round(wanted_bytes / (MATRICES * ROWS_MULTIPLE * row_bytes))) * ROWS_MULTIPLE
+    matrices = max(1, round(wanted_bytes / (rows * row_bytes)))
+    arena_bytes = matrices * rows * row_bytes + 4 * tokens * (row_elements + rows)
+    with _workbench(threads, arena_bytes, matrices) as bench:
+        weights = [bench.tensor(type_id, row_elements, rows) for _ in range(matrices)]
+        bench.fill(weights, _pattern(type_id))
+        activations = bench.tensor(F32, row_elements, tokens)
+        bench.fill([activations], _pattern(F32))
+        room = bench.reserve(4 * tokens * rows)
+        for matrix in weights:
+            bench.node(bench.ggml.ggml_mul_mat(bench.context, matrix, activations), room)
+        pass_s = bench.measure_s()
+    return KernelSpeed(type_name, row_elements, tokens, threads, matrices * rows * row_bytes / pass_s)
+
+
+def measure_attention(
+    tokens: int, kv_tokens: int, head_elements: int, heads: int, kv_heads: int, threads: int
+) -> float:
+    """Return the floating point operations a second of flash attention on f16 keys and values.
+
+    Counts 4 for each of `tokens * kv_tokens * head_elements * heads`: every token sees every key; those that a causal
+    mask hides cost next to nothing and are not to be counted.
+    """
+    _check_positive(tokens=tokens, kv_tokens=kv_tokens, head_elements=head_elements, threads=threads)
+    if kv_heads < 1 or heads < 1 or heads % kv_heads:
+        raise ConfigError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
+    kv_elements = head_elements * kv_heads * kv_tokens
+    layers = 1
+    if tokens <= NARROW_TOKENS:
+        wanted_bytes = max(NARROW_BYTES, CACHE_MULTIPLE * last_cache_bytes())
+        layers = min(ATTENTION_LAYERS, max(1, wanted_bytes // (4 * kv_elements)))
+    arena_bytes = 4 * kv_elements * layers + 8 * head_elements * heads * tokens + 2 * kv_tokens * tokens
+    with _workbench(threads, arena_bytes, layers) as bench:
+        ggml, context = bench.ggml, bench.context
+        keys_values = [bench.tensor(F16, head_elements, kv_heads, kv_tokens) for _ in range(2 * layers)]
+        queries = bench.tensor(F32, head_elements, heads, tokens)
+        mask = bench.tensor(F16, kv_tokens, tokens)
+        bench.fill(keys_values, _pattern(F16))
+        bench.fill([queries], _pattern(F32))
+        bench.fill([mask], np.zeros(1, np.uint8))
+        room = bench.reserve(4 * head_elements * heads * tokens)
+        # As in llama.cpp's graphs: a token's heads lie side by side, and views turn that around.
+        q, *kv = [ggml.ggml_permute(context, tensor, 0, 2, 1, 3) for tensor in (queries, *keys_values)]
+        for k, v in zip(kv[::2], kv[1::2], strict=True):
+            node = ggml.ggml_flash_attn_ext(context, q, k, v, mask, 1 / math.sqrt(head_elements), 0.0, 0.0)
+            ggml.ggml_prec_set_acc(node, PRECISION_F32)
+            bench.node(node, room)
+        pass_s = bench.measure_s()
+    return 4 * tokens * kv_tokens * head_elements * heads * layers / pass_s
+
+
+def measure_gate(row_elements: int, tokens: int, threads: int) -> float:
+    """Return the elements a second of SwiGLU, the gate between a layer's wide matrices, on rows of `row_elements`.
+
+    It counts where rows are long for the width of the model: a wide pass writes and reads 12 bytes for each element, in
+    DRAM when `(tokens, row_elements)` is larger than the caches. Measured on at most 96 MiB.
+    """
+    _check_positive(row_elements=row_elements, tokens=tokens, threads=threads)
+    tokens = min(tokens, max(1, NARROW_BYTES // (12 * row_elements)))
+    with _workbench(threads, 12 * row_elements * tokens, MATRICES) as bench:
+        gate, values = (bench.tensor(F32, row_elements, tokens) for _ in range(2))
+        bench.fill([gate, values], _pattern(F32))
+        room = bench.reserve(4 * row_elements * tokens)
+        for _ in range(MATRICES):
+            bench.node(bench.ggml.ggml_swiglu_split(bench.context, gate, values), room)
+        return MATRICES * row_elements * tokens / bench.measure_s()
+
+
+def measure_node_s(threads: int) -> float:
+    """Return the seconds that a node of a graph costs besides its work: threads meet at a barrier after each."""
+    _check_positive(threads=threads)
+    with _workbench(threads, (NODES + 2) * (4 * NODE_ELEMENTS + ALIGNMENT_BYTES), NODES) as bench:
+        total, term = (bench.tensor(F32, NODE_ELEMENTS, 1) for _ in range(2))
+        bench.fill([total, term], np.zeros(1, np.uint8))
+        for _ in range(NODES):
+            total = bench.ggml.ggml_add(bench.context, total, term)
+            bench.node(total, bench.reserve(4 * NODE_ELEMENTS))
+        return bench.measure_s() / NODES
+
+
+def last_cache_bytes(root: Path = CACHES) -> int:
+    """Return the size of the processor's last level of cache, all parts of it; 0 where the kernel does not say."""
+    caches: dict[tuple[int, str], int] = {}
+    for folder in root.glob("cpu[0-9]*/cache/index*"):
+        try:
+            level, shared, size = ((folder / name).read_text().strip() for name in ("level", "shared_cpu_list", "size"))
+            caches[int(level), shared] = int(size.removesuffix("K")) * 1024
+        except (OSError, ValueError):
+            continue  # a virtual machine may name only some
+    last = max((level for level, _ in caches), default=0)
+    return sum(size for (level, _), size in caches.items() if level == last)
+
+
+class _Workbench:
+    """Tensors in one block of memory, and a graph of nodes over them. Made and freed by `_workbench`."""
+
+    def __init__(self, context: int, backend: int, arena: npt.NDArray[np.uint8], nodes: int) -> None:
+        self.ggml, self.context = _ggml.functions(), context
+        self._backend, self._arena, self._used_bytes = backend, arena, 0
+        self._graph = self.ggml.ggml_new_graph_custom(context, 4 * nodes + 8, False)
+        self._buffer = self.ggml.ggml_backend_cpu_buffer_from_ptr(arena.ctypes.data, arena.size)
+
+    def reserve(self, size_bytes: int) -> int:
+        """Return the address of so many bytes that nothing else uses, filled with zeros."""
+        start = -(-self._used_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self._used_bytes = start + size_bytes
+        assert self._used_bytes <= self._arena.size
+        self._arena[start : self._used_bytes] = 0  # otherwise the first computation pays for fresh pages
+        return int(self._arena.ctypes.data + start)
+
+    def tensor(self, type_id: int, *shape: int) -> int:
+        """Return a new tensor with memory of its own; `shape` has 2 or 3 dimensions, the contiguous one first."""
+        tensor: int = self.ggml.ggml_new_tensor_3d(self.context, type_id, *(*shape, 1)[:3])
+        self._place(tensor, self.reserve(self.ggml.ggml_nbytes(tensor)))
+        return tensor
+
+    def fill(self, tensors: list[int], pattern: npt.NDArray[np.uint8]) -> None:
+        """Repeat `pattern` through the tensors' memory."""
+        for tensor in tensors:
+            start = _ggml.tensor_at(tensor).data - self._arena.ctypes.data
+            memory = self._arena[start : start + self.ggml.ggml_nbytes(tensor)]
+            whole = memory.size // pattern.size * pattern.size
+            memory[:whole].reshape(-1, pattern.size)[:] = pattern
+            memory[whole:] = pattern[: memory.size - whole]
+
+    def node(self, tensor: int, address: int) -> None:
+        """Let the graph compute `tensor` into the memory at `address`."""
+        self._place(tensor, address)
+        self.ggml.ggml_build_forward_expand(self._graph, tensor)
+
+    def measure_s(self) -> float:
+        """Return the median time of computing the whole graph; the first computation counts when it took too long."""
+        times = [self._compute_s()]
+        if times[0] < TOO_LONG_S:
+            times.clear()
+            while sum(times) < ENOUGH_S or len(times) < MIN_REPETITIONS:
+                times.append(self._compute_s())
+        return statistics.median(times)
+
+    def free(self) -> None:
+        self.ggml.ggml_backend_buffer_free(self._buffer)
+
+    def _place(self, tensor: int, address: int) -> None:
+        status = self.ggml.ggml_backend_tensor_alloc(self._buffer, tensor, address)
+        assert status == 0, f"ggml_backend_tensor_alloc: {status}"
+
+    def _compute_s(self) -> float:
+        started = time.perf_counter()
+        status = self.ggml.ggml_backend_graph_compute(self._backend, self._graph)
+        if status != 0:
+            raise KernelError(f"ggml failed to compute a graph made to measure its kernels ({status})")
+        return time.perf_counter() - started
+
+
+@contextmanager
+def _workbench(threads: int, arena_bytes: int, nodes: int) -> Iterator[_Workbench]:
+    """Give a workbench for `nodes` nodes with room for `arena_bytes` and the gaps between tensors."""
+    ggml = _ggml.functions()
+    room_bytes = max(MIN_ARENA_BYTES, arena_bytes + ALIGNMENT_BYTES * (4 * nodes + 8))
+    block = np.empty(room_bytes + HUGE_PAGE_BYTES, np.uint8)  # NumPy asks for huge pages
+    start = -block.ctypes.data % HUGE_PAGE_BYTES
+    context = _ggml.describing_context(8 * nodes + 8, 4 * nodes + 8)
+    try:
+        backend = _ggml.cpu_backend(threads)
+        try:
+            bench = _Workbench(context, backend, block[start : start + room_bytes], nodes)
+            try:
+                yield bench
+            finally:
+                bench.free()
+        finally:
+            ggml.ggml_backend_free(backend)
+    finally:
+        ggml.ggml_free(context)
+
+
+def _weight_type(name: str) -> tuple[int, TensorType]:
+    for type_id, kind in TENSOR_TYPES.items():
+        if kind.name == name and name not in NO_KERNEL:
+            return type_id, kind
+    raise NotSupported(f"{name}: llama.cpp has no kernel that multiplies weights of this type on the CPU")
+
+
+def _pattern(type_id: int) -> npt.NDArray[np.uint8]:
+    """Return the bytes of a few thousand random numbers of a type; no scale among them is zero, denormal or NaN."""
+    random, kind = np.random.default_rng(1), TENSOR_TYPES[type_id]
+    if kind.name not in GRID_TYPES:
+        values = random.standard_normal(PATTERN_ELEMENTS, np.float32)
+        return _ggml.quantize(type_id, values, kind.size_bytes(PATTERN_ELEMENTS))
+    # Quantising to these takes seconds to prepare, and every code of theirs is valid: only the scales matter.
+    blocks = random.integers(0, 256, (PATTERN_ELEMENTS // kind.block_elements, kind.block_bytes), np.uint8)
+    if kind.name == "IQ1_M":
+        blocks[:, IQ1_M_SCALES] = blocks[:, IQ1_M_SCALES] & 0x0F | 0x20
+    else:
+        blocks[:, :2] = np.array([0.01], np.float16).view(np.uint8)
+    return blocks.reshape(-1)
+
+
+def _check_positive(**figures: int) -> None:
+    for name, figure in figures.items():
+        if figure < 1:
+            raise ConfigError(f"{name} is {figure}; it must be 1 or more")

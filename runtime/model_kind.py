@@ -1,0 +1,45 @@
+"""GGUF files that are no models to generate text with: said from the header, before llama.cpp is asked."""
+
+from __future__ import annotations
+
+from edge_run.base.errors import NotSupported
+from edge_run.tiers.gguf import GgufModel
+
+_GIVE_THE_MODEL = "give the model that it belongs to"
+_GIVE_ANOTHER = "give a model that generates text"
+_PROJECTOR = ("a projector for images or sound (mmproj), which edge-run does not read", _GIVE_THE_MODEL)
+_ENCODER = ("an encoder, which makes embeddings and no text", _GIVE_ANOTHER)
+_DRAFT = ("the draft of another model, which does not run by itself", _GIVE_THE_MODEL)
+
+_TYPES = {
+    "mmproj": _PROJECTOR,
+    "adapter": ("an adapter (LoRA), part of a model only", f"{_GIVE_THE_MODEL}, or merge the two"),
+    "imatrix": ("an importance matrix, for quantising a model", _GIVE_THE_MODEL),
+    "vocab": ("a vocabulary without a model", _GIVE_THE_MODEL),
+}
+_ARCHITECTURES = {
+    "clip": _PROJECTOR,
+    "imatrix": _TYPES["imatrix"],
+    "controlvector": ("a control vector, which steers a model", _GIVE_THE_MODEL),
+    "t5": ("a model with an encoder, edge-run runs decoder-only ones", _GIVE_ANOTHER),
+    "wavtokenizer-dec": ("a decoder of sound, which makes no text", _GIVE_ANOTHER),
+    **dict.fromkeys(("eagle3", "dflash", "gemma4-assistant"), _DRAFT),
+    **dict.fromkeys(
+        (
+            "bert", "modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3",
+            "eurobert", "gemma-embedding", "t5encoder",
+        ),
+        _ENCODER,
+    ),
+}  # fmt: skip
+
+
+def check_kind(gguf: GgufModel) -> None:
+    """Raise NotSupported, with what the file is and what to give instead, unless it is a model of a known kind."""
+    kind = gguf.metadata.get("general.type")
+    found = _TYPES.get(str(kind)) or _ARCHITECTURES.get(gguf.architecture)
+    if found is None and not gguf.tensors:
+        found = _TYPES["vocab"]
+    if found is not None:
+        what, advice = found
+        raise NotSupported(f"{gguf.shards[0].path}: {what}; {advice}", found=gguf.architecture)

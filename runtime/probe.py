@@ -1,0 +1,245 @@
+"""What this device can do: its figures, measured where they are not known yet, in seconds.
+
+Each figure is kept as soon as it is measured (`devices/profile.py`), so that an interrupted probe goes on where it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import ConfigError, KernelError, NotSupported
+from edge_run.base.profile import DeviceProfile, GpuProfile
+from edge_run.devices.disk import NORMAL, Effort, measure_disk
+from edge_run.devices.machine import OtherLoad, describe_machine
+from edge_run.devices.mount import Mount, find_mount
+from edge_run.devices.profile import (
+    CostsFigure,
+    DiskFigure,
+    Identity,
+    KernelFigure,
+    Measurements,
+    PassCosts,
+    ProfileStore,
+    utc_now,
+)
+from edge_run.runtime import _ggml, kernels
+from edge_run.runtime.library import library_version
+from edge_run.runtime.planning import compute_threads
+from edge_run.tiers.gguf import GgufModel, read_gguf
+from edge_run.tiers.gguf_format import F32, TENSOR_TYPES
+
+logger = logging.getLogger(__name__)
+
+MODEL_TOKENS = (1, 8, 64, 512)
+USUAL_TOKENS = (1, 512)
+USUAL_KINDS = (("Q4_0", 4096), ("Q8_0", 4096), ("Q4_K", 4096), ("F16", 4096))
+LEAST_SHARE = 0.01  # of a model's bytes: a kind of weights below this is not measured
+ATTENTION = {"kv_tokens": 1024, "head_elements": 128, "heads": 32, "kv_heads": 8}
+MANY_TOKENS = 512
+STOPS = 200
+DISTURBED = (
+    "other programs were at work while this was measured, so that some figures are too low; those are kept for ten "
+    "minutes only"
+)
+OTHERS_SHARE = 0.2  # of the cores: from here on what was measured is the device at work for others too
+
+Step = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A file system to measure: through a folder on it, and the model file there, where there is one."""
+
+    folder: Path
+    mount: Mount
+    model: Path | None
+
+
+def probe(
+    folders: Sequence[Path],
+    model: Path | None,
+    config: ModelConfig,
+    is_fresh: bool = False,
+    on_step: Step = lambda text: None,
+    store: ProfileStore | None = None,
+    effort: Effort = NORMAL,
+) -> DeviceProfile:
+    """Return what this device can do, from the cache what is there, and measured what is missing.
+
+    folders: on the disks to measure, each file system once; the disk of `model` is measured too, by reading the model.
+    model: whose kinds of weights are measured; None measures common ones. config: threads, readers, cache folder.
+    is_fresh: measure again what is in the cache. on_step: is told what is measured next. store: its `problem` says
+    afterwards why what was measured is not kept, or not for long.
+
+    Raises ConfigError, ModelFileError, TierReadError or KernelError; what was measured before that is kept, as it is
+    after KeyboardInterrupt.
+    """
+    gguf = None if model is None else read_gguf(model)
+    targets = _targets(folders, gguf)
+    store = store or ProfileStore(config.cache_folder or Path.home() / ".cache" / "edge-run")
+    session = _Session(store, on_step)
+    if not is_fresh:
+        session.recall()
+    threads = compute_threads(config.threads)
+    disks = [session.disk(target, config.readers, effort) for target in targets]
+    session.kernels(_kernels(gguf), threads)
+    costs = session.costs(threads)
+    kernel_figures = [figure for figure in session.known.kernels if figure.speed.threads == threads]
+    figures: list[CostsFigure | KernelFigure | DiskFigure] = [costs, *kernel_figures, *disks]
+    if any(figure.is_disturbed for figure in figures) and not store.problem:
+        store.problem = DISTURBED
+    machine = session.machine
+    return DeviceProfile(
+        measured_at=min(figure.measured_at for figure in figures),
+        library=session.identity.library,
+        cpu=machine.cpu,
+        physical_cores=machine.physical_cores,
+        logical_cores=machine.logical_cores,
+        memory_bytes=machine.memory_bytes,
+        memory_limit_bytes=machine.memory_limit_bytes,
+        node_s=costs.costs.node_s,
+        stop_s=costs.costs.stop_s,
+        attention_flops_per_s=costs.costs.attention_flops_per_s,
+        kernels=tuple(figure.speed for figure in kernel_figures),
+        disks=tuple(figure.disk for figure in disks),
+        gpus=tuple(GpuProfile(*fields) for fields in _ggml.gpu_devices()),
+    )
+
+
+class _Session:
+    """One probe: what is known of the device so far, and the measuring of what is not."""
+
+    def __init__(self, store: ProfileStore, on_step: Step) -> None:
+        self.machine = describe_machine()
+        self.identity = Identity(
+            self.machine.cpu, self.machine.architecture, self.machine.logical_cores, library_version()
+        )
+        self.known = Measurements()
+        self._store, self._on_step = store, on_step
+
+    def recall(self) -> None:
+        """Take over what the cache knows."""
+        self.known = self._store.load(self.identity)
+
+    def _keep(self, measured: Measurements) -> None:
+        self.known = self.known.with_later(measured)
+        self._store.save(self.identity, measured)
+
+    def disk(self, target: _Target, readers: int, effort: Effort) -> DiskFigure:
+        """Return the figures of a file system."""
+        for figure in self.known.disks:
+            if figure.holds_for(target.mount, readers):
+                return dataclasses.replace(figure, disk=dataclasses.replace(figure.disk, folder=str(target.folder)))
+        self._on_step(f"Reading from the disk of {target.folder}")
+        load = OtherLoad()
+        disk = measure_disk(target.folder, target.model, readers, effort)
+        figure = DiskFigure(_now(), load.share > OTHERS_SHARE, target.mount.volume, disk)
+        self._keep(Measurements(disks=(figure,)))
+        return figure
+
+    def kernels(self, wanted: Sequence[tuple[str, int, int]], threads: int) -> None:
+        """Measure what is not known of `wanted`: (type, row length, tokens)."""
+        known = {figure.key for figure in self.known.kernels}
+        missing = [one for one in wanted if (*one, threads) not in known]
+        for number, (type_name, row_elements, tokens) in enumerate(missing, 1):
+            many = "token" if tokens == 1 else "tokens"
+            place = f"{number} of {len(missing)}"
+            self._on_step(f"Multiplying {type_name}, rows of {row_elements:,}, {tokens} {many} ({place})")
+            load = OtherLoad()
+            try:
+                speed = kernels.measure_matmul(type_name, row_elements, tokens, threads)
+            except NotSupported as error:
+                logger.info("%s", error)
+                continue
+            self._keep(Measurements(kernels=(KernelFigure(_now(), load.share > OTHERS_SHARE, speed),)))
+
+    def costs(self, threads: int) -> CostsFigure:
+        """Return what a pass costs besides weights."""
+        for figure in self.known.costs:
+            if figure.costs.threads == threads:
+                return figure
+        self._on_step("Attention, nodes and stops")
+        load = OtherLoad()
+        one, many = (kernels.measure_attention(tokens, **ATTENTION, threads=threads) for tokens in (1, MANY_TOKENS))
+        costs = PassCosts(threads, kernels.measure_node_s(threads), measure_stop_s(threads), (one, many))
+        figure = CostsFigure(_now(), load.share > OTHERS_SHARE, costs)
+        self._keep(Measurements(costs=(figure,)))
+        return figure
+
+
+def measure_stop_s(threads: int) -> float:
+    """Return the seconds that a call of ggml's costs besides the nodes in it: the pass is stopped between two calls."""
+    ggml = _ggml.functions()
+    context = _ggml.describing_context(4, 4)
+    backend = buffer = None
+    try:
+        backend = _ggml.cpu_backend(threads)
+        total = ggml.ggml_add(context, *(ggml.ggml_new_tensor_2d(context, F32, 1, 1) for _ in range(2)))
+        graph = ggml.ggml_new_graph_custom(context, 4, False)
+        ggml.ggml_build_forward_expand(graph, total)
+        buffer = ggml.ggml_backend_alloc_ctx_tensors(context, backend)
+        times = []
+        for _ in range(STOPS):
+            started = time.perf_counter()
+            if ggml.ggml_backend_graph_compute(backend, graph) != 0:
+                raise KernelError("ggml failed to compute a graph of one node; reinstall llama-cpp-python")
+            times.append(time.perf_counter() - started)
+        return sorted(times)[STOPS // 10]  # others that are at work would be most of the median
+    finally:
+        if buffer is not None:
+            ggml.ggml_backend_buffer_free(buffer)
+        if backend is not None:
+            ggml.ggml_backend_free(backend)
+        ggml.ggml_free(context)
+
+
+def _targets(folders: Iterable[Path], gguf: GgufModel | None) -> list[_Target]:
+    """Return each file system once; the model's is measured through the largest of its shards."""
+    model = None if gguf is None else max(gguf.shards, key=lambda shard: shard.size_bytes).path
+    targets: dict[Mount, _Target] = {}
+    if sys.platform != "linux":
+        return []
+    if model is not None:
+        folder, mount = model.absolute().parent, find_mount(model)
+        targets[mount] = _Target(folder, mount, model)
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: is no folder; name a folder on the disk to measure, or a model with --model")
+        mount = find_mount(folder)
+        targets.setdefault(mount, _Target(folder.absolute(), mount, None))
+    return list(targets.values())
+
+
+def _kernels(gguf: GgufModel | None) -> list[tuple[str, int, int]]:
+    """Return (type, row length, tokens) of the multiplications to measure."""
+    kinds, widths = (USUAL_KINDS, USUAL_TOKENS) if gguf is None else (weight_kinds(gguf), MODEL_TOKENS)
+    return [(type_name, row_elements, tokens) for type_name, row_elements in kinds for tokens in widths]
+
+
+def weight_kinds(gguf: GgufModel) -> tuple[tuple[str, int], ...]:
+    """Return (type, row length) of the weights that a model multiplies with, the most bytes first."""
+    sizes: dict[tuple[str, int], int] = {}
+    has_output = any(tensor.name == "output.weight" for tensor in gguf.tensors)
+    for tensor in gguf.tensors:
+        is_table = has_output and tensor.name == "token_embd.weight"  # looked up, never multiplied with
+        if (
+            len(tensor.shape) in (2, 3)
+            and tensor.name.endswith(".weight")
+            and "norm" not in tensor.name
+            and not is_table
+        ):
+            kind = TENSOR_TYPES[tensor.type_id].name, tensor.shape[0]
+            sizes[kind] = sizes.get(kind, 0) + tensor.size_bytes
+    ordered = sorted(sizes, key=lambda kind: -sizes[kind])
+    return tuple(kind for kind in ordered if sizes[kind] >= LEAST_SHARE * gguf.data_bytes)
+
+
+def _now() -> str:
+    return utc_now().isoformat(timespec="seconds")
