@@ -36,6 +36,7 @@ from edge_run.runtime.probe import probe
 Step = Callable[[str], None]
 
 TICK_S = 0.5
+ENDING_S = 10.0
 LAST_WORDS = 300
 _STRIDE = 7919  # a prime: the prompt's tokens are spread over the vocabulary
 
@@ -104,7 +105,8 @@ class Bencher:
         """End what runs, and leave nothing. Idempotent."""
         if self._child is not None:
             self._child.kill()
-            self._child.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # without a limit, a signal handler could lock up here
+                self._child.wait(ENDING_S)
         if self._group is not None:
             self._group.close()
 
@@ -126,9 +128,7 @@ class Bencher:
                 context_tokens=context_tokens,
             )
 
-    def _measure(
-        self, planned: Planner, plan: Plan, shards: list[Path]
-    ) -> tuple[list[Measurement], str, MemoryBox]:
+    def _measure(self, planned: Planner, plan: Plan, shards: list[Path]) -> tuple[list[Measurement], str, MemoryBox]:
         prompt = arbitrary_tokens(self._task.prompt_tokens, planned.known.vocabulary)
         self._group = group = OwnMemoryGroup(plan.budget_bytes)
         backends, problem = [OURS, MMAP] if self._task.has_mmap else [OURS], ""

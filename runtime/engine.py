@@ -33,6 +33,7 @@ from edge_run.runtime.inspection import inspect
 from edge_run.runtime.kv_rules import check_kv_types
 from edge_run.runtime.library import library_version
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
+from edge_run.runtime.model_kind import check_kind
 from edge_run.runtime.planner import Planner
 from edge_run.runtime.planning import (
     Holdings,
@@ -96,6 +97,7 @@ class Engine:
         self._ledger = Ledger()
         self.budget_bytes = int(config.memory or default_budget_bytes(self._ledger.promised_bytes))
         self.gguf = read_gguf(path)
+        check_kind(self.gguf)
         check_kv_types(self.gguf, config)
         reason = why_not_ours(config)
         self._cache_folder = Path(config.cache_folder or Path.home() / ".cache" / "edge-run")
@@ -184,7 +186,7 @@ class Engine:
 
     def _load(self, paths: list[Path], on_header_read: Callable[[], None] | None = None) -> None:
         path = self.gguf.shards[0].path
-        self.model = self._stack.enter_context(LlamaModel(paths, on_header_read))
+        self.model = self._stack.enter_context(LlamaModel(paths, on_header_read, path=path))
         if self.model.has_encoder or not self.model.has_decoder:
             raise NotSupported(f"{path}: {self.gguf.architecture} has an encoder; edge-run runs decoder-only models")
         self.shape = context_shape(self.config, self.model.trained_context_tokens, compute_threads(self.config.threads))

@@ -93,25 +93,25 @@ class PassTimes:
         read_s = self._first_read_s if is_first else self.read_s
         return max(read_s, self.compute_s(tokens, position, n_outputs))
 
-    def prefill_s(self, tokens: int, micro_batch_tokens: int) -> float:
-        """Return the seconds until the first token after a prompt of `tokens` tokens, in a model just opened."""
-        starts = range(0, tokens, micro_batch_tokens)
-        widths = [min(micro_batch_tokens, tokens - start) for start in starts]
-        return self.reading_s + sum(
-            self.pass_s(width, start, int(start + width == tokens), start == 0)
-            for start, width in zip(starts, widths, strict=True)
+    def prefill_s(self, tokens: int, micro_batch_tokens: int, is_first: bool) -> float:
+        """Return the seconds from a prompt of `tokens` tokens to the first token; is_first: in a model just opened."""
+        passes = [(min(micro_batch_tokens, tokens - start), start) for start in range(0, tokens, micro_batch_tokens)]
+        return is_first * self.reading_s + sum(
+            self.pass_s(width, start, int(start + width == tokens), is_first and start == 0) for width, start in passes
         )
 
 
 def forecast(times: PassTimes, prompt_tokens: int, micro_batch_tokens: int, load_s: float) -> Forecast:
     """Return how long a prompt of `prompt_tokens` tokens and each token after it will take."""
-    first_token_s = times.prefill_s(prompt_tokens, micro_batch_tokens)
+    first_token_s, prefill_s = (
+        times.prefill_s(prompt_tokens, micro_batch_tokens, is_first) for is_first in (True, False)
+    )
     compute_s, token_s = times.compute_s(1, prompt_tokens), times.pass_s(1, prompt_tokens, 1, is_first=False)
     return Forecast(
         prompt_tokens=prompt_tokens,
         load_s=load_s,
         first_token_s=first_token_s,
-        prefill_tokens_per_s=prompt_tokens / first_token_s if first_token_s else 0.0,
+        prefill_tokens_per_s=prompt_tokens / prefill_s if prefill_s else 0.0,
         decode_tokens_per_s=1 / token_s if token_s else 0.0,
         compute_s_per_token=compute_s,
         read_s_per_token=times.read_s,

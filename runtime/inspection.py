@@ -14,18 +14,14 @@ import hashlib
 import json
 import logging
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_run.base import errors
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import ModelFileError
 from edge_run.runtime.graph import GraphMap, Node, WeightRead
+from edge_run.runtime.inspector_call import ask_child
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.territory import Span
 
@@ -33,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 1 << 46  # a file address: the shard's number times this, plus the offset in it
 FORMAT = 3
-LONGEST_S = 300
 MOST_REMEMBERED = 200
 SHAPING = ("context_tokens", "micro_batch_tokens", "sequences", "outputs_per_pass", "kv_type", "flash_attention")
 _HASHED_BYTES = 1 << 16
@@ -78,77 +73,33 @@ class Inspection:
 def inspect(gguf: GgufModel, config: ModelConfig, cache_folder: Path, library: str) -> Inspection:
     """Return what is known of `gguf` when it is opened as `config` says; a child process finds out what is new.
 
-    Raises what opening the model would raise, and ModelFileError when the child dies of it.
+    Raises what opening the model would raise, ModelFileError when the child dies of it, and NoInspector.
     """
     place = cache_folder / "inspected" / f"{_key(gguf, config, library)}.json.gz"
     try:
         return Inspection.from_json(gzip.decompress(place.read_bytes()).decode())
     except (OSError, EOFError, ValueError, TypeError, KeyError):
         pass  # not there, or not ours
-    text = _ask_child(gguf.shards[0].path, config, cache_folder)
+    fields = {field: getattr(config, field) for field in SHAPING}
+    text = ask_child(gguf.shards[0].path, fields, cache_folder)
     inspection = Inspection.from_json(text)
     _remember(place, text)
     return inspection
 
 
 def _key(gguf: GgufModel, config: ModelConfig, library: str) -> str:
-    """Return the name under which the outcome is kept: it changes with the files, the context and the library."""
+    """Return the name under which the outcome is kept: it changes with the files, the context and the library.
+
+    A file that takes another's place has another inode or change time, whatever its size and date.
+    """
     facts: list[object] = [FORMAT, library, *(getattr(config, field) for field in SHAPING)]
     for shard in gguf.shards:
         status = shard.path.stat()
         with shard.path.open("rb") as file:
             start = hashlib.blake2b(file.read(_HASHED_BYTES), digest_size=16).hexdigest()
-        facts += [str(shard.path.resolve()), status.st_size, status.st_mtime_ns, start]
+        facts += [os.fsencode(shard.path.resolve()).hex(), status.st_size, status.st_ino, start]
+        facts += [status.st_mtime_ns, status.st_ctime_ns]
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
-
-
-def _ask_child(path: Path, config: ModelConfig, cache_folder: Path) -> str:
-    fields = {field: getattr(config, field) for field in SHAPING}
-    request = json.dumps(
-        {"path": os.fspath(path.absolute()), "config": fields, "cache_folder": os.fspath(cache_folder)}
-    )
-    try:
-        child = subprocess.run(
-            [sys.executable, "-m", "edge_run.runtime.inspector_child"],
-            input=request.encode("utf-8", "surrogateescape"),
-            capture_output=True,
-            timeout=LONGEST_S,
-            check=False,
-            start_new_session=True,  # Ctrl-C ends it through us
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ModelFileError(
-            f"{path}: llama.cpp did not finish reading its header in {LONGEST_S} s; the file is broken, or needs "
-            "another llama.cpp; copy or download it again"
-        ) from error
-    answer, _, text = child.stdout.decode("utf-8", "replace").partition("\n")
-    if child.returncode == 0 and answer == "ok":
-        return text
-    if child.returncode == 0 and answer == "error":
-        kind, message = json.loads(text)
-        raise getattr(errors, kind)(message)
-    raise ModelFileError(
-        f"{path}: llama.cpp ended over it ({_how(child.returncode)}{_last_words(child.stderr)}); the file is broken, "
-        "or needs another llama.cpp; copy or download it again",
-        found=child.returncode,
-    )
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
-
-
-def _last_words(output: bytes) -> str:
-    """Return what llama.cpp said about its end, short."""
-    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
-    told = [line for line in lines if "ASSERT" in line or "what():" in line or "Error" in line]
-    text = (told or lines[:1] or [""])[0].rpartition("/")[2]
-    return f": {text[:160]}" if text else ""
 
 
 def _remember(place: Path, text: str) -> None:
@@ -166,7 +117,7 @@ def _remember(place: Path, text: str) -> None:
         known = sorted(place.parent.iterdir(), key=lambda path: path.stat().st_mtime)
         for path in known[:-MOST_REMEMBERED]:
             path.unlink(missing_ok=True)
-    except OSError as error:
+    except OSError as error:  # also what another process has just removed
         logger.info("what was found about the model cannot be kept in %s: %s", place.parent, error)
 
 

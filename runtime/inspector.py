@@ -47,19 +47,19 @@ def inspect_here(path: Path, config: ModelConfig, cache_folder: Path) -> Inspect
         gguf = read_gguf(path)
         metadata = outline_metadata(gguf)
         with Stubs(gguf.shards, cache_folder, outline_heads(gguf)) as stubs:
-            with LlamaModel(stubs.paths, metadata=metadata, mode="sized") as sized:
+            with LlamaModel(stubs.paths, metadata=metadata, mode="sized", path=path) as sized:
                 _check_kind(path, gguf, sized)
                 shape = context_shape(config, sized.trained_context_tokens, threads=1)
                 whole = LlamaContext(sized, shape)
                 whole.close()
-            with LlamaModel(stubs.paths, stubs.cut, metadata) as model:
+            with LlamaModel(stubs.paths, stubs.cut, metadata, path=path) as model:
                 territory = Territory(stubs.spans())
                 territory.claim()
                 graph, kv_bytes = _map_graph(gguf, model, shape)
-                vocabulary, load_s = loading.result()
-                program_bytes = process_memory().resident_bytes - kv_bytes
                 territory.blank()
                 _try(gguf, model, shape, graph)
+                vocabulary, load_s = loading.result()
+                program_bytes = process_memory().resident_bytes - kv_bytes
     return Inspection(
         context_tokens=whole.context_tokens,
         trained_context_tokens=sized.trained_context_tokens,

@@ -1,6 +1,6 @@
-"""The process that opens a model file first: `python -m edge_run.runtime.inspector_child`.
+"""The process that opens a model file first; `inspector_call.py` starts it.
 
-The request comes on standard input as JSON. The answer on standard output is `ok` and an `Inspection`, or `error` and
+The request comes as a line of JSON on standard input, whose end is the parent's. The answer on standard output is `ok` and an `Inspection`, or `error` and
 what to raise, each on a line of its own; a process that dies instead says that the file is to blame.
 """
 
@@ -10,38 +10,60 @@ import contextlib
 import importlib.util
 import json
 import os
+import shutil
+import signal
 import sys
+import threading
 import types
 from pathlib import Path
 
 MOST_DATA_BYTES = 4 << 30
+LONGEST_CPU_S = 30
 
 
 def main() -> None:
     """Answer one request."""
     _limit()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, also within llama.cpp
+    request = json.loads(sys.stdin.buffer.readline().decode("utf-8", "surrogateescape"))
+    cache_folder = Path(request["cache_folder"])
+    threading.Thread(target=_end_with_parent, args=(cache_folder,), daemon=True).start()
     _skip_package_code("llama_cpp")
-    request = json.loads(sys.stdin.buffer.read().decode("utf-8", "surrogateescape"))
     from edge_run.base.config import ModelConfig
     from edge_run.base.errors import EdgeRunError
     from edge_run.runtime.inspector import inspect_here
 
     try:
         config = ModelConfig(threads=1, **request["config"])
-        answer, text = "ok", inspect_here(Path(request["path"]), config, Path(request["cache_folder"])).to_json()
+        answer, text = "ok", inspect_here(Path(request["path"]), config, cache_folder).to_json()
     except EdgeRunError as error:
         answer, text = "error", json.dumps([type(error).__name__, str(error)])
-    sys.stdout.write(f"{answer}\n{text}")
+    sys.stdout.buffer.write(f"{answer}\n{text}".encode("utf-8", "surrogateescape"))
     sys.stdout.flush()
     os._exit(0)  # what is loaded need not be freed piece by piece
 
 
+def _end_with_parent(cache_folder: Path) -> None:
+    """Wait till standard input ends, which is when the parent does; then end, and leave no stub."""
+    while os.read(0, 1):
+        pass
+    for folder in cache_folder.glob(f"stub-{os.getpid()}-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
 def _limit() -> None:
-    """Keep a broken file from taking all memory, or leaving a core dump."""
+    """Keep a broken file from taking all memory, computing for ever, or leaving a core dump."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
-        for kind, most in ((resource.RLIMIT_DATA, MOST_DATA_BYTES), (resource.RLIMIT_CORE, 0)):
+        limits = {
+            resource.RLIMIT_DATA: MOST_DATA_BYTES,
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_CPU: LONGEST_CPU_S,
+        }
+        for kind, most in limits.items():
             hard = resource.getrlimit(kind)[1]
             resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
@@ -52,7 +74,3 @@ def _skip_package_code(name: str) -> None:
         package = types.ModuleType(name)
         package.__path__ = list(spec.submodule_search_locations)
         sys.modules[name] = package
-
-
-if __name__ == "__main__":
-    main()

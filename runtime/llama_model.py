@@ -9,11 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from edge_run.base.errors import KernelError, ModelFileError
+from edge_run.base.errors import KernelError, ModelFileError, NotSupported
 from edge_run.base.units import MIB
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
 from edge_run.runtime.context_shape import ContextShape
+from edge_run.runtime.library import library_version
 
 _BUFFER = re.compile(r"(?:compute|output) buffer size =\s*([\d.]+) MiB")
 _CACHE = re.compile(r"(?<!buffer )size =\s*([\d.]+) MiB")
@@ -32,8 +33,20 @@ class _Lines:
 
     def reason(self) -> str:
         told = [line for line in self.lines if "error" in line.lower() or "fail" in line.lower()]
-        text = (told or self.lines or ["no reason given"])[0]
-        return re.sub(r"^\w+: (?:error loading model: )?", "", text)
+        text = " ".join((told or self.lines or ["no reason given"])[0].split())
+        return re.sub(r"^\w+: (?:error loading model: )?(?:error loading model \w+: )?", "", text)[:300]
+
+
+def _refusal(path: Path, reason: str) -> ModelFileError | NotSupported:
+    if "unknown model architecture" in reason:
+        return NotSupported(
+            f"{path}: llama.cpp cannot load it: {reason}; install a llama-cpp-python that knows it, or give another "
+            f"model (here is {library_version()})"
+        )
+    return ModelFileError(
+        f"{path}: llama.cpp cannot load it: {reason}; copy or download the file again, or install a llama-cpp-python "
+        "that knows it"
+    )
 
 
 class LlamaModel:
@@ -45,13 +58,16 @@ class LlamaModel:
         on_header_read: Any = None,
         metadata: dict[str, int | str] | None = None,
         mode: str = "mapped",
+        path: Path | None = None,
     ) -> None:
         """Load from the shards at `paths`, on the CPU, mapped, nothing repacked.
 
         on_header_read is called once between the reading of the header and the mapping. metadata: instead of the
         file's own. mode: `mapped`; `sized`, of which contexts allocate nothing and only tell their sizes; `vocabulary`,
-        which has nothing else. Raises ModelFileError with llama.cpp's own reason when it refuses the file.
+        which has nothing else. path: the file that errors name, the first of `paths` by default. Raises ModelFileError
+        with llama.cpp's own reason when it refuses the file, NotSupported when it does not know the architecture.
         """
+        self.path = path or paths[0]
         L.llama_backend_init()
         lines = _Lines()
         is_read = False
@@ -80,7 +96,7 @@ class LlamaModel:
             else:
                 self.handle = L.llama_model_load_from_splits(names, len(paths), params)
         if not self.handle:
-            raise ModelFileError(f"{paths[0].name}: llama.cpp cannot load it: {lines.reason()}")
+            raise _refusal(self.path, lines.reason())
         self.vocab = L.llama_model_get_vocab(self.handle)
         self.vocabulary: int = L.llama_vocab_n_tokens(self.vocab)
         self.trained_context_tokens: int = L.llama_model_n_ctx_train(self.handle)
@@ -136,7 +152,10 @@ class LlamaContext:
         with ggml.log.listening(lines.add):
             self.handle = L.llama_init_from_model(model.handle, params)
         if not self.handle:
-            raise KernelError(f"llama.cpp cannot make a context of {shape.context_tokens} tokens: {lines.reason()}")
+            raise KernelError(
+                f"{model.path}: llama.cpp cannot make a context of {shape.context_tokens:,} tokens: {lines.reason()}; "
+                "try a shorter one (-c), or another copy of the file"
+            )
         self.memory = L.llama_get_memory(self.handle)
         self.context_tokens: int = L.llama_n_ctx(self.handle)
         self.kv_bytes, self.buffer_bytes = (

@@ -20,6 +20,7 @@ from edge_run.runtime.forecast import PassTimes, forecast, pass_work
 from edge_run.runtime.inspection import Inspection, inspect
 from edge_run.runtime.kv_rules import check_kv_types
 from edge_run.runtime.library import library_version
+from edge_run.runtime.model_kind import check_kind
 from edge_run.runtime.planning import (
     Holdings,
     compute_threads,
@@ -42,6 +43,7 @@ def planner(path: Path, config: ModelConfig) -> Planner:
     Raises ModelFileError, ConfigError, NotSupported, KernelError or TierReadError.
     """
     gguf = read_gguf(path)
+    check_kind(gguf)
     check_kv_types(gguf, config)
     cache_folder = config.cache_folder or Path.home() / ".cache" / "edge-run"
     return Planner(gguf, config, inspect(gguf, config, cache_folder, library_version()))

@@ -35,7 +35,7 @@ class Stubs:
         self._head_bytes = [len(head) for head in heads] or [shard.data_offset for shard in shards]
         try:
             cache_folder.mkdir(parents=True, exist_ok=True)
-            _sweep(cache_folder)
+            sweep_stubs(cache_folder)
             self._folder = Path(tempfile.mkdtemp(prefix=f"stub-{os.getpid()}-", dir=cache_folder))
         except OSError as error:
             raise TierReadError(
@@ -106,7 +106,7 @@ class Stubs:
         self.close()
 
 
-def _sweep(cache_folder: Path) -> None:
+def sweep_stubs(cache_folder: Path) -> None:
     """Remove the stubs of processes that were killed while they loaded."""
     for folder in cache_folder.glob("stub-*-*"):
         pid = folder.name.split("-")[1]

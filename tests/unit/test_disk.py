@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import os
 import subprocess
 import sys
@@ -79,7 +80,7 @@ def test_blocks_are_dealt_once_and_others_for_each_figure() -> None:
     for block_bytes in (*BLOCK_SIZES, UNIT_BYTES):
         offsets = deal.next(block_bytes)
         assert len(set(offsets)) == len(offsets) == 16 * UNIT_BYTES // block_bytes
-        assert all(b != a + block_bytes for a, b in zip(offsets, offsets[1:], strict=False))
+        assert all(b != a + block_bytes for a, b in itertools.pairwise(offsets))
         units = {offset // UNIT_BYTES for offset in offsets}
         assert not units & seen
         seen |= units
@@ -112,14 +113,15 @@ class Reads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.all: list[tuple[Path, int, int]] = []
         self.fails_with: BaseException | None = None
-        self._real = SourceFile.read_into
-        monkeypatch.setattr(SourceFile, "read_into", lambda *arguments: self._read(*arguments))
+        real = SourceFile.read_into
 
-    def _read(self, source: SourceFile, address: int, length: int, offset: int) -> int:
-        self.all.append((source.path, length, offset))
-        if self.fails_with and len(self.all) > 20:
-            raise self.fails_with
-        return self._real(source, address, length, offset)
+        def read(source: SourceFile, address: int, length: int, offset: int) -> int:
+            self.all.append((source.path, length, offset))
+            if self.fails_with and len(self.all) > 20:
+                raise self.fails_with
+            return real(source, address, length, offset)
+
+        monkeypatch.setattr(SourceFile, "read_into", read)
 
 
 @pytest.fixture

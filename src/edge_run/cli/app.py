@@ -12,6 +12,7 @@ import click
 
 import edge_run
 from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError, TierReadError
+from edge_run.cli.bench import bench
 from edge_run.cli.commands import HELP_NAMES, origin
 from edge_run.cli.demo import demo
 from edge_run.cli.doctor import doctor
@@ -23,7 +24,7 @@ from edge_run.cli.run import run
 from edge_run.cli.terminal import Terminal
 
 NAME = "edge-run"
-COMMANDS = (run, plan, demo, inflate, doctor, probe)
+COMMANDS = (run, plan, demo, inflate, doctor, probe, bench)
 SIGPIPE_CODE = 141
 
 _HELP = """Run GGUF models that are larger than memory, inside a memory budget; the text is llama.cpp's.

@@ -37,7 +37,7 @@ def describe(plan: Plan, micro_batch_tokens: int, columns: int | None) -> str:
     rows = [
         ("opening", _seconds(forecast.load_s), "header, vocabulary and an empty context"),
         ("first token", _seconds(forecast.first_token_s), f"{prompt}; the first one reads the whole model"),
-        ("prompt", f"{rate(forecast.prefill_tokens_per_s)} tokens/s", "the same, by its length"),
+        ("prompt", f"{rate(forecast.prefill_tokens_per_s)} tokens/s", "of another one, when the model has been read"),
         ("answer", f"{rate(forecast.decode_tokens_per_s)} tokens/s", reason),
     ]
     width, value_width = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)

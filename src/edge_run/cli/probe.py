@@ -93,7 +93,9 @@ def _as_tables(profile: DeviceProfile) -> str:
             for number, column in enumerate(figures.columns):
                 table.add_column(column, justify="right" if number else "left", overflow="fold")
             for row in figures.rows:
-                table.add_row(*(f"{cell / MIB:,.0f}" if isinstance(cell, float) else cell for cell in row))
+                table.add_row(
+                    *(cell if cell is None or isinstance(cell, str) else f"{cell / MIB:,.0f}" for cell in row)
+                )
             console.print("", figures.title, table, sep="\n")
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
@@ -102,7 +104,7 @@ def _as_lines(profile: DeviceProfile) -> str:
     lines = _facts(profile)
     for table in _tables(profile):
         for name, *cells in table.rows:
-            texts = [f"{format_size(cell)}/s" if isinstance(cell, float) else cell for cell in cells]
+            texts = [cell if cell is None or isinstance(cell, str) else f"{format_size(cell)}/s" for cell in cells]
             figures = [f"{column} {text}" for column, text in zip(table.columns[1:], texts, strict=True) if text]
             lines.append(f"{table.columns[0]} {name}: {', '.join(figures)}")
     return "\n".join(lines) + "\n"

@@ -1,0 +1,93 @@
+"""One predicted and measured run in a process of its own: says beforehand what it will take, then takes it. Prints JSON.
+
+The device is probed in the same process and box, into an empty cache; the prediction is made before the model is
+opened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import tempfile
+import time
+from pathlib import Path
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.protocols import BatchToken
+from edge_run.devices.memory import process_memory
+from edge_run.runtime.planner import planner
+from edge_run.runtime.probe import probe
+
+
+def main() -> None:
+    """Run and print one JSON object."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--shares", type=float, nargs="*", default=[0.25, 0.5, 0.75, 0.95])
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--micro-batch", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompt", type=int, default=200)
+    parser.add_argument("--decode", type=int, default=8)
+    arguments = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as cache:
+        config = ModelConfig(
+            context_tokens=arguments.context,
+            micro_batch_tokens=arguments.micro_batch,
+            threads=arguments.threads,
+            cache_folder=Path(cache),
+        )
+        started = time.monotonic()
+        profile = probe([], arguments.model, config)
+        probe_s = time.monotonic() - started
+        planned = planner(arguments.model, config)
+        for share in arguments.shares:
+            budget = int(arguments.model.stat().st_size * share)
+            plan = planned.timed(planned.plan(budget), profile, arguments.model, arguments.prompt)
+            rows.append(
+                {
+                    "share": share,
+                    "budget_bytes": budget,
+                    "probe_s": probe_s,
+                    **{f"predicted_{key}": value for key, value in dataclasses.asdict(plan.forecast).items()},
+                    **measure(arguments, dataclasses.replace(config, memory=budget)),
+                }
+            )
+    print(json.dumps(rows))
+
+
+def measure(arguments: argparse.Namespace, config: ModelConfig) -> dict[str, object]:
+    """Open the model, feed two prompts and decode; return the figures."""
+    from edge_run.runtime.engine import Engine
+
+    engine = Engine(arguments.model, config)
+    n = arguments.prompt
+
+    def feed(shift: int) -> float:
+        engine.decoder.rewind(0, 0)
+        started = time.monotonic()
+        engine.decoder.decode([BatchToken(5 + (i + shift) % 97, i, 0, i + 1 == n) for i in range(n)])
+        return time.monotonic() - started
+
+    first_token_s, again_s = feed(0), feed(31)
+    times = []
+    for i in range(arguments.decode + 1):
+        started = time.monotonic()
+        engine.decoder.decode([BatchToken(7, n + i, 0, True)])
+        times.append(time.monotonic() - started)
+    figures: dict[str, object] = {
+        "mode": engine.plan.mode,
+        "load_s": engine.load_s,
+        "first_token_s": first_token_s,
+        "prefill_tokens_per_s": n / again_s,
+        "decode_tokens_per_s": arguments.decode / sum(times[1:]),
+        "peak_bytes": process_memory().peak_bytes,
+    }
+    engine.close()
+    return figures
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Starts the process that opens a model file first (`inspector_child.py`), waits for it, and says how it ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from edge_run.base import errors
+from edge_run.base.errors import Cancelled, ModelFileError, NotSupported
+from edge_run.tiers.stub import sweep_stubs
+
+LONGEST_S = 120
+_START = "import sys; sys.path[:] = sys.argv[1:]; from edge_run.runtime.inspector_child import main; main()"
+_LACKS_A_MODULE = (b"ModuleNotFoundError", b"ImportError")
+_ADVICE = "the file is broken, or needs another llama.cpp; copy or download it again"
+
+logger = logging.getLogger(__name__)
+
+
+class NoInspector(NotSupported):
+    """No process can be started to open a file first."""
+
+
+def ask_child(path: Path, config: Mapping[str, object], cache_folder: Path) -> str:
+    """Return what the child says of the model at `path`, opened with the fields `config` of a ModelConfig.
+
+    The child ends when we do, and leaves nothing in the cache folder. Raises what it says is to be raised,
+    ModelFileError when it dies, NoInspector where it cannot be started, and Cancelled for a Ctrl-C that ended it only.
+    """
+    if reason := _why_no_child():
+        raise NoInspector(f"{path}: cannot be opened by a process of its own first: {reason}")
+    request = json.dumps({"path": os.fspath(path), "config": config, "cache_folder": os.fspath(cache_folder)})
+    is_answered = False
+    try:
+        code, output, notices = _run(request.encode("utf-8", "surrogateescape") + b"\n")
+        answer, _, text = output.decode("utf-8", "surrogateescape").partition("\n")
+        is_answered = code == 0 and answer in ("ok", "error")
+    except OSError as error:
+        raise NoInspector(f"{path}: no process can be started to open it first: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise ModelFileError(
+            f"{path}: llama.cpp did not finish opening it in {LONGEST_S} s; {_ADVICE}", needed_s=LONGEST_S
+        ) from error
+    finally:
+        if not is_answered:
+            sweep_stubs(cache_folder)
+    if is_answered and answer == "ok":
+        return text
+    if is_answered:
+        kind, message = json.loads(text)
+        raise getattr(errors, kind)(message)
+    if code == -signal.SIGINT:
+        raise Cancelled(f"{path}: opening it was stopped")
+    if code == 1 and any(name in notices for name in _LACKS_A_MODULE):
+        raise NoInspector(f"{path}: the process that opens it first does not start: {_last_words(notices)}")
+    raise ModelFileError(f"{path}: llama.cpp ended over it ({_how(code)}{_last_words(notices)}); {_ADVICE}", found=code)
+
+
+def _why_no_child() -> str:
+    if getattr(sys, "frozen", False):
+        return "this program is packed in one file"
+    name = Path(sys.executable or "").name.lower()
+    return "" if "python" in name or "pypy" in name else f"{sys.executable or 'this program'} is not Python"
+
+
+def _run(request: bytes) -> tuple[int, bytes, bytes]:
+    """Return the child's exit code, output and notices; whatever ends the wait ends the child."""
+    standard_input, ours = os.pipe()  # stays open while we live: the child ends when it is closed
+    try:
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-c", _START, *sys.path],
+                stdin=standard_input,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+            )
+        finally:
+            os.close(standard_input)
+        with child:
+            try:
+                os.write(ours, request)
+                output, notices = child.communicate(timeout=LONGEST_S)
+            except BaseException:
+                child.kill()
+                raise
+        return child.returncode, output, notices
+    finally:
+        os.close(ours)
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _last_words(output: bytes) -> str:
+    """Return what was said about the end, short."""
+    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
+    told = [line for line in lines if "ASSERT" in line or "what():" in line or "Error" in line]
+    text = (told or lines[:1] or [""])[0].rpartition("/")[2]
+    return f": {text[:160]}" if text else ""

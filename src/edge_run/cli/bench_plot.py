@@ -1,0 +1,133 @@
+"""A comparison as a picture: decode speed and the time to the first token, predicted, measured, and with mmap."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_run.base.bench import Bench, Spread
+from edge_run.base.errors import ConfigError, NotSupported, TierReadError
+from edge_run.base.units import format_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SUFFIX = ".png"
+INCHES, DOTS_PER_INCH = (9.0, 4.8), 150
+_COLOURS = {"predicted": "#9aa5b1", "edge-run": "#1f6fb2", "llama.cpp\nmmap": "#d1873a"}
+_PANELS = (
+    ("decode_tokens_per_s", "Decode (more is better)", "tokens/s"),
+    ("start_s", "From opening to the first token (less is better)", "seconds"),
+)
+_LONGEST_NAME = 60
+
+
+def check_plot(path: Path) -> Path:
+    """Return where the picture will be; refuse what cannot be drawn or written before anything is measured.
+
+    Raises ConfigError, TierReadError, or NotSupported without matplotlib.
+    """
+    path = Path(os.path.expanduser(path))
+    if path.suffix.lower() != SUFFIX:
+        raise ConfigError(f"--plot {path}: must be a PNG file; name it {path.name or 'bench'}{SUFFIX}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise NotSupported("--plot: needs matplotlib, which is not installed; pip install 'edge-run[plot]'")
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise ConfigError(f"--plot {path}: is there, and is no file; choose another name")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise TierReadError(f"--plot {path}: cannot be written (Permission denied); choose another name")
+    draft = _draft_of(target)
+    try:
+        draft.open("xb").close()
+        draft.unlink()
+    except OSError as error:
+        raise TierReadError(f"--plot {path}: cannot be written ({error.strerror}); choose another name") from error
+    return target
+
+
+def draw(bench: Bench, path: Path) -> None:
+    """Write the picture of `bench` to `path`, which `check_plot` returned; all of it or nothing."""
+    draft = _draft_of(path)
+    try:
+        with draft.open("xb") as file:
+            _draw(bench, file)
+        draft.replace(path)
+    except OSError as error:
+        raise TierReadError(f"--plot {path}: cannot be written ({error.strerror}); choose another name") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def _draw(bench: Bench, file: Any) -> None:
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it would speak of its font cache
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name with characters that the font lacks
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
+        FigureCanvasAgg(figure)
+        for axes, (name, title, unit) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
+            _panel(axes, bench, name, title, unit)
+        figure.suptitle(_title(bench), fontsize=12, fontweight="bold", parse_math=False)
+        figure.supxlabel(_conditions(bench), fontsize=8, color="#555555", parse_math=False)
+        figure.savefig(file, format="png")
+
+
+def _panel(axes: Axes, bench: Bench, name: str, title: str, unit: str) -> None:
+    """Draw one figure as bars: their height is the median, the whisker goes from the least to the most."""
+    comparison = bench.comparison(name)
+    predicted = comparison.predicted
+    spreads = (
+        None if predicted is None else Spread(predicted, predicted, predicted),
+        comparison.measured,
+        comparison.mmap,
+    )
+    bars = [(label, spread) for label, spread in zip(_COLOURS, spreads, strict=True) if spread is not None]
+    heights = [spread.median for _, spread in bars]
+    below = [spread.median - spread.least for _, spread in bars]
+    above = [spread.most - spread.median for _, spread in bars]
+    drawn = axes.bar(
+        [label for label, _ in bars],
+        heights,
+        yerr=[below, above] if any((*below, *above)) else None,
+        color=[_COLOURS[label] for label, _ in bars],
+        width=0.6,
+        capsize=5,
+        ecolor="#333333",
+    )
+    axes.bar_label(drawn, [f"{height:.3g}" for height in heights], padding=4)
+    axes.set_title(title, fontsize=10)
+    axes.set_ylabel(unit)
+    axes.margins(y=0.15)
+    axes.set_ylim(bottom=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+
+
+def _title(bench: Bench) -> str:
+    name = bench.model if len(bench.model) <= _LONGEST_NAME else f"{bench.model[: _LONGEST_NAME - 1]}…"
+    sizes = f"{format_size(bench.plan.model_bytes)} in {format_size(bench.plan.budget_bytes)} of memory"
+    return f"{name}: {sizes}"
+
+
+def _conditions(bench: Bench) -> str:
+    mmap = ""
+    if bench.comparison("start_s").mmap is not None:
+        mmap = "both within the budget" if bench.box.limit_bytes else "mmap with all of the page cache"
+        mmap = f"; {mmap}"
+    return (
+        f"{bench.cpu}, {bench.numerics.threads} threads; {bench.library}; {bench.started_at[:10]}\n"
+        f"prompt of {bench.prompt_tokens:,} tokens, {bench.predict_tokens:,} decoded; cold, {bench.rounds} rounds, "
+        f"whiskers from least to most{mmap}"
+    )

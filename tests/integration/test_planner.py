@@ -1,0 +1,99 @@
+"""Plans made without loading are those that a run makes; what an inspection tells is what llama.cpp then allocates."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_run import BudgetError, ModelConfig
+from edge_run.base.units import MIB
+from edge_run.runtime.engine import Engine
+from edge_run.runtime.inspection import Inspection, inspect
+from edge_run.runtime.library import library_version
+from edge_run.runtime.planner import planner
+from edge_run.tiers.gguf import read_gguf
+from kit_models import streamed
+from tiny_models import make_model
+
+OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 16, "threads": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_type"),
+    [(name, "f16") for name in ("llama", "qwen3moe", "gemma3", "deepseek2", "mamba", "jamba", "gpt-oss")]
+    + [(name, "q8_0") for name in ("llama", "qwen3moe", "gemma3", "gpt-oss")],
+)
+def test_sizes_and_graph_are_those_of_the_run(name: str, kv_type: str, tmp_path: Path) -> None:
+    path = make_model(name, tmp_path)
+    config = ModelConfig(**OPTIONS, kv_type=kv_type, cache_folder=tmp_path / "cache")
+    known = inspect(read_gguf(path), config, tmp_path / "cache", library_version())
+    engine = Engine(path, dataclasses.replace(config, backend="llama.cpp"))
+    try:
+        assert known.kv_bytes == engine.plan.kv_bytes
+        assert known.buffer_bytes == engine._context.buffer_bytes
+        assert (known.context_tokens, known.vocabulary) == (engine.plan.context_tokens, engine.model.vocabulary)
+    finally:
+        engine.close()
+    tensors = {tensor.name: tensor for tensor in read_gguf(path).tensors}
+    reads = [read for node in known.graph for read in node.reads if read.name in tensors]
+    assert {read.name for read in reads} >= {name for name in tensors if name.startswith("blk.0.")} - {"rope_freqs"}
+    for read in reads:
+        tensor = tensors[read.name]
+        assert tensor.offset <= read.address < tensor.offset + tensor.size_bytes
+
+
+def test_the_plan_is_that_of_the_run(grown: Path, tmp_path: Path) -> None:
+    options = {**streamed(), "cache_folder": tmp_path}
+    plan = planner(grown, ModelConfig(**options)).plan()
+    engine = Engine(grown, ModelConfig(**options))
+    try:
+        found = engine.plan
+    finally:
+        engine.close()
+    assert (plan.mode, plan.kv_bytes, plan.model_bytes) == (found.mode, found.kv_bytes, found.model_bytes)
+    sizes, found_sizes = ({item.what: item.size_bytes for item in p.items} for p in (plan, found))
+    for what in ("kv", "buffers", "work", "reserve", "rows"):
+        assert sizes[what] == found_sizes[what]
+    for one, other in ((plan, found),):
+        difference = one.pinned_bytes - other.pinned_bytes
+        assert abs(difference + sizes["program"] - found_sizes["program"]) <= 16 * MIB, "but for what Python holds"
+
+
+def test_plans_of_every_budget_from_the_smallest_to_the_whole_model(grown: Path, tmp_path: Path) -> None:
+    planned = planner(grown, ModelConfig(**OPTIONS, cache_folder=tmp_path))
+    plans = planned.sweep()
+    assert [plan.mode for plan in plans] == ["streamed"] * (len(plans) - 1) + ["resident"]
+    assert plans[-1].budget_bytes > 120 * MIB
+    reads = [plan.streamed_bytes_per_pass for plan in plans]
+    assert reads == sorted(reads, reverse=True)
+    assert reads[-1] == 0
+    for plan in plans:
+        assert sum(item.size_bytes for item in plan.items) <= plan.budget_bytes
+    with pytest.raises(BudgetError) as caught:
+        planned.plan(plans[0].budget_bytes // 2)
+    assert caught.value.figures["minimum_bytes"] <= plans[0].budget_bytes
+
+
+def test_planning_loads_neither_llama_cpp_nor_numpy_once_the_model_is_known(grown: Path, tmp_path: Path) -> None:
+    config = ModelConfig(**OPTIONS, cache_folder=tmp_path)
+    inspect(read_gguf(grown), config, tmp_path, library_version())
+    model, cache = json.dumps(str(grown)), json.dumps(str(tmp_path))
+    code = (
+        "import sys; from pathlib import Path; from edge_run.base.config import ModelConfig\n"
+        "from edge_run.runtime.planner import planner\n"
+        f"planner(Path({model}), ModelConfig(**{OPTIONS!r}, cache_folder=Path({cache}))).plan()\n"
+        "print(sorted({'numpy', 'llama_cpp'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_what_is_known_of_a_model_survives_its_way_through_json(grown: Path, tmp_path: Path) -> None:
+    known = inspect(read_gguf(grown), ModelConfig(**OPTIONS), tmp_path, library_version())
+    assert Inspection.from_json(known.to_json()) == known

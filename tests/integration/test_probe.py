@@ -1,0 +1,264 @@
+"""`edge-run probe` from the command line: what it measures, prints, keeps, and leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edge_run import ModelConfig
+from edge_run.base.errors import NotSupported
+from edge_run.base.profile import DeviceProfile, KernelSpeed
+from edge_run.base.units import MIB
+from edge_run.cli import app
+from edge_run.cli.terminal import Terminal
+from edge_run.devices.disk import Effort
+from edge_run.runtime import probe as probing
+from edge_run.runtime.probe import measure_stop_s, probe, weight_kinds
+from edge_run.tiers.gguf import read_gguf
+
+QUICK = Effort(duration_s=0.02, skip_s=0.005, most_bytes=32 * MIB, ring_bytes=16 * MIB, scratch_bytes=32 * MIB)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="disks are measured on Linux only")
+
+
+class Kernels:
+    """Stands in for the kernels; says which were measured."""
+
+    def __init__(self) -> None:
+        self.measured: list[tuple[str, int, int, int]] = []
+        self.unknown = ""
+        self.interrupted_at = -1
+
+    def measure_matmul(self, type_name: str, row_elements: int, tokens: int, threads: int) -> KernelSpeed:
+        if len(self.measured) == self.interrupted_at:
+            raise KeyboardInterrupt
+        if type_name == self.unknown:
+            raise NotSupported(f"{type_name}: no kernel")
+        self.measured.append((type_name, row_elements, tokens, threads))
+        return KernelSpeed(type_name, row_elements, tokens, threads, 1e9 * len(self.measured))
+
+    def measure_attention(self, tokens: int, **shape: int) -> float:
+        return 5e9 * tokens
+
+    def measure_node_s(self, threads: int) -> float:
+        return 3e-7
+
+
+class Load:
+    share = 0.0
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    """Kernels that take no time, disks that take little, and a machine without others on it."""
+    kernels = Kernels()
+    monkeypatch.setattr(probing, "kernels", kernels)
+    monkeypatch.setattr(probing, "OtherLoad", Load)
+    monkeypatch.setattr(Load, "share", 0.0)
+    measure = functools.partial(probing.measure_disk, effort=QUICK)
+    monkeypatch.setattr(probing, "measure_disk", lambda folder, model, readers, effort: measure(folder, model, readers))
+    return kernels
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kernels: Kernels) -> Run:
+    """Run the command line in this process, in a folder of its own: (exit code, standard output, standard error)."""
+    for name in [name for name in os.environ if name.startswith("EDGE_RUN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = app._run(["probe", *map(str, arguments)], Terminal())
+        return code, *capfd.readouterr()
+
+    return run
+
+
+def test_lines_without_a_terminal(run: Run, kernels: Kernels) -> None:
+    code, out, err = run("-t", 2)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    names = ("processor: ", "memory: ", "attention: 5.0 GFLOP/s for one token, 2560.0 for many", "overhead: 0.30 us")
+    assert all(line.startswith(name) for line, name in zip(lines, names, strict=False))
+    assert f"disk {Path.cwd()}: device " in out
+    assert "weights Q4_0, rows of 4,096: 1 token 954 MiB/s, 512 tokens 1.86 GiB/s" in lines
+    assert len(kernels.measured) == 8
+
+
+def test_json_is_the_profile(run: Run) -> None:
+    code, out, err = run("--json", "-t", 2, "--readers", 3)
+    assert (code, err) == (0, "")
+    profile = json.loads(out)
+    assert profile.keys() == set(DeviceProfile.__dataclass_fields__)
+    (disk,) = profile["disks"]
+    assert disk["folder"] == str(Path.cwd()), "the cache is on the same file system"
+    assert [read["readers"] for read in disk["reads"]] == [3, 3, 3]
+    assert profile["node_s"] == 3e-7
+    assert 0 < profile["stop_s"] < 1
+
+
+def test_tables_at_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_run.cli.terminal._is_terminal", lambda stream: stream is sys.stdout)
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run("-t", 2)
+    assert code == 0
+    assert "Reading in blocks of each size, MiB/s\n" in out
+    assert "128 KiB" in out
+    assert any(line.split()[:5] == ["Q4_0,", "rows", "of", "4,096", "954"] for line in out.splitlines())
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_it_is_measured_once(run: Run, kernels: Kernels) -> None:
+    first = run("--json", "-t", 2)[1]
+    kernels.measured.clear()
+    assert run("--json", "-t", 2)[1] == first
+    assert kernels.measured == []
+    assert run("--json", "-t", 1)[0] == 0
+    assert {threads for *_, threads in kernels.measured} == {1}
+    kernels.measured.clear()
+    again = json.loads(run("--json", "-t", 2, "--fresh")[1])
+    assert len(kernels.measured) == 8
+    assert again["disks"] != json.loads(first)["disks"]
+
+
+def test_a_model_adds_its_kinds_of_weights(run: Run, kernels: Kernels, grown: Path) -> None:
+    run("-t", 2)
+    kernels.measured.clear()
+    code, out, _ = run("-t", 2, "--model", grown, "--json")
+    assert code == 0
+    assert {key[:2] for key in kernels.measured} == set(weight_kinds(read_gguf(grown)))
+    assert {tokens for _, _, tokens, _ in kernels.measured} == {1, 8, 64, 512}
+    profile = json.loads(out)
+    assert len(profile["kernels"]) == 8 + len(kernels.measured)
+    assert [disk["folder"] for disk in profile["disks"]] == [str(grown.parent)]
+
+
+def test_the_model_is_read_and_no_scratch_file_written(
+    kernels: Kernels, grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_run.devices.disk.scratch_file", None)
+    config = ModelConfig(cache_folder=tmp_path / "cache")
+    profile = probe([], grown, config)
+    assert profile.disks[0].bytes_per_s > 1e6
+
+
+def test_kinds_of_weights(kit: Path, grown: Path) -> None:
+    for path in (kit, grown):
+        kinds = weight_kinds(read_gguf(path))
+        assert 1 <= len(kinds) <= 4
+        assert all(row % 32 == 0 and not name.startswith("F32") for name, row in kinds)
+
+
+def test_a_kind_without_a_kernel_is_passed_over(run: Run, kernels: Kernels) -> None:
+    kernels.unknown = "Q4_K"
+    code, out, _ = run()
+    assert code == 0
+    assert "Q4_K" not in out
+    assert "F16" in out
+
+
+def test_what_was_measured_before_ctrl_c_is_kept(run: Run, kernels: Kernels) -> None:
+    kernels.interrupted_at = 3
+    assert run("-t", 2) == (130, "", "")
+    kernels.interrupted_at = -1
+    assert run("-t", 2)[0] == 0
+    assert len(kernels.measured) == 8
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_said_once(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, out, err = run("--cache-dir", tmp_path / "file")
+    assert code == 0
+    assert out.startswith("processor: ")
+    assert err == f"Note: {tmp_path}/file/profiles: cannot be written (Not a directory); measured again next time\n"
+
+
+def test_a_busy_machine_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Load, "share", 0.5)
+    code, _, err = run()
+    assert code == 0
+    assert err.startswith("Note: other programs were at work")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nowhere"], 2, "nowhere: is no folder"),
+        (["--model", "nowhere.gguf"], 3, "nowhere.gguf"),
+        (["-t", "0"], 2, "threads 0"),
+        (["--flash"], 2, "--flash"),
+    ],
+)
+def test_what_cannot_be(run: Run, arguments: list[str], code: int, message: str) -> None:
+    found, out, err = run(*arguments)
+    assert (found, out) == (code, "")
+    assert err.startswith("edge-run: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_real_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "USUAL_KINDS", (("Q8_0", 256),))
+    monkeypatch.setattr(probing, "USUAL_TOKENS", (1,))
+    monkeypatch.setattr(probing, "MANY_TOKENS", 16)
+    steps: list[str] = []
+    config = ModelConfig(threads=1, cache_folder=tmp_path / "cache")
+    profile = probe([tmp_path], None, config, on_step=steps.append, effort=QUICK)
+    assert [(kernel.type_name, kernel.row_elements, kernel.tokens) for kernel in profile.kernels] == [("Q8_0", 256, 1)]
+    assert 1e7 < profile.kernels[0].bytes_per_s < 1e12
+    assert all(1e7 < speed < 1e15 for speed in profile.attention_flops_per_s)
+    assert profile.node_s > 0
+    assert steps == [
+        f"Reading from the disk of {tmp_path}",
+        "Multiplying Q8_0, rows of 256, 1 token (1 of 1)",
+        "Attention, nodes and stops",
+    ]
+    assert probe([tmp_path], None, config, effort=QUICK) == profile
+
+
+def test_a_stop_costs_microseconds() -> None:
+    assert 1e-8 < measure_stop_s(1) < 1e-3
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_process_that_is_stopped_leaves_nothing(tmp_path: Path, end: signal.Signals) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    environment = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "edge_run", "probe", str(here)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    descriptors = Path(f"/proc/{process.pid}/fd")
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and process.poll() is None:
+        links = []
+        for entry in descriptors.iterdir():
+            with contextlib.suppress(OSError):
+                links.append(os.readlink(entry))
+        if any(link.startswith(f"{here}/") and link.endswith(" (deleted)") for link in links):
+            break
+        time.sleep(0.005)
+    assert process.poll() is None, process.communicate()
+    process.send_signal(end)
+    out, err = process.communicate(timeout=30)
+    assert list(here.iterdir()) == []
+    expected = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
+    assert (process.returncode, out, err) == (expected[end], "", "")

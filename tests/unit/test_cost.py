@@ -1,0 +1,68 @@
+"""From measured speeds to the seconds of a pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_run.base.profile import DeviceProfile, KernelSpeed
+from edge_run.partition.cost import CostModel, MatmulWork, PassWork
+
+KERNELS = (
+    KernelSpeed("Q4_0", 4096, 1, 2, 10e9),
+    KernelSpeed("Q4_0", 4096, 65, 2, 1e9),
+    KernelSpeed("F16", 256, 1, 2, 20e9),
+)
+PROFILE = DeviceProfile("", "", "", 2, 2, 1, 0, 1e-6, 1e-5, (1e9, 1e10), KERNELS, (), ())
+COSTS = CostModel(PROFILE, 2)
+
+
+def work(matmul: MatmulWork | None = None, **parts: float) -> PassWork:
+    return PassWork(
+        (matmul,) if matmul else (), *(int(parts.get(p, 0)) for p in ("nodes", "stops")), parts.get("flops", 0)
+    )
+
+
+def dense(n_bytes: float, type_name: str = "Q4_0", is_head: bool = False) -> MatmulWork:
+    return MatmulWork(type_name, 4096, int(n_bytes), is_head=is_head)
+
+
+def test_a_narrow_pass_costs_its_bytes() -> None:
+    assert COSTS.compute_s(work(dense(5e9)), 1, 0) == pytest.approx(0.5)
+
+
+def test_between_two_widths_the_time_is_a_straight_line_and_beyond_them_it_grows_with_the_tokens() -> None:
+    one, middle, wide, wider = (COSTS.compute_s(work(dense(1e9)), tokens, 0) for tokens in (1, 33, 65, 130))
+    assert (one, wide) == (pytest.approx(0.1), pytest.approx(1.0))
+    assert middle == pytest.approx((one + wide) / 2)
+    assert wider == pytest.approx(2 * wide)
+
+
+def test_the_head_is_computed_for_the_outputs_only() -> None:
+    head = work(dense(1e9, is_head=True))
+    assert COSTS.compute_s(head, 65, 0, n_outputs=1) == pytest.approx(0.1)
+    assert COSTS.compute_s(head, 65, 0, n_outputs=0) == 0
+
+
+def test_a_mixture_touches_the_experts_that_are_chosen() -> None:
+    """Of 32 experts 4 are used by one token; many tokens use them all, each for its share of the tokens."""
+    experts = work(MatmulWork("Q4_0", 4096, int(32e9), 32, 4))
+    assert COSTS.compute_s(experts, 1, 0) == pytest.approx(0.4)
+    many = COSTS.compute_s(experts, 65 * 8, 0)
+    assert many == pytest.approx(COSTS.compute_s(work(dense(32e9)), 65, 0), rel=1e-6)
+
+
+def test_attention_grows_with_what_came_before() -> None:
+    near, far = (COSTS.compute_s(work(flops=1e6), 1, position) for position in (0, 999))
+    assert (near, far) == (pytest.approx(1e6 / 1e9), pytest.approx(1e9 / 1e9))
+    assert COSTS.compute_s(work(flops=1e6), 3, 0) == pytest.approx(6e6 / 1e10), "1 + 2 + 3 positions, at the wide speed"
+
+
+def test_nodes_and_stops_cost_a_little() -> None:
+    assert COSTS.compute_s(work(nodes=1000, stops=100), 1, 0) == pytest.approx(2e-3)
+
+
+def test_what_was_not_measured_is_like_the_nearest_that_was() -> None:
+    other_row = MatmulWork("Q4_0", 300, int(1e9))
+    assert COSTS.compute_s(work(other_row), 1, 0) == COSTS.compute_s(work(dense(1e9)), 1, 0)
+    other_type = MatmulWork("Q6_K", 5000, int(1e9))
+    assert COSTS.compute_s(work(other_type), 1, 0) == COSTS.compute_s(work(dense(1e9)), 1, 0)
