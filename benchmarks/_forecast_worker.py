@@ -1,4 +1,4 @@
-"""One predicted and measured run in a process of its own: says beforehand what it will take, then takes it. Prints JSON.
+"""One predicted and measured run in a process of its own: says beforehand what it will take. Prints JSON.
 
 The device is probed in the same process and box, into an empty cache; the prediction is made before the model is
 opened.

@@ -70,6 +70,8 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=16)
     parser.add_argument("--decode", type=int, default=8)
     parser.add_argument("--warm", type=int, default=1, help="decoded tokens before the measured ones")
+    parser.add_argument("--kv-type", default="f16")
+    parser.add_argument("--again", action="store_true", help="feed the prompt a second time, and time that too")
     parser.add_argument("--direct-read", type=int, default=0, metavar="MiB")
     arguments = parser.parse_args()
     config = ModelConfig(
@@ -78,11 +80,20 @@ def main() -> None:
         micro_batch_tokens=arguments.micro_batch,
         threads=arguments.threads,
         backend=arguments.backend,
+        kv_type=arguments.kv_type,
     )
     engine = Engine(arguments.model, config)
-    started = time.monotonic()
-    engine.decoder.decode([BatchToken(5 + i % 97, i, 0, i + 1 == arguments.prompt) for i in range(arguments.prompt)])
-    prompt_s = time.monotonic() - started
+
+    def feed() -> tuple[float, int]:
+        """Return the seconds that the prompt takes, and the bytes read."""
+        engine.decoder.rewind(0, 0)
+        started, before = time.monotonic(), engine.read_totals
+        last = arguments.prompt - 1
+        engine.decoder.decode([BatchToken(5 + i % 97, i, 0, i == last) for i in range(arguments.prompt)])
+        return time.monotonic() - started, engine.read_totals.since(before).bytes_read
+
+    prompt_s, prompt_bytes = feed()
+    prompt_again_s, _ = feed() if arguments.again else (0.0, 0)
     times, position, token = [], arguments.prompt, 7
     for i in range(arguments.warm + arguments.decode):
         if i == arguments.warm:
@@ -98,6 +109,8 @@ def main() -> None:
         "mode": plan.mode,
         "load_s": engine.load_s,
         "prompt_s": prompt_s,
+        "prompt_bytes": prompt_bytes,
+        "prompt_again_s": prompt_again_s,
         "token_s": statistics.median(times[arguments.warm :]),
         "mean_token_s": statistics.fmean(times[arguments.warm :]),
         "bytes_per_token": reads.bytes_read / arguments.decode,

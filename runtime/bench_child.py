@@ -1,7 +1,7 @@
 """The process of one measurement: `python -m edge_run.runtime.bench_child`.
 
-The request comes on standard input as JSON. The answer on standard output is `ok` and a `Measurement`, or `error` and
-what to raise, each on a line of its own.
+The request comes on standard input as a line of JSON; when that input ends, so does this process. The answer on
+standard output is `ok` and a `Measurement`, or `error` and what to raise, each on a line of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Answer one request."""
-    request = json.loads(sys.stdin.buffer.read().decode("utf-8", "surrogateescape"))
+    request = json.loads(sys.stdin.buffer.readline().decode("utf-8", "surrogateescape"))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     if request["group"]:  # first of all: what is allocated from here on counts
         (Path(request["group"]) / "cgroup.procs").write_text(str(os.getpid()))
     from edge_run.base.config import ModelConfig
@@ -29,14 +31,21 @@ def main() -> None:
     from edge_run.base.results import to_json
 
     fields = request["config"]
+    fields["cache_folder"] = fields["cache_folder"] and Path(fields["cache_folder"])
     try:
-        config = ModelConfig(**{**fields, "cache_folder": Path(fields["cache_folder"])})
+        config = ModelConfig(**fields)
         measured = measure(Path(request["path"]), config, request["prompt"], request["predict"], request["limit_bytes"])
         answer, text = "ok", to_json(measured)
     except EdgeRunError as error:
         answer, text = "error", json.dumps([type(error).__name__, str(error)])
     sys.stdout.write(f"{answer}\n{text}")
     sys.stdout.flush()
+    os._exit(0)  # what is loaded need not be freed piece by piece
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)
+    os._exit(1)
 
 
 def measure(

@@ -24,7 +24,7 @@ class ContextShape:
 def context_shape(config: ModelConfig, trained_context_tokens: int, threads: int) -> ContextShape:
     """Return the context that `config` asks for, of a model that was trained on so many tokens (0: it does not say)."""
     wanted = config.context_tokens
-    trained = trained_context_tokens or 4096
+    trained = trained_context_tokens if trained_context_tokens > 0 else 4096
     tokens = trained if wanted == 0 else min(trained, 4096) if wanted is None else wanted
     k, v = config.kv_types
     return ContextShape(

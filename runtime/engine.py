@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +26,13 @@ from edge_run.base.results import Backend, MemoryUse, Numerics, Plan
 from edge_run.devices.ledger import Ledger
 from edge_run.devices.memory import default_budget_bytes, process_memory
 from edge_run.runtime import _ggml as ggml
+from edge_run.runtime.budget_causes import cause_named
 from edge_run.runtime.context_shape import context_shape
 from edge_run.runtime.decoder import LocalDecoder
 from edge_run.runtime.driver import Driver, PassShape, compile_program
 from edge_run.runtime.forecast import PassTimes
 from edge_run.runtime.inspection import inspect
+from edge_run.runtime.inspector_call import NoInspector
 from edge_run.runtime.kv_rules import check_kv_types
 from edge_run.runtime.library import library_version
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
@@ -55,6 +58,8 @@ from edge_run.tiers.source import SourceFile
 from edge_run.tiers.stub import Stubs
 from edge_run.tiers.territory import CHUNK_BYTES, Territory
 from edge_run.tiers.weights import Weights
+
+logger = logging.getLogger(__name__)
 
 _OPENING = threading.Lock()  # one at a time: llama.cpp's log, from which much is learnt, belongs to the whole process
 
@@ -102,9 +107,7 @@ class Engine:
         reason = why_not_ours(config)
         self._cache_folder = Path(config.cache_folder or Path.home() / ".cache" / "edge-run")
         if config.check_file and not (ggml.check_library() or _libc.why_unavailable()):
-            known = inspect(self.gguf, config, self._cache_folder, library_version())
-            if not reason and known.kv_bytes + known.buffer_bytes > self.budget_bytes:
-                Planner(self.gguf, config, known).plan(self.budget_bytes)  # refuses, before anything is allocated
+            self._check_file(is_budget_kept=not reason)
         self.backend = Backend("llama.cpp", reason) if reason else Backend("edge-run")
         self._driver = Driver()
         self._sources: list[SourceFile] = []
@@ -155,6 +158,16 @@ class Engine:
     def close(self) -> None:
         """Stop the readers and free everything. Idempotent."""
         self._stack.close()
+
+    def _check_file(self, is_budget_kept: bool) -> None:
+        """Refuse what llama.cpp would end the process over, and a budget that is too small, before all else."""
+        try:
+            known = inspect(self.gguf, self.config, self._cache_folder, library_version())
+        except NoInspector as error:
+            logger.warning("%s; it is opened all the same", error)
+            return
+        if is_budget_kept and known.kv_bytes + known.buffer_bytes > self.budget_bytes:
+            Planner(self.gguf, self.config, known).plan(self.budget_bytes)
 
     def _open_plain(self) -> Plan:
         self._load([shard.path for shard in self.gguf.shards])
@@ -235,16 +248,17 @@ class Engine:
             RowTable(r.start, r.stop, r.file_offset, self._sources[r.shard], readers, r.budget_bytes) for r in ranges
         ]
         stretches = streaming.stretches(graph)
-        plan, residency = plan_streamed(
-            self.gguf,
-            self.budget_bytes,
-            holdings,
-            self._context.context_tokens,
-            self._territory,
-            [stretch.needs for stretch in stretches],
-            ranges,
-            self.config.readers,
-        )
+        with cause_named(holdings, self._context.context_tokens, self.shape.micro_batch_tokens):
+            plan, residency = plan_streamed(
+                self.gguf,
+                self.budget_bytes,
+                holdings,
+                self._context.context_tokens,
+                self._territory,
+                [stretch.needs for stretch in stretches],
+                ranges,
+                self.config.readers,
+            )
         self._enter_in_ledger(plan)
         order = [chunk for stretch in stretches for chunk in stretch.acquire]
         streaming.weights = self._make_weights(

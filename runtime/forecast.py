@@ -22,9 +22,9 @@ _COSTS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 def pass_work(gguf: GgufModel, graph: GraphMap, n_stops: int) -> PassWork:
     """Return what a pass over `graph` computes, when it is stopped at `n_stops` places."""
     tensors = {tensor.name: tensor for tensor in gguf.tensors}
-    last = max((i for i, node in enumerate(graph) if node.op in _MATMULS and node.reads), default=-1)
+    choice = _choice_of_outputs(graph)
     matmuls = [
-        _matmul(gguf, tensor, node.op == "MUL_MAT_ID", i == last)
+        _matmul(gguf, tensor, node.op == "MUL_MAT_ID", i > choice)
         for i, node in enumerate(graph)
         if node.op in _MATMULS
         for read in node.reads
@@ -32,6 +32,15 @@ def pass_work(gguf: GgufModel, graph: GraphMap, n_stops: int) -> PassWork:
     ]
     n_nodes = sum(node.op not in _COSTS_NOTHING for node in graph)
     return PassWork(_together(matmuls), n_nodes, n_stops, _attention_flops(gguf, graph))
+
+
+def _choice_of_outputs(graph: GraphMap) -> int:
+    """Return the last node before which all tokens are computed, and after which those whose logits are wanted.
+
+    That is the last lookup of rows in something computed, but for the weights of chosen experts.
+    """
+    chosen = (i for i, node in enumerate(graph) if node.op == "GET_ROWS" and not node.reads and b"moe" not in node.name)
+    return max(chosen, default=len(graph))
 
 
 def _matmul(gguf: GgufModel, tensor: TensorInfo, is_expert: bool, is_head: bool) -> MatmulWork:

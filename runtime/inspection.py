@@ -38,9 +38,9 @@ _HASHED_BYTES = 1 << 16
 class Inspection:
     """What is known of a model before it is opened.
 
-    load_s: what loading the vocabulary took. program_bytes: resident memory of a process that holds nothing but Python, llama.cpp and the vocabulary. kv_bytes
-    and buffer_bytes: what the context will allocate. graph: of a pass of one token, its weights at file addresses, of
-    which `spans` are the part that holds tensors.
+    load_s: what loading the vocabulary took. program_bytes: resident memory of a process that holds nothing but Python,
+    llama.cpp and the vocabulary. kv_bytes and buffer_bytes: what the context will allocate. graph: of a pass of one
+    token, its weights at file addresses, of which `spans` are the part that holds tensors.
     """
 
     context_tokens: int

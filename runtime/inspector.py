@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError, NotSupported
@@ -34,6 +35,7 @@ from edge_run.tiers.stub import Stubs
 from edge_run.tiers.territory import Span, Territory
 
 SHORT_CONTEXT_TOKENS = 64
+LONG_CONTEXT_TOKENS = 1 << 20  # llama.cpp keeps some 50 bytes for each, even where it allocates no cache
 SMALL_KV_TYPE = "q4_0"
 
 
@@ -50,8 +52,7 @@ def inspect_here(path: Path, config: ModelConfig, cache_folder: Path) -> Inspect
             with LlamaModel(stubs.paths, metadata=metadata, mode="sized", path=path) as sized:
                 _check_kind(path, gguf, sized)
                 shape = context_shape(config, sized.trained_context_tokens, threads=1)
-                whole = LlamaContext(sized, shape)
-                whole.close()
+                sizes = _sizes(sized, shape)
             with LlamaModel(stubs.paths, stubs.cut, metadata, path=path) as model:
                 territory = Territory(stubs.spans())
                 territory.claim()
@@ -61,14 +62,14 @@ def inspect_here(path: Path, config: ModelConfig, cache_folder: Path) -> Inspect
                 vocabulary, load_s = loading.result()
                 program_bytes = process_memory().resident_bytes - kv_bytes
     return Inspection(
-        context_tokens=whole.context_tokens,
+        context_tokens=sizes.context_tokens,
         trained_context_tokens=sized.trained_context_tokens,
         micro_batch_tokens=shape.micro_batch_tokens,
         vocabulary=vocabulary.vocabulary,
         load_s=load_s,
         program_bytes=program_bytes,
-        kv_bytes=whole.kv_bytes,
-        buffer_bytes=whole.buffer_bytes,
+        kv_bytes=sizes.kv_bytes,
+        buffer_bytes=sizes.buffer_bytes,
         spans=tuple(map(_in_files, territory.spans)),
         graph=_at_file_addresses(graph, territory),
     )
@@ -86,6 +87,30 @@ def _load_vocabulary(path: Path) -> tuple[LlamaModel, float]:
 def _check_kind(path: Path, gguf: GgufModel, model: LlamaModel) -> None:
     if model.has_encoder or not model.has_decoder:
         raise NotSupported(f"{path}: {gguf.architecture} has an encoder; edge-run runs decoder-only models")
+
+
+class _Sizes(NamedTuple):
+    """What a context will take."""
+
+    context_tokens: int
+    kv_bytes: int
+    buffer_bytes: int
+
+
+def _sizes(model: LlamaModel, shape: ContextShape) -> _Sizes:
+    """Return what a context of `shape` will take; of one that is very long, from what two shorter ones would."""
+    if shape.context_tokens <= LONG_CONTEXT_TOKENS:
+        context = LlamaContext(model, shape)
+        context.close()
+        return _Sizes(context.context_tokens, context.kv_bytes, context.buffer_bytes)
+    width = min(shape.micro_batch_tokens, LONG_CONTEXT_TOKENS // 2)
+    half, whole = (
+        _sizes(model, replace(shape, context_tokens=tokens, micro_batch_tokens=width))
+        for tokens in (LONG_CONTEXT_TOKENS // 2, LONG_CONTEXT_TOKENS)
+    )
+    steps = (shape.context_tokens - whole.context_tokens) / (whole.context_tokens - half.context_tokens)
+    kv_bytes, buffer_bytes = (round(b + (b - a) * steps) for a, b in zip(half[1:], whole[1:], strict=True))
+    return _Sizes(shape.context_tokens, kv_bytes, buffer_bytes)
 
 
 def _map_graph(gguf: GgufModel, model: LlamaModel, shape: ContextShape) -> tuple[GraphMap, int]:

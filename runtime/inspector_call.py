@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge_run.base import errors
-from edge_run.base.errors import Cancelled, ModelFileError, NotSupported
+from edge_run.base.errors import Cancelled, KernelError, ModelFileError, NotSupported
 from edge_run.tiers.stub import sweep_stubs
 
 LONGEST_S = 120
@@ -57,6 +57,11 @@ def ask_child(path: Path, config: Mapping[str, object], cache_folder: Path) -> s
         raise getattr(errors, kind)(message)
     if code == -signal.SIGINT:
         raise Cancelled(f"{path}: opening it was stopped")
+    if code in (-signal.SIGKILL, -signal.SIGTERM):
+        raise KernelError(
+            f"{path}: the process that opens it first was ended from outside ({_how(code)}), perhaps for lack "
+            "of memory; free some, and try again"
+        )
     if code == 1 and any(name in notices for name in _LACKS_A_MODULE):
         raise NoInspector(f"{path}: the process that opens it first does not start: {_last_words(notices)}")
     raise ModelFileError(f"{path}: llama.cpp ended over it ({_how(code)}{_last_words(notices)}); {_ADVICE}", found=code)
@@ -98,6 +103,8 @@ def _run(request: bytes) -> tuple[int, bytes, bytes]:
 def _how(code: int) -> str:
     if code >= 0:
         return f"code {code}"
+    if code == -signal.SIGXCPU:
+        return "it went on and on"
     try:
         return signal.Signals(-code).name
     except ValueError:

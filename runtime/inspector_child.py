@@ -1,7 +1,8 @@
 """The process that opens a model file first; `inspector_call.py` starts it.
 
-The request comes as a line of JSON on standard input, whose end is the parent's. The answer on standard output is `ok` and an `Inspection`, or `error` and
-what to raise, each on a line of its own; a process that dies instead says that the file is to blame.
+The request comes as a line of JSON on standard input, whose end is the parent's. The answer on standard output is `ok`
+and an `Inspection`, or `error` and what to raise, each on a line of its own; a process that dies instead says that the
+file is to blame.
 """
 
 from __future__ import annotations

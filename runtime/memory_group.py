@@ -15,9 +15,10 @@ from pathlib import Path
 
 import psutil
 
-from edge_run.devices.memory import memory_groups
+from edge_run.devices.memory import MemoryGroup, memory_groups
 
 PREFIX = "edge-run-bench-"
+NEWER_LIMIT = "memory.max"  # of version 2
 _REMOVAL_TRIES, _REMOVAL_WAIT_S = 50, 0.05
 _JOIN = 'echo $$ > "$0/cgroup.procs"'
 
@@ -31,11 +32,13 @@ class OwnMemoryGroup:
     def __init__(self, limit_bytes: int, root: Path = Path("/")) -> None:
         self.limit_bytes, self.reason = limit_bytes, ""
         self._folder: Path | None = None
+        self._limit_name = ""
         problems = []
         for place in _places(root):
-            _remove_left_over(place)
+            _remove_left_over(place.folder)
+            self._limit_name = place.limit_name
             try:
-                self._make(place / f"{PREFIX}{os.getpid()}")
+                self._make(place.folder / f"{PREFIX}{os.getpid()}")
                 subprocess.run(["/bin/sh", "-c", _JOIN, str(self._folder)], check=True, capture_output=True)
             except (OSError, subprocess.CalledProcessError) as error:
                 problems.append(_why(error))
@@ -71,26 +74,23 @@ class OwnMemoryGroup:
     def _make(self, folder: Path) -> None:
         folder.mkdir()
         self._folder = folder
-        if (folder / "memory.max").exists():
-            (folder / "memory.max").write_text(str(self.limit_bytes))
-            swap, no_swap = folder / "memory.swap.max", 0
-        else:
-            (folder / "memory.limit_in_bytes").write_text(str(self.limit_bytes))
-            swap, no_swap = folder / "memory.memsw.limit_in_bytes", self.limit_bytes
+        (folder / self._limit_name).write_text(str(self.limit_bytes))
+        is_newer = self._limit_name == NEWER_LIMIT
+        swap = folder / ("memory.swap.max" if is_newer else "memory.memsw.limit_in_bytes")
         if swap.exists():  # else the kernel does not count swap
-            swap.write_text(str(no_swap))
+            swap.write_text(str(0 if is_newer else self.limit_bytes))
 
 
-def _places(root: Path) -> Iterator[Path]:
+def _places(root: Path) -> Iterator[MemoryGroup]:
     """Yield groups in which one of our own could be made without leaving a limit that this process has."""
     for group in memory_groups(root=root):
         if not group.folder.is_dir():
             continue
-        if group.limit_name != "memory.max":
-            yield group.folder
+        if group.limit_name != NEWER_LIMIT:
+            yield group
             return
         if "memory" in _text(group.folder / "cgroup.subtree_control").split():
-            yield group.folder
+            yield group
         if any(_limits(group.folder)):
             return
 

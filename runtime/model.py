@@ -71,6 +71,11 @@ class Model:
         return self._engine.plan
 
     @property
+    def trained_context_tokens(self) -> int:
+        """The longest context that the model was trained on; 0 where its file does not say."""
+        return max(0, self._opened.model.trained_context_tokens)
+
+    @property
     def stats(self) -> Stats:
         """Figures since the model was opened."""
         return self._meter.stats()

@@ -16,6 +16,7 @@ from edge_run.base.results import Plan
 from edge_run.base.units import MIB, round_up
 from edge_run.devices.memory import default_budget_bytes
 from edge_run.devices.profile import disk_of
+from edge_run.runtime.budget_causes import cause_named
 from edge_run.runtime.forecast import PassTimes, forecast, pass_work
 from edge_run.runtime.inspection import Inspection, inspect
 from edge_run.runtime.kv_rules import check_kv_types
@@ -69,9 +70,10 @@ class Planner:
             return plan_resident(self.gguf, budget, self._holdings, tokens, self._territory)
         needs = [stretch.needs for stretch in self._stretches]
         readers = self.config.readers
-        plan, _ = plan_streamed(
-            self.gguf, budget, self._holdings, tokens, self._territory, needs, self._ranges, readers
-        )
+        with cause_named(self._holdings, tokens, self.known.micro_batch_tokens):
+            plan, _ = plan_streamed(
+                self.gguf, budget, self._holdings, tokens, self._territory, needs, self._ranges, readers
+            )
         return plan
 
     @property

@@ -1,7 +1,8 @@
 """What is tried before a model is trusted: a vocabulary on a text of every byte, and a pass on weights of zeros.
 
-llama.cpp ends the process over some files only when it computes. A pass needs no weights to find that out. Every node is computed but for multiplications by large weights. Of these as many are as a few milliseconds allow, and
-the first of each kind: a kind is an operation and the types of the weights it reads. What is left out gives zeros.
+llama.cpp ends the process over some files only when it computes, which needs no weights to be found out. Every node is
+computed but for multiplications by large weights. Of these as many are as a few milliseconds allow, and the first of
+each kind: a kind is an operation and the types of the weights it reads. What is left out gives zeros.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def plan_trial(graph: Iterable[Node], types: Mapping[str, int]) -> frozenset[int
 
 
 def try_vocabulary(vocab: Any) -> None:
-    """Take a text of every byte apart and put it together again. A broken vocabulary ends the process, or never ends."""
+    """Take a text of every byte apart, and give the text of tokens: over a broken vocabulary this ends the process."""
     n_tokens = ggml.L.llama_vocab_n_tokens(vocab)
     tokens = {*ggml.tokenize(vocab, TEXT, True, True), *range(0, n_tokens, max(1, n_tokens // SAMPLED_TOKENS))}
     for token in tokens:

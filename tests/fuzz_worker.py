@@ -40,7 +40,8 @@ class Worker:
             )
             self.starts += 1
         process = self._process
-        assert process.stdin and process.stdout
+        assert process.stdin is not None
+        assert process.stdout is not None
         process.stdin.write(os.fsencode(path) + b"\n")
         process.stdin.flush()
         started = time.monotonic()

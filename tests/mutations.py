@@ -7,6 +7,7 @@ as deep inside as can be.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import struct
@@ -21,7 +22,7 @@ U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 LARGE = (0, 1, 2, 3, 7, 255, 65_535, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1)
 SMALL = (-1, -(2**31), -(2**63))
 FLOATS = (0.0, -1.0, 1e-45, 1e38, math.inf, -math.inf, math.nan)
-LIMITS = {0: (0, 8), 1: (1, 8), 2: (0, 16), 3: (1, 16), 4: (0, 32), 5: (1, 32), 10: (0, 64), 11: (1, 64)}
+BITS = {0: 8, 1: 8, 2: 16, 3: 16, 4: 32, 5: 32, 10: 64, 11: 64}
 PAD = 32
 
 
@@ -81,10 +82,8 @@ def _text(text: str | bytes) -> bytes:
 def _one(kind: int, value: Any) -> bytes:
     if kind == STRING:
         return _text(value)
-    if kind in LIMITS:
-        signed, bits = LIMITS[kind]
-        value = int(value) & (2**bits - 1)
-        return value.to_bytes(bits // 8, "little")
+    if kind in BITS:
+        return (int(value) & (2 ** BITS[kind] - 1)).to_bytes(BITS[kind] // 8, "little")
     return SCALARS[kind].pack(value)
 
 
@@ -145,7 +144,7 @@ def _hyperparameter(parts: Parts, chance: random.Random) -> str:
     shape = [e for e in parts.entries if e.kind in SCALARS and not e.key.startswith(("general.", _VOCABULARY))]
     entry = chance.choice(shape)
     old = entry.value
-    if entry.kind in LIMITS:
+    if entry.kind in BITS:
         near = [old + 1, old - 1, old * 2, old // 2, old * 3]
         entry.value = chance.choice([*near, *near, *LARGE, *SMALL])
     elif entry.kind == 7:
@@ -346,7 +345,10 @@ def mutate(source: Path, target: Path, chance: random.Random) -> str:
         target.write_bytes(damaged)
         return told
     parts = parse(raw)
-    told = chance.choice(STRUCTURAL)(parts, chance)
+    told = ""
+    while not told:
+        with contextlib.suppress(IndexError):  # later shards lack most of what could be changed
+            told = chance.choice(STRUCTURAL)(parts, chance)
     target.write_bytes(parts.write())
     return told
 

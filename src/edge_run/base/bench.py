@@ -27,7 +27,8 @@ class Measurement:
     backend: `edge-run`, or `llama.cpp` with its mmap. mode: as in Plan. load_s: to open the model; first_token_s: from
     then to the first token; start_s: both. decode_tokens_per_s: of the tokens after the first. bytes_per_token: read
     from storage for each of those; bytes_read: in the whole run; None where it cannot be told. peak_bytes: resident at
-    most. limit_bytes: of the memory group that it ran in, 0 for none.
+    most. limit_bytes: of the memory group that it ran in, 0 for none; a group is not charged for libraries that other
+    processes have loaded, so that peak_bytes may be more.
     """
 
     backend: str
@@ -93,8 +94,9 @@ class Bench:
     """A prediction and what came of it.
 
     started_at: ISO 8601, UTC. plan: made before anything was measured, with its forecast; profiled_at: when the oldest
-    figure that it is made of was measured. measurements: in the order in which they ran. has_same_tokens: whether all
-    runs gave the same tokens; None where nothing was compared. mmap_problem: why mmap could not be measured.
+    figure that it is made of was measured; profile_problem: what is wrong with those, empty for nothing. measurements:
+    in the order in which they ran. has_same_tokens: whether all gave the same tokens; None where nothing was compared.
+    mmap_problem: why mmap could not be measured to the end, empty where it was.
     """
 
     model: str
@@ -108,6 +110,7 @@ class Bench:
     rounds: int
     plan: Plan
     profiled_at: str
+    profile_problem: str
     box: MemoryBox
     measurements: tuple[Measurement, ...]
     comparisons: tuple[Comparison, ...]

@@ -14,6 +14,7 @@ from edge_run.base.units import parse_size
 
 KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 BACKENDS = ("auto", "edge-run", "llama.cpp")
+MOST_CONTEXT_TOKENS = 2**31 - 1  # llama.cpp counts positions in 32 bits
 FLASH_ATTENTION = ("auto", "on", "off")
 
 
@@ -68,7 +69,8 @@ class ModelConfig:
             object.__setattr__(self, "memory", parse_size(self.memory))
         context = self.context_tokens
         _require(
-            context is None or context >= 0, f"context length {context}: must be 0 (the model's own) or more tokens"
+            context is None or 0 <= context <= MOST_CONTEXT_TOKENS,
+            f"context length {context}: must be 0 (the model's own) or up to {MOST_CONTEXT_TOKENS} tokens",
         )
         _require(self.threads is None or 1 <= self.threads <= 512, f"threads {self.threads}: must be 1 to 512")
         _require(self.micro_batch_tokens >= 1, f"micro-batch {self.micro_batch_tokens}: must be at least 1 token")

@@ -46,6 +46,11 @@ def opened(
             terminal.say(f"llama.cpp's own loader runs this model, no budget is kept: {backend.reason}")
         elif backend.reason:
             terminal.say(backend.reason)
+        if 0 < model.trained_context_tokens < (config.context_tokens or 0):
+            terminal.say(
+                f"a context of {config.context_tokens:,} tokens, the model was trained on "
+                f"{model.trained_context_tokens:,}: its text may be poor beyond them"
+            )
         if backend.name == "edge-run" and terminal.shows_notices and not is_quiet:
             terminal.say(figures.describe_plan(path.name, model.plan), NOTICE)
         yield model

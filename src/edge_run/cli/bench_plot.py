@@ -93,19 +93,18 @@ def _panel(axes: Axes, bench: Bench, name: str, title: str, unit: str) -> None:
         comparison.mmap,
     )
     bars = [(label, spread) for label, spread in zip(_COLOURS, spreads, strict=True) if spread is not None]
-    heights = [spread.median for _, spread in bars]
-    below = [spread.median - spread.least for _, spread in bars]
-    above = [spread.most - spread.median for _, spread in bars]
-    drawn = axes.bar(
+    axes.bar(
         [label for label, _ in bars],
-        heights,
-        yerr=[below, above] if any((*below, *above)) else None,
+        [spread.median for _, spread in bars],
         color=[_COLOURS[label] for label, _ in bars],
         width=0.6,
-        capsize=5,
-        ecolor="#333333",
     )
-    axes.bar_label(drawn, [f"{height:.3g}" for height in heights], padding=4)
+    for place, (_, spread) in enumerate(bars):
+        if spread.most > spread.least:
+            ends = [[spread.median - spread.least], [spread.most - spread.median]]
+            axes.errorbar([place], [spread.median], yerr=ends, color="#333333", capsize=5)
+        top = place, spread.most
+        axes.annotate(f"{spread.median:.3g}", top, xytext=(0, 5), textcoords="offset points", ha="center")
     axes.set_title(title, fontsize=10)
     axes.set_ylabel(unit)
     axes.margins(y=0.15)

@@ -84,6 +84,8 @@ def _notes(bench: Bench) -> Iterator[str]:
     if (forecast := bench.plan.forecast) is not None:
         limit = "reading" if forecast.limit == "disk" else "computing"
         yield f"Predicted from the device's profile of {bench.profiled_at[:10]}: {limit} decides how fast tokens come."
+    if bench.profile_problem:
+        yield f"About that profile: {bench.profile_problem}."
     if bench.mmap_problem:
         yield f"llama.cpp's mmap was not measured to the end: {bench.mmap_problem}."
     mmap_runs = [run for run in bench.measurements if run.backend == MMAP]
@@ -103,5 +105,6 @@ def _about_box(bench: Bench) -> str:
     read_ahead = f"; read-ahead {format_size(bench.box.read_ahead_bytes)}" if bench.box.read_ahead_bytes else ""
     if bench.box.limit_bytes:
         size = format_size(bench.box.limit_bytes)
-        return f"Both ran in a memory group of {size}, page cache included{read_ahead}."
+        counted = "page cache included, but not libraries that others have loaded"
+        return f"Both ran in a memory group of {size}, {counted}{read_ahead}."
     return f"llama.cpp's mmap had all of the page cache: {bench.box.reason}{read_ahead}."

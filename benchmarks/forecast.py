@@ -1,0 +1,63 @@
+"""What is predicted against what is measured: decode and prefill tokens/s, and the first token.
+
+Four budgets x two disk speeds x a dense model (the kit model grown to 2 GB, 64 layers, Q4_0) and a mixture (kit-moe
+grown to 2 GB, F16). Each box is probed from nothing, the prediction is made, then the model is opened and measured: a
+prompt of 200 tokens in micro-batches of 64 (cold: the first token), another one (prefill), 8 tokens (decode).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from _box import EDGEBOX, MODELS, READAHEAD_KB, ROOT, SHARED, grown_model, write_results
+
+WORKER = ROOT / "benchmarks" / "_forecast_worker.py"
+FIGURES = ("first_token_s", "prefill_tokens_per_s", "decode_tokens_per_s")
+
+
+def mixture(size: str) -> Path:
+    """Return the kit mixture grown to `size`, made when missing."""
+    path = MODELS / f"kit-moe-{size}.gguf"
+    if not path.exists():
+        from edge_run import inflate
+        from edge_run.base.units import parse_size
+
+        inflate(SHARED / "models" / "kit-moe.gguf", path, parse_size(size))
+    return path
+
+
+def main() -> None:
+    """Measure and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", default="2G")
+    arguments = parser.parse_args()
+    rows = []
+    for kind, model in (("dense", grown_model(arguments.size, 64)), ("mixture", mixture(arguments.size))):
+        for mbps in (500, None):
+            box = [f"--readahead-kb={READAHEAD_KB}", *([f"--disk-mbps={mbps}"] if mbps else []), "--cold", str(model)]
+            command = [sys.executable, str(EDGEBOX), *box, "--", sys.executable, str(WORKER), str(model)]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+            if done.returncode:
+                raise SystemExit(done.stderr)
+            for row in json.loads(done.stdout.splitlines()[-1]):
+                errors = {f"error_{name}": row[f"predicted_{name}"] / row[name] - 1 for name in FIGURES}
+                rows.append({"model": kind, "disk_mbps": mbps or "unthrottled", **errors, **row})
+                print({key: value for key, value in rows[-1].items() if not key.startswith("predicted")}, flush=True)
+    lines = []
+    for name in FIGURES:
+        errors = [abs(row[f"error_{name}"]) for row in rows]
+        within = sum(error <= 0.15 for error in errors)
+        lines.append(
+            f"* {name}: off by {statistics.median(errors):.1%} in the median, {max(errors):.1%} at most; "
+            f"{within} of {len(errors)} within 15 %."
+        )
+    write_results("forecast", rows, "\n".join([__doc__ or "", *lines]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""`edge-run plan` on a 40 GB sparse file with a vocabulary of 150,000: time and memory, of the whole command.
+
+First with an empty cache (the file is inspected by a child process; the device's profile is known), then again, known.
+Memory is the largest resident size of any one of its processes, and of all that ran at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+from _box import MODELS, write_results
+from load import sparse_model
+
+
+def main() -> None:
+    """Measure and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    path = sparse_model(MODELS / "sparse-40g.gguf")
+    rows = []
+    with tempfile.TemporaryDirectory() as cache:
+        plan(path, Path(cache), ["--no-probe"])
+        plan(path, Path(cache), [])  # measures the device
+        for number in range(arguments.rounds):
+            for inspected in (Path(cache) / "inspected").iterdir():
+                inspected.unlink()
+            for state in ("new", "known"):
+                rows.append({"round": number, "file": state, **plan(path, Path(cache), [])})
+                print(rows[-1], flush=True)
+    path.unlink()
+    lines = []
+    for state in ("new", "known"):
+        some = [row for row in rows if row["file"] == state]
+        seconds, one, together = (
+            statistics.median(row[key] for row in some) for key in ("seconds", "peak_bytes", "together_bytes")
+        )
+        lines.append(f"* {state}: {seconds:.2f} s, {one / 1e6:.0f} MB in a process, {together / 1e6:.0f} MB together.")
+    write_results("plan", rows, "\n".join([__doc__ or "", *lines]))
+
+
+def plan(path: Path, cache: Path, flags: list[str]) -> dict[str, float]:
+    """Run the command; return its seconds, and the most memory that one of its processes, and all together, held."""
+    command = [sys.executable, "-m", "edge_run", "plan", str(path), "--memory", "4GiB", "-c", "512", "--json"]
+    started = time.monotonic()
+    process = subprocess.Popen([*command, "--cache-dir", str(cache), *flags], stdout=subprocess.DEVNULL)
+    most = {"one": 0, "all": 0}
+
+    def watch() -> None:
+        while process.poll() is None:
+            sizes = []
+            try:
+                parent = psutil.Process(process.pid)
+                for one in (parent, *parent.children(recursive=True)):
+                    sizes.append(one.memory_info().rss)
+            except psutil.Error:
+                pass
+            most["one"], most["all"] = max([most["one"], *sizes]), max(most["all"], sum(sizes))
+            time.sleep(0.005)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    code = process.wait()
+    seconds = time.monotonic() - started
+    watcher.join()
+    if code:
+        raise SystemExit(f"plan failed with {code}")
+    return {"seconds": seconds, "peak_bytes": most["one"], "together_bytes": most["all"]}
+
+
+if __name__ == "__main__":
+    main()
