@@ -72,8 +72,9 @@ def plan_residency(
     streamed = _choose_streamed(movable, uses, len(movable) - n_pinned, run)
     chosen = frozenset(streamed)
     pinned = tuple(chunk for chunk in uses if chunk not in chosen)
-    n_reads = sum(map(uses.__getitem__, streamed))
-    return ResidencyPlan(pinned, tuple(streamed), n_places - n_pinned, n_reads, len(fixed) + largest)
+    n_frames = n_places - n_pinned
+    n_reads = _count_reads_again(stretches, chosen, n_frames - largest)
+    return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, len(fixed) + largest)
 
 
 def _count_reads(stretches: Sequence[Sequence[int]]) -> Counter[int]:
@@ -85,6 +86,22 @@ def _count_reads(stretches: Sequence[Sequence[int]]) -> Counter[int]:
         uses.update(sorted(now - before))
         before = now
     return uses
+
+
+def _count_reads_again(stretches: Sequence[Sequence[int]], streamed: frozenset[int], reach: int) -> int:
+    """Return the reads of streamed chunks in a pass: a chunk stays when it is used again within `reach` others."""
+    order: list[int] = []
+    before: frozenset[int] = frozenset()
+    for stretch in stretches:
+        now = streamed.intersection(stretch)
+        order.extend(sorted(now - before))
+        before = now
+    last = {chunk: i - len(order) for i, chunk in enumerate(order)}
+    n_reads = 0
+    for i, chunk in enumerate(order):
+        n_reads += i - last[chunk] > reach
+        last[chunk] = i
+    return n_reads
 
 
 def _choose_streamed(movable: Sequence[int], uses: Counter[int], count: int, run: int) -> list[int]:

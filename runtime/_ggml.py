@@ -14,14 +14,16 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp.llama_cpp as _llama
-import numpy as np
-import numpy.typing as npt
 
 from edge_run.base.errors import KernelError
 from edge_run.runtime.library import library_version
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 L: Any = _llama
 logger = logging.getLogger("edge_run.llama")
@@ -181,11 +183,15 @@ def clear_data(address: int) -> None:
 
 def read_int32(address: int, count: int) -> npt.NDArray[np.int32]:
     """Return a copy of `count` int32 at `address`."""
+    import numpy as np
+
     return np.frombuffer(ctypes.string_at(address, 4 * count), np.int32)
 
 
 def float_rows(pointer: Any, columns: int) -> npt.NDArray[np.float32]:
     """Return one row of `columns` floats at a ctypes pointer, `(columns,)`, without copying."""
+    import numpy as np
+
     return np.ctypeslib.as_array(pointer, (columns,))
 
 
@@ -233,6 +239,8 @@ def quantize(type_id: int, values: npt.NDArray[np.float32], size_bytes: int) -> 
 
     Not for types that want an importance matrix, which ggml asserts.
     """
+    import numpy as np
+
     source, target = np.ascontiguousarray(values, np.float32), np.zeros(size_bytes, np.uint8)
     functions().ggml_quantize_chunk(type_id, source.ctypes.data, target.ctypes.data, 0, 1, len(source), None)
     return target
@@ -288,15 +296,15 @@ def _check_structs(ggml: Any, context: int) -> str:
 
 
 def _check_compute_flag(ggml: Any, backend: int, graph: int, a: int, b: int, total: int) -> bool:
-    values = [np.ctypeslib.as_array((ctypes.c_float * 12).from_address(tensor_at(t).data)) for t in (a, b, total)]
+    values = [(ctypes.c_float * 12).from_address(tensor_at(t).data) for t in (a, b, total)]
     for array, value in zip(values, (1.0, 2.0, 9.0), strict=True):
-        array[:] = value
+        array[:] = [value] * 12
     set_compute_flag(total, False)
     ggml.ggml_backend_graph_compute(backend, graph)
-    is_skipped = bool(np.all(values[2] == 9.0))
+    is_skipped = set(values[2]) == {9.0}
     set_compute_flag(total, True)
     ggml.ggml_backend_graph_compute(backend, graph)
-    return is_skipped and bool(np.all(values[2] == 3.0))
+    return is_skipped and set(values[2]) == {3.0}
 
 
 class _Log:

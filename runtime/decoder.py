@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-import numpy as np
-
 from edge_run.base.errors import ConfigError, ContextFull, KernelError
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime import _ggml as ggml
@@ -42,7 +40,7 @@ class LocalDecoder:
         self._prepare, self._timeline = prepare, timeline or Timeline()
         self._width, self._outputs = shape.micro_batch_tokens, shape.outputs_per_pass
         self._batch: Any = L.llama_batch_init(self._width, 0, 1)
-        self._logits: Logits = np.empty((0, model.vocabulary), np.float32)
+        self._logits: Logits | None = None
         self._capabilities = Capabilities(
             context_tokens=context.context_tokens,
             micro_batch_tokens=self._width,
@@ -65,13 +63,12 @@ class LocalDecoder:
         self._driver.forget_cancel()
         self._prepare(batch)
         n_wanted = sum(token.wants_logits for token in batch)
-        if len(self._logits) != n_wanted:
-            self._logits = np.empty((n_wanted, self._model.vocabulary), np.float32)
+        logits = self._rows(n_wanted)
         filled = 0
         try:
             for start in range(0, len(batch), self._width):
                 self._driver.check_cancelled()
-                filled = self._pass(batch[start : start + self._width], filled)
+                filled = self._pass(batch[start : start + self._width], logits, filled)
                 self._timeline.advance()
         except BaseException:
             for sequence in {token.sequence for token in batch}:
@@ -79,7 +76,7 @@ class LocalDecoder:
             raise
         finally:
             self._timeline.end()
-        return self._logits
+        return logits
 
     def rewind(self, sequence: int, position: int) -> int:
         """Forget `sequence` from `position` on; return where it ends now: there, or 0 where it cannot be cut there."""
@@ -109,7 +106,15 @@ class LocalDecoder:
             L.llama_batch_free(self._batch)
             self._batch = None
 
-    def _pass(self, tokens: Sequence[BatchToken], filled: int) -> int:
+    def _rows(self, n_rows: int) -> Logits:
+        """Return room for the logits of `n_rows` tokens, the same again where the number is."""
+        import numpy as np
+
+        if self._logits is None or len(self._logits) != n_rows:
+            self._logits = np.empty((n_rows, self._model.vocabulary), np.float32)
+        return self._logits
+
+    def _pass(self, tokens: Sequence[BatchToken], logits: Logits, filled: int) -> int:
         self._fill(tokens)
         outputs = [i for i, token in enumerate(tokens) if token.wants_logits]
         if len(outputs) > self._outputs:
@@ -130,7 +135,7 @@ class LocalDecoder:
             raise KernelError(f"llama.cpp failed to decode {len(tokens)} tokens (code {code})")
         for i in outputs:
             row = L.llama_get_logits_ith(self._context.handle, i)
-            self._logits[filled] = ggml.float_rows(row, self._model.vocabulary)
+            logits[filled] = ggml.float_rows(row, self._model.vocabulary)
             filled += 1
         return filled
 

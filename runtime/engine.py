@@ -21,10 +21,11 @@ from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import NotSupported
+from edge_run.base.profile import DeviceProfile
 from edge_run.base.protocols import BatchToken
 from edge_run.base.results import Backend, MemoryUse, Numerics, Plan
 from edge_run.devices.ledger import Ledger
-from edge_run.devices.memory import default_budget_bytes, process_memory
+from edge_run.devices.memory import available_bytes, default_budget_bytes, process_memory
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.budget_causes import cause_named
 from edge_run.runtime.context_shape import context_shape
@@ -105,6 +106,7 @@ class Engine:
         check_kind(self.gguf)
         check_kv_types(self.gguf, config)
         reason = why_not_ours(config)
+        self._planner: Planner | None = None
         self._cache_folder = Path(config.cache_folder or Path.home() / ".cache" / "edge-run")
         if config.check_file and not (ggml.check_library() or _libc.why_unavailable()):
             self._check_file(is_budget_kept=not reason)
@@ -155,6 +157,11 @@ class Engine:
         """Seconds that passes have waited for weights so far."""
         return self._streaming.wait_s if self._streaming else 0.0
 
+    def expect(self, profile: DeviceProfile) -> None:
+        """Let progress be told in seconds, as the device of `profile` would take."""
+        if self._planner and self.plan.mode != "llama.cpp":
+            self.pass_times = self._planner.times(self.plan, profile, self.gguf.shards[0].path)
+
     def close(self) -> None:
         """Stop the readers and free everything. Idempotent."""
         self._stack.close()
@@ -166,8 +173,10 @@ class Engine:
         except NoInspector as error:
             logger.warning("%s; it is opened all the same", error)
             return
-        if is_budget_kept and known.kv_bytes + known.buffer_bytes > self.budget_bytes:
-            Planner(self.gguf, self.config, known).plan(self.budget_bytes)
+        self._planner = Planner(self.gguf, self.config, known)
+        room = min(self.budget_bytes, available_bytes(promised_bytes=self._ledger.promised_bytes))
+        if is_budget_kept and known.kv_bytes + known.buffer_bytes > room:
+            self._planner.plan(room)
 
     def _open_plain(self) -> Plan:
         self._load([shard.path for shard in self.gguf.shards])

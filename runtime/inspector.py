@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.errors import ConfigError, KernelError, NotSupported
 from edge_run.base.units import round_down, round_up
 from edge_run.devices.memory import process_memory
 from edge_run.runtime.context_shape import ContextShape, context_shape
@@ -134,12 +134,15 @@ def _short_context(
 ) -> Iterator[tuple[LocalDecoder, LlamaContext]]:
     """A context that takes little memory, with as much of `shape` as decides what a pass of one token computes."""
     tokens = min(shape.context_tokens, SHORT_CONTEXT_TOKENS)
-    short = replace(shape, context_tokens=tokens, micro_batch_tokens=min(shape.micro_batch_tokens, tokens))
+    short = small = replace(shape, context_tokens=tokens, micro_batch_tokens=min(shape.micro_batch_tokens, tokens))
     with contextlib.suppress(ConfigError):  # raised where the model cannot have the smallest cache
         check_kv_types(gguf, ModelConfig(kv_type=SMALL_KV_TYPE, flash_attention=shape.flash_attention))
         os.environ["LLAMA_ATTN_ROT_DISABLE"] = "1"  # of quantised caches only: it adds nodes
-        short = replace(short, kv_type_k=SMALL_KV_TYPE, kv_type_v=SMALL_KV_TYPE)
-    context = LlamaContext(model, short, callback)
+        small = replace(short, kv_type_k=SMALL_KV_TYPE, kv_type_v=SMALL_KV_TYPE)
+    try:
+        context = LlamaContext(model, small, callback)
+    except KernelError:  # some architectures are without flash attention, which a small cache needs
+        context = LlamaContext(model, short, callback)
     decoder = LocalDecoder(model, context, driver, short)
     try:
         yield decoder, context

@@ -17,6 +17,7 @@ from edge_run.tiers.stub import sweep_stubs
 
 LONGEST_S = 120
 _START = "import sys; sys.path[:] = sys.argv[1:]; from edge_run.runtime.inspector_child import main; main()"
+_QUIET = {"GGML_NO_BACKTRACE": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # no threads that do nothing
 _LACKS_A_MODULE = (b"ModuleNotFoundError", b"ImportError")
 _ADVICE = "the file is broken, or needs another llama.cpp; copy or download it again"
 
@@ -63,7 +64,7 @@ def ask_child(path: Path, config: Mapping[str, object], cache_folder: Path) -> s
             "of memory; free some, and try again"
         )
     if code == 1 and any(name in notices for name in _LACKS_A_MODULE):
-        raise NoInspector(f"{path}: the process that opens it first does not start: {_last_words(notices)}")
+        raise NoInspector(f"{path}: the process that opens it first does not start{_last_words(notices)}")
     raise ModelFileError(f"{path}: llama.cpp ended over it ({_how(code)}{_last_words(notices)}); {_ADVICE}", found=code)
 
 
@@ -84,7 +85,7 @@ def _run(request: bytes) -> tuple[int, bytes, bytes]:
                 stdin=standard_input,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+                env={**os.environ, **_QUIET},
             )
         finally:
             os.close(standard_input)
@@ -94,6 +95,7 @@ def _run(request: bytes) -> tuple[int, bytes, bytes]:
                 output, notices = child.communicate(timeout=LONGEST_S)
             except BaseException:
                 child.kill()
+                child.wait()  # after Ctrl-C leaving the block does not
                 raise
         return child.returncode, output, notices
     finally:

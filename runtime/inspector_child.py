@@ -18,7 +18,7 @@ import threading
 import types
 from pathlib import Path
 
-MOST_DATA_BYTES = 4 << 30
+MOST_DATA_BYTES = 2 << 30  # a vocabulary of 150,000 tokens and a graph of 80 layers take 160 MB
 LONGEST_CPU_S = 30
 
 

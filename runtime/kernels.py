@@ -33,6 +33,7 @@ ROWS_MULTIPLE = 128  # as models have them; odd numbers are slower, few rows are
 ENOUGH_S, MIN_REPETITIONS = 0.2, 3
 TOO_LONG_S = 0.4
 ATTENTION_LAYERS = 256
+STOPS = 200
 NODES, NODE_ELEMENTS = 512, 320
 PATTERN_ELEMENTS = 4096
 HUGE_PAGE_BYTES = 2 * MIB
@@ -135,6 +136,32 @@ def measure_node_s(threads: int) -> float:
             total = bench.ggml.ggml_add(bench.context, total, term)
             bench.node(total, bench.reserve(4 * NODE_ELEMENTS))
         return bench.measure_s() / NODES
+
+
+def measure_stop_s(threads: int) -> float:
+    """Return the seconds that a call of ggml's costs besides the nodes in it: the pass is stopped between two calls."""
+    ggml = _ggml.functions()
+    context = _ggml.describing_context(4, 4)
+    backend = buffer = None
+    try:
+        backend = _ggml.cpu_backend(threads)
+        total = ggml.ggml_add(context, *(ggml.ggml_new_tensor_2d(context, F32, 1, 1) for _ in range(2)))
+        graph = ggml.ggml_new_graph_custom(context, 4, False)
+        ggml.ggml_build_forward_expand(graph, total)
+        buffer = ggml.ggml_backend_alloc_ctx_tensors(context, backend)
+        times = []
+        for _ in range(STOPS):
+            started = time.perf_counter()
+            if ggml.ggml_backend_graph_compute(backend, graph) != 0:
+                raise KernelError("ggml failed to compute a graph of one node; reinstall llama-cpp-python")
+            times.append(time.perf_counter() - started)
+        return sorted(times)[STOPS // 10]  # others that are at work would be most of the median
+    finally:
+        if buffer is not None:
+            ggml.ggml_backend_buffer_free(buffer)
+        if backend is not None:
+            ggml.ggml_backend_free(backend)
+        ggml.ggml_free(context)
 
 
 def last_cache_bytes(root: Path = CACHES) -> int:

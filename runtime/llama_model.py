@@ -18,6 +18,7 @@ from edge_run.runtime.library import library_version
 
 _BUFFER = re.compile(r"(?:compute|output) buffer size =\s*([\d.]+) MiB")
 _CACHE = re.compile(r"(?<!buffer )size =\s*([\d.]+) MiB")
+_TELLING = ("error", "fail", "require")
 _READY_TO_MAP = ("print_info:", "load_tensors:")
 
 
@@ -32,7 +33,7 @@ class _Lines:
             self.lines.append(line.strip())
 
     def reason(self) -> str:
-        told = [line for line in self.lines if "error" in line.lower() or "fail" in line.lower()]
+        told = [line for line in self.lines if any(word in line.lower() for word in _TELLING)]
         text = " ".join((told or self.lines or ["no reason given"])[0].split())
         return re.sub(r"^\w+: (?:error loading model: )?(?:error loading model \w+: )?", "", text)[:300]
 
@@ -154,7 +155,7 @@ class LlamaContext:
         if not self.handle:
             raise KernelError(
                 f"{model.path}: llama.cpp cannot make a context of {shape.context_tokens:,} tokens: {lines.reason()}; "
-                "try a shorter one (-c), or another copy of the file"
+                "try other settings (-c, -ctk, -ctv, -fa), or another copy of the file"
             )
         self.memory = L.llama_get_memory(self.handle)
         self.context_tokens: int = L.llama_n_ctx(self.handle)

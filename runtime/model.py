@@ -11,6 +11,7 @@ from typing import Any
 
 from edge_run.base.config import ModelConfig, SamplingConfig, make_config
 from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Generation, Plan, Progress, Stats
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
@@ -84,6 +85,10 @@ class Model:
     def progress(self) -> Progress | None:
         """How far the prompt or token at hand is; None between them. Any thread may ask."""
         return self._engine.timeline.snapshot()
+
+    def expect(self, profile: DeviceProfile) -> None:
+        """Let `progress` say what remains as the device of `profile` (see `edge_run.probe`) would take."""
+        self._opened.expect(profile)
 
     @property
     def has_chat_template(self) -> bool:

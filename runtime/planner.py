@@ -6,6 +6,7 @@ knows of them, through the same functions.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
 from edge_run.base.units import MIB, round_up
+from edge_run.devices.ledger import Ledger
 from edge_run.devices.memory import default_budget_bytes
 from edge_run.devices.profile import disk_of
+from edge_run.prefetch.schedule import Stretch
 from edge_run.runtime.budget_causes import cause_named
 from edge_run.runtime.forecast import PassTimes, forecast, pass_work
 from edge_run.runtime.inspection import Inspection, inspect
@@ -24,6 +27,7 @@ from edge_run.runtime.library import library_version
 from edge_run.runtime.model_kind import check_kind
 from edge_run.runtime.planning import (
     Holdings,
+    RowRange,
     compute_threads,
     plan_resident,
     plan_streamed,
@@ -59,12 +63,18 @@ class Planner:
         work = work_bytes(gguf, known.micro_batch_tokens)
         self._holdings = Holdings(known.program_bytes, known.kv_bytes, known.buffer_bytes, work)
         self._territory = Territory(known.spans)
-        self._ranges = row_ranges(known.graph, self._territory, known.micro_batch_tokens)
-        self._stretches = cut_into_stretches(known.graph, lambda read: chunks_of(read, self._territory, self._ranges))
+
+    @functools.cached_property
+    def _ranges(self) -> list[RowRange]:
+        return row_ranges(self.known.graph, self._territory, self.known.micro_batch_tokens)
+
+    @functools.cached_property
+    def _stretches(self) -> list[Stretch]:
+        return cut_into_stretches(self.known.graph, lambda read: chunks_of(read, self._territory, self._ranges))
 
     def plan(self, budget_bytes: int | None = None) -> Plan:
         """Return the plan under a budget; None is the configured one. Raises BudgetError when it is too small."""
-        budget = budget_bytes or int(self.config.memory or default_budget_bytes())
+        budget = budget_bytes or int(self.config.memory or default_budget_bytes(Ledger().promised_bytes))
         tokens = self.known.context_tokens
         if self._whole_bytes <= budget:
             return plan_resident(self.gguf, budget, self._holdings, tokens, self._territory)
@@ -95,10 +105,14 @@ class Planner:
         wide = self.known.micro_batch_tokens * factor, self.known.buffer_bytes * factor
         return Planner(self.gguf, self.config, replace(self.known, micro_batch_tokens=wide[0], buffer_bytes=wide[1]))
 
-    def timed(self, plan: Plan, profile: DeviceProfile, model: Path, prompt_tokens: int) -> Plan:
-        """Return `plan` with what it would take on the device of `profile`, for a prompt of `prompt_tokens` tokens."""
+    def times(self, plan: Plan, profile: DeviceProfile, model: Path) -> PassTimes:
+        """Return how long the passes of `plan` take on the device of `profile`, read from where `model` is."""
         n_stops = len(self._stretches) if plan.mode == "streamed" else 0
         work = pass_work(self.gguf, self.known.graph, n_stops)
-        times = PassTimes(plan, work, profile, disk_of(profile, model), self.threads)
+        return PassTimes(plan, work, profile, disk_of(profile, model), self.threads)
+
+    def timed(self, plan: Plan, profile: DeviceProfile, model: Path, prompt_tokens: int) -> Plan:
+        """Return `plan` with what it would take on the device of `profile`, for a prompt of `prompt_tokens` tokens."""
         load_s = self.known.load_s + plan.kv_bytes / CLEARED_BYTES_PER_S
+        times = self.times(plan, profile, model)
         return replace(plan, forecast=forecast(times, prompt_tokens, self.known.micro_batch_tokens, load_s))

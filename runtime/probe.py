@@ -8,13 +8,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import ConfigError, KernelError, NotSupported
+from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.profile import DeviceProfile, GpuProfile
 from edge_run.devices.disk import NORMAL, Effort, measure_disk
 from edge_run.devices.machine import OtherLoad, describe_machine
@@ -29,11 +28,10 @@ from edge_run.devices.profile import (
     ProfileStore,
     utc_now,
 )
-from edge_run.runtime import _ggml, kernels
 from edge_run.runtime.library import library_version
 from edge_run.runtime.planning import compute_threads
 from edge_run.tiers.gguf import GgufModel, read_gguf
-from edge_run.tiers.gguf_format import F32, TENSOR_TYPES
+from edge_run.tiers.gguf_format import TENSOR_TYPES
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +41,11 @@ USUAL_KINDS = (("Q4_0", 4096), ("Q8_0", 4096), ("Q4_K", 4096), ("F16", 4096))
 LEAST_SHARE = 0.01  # of a model's bytes: a kind of weights below this is not measured
 ATTENTION = {"kv_tokens": 1024, "head_elements": 128, "heads": 32, "kv_heads": 8}
 MANY_TOKENS = 512
-STOPS = 200
 DISTURBED = (
     "other programs were at work while this was measured, so that some figures are too low; those are kept for ten "
     "minutes only"
 )
-OTHERS_SHARE = 0.2  # of the cores: from here on what was measured is the device at work for others too
+OTHERS_SHARE = 0.1  # of the cores: from here on what was measured is the device at work for others too
 
 Step = Callable[[str], None]
 
@@ -91,26 +88,28 @@ def probe(
     disks = [session.disk(target, config.readers, effort) for target in targets]
     session.kernels(_kernels(gguf), threads)
     costs = session.costs(threads)
-    kernel_figures = [figure for figure in session.known.kernels if figure.speed.threads == threads]
+    kernel_figures = session.known_kernels(threads)
     figures: list[CostsFigure | KernelFigure | DiskFigure] = [costs, *kernel_figures, *disks]
     if any(figure.is_disturbed for figure in figures) and not store.problem:
         store.problem = DISTURBED
-    machine = session.machine
-    return DeviceProfile(
-        measured_at=min(figure.measured_at for figure in figures),
-        library=session.identity.library,
-        cpu=machine.cpu,
-        physical_cores=machine.physical_cores,
-        logical_cores=machine.logical_cores,
-        memory_bytes=machine.memory_bytes,
-        memory_limit_bytes=machine.memory_limit_bytes,
-        node_s=costs.costs.node_s,
-        stop_s=costs.costs.stop_s,
-        attention_flops_per_s=costs.costs.attention_flops_per_s,
-        kernels=tuple(figure.speed for figure in kernel_figures),
-        disks=tuple(figure.disk for figure in disks),
-        gpus=tuple(GpuProfile(*fields) for fields in _ggml.gpu_devices()),
-    )
+    from edge_run.runtime import _ggml
+
+    return session.profile(costs, kernel_figures, disks, [GpuProfile(*fields) for fields in _ggml.gpu_devices()])
+
+
+def recall(model: Path, config: ModelConfig) -> DeviceProfile | None:
+    """Return what is known of this device, None where something that `model` needs was not measured. Quick."""
+    gguf = read_gguf(model)
+    session = _Session(ProfileStore(config.cache_folder or Path.home() / ".cache" / "edge-run"), lambda text: None)
+    session.recall()
+    threads = compute_threads(config.threads)
+    disks = [session.known_disk(target, config.readers) for target in _targets([], gguf)]
+    costs, kernel_figures = session.known_costs(threads), session.known_kernels(threads)
+    is_complete = not session.missing(_kernels(gguf), threads)
+    found = [disk for disk in disks if disk is not None]
+    if costs is None or len(found) < len(disks) or not is_complete:
+        return None
+    return session.profile(costs, kernel_figures, found, [])
 
 
 class _Session:
@@ -132,11 +131,55 @@ class _Session:
         self.known = self.known.with_later(measured)
         self._store.save(self.identity, measured)
 
-    def disk(self, target: _Target, readers: int, effort: Effort) -> DiskFigure:
-        """Return the figures of a file system."""
+    def profile(
+        self,
+        costs: CostsFigure,
+        kernel_figures: Sequence[KernelFigure],
+        disks: Sequence[DiskFigure],
+        gpus: Sequence[GpuProfile],
+    ) -> DeviceProfile:
+        """Return figures as one profile, as old as the oldest of them."""
+        figures: list[CostsFigure | KernelFigure | DiskFigure] = [costs, *kernel_figures, *disks]
+        return DeviceProfile(
+            measured_at=min(figure.measured_at for figure in figures),
+            library=self.identity.library,
+            cpu=self.machine.cpu,
+            physical_cores=self.machine.physical_cores,
+            logical_cores=self.machine.logical_cores,
+            memory_bytes=self.machine.memory_bytes,
+            memory_limit_bytes=self.machine.memory_limit_bytes,
+            node_s=costs.costs.node_s,
+            stop_s=costs.costs.stop_s,
+            attention_flops_per_s=costs.costs.attention_flops_per_s,
+            kernels=tuple(figure.speed for figure in kernel_figures),
+            disks=tuple(figure.disk for figure in disks),
+            gpus=tuple(gpus),
+        )
+
+    def known_kernels(self, threads: int) -> list[KernelFigure]:
+        """Return the kernels that were measured with so many threads."""
+        return [figure for figure in self.known.kernels if figure.speed.threads == threads]
+
+    def missing(self, wanted: Sequence[tuple[str, int, int]], threads: int) -> list[tuple[str, int, int]]:
+        """Return which of `wanted`, (type, row length, tokens), were not measured."""
+        known = {figure.key for figure in self.known.kernels}
+        return [one for one in wanted if (*one, threads) not in known]
+
+    def known_costs(self, threads: int) -> CostsFigure | None:
+        """Return what a pass costs besides weights, None where it was not measured."""
+        return next((figure for figure in self.known.costs if figure.costs.threads == threads), None)
+
+    def known_disk(self, target: _Target, readers: int) -> DiskFigure | None:
+        """Return the figures of a file system, None where it was not measured."""
         for figure in self.known.disks:
             if figure.holds_for(target.mount, readers):
                 return dataclasses.replace(figure, disk=dataclasses.replace(figure.disk, folder=str(target.folder)))
+        return None
+
+    def disk(self, target: _Target, readers: int, effort: Effort) -> DiskFigure:
+        """Return the figures of a file system."""
+        if known := self.known_disk(target, readers):
+            return known
         self._on_step(f"Reading from the disk of {target.folder}")
         load = OtherLoad()
         disk = measure_disk(target.folder, target.model, readers, effort)
@@ -146,8 +189,9 @@ class _Session:
 
     def kernels(self, wanted: Sequence[tuple[str, int, int]], threads: int) -> None:
         """Measure what is not known of `wanted`: (type, row length, tokens)."""
-        known = {figure.key for figure in self.known.kernels}
-        missing = [one for one in wanted if (*one, threads) not in known]
+        from edge_run.runtime import kernels
+
+        missing = self.missing(wanted, threads)
         for number, (type_name, row_elements, tokens) in enumerate(missing, 1):
             many = "token" if tokens == 1 else "tokens"
             place = f"{number} of {len(missing)}"
@@ -162,42 +206,17 @@ class _Session:
 
     def costs(self, threads: int) -> CostsFigure:
         """Return what a pass costs besides weights."""
-        for figure in self.known.costs:
-            if figure.costs.threads == threads:
-                return figure
+        if known := self.known_costs(threads):
+            return known
+        from edge_run.runtime import kernels
+
         self._on_step("Attention, nodes and stops")
         load = OtherLoad()
         one, many = (kernels.measure_attention(tokens, **ATTENTION, threads=threads) for tokens in (1, MANY_TOKENS))
-        costs = PassCosts(threads, kernels.measure_node_s(threads), measure_stop_s(threads), (one, many))
+        costs = PassCosts(threads, kernels.measure_node_s(threads), kernels.measure_stop_s(threads), (one, many))
         figure = CostsFigure(_now(), load.share > OTHERS_SHARE, costs)
         self._keep(Measurements(costs=(figure,)))
         return figure
-
-
-def measure_stop_s(threads: int) -> float:
-    """Return the seconds that a call of ggml's costs besides the nodes in it: the pass is stopped between two calls."""
-    ggml = _ggml.functions()
-    context = _ggml.describing_context(4, 4)
-    backend = buffer = None
-    try:
-        backend = _ggml.cpu_backend(threads)
-        total = ggml.ggml_add(context, *(ggml.ggml_new_tensor_2d(context, F32, 1, 1) for _ in range(2)))
-        graph = ggml.ggml_new_graph_custom(context, 4, False)
-        ggml.ggml_build_forward_expand(graph, total)
-        buffer = ggml.ggml_backend_alloc_ctx_tensors(context, backend)
-        times = []
-        for _ in range(STOPS):
-            started = time.perf_counter()
-            if ggml.ggml_backend_graph_compute(backend, graph) != 0:
-                raise KernelError("ggml failed to compute a graph of one node; reinstall llama-cpp-python")
-            times.append(time.perf_counter() - started)
-        return sorted(times)[STOPS // 10]  # others that are at work would be most of the median
-    finally:
-        if buffer is not None:
-            ggml.ggml_backend_buffer_free(buffer)
-        if backend is not None:
-            ggml.ggml_backend_free(backend)
-        ggml.ggml_free(context)
 
 
 def _targets(folders: Iterable[Path], gguf: GgufModel | None) -> list[_Target]:

@@ -379,3 +379,21 @@ def mutate_shards(sources: Sequence[Path], others: Sequence[Path], folder: Path,
     if how == "missing":
         (folder / sources[place].name).unlink()
     return f"shard {place + 1} {how}"
+
+
+# Changes on purpose
+
+
+def changed(source: Path, target: Path, key: str, value: float) -> Path:
+    """Write `source` again with another value of `key`."""
+    parts = parse(source.read_bytes())
+    entry = parts.entry(key)
+    assert entry is not None
+    entry.value = value
+    target.write_bytes(parts.write())
+    return target
+
+
+def deadly(source: Path, target: Path) -> Path:
+    """Write a model over which llama.cpp ends the process when it computes."""
+    return changed(source, target, "llama.attention.layer_norm_rms_epsilon", math.nan)

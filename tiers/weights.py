@@ -142,7 +142,7 @@ class Weights:
             self._changed.notify_all()
 
     def _note_failure(self, run: list[Load], error: EdgeRunError) -> None:
-        logger.warning("read of chunk %d (+%d) failed: %s", run[0].chunk, len(run) - 1, error)
+        logger.info("read of chunk %d (+%d) failed: %s", run[0].chunk, len(run) - 1, error)
         with self._changed:
             for load in run:
                 has_frame = self._lost.pop(load.chunk, None) is None

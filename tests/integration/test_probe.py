@@ -23,7 +23,8 @@ from edge_run.cli import app
 from edge_run.cli.terminal import Terminal
 from edge_run.devices.disk import Effort
 from edge_run.runtime import probe as probing
-from edge_run.runtime.probe import measure_stop_s, probe, weight_kinds
+from edge_run.runtime.kernels import measure_stop_s
+from edge_run.runtime.probe import probe, weight_kinds
 from edge_run.tiers.gguf import read_gguf
 
 QUICK = Effort(duration_s=0.02, skip_s=0.005, most_bytes=32 * MIB, ring_bytes=16 * MIB, scratch_bytes=32 * MIB)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # what only plans and inspects does without NumPy
+    import numpy as np
+    import numpy.typing as npt
 
-Logits = npt.NDArray[np.float32]
+Logits: TypeAlias = "npt.NDArray[np.float32]"
 
 
 class Clock(Protocol):

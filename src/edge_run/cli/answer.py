@@ -35,12 +35,15 @@ def opened(
 ) -> Iterator[Model]:
     """Open the model at `path`, and say at a terminal what was planned. Raises like `Model`, and KeyboardInterrupt."""
     from edge_run.runtime.model import Model
+    from edge_run.runtime.probe import recall
 
     terminal.show(f"Opening {path.name}")
     with delayed_interrupt():
         model = Model(path, config=config, chat_template=chat_template)
     terminal.erase()
     with model:
+        if terminal.shows_notices and (profile := recall(path, config)):
+            model.expect(profile)
         backend = model.stats.backend
         if backend.name == "llama.cpp":
             terminal.say(f"llama.cpp's own loader runs this model, no budget is kept: {backend.reason}")

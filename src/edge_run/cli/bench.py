@@ -10,6 +10,7 @@ import click
 from edge_run.base.errors import KernelError
 from edge_run.base.results import to_json
 from edge_run.cli import bench_table
+from edge_run.cli.answer import NOTICE
 from edge_run.cli.commands import SettingsCommand
 from edge_run.cli.options import some_settings
 from edge_run.cli.process import cleaned_up
@@ -87,4 +88,4 @@ def bench(
         from edge_run.cli.bench_plot import draw
 
         draw(result, plot)
-        terminal.say(f"Drawn: {plot}", "dim")
+        terminal.say(f"Drawn: {plot}", NOTICE)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".png"
 INCHES, DOTS_PER_INCH = (9.0, 4.8), 150
-_COLOURS = {"predicted": "#9aa5b1", "edge-run": "#1f6fb2", "llama.cpp\nmmap": "#d1873a"}
+_COLOURS = {"predicted": "#9aa5b1", "measured": "#1f6fb2", "llama.cpp\nmmap": "#d1873a"}
 _PANELS = (
     ("decode_tokens_per_s", "Decode (more is better)", "tokens/s"),
     ("start_s", "From opening to the first token (less is better)", "seconds"),
@@ -125,8 +125,9 @@ def _conditions(bench: Bench) -> str:
     if bench.comparison("start_s").mmap is not None:
         mmap = "both within the budget" if bench.box.limit_bytes else "mmap with all of the page cache"
         mmap = f"; {mmap}"
+    threads, rounds = bench.numerics.threads, bench.rounds
     return (
-        f"{bench.cpu}, {bench.numerics.threads} threads; {bench.library}; {bench.started_at[:10]}\n"
-        f"prompt of {bench.prompt_tokens:,} tokens, {bench.predict_tokens:,} decoded; cold, {bench.rounds} rounds, "
-        f"whiskers from least to most{mmap}"
+        f"{bench.cpu}, {threads} thread{'s' * (threads > 1)}; {bench.library}; {bench.started_at[:10]}\n"
+        f"prompt of {bench.prompt_tokens:,} tokens, {bench.predict_tokens:,} decoded; cold, "
+        f"{f'{rounds} rounds, whiskers from least to most' if rounds > 1 else '1 round'}{mmap}"
     )

@@ -11,6 +11,7 @@ from edge_run.base.errors import BudgetError
 from edge_run.base.results import Plan, Sweep, to_json
 from edge_run.base.units import format_size
 from edge_run.cli import forecasts
+from edge_run.cli.answer import NOTICE
 from edge_run.cli.commands import SettingsCommand
 from edge_run.cli.figures import describe_items
 from edge_run.cli.options import some_settings
@@ -71,10 +72,13 @@ def plan(
 
 
 def _profile(planned: Planner, model: Path, terminal: Terminal) -> DeviceProfile:
-    from edge_run.runtime.probe import probe
+    from edge_run.runtime.probe import probe, recall
 
+    if known := recall(model, planned.config):
+        return known
+    terminal.say("Measuring this device for this model; it takes some seconds, and is kept.", NOTICE)
     try:
-        return probe([model.absolute().parent], model, planned.config, on_step=terminal.show)
+        return probe([], model, planned.config, on_step=terminal.show)
     finally:
         terminal.erase()
 

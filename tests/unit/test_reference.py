@@ -1,0 +1,198 @@
+"""docs/reference.md says what the program has: every flag, default, setting, field, result key, error and member."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+
+import edge_run
+from edge_run.base import bench, errors, findings, profile, results
+from edge_run.base.config import ModelConfig, SamplingConfig
+from edge_run.cli.app import COMMANDS, SIGPIPE_CODE
+from edge_run.cli.chat import EXITS, HELP
+from edge_run.cli.config_file import read_config_file
+from edge_run.cli.options import SETTINGS
+from edge_run.cli.setting import ENVIRONMENT_PREFIX, Setting
+from edge_run.runtime.async_model import AsyncModel
+from edge_run.runtime.model import Model
+from edge_run.runtime.stream import Stream
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+TEXT = (DOCS / "reference.md").read_text(encoding="utf-8")
+_HEADING = re.compile(r"^#{2,3} (.+)$", re.MULTILINE)
+_CODE = re.compile(r"`([^`]+)`")
+_DEFAULT = re.compile(r"\[default: (.*?)\]")
+_TOML = re.compile(r"^```toml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def _sections() -> dict[str, str]:
+    """Return the page's sections by heading; a command's arguments are no part of its heading."""
+    parts = _HEADING.split(TEXT)
+    names = [" ".join(name.split()[:2]) if name.startswith("edge-run ") else name for name in parts[1::2]]
+    assert len(set(names)) == len(names), "two sections of one name"
+    return dict(zip(names, parts[2::2], strict=True))
+
+
+SECTIONS = _sections()
+
+
+def rows(section: str) -> list[list[str]]:
+    """Return the cells of the table in `section`, less its two head lines."""
+    lines = [line for line in SECTIONS[section].splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]
+
+
+def keys(section: str) -> list[str]:
+    """Return the first word in code of each row."""
+    return [re.match(r"`(\w+)", row[0])[1] for row in rows(section)]  # type: ignore[index]
+
+
+def default_of(option: click.Option) -> str:
+    """Return what `--help` says about an option that is not given."""
+    if found := _DEFAULT.search(option.help or ""):
+        return found[1]
+    if option.required:
+        return "required"
+    return "yes" if option.is_flag and option.default is True else ""
+
+
+def own_options(command: click.Command) -> list[click.Option]:
+    """Return the options that have a row: all of `run`, of the others those that they do not share with it."""
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    return [option for option in options if command.name == "run" or not isinstance(option, Setting)]
+
+
+def dataclasses_of(module: ModuleType) -> list[type]:
+    return [
+        member
+        for member in vars(module).values()
+        if inspect.isclass(member) and dataclasses.is_dataclass(member) and member.__module__ == module.__name__
+    ]
+
+
+RESULTS = [kind for module in (results, findings, profile, bench) for kind in dataclasses_of(module)]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_flags_and_their_defaults(command: click.Command) -> None:
+    found = [(set(_CODE.findall(row[0])), row[1].strip("`")) for row in rows(f"edge-run {command.name}")]
+    wanted = [({*option.opts, *option.secondary_opts}, default_of(option)) for option in own_options(command)]
+    names = [({name.strip() for name in names}, default) for names, default in wanted]
+    assert found == names
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.name != "run"], ids=lambda command: command.name)
+def test_settings_that_a_command_shares_with_run(command: click.Command) -> None:
+    text = SECTIONS[f"edge-run {command.name}"]
+    listed = re.search(r"Settings of `run`: (.*?)\.(?:\s|$)", text, re.DOTALL)
+    wanted = [next(n for n in p.opts if n.startswith("--")) for p in command.params if isinstance(p, Setting)]
+    assert (_CODE.findall(listed[1]) if listed else []) == wanted
+
+
+def test_kinds_that_a_flag_takes_are_named() -> None:
+    cells = [row[0] + row[2] for row in rows("edge-run run")]
+    for option, cell in zip(own_options(next(c for c in COMMANDS if c.name == "run")), cells, strict=True):
+        if isinstance(option.type, click.Choice):
+            assert all(choice in cell for choice in option.type.choices), cell
+
+
+def test_every_setting_is_an_environment_variable_and_a_key() -> None:
+    for setting in SETTINGS:
+        first = next(name for name in setting.opts if name.startswith("--"))
+        assert setting.key == first.removeprefix("--")
+        assert setting.envvar == ENVIRONMENT_PREFIX + setting.key.upper().replace("-", "_")
+
+
+def test_variables_that_are_named_exist() -> None:
+    known = {setting.envvar for setting in SETTINGS}
+    pages = {page: page.read_text(encoding="utf-8") for page in DOCS.glob("*.md")}
+    named = {name for text in pages.values() for name in re.findall(r"EDGE_RUN_[A-Z_]*[A-Z]", text)}
+    assert named
+    assert named <= known
+
+
+def test_configuration_files_can_be_read(tmp_path: Path) -> None:
+    blocks = [match[1] for page in sorted(DOCS.glob("*.md")) for match in _TOML.finditer(page.read_text("utf-8"))]
+    assert blocks
+    for block in blocks:
+        file = tmp_path / "config.toml"
+        file.write_text(block, encoding="utf-8")
+        assert read_config_file(file, SETTINGS)
+
+
+@pytest.mark.parametrize("kind", [ModelConfig, SamplingConfig])
+def test_configuration_fields_and_their_defaults(kind: type) -> None:
+    fields = dataclasses.fields(kind)
+    assert [(row[0].strip("`"), row[1].strip("`").replace('"', "'")) for row in rows(kind.__name__)] == [
+        (field.name, repr(field.default)) for field in fields
+    ]
+    flags = {s.field: next(n for n in s.opts if n.startswith("--")) for s in SETTINGS if s.field}
+    for field, row in zip(fields, rows(kind.__name__), strict=True):
+        assert flags.get(field.name, "") in row[2]
+
+
+@pytest.mark.parametrize("kind", RESULTS, ids=lambda kind: kind.__name__)
+def test_result_keys(kind: type) -> None:
+    assert keys(kind.__name__) == [field.name for field in dataclasses.fields(kind)]
+
+
+@pytest.mark.parametrize("kind", [Model, AsyncModel, Stream], ids=lambda kind: kind.__name__)
+def test_members(kind: type) -> None:
+    public = {name for name in dir(kind) if not name.startswith("_")}
+    assert set(keys(kind.__name__)) - {"path"} == public
+    for row in rows(kind.__name__):
+        call = re.match(r"`(\w+)\((.*)\)`", row[0])
+        member = getattr(kind, keys(kind.__name__)[rows(kind.__name__).index(row)], None)
+        if call:
+            named = re.findall(r"(\w+)(?:=[^,]*)?(?:,|$)", call[2])
+            assert named == [name for name in inspect.signature(member).parameters if name != "self"]  # type: ignore[arg-type]
+
+
+def test_arguments_of_model_and_inflate() -> None:
+    for name, kind in (("Model", edge_run.Model.__init__), ("inflate", edge_run.inflate)):
+        call = re.search(rf"`{name}\((.*?)\)`", TEXT)
+        assert call
+        wanted = [parameter for parameter in inspect.signature(kind).parameters if parameter != "self"]
+        assert re.findall(r"(\w+)(?:=[^,]*)?(?:,|$)", call[1]) == wanted
+
+
+def test_public_names() -> None:
+    assert set(edge_run.__all__) <= set(_CODE.findall(SECTIONS["Python"]))
+
+
+def test_exit_codes() -> None:
+    kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)]
+    found = {int(row[0]): row[1].strip("`") for row in rows("Exit codes")}
+    assert {code: name for code, name in found.items() if name} == {kind.exit_code: kind.__name__ for kind in kinds}
+    assert {code for code, name in found.items() if not name} == {0, SIGPIPE_CODE, 128 + 15}
+
+
+def test_commands_of_a_chat() -> None:
+    named = set(_CODE.findall(SECTIONS["edge-run run"]))
+    assert {*EXITS, *re.findall(r"/\w+", HELP)} <= named
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    root = DOCS.parent
+    for page in [root / "README.md", root / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]:
+        text = page.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)]+)\)", text):
+            place, _, anchor = target.partition("#")
+            if "://" in place:
+                continue
+            file = (page.parent / place) if place else page
+            assert file.exists(), f"{page.name}: {target}"
+            if anchor:
+                heads = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+                assert anchor in {_anchor(head) for head in heads}, f"{page.name}: {target}"
+
+
+def _anchor(heading: str) -> str:
+    """Return the name that a heading has in a link, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
