@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError
+from edge_run.base.config import ModelConfig, make_config
+from edge_run.base.errors import BudgetError, ConfigError
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
 from edge_run.base.units import MIB, round_up
@@ -39,6 +40,7 @@ from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.territory import Territory
 
 CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches
+OPENING_S_PER_NODE = 35e-6
 SWEPT_SHARES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
@@ -52,6 +54,27 @@ def planner(path: Path, config: ModelConfig) -> Planner:
     check_kv_types(gguf, config)
     cache_folder = config.cache_folder or Path.home() / ".cache" / "edge-run"
     return Planner(gguf, config, inspect(gguf, config, cache_folder, library_version()))
+
+
+def plan(
+    path: str | Path,
+    *,
+    memory: int | str | None = None,
+    prompt_tokens: int = 512,
+    profile: DeviceProfile | None = None,
+    config: ModelConfig | None = None,
+    **options: Any,
+) -> Plan:
+    """Return what `Model(path, ...)` would do, from the same arguments; no weights are read.
+
+    profile: of the device (`probe`); with one, the plan's `forecast` says how long a prompt of `prompt_tokens` tokens
+    and each token after it would take. Raises like `Model`, but reads nothing and allocates nothing.
+    """
+    if config is not None and (options or memory is not None):
+        raise ConfigError("config and single options: give one of the two")
+    planned = planner(Path(path), config or make_config(ModelConfig, {"memory": memory, **options}))
+    decided = planned.plan()
+    return planned.timed(decided, profile, Path(path), prompt_tokens) if profile else decided
 
 
 class Planner:
@@ -113,6 +136,6 @@ class Planner:
 
     def timed(self, plan: Plan, profile: DeviceProfile, model: Path, prompt_tokens: int) -> Plan:
         """Return `plan` with what it would take on the device of `profile`, for a prompt of `prompt_tokens` tokens."""
-        load_s = self.known.load_s + plan.kv_bytes / CLEARED_BYTES_PER_S
+        load_s = self.known.load_s + len(self.known.graph) * OPENING_S_PER_NODE + plan.kv_bytes / CLEARED_BYTES_PER_S
         times = self.times(plan, profile, model)
         return replace(plan, forecast=forecast(times, prompt_tokens, self.known.micro_batch_tokens, load_s))

@@ -60,9 +60,9 @@ class _Target:
 
 
 def probe(
-    folders: Sequence[Path],
-    model: Path | None,
-    config: ModelConfig,
+    folders: Sequence[Path] = (),
+    model: Path | None = None,
+    config: ModelConfig | None = None,
     is_fresh: bool = False,
     on_step: Step = lambda text: None,
     store: ProfileStore | None = None,
@@ -78,6 +78,7 @@ def probe(
     Raises ConfigError, ModelFileError, TierReadError or KernelError; what was measured before that is kept, as it is
     after KeyboardInterrupt.
     """
+    config = config or ModelConfig()
     gguf = None if model is None else read_gguf(model)
     targets = _targets(folders, gguf)
     store = store or ProfileStore(config.cache_folder or Path.home() / ".cache" / "edge-run")

@@ -21,10 +21,13 @@ if TYPE_CHECKING:
         NotSupported,
         TierReadError,
     )
-    from edge_run.base.results import Generation, Piece, Plan, Stats, to_json
+    from edge_run.base.profile import DeviceProfile
+    from edge_run.base.results import Forecast, Generation, Piece, Plan, Progress, Stats, to_json
     from edge_run.runtime.async_model import AsyncModel
     from edge_run.runtime.inflate import inflate
     from edge_run.runtime.model import Model
+    from edge_run.runtime.planner import plan
+    from edge_run.runtime.probe import probe
 
 __version__ = "0.1.0"
 
@@ -32,8 +35,13 @@ _HOME = {
     "Model": "edge_run.runtime.model",
     "AsyncModel": "edge_run.runtime.async_model",
     "inflate": "edge_run.runtime.inflate",
+    "plan": "edge_run.runtime.planner",
+    "probe": "edge_run.runtime.probe",
+    "DeviceProfile": "edge_run.base.profile",
     **dict.fromkeys(("ModelConfig", "SamplingConfig"), "edge_run.base.config"),
-    **dict.fromkeys(("Generation", "Piece", "Plan", "Stats", "to_json"), "edge_run.base.results"),
+    **dict.fromkeys(
+        ("Forecast", "Generation", "Piece", "Plan", "Progress", "Stats", "to_json"), "edge_run.base.results"
+    ),
     **dict.fromkeys(
         ("BudgetError", "Cancelled", "ConfigError", "ContextFull", "EdgeRunError", "KernelError", "ModelFileError"),
         "edge_run.base.errors",
@@ -47,7 +55,9 @@ __all__ = [
     "Cancelled",
     "ConfigError",
     "ContextFull",
+    "DeviceProfile",
     "EdgeRunError",
+    "Forecast",
     "Generation",
     "KernelError",
     "Model",
@@ -56,11 +66,14 @@ __all__ = [
     "NotSupported",
     "Piece",
     "Plan",
+    "Progress",
     "SamplingConfig",
     "Stats",
     "TierReadError",
     "__version__",
     "inflate",
+    "plan",
+    "probe",
     "to_json",
 ]
 
