@@ -73,6 +73,7 @@ def main() -> None:
                 path, model = broken / "model.gguf", source.stem
                 told = mutate(source, path, chance)
             result = judged(worker.ask(path), reference, path)
+            result["message"] = str(result.get("message", "")).replace(f"{broken}/", "")
             rows.append({"number": number, "model": model, "change": told, **result})
             rows[-1].pop("tokens", None)
             is_right = result["outcome"] in RIGHT
@@ -84,10 +85,12 @@ def main() -> None:
         reference.close()
     counts = collections.Counter(row["outcome"] for row in rows)
     defects = [row for row in rows if row["outcome"] not in RIGHT]
+    n_streamed = sum(bool(row.get("streamed")) for row in rows)
+    slowest_s = max(float(str(row.get("wall_s", 60))) for row in rows)
     finding = (
         f"{__doc__}\n* {len(rows)} files of {len(models) - 1 + len(splits)} models, seed {arguments.seed}: "
-        f"{counts['refused']} refused, {counts['ran']} ran right, {len(defects)} defects; one process, started "
-        f"{worker.starts} times.\n* Slowest: {max(float(str(row.get('wall_s', 60))) for row in rows):.1f} s."
+        f"{counts['refused']} refused, {counts['ran']} ran right ({n_streamed} of them also streamed), "
+        f"{len(defects)} defects.\n* Processes started to run them all: {worker.starts}.\n* Slowest: {slowest_s:.1f} s."
     )
     print(finding)
     if not arguments.dry:

@@ -314,7 +314,6 @@ class _Log:
         self._listeners: list[tuple[int, Callable[[str], None]]] = []
         self._callback = L.llama_log_callback(self._on_line)
         self._failure: BaseException | None = None
-        self.is_installed = False
 
     def _on_line(self, level: int, text: bytes, _: Any) -> None:
         if level <= _LOG_LEVEL_DEBUG and not logger.isEnabledFor(logging.DEBUG):
@@ -331,9 +330,7 @@ class _Log:
     @contextlib.contextmanager
     def listening(self, listener: Callable[[str], None]) -> Iterator[None]:
         """Pass this thread's lines to `listener`, which must be quick and must not raise."""
-        if not self.is_installed:
-            L.llama_log_set(self._callback, None)
-            self.is_installed = True
+        L.llama_log_set(self._callback, None)  # every time: others in this process may have set theirs
         entry = threading.get_ident(), listener
         self._listeners.append(entry)
         try:

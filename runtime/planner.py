@@ -41,6 +41,7 @@ from edge_run.tiers.territory import Territory
 
 CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches
 OPENING_S_PER_NODE = 35e-6
+RUN_BYTES = 8 * MIB  # of Python modules that a run loads, and an inspection does not
 SWEPT_SHARES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
@@ -84,7 +85,7 @@ class Planner:
         self.gguf, self.config, self.known = gguf, config, known
         self.threads = compute_threads(config.threads)
         work = work_bytes(gguf, known.micro_batch_tokens)
-        self._holdings = Holdings(known.program_bytes, known.kv_bytes, known.buffer_bytes, work)
+        self._holdings = Holdings(known.program_bytes + RUN_BYTES, known.kv_bytes, known.buffer_bytes, work)
         self._territory = Territory(known.spans)
 
     @functools.cached_property

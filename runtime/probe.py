@@ -60,8 +60,8 @@ class _Target:
 
 
 def probe(
-    folders: Sequence[Path] = (),
-    model: Path | None = None,
+    folders: Sequence[str | Path] = (),
+    model: str | Path | None = None,
     config: ModelConfig | None = None,
     is_fresh: bool = False,
     on_step: Step = lambda text: None,
@@ -78,9 +78,9 @@ def probe(
     Raises ConfigError, ModelFileError, TierReadError or KernelError; what was measured before that is kept, as it is
     after KeyboardInterrupt.
     """
-    config = config or ModelConfig()
+    config, model = config or ModelConfig(), None if model is None else Path(model)
     gguf = None if model is None else read_gguf(model)
-    targets = _targets(folders, gguf)
+    targets = _targets(map(Path, folders), gguf)
     store = store or ProfileStore(config.cache_folder or Path.home() / ".cache" / "edge-run")
     session = _Session(store, on_step)
     if not is_fresh:

@@ -22,6 +22,7 @@ from edge_run.base.units import MIB
 from edge_run.cli import app
 from edge_run.cli.terminal import Terminal
 from edge_run.devices.disk import Effort
+from edge_run.runtime import kernels as kernels_module
 from edge_run.runtime import probe as probing
 from edge_run.runtime.kernels import measure_stop_s
 from edge_run.runtime.probe import probe, weight_kinds
@@ -63,7 +64,8 @@ class Load:
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     """Kernels that take no time, disks that take little, and a machine without others on it."""
     kernels = Kernels()
-    monkeypatch.setattr(probing, "kernels", kernels)
+    for name in ("measure_matmul", "measure_attention", "measure_node_s"):
+        monkeypatch.setattr(kernels_module, name, getattr(kernels, name))
     monkeypatch.setattr(probing, "OtherLoad", Load)
     monkeypatch.setattr(Load, "share", 0.0)
     measure = functools.partial(probing.measure_disk, effort=QUICK)

@@ -53,6 +53,11 @@ def keys(section: str) -> list[str]:
     return [re.match(r"`(\w+)", row[0])[1] for row in rows(section)]  # type: ignore[index]
 
 
+def arguments(call: str) -> list[str]:
+    """Return the names in a list of arguments."""
+    return [name for name in (part.partition("=")[0].strip(" *") for part in call.split(", ")) if name]
+
+
 def default_of(option: click.Option) -> str:
     """Return what `--help` says about an option that is not given."""
     if found := _DEFAULT.search(option.help or ""):
@@ -146,20 +151,19 @@ def test_result_keys(kind: type) -> None:
 def test_members(kind: type) -> None:
     public = {name for name in dir(kind) if not name.startswith("_")}
     assert set(keys(kind.__name__)) - {"path"} == public
-    for row in rows(kind.__name__):
-        call = re.match(r"`(\w+)\((.*)\)`", row[0])
-        member = getattr(kind, keys(kind.__name__)[rows(kind.__name__).index(row)], None)
-        if call:
-            named = re.findall(r"(\w+)(?:=[^,]*)?(?:,|$)", call[2])
-            assert named == [name for name in inspect.signature(member).parameters if name != "self"]  # type: ignore[arg-type]
+    for name, row in zip(keys(kind.__name__), rows(kind.__name__), strict=True):
+        member = getattr(kind, name, None)
+        if call := re.match(r"`(\w+)\((.*)\)`", row[0]):
+            wanted = [name for name in inspect.signature(member).parameters if name != "self"]  # type: ignore[arg-type]
+            assert arguments(call[2]) == wanted
 
 
-def test_arguments_of_model_and_inflate() -> None:
-    for name, kind in (("Model", edge_run.Model.__init__), ("inflate", edge_run.inflate)):
-        call = re.search(rf"`{name}\((.*?)\)`", TEXT)
-        assert call
-        wanted = [parameter for parameter in inspect.signature(kind).parameters if parameter != "self"]
-        assert re.findall(r"(\w+)(?:=[^,]*)?(?:,|$)", call[1]) == wanted
+@pytest.mark.parametrize("name", ["Model", "plan", "probe", "inflate", "to_json"])
+def test_arguments(name: str) -> None:
+    call = re.search(rf"`{name}\(([^`]*)\)`", SECTIONS["Model" if name == "Model" else "Python"])
+    assert call
+    function = edge_run.Model.__init__ if name == "Model" else getattr(edge_run, name)
+    assert arguments(call[1]) == [name for name in inspect.signature(function).parameters if name != "self"]
 
 
 def test_public_names() -> None:
@@ -167,7 +171,7 @@ def test_public_names() -> None:
 
 
 def test_exit_codes() -> None:
-    kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)]
+    kinds = [k for k in vars(errors).values() if inspect.isclass(k) and issubclass(k, errors.EdgeRunError)]
     found = {int(row[0]): row[1].strip("`") for row in rows("Exit codes")}
     assert {code: name for code, name in found.items() if name} == {kind.exit_code: kind.__name__ for kind in kinds}
     assert {code for code, name in found.items() if not name} == {0, SIGPIPE_CODE, 128 + 15}
