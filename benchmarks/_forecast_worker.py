@@ -1,6 +1,6 @@
 """One predicted and measured run in a process of its own: says beforehand what it will take. Prints JSON.
 
-The device is probed in the same process and box, into an empty cache; the prediction is made before the model is
+Without --share the device is only probed, into the cache; with it, the prediction comes from there, before the model is
 opened.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import tempfile
 import time
 from pathlib import Path
 
@@ -17,45 +16,41 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken
 from edge_run.devices.memory import process_memory
 from edge_run.runtime.planner import planner
-from edge_run.runtime.probe import probe
+from edge_run.runtime.probe import probe, recall
 
 
 def main() -> None:
     """Run and print one JSON object."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
-    parser.add_argument("--shares", type=float, nargs="*", default=[0.25, 0.5, 0.75, 0.95])
+    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--share", type=float)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--micro-batch", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=200)
     parser.add_argument("--decode", type=int, default=8)
     arguments = parser.parse_args()
-    rows = []
-    with tempfile.TemporaryDirectory() as cache:
-        config = ModelConfig(
-            context_tokens=arguments.context,
-            micro_batch_tokens=arguments.micro_batch,
-            threads=arguments.threads,
-            cache_folder=Path(cache),
-        )
+    config = ModelConfig(
+        context_tokens=arguments.context,
+        micro_batch_tokens=arguments.micro_batch,
+        threads=arguments.threads,
+        cache_folder=arguments.cache,
+    )
+    if arguments.share is None:
         started = time.monotonic()
-        profile = probe([], arguments.model, config)
-        probe_s = time.monotonic() - started
-        planned = planner(arguments.model, config)
-        for share in arguments.shares:
-            budget = int(arguments.model.stat().st_size * share)
-            plan = planned.timed(planned.plan(budget), profile, arguments.model, arguments.prompt)
-            rows.append(
-                {
-                    "share": share,
-                    "budget_bytes": budget,
-                    "probe_s": probe_s,
-                    **{f"predicted_{key}": value for key, value in dataclasses.asdict(plan.forecast).items()},
-                    **measure(arguments, dataclasses.replace(config, memory=budget)),
-                }
-            )
-    print(json.dumps(rows))
+        probe([], arguments.model, config)
+        print(json.dumps({"probe_s": time.monotonic() - started}))
+        return
+    profile = recall(arguments.model, config)
+    assert profile is not None, "not probed"
+    budget = int(arguments.model.stat().st_size * arguments.share)
+    planned = planner(arguments.model, config)
+    plan = planned.timed(planned.plan(budget), profile, arguments.model, arguments.prompt)
+    assert plan.forecast is not None
+    row = {f"predicted_{key}": value for key, value in dataclasses.asdict(plan.forecast).items()}
+    row |= {"share": arguments.share, "budget_bytes": budget}
+    print(json.dumps(row | measure(arguments, dataclasses.replace(config, memory=budget))))
 
 
 def measure(arguments: argparse.Namespace, config: ModelConfig) -> dict[str, object]:

@@ -15,12 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_run.base.errors import NotSupported, TierReadError
 from edge_run.base.profile import DiskProfile, ReadSpeed
 from edge_run.base.units import KIB, MIB, round_up
+from edge_run.devices.memory import available_bytes
 from edge_run.devices.mount import find_mount
 from edge_run.devices.scratch import scratch_file
 from edge_run.tiers import _libc
@@ -32,6 +33,8 @@ from edge_run.tiers.weights import MAX_READ_CHUNKS
 UNIT_BYTES = MAX_READ_CHUNKS * CHUNK_BYTES
 BLOCK_SIZES = (128 * KIB, MIB, UNIT_BYTES)
 LEAST_MODEL_BYTES = 64 * MIB
+FRESH_SHARE = 8  # of the memory that is available
+LEAST_CPU_S = 1e-15
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +72,30 @@ def measure_disk(folder: Path, model: Path | None, readers: int, effort: Effort 
         reads = []
         for block_bytes in BLOCK_SIZES:
             target = functools.partial(_used, ring, effort.ring_bytes // block_bytes, block_bytes)
-            speed = _measure(source, deal.next(block_bytes), block_bytes, target, readers, effort)
+            speed, used_cpu = _measure(source, deal.next(block_bytes), block_bytes, target, readers, effort)
             reads.append(ReadSpeed(block_bytes, readers, speed))
-        fresh = functools.partial(_unused, ring, effort.ring_bytes // UNIT_BYTES)
-        first_use = _measure(source, deal.next(UNIT_BYTES), UNIT_BYTES, fresh, readers, effort)
-        is_direct = source.is_direct
-    return DiskProfile(str(folder), mount.device, mount.file_system, is_direct, mount.limit, first_use, tuple(reads))
+        fresh_bytes = _fresh_bytes(effort)
+        with _new_memory(fresh_bytes) as fresh:
+            brief = replace(effort, most_bytes=fresh_bytes, duration_s=math.inf)
+            offsets = deal.next(UNIT_BYTES)[: fresh_bytes // UNIT_BYTES]
+            first_use, new_cpu = _measure(
+                source, offsets, UNIT_BYTES, functools.partial(_unused, fresh), readers, brief
+            )
+        return DiskProfile(
+            folder=str(folder),
+            device=mount.device,
+            file_system=mount.file_system,
+            is_direct=source.is_direct,
+            limit=mount.limit,
+            first_use_bytes_per_s=first_use,
+            cpu_s_per_byte=(used_cpu, new_cpu),
+            reads=tuple(reads),
+        )
+
+
+def _fresh_bytes(effort: Effort) -> int:
+    """Return how much new memory is used up: where a host gives memory to a guest, the first of it may be quick."""
+    return max(8 * UNIT_BYTES, min(effort.most_bytes, available_bytes() // FRESH_SHARE) // UNIT_BYTES * UNIT_BYTES)
 
 
 @contextlib.contextmanager
@@ -148,9 +169,19 @@ def _used(ring: int, slots: int, block_bytes: int, number: int) -> int:
     return ring + number % slots * block_bytes
 
 
-def _unused(ring: int, slots: int, number: int) -> int:
+@contextlib.contextmanager
+def _new_memory(size_bytes: int) -> Iterator[int]:
+    """Yield the address of `size_bytes` bytes that are not there yet."""
+    mapped = _libc.map_anonymous(size_bytes + CHUNK_BYTES, _libc.PROT_NONE)
+    try:
+        yield round_up(mapped, CHUNK_BYTES)
+    finally:
+        _libc.unmap(mapped, size_bytes + CHUNK_BYTES)
+
+
+def _unused(area: int, number: int) -> int:
     """Return where unit `number` goes: to memory that is new, chunk by chunk, as a model's is."""
-    address = ring + number % slots * UNIT_BYTES
+    address = area + number * UNIT_BYTES
     for chunk in range(address, address + UNIT_BYTES, CHUNK_BYTES):
         _libc.map_anonymous(CHUNK_BYTES, at=chunk)
         _libc.prepare_for_weights(chunk, CHUNK_BYTES)
@@ -164,8 +195,8 @@ def _measure(
     target: Callable[[int], int],
     readers: int,
     effort: Effort,
-) -> float:
-    """Return the bytes per second of reading blocks at `offsets`, in that order, until it is enough."""
+) -> tuple[float, float]:
+    """Read blocks at `offsets`, in that order, until it is enough; return bytes per second and CPU seconds per byte."""
     pace = Pace(effort, max(1, min(readers, len(offsets) // 4)))
     is_over, failures = threading.Event(), list[BaseException]()
 
@@ -190,7 +221,8 @@ def _measure(
         threads.close()
     if failures:
         raise failures[0]
-    return pace.bytes_per_s
+    totals = threads.totals
+    return pace.bytes_per_s, max(totals.cpu_s / totals.bytes_read, LEAST_CPU_S)
 
 
 class Pace:

@@ -69,7 +69,13 @@ class KernelFigure:
     @property
     def key(self) -> Key:
         """What it was measured on."""
-        return self.speed.type_name, self.speed.row_elements, self.speed.tokens, self.speed.threads
+        return (
+            self.speed.type_name,
+            self.speed.row_elements,
+            self.speed.tokens,
+            self.speed.by_expert,
+            self.speed.threads,
+        )
 
 
 @dataclass(frozen=True, slots=True)

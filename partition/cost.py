@@ -77,7 +77,8 @@ class CostModel:
 
     def _points(self, work: MatmulWork) -> list[tuple[int, float]]:
         """Return seconds per byte at the widths that were measured, for the kernels that are most like `work`."""
-        alike = [kernel for kernel in self._kernels if kernel.type_name == work.type_name] or self._kernels
+        same_way = [kernel for kernel in self._kernels if kernel.by_expert == bool(work.n_experts)] or self._kernels
+        alike = [kernel for kernel in same_way if kernel.type_name == work.type_name] or same_way
         nearest = min((kernel.row_elements for kernel in alike), key=lambda row: abs(row - work.row_elements))
         by_width: dict[int, list[float]] = {}
         for kernel in alike:

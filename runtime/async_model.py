@@ -15,6 +15,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from edge_run.base.errors import ConfigError
+from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Generation, Piece, Plan, Progress, Stats
 from edge_run.runtime.model import Message, Model
 from edge_run.runtime.stream import Stream
@@ -54,6 +55,10 @@ class AsyncModel:
     def stats(self) -> Stats:
         """Figures since the model was opened."""
         return self._opened.stats
+
+    def expect(self, profile: DeviceProfile) -> None:
+        """Let `progress` say what remains as the device of `profile` would take."""
+        self._opened.expect(profile)
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> AsyncGenerator[Piece, None]:
         """Continue `prompt`; iterate over the pieces. Arguments and errors as for `Model.generate`."""

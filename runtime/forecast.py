@@ -7,6 +7,8 @@ that was not used before.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from edge_run.base.profile import DeviceProfile, DiskProfile
 from edge_run.base.results import Forecast, Plan
@@ -15,6 +17,7 @@ from edge_run.runtime.graph import GraphMap
 from edge_run.tiers.gguf import GgufModel, TensorInfo
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 
+WITH_MOVES = 4.0  # of the CPU time of reading alone: frames are moved, and books kept
 _MATMULS = ("MUL_MAT", "MUL_MAT_ID")
 _COSTS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
@@ -58,11 +61,11 @@ def _matmul(gguf: GgufModel, tensor: TensorInfo, is_expert: bool, is_head: bool)
 
 def _together(matmuls: Sequence[MatmulWork]) -> tuple[MatmulWork, ...]:
     """Return one entry for each kind."""
-    sizes: dict[tuple[object, ...], int] = {}
+    sizes: dict[MatmulWork, int] = {}
     for work in matmuls:
-        kind = (work.type_name, work.row_elements, work.n_experts, work.n_used, work.is_head)
+        kind = replace(work, size_bytes=0)
         sizes[kind] = sizes.get(kind, 0) + work.size_bytes
-    return tuple(MatmulWork(kind[0], kind[1], size, *kind[2:]) for kind, size in sizes.items())  # type: ignore[arg-type]
+    return tuple(replace(kind, size_bytes=size) for kind, size in sizes.items())
 
 
 def _attention_flops(gguf: GgufModel, graph: GraphMap) -> float:
@@ -76,6 +79,13 @@ def _attention_flops(gguf: GgufModel, graph: GraphMap) -> float:
     return 2.0 * elements * heads * n_layers
 
 
+class _Reading(NamedTuple):
+    """What is read in a pass: how long that takes, and how long it keeps a core busy."""
+
+    wall_s: float
+    cpu_s: float
+
+
 class PassTimes:
     """How long the passes of a plan take on a device that was measured.
 
@@ -87,20 +97,32 @@ class PassTimes:
         self, plan: Plan, work: PassWork, profile: DeviceProfile, disk: DiskProfile | None, threads: int
     ) -> None:
         self._work, self._costs = work, CostModel(profile, threads)
-        first_s = plan.model_bytes / disk.first_use_bytes_per_s if disk else 0.0
-        is_resident = plan.mode == "resident"
-        self.reading_s = first_s if is_resident else 0.0
-        self._first_read_s = 0.0 if is_resident else first_s
-        self.read_s = plan.streamed_bytes_per_pass / disk.bytes_per_s if disk else 0.0
+        self._shares_cores = threads >= profile.logical_cores
+        self._first, self._later = _Reading(0.0, 0.0), _Reading(0.0, 0.0)
+        if disk is not None:
+            used_cpu, new_cpu = disk.cpu_s_per_byte
+            new = min(plan.model_bytes, plan.pinned_bytes + plan.window_bytes)
+            old, again = plan.model_bytes - new, plan.streamed_bytes_per_pass
+            first_s = new / disk.first_use_bytes_per_s + old / disk.bytes_per_s
+            self._first = _Reading(first_s, new * new_cpu + old * used_cpu)
+            self._later = _Reading(again / disk.bytes_per_s, again * used_cpu * WITH_MOVES)
+        self.read_s = self._later.wall_s
+        self.reading_s = self._first.wall_s if plan.mode == "resident" else 0.0
+        if plan.mode == "resident":
+            self._first = self._later
 
     def compute_s(self, tokens: int, position: int, n_outputs: int = 1) -> float:
         """Return the seconds of computing alone."""
         return self._costs.compute_s(self._work, tokens, position, n_outputs)
 
     def pass_s(self, tokens: int, position: int, n_outputs: int, is_first: bool) -> float:
-        """Return the seconds of a pass of `tokens` tokens after `position` others."""
-        read_s = self._first_read_s if is_first else self.read_s
-        return max(read_s, self.compute_s(tokens, position, n_outputs))
+        """Return the seconds of a pass of `tokens` tokens after `position` others.
+
+        Readers that find no idle core take their time from the computing threads, which wait for each other.
+        """
+        reading = self._first if is_first else self._later
+        taken_s = reading.cpu_s if self._shares_cores else 0.0
+        return max(reading.wall_s, self.compute_s(tokens, position, n_outputs) + taken_s)
 
     def prefill_s(self, tokens: int, micro_batch_tokens: int, is_first: bool) -> float:
         """Return the seconds from a prompt of `tokens` tokens to the first token; is_first: in a model just opened."""

@@ -22,6 +22,7 @@ from edge_run.base.profile import KernelSpeed
 from edge_run.base.units import MIB
 from edge_run.runtime import _ggml
 from edge_run.tiers.gguf_format import F16, F32, TENSOR_TYPES, TensorType
+from edge_run.tiers.residency import Residency
 
 CACHES = Path("/sys/devices/system/cpu")
 NARROW_TOKENS = 32  # up to this width the weights' way from DRAM can be what takes the time
@@ -29,11 +30,13 @@ NARROW_BYTES = 96 * MIB
 WIDE_BYTES = 16 * MIB
 CACHE_MULTIPLE = 3  # weights of a narrow pass are so many times the caches, so that none are still there
 MATRICES = 4
+EXPERTS = 8
+I32 = 26
 ROWS_MULTIPLE = 128  # as models have them; odd numbers are slower, few rows are shared out otherwise
 ENOUGH_S, MIN_REPETITIONS = 0.2, 3
 TOO_LONG_S = 0.4
 ATTENTION_LAYERS = 256
-STOPS = 200
+STOPS, STOP_NODES, STOP_CHUNKS = 200, 10, 4
 NODES, NODE_ELEMENTS = 512, 320
 PATTERN_ELEMENTS = 4096
 HUGE_PAGE_BYTES = 2 * MIB
@@ -45,8 +48,12 @@ GRID_TYPES = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"
 IQ1_M_SCALES = slice(49, None, 2)  # the bytes of a block that have a fourth of its scale each, in their upper half
 
 
-def measure_matmul(type_name: str, row_elements: int, tokens: int, threads: int) -> KernelSpeed:
+def measure_matmul(
+    type_name: str, row_elements: int, tokens: int, threads: int, by_expert: bool = False
+) -> KernelSpeed:
     """Return how fast `threads` threads multiply weights of a type, as `Q4_0`, with `tokens` tokens in a pass.
+
+    by_expert: as a mixture does, each of several experts with `tokens` tokens.
 
     Takes about half a second, and as memory 96 MiB (or three times the processor's last cache; 16 MiB for wide
     passes) and 9 bytes for each element of the activations, `(tokens, row_elements)`. Raises NotSupported for a type
@@ -61,16 +68,24 @@ def measure_matmul(type_name: str, row_elements: int, tokens: int, threads: int)
     rows = max(1, round(wanted_bytes / (MATRICES * ROWS_MULTIPLE * row_bytes))) * ROWS_MULTIPLE
     matrices = max(1, round(wanted_bytes / (rows * row_bytes)))
     arena_bytes = matrices * rows * row_bytes + 4 * tokens * (row_elements + rows)
-    with _workbench(threads, arena_bytes, matrices) as bench:
-        weights = [bench.tensor(type_id, row_elements, rows) for _ in range(matrices)]
+    n_experts = EXPERTS if by_expert else 1
+    with _workbench(threads, arena_bytes + 4 * EXPERTS * tokens, matrices) as bench:
+        weights = [bench.tensor(type_id, row_elements, rows // n_experts, n_experts) for _ in range(matrices)]
         bench.fill(weights, _pattern(type_id))
-        activations = bench.tensor(F32, row_elements, tokens)
+        activations = (
+            bench.tensor(F32, row_elements, 1, tokens) if by_expert else bench.tensor(F32, row_elements, tokens)
+        )
         bench.fill([activations], _pattern(F32))
+        chosen = bench.tensor(I32, n_experts, tokens)
+        bench.fill([chosen], np.arange(n_experts, dtype=np.int32).view(np.uint8))
         room = bench.reserve(4 * tokens * rows)
         for matrix in weights:
-            bench.node(bench.ggml.ggml_mul_mat(bench.context, matrix, activations), room)
+            if by_expert:
+                bench.node(bench.ggml.ggml_mul_mat_id(bench.context, matrix, activations, chosen), room)
+            else:
+                bench.node(bench.ggml.ggml_mul_mat(bench.context, matrix, activations), room)
         pass_s = bench.measure_s()
-    return KernelSpeed(type_name, row_elements, tokens, threads, matrices * rows * row_bytes / pass_s)
+    return KernelSpeed(type_name, row_elements, tokens, threads, by_expert, matrices * rows * row_bytes / pass_s)
 
 
 def measure_attention(
@@ -139,29 +154,38 @@ def measure_node_s(threads: int) -> float:
 
 
 def measure_stop_s(threads: int) -> float:
-    """Return the seconds that a call of ggml's costs besides the nodes in it: the pass is stopped between two calls."""
-    ggml = _ggml.functions()
-    context = _ggml.describing_context(4, 4)
-    backend = buffer = None
-    try:
-        backend = _ggml.cpu_backend(threads)
-        total = ggml.ggml_add(context, *(ggml.ggml_new_tensor_2d(context, F32, 1, 1) for _ in range(2)))
-        graph = ggml.ggml_new_graph_custom(context, 4, False)
-        ggml.ggml_build_forward_expand(graph, total)
-        buffer = ggml.ggml_backend_alloc_ctx_tensors(context, backend)
+    """Return the seconds that a stop of a streamed pass costs.
+
+    That is a call of ggml's, the callbacks of the nodes up to it, and taking weights and giving them back.
+    """
+    held = [range(start, start + STOP_CHUNKS) for start in range(0, 4 * STOP_CHUNKS, STOP_CHUNKS)]
+    chunks = range(4 * STOP_CHUNKS)
+    state = Residency(len(chunks), chunks, (), 2 * STOP_CHUNKS)
+    names: set[bytes] = set()
+
+    def ask(address: int, is_asking: bool, _: int) -> bool:
+        names.add(_ggml.tensor_name(address))
+        return is_asking
+
+    def take(step: int) -> None:
+        loads = state.release(held[step % 4]) + state.acquire(held[(step + 1) % 4])
+        while loads:
+            loads = [more for load in loads for more in state.loaded(load.chunk)]
+
+    callback = _ggml.EvalCallback(ask)
+    with _workbench(threads, 4096, 1) as bench:
+        total, term = (bench.tensor(F32, 1, 1) for _ in range(2))
+        node = bench.ggml.ggml_add(bench.context, total, term)
+        bench.node(node, bench.reserve(4))
         times = []
-        for _ in range(STOPS):
+        for step in range(STOPS):
             started = time.perf_counter()
-            if ggml.ggml_backend_graph_compute(backend, graph) != 0:
-                raise KernelError("ggml failed to compute a graph of one node; reinstall llama-cpp-python")
+            for _ in range(STOP_NODES):
+                callback(node, True, None)
+            take(step)
+            bench.compute_s()
             times.append(time.perf_counter() - started)
-        return sorted(times)[STOPS // 10]  # others that are at work would be most of the median
-    finally:
-        if buffer is not None:
-            ggml.ggml_backend_buffer_free(buffer)
-        if backend is not None:
-            ggml.ggml_backend_free(backend)
-        ggml.ggml_free(context)
+    return sorted(times)[STOPS // 10]  # others that are at work would be most of the median
 
 
 def last_cache_bytes(root: Path = CACHES) -> int:
@@ -216,11 +240,11 @@ class _Workbench:
 
     def measure_s(self) -> float:
         """Return the median time of computing the whole graph; the first computation counts when it took too long."""
-        times = [self._compute_s()]
+        times = [self.compute_s()]
         if times[0] < TOO_LONG_S:
             times.clear()
             while sum(times) < ENOUGH_S or len(times) < MIN_REPETITIONS:
-                times.append(self._compute_s())
+                times.append(self.compute_s())
         return statistics.median(times)
 
     def free(self) -> None:
@@ -230,7 +254,8 @@ class _Workbench:
         status = self.ggml.ggml_backend_tensor_alloc(self._buffer, tensor, address)
         assert status == 0, f"ggml_backend_tensor_alloc: {status}"
 
-    def _compute_s(self) -> float:
+    def compute_s(self) -> float:
+        """Return the seconds of computing the whole graph once."""
         started = time.perf_counter()
         status = self.ggml.ggml_backend_graph_compute(self._backend, self._graph)
         if status != 0:

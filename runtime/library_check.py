@@ -114,7 +114,7 @@ def check_gpu(has_gpu_support: bool | None, needed: str, root: Path = Path("/"))
         findings.append(Finding("gpu", OK, f"{kind}; llama.cpp is built for a GPU"))
     elif has_gpu_support is not None:
         flags = "-DGGML_CUDA=on" if is_tegra or is_nvidia else "-DGGML_VULKAN=on"
-        text = f"{kind}, and llama.cpp is built for the processor alone"
+        text = f"{kind}, and llama.cpp is built for the processor alone (all that edge-run uses so far)"
         findings.append(Finding("gpu", NOTE, text, rebuild(flags, needed)))
     if nodes and not any(os.access(node, os.R_OK | os.W_OK) for node in nodes) and not (is_tegra or is_nvidia):
         text = f"{nodes[0]} may not be used by this user"

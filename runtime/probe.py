@@ -36,8 +36,9 @@ from edge_run.tiers.gguf_format import TENSOR_TYPES
 logger = logging.getLogger(__name__)
 
 MODEL_TOKENS = (1, 8, 64, 512)
+EXPERT_TOKENS = (1, 8, 64)  # of each expert; more take as much longer
 USUAL_TOKENS = (1, 512)
-USUAL_KINDS = (("Q4_0", 4096), ("Q8_0", 4096), ("Q4_K", 4096), ("F16", 4096))
+USUAL_KINDS = tuple((name, 4096, False) for name in ("Q4_0", "Q8_0", "Q4_K", "F16"))
 LEAST_SHARE = 0.01  # of a model's bytes: a kind of weights below this is not measured
 ATTENTION = {"kv_tokens": 1024, "head_elements": 128, "heads": 32, "kv_heads": 8}
 MANY_TOKENS = 512
@@ -48,6 +49,7 @@ DISTURBED = (
 OTHERS_SHARE = 0.1  # of the cores: from here on what was measured is the device at work for others too
 
 Step = Callable[[str], None]
+Multiplication = tuple[str, int, int, bool]  # type, row length, tokens, by expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +163,8 @@ class _Session:
         """Return the kernels that were measured with so many threads."""
         return [figure for figure in self.known.kernels if figure.speed.threads == threads]
 
-    def missing(self, wanted: Sequence[tuple[str, int, int]], threads: int) -> list[tuple[str, int, int]]:
-        """Return which of `wanted`, (type, row length, tokens), were not measured."""
+    def missing(self, wanted: Sequence[Multiplication], threads: int) -> list[Multiplication]:
+        """Return which of `wanted` were not measured."""
         known = {figure.key for figure in self.known.kernels}
         return [one for one in wanted if (*one, threads) not in known]
 
@@ -188,18 +190,18 @@ class _Session:
         self._keep(Measurements(disks=(figure,)))
         return figure
 
-    def kernels(self, wanted: Sequence[tuple[str, int, int]], threads: int) -> None:
-        """Measure what is not known of `wanted`: (type, row length, tokens)."""
+    def kernels(self, wanted: Sequence[Multiplication], threads: int) -> None:
+        """Measure what is not known of `wanted`."""
         from edge_run.runtime import kernels
 
         missing = self.missing(wanted, threads)
-        for number, (type_name, row_elements, tokens) in enumerate(missing, 1):
+        for number, (type_name, row_elements, tokens, by_expert) in enumerate(missing, 1):
             many = "token" if tokens == 1 else "tokens"
             place = f"{number} of {len(missing)}"
             self._on_step(f"Multiplying {type_name}, rows of {row_elements:,}, {tokens} {many} ({place})")
             load = OtherLoad()
             try:
-                speed = kernels.measure_matmul(type_name, row_elements, tokens, threads)
+                speed = kernels.measure_matmul(type_name, row_elements, tokens, threads, by_expert)
             except NotSupported as error:
                 logger.info("%s", error)
                 continue
@@ -237,15 +239,20 @@ def _targets(folders: Iterable[Path], gguf: GgufModel | None) -> list[_Target]:
     return list(targets.values())
 
 
-def _kernels(gguf: GgufModel | None) -> list[tuple[str, int, int]]:
-    """Return (type, row length, tokens) of the multiplications to measure."""
-    kinds, widths = (USUAL_KINDS, USUAL_TOKENS) if gguf is None else (weight_kinds(gguf), MODEL_TOKENS)
-    return [(type_name, row_elements, tokens) for type_name, row_elements in kinds for tokens in widths]
+def _kernels(gguf: GgufModel | None) -> list[Multiplication]:
+    """Return the multiplications to measure."""
+    if gguf is None:
+        return [(*kind[:2], tokens, kind[2]) for kind in USUAL_KINDS for tokens in USUAL_TOKENS]
+    return [
+        (type_name, row_elements, tokens, by_expert)
+        for type_name, row_elements, by_expert in weight_kinds(gguf)
+        for tokens in (EXPERT_TOKENS if by_expert else MODEL_TOKENS)
+    ]
 
 
-def weight_kinds(gguf: GgufModel) -> tuple[tuple[str, int], ...]:
-    """Return (type, row length) of the weights that a model multiplies with, the most bytes first."""
-    sizes: dict[tuple[str, int], int] = {}
+def weight_kinds(gguf: GgufModel) -> tuple[tuple[str, int, bool], ...]:
+    """Return (type, row length, by expert) of the weights that a model multiplies with, the most bytes first."""
+    sizes: dict[tuple[str, int, bool], int] = {}
     has_output = any(tensor.name == "output.weight" for tensor in gguf.tensors)
     for tensor in gguf.tensors:
         is_table = has_output and tensor.name == "token_embd.weight"  # looked up, never multiplied with
@@ -255,7 +262,7 @@ def weight_kinds(gguf: GgufModel) -> tuple[tuple[str, int], ...]:
             and "norm" not in tensor.name
             and not is_table
         ):
-            kind = TENSOR_TYPES[tensor.type_id].name, tensor.shape[0]
+            kind = TENSOR_TYPES[tensor.type_id].name, tensor.shape[0], len(tensor.shape) == 3
             sizes[kind] = sizes.get(kind, 0) + tensor.size_bytes
     ordered = sorted(sizes, key=lambda kind: -sizes[kind])
     return tuple(kind for kind in ordered if sizes[kind] >= LEAST_SHARE * gguf.data_bytes)

@@ -69,7 +69,8 @@ class Sampler:
             raise KernelError(f"sampling: logits of shape {logits.shape}, the vocabulary has {len(self._ids)} tokens")
         if not np.isfinite(best := logits.max()):
             raise KernelError(
-                f"sampling: the best logit is {best}; the weights or the computation are damaged; copy or download the model again"
+                f"sampling: the best logit is {best}; the weights or the computation are damaged; copy or download the "
+                "model again"
             )
         token = self._choose(logits, is_grammar_first=False)
         if self._grammar is None or self._fits_grammar(token):

@@ -19,7 +19,8 @@ class DiskProfile:
     """A file system: where it was measured (`folder`), what it is, and its speed at several block sizes.
 
     is_direct: reads go past the page cache. first_use_bytes_per_s: large reads into memory that was never used before,
-    as when a model is read for the first time. limit: bandwidth limits of the control group, as the kernel writes them.
+    as when a model is read for the first time. cpu_s_per_byte: what large reads take of the cores, into used and into
+    new memory. limit: bandwidth limits of the control group, as the kernel writes them.
     """
 
     folder: str
@@ -28,6 +29,7 @@ class DiskProfile:
     is_direct: bool
     limit: str
     first_use_bytes_per_s: float
+    cpu_s_per_byte: tuple[float, float]
     reads: tuple[ReadSpeed, ...]
 
     @property
@@ -40,13 +42,15 @@ class DiskProfile:
 class KernelSpeed:
     """How fast llama.cpp's kernels go through weights: bytes of weights a second, in a pass of `tokens` tokens.
 
-    type_name: ggml's name of the type, as `Q4_0`. row_elements: length of the weights' rows.
+    type_name: ggml's name of the type, as `Q4_0`. row_elements: length of the weights' rows. by_expert: as in a mixture,
+    each expert multiplied with `tokens` tokens.
     """
 
     type_name: str
     row_elements: int
     tokens: int
     threads: int
+    by_expert: bool
     bytes_per_s: float
 
 
