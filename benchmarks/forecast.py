@@ -3,8 +3,8 @@
 Four budgets x two disk speeds x a dense model (the kit model grown to 2 GB, 64 layers, Q4_0) and a mixture (kit-moe
 grown to 2 GB, F16). Each box is probed from nothing; then, in a process for each budget, the prediction is made, the
 model opened and measured: a prompt of 200 tokens in micro-batches of 64 (cold: the first token), another one (prefill),
-8 tokens (decode). Before each process as much memory is used and freed again: a virtual machine takes memory from its
-host when it is first used, which costs up to two seconds a GB, now and then.
+8 tokens (decode). The machine rests for some seconds before each process: a virtual machine takes memory from its host
+when it is first used, which costs up to two seconds a GB, but less when it was in use a moment ago.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from _box import EDGEBOX, MODELS, READAHEAD_KB, ROOT, SHARED, grown_model, write
 
 WORKER = ROOT / "benchmarks" / "_forecast_worker.py"
 SHARES = (0.25, 0.5, 0.75, 0.95)
-USE_MEMORY = "memory = bytearray(3 << 30); memory[::4096] = bytes(len(memory) // 4096)"
+REST_S = 8.0
 FIGURES = ("first_token_s", "prefill_tokens_per_s", "decode_tokens_per_s")
 
 
@@ -39,7 +40,7 @@ def mixture(size: str) -> Path:
 
 def boxed(model: Path, mbps: int | None, flags: list[str]) -> dict[str, Any]:
     """Return what the worker prints, run in a box of that disk speed."""
-    subprocess.run([sys.executable, "-c", USE_MEMORY], check=True)
+    time.sleep(REST_S)
     box = [f"--readahead-kb={READAHEAD_KB}", *([f"--disk-mbps={mbps}"] if mbps else []), "--cold", str(model)]
     command = [sys.executable, str(EDGEBOX), *box, "--", sys.executable, str(WORKER), str(model), *flags]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)

@@ -33,7 +33,8 @@ from edge_run.tiers.weights import MAX_READ_CHUNKS
 UNIT_BYTES = MAX_READ_CHUNKS * CHUNK_BYTES
 BLOCK_SIZES = (128 * KIB, MIB, UNIT_BYTES)
 LEAST_MODEL_BYTES = 64 * MIB
-FRESH_SHARE = 8  # of the memory that is available
+FRESH_SHARE = 16  # of the memory that is available
+LEAST_FRESH_UNITS = 8
 LEAST_CPU_S = 1e-15
 
 
@@ -41,13 +42,14 @@ LEAST_CPU_S = 1e-15
 class Effort:
     """What a measurement may take: it ends after `duration_s` or `most_bytes`, and reads into `ring_bytes` of memory.
 
-    skip_s: of the beginning, at most a quarter of most_bytes, that does not count.
+    fresh_bytes: of new memory are read into at most, and as many before. skip_s: of the beginning, at most a quarter of most_bytes, that does not count.
     """
 
     duration_s: float = 0.5
     skip_s: float = 0.1
     most_bytes: int = 512 * MIB
     ring_bytes: int = 64 * MIB
+    fresh_bytes: int = 768 * MIB
     scratch_bytes: int = 256 * MIB
 
 
@@ -74,13 +76,14 @@ def measure_disk(folder: Path, model: Path | None, readers: int, effort: Effort 
             target = functools.partial(_used, ring, effort.ring_bytes // block_bytes, block_bytes)
             speed, used_cpu = _measure(source, deal.next(block_bytes), block_bytes, target, readers, effort)
             reads.append(ReadSpeed(block_bytes, readers, speed))
-        fresh_bytes = _fresh_bytes(effort)
-        with _new_memory(fresh_bytes) as fresh:
-            brief = replace(effort, most_bytes=fresh_bytes, duration_s=math.inf)
-            offsets = deal.next(UNIT_BYTES)[: fresh_bytes // UNIT_BYTES]
-            first_use, new_cpu = _measure(
-                source, offsets, UNIT_BYTES, functools.partial(_unused, fresh), readers, brief
-            )
+        n_units = _fresh_units(effort)
+        with _new_memory(2 * n_units * UNIT_BYTES) as fresh:
+            # The first half is not counted: what was freed a moment ago is given out first, and is quicker to have.
+            for half in range(2):
+                target = functools.partial(_unused, fresh + half * n_units * UNIT_BYTES)
+                brief = replace(effort, most_bytes=n_units * UNIT_BYTES, duration_s=math.inf)
+                offsets = deal.next(UNIT_BYTES, n_units)
+                first_use, new_cpu = _measure(source, offsets, UNIT_BYTES, target, readers, brief)
         return DiskProfile(
             folder=str(folder),
             device=mount.device,
@@ -93,9 +96,9 @@ def measure_disk(folder: Path, model: Path | None, readers: int, effort: Effort 
         )
 
 
-def _fresh_bytes(effort: Effort) -> int:
-    """Return how much new memory is used up: where a host gives memory to a guest, the first of it may be quick."""
-    return max(8 * UNIT_BYTES, min(effort.most_bytes, available_bytes() // FRESH_SHARE) // UNIT_BYTES * UNIT_BYTES)
+def _fresh_units(effort: Effort) -> int:
+    """Return how much new memory is used up, twice: a share of what is available, and enough to tell."""
+    return max(LEAST_FRESH_UNITS, min(effort.fresh_bytes, available_bytes() // FRESH_SHARE) // UNIT_BYTES)
 
 
 @contextlib.contextmanager
@@ -137,9 +140,9 @@ class _Deal:
         # Beyond what counts, one unit for each reader, so that the last that counts are not read by fewer at a time.
         self._count = min(len(units), most_units + readers)
 
-    def next(self, block_bytes: int) -> list[int]:
-        """Return offsets of blocks; those that follow one another here do not do so in the file."""
-        units = list(itertools.islice(self._units, self._count))
+    def next(self, block_bytes: int, n_units: int = 0) -> list[int]:
+        """Return offsets of the blocks in so many units; those that follow one another here do not do so in the file."""
+        units = list(itertools.islice(self._units, n_units or self._count))
         parts = [index * block_bytes for index in spread(UNIT_BYTES // block_bytes)]
         return [unit + part for part in parts for unit in units]
 

@@ -104,7 +104,7 @@ class PassTimes:
             new = min(plan.model_bytes, plan.pinned_bytes + plan.window_bytes)
             old, again = plan.model_bytes - new, plan.streamed_bytes_per_pass
             first_s = new / disk.first_use_bytes_per_s + old / disk.bytes_per_s
-            self._first = _Reading(first_s, new * new_cpu + old * used_cpu)
+            self._first = _Reading(first_s, new * new_cpu + old * used_cpu * WITH_MOVES)
             self._later = _Reading(again / disk.bytes_per_s, again * used_cpu * WITH_MOVES)
         self.read_s = self._later.wall_s
         self.reading_s = self._first.wall_s if plan.mode == "resident" else 0.0

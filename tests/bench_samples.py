@@ -22,8 +22,8 @@ PROFILE = DeviceProfile(
     node_s=1e-6,
     stop_s=1e-5,
     attention_flops_per_s=(1e9, 1e10),
-    kernels=tuple(KernelSpeed("Q4_0", 512, tokens, 1, 1e9 / tokens) for tokens in (1, 64)),
-    disks=(DiskProfile("/", "/dev/x", "ext4", True, "", 1e9, (ReadSpeed(8 * MIB, 4, 1e9),)),),
+    kernels=tuple(KernelSpeed("Q4_0", 512, tokens, 1, False, 1e9 / tokens) for tokens in (1, 64)),
+    disks=(DiskProfile("/", "/dev/x", "ext4", True, "", 1e9, (1e-11, 1e-10), (ReadSpeed(8 * MIB, 4, 1e9),)),),
     gpus=(),
 )
 FORECAST = Forecast(64, 0.25, 3.75, 16.0, 2.0, 0.25, 0.5, "disk")

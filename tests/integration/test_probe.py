@@ -28,7 +28,14 @@ from edge_run.runtime.kernels import measure_stop_s
 from edge_run.runtime.probe import probe, weight_kinds
 from edge_run.tiers.gguf import read_gguf
 
-QUICK = Effort(duration_s=0.02, skip_s=0.005, most_bytes=32 * MIB, ring_bytes=16 * MIB, scratch_bytes=32 * MIB)
+QUICK = Effort(
+    duration_s=0.02,
+    skip_s=0.005,
+    most_bytes=32 * MIB,
+    ring_bytes=16 * MIB,
+    fresh_bytes=64 * MIB,
+    scratch_bytes=32 * MIB,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="disks are measured on Linux only")
 
@@ -41,13 +48,15 @@ class Kernels:
         self.unknown = ""
         self.interrupted_at = -1
 
-    def measure_matmul(self, type_name: str, row_elements: int, tokens: int, threads: int) -> KernelSpeed:
+    def measure_matmul(
+        self, type_name: str, row_elements: int, tokens: int, threads: int, by_expert: bool = False
+    ) -> KernelSpeed:
         if len(self.measured) == self.interrupted_at:
             raise KeyboardInterrupt
         if type_name == self.unknown:
             raise NotSupported(f"{type_name}: no kernel")
         self.measured.append((type_name, row_elements, tokens, threads))
-        return KernelSpeed(type_name, row_elements, tokens, threads, 1e9 * len(self.measured))
+        return KernelSpeed(type_name, row_elements, tokens, threads, by_expert, 1e9 * len(self.measured))
 
     def measure_attention(self, tokens: int, **shape: int) -> float:
         return 5e9 * tokens
@@ -146,7 +155,7 @@ def test_a_model_adds_its_kinds_of_weights(run: Run, kernels: Kernels, grown: Pa
     kernels.measured.clear()
     code, out, _ = run("-t", 2, "--model", grown, "--json")
     assert code == 0
-    assert {key[:2] for key in kernels.measured} == set(weight_kinds(read_gguf(grown)))
+    assert {key[:2] for key in kernels.measured} == {kind[:2] for kind in weight_kinds(read_gguf(grown))}
     assert {tokens for _, _, tokens, _ in kernels.measured} == {1, 8, 64, 512}
     profile = json.loads(out)
     assert len(profile["kernels"]) == 8 + len(kernels.measured)
@@ -166,7 +175,8 @@ def test_kinds_of_weights(kit: Path, grown: Path) -> None:
     for path in (kit, grown):
         kinds = weight_kinds(read_gguf(path))
         assert 1 <= len(kinds) <= 4
-        assert all(row % 32 == 0 and not name.startswith("F32") for name, row in kinds)
+        assert all(row % 32 == 0 and not name.startswith("F32") for name, row, _ in kinds)
+        assert not any(by_expert for *_, by_expert in kinds)
 
 
 def test_a_kind_without_a_kernel_is_passed_over(run: Run, kernels: Kernels) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from edge_run.base.profile import DeviceProfile, KernelSpeed
 from edge_run.partition.cost import CostModel, MatmulWork, PassWork
 
 KERNELS = (
-    KernelSpeed("Q4_0", 4096, 1, 2, 10e9),
-    KernelSpeed("Q4_0", 4096, 65, 2, 1e9),
-    KernelSpeed("F16", 256, 1, 2, 20e9),
+    KernelSpeed("Q4_0", 4096, 1, 2, False, 10e9),
+    KernelSpeed("Q4_0", 4096, 65, 2, False, 1e9),
+    KernelSpeed("F16", 256, 1, 2, False, 20e9),
+    KernelSpeed("F16", 256, 1, 2, True, 5e9),
 )
 PROFILE = DeviceProfile("", "", "", 2, 2, 1, 0, 1e-6, 1e-5, (1e9, 1e10), KERNELS, (), ())
 COSTS = CostModel(PROFILE, 2)
@@ -46,9 +49,16 @@ def test_the_head_is_computed_for_the_outputs_only() -> None:
 def test_a_mixture_touches_the_experts_that_are_chosen() -> None:
     """Of 32 experts 4 are used by one token; many tokens use them all, each for its share of the tokens."""
     experts = work(MatmulWork("Q4_0", 4096, int(32e9), 32, 4))
-    assert COSTS.compute_s(experts, 1, 0) == pytest.approx(0.4)
-    many = COSTS.compute_s(experts, 65 * 8, 0)
-    assert many == pytest.approx(COSTS.compute_s(work(dense(32e9)), 65, 0), rel=1e-6)
+    costs = CostModel(dataclasses.replace(PROFILE, kernels=KERNELS[:2]), 2)
+    assert costs.compute_s(experts, 1, 0) == pytest.approx(0.4)
+    many = costs.compute_s(experts, 65 * 8, 0)
+    assert many == pytest.approx(costs.compute_s(work(dense(32e9)), 65, 0), rel=1e-6)
+
+
+def test_experts_have_kernels_of_their_own() -> None:
+    one = MatmulWork("F16", 256, int(8e9), 8, 4)
+    assert COSTS.compute_s(work(one), 1, 0) == pytest.approx(4e9 / 5e9)
+    assert COSTS.compute_s(work(one), 8, 0) == pytest.approx(8e9 * (1 - 0.5**8) / 5e9 * 8 * 0.5 / (1 - 0.5**8))
 
 
 def test_attention_grows_with_what_came_before() -> None:

@@ -22,7 +22,14 @@ from edge_run.devices import disk, scratch
 from edge_run.devices.disk import BLOCK_SIZES, UNIT_BYTES, Effort, Pace, data_units, measure_disk, spread
 from edge_run.tiers.source import SourceFile
 
-QUICK = Effort(duration_s=0.02, skip_s=0.005, most_bytes=32 * MIB, ring_bytes=16 * MIB, scratch_bytes=32 * MIB)
+QUICK = Effort(
+    duration_s=0.02,
+    skip_s=0.005,
+    most_bytes=32 * MIB,
+    ring_bytes=16 * MIB,
+    fresh_bytes=64 * MIB,
+    scratch_bytes=32 * MIB,
+)
 SPEED = 500e6
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="disks are measured on Linux only")

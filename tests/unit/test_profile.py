@@ -35,12 +35,14 @@ def at(**ago: float) -> str:
 
 
 def kernel(tokens: int = 1, speed: float = 1e9, date: str = at(), is_disturbed: bool = False) -> KernelFigure:
-    return KernelFigure(date, is_disturbed, KernelSpeed("Q4_0", 4096, tokens, 2, speed))
+    return KernelFigure(date, is_disturbed, KernelSpeed("Q4_0", 4096, tokens, 2, False, speed))
 
 
 def disk(limit: str = "", readers: int = 4, date: str = at(), speed: float = 2.5e9) -> DiskFigure:
     reads = (ReadSpeed(1 << 17, readers, 1.5e9), ReadSpeed(1 << 23, readers, speed))
-    return DiskFigure(date, False, "4711", DiskProfile("/models", "/dev/vda", "ext4", True, limit, 2e9, reads))
+    return DiskFigure(
+        date, False, "4711", DiskProfile("/models", "/dev/vda", "ext4", True, limit, 2e9, (1e-11, 1e-10), reads)
+    )
 
 
 COSTS = CostsFigure(at(), False, PassCosts(2, 3e-7, 2.5e-6, (5.5e9, 4.7e10)))

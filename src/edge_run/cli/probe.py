@@ -151,7 +151,7 @@ def _disk_row(disk: DiskProfile, blocks: Sequence[int]) -> tuple[str | float | N
 
 
 def _kernel_rows(kernels: Sequence[KernelSpeed], widths: Sequence[int]) -> Iterator[tuple[str | float | None, ...]]:
-    speeds = {(kernel.type_name, kernel.row_elements, kernel.tokens): kernel.bytes_per_s for kernel in kernels}
-    for type_name, row_elements in dict.fromkeys(key[:2] for key in speeds):
-        found = (speeds.get((type_name, row_elements, tokens)) for tokens in widths)
-        yield f"{type_name}, rows of {row_elements:,}", *found
+    speeds = {(k.type_name, k.row_elements, k.by_expert, k.tokens): k.bytes_per_s for k in kernels}
+    for type_name, row_elements, by_expert in dict.fromkeys(key[:3] for key in speeds):
+        found = (speeds.get((type_name, row_elements, by_expert, tokens)) for tokens in widths)
+        yield f"{type_name}{' experts' * by_expert}, rows of {row_elements:,}", *found

@@ -1,0 +1,141 @@
+"""`edge-run plan` and `edge_run.plan`: what they say, what they refuse, and that what a run shows comes from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edge_run
+from bench_samples import PROFILE
+from edge_run import BudgetError, ConfigError, Model
+from edge_run.base.results import Progress
+from edge_run.base.units import MIB
+from edge_run.cli import figures, forecasts
+from edge_run.cli.terminal import Terminal
+from kit_models import streamed
+
+OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 16, "threads": 1}
+FLAGS = ("-c", "256", "-ub", "16", "-t", "1")
+Result = subprocess.CompletedProcess[str]
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("EDGE_RUN_", "XDG_"))}
+    environment = {**kept, "HOME": str(tmp_path), "TERM": "dumb", "COLUMNS": "120"}
+
+    def run(*arguments: object) -> Result:
+        command = [sys.executable, "-m", "edge_run", "plan", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+
+    return run
+
+
+def test_without_a_probe_it_says_where_every_byte_goes(run: Run, grown: Path) -> None:
+    done = run(grown, *FLAGS, "--memory", "160MiB", "--no-probe")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("grown.gguf: llama, 120 MiB in ")
+    assert "Inside 160 MiB it is streamed; the smallest budget that works is " in done.stdout
+    for what in ("program", "kv", "buffers", "work", "reserve", "pinned", "window", "in all"):
+        assert f"\n   {what} " in done.stdout
+    assert "Expected" not in done.stdout
+
+
+def test_json_is_the_plan(run: Run, grown: Path) -> None:
+    done = run(grown, *FLAGS, "--memory", "160MiB", "--no-probe", "--json")
+    found = json.loads(done.stdout)
+    assert (found["mode"], found["budget_bytes"], found["forecast"]) == ("streamed", 160 * MIB, None)
+    assert sum(item["size_bytes"] for item in found["items"]) <= 160 * MIB
+
+
+def test_with_a_probe_it_says_how_long_it_takes_and_remembers_the_device(run: Run, kit: Path) -> None:
+    first, again = (run(kit, *FLAGS, "--memory", "4GiB", "--prompt-tokens", "32") for _ in range(2))
+    assert "Measuring this device" in first.stderr
+    assert again.stderr == ""
+    for done in (first, again):
+        assert done.returncode == 0
+        lines = done.stdout.partition("Expected on this device:\n")[2].splitlines()
+        assert [line.split("  ")[0].strip() or line.split()[0] for line in lines[:1]] == ["opening"]
+        assert any(line.startswith("   answer") and "tokens/s" in line for line in lines)
+
+
+def test_a_sweep_is_a_table(run: Run, grown: Path) -> None:
+    done = run(grown, *FLAGS, "--sweep", "--no-probe")
+    header, *rows = done.stdout.splitlines()
+    assert header.split() == ["budget", "mode", "pinned", "read", "per", "token", "first", "token", "prompt", "answer"]
+    assert [row.split()[2] for row in rows] == ["streamed"] * (len(rows) - 1) + ["resident"]
+    plans = json.loads(run(grown, *FLAGS, "--sweep", "--no-probe", "--json").stdout)["plans"]
+    assert [plan["mode"] for plan in plans] == [row.split()[2] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["missing.gguf"], 3, "missing.gguf: cannot open"),
+        (["{grown}", "--memory", "20MiB"], 4, "it needs at least "),
+        (["{grown}", "--memory", "lots"], 2, "not a size"),
+        (["{grown}", "--prompt-tokens", "0"], 2, "--prompt-tokens"),
+    ],
+)
+def test_refusals_are_one_line(run: Run, grown: Path, arguments: list[str], code: int, told: str) -> None:
+    done = run(*(argument.format(grown=grown) for argument in arguments), "--no-probe")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
+    assert told in done.stderr
+
+
+def test_from_python(grown: Path, tmp_path: Path) -> None:
+    options = {**OPTIONS, "cache_folder": tmp_path}
+    bare = edge_run.plan(grown, memory="160MiB", **options)
+    assert (bare.mode, bare.forecast) == ("streamed", None)
+    timed = edge_run.plan(grown, memory="160MiB", profile=PROFILE, prompt_tokens=100, **options)
+    assert timed.forecast
+    assert timed.forecast.prompt_tokens == 100
+    assert timed.forecast.first_token_s > 0
+    assert "tokens/s" in forecasts.describe(timed, 16, 80)
+    with pytest.raises(BudgetError):
+        edge_run.plan(grown, memory="20MiB", **options)
+    with pytest.raises(ConfigError):
+        edge_run.plan(grown, config=edge_run.ModelConfig(), context_tokens=3)
+
+
+def test_a_run_says_how_far_it_is(grown: Path, tmp_path: Path) -> None:
+    """Seen from another thread, in seconds once the device is known."""
+    seen: list[Progress] = []
+    is_over = threading.Event()
+    with Model(grown, cache_folder=tmp_path, **streamed()) as model:
+        assert model.progress is None
+        model.expect(PROFILE)
+
+        def look() -> None:
+            while not is_over.wait(0.001):
+                if progress := model.progress:
+                    seen.append(progress)
+
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        model.generate(list(range(5, 85)), max_tokens=1, temperature=0).result()
+        is_over.set()
+        watcher.join()
+        assert model.progress is None
+        assert seen[0].stage == "reading"
+        shares = [progress.share for progress in seen if progress.all_tokens == 80]
+        assert shares == sorted(shares)
+        assert shares[-1] > 0.5
+        assert all(progress.remaining_s is not None for progress in seen)
+        assert "of weights for the first time" in figures.describe_wait(model.plan, seen[0])
+        assert "about" in figures.describe_wait(model.plan, seen[-1])
+
+
+def test_showing_at_no_terminal_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with Terminal().showing(lambda: "never") as stop:
+        stop()
+    assert capsys.readouterr() == ("", "")
