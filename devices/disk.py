@@ -42,7 +42,8 @@ LEAST_CPU_S = 1e-15
 class Effort:
     """What a measurement may take: it ends after `duration_s` or `most_bytes`, and reads into `ring_bytes` of memory.
 
-    fresh_bytes: of new memory are read into at most, and as many before. skip_s: of the beginning, at most a quarter of most_bytes, that does not count.
+    skip_s: of the beginning, at most a quarter of most_bytes, that does not count. fresh_bytes: of new memory that are
+    used at most; as many are used before, uncounted.
     """
 
     duration_s: float = 0.5
@@ -141,7 +142,7 @@ class _Deal:
         self._count = min(len(units), most_units + readers)
 
     def next(self, block_bytes: int, n_units: int = 0) -> list[int]:
-        """Return offsets of the blocks in so many units; those that follow one another here do not do so in the file."""
+        """Return offsets of the blocks in so many units; neighbours here are none in the file."""
         units = list(itertools.islice(self._units, n_units or self._count))
         parts = [index * block_bytes for index in spread(UNIT_BYTES // block_bytes)]
         return [unit + part for part in parts for unit in units]

@@ -90,18 +90,21 @@ def _count_reads(stretches: Sequence[Sequence[int]]) -> Counter[int]:
 
 def _count_reads_again(stretches: Sequence[Sequence[int]], streamed: frozenset[int], reach: int) -> int:
     """Return the reads of streamed chunks in a pass: a chunk stays when it is used again within `reach` others."""
-    order: list[int] = []
+    n_reads, position = 0, 0
+    last: dict[int, int] = {}
+    firsts: list[tuple[int, int]] = []
     before: frozenset[int] = frozenset()
     for stretch in stretches:
         now = streamed.intersection(stretch)
-        order.extend(sorted(now - before))
+        for chunk in sorted(now - before):
+            if chunk in last:
+                n_reads += position - last[chunk] > reach
+            else:
+                firsts.append((chunk, position))
+            last[chunk] = position
+            position += 1
         before = now
-    last = {chunk: i - len(order) for i, chunk in enumerate(order)}
-    n_reads = 0
-    for i, chunk in enumerate(order):
-        n_reads += i - last[chunk] > reach
-        last[chunk] = i
-    return n_reads
+    return n_reads + sum(first + position - last[chunk] > reach for chunk, first in firsts)
 
 
 def _choose_streamed(movable: Sequence[int], uses: Counter[int], count: int, run: int) -> list[int]:

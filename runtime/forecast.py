@@ -6,6 +6,7 @@ that was not used before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -118,11 +119,15 @@ class PassTimes:
     def pass_s(self, tokens: int, position: int, n_outputs: int, is_first: bool) -> float:
         """Return the seconds of a pass of `tokens` tokens after `position` others.
 
-        Readers that find no idle core take their time from the computing threads, which wait for each other.
+        Readers that find no idle core take their time from the computing threads, which wait for each other. What is
+        read and computed overlaps as far as the window reaches: not quite, where both take the same time.
         """
         reading = self._first if is_first else self._later
-        taken_s = reading.cpu_s if self._shares_cores else 0.0
-        return max(reading.wall_s, self.compute_s(tokens, position, n_outputs) + taken_s)
+        taken_s = min(reading.cpu_s, reading.wall_s) if self._shares_cores else 0.0
+        busy_s = self.compute_s(tokens, position, n_outputs) + taken_s
+        if is_first:
+            return max(reading.wall_s, busy_s)
+        return math.hypot(reading.wall_s**2, busy_s**2) ** 0.5
 
     def prefill_s(self, tokens: int, micro_batch_tokens: int, is_first: bool) -> float:
         """Return the seconds from a prompt of `tokens` tokens to the first token; is_first: in a model just opened."""

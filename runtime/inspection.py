@@ -9,6 +9,7 @@ and the library: a file that is known is not inspected again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gzip
 import hashlib
 import json
@@ -28,19 +29,19 @@ from edge_run.tiers.territory import Span
 logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 1 << 46  # a file address: the shard's number times this, plus the offset in it
-FORMAT = 3
+FORMAT = 4
 MOST_REMEMBERED = 200
 SHAPING = ("context_tokens", "micro_batch_tokens", "sequences", "outputs_per_pass", "kv_type", "flash_attention")
 _HASHED_BYTES = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Inspection:
     """What is known of a model before it is opened.
 
     load_s: what loading the vocabulary took. program_bytes: resident memory of a process that holds nothing but Python,
-    llama.cpp and the vocabulary. kv_bytes and buffer_bytes: what the context will allocate. graph: of a pass of one
-    token, its weights at file addresses, of which `spans` are the part that holds tensors.
+    llama.cpp and the vocabulary. kv_bytes and buffer_bytes: what the context will allocate. packed_graph: see `graph`,
+    of which `spans` are the part that holds tensors.
     """
 
     context_tokens: int
@@ -52,22 +53,29 @@ class Inspection:
     kv_bytes: int
     buffer_bytes: int
     spans: tuple[Span, ...]
-    graph: GraphMap
+    packed_graph: str
+
+    @functools.cached_property
+    def graph(self) -> GraphMap:
+        """The graph of a pass of one token, its weights at file addresses; unpacked when it is first asked for."""
+        return tuple(map(_unpack, json.loads(self.packed_graph)))
 
     def to_json(self) -> str:
         """Return it as one line of JSON."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        fields["spans"] = [dataclasses.astuple(span) for span in self.spans]
-        fields["graph"] = [_pack(node) for node in self.graph]
-        return json.dumps(fields)
+        return json.dumps(
+            {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}, default=dataclasses.astuple
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Inspection:
         """Return what `to_json` wrote. Raises ValueError, TypeError or KeyError for anything else."""
         fields = json.loads(text)
-        spans = tuple(Span(*span) for span in fields.pop("spans"))
-        graph = tuple(_unpack(node) for node in fields.pop("graph"))
-        return cls(spans=spans, graph=graph, **fields)
+        return cls(**fields | {"spans": tuple(Span(*span) for span in fields["spans"])})
+
+
+def pack_graph(graph: GraphMap) -> str:
+    """Return `graph` as an `Inspection` has it."""
+    return json.dumps([_pack(node) for node in graph])
 
 
 def inspect(gguf: GgufModel, config: ModelConfig, cache_folder: Path, library: str) -> Inspection:

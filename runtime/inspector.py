@@ -24,7 +24,7 @@ from edge_run.runtime.context_shape import ContextShape, context_shape
 from edge_run.runtime.decoder import LocalDecoder
 from edge_run.runtime.driver import Driver
 from edge_run.runtime.graph import GraphMap, WeightRead
-from edge_run.runtime.inspection import SHARD_BYTES, Inspection
+from edge_run.runtime.inspection import SHARD_BYTES, Inspection, pack_graph
 from edge_run.runtime.kv_rules import check_kv_types
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
 from edge_run.runtime.trial import Trial, try_vocabulary
@@ -71,7 +71,7 @@ def inspect_here(path: Path, config: ModelConfig, cache_folder: Path) -> Inspect
         kv_bytes=sizes.kv_bytes,
         buffer_bytes=sizes.buffer_bytes,
         spans=tuple(map(_in_files, territory.spans)),
-        graph=_at_file_addresses(graph, territory),
+        packed_graph=pack_graph(_at_file_addresses(graph, territory)),
     )
 
 
