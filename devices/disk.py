@@ -72,19 +72,21 @@ def measure_disk(folder: Path, model: Path | None, readers: int, effort: Effort 
         raise TierReadError(f"{folder}: cannot be read ({error.strerror}); name another folder") from error
     with _opened(folder, model, effort) as (source, units), _memory(effort.ring_bytes) as ring:
         deal = _Deal(units, effort.most_bytes // UNIT_BYTES, readers)
-        reads = []
+        reads, used_cpu = [], 0.0
         for block_bytes in BLOCK_SIZES:
             target = functools.partial(_used, ring, effort.ring_bytes // block_bytes, block_bytes)
             speed, used_cpu = _measure(source, deal.next(block_bytes), block_bytes, target, readers, effort)
             reads.append(ReadSpeed(block_bytes, readers, speed))
         n_units = _fresh_units(effort)
         with _new_memory(2 * n_units * UNIT_BYTES) as fresh:
-            # The first half is not counted: what was freed a moment ago is given out first, and is quicker to have.
-            for half in range(2):
-                target = functools.partial(_unused, fresh + half * n_units * UNIT_BYTES)
-                brief = replace(effort, most_bytes=n_units * UNIT_BYTES, duration_s=math.inf)
-                offsets = deal.next(UNIT_BYTES, n_units)
-                first_use, new_cpu = _measure(source, offsets, UNIT_BYTES, target, readers, brief)
+            whole = replace(effort, most_bytes=n_units * UNIT_BYTES, duration_s=math.inf)
+
+            def measure_half(area: int) -> tuple[float, float]:
+                target = functools.partial(_unused, area)
+                return _measure(source, deal.next(UNIT_BYTES, n_units), UNIT_BYTES, target, readers, whole)
+
+            measure_half(fresh)  # what was freed a moment ago is given out first, and is quicker to have: not counted
+            first_use, new_cpu = measure_half(fresh + n_units * UNIT_BYTES)
         return DiskProfile(
             folder=str(folder),
             device=mount.device,

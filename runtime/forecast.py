@@ -48,11 +48,11 @@ def _choice_of_outputs(graph: GraphMap) -> int:
 
 
 def _matmul(gguf: GgufModel, tensor: TensorInfo, is_expert: bool, is_head: bool) -> MatmulWork:
-    n_experts = tensor.shape[2] if is_expert and len(tensor.shape) > 2 else 0
+    row_elements, _, n_experts, *_ = (*tensor.shape, 1, 1, 1) if is_expert else (*tensor.shape[:1], 1, 0)
     n_used = gguf.value("expert_used_count") if n_experts else 0
     return MatmulWork(
         TENSOR_TYPES[tensor.type_id].name,
-        tensor.shape[0],
+        row_elements,
         tensor.size_bytes,
         n_experts,
         n_used if isinstance(n_used, int) else 0,
