@@ -40,6 +40,18 @@ def grown_model(size: str, layers: int) -> Path:
     return path
 
 
+def grown_mixture(size: str) -> Path:
+    """Return kit-moe, which is among the shared models, grown to `size`; made when missing."""
+    path = MODELS / f"kit-moe-{size}.gguf"
+    if not path.exists():
+        from edge_run import inflate
+        from edge_run.base.units import parse_size
+
+        MODELS.mkdir(parents=True, exist_ok=True)
+        inflate(SHARED / "models" / "kit-moe.gguf", path, parse_size(size))
+    return path
+
+
 def run_worker(
     arguments: Sequence[object], box: Mapping[str, object] | None = None, cold: Path | None = None
 ) -> dict[str, Any]:

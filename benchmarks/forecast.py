@@ -19,23 +19,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _box import EDGEBOX, MODELS, READAHEAD_KB, ROOT, SHARED, grown_model, write_results
+from _box import EDGEBOX, READAHEAD_KB, ROOT, grown_mixture, grown_model, write_results
 
 WORKER = ROOT / "benchmarks" / "_forecast_worker.py"
 SHARES = (0.25, 0.5, 0.75, 0.95)
 REST_S = 8.0
 FIGURES = ("first_token_s", "prefill_tokens_per_s", "decode_tokens_per_s")
-
-
-def mixture(size: str) -> Path:
-    """Return the kit mixture grown to `size`, made when missing."""
-    path = MODELS / f"kit-moe-{size}.gguf"
-    if not path.exists():
-        from edge_run import inflate
-        from edge_run.base.units import parse_size
-
-        inflate(SHARED / "models" / "kit-moe.gguf", path, parse_size(size))
-    return path
 
 
 def boxed(model: Path, mbps: int | None, flags: list[str]) -> dict[str, Any]:
@@ -56,7 +45,7 @@ def main() -> None:
     parser.add_argument("--size", default="2G")
     arguments = parser.parse_args()
     rows = []
-    for kind, model in (("dense", grown_model(arguments.size, 64)), ("mixture", mixture(arguments.size))):
+    for kind, model in (("dense", grown_model(arguments.size, 64)), ("mixture", grown_mixture(arguments.size))):
         for mbps in (500, None):
             with tempfile.TemporaryDirectory() as cache:
                 probe_s = boxed(model, mbps, ["--cache", cache])["probe_s"]

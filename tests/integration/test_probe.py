@@ -230,7 +230,7 @@ def test_what_cannot_be(run: Run, arguments: list[str], code: int, message: str)
 
 
 def test_real_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "USUAL_KINDS", (("Q8_0", 256),))
+    monkeypatch.setattr(probing, "USUAL_KINDS", (("Q8_0", 256, False),))
     monkeypatch.setattr(probing, "USUAL_TOKENS", (1,))
     monkeypatch.setattr(probing, "MANY_TOKENS", 16)
     steps: list[str] = []
