@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import MIB, format_size, round_up
@@ -47,7 +47,8 @@ def plan_residency(
     besides, for the message. Raises BudgetError, with the smallest budget that works, when the largest stretch does not
     fit.
     """
-    uses = _count_reads(stretches)
+    taken = _taken(stretches)
+    uses = Counter(chain.from_iterable(taken))
     movable = [chunk for chunk in uses if chunk not in must_pin]
     fixed = must_pin.intersection(uses)
     n_places = available_bytes // chunk_bytes - len(fixed)
@@ -73,38 +74,30 @@ def plan_residency(
     chosen = frozenset(streamed)
     pinned = tuple(chunk for chunk in uses if chunk not in chosen)
     n_frames = n_places - n_pinned
-    n_reads = _count_reads_again(stretches, chosen, n_frames - largest)
+    n_reads = _count_reads(taken, chosen, n_frames - largest)
     return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, len(fixed) + largest)
 
 
-def _count_reads(stretches: Sequence[Sequence[int]]) -> Counter[int]:
-    """Return how often a pass reads each chunk if it does not stay: once for each run of stretches that need it."""
-    uses: Counter[int] = Counter()
+def _taken(stretches: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return what each stretch needs and the one before did not hold, in order."""
+    taken = []
     before: frozenset[int] = frozenset()
     for stretch in stretches:
         now = frozenset(stretch)
-        uses.update(sorted(now - before))
+        taken.append(sorted(now - before))
         before = now
-    return uses
+    return taken
 
 
-def _count_reads_again(stretches: Sequence[Sequence[int]], streamed: frozenset[int], reach: int) -> int:
+def _count_reads(taken: Sequence[Sequence[int]], streamed: frozenset[int], reach: int) -> int:
     """Return the reads of streamed chunks in a pass: a chunk stays when it is used again within `reach` others."""
-    n_reads, position = 0, 0
-    last: dict[int, int] = {}
-    firsts: list[tuple[int, int]] = []
-    before: frozenset[int] = frozenset()
-    for stretch in stretches:
-        now = streamed.intersection(stretch)
-        for chunk in sorted(now - before):
-            if chunk in last:
-                n_reads += position - last[chunk] > reach
-            else:
-                firsts.append((chunk, position))
-            last[chunk] = position
-            position += 1
-        before = now
-    return n_reads + sum(first + position - last[chunk] > reach for chunk, first in firsts)
+    order = [chunk for chunks in taken for chunk in chunks if chunk in streamed]
+    last = {chunk: i - len(order) for i, chunk in enumerate(order)}
+    n_reads = 0
+    for i, chunk in enumerate(order):
+        n_reads += i - last[chunk] > reach
+        last[chunk] = i
+    return n_reads
 
 
 def _choose_streamed(movable: Sequence[int], uses: Counter[int], count: int, run: int) -> list[int]:

@@ -102,7 +102,8 @@ class Engine:
         self._chunk_bytes = chunk_bytes
         self._ledger = Ledger()
         self.budget_bytes = int(config.memory or default_budget_bytes(self._ledger.promised_bytes))
-        self.gguf = read_gguf(path)
+        with _garbage_collection_paused():
+            self.gguf = read_gguf(path)
         check_kind(self.gguf)
         check_kv_types(self.gguf, config)
         reason = why_not_ours(config)
