@@ -105,7 +105,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_mul_mat": (ctypes.c_void_p, [ctypes.c_void_p] * 3),
     "ggml_mul_mat_id": (ctypes.c_void_p, [ctypes.c_void_p] * 4),
     "ggml_flash_attn_ext": (ctypes.c_void_p, [*[ctypes.c_void_p] * 5, *[ctypes.c_float] * 3]),
-    "ggml_swiglu_split": (ctypes.c_void_p, [ctypes.c_void_p] * 3),
     "ggml_prec_set_acc": (ctypes.c_bool, [ctypes.c_void_p, ctypes.c_int]),
     "ggml_permute": (ctypes.c_void_p, [*[ctypes.c_void_p] * 2, *[ctypes.c_int] * 4]),
     "ggml_new_tensor_3d": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_int64] * 3]),

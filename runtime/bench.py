@@ -51,7 +51,7 @@ class Bencher:
         self._path, self._task, self._on_step = path, task, on_step
         budget = int(config.memory or default_budget_bytes(Ledger().promised_bytes))
         self._config = replace(config, memory=budget)
-        self._store = ProfileStore(config.cache_folder or Path.home() / ".cache" / "edge-run")
+        self._store = ProfileStore(config.cache)
         self._runs: ColdRuns | None = None
 
     def run(self, profile: DeviceProfile | None = None) -> Bench:

@@ -62,7 +62,7 @@ from edge_run.tiers.weights import Weights
 
 logger = logging.getLogger(__name__)
 
-_OPENING = threading.Lock()  # one at a time: llama.cpp's log, from which much is learnt, belongs to the whole process
+_OPENING = threading.Lock()  # one at a time: what an opening holds is what the whole process grew by
 
 
 def why_not_ours(config: ModelConfig) -> str:
@@ -108,7 +108,6 @@ class Engine:
         check_kv_types(self.gguf, config)
         reason = why_not_ours(config)
         self._planner: Planner | None = None
-        self._cache_folder = Path(config.cache_folder or Path.home() / ".cache" / "edge-run")
         if config.check_file and not (ggml.check_library() or _libc.why_unavailable()):
             self._check_file(is_budget_kept=not reason)
         self.backend = Backend("llama.cpp", reason) if reason else Backend("edge-run")
@@ -170,7 +169,7 @@ class Engine:
     def _check_file(self, is_budget_kept: bool) -> None:
         """Refuse what llama.cpp would end the process over, and a budget that is too small, before all else."""
         try:
-            known = inspect(self.gguf, self.config, self._cache_folder, library_version())
+            known = inspect(self.gguf, self.config, self.config.cache, library_version())
         except NoInspector as error:
             logger.warning("%s; it is opened all the same", error)
             return
@@ -193,7 +192,7 @@ class Engine:
             self.backend = Backend(
                 "edge-run", f"{buffered[0]}: no direct reads on this file system, so they are buffered"
             )
-        with Stubs(self.gguf.shards, self._cache_folder) as stubs:
+        with Stubs(self.gguf.shards, self.config.cache) as stubs:
             self._load(stubs.paths, stubs.cut)
             self._territory = Territory(stubs.spans(), self._chunk_bytes)
         self._territory.claim()

@@ -124,23 +124,6 @@ def measure_attention(
     return 4 * tokens * kv_tokens * head_elements * heads * layers / pass_s
 
 
-def measure_gate(row_elements: int, tokens: int, threads: int) -> float:
-    """Return the elements a second of SwiGLU, the gate between a layer's wide matrices, on rows of `row_elements`.
-
-    It counts where rows are long for the width of the model: a wide pass writes and reads 12 bytes for each element, in
-    DRAM when `(tokens, row_elements)` is larger than the caches. Measured on at most 96 MiB.
-    """
-    _check_positive(row_elements=row_elements, tokens=tokens, threads=threads)
-    tokens = min(tokens, max(1, NARROW_BYTES // (12 * row_elements)))
-    with _workbench(threads, 12 * row_elements * tokens, MATRICES) as bench:
-        gate, values = (bench.tensor(F32, row_elements, tokens) for _ in range(2))
-        bench.fill([gate, values], _pattern(F32))
-        room = bench.reserve(4 * row_elements * tokens)
-        for _ in range(MATRICES):
-            bench.node(bench.ggml.ggml_swiglu_split(bench.context, gate, values), room)
-        return MATRICES * row_elements * tokens / bench.measure_s()
-
-
 def measure_node_s(threads: int) -> float:
     """Return the seconds that a node of a graph costs besides its work: threads meet at a barrier after each."""
     _check_positive(threads=threads)

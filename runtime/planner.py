@@ -53,8 +53,7 @@ def planner(path: Path, config: ModelConfig) -> Planner:
     gguf = read_gguf(path)
     check_kind(gguf)
     check_kv_types(gguf, config)
-    cache_folder = config.cache_folder or Path.home() / ".cache" / "edge-run"
-    return Planner(gguf, config, inspect(gguf, config, cache_folder, library_version()))
+    return Planner(gguf, config, inspect(gguf, config, config.cache, library_version()))
 
 
 def plan(

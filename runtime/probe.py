@@ -83,7 +83,7 @@ def probe(
     config, model = config or ModelConfig(), None if model is None else Path(model)
     gguf = None if model is None else read_gguf(model)
     targets = _targets(map(Path, folders), gguf)
-    store = store or ProfileStore(config.cache_folder or Path.home() / ".cache" / "edge-run")
+    store = store or ProfileStore(config.cache)
     session = _Session(store, on_step)
     if not is_fresh:
         session.recall()
@@ -103,7 +103,7 @@ def probe(
 def recall(model: Path, config: ModelConfig) -> DeviceProfile | None:
     """Return what is known of this device, None where something that `model` needs was not measured. Quick."""
     gguf = read_gguf(model)
-    session = _Session(ProfileStore(config.cache_folder or Path.home() / ".cache" / "edge-run"), lambda text: None)
+    session = _Session(ProfileStore(config.cache), lambda text: None)
     session.recall()
     threads = compute_threads(config.threads)
     disks = [session.known_disk(target, config.readers) for target in _targets([], gguf)]

@@ -37,7 +37,7 @@ def pass_steps(
     """
     steps, is_streamed = [], plan.mode == "streamed"
     if is_unread and not is_streamed:
-        steps.append(Step("reading", 0, times.reading_s if times else 1.0))
+        steps.append(Step("reading", 0, times.reading_s if times else float(plan.model_bytes)))
     for start in range(0, n_tokens, shape.micro_batch_tokens):
         tokens, is_first = min(shape.micro_batch_tokens, n_tokens - start), is_unread and is_streamed and start == 0
         if times:

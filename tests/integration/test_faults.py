@@ -19,6 +19,7 @@ import pytest
 from gguf import GGUFReader, GGUFWriter
 
 import tiny_models
+from control_groups import control_group
 from edge_run.base.config import ModelConfig
 from edge_run.base.units import GIB, KIB, MIB
 from edge_run.runtime.engine import Engine
@@ -30,17 +31,6 @@ from tiny_models import N_VOCAB, make_model
 OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 16, "threads": 1}
 PROMPT = np.random.default_rng(0).integers(1, N_VOCAB, 40).tolist()
 PAGE = 4096
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the models of this module are made."""
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture
-def llama(folder: Path) -> Path:
-    return make_model("llama", folder)
 
 
 def logits_of(engine: Engine) -> np.ndarray:
@@ -218,28 +208,10 @@ def test_a_killed_process_leaves_no_stub(grown: Path, tmp_path: Path) -> None:
 @contextmanager
 def memory_cgroup(limit_bytes: int) -> Iterator[Path]:
     """A memory cgroup of either version, without swap; skips where none can be made."""
-    root = Path("/sys/fs/cgroup")
-    is_version_2 = (root / "cgroup.controllers").exists()
-    group = (root if is_version_2 else root / "memory") / f"edge-run-test-{os.getpid()}"
-    limit, swap = ("memory.max", "memory.swap.max") if is_version_2 else ("memory.limit_in_bytes", "memory.swappiness")
-    try:
-        group.mkdir()
-        (group / limit).write_text(str(limit_bytes))
-        if (group / swap).exists():
-            (group / swap).write_text("0")
-    except OSError as error:
-        if group.exists():
-            group.rmdir()
-        pytest.skip(f"cannot make a memory cgroup ({error})")
-    try:
+    limit = str(limit_bytes)
+    new = {"memory.max": limit, "memory.swap.max": "0"}
+    with control_group(new, "memory", {"memory.limit_in_bytes": limit, "memory.swappiness": "0"}) as group:
         yield group
-    finally:
-        for _ in range(100):
-            try:
-                group.rmdir()
-                break
-            except OSError:
-                time.sleep(0.05)
 
 
 @pytest.mark.root

@@ -18,24 +18,14 @@ import pytest
 from edge_run import ModelConfig
 from edge_run.base.errors import NotSupported
 from edge_run.base.profile import DeviceProfile, KernelSpeed
-from edge_run.base.units import MIB
 from edge_run.cli import app
 from edge_run.cli.terminal import Terminal
-from edge_run.devices.disk import Effort
 from edge_run.runtime import kernels as kernels_module
 from edge_run.runtime import probe as probing
 from edge_run.runtime.kernels import measure_stop_s
 from edge_run.runtime.probe import probe, weight_kinds
 from edge_run.tiers.gguf import read_gguf
-
-QUICK = Effort(
-    duration_s=0.02,
-    skip_s=0.005,
-    most_bytes=32 * MIB,
-    ring_bytes=16 * MIB,
-    fresh_bytes=64 * MIB,
-    scratch_bytes=32 * MIB,
-)
+from quick_probe import QUICK
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="disks are measured on Linux only")
 

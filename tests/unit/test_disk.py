@@ -16,20 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from control_groups import control_group
 from edge_run.base.errors import TierReadError
 from edge_run.base.units import GIB, MIB
 from edge_run.devices import disk, scratch
 from edge_run.devices.disk import BLOCK_SIZES, UNIT_BYTES, Effort, Pace, data_units, measure_disk, spread
 from edge_run.tiers.source import SourceFile
+from quick_probe import QUICK
 
-QUICK = Effort(
-    duration_s=0.02,
-    skip_s=0.005,
-    most_bytes=32 * MIB,
-    ring_bytes=16 * MIB,
-    fresh_bytes=64 * MIB,
-    scratch_bytes=32 * MIB,
-)
 SPEED = 500e6
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="disks are measured on Linux only")
@@ -229,28 +223,9 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
 @contextmanager
 def throttled(limit: int, device: str) -> Iterator[Path]:
     """Yield the folder of a control group whose processes read `device` at `limit` bytes a second at most."""
-    root = Path("/sys/fs/cgroup")
-    is_v2 = (root / "cgroup.controllers").exists()
-    group = (root if is_v2 else root / "blkio") / f"edge-run-test-{os.getpid()}"
-    try:
-        group.mkdir()
-        if is_v2:
-            (group / "io.max").write_text(f"{device} rbps={limit}")
-        else:
-            (group / "blkio.throttle.read_bps_device").write_text(f"{device} {limit}")
-    except OSError as error:
-        if group.exists():
-            group.rmdir()
-        pytest.skip(f"cannot limit a disk with a control group ({error})")
-    try:
+    new, old = {"io.max": f"{device} rbps={limit}"}, {"blkio.throttle.read_bps_device": f"{device} {limit}"}
+    with control_group(new, "blkio", old) as group:
         yield group
-    finally:
-        for _ in range(100):
-            try:
-                group.rmdir()
-                break
-            except OSError:
-                time.sleep(0.05)
 
 
 def whole_device(path: Path) -> str:

@@ -201,7 +201,7 @@ def test_reads_that_fail_now_and_then_never_give_wrong_bytes(tmp_path: Path, see
         streamed.fail = fail
         streamed.weights.start()
         n_failures = n_passes = 0
-        while n_passes < 15:
+        while n_passes < 15 or (n_failures < 2 and n_passes < 500):  # a failure ahead of need ends no pass
             held: set[int] = set()
             try:
                 for stretch in schedule:
@@ -215,7 +215,7 @@ def test_reads_that_fail_now_and_then_never_give_wrong_bytes(tmp_path: Path, see
                 streamed.weights.release(held)
                 n_failures += 1
             streamed.residency.check()
-        assert n_failures > 0, "nothing failed: nothing was tested"
+        assert n_failures > 1, "nothing failed: nothing was tested"
 
 
 def test_a_failure_ahead_of_need_harms_nobody(tmp_path: Path) -> None:

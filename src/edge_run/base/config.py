@@ -86,6 +86,11 @@ class ModelConfig:
             _require(kind in KV_TYPES, f"KV type {kind!r}: must be one of {', '.join(KV_TYPES)}, or two as K/V")
 
     @property
+    def cache(self) -> Path:
+        """The cache folder, named or not."""
+        return Path(self.cache_folder or Path.home() / ".cache" / "edge-run")
+
+    @property
     def kv_types(self) -> tuple[str, str]:
         """The types of K and of V."""
         k, _, v = self.kv_type.partition("/")
