@@ -74,7 +74,7 @@ def plan_residency(
     chosen = frozenset(streamed)
     pinned = tuple(chunk for chunk in uses if chunk not in chosen)
     n_frames = n_places - n_pinned
-    n_reads = _count_reads(taken, chosen, n_frames - largest)
+    n_reads = _count_reads(taken, chosen, uses, n_frames - largest)
     return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, len(fixed) + largest)
 
 
@@ -89,14 +89,17 @@ def _taken(stretches: Sequence[Sequence[int]]) -> list[list[int]]:
     return taken
 
 
-def _count_reads(taken: Sequence[Sequence[int]], streamed: frozenset[int], reach: int) -> int:
+def _count_reads(taken: Sequence[Sequence[int]], streamed: frozenset[int], uses: Counter[int], reach: int) -> int:
     """Return the reads of streamed chunks in a pass: a chunk stays when it is used again within `reach` others."""
     order = [chunk for chunks in taken for chunk in chunks if chunk in streamed]
-    last = {chunk: i - len(order) for i, chunk in enumerate(order)}
-    n_reads = 0
+    if len(order) <= reach:
+        return 0
+    last = {chunk: i - len(order) for i, chunk in enumerate(order) if uses[chunk] > 1}
+    n_reads = len(order)
     for i, chunk in enumerate(order):
-        n_reads += i - last[chunk] > reach
-        last[chunk] = i
+        if chunk in last:
+            n_reads -= i - last[chunk] <= reach
+            last[chunk] = i
     return n_reads
 
 
@@ -113,8 +116,9 @@ def _choose_streamed(movable: Sequence[int], uses: Counter[int], count: int, run
 def _spread(chunks: Sequence[int], count: int, run: int) -> list[int]:
     """Return `count` of `chunks`, in order: runs of `run` neighbours, evenly spaced."""
     n_runs = -(-count // run)
-    starts = [int((i + 0.5) * len(chunks) / n_runs) // run * run for i in range(n_runs)]
-    chosen = dict.fromkeys(i for start in starts for i in range(start, min(start + run, len(chunks))))
-    rest = (i for i in range(len(chunks)) if i not in chosen)
-    places = [*list(chosen)[:count], *islice(rest, max(0, count - len(chosen)))]
+    starts = dict.fromkeys(int((i + 0.5) * len(chunks) / n_runs) // run * run for i in range(n_runs))
+    places = [i for start in starts for i in range(start, min(start + run, len(chunks)))][:count]
+    if len(places) < count:
+        chosen = frozenset(places)
+        places += islice((i for i in range(len(chunks)) if i not in chosen), count - len(places))
     return [chunks[i] for i in sorted(places)]

@@ -44,7 +44,7 @@ def examine(
     facts = library.ask_library(model if gguf else None)
     findings = [*_run(_installation(facts)), *_run(_device(ledger, budget_bytes, gguf))]
     if cache_folder is not None:
-        findings += _run(_cache(cache_folder, gguf))
+        findings += _run(_cache(cache_folder))
     findings += refusal
     if model is not None and gguf is not None:
         findings += _run(_model(model, gguf, memory_bytes or budget_bytes, facts))
@@ -92,11 +92,10 @@ def _check_frames() -> Finding:
     return check_frames()
 
 
-def _cache(folder: Path, gguf: GgufModel | None) -> Iterator[Check]:
+def _cache(folder: Path) -> Iterator[Check]:
     from edge_run.runtime.file_check import check_cache_folder
 
-    header_bytes = sum(shard.data_offset for shard in gguf.shards) if gguf else 0
-    yield "cache folder", lambda: check_cache_folder(folder, header_bytes)
+    yield "cache folder", lambda: check_cache_folder(folder)
 
 
 def _model(path: Path, gguf: GgufModel, budget_bytes: int, facts: dict[str, Any]) -> Iterator[Check]:

@@ -192,7 +192,7 @@ class Engine:
             self.backend = Backend(
                 "edge-run", f"{buffered[0]}: no direct reads on this file system, so they are buffered"
             )
-        with Stubs(self.gguf.shards, self.config.cache) as stubs:
+        with Stubs(self.gguf.shards) as stubs:
             self._load(stubs.paths, stubs.cut)
             self._territory = Territory(stubs.spans(), self._chunk_bytes)
         self._territory.claim()

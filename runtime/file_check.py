@@ -31,8 +31,8 @@ def check_frames() -> Finding:
     return Finding("page frames", OK, "can be moved")
 
 
-def check_cache_folder(folder: Path, needed_bytes: int = 0) -> list[Finding]:
-    """Whether stubs can be written: to a folder that is made when it is missing, with room for `needed_bytes`."""
+def check_cache_folder(folder: Path) -> list[Finding]:
+    """Whether what is found out can be kept, in a folder that is made when it is missing."""
     topic, advice = "cache folder", "name another one with --cache-dir"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,11 +45,8 @@ def check_cache_folder(folder: Path, needed_bytes: int = 0) -> list[Finding]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         return [Finding(topic, PROBLEM, f"{folder}: cannot be written ({reason})", advice)]
     text = f"{folder}: writable, {format_size(free_bytes)} free"
-    wanted_bytes = max(LEAST_FREE_BYTES, 2 * needed_bytes)
-    if free_bytes < needed_bytes:
-        return [Finding(topic, PROBLEM, f"{text}, {format_size(needed_bytes)} is needed for this model", advice)]
     findings = [Finding(topic, OK, text)]
-    if free_bytes < wanted_bytes:
+    if free_bytes < LEAST_FREE_BYTES:
         findings = [Finding(topic, NOTE, f"{text}, which is little", advice)]
     elif _mount(folder)[1] in IN_MEMORY:
         findings = [Finding(topic, NOTE, f"{text}, in memory: its files take some", advice)]
@@ -59,11 +56,7 @@ def check_cache_folder(folder: Path, needed_bytes: int = 0) -> list[Finding]:
 
 
 def _left_over(folder: Path) -> Iterator[Finding]:
-    """Yield what processes that were killed have left in the cache folder."""
-    for path in sorted(folder.glob("stub-*-*")):
-        pid = path.name.split("-")[1]
-        if pid.isdigit() and Path("/proc/self").exists() and not Path("/proc", pid).exists():
-            yield Finding("left over", NOTE, f"{path}: of a run that was killed", "the next run removes it")
+    """Yield what demos have left in the cache folder."""
     for path in sorted(folder.glob("demo-*")):
         size = format_size(sum(file.stat().st_size for file in path.glob("*")))
         yield Finding("left over", NOTE, f"{path}: {size}, kept by a demo or left by one", f"rm -r {path}")

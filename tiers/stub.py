@@ -3,90 +3,86 @@
 llama.cpp maps the files it opens, and populates the mapping: on the model itself that reads it all. A stub is the
 model's header, then a hole up to its full size; after llama.cpp has read the header and before it maps, `cut` shortens
 the file, so that there is nothing to populate. The mapping is then replaced by memory of ours (`Territory.claim`).
+Stubs lie in memory and on no disk: nothing can be left behind.
 """
 
 from __future__ import annotations
 
-import io
+import contextlib
+import itertools
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 from edge_run.base.errors import ModelFileError, TierReadError
 from edge_run.tiers.gguf import Shard
 from edge_run.tiers.territory import Span
 
-_COPY_BYTES = 1 << 20
+_numbers = itertools.count()
 
 
 class Stubs:
-    """The stubs of one model in a folder of their own, removed at the end. A context manager.
+    """The stubs of one model, gone at the end; `paths` lead to them, in this process only. A context manager.
 
-    heads: what they begin with, when that is not the header of their shard. Raises TierReadError when the folder cannot
-    be written (full disk, no rights), ModelFileError when the model cannot be read.
+    heads: what they begin with, when that is not the header of their shard. Raises ModelFileError when the model cannot
+    be read, TierReadError when this process may not have files as long as the model.
     """
 
-    def __init__(self, shards: Sequence[Shard], cache_folder: Path, heads: Sequence[bytes] = ()) -> None:
+    def __init__(self, shards: Sequence[Shard], heads: Sequence[bytes] = ()) -> None:
         self._shards = tuple(shards)
-        self._heads = tuple(heads)
         self._head_bytes = [len(head) for head in heads] or [shard.data_offset for shard in shards]
-        try:
-            cache_folder.mkdir(parents=True, exist_ok=True)
-            sweep_stubs(cache_folder)
-            self._folder = Path(tempfile.mkdtemp(prefix=f"stub-{os.getpid()}-", dir=cache_folder))
-        except OSError as error:
-            raise TierReadError(
-                f"{cache_folder}: cannot make a folder for the model's stub ({error.strerror}); free space there, "
-                "or name another folder with --cache-dir"
-            ) from error
-        self.paths: list[Path] = []
+        self._numbers: dict[bytes, int] = {}
+        self._stack = contextlib.ExitStack()
+        self._files: list[BinaryIO] = []
         try:
             for number, shard in enumerate(self._shards):
-                self.paths.append(self._write(shard, self._heads[number] if self._heads else None))
+                self._write(self._new(number), shard, heads[number] if heads else None)
         except BaseException:
             self.close()
             raise
+        self.paths = [Path(f"/proc/self/fd/{file.fileno()}") for file in self._files]
 
-    def _write(self, shard: Shard, head: bytes | None) -> Path:
-        path = self._folder / shard.path.name
+    def _new(self, number: int) -> BinaryIO:
+        name = f"edge-run-stub-{next(_numbers)}"
+        file = self._stack.enter_context(os.fdopen(os.memfd_create(name), "wb"))
+        self._files.append(file)
+        self._numbers[f"/memfd:{name} (deleted)".encode()] = number
+        return file
+
+    def _write(self, stub: BinaryIO, shard: Shard, head: bytes | None) -> None:
+        head_bytes = shard.data_offset if head is None else len(head)
+        size_bytes = head_bytes + shard.size_bytes - shard.data_offset
         try:
-            source = shard.path.open("rb") if head is None else io.BytesIO(head)
+            source = shard.path.open("rb")
         except OSError as error:
             raise ModelFileError(f"{shard.path}: cannot be opened ({error.strerror})") from error
-        head_bytes = shard.data_offset if head is None else len(head)
         with source:
             try:
-                with path.open("wb") as stub:
-                    left = head_bytes
-                    while left > 0 and (data := source.read(min(left, _COPY_BYTES))):
-                        stub.write(data)
-                        left -= len(data)
-                    stub.truncate(head_bytes + shard.size_bytes - shard.data_offset)
+                if head is None:
+                    _copy(source, stub, head_bytes)
+                else:
+                    stub.write(head)
+                stub.truncate(size_bytes)
             except OSError as error:
                 raise TierReadError(
-                    f"{path}: writing a stub of {head_bytes} bytes failed ({error.strerror}); free space "
-                    "there, or name another folder with --cache-dir",
-                    needed_bytes=head_bytes,
+                    f"{shard.path}: cannot make a file of {size_bytes:,} bytes in its place, a hole for the most part "
+                    f"({error.strerror}); raise the limit on the length of files (ulimit -f)",
+                    needed_bytes=size_bytes,
                 ) from error
-        return path
 
     def cut(self) -> None:
         """Shorten every stub to its head."""
-        for path, head_bytes in zip(self.paths, self._head_bytes, strict=True):
-            os.truncate(path, head_bytes)
+        for file, head_bytes in zip(self._files, self._head_bytes, strict=True):
+            file.truncate(head_bytes)
 
     def spans(self) -> list[Span]:
         """Return where this process has mapped the stubs, and where the files' bytes would be."""
         spans = []
-        # The kernel writes names as they are, whatever their encoding, but for the end of a line.
-        names = (os.fsencode(path.resolve()).replace(b"\n", rb"\012") for path in self.paths)
-        numbers = {name: i for i, name in enumerate(names)}
         for line in Path("/proc/self/maps").read_bytes().split(b"\n"):
             addresses, _, offset, _, _, *name = line.split(None, 5) or [b""] * 5
-            shard = numbers.get(name[0]) if name else None
+            shard = self._numbers.get(name[0]) if name else None
             if shard is not None:
                 start, stop = (int(text, 16) for text in addresses.split(b"-"))
                 shift = self._head_bytes[shard] - self._shards[shard].data_offset
@@ -94,8 +90,8 @@ class Stubs:
         return spans
 
     def close(self) -> None:
-        """Remove the stubs. Idempotent."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Let go of the stubs. Idempotent."""
+        self._stack.close()
 
     def __enter__(self) -> Stubs:
         return self
@@ -106,9 +102,8 @@ class Stubs:
         self.close()
 
 
-def sweep_stubs(cache_folder: Path) -> None:
-    """Remove the stubs of processes that were killed while they loaded."""
-    for folder in cache_folder.glob("stub-*-*"):
-        pid = folder.name.split("-")[1]
-        if pid.isdigit() and not Path("/proc", pid).exists():
-            shutil.rmtree(folder, ignore_errors=True)
+def _copy(source: BinaryIO, target: BinaryIO, size_bytes: int) -> None:
+    """Copy the first `size_bytes` bytes, or all there are, within the kernel."""
+    copied = 0
+    while more := os.sendfile(target.fileno(), source.fileno(), copied, size_bytes - copied):
+        copied += more

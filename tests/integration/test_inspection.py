@@ -72,6 +72,7 @@ def test_a_folder_that_cannot_keep_what_is_known(llama: Path, cache: Path) -> No
     (cache / "inspected").write_text("a file")
     open_and_close(llama, cache)
     assert {path.name for path in cache.iterdir()} == {"inspected"}
+    open_and_close(llama, cache / "inspected")
 
 
 def test_processes_that_find_out_the_same_at_once(llama: Path, cache: Path) -> None:
@@ -122,13 +123,14 @@ HANGS = """
     from edge_run.runtime import inspector_call
     inspector_call._START = '''import sys; sys.path[:] = sys.argv[1:]
     import os, time
+    from pathlib import Path
     from edge_run.runtime import inspector
     from edge_run.tiers.gguf import read_gguf
     from edge_run.tiers.stub import Stubs
 
-    def hang(path, config, cache_folder):
-        with Stubs(read_gguf(path).shards, cache_folder):
-            (cache_folder / "child").write_text(str(os.getpid()))
+    def hang(path, config):
+        with Stubs(read_gguf(path).shards):
+            Path(os.environ["CHILD"]).write_text(str(os.getpid()))
             time.sleep(100)
 
     inspector.inspect_here = hang
@@ -140,10 +142,11 @@ RUNS = "from edge_run.cli import main; main([sys.argv[1], '--cache-dir', sys.arg
 
 def start(how: str, llama: Path, cache: Path) -> tuple[subprocess.Popen[str], Path]:
     """Return a process whose child hangs in opening a file, and the child's folder in /proc."""
-    words = [sys.executable, "-c", textwrap.dedent(HANGS) + how, str(llama), str(cache)]
-    parent = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    wait_for(lambda: (cache / "child").exists() and (cache / "child").read_text() != "")
-    return parent, Path("/proc", (cache / "child").read_text())
+    words, place = [sys.executable, "-c", textwrap.dedent(HANGS) + how, str(llama), str(cache)], cache.parent / "child"
+    environment = {**os.environ, "CHILD": str(place)}
+    parent = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for(lambda: place.exists() and place.read_text() != "")
+    return parent, Path("/proc", place.read_text())
 
 
 @pytest.mark.parametrize("how", [OPENS, RUNS], ids=["library", "command line"])
@@ -160,7 +163,7 @@ def test_the_child_ends_with_its_parent_and_leaves_nothing(
     if how == RUNS:
         assert (parent.returncode, notices) == ({2: 130, 15: 143, 9: -9}[number], "")
     wait_for(lambda: not child.exists())
-    wait_for(lambda: {path.name for path in cache.iterdir()} == {"child"})
+    assert not cache.exists()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

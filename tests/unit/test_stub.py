@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import mmap
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.base.errors import ModelFileError
 from edge_run.tiers.gguf import Shard
 from edge_run.tiers.stub import Stubs
 from mapped import PAGE, write_random
@@ -33,8 +29,8 @@ def shards(tmp_path: Path) -> list[Shard]:
     return [shard_of(folder / f"a model, née Ω-{i:05}-of-00002.gguf", i) for i in (1, 2)]
 
 
-def test_a_stub_is_the_header_and_then_a_hole_of_the_models_size(shards: list[Shard], tmp_path: Path) -> None:
-    with Stubs(shards, tmp_path / "cache") as stubs:
+def test_a_stub_is_the_header_and_then_a_hole_of_the_models_size(shards: list[Shard]) -> None:
+    with Stubs(shards) as stubs:
         for path, shard in zip(stubs.paths, shards, strict=True):
             data = path.read_bytes()
             assert data[:HEADER] == shard.path.read_bytes()[:HEADER]
@@ -44,9 +40,9 @@ def test_a_stub_is_the_header_and_then_a_hole_of_the_models_size(shards: list[Sh
         assert [path.stat().st_size for path in stubs.paths] == [HEADER, HEADER]
 
 
-def test_spans_are_where_this_process_mapped_the_stubs(shards: list[Shard], tmp_path: Path) -> None:
+def test_spans_are_where_this_process_mapped_the_stubs(shards: list[Shard]) -> None:
     """As llama.cpp leaves them: the pages of the header unmapped, and a hole where tensors are not used."""
-    with Stubs(shards, tmp_path / "cache with a space") as stubs:
+    with Stubs(shards) as stubs:
         mappings = []
         for path in stubs.paths:
             with path.open("rb") as file:
@@ -61,82 +57,46 @@ def test_spans_are_where_this_process_mapped_the_stubs(shards: list[Shard], tmp_
         assert stubs.spans() == []
 
 
-def test_nothing_stays_behind(shards: list[Shard], tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    stubs = Stubs(shards, cache)
-    assert list(cache.iterdir())
+def test_nothing_stays_behind(shards: list[Shard]) -> None:
+    before = os.listdir("/proc/self/fd")
+    stubs = Stubs(shards)
+    assert len(os.listdir("/proc/self/fd")) == len(before) + 2
     stubs.close()
     stubs.close()
-    assert list(cache.iterdir()) == []
+    assert os.listdir("/proc/self/fd") == before
 
 
-def test_two_processes_may_load_the_same_model_at_once(shards: list[Shard], tmp_path: Path) -> None:
-    with Stubs(shards, tmp_path) as one, Stubs(shards, tmp_path) as other:
-        assert not set(one.paths) & set(other.paths)
+def test_heads_of_our_own(shards: list[Shard]) -> None:
+    """The tensors follow the head as they follow the header, and spans say where the file's bytes would be."""
+    heads = [b"x" * (2 * PAGE + 17), b"y" * (HEADER + PAGE)]
+    with Stubs(shards, heads) as stubs:
+        for path, head in zip(stubs.paths, heads, strict=True):
+            assert path.read_bytes() == head + bytes(SIZE - HEADER)
+        with stubs.paths[0].open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:
+            (span,) = stubs.spans()
+            assert len(mapping) == SIZE - PAGE
+        assert (span.shard, span.start - span.base) == (0, PAGE)
+        stubs.cut()
+        assert [path.stat().st_size for path in stubs.paths] == [len(head) for head in heads]
+
+
+def test_the_same_model_twice_at_once(shards: list[Shard]) -> None:
+    with Stubs(shards) as one, Stubs(shards) as other:
+        with one.paths[0].open("rb") as file, mmap.mmap(file.fileno(), PAGE, prot=mmap.PROT_READ):
+            assert (len(one.spans()), len(other.spans())) == (1, 0)
         one.close()
         assert all(path.exists() for path in other.paths)
 
 
-def test_stubs_of_a_killed_process_go_at_the_next_load(shards: list[Shard], tmp_path: Path) -> None:
-    """SIGKILL while loading leaves a stub, whose header can be tens of MB; those of living processes stay."""
-    cache = tmp_path / "cache"
-    code = (
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from edge_run.tiers.gguf import Shard\n"
-        "from edge_run.tiers.stub import Stubs\n"
-        "Stubs([Shard(Path(sys.argv[1]), int(sys.argv[2]), 100, 100)], Path(sys.argv[3]))\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    subprocess.run([sys.executable, "-c", code, shards[0].path, str(SIZE), cache], check=False)
-    assert len(list(cache.iterdir())) == 1
-    with Stubs(shards, cache) as ours:
-        assert len(list(cache.iterdir())) == 1
-        with Stubs(shards, cache):
-            assert len(list(cache.iterdir())) == 2
-            assert all(path.exists() for path in ours.paths)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_rights(shards: list[Shard], tmp_path: Path) -> None:
-    folder = tmp_path / "locked"
-    folder.mkdir(mode=0o500)
-    with pytest.raises(TierReadError, match=r"locked.*Permission denied.*--cache-dir"):
-        Stubs(shards, folder / "cache")
-
-
-def test_a_folder_that_is_a_file(shards: list[Shard], tmp_path: Path) -> None:
-    """What root meets too: the path cannot be a folder."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(TierReadError, match=r"cannot make a folder.*--cache-dir"):
-        Stubs(shards, tmp_path / "file" / "cache")
-
-
-def test_a_model_that_cannot_be_read_any_more(shards: list[Shard], tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_read_any_more(shards: list[Shard]) -> None:
+    before = os.listdir("/proc/self/fd")
     shards[1].path.unlink()
     with pytest.raises(ModelFileError, match="cannot be opened"):
-        Stubs(shards, tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == [], "the first stub is removed again"
+        Stubs(shards)
+    assert os.listdir("/proc/self/fd") == before, "the first stub is let go again"
 
 
-@contextmanager
-def small_disk(folder: Path, pages: int) -> Iterator[Path]:
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={pages * PAGE}", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("needs the right to mount a file system")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
-@pytest.mark.root
-def test_a_full_disk_is_told_with_what_was_needed_and_left_clean(shards: list[Shard], tmp_path: Path) -> None:
-    header_bytes = 20 * PAGE
-    large = [shard_of(shards[0].path, header_bytes=header_bytes)]
-    with small_disk(tmp_path / "disk", pages=8) as disk:
-        with pytest.raises(TierReadError, match=r"No space left on device.*--cache-dir") as caught:
-            Stubs(large, disk)
-        assert caught.value.figures == {"needed_bytes": header_bytes}
-        assert list(disk.iterdir()) == []
+def test_a_model_that_is_shorter_by_now(shards: list[Shard]) -> None:
+    os.truncate(shards[0].path, PAGE)
+    with Stubs(shards) as stubs:
+        assert stubs.paths[0].stat().st_size == SIZE
