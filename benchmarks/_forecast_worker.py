@@ -42,10 +42,10 @@ def main() -> None:
         probe([], arguments.model, config)
         print(json.dumps({"probe_s": time.monotonic() - started}))
         return
-    profile = recall(arguments.model, config)
+    planned = planner(arguments.model, config)
+    profile = recall(planned.gguf, config)
     assert profile is not None, "not probed"
     budget = int(arguments.model.stat().st_size * arguments.share)
-    planned = planner(arguments.model, config)
     plan = planned.timed(planned.plan(budget), profile, arguments.model, arguments.prompt)
     assert plan.forecast is not None
     row = {f"predicted_{key}": value for key, value in dataclasses.asdict(plan.forecast).items()}

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from edge_run.base.units import MIB
 
 MARGIN_BYTES = 256 * MIB
@@ -54,6 +52,8 @@ def process_memory() -> ProcessMemory:
     try:
         text = Path("/proc/self/status").read_text()
     except OSError:
+        import psutil
+
         info = psutil.Process().memory_info()
         return ProcessMemory(info.rss, getattr(info, "peak_wset", info.rss), 0, info.vms)
     fields = dict(line.split(":", 1) for line in text.splitlines() if line.startswith("Vm"))
@@ -69,6 +69,8 @@ def available_bytes(root: Path = Path("/"), promised_bytes: Promised = _nothing)
     promised_bytes: what is spoken for already, of the machine's memory (for None) or of that of a cgroup (for its
     folder); the result may then be negative.
     """
+    import psutil  # which takes long to load, and is only needed here where there is procfs
+
     own = process_memory().resident_bytes
     rooms: list[tuple[Path | None, int]] = [(None, psutil.virtual_memory().available + own)]
     for group in memory_groups("self", root):

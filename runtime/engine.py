@@ -169,7 +169,7 @@ class Engine:
     def _check_file(self, is_budget_kept: bool) -> None:
         """Refuse what llama.cpp would end the process over, and a budget that is too small, before all else."""
         try:
-            known = inspect(self.gguf, self.config, self.config.cache, library_version())
+            known = inspect(self.gguf, self.config, library_version())
         except NoInspector as error:
             logger.warning("%s; it is opened all the same", error)
             return

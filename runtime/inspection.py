@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gzip
-import hashlib
 import json
 import logging
 import os
@@ -29,7 +28,7 @@ from edge_run.tiers.territory import Span
 logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 1 << 46  # a file address: the shard's number times this, plus the offset in it
-FORMAT = 4
+FORMAT = 5
 MOST_REMEMBERED = 200
 SHAPING = ("context_tokens", "micro_batch_tokens", "sequences", "outputs_per_pass", "kv_type", "flash_attention")
 _HASHED_BYTES = 1 << 16
@@ -39,11 +38,13 @@ _HASHED_BYTES = 1 << 16
 class Inspection:
     """What is known of a model before it is opened.
 
-    load_s: what loading the vocabulary took. program_bytes: resident memory of a process that holds nothing but Python,
-    llama.cpp and the vocabulary. kv_bytes and buffer_bytes: what the context will allocate. packed_graph: see `graph`,
-    of which `spans` are the part that holds tensors.
+    is_tried: whether the vocabulary was loaded and a pass computed, without which no file is opened. load_s: what
+    loading the vocabulary takes. program_bytes: resident memory of a process that holds nothing but Python, llama.cpp
+    and the vocabulary. Both are estimates where it was not loaded. kv_bytes and buffer_bytes: what the context will
+    allocate. packed_graph: see `graph`, of which `spans` are the part that holds tensors.
     """
 
+    is_tried: bool
     context_tokens: int
     trained_context_tokens: int
     micro_batch_tokens: int
@@ -78,18 +79,21 @@ def pack_graph(graph: GraphMap) -> str:
     return json.dumps([_pack(node) for node in graph])
 
 
-def inspect(gguf: GgufModel, config: ModelConfig, cache_folder: Path, library: str) -> Inspection:
+def inspect(gguf: GgufModel, config: ModelConfig, library: str, *, is_tried: bool = True) -> Inspection:
     """Return what is known of `gguf` when it is opened as `config` says; a child process finds out what is new.
 
-    Raises what opening the model would raise, ModelFileError when the child dies of it, and NoInspector.
+    is_tried: what a file has to be that is opened; a plan needs less, and gets it sooner. Raises what opening the model
+    would raise, ModelFileError when the child dies of it, and NoInspector.
     """
-    place = cache_folder / "inspected" / f"{_key(gguf, config, library)}.json.gz"
+    place = config.cache / "inspected" / f"{_key(gguf, config, library)}.json.gz"
     try:
-        return Inspection.from_json(gzip.decompress(place.read_bytes()).decode())
+        known = Inspection.from_json(gzip.decompress(place.read_bytes()).decode())
+        if known.is_tried or not is_tried:
+            return known
     except (OSError, EOFError, ValueError, TypeError, KeyError):
         pass  # not there, or not ours
     fields = {field: getattr(config, field) for field in SHAPING}
-    text = ask_child(gguf.shards[0].path, fields)
+    text = ask_child(gguf.shards[0].path, fields, is_tried=is_tried)
     inspection = Inspection.from_json(text)
     _remember(place, text)
     return inspection
@@ -100,6 +104,8 @@ def _key(gguf: GgufModel, config: ModelConfig, library: str) -> str:
 
     A file that takes another's place has another inode or change time, whatever its size and date.
     """
+    import hashlib  # which takes long to load, and the inspector does without
+
     facts: list[object] = [FORMAT, library, *(getattr(config, field) for field in SHAPING)]
     for shard in gguf.shards:
         status = shard.path.stat()

@@ -1,8 +1,8 @@
 """Finds out what llama.cpp makes of a model file, without reading weights: what an `Inspection` says.
 
-The vocabulary is loaded by itself; the sizes of caches and buffers are told by a context that allocates nothing; the
-graph is that of a stub, in a context as short as can be. Then it is tried on weights of zeros (`runtime/trial.py`). A
-broken file may end the process.
+The sizes of caches and buffers are told by a context that allocates nothing; the graph is that of a stub, in a context
+as short as can be. A file that is to be opened is tried as well: its vocabulary is loaded, and a pass computed on
+weights of zeros (`runtime/trial.py`). A broken file may end the process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edge_run.runtime.kv_rules import check_kv_types
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
 from edge_run.runtime.trial import Trial, try_vocabulary
 from edge_run.tiers import _libc
-from edge_run.tiers.gguf import GgufModel, read_gguf
+from edge_run.tiers.gguf import ArrayValue, GgufModel, read_gguf
 from edge_run.tiers.outline import outline_heads, outline_metadata
 from edge_run.tiers.stub import Stubs
 from edge_run.tiers.territory import Span, Territory
@@ -37,15 +37,17 @@ from edge_run.tiers.territory import Span, Territory
 SHORT_CONTEXT_TOKENS = 64
 LONG_CONTEXT_TOKENS = 1 << 20  # llama.cpp keeps some 50 bytes for each, even where it allocates no cache
 SMALL_KV_TYPE = "q4_0"
+TOKEN_BYTES, MERGE_BYTES = 165, 155  # in llama.cpp's tables, of ordinary words
+TOKEN_S, MERGE_S = 1.4e-6, 0.5e-6
 
 
-def inspect_here(path: Path, config: ModelConfig) -> Inspection:
+def inspect_here(path: Path, config: ModelConfig, *, is_tried: bool) -> Inspection:
     """Return what there is to know of the model at `path`, opened as `config` says. Raises what opening it raises.
 
     The vocabulary stays loaded: this process is not meant to do anything else.
     """
     with ThreadPoolExecutor(1) as other_core:
-        loading = other_core.submit(_load_vocabulary, path)
+        loading = other_core.submit(_load_vocabulary, path) if is_tried else None
         gguf = read_gguf(path)
         metadata = outline_metadata(gguf)
         with Stubs(gguf.shards, outline_heads(gguf)) as stubs:
@@ -57,16 +59,18 @@ def inspect_here(path: Path, config: ModelConfig) -> Inspection:
                 territory = Territory(stubs.spans())
                 territory.claim()
                 graph, kv_bytes = _map_graph(gguf, model, shape)
-                territory.blank()
-                _try(gguf, model, shape, graph)
-                vocabulary, load_s = loading.result()
-                program_bytes = process_memory().resident_bytes - kv_bytes
+                if loading:
+                    territory.blank()
+                    _try(gguf, model, shape, graph)
+                vocabulary = loading.result() if loading else _estimate_vocabulary(gguf)
+                program_bytes = process_memory().resident_bytes - kv_bytes + vocabulary.unloaded_bytes
     return Inspection(
+        is_tried=is_tried,
         context_tokens=sizes.context_tokens,
         trained_context_tokens=sized.trained_context_tokens,
         micro_batch_tokens=shape.micro_batch_tokens,
-        vocabulary=vocabulary.vocabulary,
-        load_s=load_s,
+        vocabulary=vocabulary.tokens,
+        load_s=vocabulary.load_s,
         program_bytes=program_bytes,
         kv_bytes=sizes.kv_bytes,
         buffer_bytes=sizes.buffer_bytes,
@@ -75,13 +79,30 @@ def inspect_here(path: Path, config: ModelConfig) -> Inspection:
     )
 
 
-def _load_vocabulary(path: Path) -> tuple[LlamaModel, float]:
-    """Return the model's vocabulary, and the seconds that it took."""
+class _Vocabulary(NamedTuple):
+    """What a vocabulary takes. unloaded_bytes: what this process does not hold yet."""
+
+    tokens: int
+    load_s: float
+    unloaded_bytes: int
+    model: LlamaModel | None = None
+
+
+def _load_vocabulary(path: Path) -> _Vocabulary:
     started = time.monotonic()
     model = LlamaModel([path], mode="vocabulary")
     load_s = time.monotonic() - started
     try_vocabulary(model.vocab)
-    return model, load_s
+    return _Vocabulary(model.vocabulary, load_s, 0, model)
+
+
+def _estimate_vocabulary(gguf: GgufModel) -> _Vocabulary:
+    tokens, merges = (
+        value.count if isinstance(value := gguf.metadata.get(f"tokenizer.ggml.{name}"), ArrayValue) else 0
+        for name in ("tokens", "merges")
+    )
+    load_s, held_bytes = tokens * TOKEN_S + merges * MERGE_S, tokens * TOKEN_BYTES + merges * MERGE_BYTES
+    return _Vocabulary(tokens, load_s, held_bytes)
 
 
 def _check_kind(path: Path, gguf: GgufModel, model: LlamaModel) -> None:

@@ -27,7 +27,7 @@ class NoInspector(NotSupported):
     """No process can be started to open a file first."""
 
 
-def ask_child(path: Path, config: Mapping[str, object]) -> str:
+def ask_child(path: Path, config: Mapping[str, object], *, is_tried: bool) -> str:
     """Return what the child says of the model at `path`, opened with the fields `config` of a ModelConfig.
 
     The child ends when we do. Raises what it says is to be raised, ModelFileError when it dies, NoInspector where it
@@ -35,7 +35,7 @@ def ask_child(path: Path, config: Mapping[str, object]) -> str:
     """
     if reason := _why_no_child():
         raise NoInspector(f"{path}: cannot be opened by a process of its own first: {reason}")
-    request = json.dumps({"path": os.fspath(path), "config": config})
+    request = json.dumps({"path": os.fspath(path), "config": config, "is_tried": is_tried})
     try:
         code, output, notices = _run(request.encode("utf-8", "surrogateescape") + b"\n")
         answer, _, text = output.decode("utf-8", "surrogateescape").partition("\n")

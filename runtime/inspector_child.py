@@ -35,7 +35,7 @@ def main() -> None:
 
     try:
         config = ModelConfig(threads=1, **request["config"])
-        answer, text = "ok", inspect_here(Path(request["path"]), config).to_json()
+        answer, text = "ok", inspect_here(Path(request["path"]), config, is_tried=request["is_tried"]).to_json()
     except EdgeRunError as error:
         answer, text = "error", json.dumps([type(error).__name__, str(error)])
     sys.stdout.buffer.write(f"{answer}\n{text}".encode("utf-8", "surrogateescape"))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 
 
 @functools.cache
 def library_version() -> str:
     """Return the installed llama-cpp-python, which names the llama.cpp build in it."""
+    import importlib.metadata  # which takes long to load
+
     return f"llama-cpp-python {importlib.metadata.version('llama-cpp-python')}"

@@ -53,7 +53,7 @@ def planner(path: Path, config: ModelConfig) -> Planner:
     gguf = read_gguf(path)
     check_kind(gguf)
     check_kv_types(gguf, config)
-    return Planner(gguf, config, inspect(gguf, config, config.cache, library_version()))
+    return Planner(gguf, config, inspect(gguf, config, library_version(), is_tried=False))
 
 
 def plan(

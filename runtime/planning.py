@@ -64,7 +64,7 @@ class Holdings:
     def items(self) -> tuple[PlanItem, ...]:
         """Return the plan's lines for all but weights."""
         return (
-            PlanItem("program", self.program_bytes, "Python, llama.cpp and the vocabulary, measured"),
+            PlanItem("program", self.program_bytes, "Python, llama.cpp and the vocabulary"),
             PlanItem("kv", self.kv_bytes, "the context's keys and values"),
             PlanItem("buffers", self.buffer_bytes, "llama.cpp's compute and output buffers, as it reports them"),
             PlanItem("work", self.work_bytes, "inputs of matrix multiplications, converted for the kernels"),

@@ -100,9 +100,8 @@ def probe(
     return session.profile(costs, kernel_figures, disks, [GpuProfile(*fields) for fields in _ggml.gpu_devices()])
 
 
-def recall(model: Path, config: ModelConfig) -> DeviceProfile | None:
-    """Return what is known of this device, None where something that `model` needs was not measured. Quick."""
-    gguf = read_gguf(model)
+def recall(gguf: GgufModel, config: ModelConfig) -> DeviceProfile | None:
+    """Return what is known of this device, None where something that the model needs was not measured. Quick."""
     session = _Session(ProfileStore(config.cache), lambda text: None)
     session.recall()
     threads = compute_threads(config.threads)

@@ -11,11 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from edge_run.base.protocols import Clock
 from edge_run.base.results import Plan, Progress
 from edge_run.runtime.context_shape import ContextShape
-from edge_run.runtime.forecast import PassTimes
+
+if TYPE_CHECKING:
+    from edge_run.runtime.forecast import PassTimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gzip
 import os
 import re
 import signal
@@ -15,8 +17,11 @@ from typing import Any
 
 import pytest
 
+import edge_run
 from edge_run import KernelError, Model, ModelFileError
-from edge_run.runtime import inspector_call
+from edge_run.base.units import MIB
+from edge_run.runtime import inspection, inspector_call
+from edge_run.runtime.inspection import Inspection
 from mutations import Entry, deadly, parse
 from tiny_models import make_model
 
@@ -49,6 +54,26 @@ def test_what_is_known_and_broken_is_found_out_again(llama: Path, cache: Path) -
         known.write_bytes(broken)
         open_and_close(llama, cache)
         assert known.stat().st_size == pytest.approx(len(sound), rel=0.05)
+
+
+def test_a_plan_asks_for_less_than_an_opening(llama: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No vocabulary is loaded and nothing computed for a plan; what an opening found out serves later plans."""
+
+    def found() -> Inspection:
+        (known,) = cache.glob("inspected/*")
+        return Inspection.from_json(gzip.decompress(known.read_bytes()).decode())
+
+    edge_run.plan(llama, **OPTIONS, cache_folder=cache)
+    looked_at = found()
+    open_and_close(llama, cache)
+    tried = found()
+    assert (looked_at.is_tried, tried.is_tried) == (False, True)
+    learnt = {"is_tried", "load_s", "program_bytes"}
+    same = {field.name for field in dataclasses.fields(Inspection)} - learnt
+    assert {name: getattr(looked_at, name) for name in same} == {name: getattr(tried, name) for name in same}
+    assert abs(looked_at.program_bytes - tried.program_bytes) < 24 * MIB
+    monkeypatch.setattr(inspection, "ask_child", None)
+    edge_run.plan(llama, **OPTIONS, cache_folder=cache)
 
 
 def test_a_file_in_anothers_place_is_noticed(llama: Path, tmp_path: Path, cache: Path) -> None:
@@ -128,7 +153,7 @@ HANGS = """
     from edge_run.tiers.gguf import read_gguf
     from edge_run.tiers.stub import Stubs
 
-    def hang(path, config):
+    def hang(path, config, is_tried):
         with Stubs(read_gguf(path).shards):
             Path(os.environ["CHILD"]).write_text(str(os.getpid()))
             time.sleep(100)

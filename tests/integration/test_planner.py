@@ -33,7 +33,7 @@ OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 16, "thr
 def test_sizes_and_graph_are_those_of_the_run(name: str, kv_type: str, tmp_path: Path) -> None:
     path = make_model(name, tmp_path)
     config = ModelConfig(**OPTIONS, kv_type=kv_type, cache_folder=tmp_path / "cache")
-    known = inspect(read_gguf(path), config, tmp_path / "cache", library_version())
+    known = inspect(read_gguf(path), config, library_version())
     engine = Engine(path, dataclasses.replace(config, backend="llama.cpp"))
     try:
         assert known.kv_bytes == engine.plan.kv_bytes
@@ -83,7 +83,7 @@ def test_plans_of_every_budget_from_the_smallest_to_the_whole_model(grown: Path,
 
 def test_planning_loads_neither_llama_cpp_nor_numpy_once_the_model_is_known(grown: Path, tmp_path: Path) -> None:
     config = ModelConfig(**OPTIONS, cache_folder=tmp_path)
-    inspect(read_gguf(grown), config, tmp_path, library_version())
+    inspect(read_gguf(grown), config, library_version())
     model, cache = json.dumps(str(grown)), json.dumps(str(tmp_path))
     code = (
         "import sys; from pathlib import Path; from edge_run.base.config import ModelConfig\n"
@@ -96,5 +96,5 @@ def test_planning_loads_neither_llama_cpp_nor_numpy_once_the_model_is_known(grow
 
 
 def test_what_is_known_of_a_model_survives_its_way_through_json(grown: Path, tmp_path: Path) -> None:
-    known = inspect(read_gguf(grown), ModelConfig(**OPTIONS), tmp_path, library_version())
+    known = inspect(read_gguf(grown), ModelConfig(**OPTIONS, cache_folder=tmp_path), library_version())
     assert Inspection.from_json(known.to_json()) == known

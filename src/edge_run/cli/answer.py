@@ -36,13 +36,14 @@ def opened(
     """Open the model at `path`, and say at a terminal what was planned. Raises like `Model`, and KeyboardInterrupt."""
     from edge_run.runtime.model import Model
     from edge_run.runtime.probe import recall
+    from edge_run.tiers.gguf import read_gguf
 
     terminal.show(f"Opening {path.name}")
     with delayed_interrupt():
         model = Model(path, config=config, chat_template=chat_template)
     terminal.erase()
     with model:
-        if terminal.shows_notices and (profile := recall(path, config)):
+        if terminal.shows_notices and (profile := recall(read_gguf(path), config)):
             model.expect(profile)
         backend = model.stats.backend
         if backend.name == "llama.cpp":

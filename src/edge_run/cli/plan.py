@@ -74,7 +74,7 @@ def plan(
 def _profile(planned: Planner, model: Path, terminal: Terminal) -> DeviceProfile:
     from edge_run.runtime.probe import probe, recall
 
-    if known := recall(model, planned.config):
+    if known := recall(planned.gguf, planned.config):
         return known
     terminal.say("Measuring this device for this model; it takes some seconds, and is kept.", NOTICE)
     try:
