@@ -31,6 +31,7 @@ logger = logging.getLogger("edge_run.llama")
 _LOG_LEVEL_DEBUG = 1
 FLAG_COMPUTE = 16
 USAGE_WEIGHTS = 1
+I32 = 26
 LOAD_MODE_NONE, LOAD_MODE_MMAP = 0, 1
 _OVERRIDE_INTEGER, _OVERRIDE_TEXT = 0, 3
 _GPU_KINDS = (1, 2)  # with memory of their own, and with the host's

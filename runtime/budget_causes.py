@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import MIB, format_size
-from edge_run.runtime.planning import Holdings
+from edge_run.runtime.terms import Terms
 
 
 @contextlib.contextmanager
-def cause_named(holdings: Holdings, context_tokens: int, micro_batch_tokens: int) -> Iterator[None]:
+def cause_named(terms: Terms) -> Iterator[None]:
     """Let a BudgetError in this block say what takes most, where that is the caches or the buffers."""
+    holdings = terms.holdings
     try:
         yield
     except BudgetError as error:
@@ -20,11 +21,12 @@ def cause_named(holdings: Holdings, context_tokens: int, micro_batch_tokens: int
         if not isinstance(minimum_bytes, int) or not isinstance(found_bytes, int):
             raise
         if holdings.kv_bytes > minimum_bytes // 2:
-            cause = f"a context of {context_tokens:,} tokens, whose cache takes {format_size(holdings.kv_bytes)}"
+            cause = f"a context of {terms.context_tokens:,} tokens, whose cache takes {format_size(holdings.kv_bytes)}"
             advice = "shorten the context (-c), keep it in fewer bits (-ctk q8_0 -ctv q8_0)"
         elif holdings.buffer_bytes + holdings.work_bytes > minimum_bytes // 2:
             size = format_size(holdings.buffer_bytes + holdings.work_bytes)
-            cause, advice = f"passes of {micro_batch_tokens:,} tokens, whose buffers take {size}", "narrow them (-ub)"
+            cause = f"passes of {terms.micro_batch_tokens:,} tokens, whose buffers take {size}"
+            advice = "narrow them (-ub)"
         else:
             raise
         raise BudgetError(

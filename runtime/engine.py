@@ -27,7 +27,6 @@ from edge_run.base.results import Backend, MemoryUse, Numerics, Plan
 from edge_run.devices.ledger import Ledger
 from edge_run.devices.memory import available_bytes, default_budget_bytes, process_memory
 from edge_run.runtime import _ggml as ggml
-from edge_run.runtime.budget_causes import cause_named
 from edge_run.runtime.context_shape import context_shape
 from edge_run.runtime.decoder import LocalDecoder
 from edge_run.runtime.driver import Driver, PassShape, compile_program
@@ -40,21 +39,17 @@ from edge_run.runtime.llama_model import LlamaContext, LlamaModel
 from edge_run.runtime.model_kind import check_kind
 from edge_run.runtime.planner import Planner
 from edge_run.runtime.planning import (
-    Holdings,
     compute_threads,
     plan_plain,
     plan_resident,
-    plan_streamed,
-    row_ranges,
-    work_bytes,
 )
 from edge_run.runtime.progress import Timeline, pass_steps
-from edge_run.runtime.streaming import WeightStreaming
+from edge_run.runtime.streams import Streams, WeightMemory, open_streams
+from edge_run.runtime.terms import Holdings, Terms, work_bytes
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.readers import Readers, ReadTotals
 from edge_run.tiers.residency import Residency
-from edge_run.tiers.rows import RowTable
 from edge_run.tiers.source import SourceFile
 from edge_run.tiers.stub import Stubs
 from edge_run.tiers.territory import CHUNK_BYTES, Territory
@@ -114,7 +109,7 @@ class Engine:
         self._driver = Driver()
         self._sources: list[SourceFile] = []
         self._readers: Readers | None = None
-        self._streaming: WeightStreaming | None = None
+        self._streams: Streams = ()
         self._is_unread = not reason
         self.timeline = Timeline(self._share_of_step)
         self.pass_times: PassTimes | None = None
@@ -155,7 +150,7 @@ class Engine:
     @property
     def wait_s(self) -> float:
         """Seconds that passes have waited for weights so far."""
-        return self._streaming.wait_s if self._streaming else 0.0
+        return sum(stream.wait_s for stream in self._streams)
 
     def expect(self, profile: DeviceProfile) -> None:
         """Let progress be told in seconds, as the device of `profile` would take."""
@@ -182,7 +177,7 @@ class Engine:
         self._load([shard.path for shard in self.gguf.shards])
         self._make_context(None)
         self._make_decoder(self._begin)
-        return plan_plain(self.gguf, self.budget_bytes, self._context.kv_bytes, self._context.context_tokens)
+        return plan_plain(self._terms(Holdings(0, self._context.kv_bytes)))
 
     def _open_ours(self) -> Plan:
         self._sources = [SourceFile(shard.path) for shard in self.gguf.shards]
@@ -204,7 +199,7 @@ class Engine:
             is_resident, holdings = False, self._make_context(self._driver.callback)
         self._readers = Readers(self.config.readers)
         self._stack.callback(self._readers.close)
-        return self._open_resident(holdings) if is_resident else self._open_streamed(holdings, self._readers)
+        return (self._open_resident if is_resident else self._open_streamed)(holdings, self._readers)
 
     def _load(self, paths: list[Path], on_header_read: Callable[[], None] | None = None) -> None:
         path = self.gguf.shards[0].path
@@ -220,22 +215,22 @@ class Engine:
         self._context = LlamaContext(self.model, self.shape, callback)
         return Holdings.since(before, self._context, work_bytes(self.gguf, self.shape.micro_batch_tokens))
 
+    def _terms(self, holdings: Holdings) -> Terms:
+        tokens, width = self._context.context_tokens, self.shape.micro_batch_tokens
+        return Terms(self.gguf, self.budget_bytes, holdings, tokens, width, self.config.readers)
+
     def _make_decoder(self, prepare: Callable[[Sequence[BatchToken]], None]) -> None:
         self.decoder = LocalDecoder(self.model, self._context, self._driver, self.shape, prepare, self.timeline)
         self._stack.callback(self.decoder.close)
 
-    def _make_weights(self, residency: Residency) -> Weights:
-        assert self._readers is not None
-        weights = Weights(self._territory, self._sources, self._readers, residency)
-        weights.start()
-        return weights
-
-    def _open_resident(self, holdings: Holdings) -> Plan:
+    def _open_resident(self, holdings: Holdings, readers: Readers) -> Plan:
         """Read everything, in file order; the first pass waits for all of it."""
-        plan = plan_resident(self.gguf, self.budget_bytes, holdings, self._context.context_tokens, self._territory)
+        plan = plan_resident(self._terms(holdings), self._territory)
         self._enter_in_ledger(plan)
         everything = range(self._territory.n_chunks)
-        weights = self._make_weights(Residency(len(everything), everything, everything, 0))
+        states = Residency(len(everything), everything, everything, 0)
+        weights = Weights(self._territory, self._sources, readers, states)
+        weights.start()
 
         def prepare(batch: Sequence[BatchToken]) -> None:
             self._begin(batch)
@@ -248,33 +243,14 @@ class Engine:
         return plan
 
     def _open_streamed(self, holdings: Holdings, readers: Readers) -> Plan:
-        """Map the graph, plan, and begin to read in the order of the first pass."""
+        """Map the graph, plan, and begin to read."""
         self._make_decoder(self._begin)
-        graph = self.decoder.map_graph()
-        streaming = self._streaming = WeightStreaming(self._territory)
-        ranges = row_ranges(graph, self._territory, self.shape.micro_batch_tokens)
-        streaming.tables = [
-            RowTable(r.start, r.stop, r.file_offset, self._sources[r.shard], readers, r.budget_bytes) for r in ranges
-        ]
-        stretches = streaming.stretches(graph)
-        with cause_named(holdings, self._context.context_tokens, self.shape.micro_batch_tokens):
-            plan, residency = plan_streamed(
-                self.gguf,
-                self.budget_bytes,
-                holdings,
-                self._context.context_tokens,
-                self._territory,
-                [stretch.needs for stretch in stretches],
-                ranges,
-                self.config.readers,
-            )
-        self._enter_in_ledger(plan)
-        order = [chunk for stretch in stretches for chunk in stretch.acquire]
-        streaming.weights = self._make_weights(
-            Residency(self._territory.n_chunks, order, residency.pinned, residency.n_frames)
-        )
-        streaming.check = self._driver.check_cancelled
-        self._driver.features.append(streaming)
+        graph, terms = self.decoder.map_graph(), self._terms(holdings)
+        memory = WeightMemory(self._territory, self._sources, readers, self._chunk_bytes)
+        plan, self._streams = open_streams(graph, terms, memory, self._enter_in_ledger)
+        for stream in self._streams:
+            stream.check = self._driver.check_cancelled
+        self._driver.features += self._streams
         self._driver.programs[PassShape(1, 1)] = compile_program(graph, self._driver.features)
         return plan
 

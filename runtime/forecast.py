@@ -99,18 +99,34 @@ class PassTimes:
     ) -> None:
         self._work, self._costs = work, CostModel(profile, threads)
         self._shares_cores = threads >= profile.logical_cores
-        self._first, self._later = _Reading(0.0, 0.0), _Reading(0.0, 0.0)
-        if disk is not None:
-            used_cpu, new_cpu = disk.cpu_s_per_byte
+        self._plan, self._disk = plan, disk
+        self._is_resident = plan.mode == "resident"
+        self.read_s = self._reading(1, is_first=False).wall_s
+        self.reading_s = self._read(plan.model_bytes, 0).wall_s if self._is_resident else 0.0
+
+    def _reading(self, tokens: int, is_first: bool) -> _Reading:
+        """Return the reading of a pass: into memory that is used for the first time, as far as it is not yet."""
+        plan = self._plan
+        if self._is_resident:
+            return _Reading(0.0, 0.0)
+        if not plan.expert_bytes:
             new = min(plan.model_bytes, plan.pinned_bytes + plan.window_bytes)
-            old, again = plan.model_bytes - new, plan.streamed_bytes_per_pass
-            first_s = new / disk.first_use_bytes_per_s + old / disk.bytes_per_s
-            self._first = _Reading(first_s, new * new_cpu + old * used_cpu * WITH_MOVES)
-            self._later = _Reading(again / disk.bytes_per_s, again * used_cpu * WITH_MOVES)
-        self.read_s = self._later.wall_s
-        self.reading_s = self._first.wall_s if plan.mode == "resident" else 0.0
-        if plan.mode == "resident":
-            self._first = self._later
+            return self._read(new, plan.model_bytes - new) if is_first else self._read(0, plan.streamed_bytes_per_pass)
+        experts = [(work.size_bytes, work.n_used / work.n_experts) for work in self._work.matmuls if work.n_experts]
+        touched = sum(size * (1 - (1 - share) ** tokens) for size, share in experts)
+        missing = max(0.0, 1 - plan.expert_bytes / sum(size for size, _ in experts))
+        if not is_first:
+            return self._read(0, touched * missing)
+        at_first = plan.pinned_bytes + min(touched, plan.expert_bytes)
+        return self._read(at_first, plan.pinned_bytes + touched - at_first)
+
+    def _read(self, new_bytes: float, used_bytes: float) -> _Reading:
+        """Return the reading of so much into memory that is new, and so much into memory that was used before."""
+        if self._disk is None:
+            return _Reading(0.0, 0.0)
+        used_cpu, new_cpu = self._disk.cpu_s_per_byte
+        wall_s = new_bytes / self._disk.first_use_bytes_per_s + used_bytes / self._disk.bytes_per_s
+        return _Reading(wall_s, new_bytes * new_cpu + used_bytes * used_cpu * WITH_MOVES)
 
     def compute_s(self, tokens: int, position: int, n_outputs: int = 1) -> float:
         """Return the seconds of computing alone."""
@@ -122,11 +138,13 @@ class PassTimes:
         Readers that find no idle core take their time from the computing threads, which wait for each other. What is
         read and computed overlaps as far as the window reaches: not quite, where both take the same time.
         """
-        reading = self._first if is_first else self._later
+        reading = self._reading(tokens, is_first)
         taken_s = min(reading.cpu_s, reading.wall_s) if self._shares_cores else 0.0
         busy_s = self.compute_s(tokens, position, n_outputs) + taken_s
         if is_first:
             return max(reading.wall_s, busy_s)
+        if self._plan.expert_bytes and tokens == 1:
+            return reading.wall_s + busy_s  # what to read is known when it is needed
         return math.hypot(reading.wall_s**2, busy_s**2) ** 0.5
 
     def prefill_s(self, tokens: int, micro_batch_tokens: int, is_first: bool) -> float:

@@ -7,10 +7,15 @@ of the graph (token embeddings, learned positions) reads just those rows; all el
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from edge_run.base.errors import KernelError
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.graph import Node, WeightRead
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _READS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
@@ -64,6 +69,29 @@ def _producer(source: int, seen: Sequence[Node]) -> int | None:
     """Return the ordinal of the node that computes what `source` is, or is a view of; None when it is an input."""
     name = ggml.tensor_name(ggml.tensor_at(source).view_src or source)
     return next((i for i in range(len(seen) - 1, -1, -1) if seen[i].name == name), None)
+
+
+def makes_ids(address: int) -> bool:
+    """Return whether the node at `address` computes integers, perhaps the ids of experts."""
+    tensor = ggml.tensor_at(address)
+    return tensor.type == ggml.I32 and ggml.op_name(tensor.op) not in _READS_NOTHING
+
+
+def chosen_experts(address: int, n_experts: int) -> npt.NDArray[np.int32]:
+    """Return the ids of the experts that the MUL_MAT_ID node at `address` uses, (tokens, experts of each), computed.
+
+    There may be no token: the last layer leaves out those whose logits nobody wants. Raises KernelError for an id that
+    no expert has.
+    """
+    ids = ggml.tensor_at(ggml.tensor_at(address).src[2])
+    width, n_used, n_tokens = ids.nb[1] // 4, ids.ne[0], ids.ne[1]
+    if n_tokens == 0:
+        return ggml.read_int32(0, 0).reshape(0, n_used)
+    flat = ggml.read_int32(ids.data, (n_tokens - 1) * width + n_used)
+    rows = flat[[[row * width + i for i in range(n_used)] for row in range(n_tokens)]]
+    if rows.min() < 0 or rows.max() >= n_experts:
+        raise KernelError(f"llama.cpp chose expert {rows.max()} of {n_experts}; please report this model")
+    return rows
 
 
 def looked_up_rows(address: int) -> list[int]:

@@ -20,22 +20,21 @@ from edge_run.devices.ledger import Ledger
 from edge_run.devices.memory import default_budget_bytes
 from edge_run.devices.profile import disk_of
 from edge_run.prefetch.schedule import Stretch
-from edge_run.runtime.budget_causes import cause_named
 from edge_run.runtime.forecast import PassTimes, forecast, pass_work
 from edge_run.runtime.inspection import Inspection, inspect
 from edge_run.runtime.kv_rules import check_kv_types
 from edge_run.runtime.library import library_version
+from edge_run.runtime.mixture_planning import plan_mixture
 from edge_run.runtime.model_kind import check_kind
 from edge_run.runtime.planning import (
-    Holdings,
     RowRange,
     compute_threads,
     plan_resident,
     plan_streamed,
     row_ranges,
-    work_bytes,
 )
 from edge_run.runtime.stretches import chunks_of, cut_into_stretches
+from edge_run.runtime.terms import Holdings, Terms, work_bytes
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.territory import Territory
 
@@ -98,16 +97,14 @@ class Planner:
     def plan(self, budget_bytes: int | None = None) -> Plan:
         """Return the plan under a budget; None is the configured one. Raises BudgetError when it is too small."""
         budget = budget_bytes or int(self.config.memory or default_budget_bytes(Ledger().promised_bytes))
-        tokens = self.known.context_tokens
+        known, readers = self.known, self.config.readers
+        terms = Terms(self.gguf, budget, self._holdings, known.context_tokens, known.micro_batch_tokens, readers)
         if self._whole_bytes <= budget:
-            return plan_resident(self.gguf, budget, self._holdings, tokens, self._territory)
+            return plan_resident(terms, self._territory)
+        if mixture := plan_mixture(terms, known.graph, known.spans):
+            return mixture.plan
         needs = [stretch.needs for stretch in self._stretches]
-        readers = self.config.readers
-        with cause_named(self._holdings, tokens, self.known.micro_batch_tokens):
-            plan, _ = plan_streamed(
-                self.gguf, budget, self._holdings, tokens, self._territory, needs, self._ranges, readers
-            )
-        return plan
+        return plan_streamed(terms, self._territory, needs, self._ranges)[0]
 
     @property
     def _whole_bytes(self) -> int:

@@ -5,85 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-import psutil
+from typing import Any
 
 from edge_run.base.results import Plan, PlanItem
 from edge_run.base.units import MIB, round_down, round_up
-from edge_run.devices.memory import ProcessMemory, process_memory
 from edge_run.partition.plan import ResidencyPlan, plan_residency
+from edge_run.runtime.budget_causes import cause_named
 from edge_run.runtime.graph import GraphMap
+from edge_run.runtime.terms import Terms
 from edge_run.tiers._libc import PAGE
-from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.territory import Territory
 
-if TYPE_CHECKING:
-    from edge_run.runtime.llama_model import LlamaContext
-
-RESERVE_BYTES = 32 * MIB
 PAGE_TABLE_SHARE = 512
 LEAST_TABLE_CHUNKS = 4
 LEAST_TABLE_BUDGET_BYTES = 4 * MIB
-
-
-@dataclass(frozen=True, slots=True)
-class Holdings:
-    """What the process holds besides weights.
-
-    program_bytes: resident, Python and llama.cpp with its graphs. kv_bytes and buffer_bytes: allocated by llama.cpp's
-    context, and counted in full, touched yet or not. work_bytes: what matrix multiplications will allocate for their
-    inputs.
-    """
-
-    program_bytes: int
-    kv_bytes: int = 0
-    buffer_bytes: int = 0
-    work_bytes: int = 0
-
-    @classmethod
-    def now(cls) -> Holdings:
-        """Return what is held before there is a context."""
-        return cls(process_memory().resident_bytes)
-
-    @classmethod
-    def since(cls, before: ProcessMemory, context: LlamaContext, work_bytes: int) -> Holdings:
-        """Return what is held after `context` was made; besides its buffers it takes what memory grew by."""
-        after = process_memory()
-        if not context.buffer_bytes:
-            buffers = max(after.data_bytes - before.data_bytes, after.resident_bytes - before.resident_bytes)
-            return cls(before.resident_bytes, context.kv_bytes, max(0, buffers - context.kv_bytes), work_bytes)
-        graphs = max(0, after.resident_bytes - before.resident_bytes - context.kv_bytes)
-        return cls(before.resident_bytes + graphs, context.kv_bytes, context.buffer_bytes, work_bytes)
-
-    @property
-    def total_bytes(self) -> int:
-        """All of it, with a reserve for what Python and the tokenizer still allocate."""
-        return sum(item.size_bytes for item in self.items())
-
-    def items(self) -> tuple[PlanItem, ...]:
-        """Return the plan's lines for all but weights."""
-        return (
-            PlanItem("program", self.program_bytes, "Python, llama.cpp and the vocabulary"),
-            PlanItem("kv", self.kv_bytes, "the context's keys and values"),
-            PlanItem("buffers", self.buffer_bytes, "llama.cpp's compute and output buffers, as it reports them"),
-            PlanItem("work", self.work_bytes, "inputs of matrix multiplications, converted for the kernels"),
-            PlanItem("reserve", RESERVE_BYTES, "for what is allocated later: text, samplers, thread stacks"),
-        )
-
-
-def work_bytes(gguf: GgufModel, micro_batch_tokens: int) -> int:
-    """Return what ggml allocates to convert the widest input of a matrix multiplication, at 2 bytes a number."""
-    n_used = gguf.value("expert_used_count")
-    experts = n_used if isinstance(n_used, int) else 1
-    widths = (t.shape[0] * (experts if len(t.shape) > 2 else 1) for t in gguf.tensors if len(t.shape) > 1)
-    return 2 * micro_batch_tokens * max(widths, default=0)
 
 
 def compute_threads(wanted: int | None) -> int:
     """Return the threads to compute with: as asked, or one per physical core that this process may use."""
     if wanted:
         return wanted
+    import psutil  # which takes long to load
+
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(usable, psutil.cpu_count(logical=False) or usable))
 
@@ -120,87 +63,78 @@ def row_ranges(graph: GraphMap, territory: Territory, micro_batch_tokens: int) -
     return ranges
 
 
-def plan_plain(gguf: GgufModel, budget_bytes: int, kv_bytes: int, context_tokens: int) -> Plan:
+def plan_plain(terms: Terms) -> Plan:
     """Return the plan of a model that llama.cpp's own loader runs: nothing is promised."""
-    return _plan(gguf, budget_bytes, kv_bytes, context_tokens, mode="llama.cpp")
+    return make_plan(terms, mode="llama.cpp")
 
 
-def plan_resident(
-    gguf: GgufModel, budget_bytes: int, holdings: Holdings, context_tokens: int, territory: Territory
-) -> Plan:
+def plan_resident(terms: Terms, territory: Territory) -> Plan:
     """Return the plan of a model that fits."""
     weights = territory.total_bytes(range(territory.n_chunks))
-    items = (*holdings.items(), PlanItem("pinned", weights, "the whole model fits the budget"))
-    minimum = holdings.total_bytes + weights
-    return _plan(
-        gguf,
-        budget_bytes,
-        holdings.kv_bytes,
-        context_tokens,
+    return make_plan(
+        terms,
         mode="resident",
-        minimum_bytes=minimum,
+        minimum_bytes=terms.holdings.total_bytes + weights,
         pinned_bytes=weights,
-        items=items,
+        items=(*terms.holdings.items(), PlanItem("pinned", weights, "the whole model fits the budget")),
     )
 
 
 def plan_streamed(
-    gguf: GgufModel,
-    budget_bytes: int,
-    holdings: Holdings,
-    context_tokens: int,
-    territory: Territory,
-    stretches: Sequence[Sequence[int]],
-    ranges: Sequence[RowRange],
-    readers: int,
+    terms: Terms, territory: Territory, stretches: Sequence[Sequence[int]], ranges: Sequence[RowRange]
 ) -> tuple[Plan, ResidencyPlan]:
     """Return the plan of a model that does not fit, and which chunks stay. Raises BudgetError below the minimum."""
-    rows = sum(r.budget_bytes for r in ranges)
-    other = _with_page_tables(holdings.total_bytes + rows)
-    chunk_bytes = _with_page_tables(territory.chunk_bytes)
-    residency = plan_residency(stretches, territory.ragged, chunk_bytes, budget_bytes - other, other)
+    holdings, rows = terms.holdings, sum(r.budget_bytes for r in ranges)
+    other = with_page_tables(holdings.total_bytes + rows)
+    chunk_bytes = with_page_tables(territory.chunk_bytes)
+    with cause_named(terms):
+        residency = plan_residency(stretches, territory.ragged, chunk_bytes, terms.budget_bytes - other, other)
     pinned = territory.total_bytes(residency.pinned)
     window = residency.n_frames * territory.chunk_bytes
-    page_tables = (holdings.total_bytes + rows + pinned + window) // PAGE_TABLE_SHARE
-    items = (
-        *holdings.items(),
-        PlanItem("rows", rows, "rows of token tables in use; the rest of a table stays on disk"),
-        PlanItem("page tables", page_tables, "what the kernel keeps to map all this"),
-        PlanItem("pinned", pinned, "weights that never leave: each saves its size of reading per token"),
-        PlanItem("window", window, "frames that the other weights flow through, just ahead of their use"),
-    )
-    minimum = other + residency.minimum_chunks * chunk_bytes
-    plan = _plan(
-        gguf,
-        budget_bytes,
-        holdings.kv_bytes,
-        context_tokens,
+    plan = make_plan(
+        terms,
         mode="streamed",
-        minimum_bytes=minimum,
+        minimum_bytes=other + residency.minimum_chunks * chunk_bytes,
         pinned_bytes=pinned,
         window_bytes=window,
         streamed_bytes_per_pass=residency.streamed_uses * territory.chunk_bytes,
-        readers=readers,
-        items=items,
+        readers=terms.readers,
+        items=(
+            *items_besides_weights(terms, rows, pinned + window),
+            PlanItem("pinned", pinned, "weights that never leave: each saves its size of reading per token"),
+            PlanItem("window", window, "frames that the other weights flow through, just ahead of their use"),
+        ),
     )
     return plan, residency
 
 
-def _with_page_tables(size_bytes: int) -> int:
+def items_besides_weights(terms: Terms, rows_bytes: int, weights_bytes: int) -> tuple[PlanItem, ...]:
+    """Return the plan's lines for all but weights, where these take `weights_bytes`, rows of tables `rows_bytes`."""
+    mapped = terms.holdings.total_bytes + rows_bytes + weights_bytes
+    return (
+        *terms.holdings.items(),
+        PlanItem("rows", rows_bytes, "rows of token tables in use; the rest of a table stays on disk"),
+        PlanItem("page tables", mapped // PAGE_TABLE_SHARE, "what the kernel keeps to map all this"),
+    )
+
+
+def with_page_tables(size_bytes: int) -> int:
+    """Return `size_bytes` and what the kernel keeps to map them."""
     return size_bytes + size_bytes // PAGE_TABLE_SHARE
 
 
-def _plan(gguf: GgufModel, budget_bytes: int, kv_bytes: int, context_tokens: int, **parts: Any) -> Plan:
+def make_plan(terms: Terms, **parts: Any) -> Plan:
+    """Return a plan with the fields `parts`; what they leave out is nothing."""
     nothing = Plan(
         mode="",
-        budget_bytes=budget_bytes,
+        budget_bytes=terms.budget_bytes,
         minimum_bytes=0,
-        model_bytes=gguf.data_bytes,
+        model_bytes=terms.gguf.data_bytes,
         pinned_bytes=0,
         window_bytes=0,
         streamed_bytes_per_pass=0,
-        kv_bytes=kv_bytes,
-        context_tokens=context_tokens,
+        kv_bytes=terms.holdings.kv_bytes,
+        context_tokens=terms.context_tokens,
         readers=0,
     )
     return replace(nothing, **parts)

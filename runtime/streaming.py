@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from edge_run.prefetch.schedule import Stretch
 from edge_run.runtime.driver import Step, Steps
@@ -37,9 +37,7 @@ class WeightStreaming:
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Acquire before each stretch, release after it; fetch rows where rows are looked up."""
-        for i, node in enumerate(graph):
-            if fetch := self._fetch_step(node):
-                steps.add_before(i, fetch)
+        self._register_fetches(graph, steps)
         for stretch in self.stretches(graph):
             steps.add_before(stretch.first, self._acquire_step(stretch.acquire))
             steps.add_after(stretch.last, self._release_step(stretch.release))
@@ -61,6 +59,11 @@ class WeightStreaming:
 
     def _chunks_of(self, read: WeightRead) -> Iterable[int]:
         return chunks_of(read, self._territory, self.tables)
+
+    def _register_fetches(self, graph: GraphMap, steps: Steps) -> None:
+        for i, node in enumerate(graph):
+            if fetch := self._fetch_step(node):
+                steps.add_before(i, fetch)
 
     def _fetch_step(self, node: Node) -> Step | None:
         read = next((read for read in node.reads if read.row_bytes), None)
@@ -89,3 +92,34 @@ class WeightStreaming:
         assert self.weights is not None, "a pass before the plan was made"
         self.weights.release(chunks)
         self._held.difference_update(chunks)
+
+
+class PinnedWeights(WeightStreaming):
+    """The feature for weights that stay once they are there: no pass stops for them.
+
+    elsewhere: addresses of weights that are not its business.
+    """
+
+    def __init__(self, territory: Territory, elsewhere: Collection[int]) -> None:
+        super().__init__(territory)
+        self._elsewhere = elsewhere
+
+    def register(self, graph: GraphMap, steps: Steps) -> None:
+        """Wait for each stretch, which is for the first time only; fetch rows where rows are looked up."""
+        self._register_fetches(graph, steps)
+        for stretch in self.stretches(graph):
+            steps.add_before(stretch.first, self._acquire_step(stretch.acquire))
+
+    def before_unknown(self, node: Node, address: int) -> bool:
+        """Bring what `node` reads."""
+        super().before_unknown(node, address)
+        return False
+
+    def _chunks_of(self, read: WeightRead) -> Iterable[int]:
+        return () if read.address in self._elsewhere else super()._chunks_of(read)
+
+    def _acquire(self, chunks: Sequence[int]) -> None:
+        super()._acquire([chunk for chunk in chunks if chunk not in self._held])
+
+    def _release(self, chunks: Sequence[int]) -> None:
+        """They stay."""

@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +24,10 @@ from edge_run.base.errors import BudgetError
 from edge_run.base.protocols import BatchToken
 from edge_run.base.units import KIB, MIB
 from edge_run.partition.plan import ResidencyPlan
-from edge_run.runtime import planning
+from edge_run.runtime import planning, streams
 from edge_run.runtime.engine import Engine
+from edge_run.runtime.mixture_planning import MixturePlan, least_frames
+from edge_run.runtime.terms import Terms, used_experts
 
 
 def run(engine: Engine, tokens: list[int], prefill: int) -> list[np.ndarray]:
@@ -63,9 +67,12 @@ def open_at(path: Path, share: float, options: dict[str, object]) -> Engine:
 
 
 @contextmanager
-def fewest_frames() -> Iterator[None]:
-    """Let plans in this block give out no more frames than the largest stretch needs, whatever the budget."""
-    real = planning.plan_residency
+def fewest_frames(share: float) -> Iterator[None]:
+    """Let plans in this block give out no more frames than have to be, whatever the budget.
+
+    Those of mixtures streamed by expert at a share of 0.25, below which there may be no room for such; others at 0.
+    """
+    real, real_mixture = planning.plan_residency, streams.plan_mixture
 
     def plan(
         stretches: Sequence[Sequence[int]], must_pin: frozenset[int], chunk_bytes: int, available: int, other: int
@@ -73,11 +80,19 @@ def fewest_frames() -> Iterator[None]:
         fewest = real(stretches, must_pin, chunk_bytes, available, other).minimum_chunks
         return real(stretches, must_pin, chunk_bytes, fewest * chunk_bytes, other)
 
-    planning.plan_residency = plan
+    def plan_mixture(terms: Terms, *arguments: Any) -> MixturePlan | None:
+        planned = real_mixture(terms, *arguments)
+        fewest = least_frames(planned.experts, used_experts(terms.gguf)) if planned else 0
+        return planned and replace(planned, n_frames=fewest)
+
+    if share == 0:
+        planning.plan_residency = plan
+    elif share == 0.25:
+        streams.plan_mixture = plan_mixture
     try:
         yield
     finally:
-        planning.plan_residency = real
+        planning.plan_residency, streams.plan_mixture = real, real_mixture
 
 
 def main() -> None:
@@ -107,7 +122,7 @@ def main() -> None:
     with_plain.close()
     results = []
     for share in (0.0, 0.25, 0.6, 8.0):
-        with fewest_frames() if share == 0 else nullcontext():
+        with fewest_frames(share):
             engine = open_at(arguments.model, share, options)
         found = run(engine, tokens, arguments.prefill)
         results.append(
@@ -116,6 +131,7 @@ def main() -> None:
                 "mode": engine.plan.mode,
                 "rows_bytes": sum(i.size_bytes for i in engine.plan.items if i.what == "rows"),
                 "minimum_bytes": engine.plan.minimum_bytes,
+                "expert_bytes": engine.plan.expert_bytes,
                 "streamed_bytes": engine.plan.streamed_bytes_per_pass,
                 "different_rows": sum(not np.array_equal(a, b) for a, b in zip(wanted, found, strict=True)),
                 "peak_bytes": engine.memory_use.peak_bytes,

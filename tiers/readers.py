@@ -7,6 +7,7 @@ CPU seconds.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -39,6 +40,7 @@ class Readers:
     def __init__(self, n_threads: int, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._changed = threading.Condition()
+        self._urgent: deque[Job] = deque()
         self._jobs: deque[Job] = deque()
         self._is_closed = False
         self._in_flight = 0
@@ -51,13 +53,16 @@ class Readers:
             thread.start()
 
     def submit(self, job: Job, is_urgent: bool = False) -> None:
-        """Queue `job`; with is_urgent, ahead of all that wait."""
+        """Queue `job`; with is_urgent, ahead of all that are not."""
         with self._changed:
-            if is_urgent:
-                self._jobs.appendleft(job)
-            else:
-                self._jobs.append(job)
+            (self._urgent if is_urgent else self._jobs).append(job)
             self._changed.notify()
+
+    def hasten(self, job: Job) -> None:
+        """Let `job` be urgent from now on, if it still waits."""
+        with self._changed, contextlib.suppress(ValueError):
+            self._jobs.remove(job)
+            self._urgent.append(job)
 
     @property
     def totals(self) -> ReadTotals:
@@ -70,6 +75,7 @@ class Readers:
         """Drop what waits, let reads in flight finish, and join the threads. Idempotent."""
         with self._changed:
             self._is_closed = True
+            self._urgent.clear()
             self._jobs.clear()
             self._changed.notify_all()
         for thread in self._threads:
@@ -79,11 +85,11 @@ class Readers:
         counted_cpu_s = 0.0
         while True:
             with self._changed:
-                while not self._jobs and not self._is_closed:
+                while not (self._urgent or self._jobs or self._is_closed):
                     self._changed.wait()
                 if self._is_closed:
                     return
-                job = self._jobs.popleft()
+                job = (self._urgent or self._jobs).popleft()
                 if self._in_flight == 0:
                     self._busy_since = self._clock()
                 self._in_flight += 1

@@ -106,28 +106,45 @@ class Territory:
         missing = sum(self.chunk_bytes - self.place(chunk).length for chunk in self.ragged.intersection(chunks))
         return len(chunks) * self.chunk_bytes - missing
 
-    def furnish(self, chunk: int, source: int | None) -> None:
+    def furnish(self, chunk: int, source: int | None, count: int = 1) -> None:
         """Put memory under `chunk`: the frame under chunk `source`, or fresh memory (None or negative).
 
-        Raises OSError when the kernel refuses; then neither chunk has memory, and what was under `source` is lost.
+        count: so many chunks in a row, from as many others in a row. Raises OSError when the kernel refuses; then none
+        of them has memory, and what was under the sources is lost.
         """
-        place = self.place(chunk)
         if source == chunk:
             return
+        address, last = self.place(chunk).address, self.place(chunk + count - 1)
+        length = last.address + last.length - address
         try:
             if source is None or source < 0:
-                _libc.map_anonymous(place.length, _libc.PROT_READ_WRITE, at=place.address)
-                _libc.prepare_for_weights(place.address, place.length)
-                return
-            old = self.place(source)
-            try:
-                _libc.move_pages(old.address, place.address, place.length)
-            finally:
-                # Replaced at once, so that it merges with its neighbours (vm.max_map_count) and stays unreadable.
-                _libc.map_anonymous(old.length, _libc.PROT_NONE, at=old.address)
+                _libc.map_anonymous(length, _libc.PROT_READ_WRITE, at=address)
+                _libc.prepare_for_weights(address, length)
+            elif count == 1 or not self._move_together(source, address, length):
+                for i in range(count):
+                    self._move(source + i, chunk + i)
         except OSError:
-            _libc.map_anonymous(place.length, _libc.PROT_NONE, at=place.address)  # the kernel may have left a hole
+            _libc.map_anonymous(length, _libc.PROT_NONE, at=address)  # the kernel may have left a hole
             raise
+
+    def _move_together(self, source: int, address: int, length: int) -> bool:
+        """Move the frames from chunk `source` on; return whether the kernel did: it moves one mapping at a time."""
+        old = self.place(source).address
+        try:
+            _libc.move_pages(old, address, length)
+        except OSError:
+            _libc.map_anonymous(length, _libc.PROT_NONE, at=address)
+            return False
+        _libc.map_anonymous(length, _libc.PROT_NONE, at=old)
+        return True
+
+    def _move(self, source: int, chunk: int) -> None:
+        old, new = self.place(source), self.place(chunk)
+        try:
+            _libc.move_pages(old.address, new.address, new.length)
+        finally:
+            # Replaced at once, so that it merges with its neighbours (vm.max_map_count) and stays unreadable.
+            _libc.map_anonymous(old.length, _libc.PROT_NONE, at=old.address)
 
     def _locate(self, chunk: int) -> Place:
         index = bisect_right(self._first, chunk) - 1

@@ -1,4 +1,4 @@
-"""Weights in memory: carries out what `Residency` decides, on the chunks of a `Territory`, with `Readers`.
+"""Weights in memory: carries out what a `Residency` or `OnDemand` decides, on a `Territory`, with `Readers`.
 
 Frames are moved in the order in which they were handed out, whichever thread gets there first: a frame that one chunk
 gives up may be promised to the next before it has moved.
@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from edge_run.base.errors import BudgetError, EdgeRunError, TierReadError
 from edge_run.base.protocols import Clock
+from edge_run.base.units import MIB
+from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.residency import Load, Residency
 from edge_run.tiers.source import SourceFile
@@ -22,6 +24,7 @@ from edge_run.tiers.territory import Territory
 logger = logging.getLogger(__name__)
 
 MAX_READ_CHUNKS = 4
+READ_BYTES = 8 * MIB  # of small chunks in a row
 
 
 class Weights:
@@ -32,18 +35,22 @@ class Weights:
         territory: Territory,
         sources: Sequence[SourceFile],
         readers: Readers,
-        state: Residency,
+        state: Residency | OnDemand,
         clock: Clock = time.monotonic,
+        run_chunks: int = MAX_READ_CHUNKS,
     ) -> None:
+        """Weights whose chunks `state` keeps account of; a read is of at most `run_chunks` chunks."""
         self._territory = territory
         self._sources = sources
         self._readers = readers
         self._residency = state
         self._clock = clock
+        self._run_chunks = run_chunks
         self._changed = threading.Condition()
         self._moves: deque[Load] = deque()
         self._moved = self._promised = 0
         self._lost: dict[int, OSError] = {}
+        self._patient: dict[int, Callable[[], int]] = {}  # reads that wait, and that nobody waits for, by chunk
         self._error: EdgeRunError | None = None
 
     def start(self) -> None:
@@ -66,6 +73,7 @@ class Weights:
                 self._submit(self._residency.acquire(chunks))
                 if not self._residency.is_waiting:
                     return 0.0
+                self._hasten(chunks)
                 while self._residency.is_waiting and self._error is None:
                     if self._residency.is_stuck:
                         raise BudgetError("memory budget: too few frames for what one step needs; raise --memory")
@@ -83,18 +91,37 @@ class Weights:
         with self._changed:
             self._submit(self._residency.release(chunks))
 
+    def hold(self, chunks: Iterable[int]) -> None:
+        """Hold `chunks`, which are read when no other read is waited for; only of an `OnDemand`."""
+        assert isinstance(self._residency, OnDemand)
+        with self._changed:
+            self._submit(self._residency.hold(chunks))
+
     def _submit(self, loads: Sequence[Load]) -> None:
-        for run in _coalesce(loads, self._territory):
+        for run in _coalesce(loads, self._territory, self._run_chunks):
             self._moves.extend(run)
             self._promised += len(run)
-            self._readers.submit(self._job(run, self._promised), is_urgent=run[0].is_urgent)
+            job = self._job(run, self._promised)
+            if not run[0].is_urgent:
+                self._patient.update((load.chunk, job) for load in run)
+            self._readers.submit(job, is_urgent=run[0].is_urgent)
+
+    def _hasten(self, chunks: Iterable[int]) -> None:
+        """Let those of `chunks` be read at once that somebody asked for before, and nobody waited for."""
+        for job in dict.fromkeys(self._patient[chunk] for chunk in chunks if chunk in self._patient):
+            self._readers.hasten(job)
 
     def _job(self, run: list[Load], ticket: int) -> Callable[[], int]:
         def read() -> int:
             try:
                 with self._changed:
+                    for load in run:
+                        self._patient.pop(load.chunk, None)
                     self._carry_out_moves(ticket)
                     self._check_frames(run)
+                    if not self._is_needed(run):
+                        self._give_up(run)
+                        return 0
                 n_bytes = self._read(run)
                 self._note_loaded(run)
             except EdgeRunError as error:
@@ -110,12 +137,24 @@ class Weights:
     def _carry_out_moves(self, ticket: int) -> None:
         """Make all moves up to `ticket`; note one that the kernel refuses, for the run that it belongs to."""
         while self._moved < ticket:
-            load = self._moves.popleft()
-            self._moved += 1
+            run = [self._moves.popleft()]
+            while self._moves and self._goes_with(self._moves[0], run):
+                run.append(self._moves.popleft())
+            self._moved += len(run)
             try:
-                self._territory.furnish(load.chunk, load.source)
+                self._territory.furnish(run[0].chunk, run[0].source, len(run))
             except OSError as error:
-                self._lost[load.chunk] = error
+                self._lost.update((load.chunk, error) for load in run)
+
+    def _goes_with(self, load: Load, run: list[Load]) -> bool:
+        """Return whether `load` can be moved together with `run`: from chunks in a row to others in a row."""
+        first, last = run[0], run[-1]
+        if load.source is None or last.source is None or not self._territory.is_followed_by(last.chunk, load.chunk):
+            return False
+        if load.source < 0 or last.source < 0:
+            return load.source < 0 and last.source < 0
+        is_apart = first.source is not None and abs(first.source - first.chunk) > len(run)
+        return is_apart and self._territory.is_followed_by(last.source, load.source)
 
     def _check_frames(self, run: list[Load]) -> None:
         for load in run:
@@ -124,6 +163,15 @@ class Weights:
                     f"moving page frames failed ({error}); raise vm.max_map_count or lower --memory"
                 ) from error
 
+    def _is_needed(self, run: list[Load]) -> bool:
+        """Return whether anybody still wants to have what `run` reads."""
+        state = self._residency
+        return not isinstance(state, OnDemand) or any(state.is_held(load.chunk) for load in run)
+
+    def _give_up(self, run: list[Load]) -> None:
+        self._submit([following for load in run for following in self._residency.failed(load.chunk)[1]])
+        self._changed.notify_all()
+
     def _read(self, run: list[Load]) -> int:
         first = self._territory.place(run[0].chunk)
         length = sum(self._territory.place(load.chunk).length for load in run)
@@ -131,8 +179,7 @@ class Weights:
 
     def _note_loaded(self, run: list[Load]) -> None:
         with self._changed:
-            for load in run:
-                self._submit(self._residency.loaded(load.chunk))
+            self._submit([following for load in run for following in self._residency.loaded(load.chunk)])
             if not self._residency.is_waiting or self._residency.is_stuck:
                 self._changed.notify_all()
 
@@ -153,8 +200,8 @@ class Weights:
             self._changed.notify_all()
 
 
-def _coalesce(loads: Sequence[Load], territory: Territory) -> list[list[Load]]:
-    """Group chunks that follow each other in memory, in the order given, into reads of at most MAX_READ_CHUNKS chunks.
+def _coalesce(loads: Sequence[Load], territory: Territory, most_chunks: int) -> list[list[Load]]:
+    """Group chunks that follow each other in memory, in the order given, into reads of at most `most_chunks` chunks.
 
     Neighbours by number need not be: a mapping may have a hole, where llama.cpp gave back what it does not use.
     """
@@ -164,7 +211,7 @@ def _coalesce(loads: Sequence[Load], territory: Territory) -> list[list[Load]]:
         if (
             last is not None
             and load.is_urgent == last.is_urgent
-            and len(runs[-1]) < MAX_READ_CHUNKS
+            and len(runs[-1]) < most_chunks
             and territory.is_followed_by(last.chunk, load.chunk)
         ):
             runs[-1].append(load)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from edge_run.partition.plan import plan_residency
 from edge_run.prefetch.schedule import Stretch, schedule_pass
-from edge_run.tiers.residency import NEW_FRAME, ChunkState, Load, Residency
+from edge_run.tiers.residency import ChunkState, Load, Residency
+from frames_model import Memory
 
 Stretches = list[tuple[int, ...]]
 MAX_CHUNKS = 14
@@ -45,44 +45,6 @@ def released(stretches: Stretches, i: int) -> tuple[int, ...]:
 
 def order_of(stretches: Stretches) -> list[int]:
     return [chunk for i in range(len(stretches)) for chunk in acquired(stretches, i)]
-
-
-@dataclass
-class Memory:
-    """Which frame is under which chunk, and which chunks have their bytes. Refuses moves that memory cannot make."""
-
-    pinned: frozenset[int]
-    n_frames: int
-    frame_under: dict[int, int] = field(default_factory=dict)
-    readable: set[int] = field(default_factory=set)
-    n_made: int = 0
-    loading: list[Load] = field(default_factory=list)
-
-    def start(self, loads: Sequence[Load], in_use: set[int]) -> None:
-        for load in loads:
-            assert load.chunk not in self.readable, "a chunk that is in memory is read again"
-            assert all(load.chunk != other.chunk for other in self.loading), "a chunk is read twice at once"
-            if load.source is None:
-                assert load.chunk in self.pinned, "only pinned chunks have memory of their own"
-            else:
-                assert load.chunk not in self.pinned
-                self._move(load.chunk, load.source, in_use)
-            self.loading.append(load)
-
-    def _move(self, chunk: int, source: int, in_use: set[int]) -> None:
-        if source == NEW_FRAME:
-            frame = self.n_made = self.n_made + 1
-        else:
-            assert source not in in_use, "a frame is taken from under a chunk that is held"
-            assert all(source != other.chunk for other in self.loading), "a frame is taken from under a read"
-            frame = self.frame_under.pop(source)
-            self.readable.discard(source)
-        assert chunk not in self.frame_under, "two frames under one chunk"
-        self.frame_under[chunk] = frame
-        assert len(self.frame_under) <= self.n_frames, "more frames than the plan has"
-
-    def lose_frame(self, chunk: int) -> None:
-        self.frame_under.pop(chunk, None)
 
 
 class ResidencyMachine(RuleBasedStateMachine):

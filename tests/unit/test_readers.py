@@ -56,6 +56,20 @@ def finish(readers: Readers) -> None:
     assert done.wait(WAIT_S)
 
 
+def test_a_job_may_become_urgent_while_it_waits(readers: Readers) -> None:
+    gate, order = Gate(), list[int]()
+    readers.submit(gate)
+    assert gate.has_begun.wait(WAIT_S)
+    jobs: list[Callable[[], int]] = [lambda i=i: order.append(i) or 0 for i in range(5)]
+    for job in jobs:
+        readers.submit(job)
+    for job in (jobs[3], jobs[1], gate):
+        readers.hasten(job)
+    gate.open()
+    finish(readers)
+    assert order == [3, 1, 0, 2, 4]
+
+
 def test_first_come_first_served_but_for_the_urgent(readers: Readers) -> None:
     gate, order = Gate(), list[str]()
     readers.submit(gate)

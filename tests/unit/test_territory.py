@@ -94,6 +94,22 @@ def test_a_frame_takes_its_bytes_along_and_leaves_nothing_readable() -> None:
         assert read(territory, 3) == data, "to where it is already: nothing happens"
 
 
+@pytest.mark.parametrize("are_of_one_mapping", [True, False])
+def test_frames_in_a_row_move_together(are_of_one_mapping: bool) -> None:
+    """Also those that came from here and there, and are not one mapping to the kernel."""
+    with mapped([32 * CHUNK], CHUNK) as territory:
+        if are_of_one_mapping:
+            territory.furnish(0, NEW_FRAME, 4)
+        else:
+            for chunk, start in enumerate((9, 30, 12, 20)):
+                territory.furnish(start, NEW_FRAME)
+                territory.furnish(chunk, start)
+        data = [fill(territory, chunk, 3 + chunk) for chunk in range(4)]
+        territory.furnish(24, 0, 4)
+        assert [read(territory, 24 + i) for i in range(4)] == data
+        assert not any(is_readable(territory.place(chunk).address) for chunk in range(4))
+
+
 def test_a_frame_stays_out_of_forks_and_core_dumps_wherever_it_moves() -> None:
     """A child process would double them, and a core dump would write them all."""
     with mapped([4 * CHUNK], CHUNK) as territory:

@@ -14,6 +14,7 @@ from edge_run.base.errors import BudgetError, Cancelled, ModelFileError, TierRea
 from edge_run.partition.plan import plan_residency
 from edge_run.prefetch.schedule import Stretch, schedule_pass
 from edge_run.tiers import _libc
+from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.residency import ChunkState, Residency
 from edge_run.tiers.source import SourceFile
@@ -28,7 +29,9 @@ WAIT_S = 30
 class Tier:
     """Weights over files of random bytes, and what the test knows of them."""
 
-    def __init__(self, territory: Territory, paths: Sequence[Path], residency: Residency, readers: Readers) -> None:
+    def __init__(
+        self, territory: Territory, paths: Sequence[Path], residency: Residency | OnDemand, readers: Readers
+    ) -> None:
         self.territory, self.residency, self.readers = territory, residency, readers
         self.data = [path.read_bytes() for path in paths]
         self.sources = [SourceFile(path) for path in paths]
@@ -80,12 +83,14 @@ def tier(
     n_readers: int = 2,
     shift_bytes: int = 0,
     hole: range | None = None,
+    is_on_demand: bool = False,
 ) -> Iterator[Tier]:
     paths = [folder / f"shard-{i}" for i in range(len(sizes_bytes))]
     for i, (path, size_bytes) in enumerate(zip(paths, sizes_bytes, strict=True)):
         write_random(path, size_bytes, seed=i)
     with mapped(sizes_bytes, CHUNK, shift_bytes=shift_bytes, hole=hole) as territory:
-        residency = Residency(territory.n_chunks, order, pinned, n_frames)
+        n_chunks = territory.n_chunks
+        residency = OnDemand(n_chunks, n_frames) if is_on_demand else Residency(n_chunks, order, pinned, n_frames)
         readers = Readers(n_readers)
         try:
             yield Tier(territory, paths, residency, readers)
@@ -326,3 +331,67 @@ def test_what_is_released_and_replaced_cannot_be_read(tmp_path: Path) -> None:
         streamed.weights.release([0])
         streamed.weights.acquire([2])
         assert not is_readable(streamed.territory.place(0).address)
+
+
+# Weights of which only their users know what comes next
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_held_and_acquired_at_random_is_what_the_file_holds(tmp_path: Path, seed: int) -> None:
+    """A cache holds some chunks and changes its mind; a pass acquires others, and some of the same."""
+    choose = random.Random(seed)
+    with tier(tmp_path, [40 * CHUNK], (), n_frames=16, is_on_demand=True) as streamed:
+        kept: list[int] = []
+        for _ in range(60):
+            while len(kept) > choose.randrange(11):
+                streamed.weights.release([kept.pop(choose.randrange(len(kept)))])
+            new = [c for c in choose.sample(range(40), 3) if c not in kept][: 11 - len(kept)]
+            streamed.weights.hold(new)
+            kept += new
+            asked = [*choose.sample(kept, min(2, len(kept))), *choose.sample(range(40), 3)]
+            streamed.weights.acquire(asked)
+            assert all(streamed.is_right(chunk) for chunk in asked)
+            streamed.weights.release(asked)
+            streamed.residency.check()
+        streamed.settle()
+        assert all(streamed.is_right(chunk) for chunk in kept)
+
+
+def test_a_read_that_somebody_waits_for_overtakes_the_others(tmp_path: Path) -> None:
+    with tier(tmp_path, [24 * CHUNK], (), n_frames=24, n_readers=1, is_on_demand=True) as streamed:
+        may_read = streamed.hold_reads()
+        streamed.weights.hold(range(20))
+        threading.Timer(0.05, may_read.set).start()
+        streamed.weights.acquire([17])
+        assert [offset // CHUNK for offset, _ in streamed.reads[:2]] == [0, 16]
+        assert streamed.is_right(17)
+
+
+def test_reads_that_nobody_wants_any_more_are_not_made(tmp_path: Path) -> None:
+    with tier(tmp_path, [24 * CHUNK], (), n_frames=12, n_readers=1, is_on_demand=True) as streamed:
+        may_read = streamed.hold_reads()
+        streamed.weights.hold(range(12))
+        streamed.weights.release(range(4, 12))
+        streamed.weights.hold(range(12, 16))
+        threading.Timer(0.05, may_read.set).start()
+        streamed.weights.acquire([20, 21])
+        streamed.settle()
+        assert {offset // CHUNK for offset, _ in streamed.reads}.isdisjoint(range(4, 12))
+        assert all(streamed.is_right(chunk) for chunk in (0, 3, 12, 15, 20, 21))
+        streamed.residency.check()
+
+
+def test_a_held_chunk_whose_read_failed_is_read_when_it_is_acquired(tmp_path: Path) -> None:
+    with tier(tmp_path, [4 * CHUNK], (), n_frames=4, is_on_demand=True) as streamed:
+        failures = [TierReadError("once")]
+
+        def fail(offset: int) -> None:
+            if failures:
+                raise failures.pop()
+
+        streamed.fail = fail
+        streamed.weights.hold([0])
+        streamed.settle()
+        assert streamed.residency.state(0) is ChunkState.ABSENT
+        streamed.weights.acquire([0])
+        assert streamed.is_right(0)

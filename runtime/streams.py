@@ -1,0 +1,86 @@
+"""Weights that stream: planned, and set going. In order for a dense model, by expert for a mixture with room for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edge_run.base.results import Plan
+from edge_run.prefetch.experts import ExpertCache
+from edge_run.runtime.expert_streaming import ExpertStreaming
+from edge_run.runtime.graph import GraphMap
+from edge_run.runtime.mixture_planning import MixturePlan, plan_mixture
+from edge_run.runtime.planning import RowRange, plan_streamed, row_ranges
+from edge_run.runtime.streaming import PinnedWeights, WeightStreaming
+from edge_run.runtime.terms import Terms, used_experts
+from edge_run.tiers.on_demand import OnDemand
+from edge_run.tiers.readers import Readers
+from edge_run.tiers.residency import Residency
+from edge_run.tiers.rows import RowTable
+from edge_run.tiers.source import SourceFile
+from edge_run.tiers.territory import Territory
+from edge_run.tiers.weights import READ_BYTES, Weights
+
+Streams = Sequence[WeightStreaming | ExpertStreaming]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightMemory:
+    """Where weights go and come from. chunk_bytes: what a chunk has at most."""
+
+    territory: Territory
+    sources: Sequence[SourceFile]
+    readers: Readers
+    chunk_bytes: int
+
+    def tables(self, ranges: Sequence[RowRange]) -> list[RowTable]:
+        """Return the tables of which only rows are read."""
+        return [
+            RowTable(r.start, r.stop, r.file_offset, self.sources[r.shard], self.readers, r.budget_bytes)
+            for r in ranges
+        ]
+
+
+def open_streams(
+    graph: GraphMap, terms: Terms, memory: WeightMemory, grant: Callable[[Plan], None]
+) -> tuple[Plan, Streams]:
+    """Return the plan, and the features that carry it out, which have begun to read. Raises BudgetError.
+
+    grant: is given the plan before it takes any memory, and may raise.
+    """
+    mixture = plan_mixture(terms, graph, memory.territory.spans, memory.chunk_bytes)
+    if mixture is None:
+        return _in_order(graph, terms, memory, grant)
+    grant(mixture.plan)
+    return mixture.plan, _by_expert(mixture, memory, used_experts(terms.gguf))
+
+
+def _in_order(
+    graph: GraphMap, terms: Terms, memory: WeightMemory, grant: Callable[[Plan], None]
+) -> tuple[Plan, Streams]:
+    """Let weights come and go in the order of the first pass."""
+    territory = memory.territory
+    streaming = WeightStreaming(territory)
+    ranges = row_ranges(graph, territory, terms.micro_batch_tokens)
+    streaming.tables = memory.tables(ranges)
+    stretches = streaming.stretches(graph)
+    plan, residency = plan_streamed(terms, territory, [stretch.needs for stretch in stretches], ranges)
+    grant(plan)
+    order = [chunk for stretch in stretches for chunk in stretch.acquire]
+    states = Residency(territory.n_chunks, order, residency.pinned, residency.n_frames)
+    streaming.weights = Weights(territory, memory.sources, memory.readers, states)
+    streaming.weights.start()
+    return plan, [streaming]
+
+
+def _by_expert(mixture: MixturePlan, memory: WeightMemory, n_used: int) -> Streams:
+    """Keep all but the experts, and let these come as they are chosen."""
+    territory, experts, n_frames = mixture.territory, mixture.experts, mixture.n_frames
+    states = OnDemand(territory.n_chunks, len(mixture.dense) + n_frames)
+    run_chunks = READ_BYTES // territory.chunk_bytes
+    weights = Weights(territory, memory.sources, memory.readers, states, run_chunks=run_chunks)
+    pinned = PinnedWeights(territory, experts.at.keys())
+    pinned.tables, pinned.weights = memory.tables(mixture.ranges), weights
+    weights.hold(mixture.dense)
+    cache = ExpertCache(n_frames, experts.sizes)
+    return [pinned, ExpertStreaming(experts, cache, weights, n_frames, n_used)]

@@ -1,0 +1,86 @@
+"""What a plan has to keep to: a model, a budget, and what the process holds besides weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge_run.base.results import PlanItem
+from edge_run.base.units import MIB
+from edge_run.devices.memory import ProcessMemory, process_memory
+from edge_run.tiers.gguf import GgufModel
+
+if TYPE_CHECKING:
+    from edge_run.runtime.llama_model import LlamaContext
+
+RESERVE_BYTES = 32 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What the process holds besides weights.
+
+    program_bytes: resident, Python and llama.cpp with its graphs. kv_bytes and buffer_bytes: allocated by llama.cpp's
+    context, and counted in full, touched yet or not. work_bytes: what matrix multiplications will allocate for their
+    inputs.
+    """
+
+    program_bytes: int
+    kv_bytes: int = 0
+    buffer_bytes: int = 0
+    work_bytes: int = 0
+
+    @classmethod
+    def now(cls) -> Holdings:
+        """Return what is held before there is a context."""
+        return cls(process_memory().resident_bytes)
+
+    @classmethod
+    def since(cls, before: ProcessMemory, context: LlamaContext, work_bytes: int) -> Holdings:
+        """Return what is held after `context` was made; besides its buffers it takes what memory grew by."""
+        after = process_memory()
+        if not context.buffer_bytes:
+            buffers = max(after.data_bytes - before.data_bytes, after.resident_bytes - before.resident_bytes)
+            return cls(before.resident_bytes, context.kv_bytes, max(0, buffers - context.kv_bytes), work_bytes)
+        graphs = max(0, after.resident_bytes - before.resident_bytes - context.kv_bytes)
+        return cls(before.resident_bytes + graphs, context.kv_bytes, context.buffer_bytes, work_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it, with a reserve for what Python and the tokenizer still allocate."""
+        return sum(item.size_bytes for item in self.items())
+
+    def items(self) -> tuple[PlanItem, ...]:
+        """Return the plan's lines for all but weights."""
+        return (
+            PlanItem("program", self.program_bytes, "Python, llama.cpp and the vocabulary"),
+            PlanItem("kv", self.kv_bytes, "the context's keys and values"),
+            PlanItem("buffers", self.buffer_bytes, "llama.cpp's compute and output buffers, as it reports them"),
+            PlanItem("work", self.work_bytes, "inputs of matrix multiplications, converted for the kernels"),
+            PlanItem("reserve", RESERVE_BYTES, "for what is allocated later: text, samplers, thread stacks"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """A model of which weights are to be placed, under a budget, beside what is held; `readers` read what streams."""
+
+    gguf: GgufModel
+    budget_bytes: int
+    holdings: Holdings
+    context_tokens: int
+    micro_batch_tokens: int
+    readers: int
+
+
+def work_bytes(gguf: GgufModel, micro_batch_tokens: int) -> int:
+    """Return what ggml allocates to convert the widest input of a matrix multiplication, at 2 bytes a number."""
+    experts = used_experts(gguf)
+    widths = (t.shape[0] * (experts if len(t.shape) > 2 else 1) for t in gguf.tensors if len(t.shape) > 1)
+    return 2 * micro_batch_tokens * max(widths, default=0)
+
+
+def used_experts(gguf: GgufModel) -> int:
+    """Return the experts that a token uses in a layer; 1 where the file does not say."""
+    n_used = gguf.value("expert_used_count")
+    return n_used if isinstance(n_used, int) and n_used > 0 else 1

@@ -1,0 +1,165 @@
+"""Which chunks are in memory when what is needed next is not known beforehand: a state machine without I/O.
+
+A chunk is held as often as somebody asked for it: by a pass that computes on it, by a cache that keeps it. A chunk that
+nobody holds any more stays as it is until its frame is needed, the one that was let go first before the others.
+
+    ABSENT -> LOADING -> HELD -> SPENT -> (its frame moves under another chunk) ABSENT
+
+Events in (`hold`, `acquire`, `release`, `loaded`, `failed`), reads to start out, like `tiers/residency.py`, whose order
+is known. One consumer. Not thread-safe: the caller locks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from edge_run.tiers.residency import NEW_FRAME, ChunkState, Load
+
+
+class OnDemand:
+    """The state of every chunk; those in memory share `n_frames` frames."""
+
+    def __init__(self, n_chunks: int, n_frames: int) -> None:
+        self._state = [ChunkState.ABSENT] * n_chunks
+        self._holders = [0] * n_chunks
+        self._n_frames = self._n_unmade = n_frames
+        self._vacant: set[int] = set()
+        self._spent: dict[int, None] = {}  # in the order in which they were let go
+        self._wanted: set[int] = set()
+        self._starved: deque[int] = deque()
+        self._queued: deque[int] = deque()
+        self._n_loading = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a chunk that was acquired is still on its way."""
+        return bool(self._wanted)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a chunk that was acquired will never come: all frames are held, and nothing is on its way."""
+        return bool(self._starved) and self._n_loading == 0
+
+    def state(self, chunk: int) -> ChunkState:
+        """Return where `chunk` is."""
+        return self._state[chunk]
+
+    def is_held(self, chunk: int) -> bool:
+        """Return whether anybody holds `chunk`, or is going to when it is there."""
+        return self._holders[chunk] > 0
+
+    def pump(self) -> list[Load]:
+        """Start the reads that were asked for and wait for a frame."""
+        return self._feed()
+
+    def hold(self, chunks: Iterable[int]) -> list[Load]:
+        """Hold each of `chunks` once more. Return the reads to start; nobody waits for them yet."""
+        self._add_holders(chunks, self._queued)
+        return self._feed()
+
+    def acquire(self, chunks: Iterable[int]) -> list[Load]:
+        """Hold each of `chunks` once more; wait while `is_waiting`. Return the reads that this needs at once."""
+        self._add_holders(chunks, self._starved)
+        return self._feed()
+
+    def release(self, chunks: Iterable[int]) -> list[Load]:
+        """Hold each of `chunks` once less. Return the reads that can start."""
+        for chunk in chunks:
+            self._holders[chunk] -= 1
+            self._wanted.discard(chunk)
+            if self._holders[chunk] == 0 and self._state[chunk] is ChunkState.HELD:
+                self._set_spent(chunk)
+        return self._feed()
+
+    def loaded(self, chunk: int) -> list[Load]:
+        """Note that a read is done. Return the reads that waited for a frame."""
+        self._n_loading -= 1
+        self._wanted.discard(chunk)
+        if self._holders[chunk]:
+            self._state[chunk] = ChunkState.HELD
+        else:
+            self._set_spent(chunk)
+        return self._feed()
+
+    def failed(self, chunk: int, has_frame: bool = True) -> tuple[bool, list[Load]]:
+        """Note that a read failed, or was not made: the chunk is absent, its frame is free, or lost with the move.
+
+        Return whether someone waits for the chunk, and the reads that waited for a frame. Whoever holds it holds it
+        still: it is read when it is acquired again.
+        """
+        self._n_loading -= 1
+        self._state[chunk] = ChunkState.ABSENT
+        if has_frame:
+            self._vacant.add(chunk)
+        else:
+            self._n_unmade += 1
+        is_wanted = chunk in self._wanted
+        self._wanted.discard(chunk)
+        return is_wanted, self._feed()
+
+    def check(self) -> None:
+        """Raise AssertionError unless every frame is in exactly one place and no state contradicts another."""
+        framed = {c for c, state in enumerate(self._state) if state is not ChunkState.ABSENT}
+        n_free = self._n_unmade + len(self._vacant)
+        assert len(framed) + n_free == self._n_frames, (len(framed), n_free, self._n_frames)
+        assert not framed & self._vacant, "a frame is free and in use"
+        assert set(self._spent) == {c for c in framed if self._state[c] is ChunkState.SPENT}
+        assert all(self._holders[c] == 0 for c in self._spent)
+        assert all(self._holders[c] > 0 for c in framed if self._state[c] is ChunkState.HELD)
+        assert self._n_loading == sum(state is ChunkState.LOADING for state in self._state)
+        assert all(self._state[c] in (ChunkState.ABSENT, ChunkState.LOADING) for c in self._wanted)
+        assert min(self._holders, default=0) >= 0, "a chunk was released more often than it was held"
+
+    def _add_holders(self, chunks: Iterable[int], absent: deque[int]) -> None:
+        """Count one holder more; those that are not there join `absent`, to be read when there is a frame."""
+        for chunk in chunks:
+            self._holders[chunk] += 1
+            state = self._state[chunk]
+            if state is ChunkState.HELD:
+                continue
+            if state is ChunkState.SPENT:
+                del self._spent[chunk]
+                self._state[chunk] = ChunkState.HELD
+                continue
+            if absent is self._starved:
+                self._wanted.add(chunk)
+            if state is ChunkState.ABSENT:
+                absent.append(chunk)
+
+    def _set_spent(self, chunk: int) -> None:
+        self._state[chunk] = ChunkState.SPENT
+        self._spent[chunk] = None
+
+    def _feed(self) -> list[Load]:
+        """Start the reads that were asked for, first those that someone waits for, as far as there are frames."""
+        loads: list[Load] = []
+        for asked in (self._starved, self._queued):
+            while asked:
+                chunk = asked[0]
+                is_needed = chunk in self._wanted if asked is self._starved else self._holders[chunk] > 0
+                if is_needed and self._state[chunk] is ChunkState.ABSENT:
+                    if (source := self._take_frame(chunk)) is None:
+                        return loads
+                    self._state[chunk] = ChunkState.LOADING
+                    self._n_loading += 1
+                    loads.append(Load(chunk, source, is_urgent=chunk in self._wanted))
+                asked.popleft()
+        return loads
+
+    def _take_frame(self, chunk: int) -> int | None:
+        """Return a frame for `chunk`: the one that is under it since a read failed, or any that nobody holds."""
+        if chunk in self._vacant:
+            self._vacant.remove(chunk)
+            return chunk
+        if self._n_unmade:
+            self._n_unmade -= 1
+            return NEW_FRAME
+        if self._vacant:
+            return self._vacant.pop()
+        if not self._spent:
+            return None
+        victim = next(iter(self._spent))
+        del self._spent[victim]
+        self._state[victim] = ChunkState.ABSENT
+        return victim
