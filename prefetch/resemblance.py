@@ -77,7 +77,7 @@ class Resemblance:
     def _begin_token(self) -> None:
         self._now = (self._now + 1) % TOKENS
         self._known = min(self._known + 1, TOKENS - 1)
-        scale = FADE / self._match  # the token after a like one is the one to compare with
+        scale = 1 / self._match  # the token after a like one is the one to compare with
         likeness = self._likeness
         self._likeness = [likeness[-1] * scale, *[value * scale for value in likeness[:-1]]]
         self._likeness[self._now] = 0.0
