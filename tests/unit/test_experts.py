@@ -101,9 +101,9 @@ def test_the_default_changes_its_mind() -> None:
 
 
 def test_what_followed_a_like_token_is_expected_again() -> None:
-    """Tokens A A A ... B C: when B comes, its layers' last use of C's experts is long ago, but C came after B."""
+    """Its experts were used once and long ago, and yet they are the likeliest."""
     memory = Resemblance(n_layers=2, n_experts=8, n_used=2)
-    for token in ((0, 1), (2, 3), (4, 5), (6, 7), (0, 7), (0, 1)):
+    for token in ((0, 1), (2, 3), (4, 5), (6, 7), (6, 7), (0, 1)):
         for layer in (0, 1):
             memory.note(layer, token)
     votes = [0.0] * 8
