@@ -22,7 +22,9 @@ if TYPE_CHECKING:
         TierReadError,
     )
     from edge_run.base.profile import DeviceProfile
+    from edge_run.base.replay import Replay
     from edge_run.base.results import Forecast, Generation, Piece, Plan, Progress, Stats, to_json
+    from edge_run.prefetch.replay import replay
     from edge_run.runtime.async_model import AsyncModel
     from edge_run.runtime.inflate import inflate
     from edge_run.runtime.model import Model
@@ -38,6 +40,8 @@ _HOME = {
     "plan": "edge_run.runtime.planner",
     "probe": "edge_run.runtime.probe",
     "DeviceProfile": "edge_run.base.profile",
+    "Replay": "edge_run.base.replay",
+    "replay": "edge_run.prefetch.replay",
     **dict.fromkeys(("ModelConfig", "SamplingConfig"), "edge_run.base.config"),
     **dict.fromkeys(
         ("Forecast", "Generation", "Piece", "Plan", "Progress", "Stats", "to_json"), "edge_run.base.results"
@@ -67,6 +71,7 @@ __all__ = [
     "Piece",
     "Plan",
     "Progress",
+    "Replay",
     "SamplingConfig",
     "Stats",
     "TierReadError",
@@ -74,6 +79,7 @@ __all__ = [
     "inflate",
     "plan",
     "probe",
+    "replay",
     "to_json",
 ]
 

@@ -15,7 +15,7 @@ from edge_run.base.bench import COMPARED, MMAP, compare, same_tokens
 from edge_run.base.errors import ConfigError, NotSupported, TierReadError
 from edge_run.base.results import to_json
 from edge_run.base.units import MIB
-from edge_run.cli import bench_plot, bench_table
+from edge_run.cli import bench_plot, bench_table, plot_file
 from edge_run.runtime import memory_group
 from edge_run.runtime.bench import arbitrary_tokens
 from edge_run.runtime.cold_run import drop_from_page_cache, parse_measurement, read_ahead_bytes
@@ -140,7 +140,7 @@ def test_pictures_that_cannot_be_are_refused(tmp_path: Path, monkeypatch: pytest
         bench_plot.check_plot(tmp_path / "folder.png")
     with pytest.raises(TierReadError, match="cannot be written"):
         bench_plot.check_plot(tmp_path / "nowhere" / "picture.png")
-    monkeypatch.setattr(bench_plot.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(plot_file.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(NotSupported, match=r"pip install 'edge-run\[plot\]'"):
         bench_plot.check_plot(tmp_path / "picture.png")
 

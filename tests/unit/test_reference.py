@@ -12,7 +12,7 @@ import click
 import pytest
 
 import edge_run
-from edge_run.base import bench, errors, findings, profile, results
+from edge_run.base import bench, errors, findings, profile, replay, results
 from edge_run.base.config import ModelConfig, SamplingConfig
 from edge_run.cli.app import COMMANDS, SIGPIPE_CODE
 from edge_run.cli.chat import EXITS, HELP
@@ -81,7 +81,7 @@ def dataclasses_of(module: ModuleType) -> list[type]:
     ]
 
 
-RESULTS = [kind for module in (results, findings, profile, bench) for kind in dataclasses_of(module)]
+RESULTS = [kind for module in (results, findings, profile, bench, replay) for kind in dataclasses_of(module)]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
@@ -158,7 +158,7 @@ def test_members(kind: type) -> None:
             assert arguments(call[2]) == wanted
 
 
-@pytest.mark.parametrize("name", ["Model", "plan", "probe", "inflate", "to_json"])
+@pytest.mark.parametrize("name", ["Model", "plan", "probe", "inflate", "replay", "to_json"])
 def test_arguments(name: str) -> None:
     call = re.search(rf"`{name}\(([^`]*)\)`", SECTIONS["Model" if name == "Model" else "Python"])
     assert call

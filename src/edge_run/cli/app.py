@@ -20,11 +20,12 @@ from edge_run.cli.inflate import inflate
 from edge_run.cli.plan import plan
 from edge_run.cli.probe import probe
 from edge_run.cli.process import end_on_termination, prepare_streams, release_streams
+from edge_run.cli.replay import replay
 from edge_run.cli.run import run
 from edge_run.cli.terminal import Terminal
 
 NAME = "edge-run"
-COMMANDS = (run, plan, demo, inflate, doctor, probe, bench)
+COMMANDS = (run, plan, demo, inflate, doctor, probe, bench, replay)
 SIGPIPE_CODE = 141
 
 _HELP = """Run GGUF models that are larger than memory, inside a memory budget; the text is llama.cpp's.

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import logging
-import os
-import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edge_run.base.bench import Bench, Spread
-from edge_run.base.errors import ConfigError, NotSupported, TierReadError
 from edge_run.base.units import format_size
+from edge_run.cli.plot_file import check_plot, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-SUFFIX = ".png"
-INCHES, DOTS_PER_INCH = (9.0, 4.8), 150
+__all__ = ["check_plot", "draw"]
+
 _COLOURS = {"predicted": "#9aa5b1", "measured": "#1f6fb2", "llama.cpp\nmmap": "#d1873a"}
 _PANELS = (
     ("decode_tokens_per_s", "Decode (more is better)", "tokens/s"),
@@ -26,61 +23,16 @@ _PANELS = (
 _LONGEST_NAME = 60
 
 
-def check_plot(path: Path) -> Path:
-    """Return where the picture will be; refuse what cannot be drawn or written before anything is measured.
-
-    Raises ConfigError, TierReadError, or NotSupported without matplotlib.
-    """
-    path = Path(os.path.expanduser(path))
-    if path.suffix.lower() != SUFFIX:
-        raise ConfigError(f"--plot {path}: must be a PNG file; name it {path.name or 'bench'}{SUFFIX}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise NotSupported("--plot: needs matplotlib, which is not installed; pip install 'edge-run[plot]'")
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        raise ConfigError(f"--plot {path}: is there, and is no file; choose another name")
-    if target.exists() and not os.access(target, os.W_OK):
-        raise TierReadError(f"--plot {path}: cannot be written (Permission denied); choose another name")
-    draft = _draft_of(target)
-    try:
-        draft.open("xb").close()
-        draft.unlink()
-    except OSError as error:
-        raise TierReadError(f"--plot {path}: cannot be written ({error.strerror}); choose another name") from error
-    return target
-
-
 def draw(bench: Bench, path: Path) -> None:
     """Write the picture of `bench` to `path`, which `check_plot` returned; all of it or nothing."""
-    draft = _draft_of(path)
-    try:
-        with draft.open("xb") as file:
-            _draw(bench, file)
-        draft.replace(path)
-    except OSError as error:
-        raise TierReadError(f"--plot {path}: cannot be written ({error.strerror}); choose another name") from error
-    finally:
-        draft.unlink(missing_ok=True)
+    write_figure(path, lambda figure: _draw(bench, figure))
 
 
-def _draft_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
-
-
-def _draw(bench: Bench, file: Any) -> None:
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it would speak of its font cache
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a name with characters that the font lacks
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
-        FigureCanvasAgg(figure)
-        for axes, (name, title, unit) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
-            _panel(axes, bench, name, title, unit)
-        figure.suptitle(_title(bench), fontsize=12, fontweight="bold", parse_math=False)
-        figure.supxlabel(_conditions(bench), fontsize=8, color="#555555", parse_math=False)
-        figure.savefig(file, format="png")
+def _draw(bench: Bench, figure: Figure) -> None:
+    for axes, (name, title, unit) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
+        _panel(axes, bench, name, title, unit)
+    figure.suptitle(_title(bench), fontsize=12, fontweight="bold", parse_math=False)
+    figure.supxlabel(_conditions(bench), fontsize=8, color="#555555", parse_math=False)
 
 
 def _panel(axes: Axes, bench: Bench, name: str, title: str, unit: str) -> None:

@@ -53,3 +53,9 @@ def size_option(context: click.Context, parameter: click.Parameter, text: str | 
         return None if text is None else parse_size(text)
     except ConfigError as error:
         raise click.BadParameter(str(error), context, parameter) from error
+
+
+def sizes_option(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the bytes of each of several sizes: a click callback."""
+    sizes = (size_option(context, parameter, text) for text in texts)
+    return tuple(size for size in sizes if size is not None)

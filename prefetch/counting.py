@@ -1,0 +1,126 @@
+"""Policies that count: the least recently and the least frequently used expert goes first, of all or of its layer.
+
+With a decay between the two they are one family: LRFU (Lee and others, 2001, section 2).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+from edge_run.prefetch.experts import Mixture, Unit
+
+_LARGEST = 1e100
+_STALE = 4
+
+
+class CountingPolicy:
+    """Each use counts 1, and less with every later look-up of its layer: `decay` ** look-ups.
+
+    decay: 1 is LFU over all time, 0 is LRU. Among equals the one used longer ago goes first. Every unit that was looked
+    up is kept, as far as there is room.
+    """
+
+    def __init__(self, mixture: Mixture, decay: float, has_shares: bool) -> None:
+        self.has_shares = has_shares
+        self._decay = decay
+        self._clock = 0
+        self._weight: dict[int, float] = dict.fromkeys(mixture.layers, 1.0)  # grows, instead of all counts falling
+        self._counts: dict[int, list[float]] = {layer: [0.0] * mixture.experts for layer in mixture.layers}
+        self._entries: dict[Unit, tuple[float, int, Unit]] = {}  # the valid one of each resident unit
+        self._heaps: defaultdict[int, list[tuple[float, int, Unit]]] = defaultdict(list)
+        self._layer, self._touched = -1, frozenset[int]()
+        self._foretold: dict[int, Collection[int]] = {}
+
+    def note(self, layer: int, experts: Sequence[int], resident: Collection[int], is_prefill: bool) -> None:
+        """Count each expert once."""
+        self._layer, self._touched = layer, frozenset(experts)
+        self._foretold.pop(layer, None)
+        if 0 < self._decay < 1:
+            self._grow(layer)
+        counts, weight = self._counts[layer], self._weight[layer]
+        for expert in dict.fromkeys(experts):
+            self._clock += 1
+            counts[expert] = counts[expert] + weight if self._decay else float(self._clock)
+            if expert in resident:
+                self._enter((layer, expert))
+
+    def ranked(self, layer: int, experts: Sequence[int]) -> Sequence[int]:
+        """Return `experts` as they are."""
+        return experts
+
+    def foretell(self, layer: int, experts: Collection[int]) -> None:
+        """Keep what is foretold from making room for what is foretold with it."""
+        self._foretold[layer] = frozenset(experts)
+
+    def victim(self, newcomer: Unit | None, is_foretold: bool = False) -> Unit | None:
+        """Return the unit counted least: of the newcomer's layer, where each has a share."""
+        if newcomer is not None or not self.has_shares:
+            return self._pop(newcomer[0] if newcomer and self.has_shares else 0, newcomer, is_foretold)
+        fullest = sorted(self._heaps, key=lambda pool: len(self._heaps[pool]), reverse=True)
+        return next((victim for pool in fullest if (victim := self._pop(pool, None, False))), None)
+
+    def add(self, unit: Unit, is_foretold: bool = False) -> None:
+        """Take `unit` as resident; what is foretold ranks as if it had been used once more."""
+        self._enter(unit, self._count_once_more(unit) if is_foretold else None)
+
+    def remove(self, unit: Unit) -> None:
+        """Forget `unit` as resident."""
+        del self._entries[unit]
+
+    def _pop(self, pool: int, newcomer: Unit | None, is_foretold: bool) -> Unit | None:
+        heap, spared = self._heaps[pool], list[tuple[float, int, Unit]]()
+        found = None
+        while heap and found is None:
+            entry = heapq.heappop(heap)
+            if self._entries.get(entry[2]) is not entry:
+                continue
+            if is_foretold and newcomer is not None and entry[0] > self._count_once_more(newcomer):
+                spared.append(entry)
+                break
+            if self._is_spared(entry[2], newcomer, is_foretold):
+                spared.append(entry)
+            else:
+                found = entry[2]
+                del self._entries[found]
+        for entry in spared:
+            heapq.heappush(heap, entry)
+        return found
+
+    def _is_spared(self, unit: Unit, newcomer: Unit | None, is_foretold: bool) -> bool:
+        layer, expert = unit
+        if not is_foretold or newcomer is None:
+            return layer == self._layer and expert in self._touched
+        return layer == self._layer or (layer == newcomer[0] and expert in self._foretold[layer])
+
+    def _count_once_more(self, unit: Unit) -> float:
+        if not self._decay:
+            return float(self._clock)
+        return self._counts[unit[0]][unit[1]] + self._weight[unit[0]]
+
+    def _enter(self, unit: Unit, count: float | None = None) -> None:
+        if count is None:
+            count = self._counts[unit[0]][unit[1]]
+        entry = (count, self._clock, unit)
+        self._entries[unit] = entry
+        pool = unit[0] if self.has_shares else 0
+        heap = self._heaps[pool]
+        heapq.heappush(heap, entry)
+        if len(heap) > _STALE * (len(self._entries) + 16):
+            heap[:] = [entry for entry in heap if self._entries.get(entry[2]) is entry]
+            heapq.heapify(heap)
+
+    def _grow(self, layer: int) -> None:
+        """Let a use count more than those before; counts and ranks are scaled down before they overflow."""
+        self._weight[layer] /= self._decay
+        if self._weight[layer] < _LARGEST:
+            return
+        scale = 1 / self._weight[layer]
+        self._weight[layer] = 1.0
+        self._counts[layer] = [count * scale for count in self._counts[layer]]
+        for (unit_layer, expert), (_, clock, unit) in list(self._entries.items()):
+            if unit_layer == layer:
+                entry = (self._counts[layer][expert], clock, unit)
+                self._entries[unit] = entry
+                heapq.heappush(self._heaps[layer if self.has_shares else 0], entry)

@@ -1,0 +1,169 @@
+"""The policy that keeps what is expected to be used soonest.
+
+Layers take turns, so an expert of a layer is used at the layer's next turn with a probability p, else a cycle later
+with p again: its next use is expected at that turn + cycle * (1 - p) / p, in look-ups. What is expected last goes
+first, and what was read stays only if it is expected before that. p is the mean of two: of frequencies that forget at
+three rates, and of what followed earlier tokens that were like the present one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from edge_run.prefetch.experts import Mixture, Unit
+from edge_run.prefetch.resemblance import Resemblance
+
+HALF_LIVES_TOKENS = (64, 8, 1)
+PROMPT_TOKEN = 0.2  # what a token of a prompt counts: an answer is not its prompt
+FORECAST_SHARE = 0.5  # of like tokens in p
+DOUBT = 0.1  # the weight of like tokens at which they are believed half
+PROMPT_TOKENS = 256  # of a prompt, the last ones
+_FADES = tuple(0.5 ** (1 / half_life) for half_life in HALF_LIVES_TOKENS)
+_RESCALE_TOKENS = 500  # before 2 ** tokens, of the shortest half-life, overflows
+_LEAST_CHANCE = 1e-9
+
+
+class Frequencies:
+    """How often a layer used each of `n_experts` experts, of late: each use counts half after each half-life."""
+
+    def __init__(self, n_experts: int, n_used: int) -> None:
+        self._prior = min(1.0, n_used / n_experts)
+        self._counts = [[0.0] * n_experts for _ in HALF_LIVES_TOKENS]
+        self._weights = [1.0] * len(HALF_LIVES_TOKENS)  # of a use; they grow, instead of all counts falling
+        self._tokens = [0.0] * len(HALF_LIVES_TOKENS)
+        self._noted = 0
+
+    def note(self, experts: Sequence[int], token: float = 1.0) -> None:
+        """Count what a token used; the token counts `token`."""
+        self._noted += 1
+        if self._noted % _RESCALE_TOKENS == 0:
+            self._rescale()
+        for i, fade in enumerate(_FADES):
+            self._tokens[i] = self._tokens[i] * fade + token
+            weight = self._weights[i] = self._weights[i] / fade
+            counts, use = self._counts[i], weight * token
+            for expert in experts:
+                counts[expert] += use
+
+    def chances(self, experts: Collection[int], scale: float, others: Sequence[float]) -> list[tuple[float, int]]:
+        """Return, for each of `experts`, the mean of its frequencies times `scale`, plus its value in `others`."""
+        slow, medium, fast = self._counts
+        scale /= len(HALF_LIVES_TOKENS)
+        totals = [scale / (tokens + 1) for tokens in self._tokens]
+        a, b, c = (total / weight for total, weight in zip(totals, self._weights, strict=True))
+        prior = self._prior * sum(totals)
+        return [(prior + a * slow[e] + b * medium[e] + c * fast[e] + others[e], e) for e in experts]
+
+    def _rescale(self) -> None:
+        self._counts = [
+            [count / weight for count in counts] for counts, weight in zip(self._counts, self._weights, strict=True)
+        ]
+        self._weights = [1.0] * len(self._weights)
+
+
+class NextUsePolicy:
+    """Evicts what is expected to be used last, among all layers; keeps what is expected before that."""
+
+    has_shares = False
+
+    def __init__(self, mixture: Mixture) -> None:
+        n_layers = len(mixture.layers)
+        self._layers = mixture.layers
+        self._places = {layer: place for place, layer in enumerate(mixture.layers)}
+        self._n_experts, self._n_used = mixture.experts, mixture.used
+        self._frequencies = [Frequencies(mixture.experts, mixture.used) for _ in mixture.layers]
+        self._resemblance = Resemblance(n_layers, mixture.experts, mixture.used)
+        self._turns = [0] * n_layers  # when the layer was looked up last
+        self._ranks: list[list[tuple[float, int]]] = [[] for _ in mixture.layers]  # (p, expert), the least p last
+        self._last_use = [0.0] * n_layers  # when the last of these is expected; 0 for none
+        self._clock = 0
+        self._place = 0
+        self._noted: dict[int, float] = {}  # the experts looked up last, and their p
+        self._held: list[tuple[float, int]] = []  # those of them that are resident
+
+    def note(self, layer: int, experts: Sequence[int], resident: Collection[int], is_prefill: bool) -> None:
+        """Learn from a look-up, and rank what `layer` has."""
+        self._rank(self._place, self._ranks[self._place] + self._held)
+        self._clock += 1
+        place = self._place = self._places[layer]
+        self._turns[place] = self._clock
+        share, others = self._learn(place, experts, is_prefill)
+        frequencies = self._frequencies[place]
+        noted = frequencies.chances(dict.fromkeys(experts), share, others)
+        self._noted = {expert: chance for chance, expert in noted}
+        self._held = [entry for entry in noted if entry[1] in resident]
+        rest = [expert for expert in resident if expert not in self._noted]
+        self._rank(place, frequencies.chances(rest, share, others))
+
+    def ranked(self, layer: int, experts: Sequence[int]) -> Sequence[int]:
+        """Return the likeliest first."""
+        return sorted(experts, key=self._noted.__getitem__, reverse=True)
+
+    def foretell(self, layer: int, experts: Collection[int]) -> None:
+        """Take it as sure that `layer` uses `experts` at its next turn."""
+        place = self._places[layer]
+        if place != self._place:
+            self._rank(place, [(1.0 if e in experts else chance, e) for chance, e in self._ranks[place]])
+
+    def victim(self, newcomer: Unit | None, is_foretold: bool = False) -> Unit | None:
+        """Return the unit that is expected to be used last; None where the newcomer is expected later still."""
+        spared, self._last_use[self._place] = (
+            self._last_use[self._place],
+            (0.0 if is_foretold else self._last_use[self._place]),
+        )
+        latest = max(self._last_use)
+        place = self._last_use.index(latest)
+        self._last_use[self._place] = spared
+        if not latest or (newcomer is not None and latest <= self._expected(newcomer, is_foretold)):
+            return None
+        _, expert = self._ranks[place].pop()
+        self._set_last_use(place)
+        return self._layers[place], expert
+
+    def add(self, unit: Unit, is_foretold: bool = False) -> None:
+        """Take `unit` as resident; what is foretold is sure to be used at its layer's next turn."""
+        place, expert = self._places[unit[0]], unit[1]
+        if is_foretold:
+            self._ranks[place].insert(0, (1.0, expert))
+            self._set_last_use(place)
+        else:
+            self._held.append((self._noted[expert], expert))
+
+    def remove(self, unit: Unit) -> None:
+        """Forget `unit` as resident."""
+        place, expert = self._places[unit[0]], unit[1]
+        if place == self._place:
+            self._held = [entry for entry in self._held if entry[1] != expert]
+        self._ranks[place] = [entry for entry in self._ranks[place] if entry[1] != expert]
+        self._set_last_use(place)
+
+    def _learn(self, place: int, experts: Sequence[int], is_prefill: bool) -> tuple[float, list[float]]:
+        """Count `experts`; return the share of frequencies in p, and what like tokens add to it for each expert."""
+        others = [0.0] * self._n_experts
+        frequencies, resemblance = self._frequencies[place], self._resemblance
+        if is_prefill:
+            for i in range(max(0, len(experts) - PROMPT_TOKENS * self._n_used), len(experts), self._n_used):
+                frequencies.note(experts[i : i + self._n_used], PROMPT_TOKEN)
+            resemblance.note_prompt(place, experts)
+            return 1.0, others
+        frequencies.note(experts)
+        resemblance.note(place, experts)
+        trust = FORECAST_SHARE / (resemblance.weight + DOUBT)
+        resemblance.vote(place, trust, others)
+        return 1.0 - trust * resemblance.weight, others
+
+    def _expected(self, unit: Unit, is_foretold: bool) -> float:
+        """Return when `unit` is expected to be used, less a cycle: so are all times here."""
+        chance = 1.0 if is_foretold else self._noted[unit[1]]
+        return self._turns[self._places[unit[0]]] + len(self._layers) / max(chance, _LEAST_CHANCE)
+
+    def _rank(self, place: int, entries: list[tuple[float, int]]) -> None:
+        entries.sort(reverse=True)
+        self._ranks[place] = entries
+        self._set_last_use(place)
+
+    def _set_last_use(self, place: int) -> None:
+        ranks = self._ranks[place]
+        self._last_use[place] = (
+            self._turns[place] + len(self._layers) / max(ranks[-1][0], _LEAST_CHANCE) if ranks else 0.0
+        )

@@ -1,0 +1,79 @@
+"""The offline optimum: what a policy could do that knew every look-up beforehand (Belady, 1966).
+
+It evicts what is used again the latest. As in figures that others publish, what was read is always kept; a policy that
+may pass by what it reads can do a little better still where little fits (`may_bypass`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+from edge_run.prefetch.experts import Unit
+from edge_run.prefetch.routes import LookUp
+
+NEVER = 1 << 62
+
+
+class OptimalPolicy:
+    """Knows all `look_ups`, which must be noted in this order. For experts of one size nothing reads less."""
+
+    has_shares = False
+
+    def __init__(self, look_ups: Sequence[LookUp], may_bypass: bool = False) -> None:
+        self._may_bypass = may_bypass
+        self._uses: defaultdict[Unit, list[int]] = defaultdict(list)  # the next one last
+        for number in range(len(look_ups) - 1, -1, -1):
+            for expert in dict.fromkeys(look_ups[number].experts):
+                self._uses[look_ups[number].layer, expert].append(number)
+        self._next: dict[Unit, int] = {}  # of resident units, and of those noted last
+        self._resident: set[Unit] = set()
+        self._heap: list[tuple[int, Unit]] = []
+        self._touched: frozenset[Unit] = frozenset()
+
+    def note(self, layer: int, experts: Sequence[int], resident: Collection[int], is_prefill: bool) -> None:
+        """Go on to the next look-up."""
+        self._touched = frozenset((layer, expert) for expert in experts)
+        for unit in self._touched:
+            uses = self._uses[unit]
+            uses.pop()
+            self._next[unit] = uses[-1] if uses else NEVER
+            if unit in self._resident:
+                heapq.heappush(self._heap, (-self._next[unit], unit))
+
+    def ranked(self, layer: int, experts: Sequence[int]) -> Sequence[int]:
+        """Return those first that are used again the soonest; where all are kept, as they are."""
+        return sorted(experts, key=lambda expert: self._next[layer, expert]) if self._may_bypass else experts
+
+    def foretell(self, layer: int, experts: Collection[int]) -> None:
+        """Do nothing: it knows better."""
+
+    def victim(self, newcomer: Unit | None, is_foretold: bool = False) -> Unit | None:
+        """Return the unit that is used again the latest."""
+        spared, found = [], None
+        while self._heap and found is None:
+            entry = heapq.heappop(self._heap)
+            unit = entry[1]
+            if unit not in self._resident or self._next[unit] != -entry[0]:
+                continue
+            if unit in self._touched:
+                spared.append(entry)
+            elif self._may_bypass and newcomer is not None and self._next[unit] <= self._next[newcomer]:
+                spared.append(entry)
+                break
+            else:
+                found = unit
+                self._resident.remove(unit)
+        for entry in spared:
+            heapq.heappush(self._heap, entry)
+        return found
+
+    def add(self, unit: Unit, is_foretold: bool = False) -> None:
+        """Take `unit` as resident."""
+        self._resident.add(unit)
+        heapq.heappush(self._heap, (-self._next[unit], unit))
+
+    def remove(self, unit: Unit) -> None:
+        """Forget `unit` as resident."""
+        self._resident.remove(unit)

@@ -1,0 +1,68 @@
+"""PNG files that commands draw: checked before the work begins, written as a whole or not at all."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_run.base.errors import ConfigError, NotSupported, TierReadError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUFFIX = ".png"
+INCHES, DOTS_PER_INCH = (9.0, 4.8), 150
+
+
+def check_plot(path: Path) -> Path:
+    """Return where the picture will be; refuse what cannot be drawn or written before anything is measured.
+
+    Raises ConfigError, TierReadError, or NotSupported without matplotlib.
+    """
+    path = Path(os.path.expanduser(path))
+    if path.suffix.lower() != SUFFIX:
+        raise ConfigError(f"--plot {path}: must be a PNG file; name it {path.name or 'picture'}{SUFFIX}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise NotSupported("--plot: needs matplotlib, which is not installed; pip install 'edge-run[plot]'")
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise ConfigError(f"--plot {path}: is there, and is no file; choose another name")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise TierReadError(f"--plot {path}: cannot be written (Permission denied); choose another name")
+    draft = _draft_of(target)
+    try:
+        draft.open("xb").close()
+        draft.unlink()
+    except OSError as error:
+        raise TierReadError(f"--plot {path}: cannot be written ({error.strerror}); choose another name") from error
+    return target
+
+
+def write_figure(path: Path, draw: Callable[[Figure], None]) -> None:
+    """Write what `draw` makes of an empty figure to `path`, which `check_plot` returned; all of it or nothing."""
+    draft = _draft_of(path)
+    try:
+        with draft.open("xb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a name with characters that the font lacks
+            logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it would speak of its font cache
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+            from matplotlib.figure import Figure
+
+            figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
+            FigureCanvasAgg(figure)
+            draw(figure)
+            figure.savefig(file, format="png")
+        draft.replace(path)
+    except OSError as error:
+        raise TierReadError(f"--plot {path}: cannot be written ({error.strerror}); choose another name") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")

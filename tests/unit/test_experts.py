@@ -1,0 +1,183 @@
+"""Policies of the expert cache: what each of them keeps."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_run.base.errors import ConfigError
+from edge_run.base.units import MIB
+from edge_run.prefetch import next_use, resemblance
+from edge_run.prefetch.experts import ExpertCache, Mixture, Outcome
+from edge_run.prefetch.next_use import Frequencies
+from edge_run.prefetch.optimum import OptimalPolicy
+from edge_run.prefetch.policies import POLICIES, make_policy
+from edge_run.prefetch.replay import Trace, run_policy
+from edge_run.prefetch.resemblance import Resemblance
+from edge_run.prefetch.routes import LookUp
+from routes import EXPERT_BYTES, look_ups
+
+TWO = Mixture((0, 1), 8, 2)
+
+
+def cache_of(name: str, capacity: int, mixture: Mixture = TWO) -> ExpertCache:
+    return ExpertCache(capacity, dict.fromkeys(mixture.layers, 1), make_policy(name, mixture))
+
+
+def resident(cache: ExpertCache) -> set[tuple[int, int]]:
+    return {(layer, expert) for layer in (0, 1) for expert in cache.resident_of(layer)}
+
+
+def trace_of(mixture: Mixture, **options: float) -> Trace:
+    made = look_ups(mixture, **options)  # type: ignore[arg-type]
+    tokens = sum(not one.is_prefill for one in made) // len(mixture.layers)
+    return Trace(tuple(made), dict.fromkeys(mixture.layers, EXPERT_BYTES), mixture, "", 1, tokens)
+
+
+def test_lru_evicts_what_was_used_longest_ago() -> None:
+    cache = cache_of("lru", 3)
+    for layer, expert in ((0, 1), (1, 1), (0, 2), (1, 1), (0, 1)):
+        cache.look_up(layer, [expert])
+    assert cache.look_up(0, [3]) == Outcome((3,), (), ((0, 2),))
+
+
+def test_lfu_evicts_what_was_used_least_and_of_equals_the_older() -> None:
+    cache = cache_of("lfu", 3)
+    for layer, expert in ((0, 1), (0, 1), (1, 1), (0, 2)):
+        cache.look_up(layer, [expert])
+    assert cache.look_up(1, [5]).evicted == ((1, 1),)
+    assert cache.look_up(0, [2, 2, 2]).evicted == ()
+    assert cache.look_up(1, [6]).evicted == ((1, 5),), "repeats in a look-up count once"
+
+
+@pytest.mark.parametrize("name", ["layer-lru", "layer-lfu"])
+def test_layers_with_shares_make_room_in_their_own(name: str) -> None:
+    cache = cache_of(name, 5)
+    cache.look_up(1, [0, 1])
+    cache.look_up(0, [0, 1])
+    outcome = cache.look_up(1, [2])
+    assert outcome.evicted == ((1, 0),), "there is room for one more, and no share for it"
+
+
+def test_decay_forgets() -> None:
+    cache = cache_of("layer-lfu", 4)
+    for _ in range(3):
+        cache.look_up(0, [1])
+    for _ in range(200):
+        cache.look_up(0, [2])
+    for _ in range(2):
+        cache.look_up(0, [3])
+    assert resident(cache) == {(0, 2), (0, 3)}
+    for _ in range(20_000):  # counts would overflow
+        cache.look_up(0, [4])
+    assert resident(cache) == {(0, 2), (0, 4)} or resident(cache) == {(0, 3), (0, 4)}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_look_up_larger_than_the_cache(name: str) -> None:
+    cache = cache_of(name, 4)
+    outcome = cache.look_up(0, [0, 1, 2, 3, 4, 5])
+    assert outcome.missing == (0, 1, 2, 3, 4, 5)
+    assert len(outcome.bypassed) == 6 - len(cache)
+    assert not outcome.evicted
+
+
+def test_the_default_keeps_a_favourite_and_passes_by_what_is_rare() -> None:
+    cache = cache_of("default", 2)
+    for _ in range(10):
+        cache.look_up(0, [1])
+        cache.look_up(1, [1])
+    for rare in (2, 3, 4):
+        assert cache.look_up(0, [1, rare]) == Outcome((rare,), (rare,), ())
+    assert resident(cache) == {(0, 1), (1, 1)}
+
+
+def test_the_default_changes_its_mind() -> None:
+    cache = cache_of("default", 1)
+    for _ in range(20):
+        cache.look_up(0, [1])
+    found = [bool(cache.look_up(0, [2]).missing) for _ in range(20)]
+    assert found[0]
+    assert not found[-1]
+
+
+def test_what_followed_a_like_token_is_expected_again() -> None:
+    """Its experts were used once and long ago, and yet they are the likeliest."""
+    memory = Resemblance(n_layers=2, n_experts=8, n_used=2)
+    for token in ((0, 1), (2, 3), (4, 5), (6, 7), (6, 7), (0, 1)):
+        for layer in (0, 1):
+            memory.note(layer, token)
+    votes = [0.0] * 8
+    memory.vote(0, 1.0, votes)
+    assert memory.weight > 0
+    assert {expert for expert in range(8) if votes[expert] >= max(votes)} == {2, 3}
+
+
+def test_like_tokens_are_forgotten() -> None:
+    memory = Resemblance(n_layers=1, n_experts=300, n_used=1)
+    memory.note_prompt(0, list(range(10)) * 40)
+    for token in range(resemblance.TOKENS + 10):
+        memory.note(0, [100 + token])
+        assert not memory.weight, "none of these came before"
+    memory.note(0, [0])
+    assert not memory.weight
+
+
+def test_frequencies_forget_at_their_rates_and_do_not_overflow() -> None:
+    frequencies = Frequencies(n_experts=4, n_used=1)
+    for token in range(3000):
+        frequencies.note([token % 2])
+    (first, _), (second, _), (never, _) = frequencies.chances([0, 1, 2], 1.0, [0.0] * 4)
+    assert 0.3 < first < second < 0.7, "each half of the time; 1 was the last"
+    assert never < 0.1
+
+
+def test_admit_takes_room_from_what_is_expected_later_and_never_from_the_present_layer() -> None:
+    cache = cache_of("default", 4)
+    for _ in range(5):
+        cache.look_up(0, [0, 1])
+        cache.look_up(1, [0, 1])
+    cache.look_up(0, [0, 1])
+    outcome = cache.admit(1, [5, 1])
+    assert outcome == Outcome((5,), (), ((1, 0),)), "1 is foretold, 0 is not, and layer 0 computes"
+    assert cache.admit(1, [2, 3]) == Outcome(), "what is there was foretold too"
+    assert resident(cache) == {(0, 0), (0, 1), (1, 1), (1, 5)}
+
+
+def test_unknown_policy() -> None:
+    with pytest.raises(ConfigError, match="policy 'arc': not known; choose one of lru, lfu"):
+        make_policy("arc", TWO)
+
+
+SHAPES = {
+    "many layers": Mixture(tuple(range(12)), 32, 4),
+    "few layers": Mixture(tuple(range(3)), 64, 6),
+    "few experts": Mixture(tuple(range(6)), 8, 2),
+}
+
+
+@pytest.mark.parametrize("mixture", SHAPES.values(), ids=SHAPES)
+def test_the_default_is_best_and_has_no_cliff(mixture: Mixture) -> None:
+    """On routing that it was not made for: Zipf's law, whose favourites drift."""
+    trace = trace_of(mixture, tokens=90, seed=3)
+    whole = len(mixture.layers) * mixture.experts
+    before = 0.0
+    for share in (0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1):
+        budget = max(1, int(whole * share)) * EXPERT_BYTES
+        found = {name: run_policy(trace, budget, name, make_policy(name, mixture)).hit_rate for name in POLICIES}
+        best = run_policy(trace, budget, "", OptimalPolicy(trace.look_ups, may_bypass=True)).hit_rate
+        assert max(found.values()) <= best
+        assert found["default"] >= max(found.values()) - 0.02
+        assert found["default"] >= before - 0.005
+        before = found["default"]
+
+
+def test_bytes_are_those_of_the_layers_that_missed() -> None:
+    asked = (LookUp(0, (0, 1), True), LookUp(1, (0,), True), LookUp(0, (1, 2), False), LookUp(1, (0, 3), False))
+    trace = Trace(asked, {0: MIB, 1: 3 * MIB}, TWO, "", 1, 1)
+    found = run_policy(trace, 100 * MIB, "lru", make_policy("lru", TWO))
+    assert (found.look_ups, found.hits, found.bytes_read, found.bytes_per_token) == (4, 2, 4 * MIB, 4 * MIB)
+
+
+def test_parameters_are_in_their_ranges() -> None:
+    assert sum(resemblance.FOLLOWING) == 1
+    assert list(next_use.HALF_LIVES_TOKENS) == sorted(next_use.HALF_LIVES_TOKENS, reverse=True)
