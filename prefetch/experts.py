@@ -153,6 +153,17 @@ class ExpertCache:
             evicted.append(victim)
         return tuple(evicted)
 
+    def resize(self, capacity: int) -> tuple[Unit, ...]:
+        """Set the capacity; return what is evicted for it, what was looked up last after all else."""
+        self.capacity = capacity
+        evicted = list(self.make_room(0))
+        for unit in [(layer, expert) for layer, experts in self._resident.items() for expert in experts]:
+            if self._cost <= capacity:
+                break
+            self.drop(unit)
+            evicted.append(unit)
+        return tuple(evicted)
+
     def _make_room_for(self, unit: Unit, evicted: list[Unit], is_foretold: bool = False) -> bool:
         """Make `unit` resident, and return whether it has a place; what goes for it is added to `evicted`."""
         layer, expert = unit

@@ -16,7 +16,8 @@ from edge_run.runtime.mixture import ExpertMap, ExpertTensor, routed_read
 from edge_run.runtime.observer import chosen_experts, makes_ids
 from edge_run.tiers.weights import Weights
 
-MOST_SHARE = 0.9  # of a layer's experts: the next layer will want most of its own
+WIDE_SHARE = 0.5  # of a layer's experts, in use at once: they come tensor by tensor, each while one is computed
+MOST_SHARE = 0.9  # the next layer will want as many of its own
 
 
 class ExpertStreaming:
@@ -32,10 +33,11 @@ class ExpertStreaming:
         self._next = dict(zip(self._order, [*self._order[1:], None], strict=True))
         self._ready: dict[ExpertTensor, set[int]] = {tensor: set() for tensor in self._order}
         self._layer = -1
-        self._chosen: tuple[int, ...] = ()
+        self._ids: list[int] = []
+        self._chosen: list[int] = []
         self._is_ahead = False
         self._in_use: list[int] = []
-        self._transient: list[int] = []
+        self._ahead: list[int] = []
         self.check: Callable[[], None] = lambda: None
         self.wait_s = 0.0
 
@@ -58,7 +60,7 @@ class ExpertStreaming:
 
     def abandon(self) -> None:
         """Let go of what the pass used; the cache keeps what it has."""
-        self._let_go()
+        self._in_use, self._ahead = self._give_back(self._in_use), self._give_back(self._ahead)
         self._layer = -1
 
     def _tensor(self, node: Node) -> ExpertTensor | None:
@@ -72,44 +74,41 @@ class ExpertStreaming:
         rows = chosen_experts(address, tensor.n_experts)
         if len(rows) == 0:
             return
-        n_tokens, chosen = (
-            len(rows),
-            tuple(sorted(set(rows.flat)) if len(rows) > 1 else dict.fromkeys(rows[0].tolist())),
-        )
-        if tensor is self._experts.layers[tensor.layer][0] or (tensor.layer, chosen) != (self._layer, self._chosen):
-            self._choose(tensor.layer, chosen, n_tokens)
+        ids = rows.ravel().tolist()
+        if tensor is self._experts.layers[tensor.layer][0] or (tensor.layer, ids) != (self._layer, self._ids):
+            self._choose(tensor.layer, ids, is_prompt=len(rows) > 1)
         self._use(tensor)
 
-    def _choose(self, layer: int, chosen: tuple[int, ...], n_tokens: int) -> None:
+    def _choose(self, layer: int, ids: list[int], is_prompt: bool) -> None:
         """Look the chosen experts up, and begin to read those that are missing."""
+        self._layer, self._ids = layer, ids
+        self._chosen = sorted(set(ids)) if is_prompt else list(dict.fromkeys(ids))
+        evicted = self._cache.resize(self._n_frames - self._reserve())
         if not self._is_ahead:
-            self._let_go_of_transient()
-        self._layer, self._chosen = layer, chosen
-        largest = max(self._experts.piece_size(tensor) for tensor in self._experts.layers[layer]) * len(chosen)
-        unit = max(self._experts.sizes) * self._n_used
-        self._is_ahead = n_tokens > 1 and 2 * self._experts.largest_tensor + unit <= self._n_frames
-        reserve = unit if n_tokens == 1 else largest
-        if self._is_ahead:
-            reserve = 2 * self._experts.largest_tensor
-        self._drop(self._cache.resize(self._n_frames - reserve))
-        outcome = self._cache.look_up(layer, chosen, is_prefill=n_tokens > 1)
+            self._ahead = self._give_back(self._ahead)
+        self._drop(evicted)
+        outcome = self._cache.look_up(layer, ids, is_prompt)
         self._drop(outcome.evicted)
         bypassed = frozenset(outcome.bypassed)
         kept = [expert for expert in outcome.missing if expert not in bypassed]
         for tensor in self._experts.layers[layer]:
             pieces = self._experts.pieces(tensor)
             self._weights.hold([chunk for expert in kept for chunk in pieces[expert]])
-        if n_tokens == 1 and bypassed:
-            for tensor in self._experts.layers[layer]:
-                self._borrow(tensor, outcome.bypassed)
+
+    def _reserve(self) -> int:
+        """Return the chunks to leave for what is used and not kept, of one tensor at a time, or of two."""
+        layer = self._experts.layers[self._layer]
+        used = len(self._chosen) * max(map(self._experts.piece_size, layer))
+        both = 2 * self._experts.largest_tensor
+        is_wide = len(self._chosen) >= WIDE_SHARE * layer[0].n_experts
+        self._is_ahead = is_wide and both + self._n_used * max(self._experts.sizes) <= self._n_frames
+        return both if self._is_ahead else used
 
     def _use(self, tensor: ExpertTensor) -> None:
         """Wait for the chosen pieces of `tensor`, and let go of those of the tensor before."""
         pieces, ready = self._experts.pieces(tensor), self._ready[tensor]
         wanted = [expert for expert in self._chosen if expert not in ready]
-        before, self._in_use = self._in_use, []
-        if before:
-            self._weights.release(before)
+        self._in_use = self._give_back(self._in_use)
         if wanted:
             chunks = [chunk for expert in wanted for chunk in pieces[expert]]
             self.wait_s += self._weights.acquire(chunks, self.check)
@@ -121,21 +120,18 @@ class ExpertStreaming:
     def _read_ahead(self, tensor: ExpertTensor) -> None:
         """Begin to read what the next tensor will need; nearly all of it where this layer needs nearly all."""
         following = self._next[tensor]
-        transient, self._transient = self._transient, []
-        if following is not None:
-            if following.layer == tensor.layer:
-                self._borrow(following, self._chosen)
-            elif len(self._chosen) >= MOST_SHARE * tensor.n_experts:
-                self._borrow(following, range(following.n_experts))
-        if transient:
-            self._weights.release(transient)
+        used, self._ahead = self._ahead, []
+        if following is not None and following.layer == tensor.layer:
+            self._ahead = self._hold_what_is_not_kept(following, self._chosen)
+        elif following is not None and len(self._chosen) >= MOST_SHARE * tensor.n_experts:
+            self._ahead = self._hold_what_is_not_kept(following, range(following.n_experts))
+        self._give_back(used)
 
-    def _borrow(self, tensor: ExpertTensor, experts: Sequence[int]) -> None:
-        """Hold pieces that the cache does not keep, until the layer is done or the tensor was used."""
+    def _hold_what_is_not_kept(self, tensor: ExpertTensor, experts: Sequence[int]) -> list[int]:
         pieces, layer = self._experts.pieces(tensor), tensor.layer
         chunks = [chunk for expert in experts if (layer, expert) not in self._cache for chunk in pieces[expert]]
         self._weights.hold(chunks)
-        self._transient += chunks
+        return chunks
 
     def _drop(self, units: Sequence[tuple[int, int]]) -> None:
         for layer, expert in units:
@@ -143,16 +139,10 @@ class ExpertStreaming:
                 self._ready[tensor].discard(expert)
                 self._weights.release(self._experts.pieces(tensor)[expert])
 
-    def _let_go_of_transient(self) -> None:
-        transient, self._transient = self._transient, []
-        if transient:
-            self._weights.release(transient)
-
-    def _let_go(self) -> None:
-        in_use, self._in_use = self._in_use, []
-        if in_use:
-            self._weights.release(in_use)
-        self._let_go_of_transient()
+    def _give_back(self, chunks: list[int]) -> list[int]:
+        if chunks:
+            self._weights.release(chunks)
+        return []
 
 
 def _nothing(address: int) -> None:

@@ -32,7 +32,7 @@ class MixturePlan:
 
 def least_frames(experts: ExpertMap, n_used: int) -> int:
     """Return the chunks that experts need at least: a wide pass uses a whole tensor, a token `n_used` of a layer."""
-    return max(experts.largest_tensor, 2 * n_used * max(experts.sizes))
+    return experts.largest_tensor + 2 * n_used * max(experts.sizes)
 
 
 def plan_mixture(

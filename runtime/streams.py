@@ -1,4 +1,4 @@
-"""Weights that stream: planned, and set going. In order for a dense model, by expert for a mixture with room for that."""
+"""Weights that stream: planned, and set going. By expert for a mixture with room for that, else in order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edge_run.base.results import Plan
-from edge_run.prefetch.experts import ExpertCache
+from edge_run.prefetch.experts import ExpertCache, Mixture
+from edge_run.prefetch.policies import DEFAULT, make_policy
 from edge_run.runtime.expert_streaming import ExpertStreaming
 from edge_run.runtime.graph import GraphMap
 from edge_run.runtime.mixture_planning import MixturePlan, plan_mixture
@@ -82,5 +83,6 @@ def _by_expert(mixture: MixturePlan, memory: WeightMemory, n_used: int) -> Strea
     pinned = PinnedWeights(territory, experts.at.keys())
     pinned.tables, pinned.weights = memory.tables(mixture.ranges), weights
     weights.hold(mixture.dense)
-    cache = ExpertCache(n_frames, experts.sizes)
+    policy = make_policy(DEFAULT, Mixture(tuple(range(len(experts.layers))), experts.n_experts, n_used))
+    cache = ExpertCache(n_frames, dict(enumerate(experts.sizes)), policy)
     return [pinned, ExpertStreaming(experts, cache, weights, n_frames, n_used)]
