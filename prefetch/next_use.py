@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from edge_run.prefetch.experts import Mixture, Unit
 from edge_run.prefetch.resemblance import Resemblance
 
-HALF_LIVES_TOKENS = (64, 8, 1)
+HALF_LIVES_TOKENS = (128, 16, 1)
 PROMPT_TOKEN = 0.2  # what a token of a prompt counts: an answer is not its prompt
 FORECAST_SHARE = 0.5  # of like tokens in p
 DOUBT = 0.1  # the weight of like tokens at which they are believed half
