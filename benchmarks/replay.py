@@ -1,9 +1,10 @@
 """Route traces of two real mixtures through the policies of the expert cache, with the offline optimum beside them.
 
-Hits of decode look-ups, in per cent, after the prompt has warmed the cache, as `edge-run replay` counts them. Then: each
-half of the traces' tokens (the second after the first); random routing of other shapes (Zipf's law, favourites that
-drift, tokens that know nothing of each other); the default policy with one of its parameters changed at a time. The
-optimum keeps all that it reads, so that where next to nothing fits, a policy that need not can do better. The time of a look-up is that of the default policy, replay's own loop included.
+Hits of decode look-ups, in per cent, after the prompt has warmed the cache, as `edge-run replay` counts them. Then:
+each half of the traces' tokens (the second after the first); random routing of other shapes (Zipf's law, favourites
+that drift, tokens that know nothing of each other); the default policy with one parameter changed at a time. The
+optimum keeps all that it reads, so that where next to nothing fits, a policy that need not can do better. The time of a
+look-up is that of the default policy, replay's own loop included.
 """
 
 from __future__ import annotations
