@@ -55,7 +55,10 @@ class RouteHeader:
 
 
 class LookUp(NamedTuple):
-    """What a layer needs at a time. experts: of a decoded token each once, by id; of a prompt as routed, token after token."""
+    """What a layer needs at a time.
+
+    experts: of a decoded token each once, by id; of a prompt as they were routed, token after token.
+    """
 
     layer: int
     experts: tuple[int, ...]
