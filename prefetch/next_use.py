@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from edge_run.prefetch.experts import Mixture, Unit
 from edge_run.prefetch.resemblance import Resemblance
 
-HALF_LIVES_TOKENS = (64, 8, 1)
+HALF_LIVES_TOKENS = (128, 16, 1)
 PROMPT_TOKEN = 0.2  # what a token of a prompt counts: an answer is not its prompt
 FORECAST_SHARE = 0.5  # of like tokens in p
 DOUBT = 0.1  # the weight of like tokens at which they are believed half
@@ -107,13 +107,12 @@ class NextUsePolicy:
 
     def victim(self, newcomer: Unit | None, is_foretold: bool = False) -> Unit | None:
         """Return the unit that is expected to be used last; None where the newcomer is expected later still."""
-        spared, self._last_use[self._place] = (
-            self._last_use[self._place],
-            (0.0 if is_foretold else self._last_use[self._place]),
-        )
-        latest = max(self._last_use)
-        place = self._last_use.index(latest)
-        self._last_use[self._place] = spared
+        last_use = self._last_use
+        if is_foretold:
+            last_use = last_use.copy()
+            last_use[self._place] = 0.0
+        latest = max(last_use)
+        place = last_use.index(latest)
         if not latest or (newcomer is not None and latest <= self._expected(newcomer, is_foretold)):
             return None
         _, expert = self._ranks[place].pop()
@@ -123,11 +122,11 @@ class NextUsePolicy:
     def add(self, unit: Unit, is_foretold: bool = False) -> None:
         """Take `unit` as resident; what is foretold is sure to be used at its layer's next turn."""
         place, expert = self._places[unit[0]], unit[1]
-        if is_foretold:
+        if place == self._place and expert in self._noted:
+            self._held.append((self._noted[expert], expert))
+        else:
             self._ranks[place].insert(0, (1.0, expert))
             self._set_last_use(place)
-        else:
-            self._held.append((self._noted[expert], expert))
 
     def remove(self, unit: Unit) -> None:
         """Forget `unit` as resident."""

@@ -1,7 +1,8 @@
 """The offline optimum: what a policy could do that knew every look-up beforehand (Belady, 1966).
 
-It evicts what is used again the latest. As in figures that others publish, what was read is always kept; a policy that
-may pass by what it reads can do a little better still where little fits (`may_bypass`).
+It evicts what is used again the latest. As in figures that others publish, what is looked up is kept. Where little
+fits, one that need not keep it can do better still (`may_bypass`): no policy does better than that, experts being of
+one size.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ NEVER = 1 << 62
 
 
 class OptimalPolicy:
-    """Knows all `look_ups`, which must be noted in this order. For experts of one size nothing reads less."""
+    """Knows all `look_ups`, which must be noted in this order.
+
+    may_bypass: what is looked up need not be kept, whether it was there or was read.
+    """
 
     has_shares = False
 
@@ -57,7 +61,7 @@ class OptimalPolicy:
             unit = entry[1]
             if unit not in self._resident or self._next[unit] != -entry[0]:
                 continue
-            if unit in self._touched:
+            if unit in self._touched and not self._may_bypass:
                 spared.append(entry)
             elif self._may_bypass and newcomer is not None and self._next[unit] <= self._next[newcomer]:
                 spared.append(entry)

@@ -55,7 +55,10 @@ class RouteHeader:
 
 
 class LookUp(NamedTuple):
-    """What a layer needs at a time. experts: of a decoded token each once; of a prompt one token after the other."""
+    """What a layer needs at a time.
+
+    experts: of a decoded token each once, by id; of a prompt as they were routed, token after token.
+    """
 
     layer: int
     experts: tuple[int, ...]
@@ -123,7 +126,7 @@ class RouteReader:
     def _batch(self, chosen: dict[int, list[int]], key: tuple[int, ...]) -> Iterator[LookUp]:
         for layer, experts in chosen.items():
             is_prefill = key[1] == PREFILL
-            yield LookUp(layer, tuple(experts if is_prefill else dict.fromkeys(experts)), is_prefill)
+            yield LookUp(layer, tuple(experts if is_prefill else sorted(set(experts))), is_prefill)
 
     def _read_preamble(self) -> tuple[list[str], RouteHeader]:
         if self._next_line() != FORMAT:
