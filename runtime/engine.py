@@ -30,6 +30,7 @@ from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.context_shape import context_shape
 from edge_run.runtime.decoder import LocalDecoder
 from edge_run.runtime.driver import Driver, PassShape, compile_program
+from edge_run.runtime.expert_streaming import ExpertStreaming
 from edge_run.runtime.forecast import PassTimes
 from edge_run.runtime.inspection import inspect
 from edge_run.runtime.inspector_call import NoInspector
@@ -44,6 +45,7 @@ from edge_run.runtime.planning import (
     plan_resident,
 )
 from edge_run.runtime.progress import Timeline, pass_steps
+from edge_run.runtime.route_recorder import RouteRecorder
 from edge_run.runtime.streams import Streams, WeightMemory, open_streams
 from edge_run.runtime.terms import Holdings, Terms, work_bytes
 from edge_run.tiers import _libc
@@ -85,10 +87,17 @@ def _garbage_collection_paused() -> Iterator[None]:
 class Engine:
     """An open model: its decoder, its plan, its figures. One pass at a time; closing is idempotent."""
 
-    def __init__(self, path: Path, config: ModelConfig, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: ModelConfig,
+        chunk_bytes: int = CHUNK_BYTES,
+        recorder: RouteRecorder | None = None,
+    ) -> None:
         """Open the model at `path`; no weight is read before this returns.
 
-        chunk_bytes: the size of a chunk, a page or a power of two more; smaller ones are for tests.
+        chunk_bytes: the size of a chunk, a page or a power of two more; smaller ones are for tests. recorder: takes
+        part in every pass.
         Raises ModelFileError, BudgetError, KernelError, ConfigError, NotSupported or TierReadError; nothing is left
         open.
         """
@@ -107,6 +116,9 @@ class Engine:
             self._check_file(is_budget_kept=not reason)
         self.backend = Backend("llama.cpp", reason) if reason else Backend("edge-run")
         self._driver = Driver()
+        self._recorder = recorder
+        if recorder:
+            self._driver.features.append(recorder)
         self._sources: list[SourceFile] = []
         self._readers: Readers | None = None
         self._streams: Streams = ()
@@ -175,7 +187,7 @@ class Engine:
 
     def _open_plain(self) -> Plan:
         self._load([shard.path for shard in self.gguf.shards])
-        self._make_context(None)
+        self._make_context(self._callback(is_needed=False))
         self._make_decoder(self._begin)
         return plan_plain(self._terms(Holdings(0, self._context.kv_bytes)))
 
@@ -193,10 +205,10 @@ class Engine:
         self._territory.claim()
         weights_bytes = self._territory.n_chunks * self._territory.chunk_bytes
         is_resident = Holdings.now().total_bytes + weights_bytes <= self.budget_bytes
-        holdings = self._make_context(None if is_resident else self._driver.callback)
+        holdings = self._make_context(self._callback(is_needed=not is_resident))
         if is_resident and holdings.total_bytes + weights_bytes > self.budget_bytes:
             self._context.close()
-            is_resident, holdings = False, self._make_context(self._driver.callback)
+            is_resident, holdings = False, self._make_context(self._callback(is_needed=True))
         self._readers = Readers(self.config.readers)
         self._stack.callback(self._readers.close)
         return (self._open_resident if is_resident else self._open_streamed)(holdings, self._readers)
@@ -208,6 +220,9 @@ class Engine:
             raise NotSupported(f"{path}: {self.gguf.architecture} has an encoder; edge-run runs decoder-only models")
         self.shape = context_shape(self.config, self.model.trained_context_tokens, compute_threads(self.config.threads))
         self._stack.callback(lambda: self._context.close() if hasattr(self, "_context") else None)
+
+    def _callback(self, *, is_needed: bool) -> Callable[[int, bool, int], bool] | None:
+        return self._driver.callback if is_needed or self._recorder else None
 
     def _make_context(self, callback: Callable[[int, bool, int], bool] | None) -> Holdings:
         _libc.trim_heap()
@@ -250,6 +265,8 @@ class Engine:
         plan, self._streams = open_streams(graph, terms, memory, self._enter_in_ledger)
         for stream in self._streams:
             stream.check = self._driver.check_cancelled
+            if self._recorder and isinstance(stream, ExpertStreaming):
+                self._recorder.is_resident = stream.is_resident
         self._driver.features += self._streams
         self._driver.programs[PassShape(1, 1)] = compile_program(graph, self._driver.features)
         return plan

@@ -41,6 +41,11 @@ class ExpertStreaming:
         self.check: Callable[[], None] = lambda: None
         self.wait_s = 0.0
 
+    def is_resident(self, address: int, expert: int) -> bool:
+        """Return whether `expert` is kept, of the layer that has a tensor at `address`."""
+        tensor = self._experts.at.get(address)
+        return tensor is None or (tensor.layer, expert) in self._cache
+
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Stop before each multiplication by experts; there the ids are known, and the one before is done."""
         for i, node in enumerate(graph):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         TierReadError,
     )
     from edge_run.base.profile import DeviceProfile
-    from edge_run.base.replay import Replay
+    from edge_run.base.replay import Recording, Replay
     from edge_run.base.results import Forecast, Generation, Piece, Plan, Progress, Stats, to_json
     from edge_run.prefetch.replay import replay
     from edge_run.runtime.async_model import AsyncModel
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from edge_run.runtime.model import Model
     from edge_run.runtime.planner import plan
     from edge_run.runtime.probe import probe
+    from edge_run.runtime.tracing import trace
 
 __version__ = "0.1.0"
 
@@ -40,8 +41,10 @@ _HOME = {
     "plan": "edge_run.runtime.planner",
     "probe": "edge_run.runtime.probe",
     "DeviceProfile": "edge_run.base.profile",
+    "Recording": "edge_run.base.replay",
     "Replay": "edge_run.base.replay",
     "replay": "edge_run.prefetch.replay",
+    "trace": "edge_run.runtime.tracing",
     **dict.fromkeys(("ModelConfig", "SamplingConfig"), "edge_run.base.config"),
     **dict.fromkeys(
         ("Forecast", "Generation", "Piece", "Plan", "Progress", "Stats", "to_json"), "edge_run.base.results"
@@ -71,6 +74,7 @@ __all__ = [
     "Piece",
     "Plan",
     "Progress",
+    "Recording",
     "Replay",
     "SamplingConfig",
     "Stats",
@@ -81,6 +85,7 @@ __all__ = [
     "probe",
     "replay",
     "to_json",
+    "trace",
 ]
 
 

@@ -53,3 +53,14 @@ class Replay:
     def of(self, policy: str, budget_bytes: int) -> PolicyReplay:
         """Return what came of this policy under this budget."""
         return next(one for one in self.replays if (one.policy, one.budget_bytes) == (policy, budget_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A trace that was written. layers: with experts; experts: in each of them."""
+
+    trace: str
+    layers: int
+    experts: int
+    prompt_tokens: int
+    decoded_tokens: int

@@ -23,9 +23,10 @@ from edge_run.cli.process import end_on_termination, prepare_streams, release_st
 from edge_run.cli.replay import replay
 from edge_run.cli.run import run
 from edge_run.cli.terminal import Terminal
+from edge_run.cli.trace import trace
 
 NAME = "edge-run"
-COMMANDS = (run, plan, demo, inflate, doctor, probe, bench, replay)
+COMMANDS = (run, plan, demo, inflate, doctor, probe, bench, trace, replay)
 SIGPIPE_CODE = 141
 
 _HELP = """Run GGUF models that are larger than memory, inside a memory budget; the text is llama.cpp's.

@@ -55,7 +55,7 @@ def resolve(context: click.Context, given: Mapping[str, Any]) -> RunSettings:
         model=_model(values),
         config=model_config(context, values),
         sampling=_sampling(values),
-        prompt=values["prompt"] if values["file"] is None else _read_prompt(values["file"]),
+        prompt=values["prompt"] if values["file"] is None else read_prompt(values["file"]),
         is_chat=values["conversation"],
         system_prompt=values["system_prompt"],
         chat_template=values["chat_template"],
@@ -147,7 +147,8 @@ def _expanded(path: Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
-def _read_prompt(path: Path) -> str:
+def read_prompt(path: Path) -> str:
+    """Return the text of a prompt file. Raises ConfigError."""
     return _read_text("--file", path).removesuffix("\n")
 
 

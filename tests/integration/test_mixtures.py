@@ -1,0 +1,226 @@
+"""Mixtures streamed by expert: what is read, what survives failing reads, and the traces of what routers choose."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edge_run
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import Cancelled, ConfigError, NotSupported, TierReadError
+from edge_run.base.units import MIB
+from edge_run.prefetch.routes import RouteReader
+from edge_run.runtime.engine import Engine
+from edge_run.runtime.session import Session
+from edge_run.tiers.gguf import read_gguf
+from exactness import CHUNK_BYTES, open_at
+from in_child import in_child
+from sabotage import sabotage
+from tiny_models import N_VOCAB, make_model
+
+OPTIONS: dict[str, Any] = {
+    "context_tokens": 256, "micro_batch_tokens": 16, "threads": 1, "check_file": False,
+}  # fmt: skip
+PROMPT = np.random.default_rng(0).integers(1, N_VOCAB, 40).tolist()
+TEXT = "It was a dark night, and nobody knew which of them would be asked next."
+
+
+@pytest.fixture
+def mixture(folder: Path) -> Path:
+    return make_model("qwen3moe", folder)
+
+
+def greedy(engine: Engine, n_tokens: int = 12) -> list[int]:
+    session = Session(engine.decoder)
+    engine.decoder.rewind(0, 0)
+    logits, _ = session.feed(PROMPT)
+    tokens = [int(logits.argmax())]
+    while len(tokens) < n_tokens:
+        tokens.append(int(session.step(tokens[-1]).argmax()))
+    return tokens
+
+
+@in_child
+def test_a_token_reads_no_more_than_the_experts_that_it_uses(mixture: Path) -> None:
+    """Chunks are as large as pages are here, so that what is read beside is little."""
+    engine = open_at(mixture, 0.3, OPTIONS)
+    try:
+        assert engine.plan.expert_bytes > 0
+        session = Session(engine.decoder)
+        logits, _ = session.feed(PROMPT)
+        gguf = read_gguf(mixture)
+        experts = [tensor for tensor in gguf.tensors if len(tensor.shape) == 3]
+        used = gguf.value("expert_used_count")
+        assert isinstance(used, int)
+        pieces = sum(used * (tensor.size_bytes // tensor.shape[2] + 2 * CHUNK_BYTES) for tensor in experts)
+        for _ in range(8):
+            before = engine.read_totals.bytes_read
+            logits = session.step(int(logits.argmax()))
+            assert engine.read_totals.bytes_read - before <= pieces
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "gpt-oss"])
+def test_after_reads_that_fail_anywhere_the_tokens_are_right(name: str, folder: Path) -> None:
+    _after_reads_that_fail(path=make_model(name, folder))
+
+
+@in_child
+def _after_reads_that_fail(path: Path) -> None:
+    plain = Engine(path, ModelConfig(**OPTIONS, backend="llama.cpp"))
+    wanted = greedy(plain)
+    plain.close()
+    saboteur = sabotage()
+    engine, n_errors = open_at(path, 0.3, OPTIONS), 0
+    try:
+        assert engine.plan.expert_bytes > 0
+        for fails_at, n_failures in ((0, 1), (7, 3), (30, 1), (60, 20), (100, 50), (0, 4)):
+            saboteur.set(fails_at, n_failures)
+            try:
+                greedy(engine)
+            except TierReadError:
+                n_errors += 1
+            saboteur.set(-(10**9))
+            assert greedy(engine) == wanted
+    finally:
+        engine.close()
+    assert n_errors >= 1, "too few reads failed where they were needed"
+
+
+@in_child
+def test_a_pass_that_is_cancelled_anywhere_leaves_the_next_one_right(mixture: Path) -> None:
+    plain = Engine(mixture, ModelConfig(**OPTIONS, backend="llama.cpp"))
+    wanted = greedy(plain)
+    plain.close()
+    engine = open_at(mixture, 0.3, OPTIONS)
+    try:
+        for n_checks in (1, 3, 9, 20):
+            left = n_checks
+
+            def check() -> None:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    raise Cancelled("enough")
+
+            for stream in engine._streams:
+                stream.check = check
+            real, engine._driver.check_cancelled = engine._driver.check_cancelled, check  # type: ignore[method-assign]
+            with pytest.raises(Cancelled):
+                greedy(engine)
+            engine._driver.check_cancelled = real  # type: ignore[method-assign]
+            for stream in engine._streams:
+                stream.check = real
+            assert greedy(engine) == wanted
+    finally:
+        engine.close()
+
+
+# Traces
+
+
+def rows_of(trace: Path) -> list[tuple[int, int, int, int, int]]:
+    with RouteReader(trace) as reader:
+        return [(route.phase, route.step, route.layer, route.slot, route.expert) for route in reader]
+
+
+@in_child
+def test_a_trace_is_the_same_streamed_and_resident(mixture: Path, tmp_path: Path) -> None:
+    engine = open_at(mixture, 0.3, OPTIONS)
+    budget = engine.budget_bytes
+    engine.close()
+    found = []
+    for name, options in {
+        "resident": {},
+        "streamed": {"memory": budget + 8 * MIB},
+        "plain": {"backend": "llama.cpp"},
+    }.items():
+        path = tmp_path / f"{name}.csv"
+        recording = edge_run.trace(mixture, TEXT, path, max_tokens=9, config=ModelConfig(**OPTIONS, **options))
+        found.append(rows_of(path))
+        assert recording.decoded_tokens == 9
+    assert found[0] == found[1] == found[2]
+    prefill = Counter(layer for phase, _, layer, slot, _ in found[0] if (phase, slot) == (0, 0))
+    gguf = read_gguf(mixture)
+    layers = sorted({tensor.name.split(".")[1] for tensor in gguf.tensors if len(tensor.shape) == 3})
+    assert sorted(prefill) == [int(layer) for layer in layers]
+    assert max(prefill.values()) == recording.prompt_tokens
+    decoded = [row for row in found[0] if row[0] == 1]
+    assert len(decoded) == 9 * len(layers) * int(str(gguf.value("expert_used_count")))
+    assert {step for _, step, *_ in decoded} == set(range(9))
+
+
+def test_a_trace_can_be_replayed(mixture: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    recording = edge_run.trace(mixture, TEXT, path, max_tokens=5, **OPTIONS)
+    result = edge_run.replay(path)
+    assert (result.decoded_tokens, result.layers, result.experts) == (5, recording.layers, recording.experts)
+
+
+def test_what_cannot_be_traced(mixture: Path, folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    with pytest.raises(NotSupported, match="no mixture of experts"):
+        edge_run.trace(make_model("llama", folder), TEXT, path, **OPTIONS)
+    with pytest.raises(ConfigError, match="prompt: is empty"):
+        edge_run.trace(mixture, "", path, **OPTIONS)
+    with pytest.raises(TierReadError, match="cannot be written"):
+        edge_run.trace(mixture, TEXT, tmp_path / "nowhere" / "trace.csv", **OPTIONS)
+    assert list(tmp_path.iterdir()) == [], "nothing is left of a trace that was not finished"
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match=r"exists.*--force"):
+        edge_run.trace(mixture, TEXT, path, **OPTIONS)
+    assert path.read_text() == "mine"
+
+
+def test_from_the_command_line(mixture: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    words = [
+        sys.executable,
+        "-m",
+        "edge_run",
+        "trace",
+        str(mixture),
+        "-n",
+        "4",
+        "-o",
+        str(path),
+        "-c",
+        "256",
+        "-t",
+        "1",
+    ]
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*words, *more], input=TEXT, capture_output=True, text=True, timeout=60, check=False)
+
+    done = run("--json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["trace"], told["decoded_tokens"]) == (0, str(path), 4)
+    assert run("-p", TEXT).returncode == ConfigError.exit_code
+    done = run("--force")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert run("-p", "", "--force").returncode == ConfigError.exit_code
+    assert rows_of(path), "what was there is there still"
+
+
+def test_a_trace_that_is_interrupted_leaves_nothing(mixture: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "edge_run", "trace", str(mixture), "-p", TEXT, "-n", "100000", "-c", "100000"]
+    process = subprocess.Popen([*words, "-o", str(tmp_path / "trace.csv")], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("*.part")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, notices = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in notices) == (130, False)
+    assert list(tmp_path.iterdir()) == []
