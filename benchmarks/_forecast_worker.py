@@ -12,11 +12,16 @@ import json
 import time
 from pathlib import Path
 
+from _box import SHARED
+
 from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken
 from edge_run.devices.memory import process_memory
 from edge_run.runtime.planner import planner
 from edge_run.runtime.probe import probe, recall
+
+
+TEXT = SHARED / "data" / "text" / "novels.txt"
 
 
 def main() -> None:
@@ -55,22 +60,24 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace, config: ModelConfig) -> dict[str, object]:
     """Open the model, feed two prompts and decode; return the figures."""
+    from edge_run.runtime import _ggml as ggml
     from edge_run.runtime.engine import Engine
 
     engine = Engine(arguments.model, config)
     n = arguments.prompt
+    tokens = ggml.tokenize(engine.model.vocab, TEXT.read_text()[:20_000], False, False)
 
-    def feed(shift: int) -> float:
+    def feed(start: int) -> float:
         engine.decoder.rewind(0, 0)
         started = time.monotonic()
-        engine.decoder.decode([BatchToken(5 + (i + shift) % 97, i, 0, i + 1 == n) for i in range(n)])
+        engine.decoder.decode([BatchToken(tokens[start + i], i, 0, i + 1 == n) for i in range(n)])
         return time.monotonic() - started
 
-    first_token_s, again_s = feed(0), feed(31)
+    first_token_s, again_s = feed(0), feed(n)
     times = []
     for i in range(arguments.decode + 1):
         started = time.monotonic()
-        engine.decoder.decode([BatchToken(7, n + i, 0, True)])
+        engine.decoder.decode([BatchToken(tokens[2 * n + i], n + i, 0, True)])
         times.append(time.monotonic() - started)
     figures: dict[str, object] = {
         "mode": engine.plan.mode,

@@ -27,6 +27,7 @@ from edge_run.base.results import Backend, MemoryUse, Numerics, Plan
 from edge_run.devices.ledger import Ledger
 from edge_run.devices.memory import available_bytes, default_budget_bytes, process_memory
 from edge_run.runtime import _ggml as ggml
+from edge_run.runtime import routing
 from edge_run.runtime.context_shape import context_shape
 from edge_run.runtime.decoder import LocalDecoder
 from edge_run.runtime.driver import Driver, PassShape, compile_program
@@ -171,6 +172,11 @@ class Engine:
 
     def close(self) -> None:
         """Stop the readers and free everything. Idempotent."""
+        streams, self._streams = self._streams, ()
+        for stream in streams:
+            if isinstance(stream, ExpertStreaming):
+                found = stream.kept_share, stream.look_ups, stream.hits
+                routing.remember(self.gguf, self.config.cache, *found)
         self._stack.close()
 
     def _check_file(self, is_budget_kept: bool) -> None:
@@ -232,7 +238,8 @@ class Engine:
 
     def _terms(self, holdings: Holdings) -> Terms:
         tokens, width = self._context.context_tokens, self.shape.micro_batch_tokens
-        return Terms(self.gguf, self.budget_bytes, holdings, tokens, width, self.config.readers)
+        known = routing.recall(self.gguf, self.config.cache)
+        return Terms(self.gguf, self.budget_bytes, holdings, tokens, width, self.config.readers, known)
 
     def _make_decoder(self, prepare: Callable[[Sequence[BatchToken]], None]) -> None:
         self.decoder = LocalDecoder(self.model, self._context, self._driver, self.shape, prepare, self.timeline)

@@ -23,7 +23,8 @@ MOST_SHARE = 0.9  # the next layer will want as many of its own
 class ExpertStreaming:
     """The feature. n_frames: what experts have, kept and in use. n_used: experts that a token uses in a layer.
 
-    check runs while a pass waits and may raise to stop it. wait_s counts those waits.
+    check runs while a pass waits and may raise to stop it. wait_s counts those waits; look_ups and hits the experts of
+    single tokens, and those of them that were kept. kept_share: of all experts, those that can be.
     """
 
     def __init__(self, experts: ExpertMap, cache: ExpertCache, weights: Weights, n_frames: int, n_used: int) -> None:
@@ -38,6 +39,8 @@ class ExpertStreaming:
         self._is_ahead = False
         self._in_use: list[int] = []
         self._ahead: list[int] = []
+        self.kept_share = 0.0
+        self.look_ups = self.hits = 0
         self.check: Callable[[], None] = lambda: None
         self.wait_s = 0.0
 
@@ -94,6 +97,9 @@ class ExpertStreaming:
         self._drop(evicted)
         outcome = self._cache.look_up(layer, ids, is_prompt)
         self._drop(outcome.evicted)
+        if not is_prompt:
+            self.look_ups += len(self._chosen)
+            self.hits += len(self._chosen) - len(outcome.missing)
         bypassed = frozenset(outcome.bypassed)
         kept = [expert for expert in outcome.missing if expert not in bypassed]
         for tensor in self._experts.layers[layer]:

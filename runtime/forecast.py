@@ -116,7 +116,7 @@ class PassTimes:
         touched = sum(size * (1 - (1 - share) ** tokens) for size, share in experts)
         missing = max(0.0, 1 - plan.expert_bytes / sum(size for size, _ in experts))
         if not is_first:
-            return self._read(0, touched * missing)
+            return self._read(0, plan.streamed_bytes_per_pass if tokens == 1 else touched * missing)
         at_first = plan.pinned_bytes + min(touched, plan.expert_bytes)
         return self._read(at_first, plan.pinned_bytes + touched - at_first)
 

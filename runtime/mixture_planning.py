@@ -9,6 +9,7 @@ from edge_run.base.results import Plan, PlanItem
 from edge_run.runtime.graph import GraphMap
 from edge_run.runtime.mixture import ExpertMap, expert_chunk_bytes, expert_tensors
 from edge_run.runtime.planning import RowRange, items_besides_weights, make_plan, row_ranges, with_page_tables
+from edge_run.runtime.routing import hit_rate
 from edge_run.runtime.stretches import chunks_of
 from edge_run.runtime.terms import Terms, used_experts
 from edge_run.tiers.territory import CHUNK_BYTES, Span, Territory
@@ -19,7 +20,7 @@ class MixturePlan:
     """The plan, and what it rests on: chunks of a size that suits the experts, and which of them always stay.
 
     dense: all that is not read by expert, in order of use, and what cannot change frames. n_frames: what experts have,
-    in chunks.
+    in chunks. kept_share: of all experts, those that can stay between tokens.
     """
 
     plan: Plan
@@ -28,6 +29,7 @@ class MixturePlan:
     dense: tuple[int, ...]
     ranges: Sequence[RowRange]
     n_frames: int
+    kept_share: float
 
 
 def least_frames(experts: ExpertMap, n_used: int) -> int:
@@ -65,13 +67,14 @@ def plan_mixture(
     n_frames = min(n_frames, everything + in_use)
     pinned, room = territory.total_bytes(dense), n_frames * territory.chunk_bytes
     used = n_used * sum(experts.sizes) * territory.chunk_bytes
+    kept_share = (n_frames - n_used * experts.largest_piece) / everything
     plan = make_plan(
         terms,
         mode="streamed",
         minimum_bytes=other + (len(dense) + least) * chunk_cost,
         pinned_bytes=pinned,
         expert_bytes=room,
-        streamed_bytes_per_pass=int(used * (1 - (n_frames - in_use) / everything)),
+        streamed_bytes_per_pass=int(used * (1 - hit_rate(terms.routing, kept_share))),
         readers=terms.readers,
         items=(
             *items_besides_weights(terms, rows, pinned + room),
@@ -79,4 +82,4 @@ def plan_mixture(
             PlanItem("experts", room, "experts in use, and those that are likely to be used again"),
         ),
     )
-    return MixturePlan(plan, territory, experts, dense, ranges, n_frames)
+    return MixturePlan(plan, territory, experts, dense, ranges, n_frames, kept_share)

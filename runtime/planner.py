@@ -20,6 +20,7 @@ from edge_run.devices.ledger import Ledger
 from edge_run.devices.memory import default_budget_bytes
 from edge_run.devices.profile import disk_of
 from edge_run.prefetch.schedule import Stretch
+from edge_run.runtime import routing
 from edge_run.runtime.forecast import PassTimes, forecast, pass_work
 from edge_run.runtime.inspection import Inspection, inspect
 from edge_run.runtime.kv_rules import check_kv_types
@@ -87,6 +88,10 @@ class Planner:
         self._territory = Territory(known.spans)
 
     @functools.cached_property
+    def _routing(self) -> list[routing.Point]:
+        return routing.recall(self.gguf, self.config.cache)
+
+    @functools.cached_property
     def _ranges(self) -> list[RowRange]:
         return row_ranges(self.known.graph, self._territory, self.known.micro_batch_tokens)
 
@@ -98,7 +103,9 @@ class Planner:
         """Return the plan under a budget; None is the configured one. Raises BudgetError when it is too small."""
         budget = budget_bytes or int(self.config.memory or default_budget_bytes(Ledger().promised_bytes))
         known, readers = self.known, self.config.readers
-        terms = Terms(self.gguf, budget, self._holdings, known.context_tokens, known.micro_batch_tokens, readers)
+        terms = Terms(
+            self.gguf, budget, self._holdings, known.context_tokens, known.micro_batch_tokens, readers, self._routing
+        )
         if self._whole_bytes <= budget:
             return plan_resident(terms, self._territory)
         if mixture := plan_mixture(terms, known.graph, known.spans):

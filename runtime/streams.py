@@ -85,4 +85,6 @@ def _by_expert(mixture: MixturePlan, memory: WeightMemory, n_used: int) -> Strea
     weights.hold(mixture.dense)
     policy = make_policy(DEFAULT, Mixture(tuple(range(len(experts.layers))), experts.n_experts, n_used))
     cache = ExpertCache(n_frames, dict(enumerate(experts.sizes)), policy)
-    return [pinned, ExpertStreaming(experts, cache, weights, n_frames, n_used)]
+    streaming = ExpertStreaming(experts, cache, weights, n_frames, n_used)
+    streaming.kept_share = mixture.kept_share
+    return [pinned, streaming]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,10 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """A model of which weights are to be placed, under a budget, beside what is held; `readers` read what streams."""
+    """A model of which weights are to be placed, under a budget, beside what is held; `readers` read what streams.
+
+    routing: what is known of how a mixture's experts are chosen (`runtime/routing.py`).
+    """
 
     gguf: GgufModel
     budget_bytes: int
@@ -71,6 +75,7 @@ class Terms:
     context_tokens: int
     micro_batch_tokens: int
     readers: int
+    routing: Sequence[tuple[float, float]] = ()
 
 
 def work_bytes(gguf: GgufModel, micro_batch_tokens: int) -> int:
