@@ -53,13 +53,16 @@ def grown_mixture(size: str) -> Path:
 
 
 def run_worker(
-    arguments: Sequence[object], box: Mapping[str, object] | None = None, cold: Path | None = None
+    arguments: Sequence[object],
+    box: Mapping[str, object] | None = None,
+    cold: Path | None = None,
+    worker: Path = WORKER,
 ) -> dict[str, Any]:
     """Run one worker, in a box when one is given (`memory`, `disk_mbps`), and return its figures and the box's.
 
     cold: the model file whose page cache is dropped first.
     """
-    command = [sys.executable, str(WORKER), *map(str, arguments)]
+    command = [sys.executable, str(worker), *map(str, arguments)]
     if box is not None:
         flags = [f"--readahead-kb={READAHEAD_KB}"]
         flags += [f"--{key.replace('_', '-')}={value}" for key, value in box.items() if value]

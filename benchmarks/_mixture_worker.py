@@ -9,15 +9,21 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from _box import SHARED
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken
 from edge_run.devices.memory import process_memory
+from edge_run.prefetch.routes import DECODE, RouteWriter
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.engine import Engine
+from edge_run.runtime.route_recorder import RouteRecorder, route_header
+from edge_run.tiers.gguf import read_gguf
 
 TEXT = SHARED / "data" / "text" / "novels.txt"
 
@@ -37,6 +43,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--decode", type=int, default=40)
     parser.add_argument("--skip", type=int, default=200_000, help="characters of the text before the prompt")
+    parser.add_argument("--trace", type=Path, help="write down here what the routers choose")
     arguments = parser.parse_args()
     config = ModelConfig(
         memory=None if arguments.backend == "llama.cpp" else arguments.memory,
@@ -45,37 +52,62 @@ def main() -> None:
         micro_batch_tokens=64,
         backend=arguments.backend,
     )
-    engine = Engine(arguments.model, config)
+    with arguments.trace.open("w") if arguments.trace else nullcontext() as file:
+        header = route_header(read_gguf(arguments.model))
+        recorder = RouteRecorder(header, RouteWriter(file, header)) if file else None
+        print(json.dumps(measure(arguments, Engine(arguments.model, config, recorder=recorder), recorder)))
+
+
+def measure(arguments: argparse.Namespace, engine: Engine, recorder: RouteRecorder | None) -> dict[str, object]:
+    """Return the figures."""
     text = TEXT.read_text()[arguments.skip : arguments.skip + 20_000]
     tokens = ggml.tokenize(engine.model.vocab, text, False, False)[: arguments.prompt + arguments.decode]
+    callbacks = timed_callbacks(engine)
     started = time.monotonic()
     prompt = tokens[: arguments.prompt]
     engine.decoder.decode([BatchToken(t, i, 0, i == len(prompt) - 1) for i, t in enumerate(prompt)])
     first_token_s = time.monotonic() - started
-    before, totals, waited, times, chosen = read_bytes(), engine.read_totals, engine.wait_s, [], []
+    if recorder:
+        recorder.phase = DECODE
+    before, totals, waited, called, times, chosen = read_bytes(), engine.read_totals, engine.wait_s, callbacks[0], [], []
     for position in range(arguments.prompt, len(tokens)):
         started = time.monotonic()
         logits = engine.decoder.decode([BatchToken(tokens[position], position, 0, True)])
         times.append(time.monotonic() - started)
         chosen.append(int(logits[0].argmax()))
-    reading = engine.read_totals.since(totals)
-    print(
-        json.dumps(
-            {
-                "mode": engine.plan.mode,
-                "expert_bytes": engine.plan.expert_bytes,
-                "first_token_s": first_token_s,
-                "token_s": statistics.mean(times),
-                "median_token_s": statistics.median(times),
-                "bytes_per_token": (read_bytes() - before) / len(times),
-                "wait_s_per_token": (engine.wait_s - waited) / len(times),
-                "reader_cpu_s_per_gb": reading.cpu_s / max(1, reading.bytes_read) * 1e9,
-                "peak_bytes": process_memory().peak_bytes,
-                "swapped_bytes": process_memory().swapped_bytes,
-                "chosen": chosen,
-            }
-        )
-    )
+    reading, waited_s = engine.read_totals.since(totals), engine.wait_s - waited
+    return {
+        "mode": engine.plan.mode,
+        "expert_bytes": engine.plan.expert_bytes,
+        "first_token_s": first_token_s,
+        "token_s": statistics.mean(times),
+        "bytes_per_token": (read_bytes() - before) / len(times),
+        "wait_s_per_token": waited_s / len(times),
+        "python_s_per_token": (callbacks[0] - called - waited_s) / len(times),
+        "reader_cpu_s_per_gb": reading.cpu_s / max(1, reading.bytes_read) * 1e9,
+        "peak_bytes": process_memory().peak_bytes,
+        "swapped_bytes": process_memory().swapped_bytes,
+        "chosen": chosen,
+    }
+
+
+def timed_callbacks(engine: Engine) -> list[float]:
+    """Return a sum of the seconds that are spent in the callbacks of `engine` from now on."""
+    spent = [0.0]
+
+    def timed(function: Callable[[int], bool]) -> Callable[[int], bool]:
+        def call(address: int) -> bool:
+            started = time.monotonic()
+            try:
+                return function(address)
+            finally:
+                spent[0] += time.monotonic() - started
+
+        return call
+
+    driver: Any = engine._driver
+    driver._ask, driver._told = timed(driver._ask), timed(driver._told)
+    return spent
 
 
 if __name__ == "__main__":

@@ -27,16 +27,17 @@ logger = logging.getLogger(__name__)
 def hit_rate(points: Sequence[Point], share: float) -> float:
     """Return what share of look-ups will find their expert in memory, where `share` of all experts are.
 
-    points: of earlier runs. Between two of them the power of `share` that gives the rate is interpolated.
+    points: of earlier runs. Misses are taken to be a power of what is not in memory; between two points the power is
+    interpolated.
     """
     if not 0 < share < 1:
         return min(1.0, max(0.0, share))
-    powers = sorted((known, math.log(rate) / math.log(known)) for known, rate in points) or [(share, 1.0)]
+    powers = sorted((known, math.log(1 - rate) / math.log(1 - known)) for known, rate in points) or [(share, 1.0)]
     below = [point for point in powers if point[0] <= share] or powers[:1]
     above = [point for point in powers if point[0] > share] or powers[-1:]
     (x0, y0), (x1, y1) = below[-1], above[0]
     power = y0 if x1 <= x0 else y0 + (y1 - y0) * (share - x0) / (x1 - x0)
-    return float(share**power)
+    return float(1 - (1 - share) ** power)
 
 
 def recall(gguf: GgufModel, cache_folder: Path) -> list[Point]:

@@ -67,7 +67,7 @@ class Plan:
     mode: `resident` (all in memory, llama.cpp at full speed), `streamed`, or `llama.cpp` (its own loader, nothing
     promised). items: what the budget is spent on; their sizes add up to at most budget_bytes. forecast: None where the
     device was not measured. expert_bytes: of a mixture streamed by expert, what its experts have; a pass then reads
-    what it lacks of those it uses, and streamed_bytes_per_pass is for one token, taken to choose them evenly.
+    what it lacks of those it uses, and streamed_bytes_per_pass is for one token, if they are chosen as in earlier runs.
     """
 
     mode: str

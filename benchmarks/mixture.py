@@ -1,0 +1,95 @@
+"""A mixture streamed by expert, against llama.cpp's mmap, on a small device.
+
+Model: kit-moe grown to 8 GB, wider and not deeper (6 layers, 32 experts of which a token uses 4, F16). Budget and
+control group: a quarter of it. Cold; both read the same held-out English, first a prompt of 64 tokens, then token after
+token. Three settings: a drive of 500 MB/s with 128 KiB and with 8 MiB of read-ahead (which only mmap has), and one that
+is not limited. Beside the bytes per token: what the cache's policy would read in a replay of the same choices, and the
+least that any could (the optimum, which knows them beforehand).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+from _box import ROOT, grown_mixture, run_worker, write_results
+
+from edge_run.prefetch.replay import replay
+from edge_run.prefetch.routes import DECODE, RouteReader
+
+WORKER = ROOT / "benchmarks" / "_mixture_worker.py"
+BUDGET_SHARE = 0.25
+SETTINGS = ((500, 128), (500, 8192), (None, 128))
+
+
+def needed_bytes(trace: Path) -> float:
+    """Return the bytes of the experts that were missing, per decoded token."""
+    with RouteReader(trace) as reader:
+        decoded = [route for route in reader if route.phase == DECODE]
+    return sum(route.expert_bytes for route in decoded) / len({route.step for route in decoded})
+
+
+def main() -> None:
+    """Measure and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--decode", type=int, default=40)
+    parser.add_argument("--size", default="8G")
+    arguments = parser.parse_args()
+    model = grown_mixture(arguments.size)
+    budget = int(model.stat().st_size * BUDGET_SHARE)
+    rows, lines = [], []
+    for mbps, readahead_kb in SETTINGS:
+        decode = arguments.decode if readahead_kb < 1024 else 10
+        some = []
+        for number in range(arguments.rounds if readahead_kb < 1024 else 1):
+            box = {"memory": budget, "disk_mbps": mbps, "readahead_kb": readahead_kb}
+            with tempfile.TemporaryDirectory() as folder:
+                trace = Path(folder) / "trace.csv"
+                flags = [model, "--decode", decode, "--memory", budget, "--trace", trace]
+                ours = run_worker(flags, box, model, WORKER)
+                result = replay(trace, [ours["expert_bytes"]], ["default", "optimum"])
+                needed = needed_bytes(trace)
+            mmap = run_worker([model, "--decode", decode, "--backend", "llama.cpp"], box, model, WORKER)
+            some.append(
+                {
+                    "disk_mbps": mbps or "unthrottled",
+                    "readahead_kb": readahead_kb,
+                    "round": number,
+                    "edge_run_token_s": ours["token_s"],
+                    "mmap_token_s": mmap["token_s"],
+                    "over_mmap": mmap["token_s"] / ours["token_s"],
+                    "bytes_per_token": ours["bytes_per_token"],
+                    "mmap_bytes_per_token": mmap["bytes_per_token"],
+                    "policy_bytes_per_token": result.of("default", ours["expert_bytes"]).bytes_per_token,
+                    "optimum_bytes_per_token": result.of("optimum", ours["expert_bytes"]).bytes_per_token,
+                    "unused_share": 1 - needed / ours["bytes_per_token"],
+                    "python_share": ours["python_s_per_token"] / ours["token_s"],
+                    "first_token_s": ours["first_token_s"],
+                    "mmap_first_token_s": mmap["first_token_s"],
+                    "reader_cpu_s_per_gb": ours["reader_cpu_s_per_gb"],
+                    "peak_bytes": ours["peak_bytes"],
+                    "budget_bytes": budget,
+                    "swapped_bytes": ours["swapped_bytes"],
+                    "oom_kills": ours["box"]["oom_kills"],
+                    "same_tokens": ours["chosen"] == mmap["chosen"],
+                }
+            )
+            print(some[-1], flush=True)
+        rows += some
+        median = {
+            key: statistics.median(row[key] for row in some)
+            for key in ("edge_run_token_s", "mmap_token_s", "over_mmap", "unused_share", "python_share")
+        }
+        lines.append(
+            f"* {some[0]['disk_mbps']}, {readahead_kb} KiB: {median['edge_run_token_s']:.2f} s a token, mmap "
+            f"{median['mmap_token_s']:.2f} s, {median['over_mmap']:.2f} x; {median['unused_share']:.1%} of what is read "
+            f"is not used, {median['python_share']:.1%} of a token is Python."
+        )
+    write_results("mixture", rows, "\n".join([__doc__ or "", *lines]))
+
+
+if __name__ == "__main__":
+    main()
