@@ -20,7 +20,6 @@ from edge_run.devices.memory import process_memory
 from edge_run.runtime.planner import planner
 from edge_run.runtime.probe import probe, recall
 
-
 TEXT = SHARED / "data" / "text" / "novels.txt"
 
 

@@ -69,7 +69,14 @@ def measure(arguments: argparse.Namespace, engine: Engine, recorder: RouteRecord
     first_token_s = time.monotonic() - started
     if recorder:
         recorder.phase = DECODE
-    before, totals, waited, called, times, chosen = read_bytes(), engine.read_totals, engine.wait_s, callbacks[0], [], []
+    before, totals, waited, called, times, chosen = (
+        read_bytes(),
+        engine.read_totals,
+        engine.wait_s,
+        callbacks[0],
+        [],
+        [],
+    )
     for position in range(arguments.prompt, len(tokens)):
         started = time.monotonic()
         logits = engine.decoder.decode([BatchToken(tokens[position], position, 0, True)])
