@@ -85,8 +85,8 @@ def main() -> None:
         }
         lines.append(
             f"* {some[0]['disk_mbps']}, {readahead_kb} KiB: {median['edge_run_token_s']:.2f} s a token, mmap "
-            f"{median['mmap_token_s']:.2f} s, {median['over_mmap']:.2f} x; {median['unused_share']:.1%} of what is read "
-            f"is not used, {median['python_share']:.1%} of a token is Python."
+            f"{median['mmap_token_s']:.2f} s, {median['over_mmap']:.2f} x; {median['unused_share']:.1%} of what is "
+            f"read is not used, {median['python_share']:.1%} of a token is Python."
         )
     write_results("mixture", rows, "\n".join([__doc__ or "", *lines]))
 

@@ -175,8 +175,7 @@ class Engine:
         streams, self._streams = self._streams, ()
         for stream in streams:
             if isinstance(stream, ExpertStreaming):
-                found = stream.kept_share, stream.look_ups, stream.hits
-                routing.remember(self.gguf, self.config.cache, *found)
+                routing.remember(self.gguf, self.config.cache, stream.usage)
         self._stack.close()
 
     def _check_file(self, is_budget_kept: bool) -> None:

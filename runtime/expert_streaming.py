@@ -14,6 +14,7 @@ from edge_run.runtime.driver import Steps
 from edge_run.runtime.graph import GraphMap, Node
 from edge_run.runtime.mixture import ExpertMap, ExpertTensor, routed_read
 from edge_run.runtime.observer import chosen_experts, makes_ids
+from edge_run.runtime.routing import Usage
 from edge_run.tiers.weights import Weights
 
 WIDE_SHARE = 0.5  # of a layer's experts, in use at once: they come tensor by tensor, each while one is computed
@@ -23,11 +24,14 @@ MOST_SHARE = 0.9  # the next layer will want as many of its own
 class ExpertStreaming:
     """The feature. n_frames: what experts have, kept and in use. n_used: experts that a token uses in a layer.
 
-    check runs while a pass waits and may raise to stop it. wait_s counts those waits; look_ups and hits the experts of
-    single tokens, and those of them that were kept. kept_share: of all experts, those that can be.
+    check runs while a pass waits and may raise to stop it. wait_s counts those waits; usage what single tokens
+    read.
     """
 
-    def __init__(self, experts: ExpertMap, cache: ExpertCache, weights: Weights, n_frames: int, n_used: int) -> None:
+    def __init__(
+        self, experts: ExpertMap, cache: ExpertCache, weights: Weights, n_frames: int, n_used: int, usage: Usage
+    ) -> None:
+        self.usage = usage
         self._experts, self._cache, self._weights = experts, cache, weights
         self._n_frames, self._n_used = n_frames, n_used
         self._order = [tensor for layer in experts.layers for tensor in layer]
@@ -39,8 +43,6 @@ class ExpertStreaming:
         self._is_ahead = False
         self._in_use: list[int] = []
         self._ahead: list[int] = []
-        self.kept_share = 0.0
-        self.look_ups = self.hits = 0
         self.check: Callable[[], None] = lambda: None
         self.wait_s = 0.0
 
@@ -89,6 +91,8 @@ class ExpertStreaming:
 
     def _choose(self, layer: int, ids: list[int], is_prompt: bool) -> None:
         """Look the chosen experts up, and begin to read those that are missing."""
+        if layer <= self._layer or self._layer < 0:
+            self.usage.begin(is_token=not is_prompt)
         self._layer, self._ids = layer, ids
         self._chosen = sorted(set(ids)) if is_prompt else list(dict.fromkeys(ids))
         evicted = self._cache.resize(self._n_frames - self._reserve())
@@ -97,9 +101,6 @@ class ExpertStreaming:
         self._drop(evicted)
         outcome = self._cache.look_up(layer, ids, is_prompt)
         self._drop(outcome.evicted)
-        if not is_prompt:
-            self.look_ups += len(self._chosen)
-            self.hits += len(self._chosen) - len(outcome.missing)
         bypassed = frozenset(outcome.bypassed)
         kept = [expert for expert in outcome.missing if expert not in bypassed]
         for tensor in self._experts.layers[layer]:

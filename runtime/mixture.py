@@ -60,8 +60,8 @@ class ExpertMap:
     """The chunks of every expert.
 
     `layers[i]` are layer i's tensors in order of use. sizes: of each layer, the chunks of an expert at most.
-    largest_piece, largest_tensor: those of the largest piece and tensor at most. n_experts: of a layer, at most. dense:
-    chunks that something else reads too, and which are left out.
+    largest_tensor: those of the largest tensor at most. n_experts: of a layer, at most. dense: chunks that something
+    else reads too, and which are left out.
     """
 
     def __init__(self, tensors: Sequence[ExpertTensor], territory: Territory, dense: frozenset[int]) -> None:
@@ -72,7 +72,6 @@ class ExpertMap:
         self.at = {tensor.address: tensor for tensor in tensors}
         self.sizes = tuple(sum(map(self.piece_size, layer)) for layer in self.layers)
         self.n_experts = max(tensor.n_experts for tensor in tensors)
-        self.largest_piece = max(map(self.piece_size, tensors))
         self.largest_tensor = max(self.piece_size(tensor) * tensor.n_experts for tensor in tensors)
 
     def piece_size(self, tensor: ExpertTensor) -> int:

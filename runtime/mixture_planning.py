@@ -20,7 +20,7 @@ class MixturePlan:
     """The plan, and what it rests on: chunks of a size that suits the experts, and which of them always stay.
 
     dense: all that is not read by expert, in order of use, and what cannot change frames. n_frames: what experts have,
-    in chunks. kept_share: of all experts, those that can stay between tokens.
+    in chunks. room_share: of the bytes of all experts, what there is room for.
     """
 
     plan: Plan
@@ -29,7 +29,7 @@ class MixturePlan:
     dense: tuple[int, ...]
     ranges: Sequence[RowRange]
     n_frames: int
-    kept_share: float
+    room_share: float
 
 
 def least_frames(experts: ExpertMap, n_used: int) -> int:
@@ -66,15 +66,15 @@ def plan_mixture(
     everything = sum(layer[0].n_experts * size for layer, size in layers)
     n_frames = min(n_frames, everything + in_use)
     pinned, room = territory.total_bytes(dense), n_frames * territory.chunk_bytes
-    used = n_used * sum(experts.sizes) * territory.chunk_bytes
-    kept_share = (n_frames - n_used * experts.largest_piece) / everything
+    used = n_used * sum(tensor.stride for tensor in tensors)
+    room_share = room / sum(tensor.stride * tensor.n_experts for tensor in tensors)
     plan = make_plan(
         terms,
         mode="streamed",
         minimum_bytes=other + (len(dense) + least) * chunk_cost,
         pinned_bytes=pinned,
         expert_bytes=room,
-        streamed_bytes_per_pass=int(used * (1 - hit_rate(terms.routing, kept_share))),
+        streamed_bytes_per_pass=int(used * (1 - hit_rate(terms.routing, room_share))),
         readers=terms.readers,
         items=(
             *items_besides_weights(terms, rows, pinned + room),
@@ -82,4 +82,4 @@ def plan_mixture(
             PlanItem("experts", room, "experts in use, and those that are likely to be used again"),
         ),
     )
-    return MixturePlan(plan, territory, experts, dense, ranges, n_frames, kept_share)
+    return MixturePlan(plan, territory, experts, dense, ranges, n_frames, room_share)

@@ -1,7 +1,7 @@
 """How evenly a mixture's routers choose, as its runs have found: what a cache of experts is worth for this model.
 
-Nothing in a file says it. Each run that decoded enough leaves a point: the share of all experts that could stay in
-memory, and the share of look-ups that found theirs there. Without any, experts are taken to be chosen evenly, in which
+Nothing in a file says it. Each run that decoded enough leaves a point: the share of all experts' bytes that there was
+room for, and the share of a token's bytes that were there. Without any, experts are taken to be chosen evenly, in which
 case the two are equal.
 """
 
@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_run.tiers.gguf import GgufModel
+from edge_run.tiers.readers import Readers
 
-LEAST_LOOK_UPS = 300
+LEAST_TOKENS = 12
 MOST_POINTS = 8
 ALIKE = 0.02  # shares that are so near are one point, the latest
 
@@ -24,8 +25,32 @@ Point = tuple[float, float]
 logger = logging.getLogger(__name__)
 
 
+class Usage:
+    """What single tokens read, of the `token_bytes` of experts that each uses, where `room_share` has room."""
+
+    def __init__(self, room_share: float, token_bytes: int, readers: Readers) -> None:
+        self.room_share = room_share
+        self.n_tokens = 0
+        self._token_bytes, self._readers = token_bytes, readers
+        self._read_bytes = self._mark = 0
+        self._is_token = False
+
+    def begin(self, *, is_token: bool) -> None:
+        """A pass comes to its first layer with experts; what was read since the last one did was for that one."""
+        read = self._readers.totals.bytes_read
+        if self._is_token:
+            self.n_tokens += 1
+            self._read_bytes += read - self._mark
+        self._is_token, self._mark = is_token, read
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of what tokens used that was in memory; 0 where nothing was decoded."""
+        return 1 - self._read_bytes / (self.n_tokens * self._token_bytes) if self.n_tokens else 0.0
+
+
 def hit_rate(points: Sequence[Point], share: float) -> float:
-    """Return what share of look-ups will find their expert in memory, where `share` of all experts are.
+    """Return what share of a token's bytes will be in memory, where there is room for `share` of all experts.
 
     points: of earlier runs. Misses are taken to be a power of what is not in memory; between two points the power is
     interpolated.
@@ -49,16 +74,17 @@ def recall(gguf: GgufModel, cache_folder: Path) -> list[Point]:
         return []
 
 
-def remember(gguf: GgufModel, cache_folder: Path, share: float, look_ups: int, hits: int) -> None:
-    """Keep what a run found, where it looked up often enough; without a folder to write to, nothing is kept."""
-    if look_ups < LEAST_LOOK_UPS or not 0 < share < 1 or not 0 < hits < look_ups:
+def remember(gguf: GgufModel, cache_folder: Path, usage: Usage) -> None:
+    """Keep what a run found, where it decoded enough; without a folder to write to, nothing is kept."""
+    share, rate = usage.room_share, usage.hit_rate
+    if usage.n_tokens < LEAST_TOKENS or not 0 < share < 1 or not 0 < rate < 1:
         return
     others = [point for point in recall(gguf, cache_folder) if abs(point[0] - share) > ALIKE]
     place = _place(gguf, cache_folder)
     draft = place.with_name(f"{place.name}.{os.getpid()}.part")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps([*others[1 - MOST_POINTS :], (share, hits / look_ups)]))
+        draft.write_text(json.dumps([*others[1 - MOST_POINTS :], (share, rate)]))
         draft.replace(place)
     except OSError as error:
         logger.info("what was found about routing cannot be kept in %s: %s", place.parent, error)

@@ -12,6 +12,7 @@ from edge_run.runtime.expert_streaming import ExpertStreaming
 from edge_run.runtime.graph import GraphMap
 from edge_run.runtime.mixture_planning import MixturePlan, plan_mixture
 from edge_run.runtime.planning import RowRange, plan_streamed, row_ranges
+from edge_run.runtime.routing import Usage
 from edge_run.runtime.streaming import PinnedWeights, WeightStreaming
 from edge_run.runtime.terms import Terms, used_experts
 from edge_run.tiers.on_demand import OnDemand
@@ -85,6 +86,5 @@ def _by_expert(mixture: MixturePlan, memory: WeightMemory, n_used: int) -> Strea
     weights.hold(mixture.dense)
     policy = make_policy(DEFAULT, Mixture(tuple(range(len(experts.layers))), experts.n_experts, n_used))
     cache = ExpertCache(n_frames, dict(enumerate(experts.sizes)), policy)
-    streaming = ExpertStreaming(experts, cache, weights, n_frames, n_used)
-    streaming.kept_share = mixture.kept_share
-    return [pinned, streaming]
+    usage = Usage(mixture.room_share, n_used * sum(tensor.stride for tensor in experts.at.values()), memory.readers)
+    return [pinned, ExpertStreaming(experts, cache, weights, n_frames, n_used, usage)]

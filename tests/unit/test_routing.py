@@ -9,9 +9,8 @@ import pytest
 
 from edge_run.runtime import routing
 from edge_run.tiers.gguf import read_gguf
+from edge_run.tiers.readers import ReadTotals
 from kit_models import KIT
-
-ENOUGH = routing.LEAST_LOOK_UPS
 
 
 def test_without_runs_experts_are_taken_to_be_chosen_evenly() -> None:
@@ -27,27 +26,56 @@ def test_a_point_is_met_and_others_follow_from_it() -> None:
     assert (rates[0], rates[-1]) == (0, 1)
 
 
+class Drive:
+    """Readers, as far as they count."""
+
+    def __init__(self) -> None:
+        self.totals = ReadTotals()
+
+    def read(self, n_bytes: int) -> None:
+        self.totals = ReadTotals(self.totals.bytes_read + n_bytes)
+
+
+def usage(share: float, rate: float, n_tokens: int = routing.LEAST_TOKENS) -> routing.Usage:
+    drive = Drive()
+    found = routing.Usage(share, 1000, drive)  # type: ignore[arg-type]
+    for _ in range(n_tokens):
+        found.begin(is_token=True)
+        drive.read(round(1000 * (1 - rate)))
+    found.begin(is_token=False)
+    drive.read(12345)
+    found.begin(is_token=False)
+    return found
+
+
+def test_what_tokens_read_is_counted_and_what_prompts_read_is_not() -> None:
+    found = usage(0.5, 0.7, 20)
+    assert (found.n_tokens, found.hit_rate) == (20, pytest.approx(0.7))
+    assert usage(0.5, 0.7, 0).hit_rate == 0
+
+
 def test_what_was_found_is_kept_under_the_file(tmp_path: Path) -> None:
     gguf = read_gguf(KIT)
-    routing.remember(gguf, tmp_path, 0.25, ENOUGH, ENOUGH // 2)
-    routing.remember(gguf, tmp_path, 0.5, 2 * ENOUGH, ENOUGH)
-    routing.remember(gguf, tmp_path, 0.26, 3 * ENOUGH, ENOUGH)  # instead of the first
-    assert routing.recall(gguf, tmp_path) == [(0.5, 0.5), (0.26, pytest.approx(1 / 3))]
+    for share, rate in ((0.25, 0.5), (0.5, 0.6), (0.26, 0.4)):  # the last instead of the first
+        routing.remember(gguf, tmp_path, usage(share, rate))
+    assert routing.recall(gguf, tmp_path) == [(0.5, pytest.approx(0.6)), (0.26, pytest.approx(0.4))]
 
 
-@pytest.mark.parametrize(("share", "look_ups", "hits"), [(0.3, ENOUGH - 1, 9), (0.3, ENOUGH, 0), (1.0, ENOUGH, 9)])
-def test_what_tells_nothing_is_not_kept(tmp_path: Path, share: float, look_ups: int, hits: int) -> None:
-    routing.remember(read_gguf(KIT), tmp_path, share, look_ups, hits)
+@pytest.mark.parametrize(
+    ("share", "rate", "n_tokens"), [(0.3, 0.4, routing.LEAST_TOKENS - 1), (0.3, 0.0, 99), (1.0, 0.4, 99), (0.3, 1, 99)]
+)
+def test_what_tells_nothing_is_not_kept(tmp_path: Path, share: float, rate: float, n_tokens: int) -> None:
+    routing.remember(read_gguf(KIT), tmp_path, usage(share, rate, n_tokens))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_broken_or_cannot_be_written(tmp_path: Path) -> None:
     gguf = read_gguf(KIT)
-    routing.remember(gguf, tmp_path, 0.25, ENOUGH, 9)
+    routing.remember(gguf, tmp_path, usage(0.25, 0.5))
     (known,) = (tmp_path / "routing").iterdir()
     for text in ("", "[[1]]", '[["a", 1]]', "7", "null"):
         known.write_text(text)
         assert routing.recall(gguf, tmp_path) == []
     os.replace(known, tmp_path / "file")
-    routing.remember(gguf, tmp_path / "file", 0.25, ENOUGH, 9)
+    routing.remember(gguf, tmp_path / "file", usage(0.25, 0.5))
     assert (tmp_path / "file").read_text() == "null"
