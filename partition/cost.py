@@ -33,16 +33,12 @@ class MatmulWork:
 
 @dataclass(frozen=True, slots=True)
 class PassWork:
-    """What a pass computes. attention_flops: per token and position that it looks at. n_stops: where it is stopped.
-
-    largest_expert_tensor_bytes: 0 where there are no experts.
-    """
+    """What a pass computes. attention_flops: per token and position that it looks at. n_stops: where it is stopped."""
 
     matmuls: tuple[MatmulWork, ...]
     n_nodes: int
     n_stops: int
     attention_flops: float
-    largest_expert_tensor_bytes: int = 0
 
 
 class CostModel:

@@ -19,7 +19,6 @@ from edge_run.tiers.gguf import GgufModel, TensorInfo
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 
 WITH_MOVES = 4.0  # of the CPU time of reading alone: frames are moved, and books kept
-TENSORS_IN_USE = 2  # of a mixture, while many tokens are computed: one is read, one is used
 _MATMULS = ("MUL_MAT", "MUL_MAT_ID")
 _COSTS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
@@ -36,8 +35,7 @@ def pass_work(gguf: GgufModel, graph: GraphMap, n_stops: int) -> PassWork:
         if (tensor := tensors.get(read.name))
     ]
     n_nodes = sum(node.op not in _COSTS_NOTHING for node in graph)
-    largest = max((matmul.size_bytes for matmul in matmuls if matmul.n_experts), default=0)
-    return PassWork(_together(matmuls), n_nodes, n_stops, _attention_flops(gguf, graph), largest)
+    return PassWork(_together(matmuls), n_nodes, n_stops, _attention_flops(gguf, graph))
 
 
 def _choice_of_outputs(graph: GraphMap) -> int:
@@ -116,8 +114,7 @@ class PassTimes:
             return self._read(new, plan.model_bytes - new) if is_first else self._read(0, plan.streamed_bytes_per_pass)
         experts = [(work.size_bytes, work.n_used / work.n_experts) for work in self._work.matmuls if work.n_experts]
         touched = sum(size * (1 - (1 - share) ** tokens) for size, share in experts)
-        kept = max(0, plan.expert_bytes - TENSORS_IN_USE * self._work.largest_expert_tensor_bytes)
-        missing = max(0.0, 1 - kept / sum(size for size, _ in experts))
+        missing = max(0.0, 1 - plan.expert_bytes / sum(size for size, _ in experts))
         if not is_first:
             return self._read(0, plan.streamed_bytes_per_pass if tokens == 1 else touched * missing)
         at_first = plan.pinned_bytes + min(touched, plan.expert_bytes)

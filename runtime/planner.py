@@ -25,6 +25,7 @@ from edge_run.runtime.forecast import PassTimes, forecast, pass_work
 from edge_run.runtime.inspection import Inspection, inspect
 from edge_run.runtime.kv_rules import check_kv_types
 from edge_run.runtime.library import library_version
+from edge_run.runtime.mixture import routed_read
 from edge_run.runtime.mixture_planning import plan_mixture
 from edge_run.runtime.model_kind import check_kind
 from edge_run.runtime.planning import (
@@ -134,7 +135,11 @@ class Planner:
 
     def times(self, plan: Plan, profile: DeviceProfile, model: Path) -> PassTimes:
         """Return how long the passes of `plan` take on the device of `profile`, read from where `model` is."""
-        n_stops = len(self._stretches) if plan.mode == "streamed" else 0
+        n_stops = 0
+        if plan.expert_bytes:
+            n_stops = sum(routed_read(node) is not None for node in self.known.graph)
+        elif plan.mode == "streamed":
+            n_stops = len(self._stretches)
         work = pass_work(self.gguf, self.known.graph, n_stops)
         return PassTimes(plan, work, profile, disk_of(profile, model), self.threads)
 
