@@ -10,6 +10,7 @@ least that any could (the optimum, which knows them beforehand).
 from __future__ import annotations
 
 import argparse
+import csv
 import statistics
 import tempfile
 from pathlib import Path
@@ -17,18 +18,19 @@ from pathlib import Path
 from _box import ROOT, grown_mixture, run_worker, write_results
 
 from edge_run.prefetch.replay import replay
-from edge_run.prefetch.routes import DECODE, RouteReader
+from edge_run.prefetch.routes import DECODE
 
 WORKER = ROOT / "benchmarks" / "_mixture_worker.py"
 BUDGET_SHARE = 0.25
-SETTINGS = ((500, 128), (500, 8192), (None, 128))
+SETTINGS = ((500, 128), (None, 128), (500, 8192))
 
 
 def needed_bytes(trace: Path) -> float:
     """Return the bytes of the experts that were missing, per decoded token."""
-    with RouteReader(trace) as reader:
-        decoded = [route for route in reader if route.phase == DECODE]
-    return sum(route.expert_bytes for route in decoded) / len({route.step for route in decoded})
+    with trace.open() as file:
+        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    decoded = [row for row in rows if int(row["phase"]) == DECODE]
+    return sum(int(row["expert_bytes"]) for row in decoded) / len({row["step"] for row in decoded})
 
 
 def main() -> None:

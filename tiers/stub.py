@@ -3,7 +3,8 @@
 llama.cpp maps the files it opens, and populates the mapping: on the model itself that reads it all. A stub is the
 model's header, then a hole up to its full size; after llama.cpp has read the header and before it maps, `cut` shortens
 the file, so that there is nothing to populate. The mapping is then replaced by memory of ours (`Territory.claim`).
-Stubs lie in memory and on no disk: nothing can be left behind.
+Stubs lie in memory and on no disk: nothing can be left behind. The hole must never be read there, as each page that is
+touched takes memory: what llama.cpp is to copy at loading (to a GPU, or repacked) needs another way.
 """
 
 from __future__ import annotations
