@@ -173,10 +173,10 @@ class Engine:
     def close(self) -> None:
         """Stop the readers and free everything. Idempotent."""
         streams, self._streams = self._streams, ()
+        self._stack.close()
         for stream in streams:
             if isinstance(stream, ExpertStreaming):
                 routing.remember(self.gguf, self.config.cache, stream.usage)
-        self._stack.close()
 
     def _check_file(self, is_budget_kept: bool) -> None:
         """Refuse what llama.cpp would end the process over, and a budget that is too small, before all else."""

@@ -75,19 +75,19 @@ def recall(gguf: GgufModel, cache_folder: Path) -> list[Point]:
 
 
 def remember(gguf: GgufModel, cache_folder: Path, usage: Usage) -> None:
-    """Keep what a run found, where it decoded enough; without a folder to write to, nothing is kept."""
+    """Keep what a run found, where it decoded enough; without a folder to write to, nothing is kept. Never raises."""
     share, rate = usage.room_share, usage.hit_rate
     if usage.n_tokens < LEAST_TOKENS or not 0 < share < 1 or not 0 < rate < 1:
         return
     others = [point for point in recall(gguf, cache_folder) if abs(point[0] - share) > ALIKE]
-    place = _place(gguf, cache_folder)
-    draft = place.with_name(f"{place.name}.{os.getpid()}.part")
     try:
+        place = _place(gguf, cache_folder)
+        draft = place.with_name(f"{place.name}.{os.getpid()}.part")
         place.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(json.dumps([*others[1 - MOST_POINTS :], (share, rate)]))
         draft.replace(place)
-    except OSError as error:
-        logger.info("what was found about routing cannot be kept in %s: %s", place.parent, error)
+    except OSError as error:  # also where the model file is gone by now
+        logger.info("what was found about routing cannot be kept in %s: %s", cache_folder, error)
 
 
 def _place(gguf: GgufModel, cache_folder: Path) -> Path:

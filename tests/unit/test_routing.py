@@ -79,3 +79,13 @@ def test_a_file_that_is_broken_or_cannot_be_written(tmp_path: Path) -> None:
     os.replace(known, tmp_path / "file")
     routing.remember(gguf, tmp_path / "file", usage(0.25, 0.5))
     assert (tmp_path / "file").read_text() == "null"
+
+
+def test_a_model_file_that_is_gone_by_the_time_it_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(KIT.read_bytes())
+    gguf = read_gguf(path)
+    path.unlink()
+    routing.remember(gguf, tmp_path, usage(0.25, 0.5))
+    assert routing.recall(gguf, tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
