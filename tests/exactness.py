@@ -1,7 +1,7 @@
 """Compares a streamed run of a model with llama.cpp all resident, logit by logit. Run as a child process: a read of
 weights that are not resident ends the process.
 
-    python exactness.py MODEL.gguf [--decode 50] [--prefill 300] [--micro-batch 64] [--kv-type f16]
+    python exactness.py MODEL.gguf [--decode 50] [--prefill 300] [--micro-batch 64] [--kv-type f16] [--by-expert]
 
 The first run has the fewest frames that can work, the last has all in memory. Prints one JSON line: for each budget
 tried, the streamed bytes per pass and how many rows of logits differ.
@@ -46,23 +46,26 @@ def run(engine: Engine, tokens: list[int], prefill: int) -> list[np.ndarray]:
 CHUNK_BYTES = 16 * KIB
 
 
-def open_at(path: Path, share: float, options: dict[str, object]) -> Engine:
+def open_at(path: Path, share: float, options: dict[str, object], by_expert: bool) -> Engine:
     """Open under the smallest budget that works plus `share` of the model; below a share of 1, so that it streams.
 
     The smallest budget is the one that a refusal names. What the process holds besides weights changes a little from
-    engine to engine, as the allocator keeps memory: a budget may turn out to hold everything, or to be refused again.
+    engine to engine, as the allocator keeps memory: a budget may turn out to hold everything, to be refused again, or,
+    `by_expert`, to have no room for experts one by one: then it is changed step by step.
     """
     budget, extra = 40 * MIB, int(share * path.stat().st_size)
-    for _ in range(20):
+    for _ in range(40):
         try:
             engine = Engine(path, ModelConfig(memory=budget, backend="edge-run", **options), CHUNK_BYTES)
         except BudgetError as error:
             budget = int(str(error.figures["minimum_bytes"])) + extra
             continue
-        if engine.plan.mode == "streamed" or share >= 1:
+        streams_as_wanted = engine.plan.mode == "streamed" and (engine.plan.expert_bytes > 0 or not by_expert)
+        if share >= 1 or streams_as_wanted:
             return engine
+        step = MIB // 2 if engine.plan.mode == "streamed" else -MIB // 2
         engine.close()
-        budget, extra = budget - MIB // 2, 0
+        budget, extra = budget + step, 0
     raise AssertionError(f"no streamed run at {share} of the model above the smallest budget")
 
 
@@ -70,7 +73,7 @@ def open_at(path: Path, share: float, options: dict[str, object]) -> Engine:
 def fewest_frames(share: float) -> Iterator[None]:
     """Let plans in this block give out no more frames than have to be, whatever the budget.
 
-    Those of mixtures streamed by expert at a share of 0.25, below which there may be no room for such; others at 0.
+    Those of mixtures streamed by expert at a share of 0.25, others at 0.
     """
     real, real_mixture = planning.plan_residency, streams.plan_mixture
 
@@ -105,6 +108,7 @@ def main() -> None:
     parser.add_argument("--kv-type", default="f16")
     parser.add_argument("--flash-attention", default="auto")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--by-expert", action="store_true", help="all but the first run are to stream by expert")
     arguments = parser.parse_args()
     options = {
         "context_tokens": 512,
@@ -123,7 +127,7 @@ def main() -> None:
     results = []
     for share in (0.0, 0.25, 0.6, 8.0):
         with fewest_frames(share):
-            engine = open_at(arguments.model, share, options)
+            engine = open_at(arguments.model, share, options, arguments.by_expert and share > 0)
         found = run(engine, tokens, arguments.prefill)
         results.append(
             {
