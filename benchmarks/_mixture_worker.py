@@ -6,6 +6,7 @@ The text is held-out English, the same in every run: what is measured does not h
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import time
@@ -43,6 +44,8 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--decode", type=int, default=40)
     parser.add_argument("--skip", type=int, default=200_000, help="characters of the text before the prompt")
+    parser.add_argument("--prefetch", default="auto")
+    parser.add_argument("--policy", default="default")
     parser.add_argument("--trace", type=Path, help="write down here what the routers choose")
     arguments = parser.parse_args()
     config = ModelConfig(
@@ -51,6 +54,8 @@ def main() -> None:
         threads=arguments.threads,
         micro_batch_tokens=64,
         backend=arguments.backend,
+        expert_policy=arguments.policy,
+        expert_prefetch=arguments.prefetch,
     )
     with arguments.trace.open("w") if arguments.trace else nullcontext() as file:
         header = route_header(read_gguf(arguments.model))
@@ -94,6 +99,7 @@ def measure(arguments: argparse.Namespace, engine: Engine, recorder: RouteRecord
         "reader_cpu_s_per_gb": reading.cpu_s / max(1, reading.bytes_read) * 1e9,
         "peak_bytes": process_memory().peak_bytes,
         "swapped_bytes": process_memory().swapped_bytes,
+        "experts": dataclasses.asdict(engine.expert_use) if engine.expert_use else None,
         "chosen": chosen,
     }
 

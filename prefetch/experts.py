@@ -23,6 +23,15 @@ class Mixture:
     used: int
 
 
+MOST_AHEAD = 2  # layers that are looked ahead
+_FLOAT_BYTES = 4
+
+
+def prediction_bytes(n_layers: int, n_experts: int) -> int:
+    """Return what a predictor learns at most: a figure for each pair of experts, for each layer and distance."""
+    return MOST_AHEAD * n_layers * n_experts * (n_experts + 1) * _FLOAT_BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a look-up needs. missing: experts to read, in the order asked; bypassed: those of them that are not kept.

@@ -189,6 +189,13 @@ def read_int32(address: int, count: int) -> npt.NDArray[np.int32]:
     return np.frombuffer(ctypes.string_at(address, 4 * count), np.int32)
 
 
+def floats_at(address: int, count: int) -> npt.NDArray[np.float32]:
+    """Return the `count` floats at `address`, `(count,)`, without copying: as long as they are there."""
+    import numpy as np
+
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+
+
 def float_rows(pointer: Any, columns: int) -> npt.NDArray[np.float32]:
     """Return one row of `columns` floats at a ctypes pointer, `(columns,)`, without copying."""
     import numpy as np

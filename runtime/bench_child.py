@@ -88,6 +88,7 @@ def measure(
             limit_bytes=limit_bytes,
             token_ids=tuple(tokens),
             numerics=engine.numerics,
+            experts=engine.expert_use,
         )
 
 

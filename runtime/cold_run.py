@@ -17,7 +17,7 @@ from edge_run.base import errors
 from edge_run.base.bench import Measurement
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import KernelError
-from edge_run.base.results import Numerics
+from edge_run.base.results import ExpertUse, LeverDecision, Numerics
 from edge_run.base.units import KIB
 from edge_run.runtime.memory_group import OwnMemoryGroup
 
@@ -144,6 +144,9 @@ def parse_measurement(text: str) -> Measurement:
     found = json.loads(text)
     found["numerics"] = Numerics(**found["numerics"])
     found["token_ids"] = tuple(found["token_ids"])
+    if use := found["experts"]:
+        use["decisions"] = tuple(LeverDecision(**decision) for decision in use["decisions"])
+        found["experts"] = ExpertUse(**use)
     return Measurement(**found)
 
 

@@ -49,9 +49,18 @@ class Steps:
         """Run `step` when node `ordinal` is asked about."""
         self.before.setdefault(ordinal, []).append(step)
 
+    def stop_before(self, ordinal: int, step: Step) -> None:
+        """Run `step` when node `ordinal` is asked about and all before it is computed."""
+        self.add_after(ordinal - 1, _only_stop)
+        self.add_before(ordinal, step)
+
     def add_after(self, ordinal: int, step: Step) -> None:
         """Stop at node `ordinal`, and run `step` when it was computed."""
         self.after.setdefault(ordinal, []).append(step)
+
+
+def _only_stop(address: int) -> None:
+    """Do nothing."""
 
 
 class Feature(Protocol):

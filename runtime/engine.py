@@ -23,7 +23,7 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.errors import NotSupported
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.protocols import BatchToken
-from edge_run.base.results import Backend, MemoryUse, Numerics, Plan
+from edge_run.base.results import Backend, ExpertUse, MemoryUse, Numerics, Plan
 from edge_run.devices.ledger import Ledger
 from edge_run.devices.memory import available_bytes, default_budget_bytes, process_memory
 from edge_run.runtime import _ggml as ggml
@@ -165,6 +165,11 @@ class Engine:
         """Seconds that passes have waited for weights so far."""
         return sum(stream.wait_s for stream in self._streams)
 
+    @property
+    def expert_use(self) -> ExpertUse | None:
+        """How a mixture was streamed by expert so far; None for all else."""
+        return next((stream.use for stream in self._streams if isinstance(stream, ExpertStreaming)), None)
+
     def expect(self, profile: DeviceProfile) -> None:
         """Let progress be told in seconds, as the device of `profile` would take."""
         if self._planner and self.plan.mode != "llama.cpp":
@@ -176,7 +181,8 @@ class Engine:
         self._stack.close()
         for stream in streams:
             if isinstance(stream, ExpertStreaming):
-                routing.remember(self.gguf, self.config.cache, stream.usage)
+                levers = stream.tuning.found if stream.tuning else {}
+                routing.remember(self.gguf, self.config.cache, stream.usage, levers)
 
     def _check_file(self, is_budget_kept: bool) -> None:
         """Refuse what llama.cpp would end the process over, and a budget that is too small, before all else."""
@@ -237,8 +243,9 @@ class Engine:
 
     def _terms(self, holdings: Holdings) -> Terms:
         tokens, width = self._context.context_tokens, self.shape.micro_batch_tokens
-        known = routing.recall(self.gguf, self.config.cache)
-        return Terms(self.gguf, self.budget_bytes, holdings, tokens, width, self.config.readers, known)
+        config, known = self.config, routing.recall(self.gguf, self.config.cache)
+        levers = config.expert_policy, config.expert_prefetch
+        return Terms(self.gguf, self.budget_bytes, holdings, tokens, width, config.readers, known, *levers)
 
     def _make_decoder(self, prepare: Callable[[Sequence[BatchToken]], None]) -> None:
         self.decoder = LocalDecoder(self.model, self._context, self._driver, self.shape, prepare, self.timeline)

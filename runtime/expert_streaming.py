@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edge_run.prefetch.experts import ExpertCache
+from edge_run.base.results import ExpertUse
+from edge_run.prefetch.experts import ExpertCache, Unit
 from edge_run.runtime.driver import Steps
+from edge_run.runtime.expert_prefetch import ExpertPrefetch, Foretold, Named
 from edge_run.runtime.graph import GraphMap, Node
 from edge_run.runtime.mixture import ExpertMap, ExpertTensor, routed_read
 from edge_run.runtime.observer import chosen_experts, makes_ids
 from edge_run.runtime.routing import Usage
+from edge_run.runtime.tuning import Tuning
 from edge_run.tiers.weights import Weights
 
 WIDE_SHARE = 0.5  # of a layer's experts, in use at once: they come tensor by tensor, each while one is computed
@@ -25,7 +28,8 @@ class ExpertStreaming:
     """The feature. n_frames: what experts have, kept and in use. n_used: experts that a token uses in a layer.
 
     check runs while a pass waits and may raise to stop it. wait_s counts those waits; usage what single tokens
-    read.
+    read. prefetch names what next layers will choose, and foretold counts what came of it; tuning sets what
+    can be set.
     """
 
     def __init__(
@@ -38,12 +42,16 @@ class ExpertStreaming:
         self._next = dict(zip(self._order, [*self._order[1:], None], strict=True))
         self._ready: dict[ExpertTensor, set[int]] = {tensor: set() for tensor in self._order}
         self._layer = -1
+        self._need = 0
         self._ids: list[int] = []
         self._chosen: list[int] = []
         self._is_ahead = False
         self._in_use: list[int] = []
         self._ahead: list[int] = []
         self.check: Callable[[], None] = lambda: None
+        self.tuning: Tuning | None = None
+        self.prefetch: ExpertPrefetch | None = None
+        self.foretold = Foretold()
         self.wait_s = 0.0
 
     def is_resident(self, address: int, expert: int) -> bool:
@@ -51,12 +59,26 @@ class ExpertStreaming:
         tensor = self._experts.at.get(address)
         return tensor is None or (tensor.layer, expert) in self._cache
 
+    @property
+    def use(self) -> ExpertUse:
+        """What single tokens took so far, and what was done about it."""
+        chunk_bytes, tuning = self._experts.chunk_bytes, self.tuning
+        return ExpertUse(
+            tokens=self.usage.n_tokens,
+            hit_rate=self.usage.hit_rate,
+            foretold_bytes=self.foretold.n_read * chunk_bytes,
+            unused_bytes=self.foretold.n_unused * chunk_bytes,
+            levers=dict(tuning.settings) if tuning else {},
+            decisions=tuning.decisions if tuning else (),
+        )
+
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Stop before each multiplication by experts; there the ids are known, and the one before is done."""
         for i, node in enumerate(graph):
             if tensor := self._tensor(node):
-                steps.add_after(i - 1, _nothing)
-                steps.add_before(i, self._step(tensor))
+                steps.stop_before(i, self._step(tensor))
+        if self.prefetch:
+            self.prefetch.register(graph, steps, self._when_done)
 
     def before_unknown(self, node: Node, address: int) -> bool:
         """Bring what `node` needs; stop where ids may have been made, and after each multiplication."""
@@ -72,6 +94,8 @@ class ExpertStreaming:
         """Let go of what the pass used; the cache keeps what it has."""
         self._in_use, self._ahead = self._give_back(self._in_use), self._give_back(self._ahead)
         self._layer = -1
+        if self.prefetch:
+            self.prefetch.abandon()
 
     def _tensor(self, node: Node) -> ExpertTensor | None:
         read = routed_read(node)
@@ -87,25 +111,59 @@ class ExpertStreaming:
         ids = rows.ravel().tolist()
         if tensor is self._experts.layers[tensor.layer][0] or (tensor.layer, ids) != (self._layer, self._ids):
             self._choose(tensor.layer, ids, is_prompt=len(rows) > 1)
+            if self.prefetch and len(rows) == 1:
+                self._read_foretold(self.prefetch.when_chosen(tensor.layer, self._chosen, address))
         self._use(tensor)
 
     def _choose(self, layer: int, ids: list[int], is_prompt: bool) -> None:
         """Look the chosen experts up, and begin to read those that are missing."""
         if layer <= self._layer or self._layer < 0:
             self.usage.begin(is_token=not is_prompt)
+            if self.tuning:
+                self.tuning.begin(not is_prompt, self._need)
+            self._need = 0
         self._layer, self._ids = layer, ids
         self._chosen = sorted(set(ids)) if is_prompt else list(dict.fromkeys(ids))
+        n_right, wrong = self.foretold.judge(layer, self._chosen)
+        self._withdraw(wrong)
         evicted = self._cache.resize(self._n_frames - self._reserve())
         if not self._is_ahead:
             self._ahead = self._give_back(self._ahead)
         self._drop(evicted)
         outcome = self._cache.look_up(layer, ids, is_prompt)
         self._drop(outcome.evicted)
+        self._need += len(outcome.missing) + n_right
         bypassed = frozenset(outcome.bypassed)
         kept = [expert for expert in outcome.missing if expert not in bypassed]
         for tensor in self._experts.layers[layer]:
             pieces = self._experts.pieces(tensor)
             self._weights.hold([chunk for expert in kept for chunk in pieces[expert]])
+
+    def _when_done(self, layer: int, address: int) -> None:
+        if self.prefetch and layer == self._layer and len(self._ids) == self._n_used:
+            self._read_foretold(self.prefetch.when_done(layer, address))
+
+    def _read_foretold(self, named: Named) -> None:
+        """Begin to read what is expected to be chosen, in place of what is worth less."""
+        for layer, experts in named:
+            outcome = self._cache.admit(layer, experts)
+            self._drop(outcome.evicted)
+            for expert in outcome.missing:
+                chunks = self._chunks((layer, expert))
+                self.foretold.add((layer, expert), len(chunks))
+                self._weights.hold(chunks, is_guess=True)
+
+    def _withdraw(self, wrong: Sequence[Unit]) -> None:
+        """Do not read what was not chosen after all, as far as it is not read yet."""
+        for unit in wrong:
+            if n_unread := self._weights.unread(self._chunks(unit)):
+                self.foretold.note_withdrawn(unit, n_unread)
+                self._cache.drop(unit)
+                self._drop([unit])
+
+    def _chunks(self, unit: Unit) -> list[int]:
+        layer, expert = unit
+        return [chunk for tensor in self._experts.layers[layer] for chunk in self._experts.pieces(tensor)[expert]]
 
     def _reserve(self) -> int:
         """Return the chunks to leave for what is used and not kept, of one tensor at a time, or of two."""
@@ -145,8 +203,9 @@ class ExpertStreaming:
         self._weights.hold(chunks)
         return chunks
 
-    def _drop(self, units: Sequence[tuple[int, int]]) -> None:
+    def _drop(self, units: Sequence[Unit]) -> None:
         for layer, expert in units:
+            self.foretold.note_gone((layer, expert))
             for tensor in self._experts.layers[layer]:
                 self._ready[tensor].discard(expert)
                 self._weights.release(self._experts.pieces(tensor)[expert])
@@ -155,7 +214,3 @@ class ExpertStreaming:
         if chunks:
             self._weights.release(chunks)
         return []
-
-
-def _nothing(address: int) -> None:
-    """Only stop."""

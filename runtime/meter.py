@@ -80,6 +80,7 @@ class Meter:
             memory=self._engine.memory_use,
             io=self.io_use(whole, self._decode, max(0, self._completion_tokens - self._generations)),
             backend=self._engine.backend,
+            experts=self._engine.expert_use,
         )
 
     def _now(self) -> Interval:

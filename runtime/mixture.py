@@ -67,6 +67,7 @@ class ExpertMap:
     def __init__(self, tensors: Sequence[ExpertTensor], territory: Territory, dense: frozenset[int]) -> None:
         n_layers = max(tensor.layer for tensor in tensors) + 1
         self._territory, self._dense = territory, dense
+        self.chunk_bytes = territory.chunk_bytes
         self._pieces: dict[ExpertTensor, list[tuple[int, ...]]] = {}
         self.layers = tuple(tuple(t for t in tensors if t.layer == i) for i in range(n_layers))
         self.at = {tensor.address: tensor for tensor in tensors}

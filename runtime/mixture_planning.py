@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_run.base.results import Plan, PlanItem
+from edge_run.prefetch.experts import prediction_bytes
 from edge_run.runtime.graph import GraphMap
 from edge_run.runtime.mixture import ExpertMap, expert_chunk_bytes, expert_tensors
 from edge_run.runtime.planning import RowRange, items_besides_weights, make_plan, row_ranges, with_page_tables
@@ -56,7 +57,9 @@ def plan_mixture(
     experts = ExpertMap(tensors, territory, frozenset(dense))
 
     rows = sum(r.budget_bytes for r in ranges)
-    other, chunk_cost = with_page_tables(terms.holdings.total_bytes + rows), with_page_tables(territory.chunk_bytes)
+    prediction = prediction_bytes(len(experts.layers), experts.n_experts) if terms.expert_prefetch != "off" else 0
+    other = with_page_tables(terms.holdings.total_bytes + rows + prediction)
+    chunk_cost = with_page_tables(territory.chunk_bytes)
     n_used = used_experts(terms.gguf)
     in_use, least = n_used * max(experts.sizes), least_frames(experts, n_used)
     n_frames = (terms.budget_bytes - other) // chunk_cost - len(dense)
@@ -74,11 +77,12 @@ def plan_mixture(
         minimum_bytes=other + (len(dense) + least) * chunk_cost,
         pinned_bytes=pinned,
         expert_bytes=room,
-        streamed_bytes_per_pass=int(used * (1 - hit_rate(terms.routing, room_share))),
+        streamed_bytes_per_pass=int(used * (1 - hit_rate(terms.experience.points, room_share))),
         readers=terms.readers,
         items=(
             *items_besides_weights(terms, rows, pinned + room),
             PlanItem("pinned", pinned, "weights that every token needs: all but the experts"),
+            PlanItem("prediction", prediction, "what is learnt of which experts follow which"),
             PlanItem("experts", room, "experts in use, and those that are likely to be used again"),
         ),
     )

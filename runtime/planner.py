@@ -89,7 +89,7 @@ class Planner:
         self._territory = Territory(known.spans)
 
     @functools.cached_property
-    def _routing(self) -> list[routing.Point]:
+    def _experience(self) -> routing.Experience:
         return routing.recall(self.gguf, self.config.cache)
 
     @functools.cached_property
@@ -104,9 +104,8 @@ class Planner:
         """Return the plan under a budget; None is the configured one. Raises BudgetError when it is too small."""
         budget = budget_bytes or int(self.config.memory or default_budget_bytes(Ledger().promised_bytes))
         known, readers = self.known, self.config.readers
-        terms = Terms(
-            self.gguf, budget, self._holdings, known.context_tokens, known.micro_batch_tokens, readers, self._routing
-        )
+        width = known.micro_batch_tokens
+        terms = Terms(self.gguf, budget, self._holdings, known.context_tokens, width, readers, self._experience)
         if self._whole_bytes <= budget:
             return plan_resident(terms, self._territory)
         if mixture := plan_mixture(terms, known.graph, known.spans):

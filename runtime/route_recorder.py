@@ -52,8 +52,7 @@ class RouteRecorder:
         for i, node in enumerate(graph):
             if routed_read(node) and node.expert_ids not in seen:
                 seen.add(node.expert_ids)
-                steps.add_after(i - 1, _nothing)
-                steps.add_before(i, self._step(node))
+                steps.stop_before(i, self._step(node))
 
     def before_unknown(self, node: Node, address: int) -> bool:
         """Record at the first node that uses ids; stop where ids may have been made."""
@@ -89,7 +88,3 @@ class RouteRecorder:
                 size = 0 if is_there else self._header.expert_bytes[layer]
                 routes.append(Route(0, self.phase, step, layer, slot, expert, 0.0, int(is_there), size))
         self._writer.write(routes)
-
-
-def _nothing(address: int) -> None:
-    """Only stop."""

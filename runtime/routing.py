@@ -11,7 +11,8 @@ import json
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_run.tiers.gguf import GgufModel
@@ -65,26 +66,40 @@ def hit_rate(points: Sequence[Point], share: float) -> float:
     return float(1 - (1 - share) ** power)
 
 
-def recall(gguf: GgufModel, cache_folder: Path) -> list[Point]:
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """What runs of a mixture have found. levers: what each was set to last, where that was compared with others."""
+
+    points: Sequence[Point] = ()
+    levers: Mapping[str, str] = field(default_factory=dict)
+
+
+def recall(gguf: GgufModel, cache_folder: Path) -> Experience:
     """Return what runs of `gguf` have found so far."""
     try:
-        points = json.loads(_place(gguf, cache_folder).read_text())
-        return [(float(share), float(rate)) for share, rate in points if 0 < share < 1 and 0 < rate < 1]
-    except (OSError, ValueError, TypeError):
-        return []
+        found = json.loads(_place(gguf, cache_folder).read_text())
+        points = [(float(share), float(rate)) for share, rate in found["points"] if 0 < share < 1 and 0 < rate < 1]
+        return Experience(points, {str(name): str(setting) for name, setting in found["levers"].items()})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return Experience()
 
 
-def remember(gguf: GgufModel, cache_folder: Path, usage: Usage) -> None:
-    """Keep what a run found, where it decoded enough; without a folder to write to, nothing is kept. Never raises."""
+def remember(gguf: GgufModel, cache_folder: Path, usage: Usage, levers: Mapping[str, str]) -> None:
+    """Keep what a run found, where it decoded enough; without a folder to write to, nothing is kept. Never raises.
+
+    levers: those of which settings were compared.
+    """
     share, rate = usage.room_share, usage.hit_rate
     if usage.n_tokens < LEAST_TOKENS or not 0 < share < 1 or not 0 < rate < 1:
         return
-    others = [point for point in recall(gguf, cache_folder) if abs(point[0] - share) > ALIKE]
+    known = recall(gguf, cache_folder)
+    others = [point for point in known.points if abs(point[0] - share) > ALIKE]
     try:
         place = _place(gguf, cache_folder)
         draft = place.with_name(f"{place.name}.{os.getpid()}.part")
         place.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps([*others[1 - MOST_POINTS :], (share, rate)]))
+        found = {"points": [*others[1 - MOST_POINTS :], (share, rate)], "levers": {**known.levers, **levers}}
+        draft.write_text(json.dumps(found))
         draft.replace(place)
     except OSError as error:  # also where the model file is gone by now
         logger.info("what was found about routing cannot be kept in %s: %s", cache_folder, error)

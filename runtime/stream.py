@@ -157,4 +157,5 @@ class Answer:
             numerics=engine.numerics,
             plan=engine.plan,
             backend=engine.backend,
+            experts=engine.expert_use,
         )

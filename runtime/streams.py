@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from edge_run.base.results import Plan
 from edge_run.prefetch.experts import ExpertCache, Mixture
-from edge_run.prefetch.policies import DEFAULT, make_policy
+from edge_run.prefetch.policies import make_policy
+from edge_run.runtime.expert_prefetch import SETTINGS, ExpertPrefetch
 from edge_run.runtime.expert_streaming import ExpertStreaming
 from edge_run.runtime.graph import GraphMap
 from edge_run.runtime.mixture_planning import MixturePlan, plan_mixture
@@ -15,6 +16,7 @@ from edge_run.runtime.planning import RowRange, plan_streamed, row_ranges
 from edge_run.runtime.routing import Usage
 from edge_run.runtime.streaming import PinnedWeights, WeightStreaming
 from edge_run.runtime.terms import Terms, used_experts
+from edge_run.runtime.tuning import Tuning
 from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.residency import Residency
@@ -54,7 +56,7 @@ def open_streams(
     if mixture is None:
         return _in_order(graph, terms, memory, grant)
     grant(mixture.plan)
-    return mixture.plan, _by_expert(mixture, memory, used_experts(terms.gguf))
+    return mixture.plan, _by_expert(mixture, memory, terms)
 
 
 def _in_order(
@@ -75,8 +77,9 @@ def _in_order(
     return plan, [streaming]
 
 
-def _by_expert(mixture: MixturePlan, memory: WeightMemory, n_used: int) -> Streams:
+def _by_expert(mixture: MixturePlan, memory: WeightMemory, terms: Terms) -> Streams:
     """Keep all but the experts, and let these come as they are chosen."""
+    n_used = used_experts(terms.gguf)
     territory, experts, n_frames = mixture.territory, mixture.experts, mixture.n_frames
     states = OnDemand(territory.n_chunks, len(mixture.dense) + n_frames)
     run_chunks = READ_BYTES // territory.chunk_bytes
@@ -84,7 +87,28 @@ def _by_expert(mixture: MixturePlan, memory: WeightMemory, n_used: int) -> Strea
     pinned = PinnedWeights(territory, experts.at.keys())
     pinned.tables, pinned.weights = memory.tables(mixture.ranges), weights
     weights.hold(mixture.dense)
-    policy = make_policy(DEFAULT, Mixture(tuple(range(len(experts.layers))), experts.n_experts, n_used))
+    shape = Mixture(tuple(range(len(experts.layers))), experts.n_experts, n_used)
+    policy = make_policy(terms.expert_policy, shape)
     cache = ExpertCache(n_frames, dict(enumerate(experts.sizes)), policy)
     usage = Usage(mixture.room_share, n_used * sum(tensor.stride for tensor in experts.at.values()), memory.readers)
-    return [pinned, ExpertStreaming(experts, cache, weights, n_frames, n_used, usage)]
+    streaming = ExpertStreaming(experts, cache, weights, n_frames, n_used, usage)
+    _add_levers(streaming, memory.readers, ExpertPrefetch(terms.gguf, shape, cache.__contains__), terms)
+    return [pinned, streaming]
+
+
+def _add_levers(streaming: ExpertStreaming, readers: Readers, prefetch: ExpertPrefetch, terms: Terms) -> None:
+    """Let what can be set be set by measuring, as far as nobody has said what it is to be."""
+    asked = terms.expert_prefetch
+    streaming.prefetch = prefetch
+
+    def set_prefetch(setting: str) -> None:
+        prefetch.setting = setting
+
+    few = [str(terms.readers // 2)] if terms.readers > 1 else []
+    streaming.tuning = Tuning(
+        {
+            "prefetch": (list(SETTINGS) if asked == "auto" else [asked], set_prefetch),
+            "readers": ([str(terms.readers), *few], lambda setting: readers.set_active(int(setting))),
+        },
+        terms.experience.levers,
+    )

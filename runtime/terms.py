@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edge_run.base.results import PlanItem
 from edge_run.base.units import MIB
 from edge_run.devices.memory import ProcessMemory, process_memory
+from edge_run.runtime.routing import Experience
 from edge_run.tiers.gguf import GgufModel
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ class Holdings:
 class Terms:
     """A model of which weights are to be placed, under a budget, beside what is held; `readers` read what streams.
 
-    routing: what is known of how a mixture's experts are chosen (`runtime/routing.py`).
+    experience: what is known of how a mixture's experts are chosen and best read. expert_policy and
+    expert_prefetch: as in `ModelConfig`.
     """
 
     gguf: GgufModel
@@ -75,7 +76,9 @@ class Terms:
     context_tokens: int
     micro_batch_tokens: int
     readers: int
-    routing: Sequence[tuple[float, float]] = ()
+    experience: Experience = field(default_factory=Experience)
+    expert_policy: str = "default"
+    expert_prefetch: str = "auto"
 
 
 def work_bytes(gguf: GgufModel, micro_batch_tokens: int) -> int:

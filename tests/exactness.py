@@ -46,7 +46,7 @@ def run(engine: Engine, tokens: list[int], prefill: int) -> list[np.ndarray]:
 CHUNK_BYTES = 16 * KIB
 
 
-def open_at(path: Path, share: float, options: dict[str, object], by_expert: bool) -> Engine:
+def open_at(path: Path, share: float, options: dict[str, object], by_expert: bool = False) -> Engine:
     """Open under the smallest budget that works plus `share` of the model; below a share of 1, so that it streams.
 
     The smallest budget is the one that a refusal names. What the process holds besides weights changes a little from
@@ -108,6 +108,8 @@ def main() -> None:
     parser.add_argument("--kv-type", default="f16")
     parser.add_argument("--flash-attention", default="auto")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--expert-policy", default="default")
+    parser.add_argument("--expert-prefetch", default="auto")
     parser.add_argument("--by-expert", action="store_true", help="all but the first run are to stream by expert")
     arguments = parser.parse_args()
     options = {
@@ -116,6 +118,8 @@ def main() -> None:
         "kv_type": arguments.kv_type,
         "flash_attention": arguments.flash_attention,
         "threads": arguments.threads,
+        "expert_policy": arguments.expert_policy,
+        "expert_prefetch": arguments.expert_prefetch,
         "outputs_per_pass": arguments.micro_batch,
         "check_file": False,
     }

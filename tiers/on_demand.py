@@ -98,6 +98,12 @@ class OnDemand:
         self._wanted.discard(chunk)
         return is_wanted, self._feed()
 
+    def retry(self, chunk: int) -> list[Load]:
+        """Wait again for `chunk`, which is held and whose read failed. Return the reads to start."""
+        self._wanted.add(chunk)
+        self._starved.append(chunk)
+        return self._feed()
+
     def check(self) -> None:
         """Raise AssertionError unless every frame is in exactly one place and no state contradicts another."""
         framed = {c for c, state in enumerate(self._state) if state is not ChunkState.ABSENT}

@@ -35,11 +35,13 @@ class ReadTotals:
 
 
 class Readers:
-    """A fixed number of daemon threads over one queue. Thread-safe."""
+    """Daemon threads over one queue, all of which read unless fewer are to. Thread-safe."""
 
     def __init__(self, n_threads: int, clock: Clock = time.monotonic) -> None:
         self._clock = clock
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed, self._resumed = threading.Condition(lock), threading.Condition(lock)
+        self._n_active = n_threads
         self._urgent: deque[Job] = deque()
         self._jobs: deque[Job] = deque()
         self._is_closed = False
@@ -47,7 +49,8 @@ class Readers:
         self._busy_since = 0.0
         self._totals = ReadTotals()
         self._threads = [
-            threading.Thread(target=self._run, name=f"edge-run-reader-{i}", daemon=True) for i in range(n_threads)
+            threading.Thread(target=self._run, args=(i,), name=f"edge-run-reader-{i}", daemon=True)
+            for i in range(n_threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -64,6 +67,13 @@ class Readers:
             self._jobs.remove(job)
             self._urgent.append(job)
 
+    def set_active(self, n_threads: int) -> None:
+        """Let `n_threads` of the threads read from now on, at least one; the others rest when they have read."""
+        with self._changed:
+            self._n_active = max(1, n_threads)
+            self._changed.notify_all()
+            self._resumed.notify_all()
+
     @property
     def totals(self) -> ReadTotals:
         """What was read so far, a read in flight counted up to now."""
@@ -78,15 +88,15 @@ class Readers:
             self._urgent.clear()
             self._jobs.clear()
             self._changed.notify_all()
+            self._resumed.notify_all()
         for thread in self._threads:
             thread.join()
 
-    def _run(self) -> None:
+    def _run(self, number: int) -> None:
         counted_cpu_s = 0.0
         while True:
             with self._changed:
-                while not (self._urgent or self._jobs or self._is_closed):
-                    self._changed.wait()
+                self._await_job(number)
                 if self._is_closed:
                     return
                 job = (self._urgent or self._jobs).popleft()
@@ -101,3 +111,13 @@ class Readers:
                 cpu = self._totals.cpu_s + time.thread_time() - counted_cpu_s
                 counted_cpu_s = time.thread_time()
                 self._totals = ReadTotals(self._totals.bytes_read + n_bytes, busy, cpu)
+
+    def _await_job(self, number: int) -> None:
+        """Wait until there is a job for thread `number`; those that rest do so apart, and take no notice of jobs."""
+        while not self._is_closed:
+            if number >= self._n_active:
+                self._resumed.wait()
+            elif self._urgent or self._jobs:
+                return
+            else:
+                self._changed.wait()

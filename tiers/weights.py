@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 MAX_READ_CHUNKS = 4
 READ_BYTES = 8 * MIB  # of small chunks in a row
+GUESS_BYTES = 2 * MIB  # of chunks that perhaps nobody needs
 
 
 class Weights:
@@ -46,9 +47,10 @@ class Weights:
         self._residency = state
         self._clock = clock
         self._run_chunks = run_chunks
+        self._guess_chunks = max(1, GUESS_BYTES // territory.chunk_bytes)
         self._changed = threading.Condition()
         self._moves: deque[Load] = deque()
-        self._moved = self._promised = 0
+        self._moved = self._promised = self._asked = 0
         self._lost: dict[int, OSError] = {}
         self._patient: dict[int, Callable[[], int]] = {}  # reads that wait, and that nobody waits for, by chunk
         self._error: EdgeRunError | None = None
@@ -68,6 +70,7 @@ class Weights:
         chunks = list(chunks)
         with self._changed:
             self._error = None
+            self._asked += 1
             started = self._clock()
             try:
                 self._submit(self._residency.acquire(chunks))
@@ -91,14 +94,22 @@ class Weights:
         with self._changed:
             self._submit(self._residency.release(chunks))
 
-    def hold(self, chunks: Iterable[int]) -> None:
-        """Hold `chunks`, which are read when no other read is waited for; only of an `OnDemand`."""
+    def hold(self, chunks: Iterable[int], is_guess: bool = False) -> None:
+        """Hold `chunks`, which are read when no other read is waited for; only of an `OnDemand`.
+
+        is_guess: in pieces so small that a read that is waited for need not wait long behind them.
+        """
         assert isinstance(self._residency, OnDemand)
         with self._changed:
-            self._submit(self._residency.hold(chunks))
+            self._submit(self._residency.hold(chunks), self._guess_chunks if is_guess else self._run_chunks)
 
-    def _submit(self, loads: Sequence[Load]) -> None:
-        for run in _coalesce(loads, self._territory, self._run_chunks):
+    def unread(self, chunks: Iterable[int]) -> int:
+        """Return how many of `chunks` somebody holds whose reads have not begun, and nobody waits for."""
+        with self._changed:
+            return sum(chunk in self._patient for chunk in chunks)
+
+    def _submit(self, loads: Sequence[Load], run_chunks: int | None = None) -> None:
+        for run in _coalesce(loads, self._territory, run_chunks or self._run_chunks):
             self._moves.extend(run)
             self._promised += len(run)
             job = self._job(run, self._promised)
@@ -112,6 +123,8 @@ class Weights:
             self._readers.hasten(job)
 
     def _job(self, run: list[Load], ticket: int) -> Callable[[], int]:
+        asked = self._asked
+
         def read() -> int:
             try:
                 with self._changed:
@@ -125,7 +138,7 @@ class Weights:
                 n_bytes = self._read(run)
                 self._note_loaded(run)
             except EdgeRunError as error:
-                self._note_failure(run, error)
+                self._note_failure(run, asked, error)
                 return 0
             except Exception as error:  # a mistake of ours must not leave the consumer waiting for ever
                 self._raise_in_consumer(TierReadError(f"a reader thread failed: {error!r}; please report this"))
@@ -188,15 +201,18 @@ class Weights:
             self._error = error
             self._changed.notify_all()
 
-    def _note_failure(self, run: list[Load], error: EdgeRunError) -> None:
+    def _note_failure(self, run: list[Load], asked: int, error: EdgeRunError) -> None:
         logger.info("read of chunk %d (+%d) failed: %s", run[0].chunk, len(run) - 1, error)
         with self._changed:
             for load in run:
                 has_frame = self._lost.pop(load.chunk, None) is None
                 is_wanted, loads = self._residency.failed(load.chunk, has_frame)
-                if is_wanted:
-                    self._error = error
                 self._submit(loads)
+                if is_wanted and asked < self._asked and isinstance(self._residency, OnDemand):
+                    # It was begun for somebody else, or nobody: whoever waits for it now has a try of his own.
+                    self._submit(self._residency.retry(load.chunk))
+                elif is_wanted:
+                    self._error = error
             self._changed.notify_all()
 
 

@@ -76,16 +76,18 @@ class OnDemandMachine(RuleBasedStateMachine):
         self._end(data.draw(st.sampled_from(self.memory.loading), "load"))
 
     @precondition(lambda self: self.memory.loading)
-    @rule(data=st.data(), has_frame=st.booleans())
-    def a_read_fails(self, data: st.DataObject, has_frame: bool) -> None:
-        """Who waits for it gives up; who only holds it still does, and finds it absent."""
+    @rule(data=st.data(), has_frame=st.booleans(), is_retried=st.booleans())
+    def a_read_fails(self, data: st.DataObject, has_frame: bool, is_retried: bool) -> None:
+        """Who waits for it gives up, or has it read again; who only holds it still does, and finds it absent."""
         load = data.draw(st.sampled_from(self.memory.loading), "load")
         self.memory.loading.remove(load)
         if not has_frame:
             self.memory.lose_frame(load.chunk)
         is_awaited, loads = self.states.failed(load.chunk, has_frame)
         self._start(loads)
-        if is_awaited:
+        if is_awaited and is_retried:
+            self._start(self.states.retry(load.chunk))
+        elif is_awaited:
             assert load.chunk in self.asked
             self.give_up()
 

@@ -143,3 +143,29 @@ def test_closing_waits_for_what_is_in_flight_and_drops_the_rest() -> None:
     assert not is_run.is_set()
     readers.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("edge-run-reader")]
+
+
+def test_fewer_threads_read_while_others_rest_and_all_of_them_again() -> None:
+    readers = Readers(3)
+    try:
+        readers.set_active(1)
+        first, second = Gate(), Gate()
+        readers.submit(first)
+        assert first.has_begun.wait(WAIT_S)
+        readers.submit(second)
+        assert not second.has_begun.wait(0.1)
+        readers.set_active(2)
+        assert second.has_begun.wait(WAIT_S)
+        readers.set_active(0)  # one at least
+        first.open()
+        second.open()
+        finish(readers)
+        readers.set_active(3)
+        gates = [Gate() for _ in range(3)]
+        for gate in gates:
+            readers.submit(gate)
+        assert all(gate.has_begun.wait(WAIT_S) for gate in gates)
+        for gate in gates:
+            gate.open()
+    finally:
+        readers.close()

@@ -57,27 +57,38 @@ def test_what_tokens_read_is_counted_and_what_prompts_read_is_not() -> None:
 def test_what_was_found_is_kept_under_the_file(tmp_path: Path) -> None:
     gguf = read_gguf(KIT)
     for share, rate in ((0.25, 0.5), (0.5, 0.6), (0.26, 0.4)):  # the last instead of the first
-        routing.remember(gguf, tmp_path, usage(share, rate))
-    assert routing.recall(gguf, tmp_path) == [(0.5, pytest.approx(0.6)), (0.26, pytest.approx(0.4))]
+        routing.remember(gguf, tmp_path, usage(share, rate), {"prefetch": str(share)})
+    routing.remember(gguf, tmp_path, usage(0.5, 0.6), {"readers": "2"})
+    known = routing.recall(gguf, tmp_path)
+    assert known.points == [(0.26, pytest.approx(0.4)), (0.5, pytest.approx(0.6))]
+    assert known.levers == {"prefetch": "0.26", "readers": "2"}
 
 
 @pytest.mark.parametrize(
     ("share", "rate", "n_tokens"), [(0.3, 0.4, routing.LEAST_TOKENS - 1), (0.3, 0.0, 99), (1.0, 0.4, 99), (0.3, 1, 99)]
 )
 def test_what_tells_nothing_is_not_kept(tmp_path: Path, share: float, rate: float, n_tokens: int) -> None:
-    routing.remember(read_gguf(KIT), tmp_path, usage(share, rate, n_tokens))
+    routing.remember(read_gguf(KIT), tmp_path, usage(share, rate, n_tokens), {})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_broken_or_cannot_be_written(tmp_path: Path) -> None:
     gguf = read_gguf(KIT)
-    routing.remember(gguf, tmp_path, usage(0.25, 0.5))
+    routing.remember(gguf, tmp_path, usage(0.25, 0.5), {})
     (known,) = (tmp_path / "routing").iterdir()
-    for text in ("", "[[1]]", '[["a", 1]]', "7", "null"):
+    for text in (
+        "",
+        "[[1]]",
+        '{"points": [["a", 1]], "levers": {}}',
+        '{"points": []}',
+        '{"points": [], "levers": 3}',
+        "7",
+        "null",
+    ):
         known.write_text(text)
-        assert routing.recall(gguf, tmp_path) == []
+        assert routing.recall(gguf, tmp_path) == routing.Experience()
     os.replace(known, tmp_path / "file")
-    routing.remember(gguf, tmp_path / "file", usage(0.25, 0.5))
+    routing.remember(gguf, tmp_path / "file", usage(0.25, 0.5), {})
     assert (tmp_path / "file").read_text() == "null"
 
 
@@ -86,6 +97,6 @@ def test_a_model_file_that_is_gone_by_the_time_it_is_closed(tmp_path: Path) -> N
     path.write_bytes(KIT.read_bytes())
     gguf = read_gguf(path)
     path.unlink()
-    routing.remember(gguf, tmp_path, usage(0.25, 0.5))
-    assert routing.recall(gguf, tmp_path) == []
+    routing.remember(gguf, tmp_path, usage(0.25, 0.5), {})
+    assert routing.recall(gguf, tmp_path) == routing.Experience()
     assert list(tmp_path.iterdir()) == []

@@ -395,3 +395,60 @@ def test_a_held_chunk_whose_read_failed_is_read_when_it_is_acquired(tmp_path: Pa
         assert streamed.residency.state(0) is ChunkState.ABSENT
         streamed.weights.acquire([0])
         assert streamed.is_right(0)
+
+
+def test_a_read_that_was_begun_for_nobody_and_fails_is_made_again_for_whoever_waits(tmp_path: Path) -> None:
+    with tier(tmp_path, [4 * CHUNK], [], n_frames=4, n_readers=1, is_on_demand=True) as streamed:
+        may_fail, n_failures = threading.Event(), 0
+
+        def fail_once(offset: int) -> None:
+            nonlocal n_failures
+            n_failures += 1
+            if n_failures == 1:
+                assert may_fail.wait(WAIT_S)
+                raise TierReadError("once")
+
+        streamed.fail = fail_once
+        streamed.weights.hold([1])
+        while not streamed.reads:
+            threading.Event().wait(0.002)
+        streamed.weights.acquire([1], check=may_fail.set)
+        assert streamed.is_right(1)
+        assert n_failures == 2
+
+
+def test_a_read_that_is_made_again_and_fails_again_is_raised(tmp_path: Path) -> None:
+    with tier(tmp_path, [4 * CHUNK], [], n_frames=4, n_readers=1, is_on_demand=True) as streamed:
+        may_fail = threading.Event()
+
+        def fail(offset: int) -> None:
+            assert may_fail.wait(WAIT_S)
+            raise TierReadError("always")
+
+        streamed.fail = fail
+        streamed.weights.hold([1])
+        while not streamed.reads:
+            threading.Event().wait(0.002)
+        with pytest.raises(TierReadError, match="always"):
+            streamed.weights.acquire([1], check=may_fail.set)
+        assert len(streamed.reads) == 2
+
+
+def test_guesses_are_read_in_small_pieces_and_can_be_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_run.tiers.weights.GUESS_BYTES", 2 * CHUNK)
+    with tier(tmp_path, [16 * CHUNK], [], n_frames=16, n_readers=1, is_on_demand=True) as streamed:
+        may_read = streamed.hold_reads()
+        streamed.weights.hold(range(6), is_guess=True)
+        while not streamed.reads:
+            threading.Event().wait(0.002)
+        assert streamed.weights.unread(range(16)) == 4  # two are being read
+        streamed.weights.release(range(2, 6))
+        may_read.set()
+        streamed.weights.acquire([8])
+        streamed.settle()
+        assert [length for _, length in streamed.reads] == [2 * CHUNK, CHUNK]
+        assert streamed.weights.unread(range(16)) == 0
+        assert streamed.is_right(0)
+        assert streamed.is_right(8)

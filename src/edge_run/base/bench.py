@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from edge_run.base.results import Numerics, Plan
+from edge_run.base.results import ExpertUse, Numerics, Plan
 
 OURS, MMAP = "edge-run", "llama.cpp"
 COMPARED = (
@@ -45,6 +45,7 @@ class Measurement:
     limit_bytes: int
     token_ids: tuple[int, ...]
     numerics: Numerics
+    experts: ExpertUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1
 BACKENDS = ("auto", "edge-run", "llama.cpp")
 MOST_CONTEXT_TOKENS = 2**31 - 1  # llama.cpp counts positions in 32 bits
 FLASH_ATTENTION = ("auto", "on", "off")
+EXPERT_POLICIES = ("default", "lru", "lfu", "layer-lru", "layer-lfu")
+EXPERT_PREFETCH = ("auto", "off", "1", "1+", "2")
 
 
 _Config = TypeVar("_Config")
@@ -46,7 +48,9 @@ class ModelConfig:
     memory (a row of logits each).
     kv_type: type of both K and V, or of K and V when written `K/V` (`q8_0/q4_0`).
     backend: `edge-run` (our memory), `llama.cpp` (its own loader), or `auto` (ours where it works).
-    readers: reader threads. cache_folder: where stubs are kept while a model loads, and what is known of models; None
+    readers: reader threads. expert_policy: what a mixture's memory for experts keeps. expert_prefetch: how many layers
+    ahead experts are read that are likely to be chosen (`1+`: one, asked twice); `auto` compares them as it goes, and
+    half the readers too. cache_folder: where stubs are kept while a model loads, and what is known of models; None
     is `~/.cache/edge-run`. check_file: open a file that is not known yet in a child process first: llama.cpp ends the
     process over some broken files.
     """
@@ -61,6 +65,8 @@ class ModelConfig:
     flash_attention: str = "auto"
     backend: str = "auto"
     readers: int = 4
+    expert_policy: str = "default"
+    expert_prefetch: str = "auto"
     cache_folder: Path | None = None
     check_file: bool = True
 
@@ -81,6 +87,14 @@ class ModelConfig:
         _require(
             self.flash_attention in FLASH_ATTENTION,
             f"flash attention {self.flash_attention!r}: must be one of {', '.join(FLASH_ATTENTION)}",
+        )
+        _require(
+            self.expert_policy in EXPERT_POLICIES,
+            f"expert policy {self.expert_policy!r}: must be one of {', '.join(EXPERT_POLICIES)}",
+        )
+        _require(
+            self.expert_prefetch in EXPERT_PREFETCH,
+            f"expert prefetch {self.expert_prefetch!r}: must be one of {', '.join(EXPERT_PREFETCH)}",
         )
         for kind in self.kv_types:
             _require(kind in KV_TYPES, f"KV type {kind!r}: must be one of {', '.join(KV_TYPES)}, or two as K/V")

@@ -134,6 +134,42 @@ class IoUse:
 
 
 @dataclass(frozen=True, slots=True)
+class LeverDecision:
+    """Two settings of a lever, compared in turns over `tokens` tokens: `setting` is in force since, `other` is not.
+
+    gain: how much faster tokens were with `tried`, the newer of the two, than without, as a share; gain_low and
+    gain_high: between which that lies, with this confidence.
+    """
+
+    lever: str
+    setting: str
+    other: str
+    tried: str
+    gain: float
+    gain_low: float
+    gain_high: float
+    confidence: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertUse:
+    """How a mixture was streamed by expert since it was opened, in `tokens` passes of one token each.
+
+    hit_rate: the share of the bytes that tokens used which need not be read. foretold_bytes: read before they were
+    asked for; unused_bytes: of those, what was given up again without having been used. levers: what each is set to,
+    as far as is found; decisions: the comparisons that came to an end.
+    """
+
+    tokens: int
+    hit_rate: float
+    foretold_bytes: int
+    unused_bytes: int
+    levers: dict[str, str]
+    decisions: tuple[LeverDecision, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """A finished answer and its figures.
 
@@ -157,6 +193,7 @@ class Generation:
     numerics: Numerics
     plan: Plan
     backend: Backend
+    experts: ExpertUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +207,7 @@ class Stats:
     memory: MemoryUse
     io: IoUse
     backend: Backend
+    experts: ExpertUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,3 +104,5 @@ def say_figures(answer: Answer, terminal: Terminal, is_chat: bool = False) -> No
     terminal.say(figures.describe_speed(generation), NOTICE)
     if not is_chat:
         terminal.say(figures.describe_use(generation.plan, generation.memory, generation.io, generation.load_s), NOTICE)
+        for line in figures.describe_experts(generation.experts):
+            terminal.say(line, NOTICE)

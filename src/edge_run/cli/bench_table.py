@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from edge_run.base.bench import MMAP, Bench, Comparison, Spread
 from edge_run.base.units import format_size
-from edge_run.cli.figures import describe_plan
+from edge_run.cli.figures import describe_decision, describe_plan
 
 NAMES = {
     "load_s": "open",
@@ -88,6 +88,7 @@ def _notes(bench: Bench) -> Iterator[str]:
         yield f"About that profile: {bench.profile_problem}."
     if bench.mmap_problem:
         yield f"llama.cpp's mmap was not measured to the end: {bench.mmap_problem}."
+    yield from _about_levers(bench)
     mmap_runs = [run for run in bench.measurements if run.backend == MMAP]
     if mmap_runs:
         yield _about_box(bench)
@@ -99,6 +100,19 @@ def _notes(bench: Bench) -> Iterator[str]:
             )
         if bench.has_same_tokens:
             yield f"The tokens were the same in all {len(bench.measurements)} runs."
+
+
+def _about_levers(bench: Bench) -> Iterator[str]:
+    uses = [run.experts for run in bench.measurements if run.experts is not None]
+    if not uses:
+        return
+    levers = ", ".join(f"{name} {setting}" for name, setting in uses[-1].levers.items())
+    yield f"Experts came with {levers}: " + (
+        "as compared in these runs."
+        if any(use.decisions for use in uses)
+        else "nothing else was compared in so few tokens."
+    )
+    yield from (f"{describe_decision(decision)}." for use in uses for decision in use.decisions)
 
 
 def _about_box(bench: Bench) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from edge_run.base.results import Generation, IoUse, MemoryUse, Plan, Progress, Stats
+from edge_run.base.results import ExpertUse, Generation, IoUse, LeverDecision, MemoryUse, Plan, Progress, Stats
 from edge_run.base.units import format_size
 
 LEAST_REASON_COLUMNS = 24
@@ -89,6 +89,25 @@ def describe_use(plan: Plan, memory: MemoryUse, io: IoUse, load_s: float) -> str
     return "; ".join(parts)
 
 
+def describe_experts(use: ExpertUse | None) -> list[str]:
+    """Return how a mixture's experts were streamed, and what was found about it; nothing for other models."""
+    if use is None or not use.tokens:
+        return []
+    text = f"experts: {use.hit_rate:.0%} of what a token needs was in memory"
+    if use.foretold_bytes:
+        text += f"; read ahead {format_size(use.foretold_bytes)}, {use.unused_bytes / use.foretold_bytes:.0%} in vain"
+    return [text, *map(describe_decision, use.decisions)]
+
+
+def describe_decision(decision: LeverDecision) -> str:
+    """Return what a comparison of two settings found."""
+    between = f"{decision.gain_low:+.1%} to {decision.gain_high:+.1%}, {decision.confidence:.0%} sure"
+    return (
+        f"{decision.lever} {decision.tried}, tried for {decision.tokens} tokens: {decision.gain:+.1%} ({between}); "
+        f"so it is {decision.setting}"
+    )
+
+
 def describe_end(generation: Generation, is_chat: bool) -> str:
     """Return why an answer ended, where that is not plain to see; an empty string where it is."""
     if generation.finish_reason == "context":
@@ -103,6 +122,7 @@ def describe_stats(plan: Plan, stats: Stats) -> list[str]:
         f"{_count(stats.generations, 'answer')}, {_count(stats.completion_tokens, 'token')}; "
         f"prompts of {_count(stats.prompt_tokens, 'token')}",
         describe_use(plan, stats.memory, stats.io, stats.load_s),
+        *describe_experts(stats.experts),
     ]
 
 

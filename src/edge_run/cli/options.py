@@ -11,7 +11,15 @@ from typing import Any
 
 import click
 
-from edge_run.base.config import BACKENDS, FLASH_ATTENTION, KV_TYPES, ModelConfig, SamplingConfig
+from edge_run.base.config import (
+    BACKENDS,
+    EXPERT_POLICIES,
+    EXPERT_PREFETCH,
+    FLASH_ATTENTION,
+    KV_TYPES,
+    ModelConfig,
+    SamplingConfig,
+)
 from edge_run.cli.setting import Setting, size_option
 
 _DEFAULTS = {field.name: field.default for kind in (ModelConfig, SamplingConfig) for field in dataclasses.fields(kind)}
@@ -103,6 +111,14 @@ SETTINGS: tuple[Setting, ...] = (
         help="edge-run keeps the budget; llama.cpp is its own loader." + _default("backend"),
     ),
     _memory("--readers", field="readers", help="Threads that read weights." + _default("readers"), **_NUMBER),
+    _memory(
+        "--expert-policy", field="expert_policy", type=click.Choice(EXPERT_POLICIES),
+        help="What memory for a mixture's experts keeps." + _default("expert_policy"),
+    ),
+    _memory(
+        "--expert-prefetch", field="expert_prefetch", type=click.Choice(EXPERT_PREFETCH),
+        help="Layers ahead that likely experts are read; auto: what measures faster." + _default("expert_prefetch"),
+    ),
     _memory(
         "--cache-dir", field="cache_folder", type=click.Path(path_type=Path), metavar="FOLDER",
         help="For small files: stubs, and what is known of models and devices. [default: ~/.cache/edge-run]",

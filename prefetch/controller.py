@@ -1,0 +1,185 @@
+"""Levers that are set by measuring: what is in force is compared with one other setting at a time, in turns.
+
+A window is a few tokens under one setting. Windows come in pairs, one of each setting, in the order ABBA, so that what
+drifts does not count; the first token of each is not counted, as it still has what the other setting left. A setting
+takes over when it was faster with the stated confidence, and never else. Pure: seconds in, settings out.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edge_run.base.results import LeverDecision
+
+WINDOW_TOKENS = 4  # that count, of each setting in turn
+LEAST_PAIRS = 6
+MOST_PAIRS = 24
+CONFIDENCE = 0.95
+# Deviations of the mean. The difference is looked at after every pair, which makes chance findings likelier: with 2.7,
+# settings that are alike in truth are told apart in about 5 % of the comparisons (simulated).
+DEVIATIONS = 2.7
+HOPE = 0.6  # of these deviations, within which a gain must lie for a comparison to go on
+LEAST_GAIN = 0.01
+OUTLIER = 3.0
+FIRST_REST_TOKENS = 256  # between one round of comparisons and the next; doubles
+LAST_REST_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """Something that can be set. settings: what it can be, the one to begin with first."""
+
+    name: str
+    settings: Sequence[str]
+
+
+class Controller:
+    """Compares settings, one lever after the other. Not thread-safe."""
+
+    def __init__(self, levers: Sequence[Lever]) -> None:
+        self._chosen = {lever.name: lever.settings[0] for lever in levers}
+        self._candidates = [(lever.name, setting) for lever in levers for setting in lever.settings]
+        self._untried: list[tuple[str, str]] = []
+        self._rest, self._next_rest = 0, FIRST_REST_TOKENS
+        self._decisions: dict[tuple[str, str], LeverDecision] = {}
+        self._trial: _Trial | None = None
+        self._begin_round()
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What each lever is to be at the next token."""
+        if self._trial is None or not self._trial.is_challenger:
+            return self._chosen
+        return {**self._chosen, self._trial.lever: self._trial.setting}
+
+    @property
+    def chosen(self) -> Mapping[str, str]:
+        """What each lever is when nothing is compared."""
+        return self._chosen
+
+    @property
+    def decisions(self) -> tuple[LeverDecision, ...]:
+        """The latest comparison of each pair of settings that was brought to an end."""
+        return tuple(self._decisions.values())
+
+    def note(self, seconds: float, need: float) -> None:
+        """Count a token that took so long under `settings`, and go on.
+
+        need: how much had to be brought for it, by whatever way, in any unit.
+        """
+        if self._trial is None:
+            self._rest -= 1
+            if self._rest <= 0:
+                self._begin_round()
+            return
+        self._trial.note(seconds, need)
+        if (is_better := self._trial.verdict) is not None:
+            self._conclude(self._trial, is_better)
+
+    def interrupt(self) -> None:
+        """Begin the window anew: something else came between two tokens."""
+        if self._trial is not None:
+            self._trial.interrupt()
+
+    def _begin_round(self) -> None:
+        self._untried = list(self._candidates)
+        self._begin_trial()
+
+    def _begin_trial(self) -> None:
+        self._trial = None
+        while self._untried and self._trial is None:
+            lever, setting = self._untried.pop(0)
+            if setting != self._chosen[lever]:
+                self._trial = _Trial(lever, setting)
+        if self._trial is None:
+            self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LAST_REST_TOKENS)
+
+    def _conclude(self, trial: _Trial, is_better: bool) -> None:
+        before = self._chosen[trial.lever]
+        self._decisions[trial.lever, trial.setting] = trial.decision(before, is_better)
+        if is_better:
+            self._chosen[trial.lever] = trial.setting
+        self._begin_trial()
+
+
+class _Trial:
+    """A setting of a lever against the one in force: an analysis of covariance.
+
+    Tokens under the two differ in how much had to be read for them, whatever the setting: that part of the time which
+    goes with it is taken out, by a slope that both share (Cochran, 1957, section 2).
+    """
+
+    def __init__(self, lever: str, setting: str) -> None:
+        self.lever, self.setting = lever, setting
+        self._n_windows = self._in_window = 0
+        self._tokens: tuple[list[tuple[float, float]], list[tuple[float, float]]] = ([], [])  # (need, seconds) of each
+
+    @property
+    def is_challenger(self) -> bool:
+        """Whether the next token is for `setting`: windows go ABBA."""
+        return self._n_windows % 4 in (1, 2)
+
+    def note(self, seconds: float, need: float) -> None:
+        if self._in_window:
+            self._tokens[self.is_challenger].append((need, seconds))
+        self._in_window += 1
+        if self._in_window > WINDOW_TOKENS:
+            self._n_windows += 1
+            self._in_window = 0
+
+    def interrupt(self) -> None:
+        self._in_window = 0
+
+    @property
+    def verdict(self) -> bool | None:
+        """Whether `setting` is better; None while that is open."""
+        if self._in_window or self._n_windows % 2 or self._n_windows < 2 * LEAST_PAIRS:
+            return None
+        before, difference, error = self._difference()
+        if difference + DEVIATIONS * error < 0:
+            return True
+        is_hopeless = difference - HOPE * DEVIATIONS * error > -LEAST_GAIN * before
+        return False if is_hopeless or self._n_windows >= 2 * MOST_PAIRS else None
+
+    def decision(self, before: str, is_better: bool) -> LeverDecision:
+        seconds, difference, error = self._difference()
+        gain, low, high = (
+            seconds / max(seconds + difference + deviations * error, 1e-9) - 1
+            for deviations in (0, DEVIATIONS, -DEVIATIONS)
+        )
+        return LeverDecision(
+            lever=self.lever,
+            setting=self.setting if is_better else before,
+            other=before if is_better else self.setting,
+            tried=self.setting,
+            gain=gain,
+            gain_low=low,
+            gain_high=high,
+            confidence=CONFIDENCE,
+            tokens=self._n_windows * (WINDOW_TOKENS + 1),
+        )
+
+    def _difference(self) -> tuple[float, float, float]:
+        """Return a token's mean seconds without `setting`, what it changes them by, and the error of that."""
+        groups = [_within_reason(group) for group in self._tokens]
+        means = [tuple(map(statistics.fmean, zip(*group, strict=True))) for group in groups]
+        apart = [(x - mx, y - my) for group, (mx, my) in zip(groups, means, strict=True) for x, y in group]
+        xx, xy, yy = (sum(a * b for a, b in pairs) for pairs in _products(apart))
+        slope = xy / xx if xx else 0.0
+        need_apart = means[1][0] - means[0][0]
+        variance = max(yy - slope * xy, 0.0) / (len(apart) - 3)
+        spread = sum(1 / len(group) for group in groups) + (need_apart**2 / xx if xx else 0.0)
+        return means[0][1], means[1][1] - means[0][1] - slope * need_apart, math.sqrt(variance * spread)
+
+
+def _products(pairs: Sequence[tuple[float, float]]) -> tuple[list[tuple[float, float]], ...]:
+    return [(x, x) for x, _ in pairs], list(pairs), [(y, y) for _, y in pairs]
+
+
+def _within_reason(tokens: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Leave out tokens that took far longer than others: something else held them up."""
+    most = OUTLIER * statistics.median(seconds for _, seconds in tokens)
+    return [token for token in tokens if token[1] <= most]

@@ -1,0 +1,218 @@
+"""Which experts the next layers will choose, told while the present one computes.
+
+Layers are counted as they take turns, from 0. A state is what a layer's norm makes of the residual stream, without the
+norm's weights: nearly the same in neighbouring layers, which is why a router can be run before its turn (as in Fate,
+Fang and others, 2025; for the whole idea Eliseev and Mazur, 2023, section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_run.prefetch.experts import MOST_AHEAD, Mixture
+
+Vector = npt.NDArray[np.float32]
+
+PACE = 0.05  # of learning, per token
+STEADINESS = 0.3  # keeps what was learnt from a token with even gates from counting more than from others
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A layer's router. weights: (experts, width). scale: (width,), of the norm before it. bias: (experts,), or None.
+
+    choice_bias: (experts,), added to the gates when experts are chosen, or None; has_sigmoid: what gates then are.
+    """
+
+    weights: Vector
+    scale: Vector
+    bias: Vector | None = None
+    choice_bias: Vector | None = None
+    has_sigmoid: bool = False
+
+    def logits(self, state: Vector) -> Vector:
+        """Return what the router says of `state`, (width,), for each expert."""
+        # Not a BLAS product, which would wake threads of its own beside those of llama.cpp.
+        logits: Vector = np.einsum("ew,w->e", self.weights, state * self.scale)
+        return logits if self.bias is None else logits + self.bias
+
+    def preference(self, logits: Vector) -> Vector:
+        """Return what experts are chosen by, the greatest first."""
+        if self.choice_bias is None:
+            return logits
+        gates = 1 / (1 + np.exp(-logits)) if self.has_sigmoid else np.exp(logits - logits.max())
+        return np.asarray((gates if self.has_sigmoid else gates / gates.sum()) + self.choice_bias, np.float32)
+
+
+class Predictor(Protocol):
+    """Told, layer by layer, what was chosen; asked what will be. Not thread-safe."""
+
+    def see(self, layer: int, experts: Sequence[int], state: Vector | None) -> None:
+        """Learn that `layer` chose `experts` for the present token; state: the one that its router was given."""
+        ...
+
+    def scores(self, ahead: int, state: Vector | None = None) -> Vector | None:
+        """Return for each expert of the layer `ahead` after the one seen last how likely it is: only the order counts.
+
+        state: a later one than the layer's own, where there is one. None where nothing can be said.
+        """
+        ...
+
+
+class Frequency:
+    """What a layer chooses most."""
+
+    def __init__(self, mixture: Mixture) -> None:
+        self._counts = np.zeros((len(mixture.layers), mixture.experts), np.float32)
+        self._layer = 0
+
+    def see(self, layer: int, experts: Sequence[int], state: Vector | None) -> None:
+        """Count."""
+        self._layer = layer
+        self._counts[layer, list(experts)] += 1
+
+    def scores(self, ahead: int, state: Vector | None = None) -> Vector | None:
+        """Return the counts."""
+        counts: Vector = self._counts[(self._layer + ahead) % len(self._counts)]
+        return counts
+
+
+class PreviousToken:
+    """What a layer chose last, and before that what it chooses most."""
+
+    def __init__(self, mixture: Mixture) -> None:
+        self._frequency = Frequency(mixture)
+        self._last = np.zeros((len(mixture.layers), mixture.experts), np.float32)
+        self._layer = 0
+
+    def see(self, layer: int, experts: Sequence[int], state: Vector | None) -> None:
+        """Remember."""
+        self._frequency.see(layer, experts, state)
+        self._layer = layer
+        self._last[layer] = 0.0
+        self._last[layer, list(experts)] = 1.0
+
+    def scores(self, ahead: int, state: Vector | None = None) -> Vector | None:
+        """Return what was chosen; frequencies decide between equals."""
+        counts = self._frequency.scores(ahead)
+        assert counts is not None
+        scores: Vector = self._last[(self._layer + ahead) % len(self._last)] + counts / (counts.max() + 1)
+        return scores
+
+
+class Affinity:
+    """What a layer chose after those experts of an earlier one (ExFlow, Yao and others, 2024, section 3)."""
+
+    def __init__(self, mixture: Mixture, most_ahead: int = MOST_AHEAD) -> None:
+        n_layers, n_experts = len(mixture.layers), mixture.experts
+        self._pairs = np.zeros((most_ahead, n_layers, n_experts, n_experts), np.float32)  # [.., before, after]
+        self._counts = np.zeros((n_layers, n_experts), np.float32)
+        self._token: list[Sequence[int]] = []  # of each layer up to the present one
+
+    def see(self, layer: int, experts: Sequence[int], state: Vector | None) -> None:
+        """Count each pair of experts that a token used, one in each of two layers."""
+        del self._token[layer:]
+        for ahead, before in enumerate(reversed(self._token[-len(self._pairs) :]), 1):
+            self._pairs[ahead - 1, layer][np.ix_(before, experts)] += 1
+        self._counts[layer, list(experts)] += 1
+        self._token += [()] * (layer - len(self._token)) + [tuple(experts)]
+
+    def scores(self, ahead: int, state: Vector | None = None) -> Vector | None:
+        """Return the chances after each of the present layer's experts, added up."""
+        layer = len(self._token) - 1
+        if ahead > len(self._pairs) or not 0 <= layer < len(self._counts) - ahead:
+            return None
+        before = list(self._token[-1])
+        given = self._counts[layer, before] + 1
+        scores: Vector = (self._pairs[ahead - 1, layer + ahead][before] / given[:, None]).sum(axis=0)
+        return scores
+
+
+class NextRouter:
+    """The router of the layer that is asked about, run on the present state.
+
+    routers: of each layer, None where it cannot be had yet.
+    """
+
+    def __init__(self, routers: Callable[[int], Router | None]) -> None:
+        self._routers = routers
+        self._layer = 0
+        self._state: Vector | None = None
+
+    def see(self, layer: int, experts: Sequence[int], state: Vector | None) -> None:
+        """Keep the state."""
+        self._layer, self._state = layer, state
+
+    def scores(self, ahead: int, state: Vector | None = None) -> Vector | None:
+        """Return what the router would choose by."""
+        router, state = self._routers(self._layer + ahead), self._state if state is None else state
+        return None if router is None or state is None else router.preference(router.logits(state))
+
+
+class CorrectedRouter:
+    """The next router on the present state, corrected by what it was wrong by after each expert.
+
+    What experts add to the state is not known before they are computed; but the same expert adds alike each time. So
+    for every pair of experts, one in the present layer and one in the layer asked about, a correction of the logit is
+    learnt online (the delta rule; Widrow and Hoff, 1960), weighted as the token's gates weigh its experts.
+    """
+
+    def __init__(self, mixture: Mixture, routers: Callable[[int], Router | None], most_ahead: int = MOST_AHEAD) -> None:
+        n_layers, n_experts = len(mixture.layers), mixture.experts
+        self._routers = routers
+        self._bias = np.zeros((most_ahead, n_layers, n_experts), np.float32)
+        self._pairs = np.zeros((most_ahead, n_layers, n_experts, n_experts), np.float32)
+        self._layer = -1
+        self._state: Vector | None = None
+        self._experts: list[int] = []
+        self._gates: Vector | None = None
+        self._open: dict[tuple[int, int], tuple[list[int], Vector, Vector]] = {}  # said of (ahead, layer), unproven
+
+    def see(self, layer: int, experts: Sequence[int], state: Vector | None) -> None:
+        """Learn from what was said of this layer."""
+        router = self._routers(layer)
+        self._layer, self._state, self._gates = layer, state, None
+        if state is None or router is None:
+            return
+        logits = router.logits(state)
+        for ahead in range(1, len(self._bias) + 1):
+            if said := self._open.pop((ahead, layer), None):
+                before, gates, guess = said
+                error = PACE * (logits - guess)
+                self._bias[ahead - 1, layer] += error
+                step = gates / (gates @ gates + STEADINESS)
+                self._pairs[ahead - 1, layer][before] += step[:, None] * error
+        self._experts = list(experts)
+        gates = np.exp(logits[self._experts] - logits[self._experts].max())
+        self._gates = gates / gates.sum()
+
+    def scores(self, ahead: int, state: Vector | None = None) -> Vector | None:
+        """Return what the router would choose by, corrected."""
+        layer = self._layer + ahead
+        router, state = self._routers(layer), self._state if state is None else state
+        if router is None or state is None or self._gates is None or ahead > len(self._bias):
+            return None
+        pairs = self._pairs[ahead - 1, layer][self._experts]
+        guess: Vector = router.logits(state) + self._bias[ahead - 1, layer] + self._gates @ pairs
+        self._open[ahead, layer] = self._experts, self._gates, guess
+        return router.preference(guess)
+
+
+PREDICTORS = ("frequency", "previous-token", "affinity", "router", "corrected-router")
+
+
+def make_predictor(name: str, mixture: Mixture, routers: Callable[[int], Router | None], most_ahead: int) -> Predictor:
+    """Return a new predictor of this name, for layers up to `most_ahead` ahead. Raises KeyError for another name."""
+    made: dict[str, Callable[[], Predictor]] = {
+        "frequency": lambda: Frequency(mixture),
+        "previous-token": lambda: PreviousToken(mixture),
+        "affinity": lambda: Affinity(mixture, most_ahead),
+        "router": lambda: NextRouter(routers),
+        "corrected-router": lambda: CorrectedRouter(mixture, routers, most_ahead),
+    }
+    return made[name]()

@@ -1,0 +1,68 @@
+"""Sets the levers of a mixture that streams by expert, by measuring (`prefetch/controller.py`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from edge_run.base.protocols import Clock
+from edge_run.base.results import LeverDecision
+from edge_run.prefetch.controller import Controller, Lever
+
+
+class Tuning:
+    """Times passes of one token each, and sets levers before them. Not thread-safe.
+
+    levers: each with its settings, the one to begin with first, and what sets it. found: which of them an earlier run
+    found best: those are what is begun with.
+    """
+
+    def __init__(
+        self,
+        levers: Mapping[str, tuple[Sequence[str], Callable[[str], None]]],
+        found: Mapping[str, str],
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._set = {name: set_lever for name, (_, set_lever) in levers.items()}
+        self._controller = Controller(
+            [Lever(name, _with_first(settings, found.get(name))) for name, (settings, _) in levers.items()]
+        )
+        self._in_force: dict[str, str] = {}
+        self._clock = clock
+        self._began_s: float | None = None  # the pass before, if that was of one token
+        self._apply()
+
+    def begin(self, is_token: bool, need: float) -> None:
+        """A pass begins, for which experts will be chosen; need: how many the one before needed and did not find."""
+        now_s = self._clock()
+        if is_token and self._began_s is not None:
+            self._controller.note(now_s - self._began_s, need)
+        else:
+            self._controller.interrupt()
+        self._began_s = now_s if is_token else None
+        self._apply()
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What was found best so far."""
+        return dict(self._controller.chosen)
+
+    @property
+    def found(self) -> Mapping[str, str]:
+        """The same, of those levers alone of which settings were compared."""
+        return {decision.lever: self.settings[decision.lever] for decision in self.decisions}
+
+    @property
+    def decisions(self) -> tuple[LeverDecision, ...]:
+        """The comparisons that came to an end."""
+        return self._controller.decisions
+
+    def _apply(self) -> None:
+        for name, setting in self._controller.settings.items():
+            if self._in_force.get(name) != setting:
+                self._in_force[name] = setting
+                self._set[name](setting)
+
+
+def _with_first(settings: Sequence[str], best: str | None) -> list[str]:
+    return sorted(settings, key=lambda setting: setting != best)

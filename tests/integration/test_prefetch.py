@@ -1,0 +1,138 @@
+"""Experts that are read ahead of the choice: routers found in real graphs, the same tokens whatever is guessed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_run.base.config import EXPERT_POLICIES, EXPERT_PREFETCH, ModelConfig
+from edge_run.runtime.driver import Steps
+from edge_run.runtime.engine import Engine
+from edge_run.runtime.expert_streaming import ExpertStreaming
+from edge_run.runtime.graph import GraphMap, Node
+from edge_run.runtime.observer import chosen_experts
+from edge_run.runtime.session import Session
+from edge_run.runtime.taps import RoutedLayer, routed_layers
+from edge_run.tiers.gguf import GgufModel, read_gguf
+from exactness import open_at
+from in_child import in_child
+from tiny_models import N_VOCAB, make_model
+
+OPTIONS: dict[str, Any] = {
+    "context_tokens": 256, "micro_batch_tokens": 16, "threads": 1, "check_file": False,
+}  # fmt: skip
+PROMPT = np.random.default_rng(0).integers(1, N_VOCAB, 24).tolist()
+
+
+class Watcher:
+    """A feature that lets each layer's router run on the state that was found for it, and compares."""
+
+    def __init__(self, gguf: GgufModel) -> None:
+        self.layers: list[RoutedLayer | None] = []
+        self.agreed: list[bool] = []
+        self.is_resident = lambda address, expert: True
+        self._gguf = gguf
+
+    def register(self, graph: GraphMap, steps: Steps) -> None:
+        self.layers = routed_layers(graph, self._gguf)
+        for layer in self.layers:
+            if layer is not None and layer.chosen is not None:
+                steps.stop_before(layer.chosen.ordinal, lambda address, layer=layer: self._compare(layer, address))
+
+    def before_unknown(self, node: Node, address: int) -> bool:
+        return False
+
+    def after_unknown(self) -> None:
+        """Nothing to do."""
+
+    def abandon(self) -> None:
+        """Nothing to do."""
+
+    def _compare(self, layer: RoutedLayer, address: int) -> None:
+        router = layer.open_router()
+        assert router is not None
+        assert layer.chosen is not None
+        scores = router.preference(router.logits(layer.chosen.read(address)))
+        chosen = chosen_experts(address, len(scores))[-1].tolist()
+        named = np.argsort(-scores)[: len(chosen)].tolist()
+        self.agreed.append(set(named) == set(chosen))
+
+
+@in_child
+def _routers_agree(name: str, folder: Path) -> None:
+    path = make_model(name, folder)
+    watcher = Watcher(read_gguf(path))
+    engine = Engine(path, ModelConfig(**OPTIONS), recorder=watcher)  # type: ignore[arg-type]
+    try:
+        session = Session(engine.decoder)
+        logits, _ = session.feed(PROMPT)
+        for _ in range(6):
+            logits = session.step(int(logits.argmax()))
+    finally:
+        engine.close()
+    assert watcher.layers
+    assert all(layer is not None for layer in watcher.layers)
+    assert all(layer.output is not None for layer in watcher.layers if layer is not None)
+    assert len(watcher.agreed) >= 6 * len(watcher.layers)
+    assert sum(watcher.agreed) >= 0.98 * len(watcher.agreed)  # a tie may go either way
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "gpt-oss", "deepseek2", "glm4moe", "llama-moe", "minimax-m2"])
+def test_routers_and_their_states_are_found(name: str, folder: Path) -> None:
+    _routers_agree(name=name, folder=folder)
+
+
+@in_child
+def test_a_router_that_runs_before_attention_is_left_alone(folder: Path) -> None:
+    """What its experts compute on is not what it saw."""
+    path = make_model("smallthinker", folder)
+    watcher = Watcher(read_gguf(path))
+    engine = Engine(path, ModelConfig(**OPTIONS), recorder=watcher)  # type: ignore[arg-type]
+    try:
+        Session(engine.decoder).feed(PROMPT)
+    finally:
+        engine.close()
+    assert watcher.layers
+    assert all(layer is None or layer.chosen is None for layer in watcher.layers)
+
+
+@in_child
+def _tokens_are_the_same(name: str, folder: Path) -> None:
+    path = make_model(name, folder)
+
+    def greedy(engine: Engine) -> list[int]:
+        session = Session(engine.decoder)
+        logits, _ = session.feed(PROMPT)
+        tokens = [int(logits.argmax())]
+        while len(tokens) < 100:
+            tokens.append(int(session.step(tokens[-1]).argmax()))
+        return tokens
+
+    plain = Engine(path, ModelConfig(**OPTIONS, backend="llama.cpp"))
+    wanted = greedy(plain)
+    plain.close()
+    ways = [("default", prefetch) for prefetch in EXPERT_PREFETCH] + [(policy, "2") for policy in EXPERT_POLICIES[1:]]
+    for policy, prefetch in ways:
+        options = {**OPTIONS, "expert_policy": policy, "expert_prefetch": prefetch}
+        engine = open_at(path, 0.3, options, by_expert=True)
+        try:
+            assert greedy(engine) == wanted, (policy, prefetch)
+            use = engine.expert_use
+            assert use is not None
+            assert use.tokens >= 98
+            assert use.unused_bytes <= use.foretold_bytes
+            if prefetch not in ("auto", "off"):
+                assert use.foretold_bytes > 0, (policy, prefetch)
+                assert use.levers["prefetch"] == prefetch
+            (streaming,) = (stream for stream in engine._streams if isinstance(stream, ExpertStreaming))
+            streaming._weights._residency.check()
+        finally:
+            engine.close()
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "deepseek32"])
+def test_tokens_are_the_same_whatever_is_read_ahead(name: str, folder: Path) -> None:
+    _tokens_are_the_same(name=name, folder=folder)
