@@ -23,6 +23,7 @@ from edge_run.devices.memory import process_memory
 from edge_run.prefetch.routes import DECODE, RouteWriter
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.engine import Engine
+from edge_run.runtime.expert_streaming import ExpertStreaming
 from edge_run.runtime.route_recorder import RouteRecorder, route_header
 from edge_run.tiers.gguf import read_gguf
 
@@ -46,6 +47,8 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=200_000, help="characters of the text before the prompt")
     parser.add_argument("--prefetch", default="auto")
     parser.add_argument("--policy", default="default")
+    parser.add_argument("--readers", type=int, default=4)
+    parser.add_argument("--no-cache", action="store_true", help="keep no expert from one token to the next")
     parser.add_argument("--trace", type=Path, help="write down here what the routers choose")
     arguments = parser.parse_args()
     config = ModelConfig(
@@ -54,6 +57,7 @@ def main() -> None:
         threads=arguments.threads,
         micro_batch_tokens=64,
         backend=arguments.backend,
+        readers=arguments.readers,
         expert_policy=arguments.policy,
         expert_prefetch=arguments.prefetch,
     )
@@ -67,6 +71,8 @@ def measure(arguments: argparse.Namespace, engine: Engine, recorder: RouteRecord
     """Return the figures."""
     text = TEXT.read_text()[arguments.skip : arguments.skip + 20_000]
     tokens = ggml.tokenize(engine.model.vocab, text, False, False)[: arguments.prompt + arguments.decode]
+    if arguments.no_cache:
+        keep_nothing(engine)
     callbacks = timed_callbacks(engine)
     started = time.monotonic()
     prompt = tokens[: arguments.prompt]
@@ -102,6 +108,13 @@ def measure(arguments: argparse.Namespace, engine: Engine, recorder: RouteRecord
         "experts": dataclasses.asdict(engine.expert_use) if engine.expert_use else None,
         "chosen": chosen,
     }
+
+
+def keep_nothing(engine: Engine) -> None:
+    """Let the expert cache of `engine` have no room."""
+    (cache,) = (stream._cache for stream in engine._streams if isinstance(stream, ExpertStreaming))
+    real: Any = cache.resize
+    cache.resize = lambda capacity: real(0)  # type: ignore[method-assign]
 
 
 def timed_callbacks(engine: Engine) -> list[float]:
