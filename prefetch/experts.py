@@ -7,7 +7,7 @@ need not push out another that is used often (admission). What stays and what go
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -85,11 +85,20 @@ class Policy(Protocol):
 
 
 class ExpertCache:
-    """At most `capacity` of units, of which one of a layer costs `sizes[layer]`, kept by `policy`. Not thread-safe."""
+    """At most `capacity` of units, of which one of a layer costs `sizes[layer]`, kept by `policy`. Not thread-safe.
 
-    def __init__(self, capacity: int, sizes: Mapping[int, int], policy: Policy) -> None:
+    size_of: what a unit costs where those of a layer differ; never more than that.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        sizes: Mapping[int, int],
+        policy: Policy,
+        size_of: Callable[[Unit], int] | None = None,
+    ) -> None:
         self.capacity = capacity
-        self._sizes = dict(sizes)
+        self._size_of = size_of or (lambda unit: sizes[unit[0]])
         self._policy = policy
         self._resident: dict[int, set[int]] = {layer: set() for layer in sizes}
         self._cost = 0
@@ -176,7 +185,7 @@ class ExpertCache:
     def _make_room_for(self, unit: Unit, evicted: list[Unit], is_foretold: bool = False) -> bool:
         """Make `unit` resident, and return whether it has a place; what goes for it is added to `evicted`."""
         layer, expert = unit
-        size, resident = self._sizes[layer], self._resident[layer]
+        size, resident = self._size_of(unit), self._resident[layer]
         while (
             self._cost + size > self.capacity
             if self._share is None
@@ -194,4 +203,4 @@ class ExpertCache:
 
     def _forget(self, unit: Unit) -> None:
         self._resident[unit[0]].discard(unit[1])
-        self._cost -= self._sizes[unit[0]]
+        self._cost -= self._size_of(unit)

@@ -69,8 +69,9 @@ class Foretold:
         self._sizes[unit] -= n_unread
 
     def note_gone(self, unit: Unit) -> None:
-        """`unit` is given up."""
+        """`unit` is given up, before its layer has chosen or after."""
         self.n_unused += self._sizes.pop(unit, 0)
+        self._waiting.get(unit[0], set()).discard(unit[1])
 
 
 class Precision:

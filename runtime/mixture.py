@@ -68,6 +68,7 @@ class ExpertMap:
         n_layers = max(tensor.layer for tensor in tensors) + 1
         self._territory, self._dense = territory, dense
         self.chunk_bytes = territory.chunk_bytes
+        self._unit_sizes: dict[tuple[int, int], int] = {}
         self._pieces: dict[ExpertTensor, list[tuple[int, ...]]] = {}
         self.layers = tuple(tuple(t for t in tensors if t.layer == i) for i in range(n_layers))
         self.at = {tensor.address: tensor for tensor in tensors}
@@ -78,6 +79,13 @@ class ExpertMap:
     def piece_size(self, tensor: ExpertTensor) -> int:
         """Return the chunks that an expert's piece of `tensor` has at most."""
         return (tensor.stride - 1) // self._territory.chunk_bytes + 2
+
+    def size_of(self, unit: tuple[int, int]) -> int:
+        """Return the chunks that an expert of a layer, `(layer, expert)`, has."""
+        if unit not in self._unit_sizes:
+            layer, expert = unit
+            self._unit_sizes[unit] = sum(len(self.pieces(tensor)[expert]) for tensor in self.layers[layer])
+        return self._unit_sizes[unit]
 
     def pieces(self, tensor: ExpertTensor) -> list[tuple[int, ...]]:
         """Return the chunks of each expert's piece of `tensor`."""

@@ -33,6 +33,14 @@ def test_what_came_in_vain() -> None:
     assert foretold.n_unused == 14
 
 
+def test_what_is_given_up_before_its_layer_has_chosen_is_not_wrong_any_more() -> None:
+    foretold = Foretold()
+    foretold.add((2, 3), 10)
+    foretold.note_gone((2, 3))
+    assert foretold.judge(2, [4]) == (0, [])
+    assert foretold.n_unused == 10
+
+
 def test_a_kind_of_guess_loses_trust_with_its_mistakes_and_wins_it_back() -> None:
     precision = Precision()
     assert precision.of(KIND) == 1
