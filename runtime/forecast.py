@@ -15,10 +15,12 @@ from edge_run.base.profile import DeviceProfile, DiskProfile
 from edge_run.base.results import Forecast, Plan
 from edge_run.partition.cost import CostModel, MatmulWork, PassWork
 from edge_run.runtime.graph import GraphMap
+from edge_run.runtime.routing import Point
 from edge_run.tiers.gguf import GgufModel, TensorInfo
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 
 WITH_MOVES = 4.0  # of the CPU time of reading alone: frames are moved, and books kept
+SLOWEST, FASTEST = 0.2, 1.5  # of the drive's bandwidth: what a token of a mixture may have read at
 _MATMULS = ("MUL_MAT", "MUL_MAT_ID")
 _COSTS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
@@ -95,14 +97,38 @@ class PassTimes:
     """
 
     def __init__(
-        self, plan: Plan, work: PassWork, profile: DeviceProfile, disk: DiskProfile | None, threads: int
+        self,
+        plan: Plan,
+        work: PassWork,
+        profile: DeviceProfile,
+        disk: DiskProfile | None,
+        threads: int,
+        earlier: Sequence[Point] = (),
     ) -> None:
+        """Times for `plan`. earlier: what runs of a mixture found."""
         self._work, self._costs = work, CostModel(profile, threads)
         self._shares_cores = threads >= profile.logical_cores
         self._plan, self._disk = plan, disk
         self._is_resident = plan.mode == "resident"
-        self.read_s = self._reading(1, is_first=False).wall_s
+        self._s_per_byte = self._found(earlier)
+        self.read_s = self._token_read_s()
         self.reading_s = self._read(plan.model_bytes, 0).wall_s if self._is_resident else 0.0
+
+    def _token_read_s(self) -> float:
+        if self._s_per_byte is None:
+            return self._reading(1, is_first=False).wall_s
+        return self._plan.streamed_bytes_per_pass * self._s_per_byte
+
+    def _found(self, earlier: Sequence[Point]) -> float | None:
+        """Return what a byte that a token reads takes beside computing, as the run most like this found it.
+
+        None where there was none, and where it is not to be believed of this drive: it may have been another then.
+        """
+        if not earlier or not self._plan.expert_bytes or self._disk is None:
+            return None
+        nearest = min(earlier, key=lambda point: abs(point.token_bytes - self._plan.streamed_bytes_per_pass))
+        bytes_per_s = nearest.token_bytes / max(nearest.token_s - self.compute_s(1, 0), 1e-9)
+        return 1 / bytes_per_s if SLOWEST < bytes_per_s / self._disk.bytes_per_s < FASTEST else None
 
     def _reading(self, tokens: int, is_first: bool) -> _Reading:
         """Return the reading of a pass: into memory that is used for the first time, as far as it is not yet."""
@@ -138,6 +164,8 @@ class PassTimes:
         Readers that find no idle core take their time from the computing threads, which wait for each other. What is
         read and computed overlaps as far as the window reaches: not quite, where both take the same time.
         """
+        if tokens == 1 and self._s_per_byte is not None and not is_first:
+            return self.compute_s(tokens, position, n_outputs) + self.read_s
         reading = self._reading(tokens, is_first)
         taken_s = min(reading.cpu_s, reading.wall_s) if self._shares_cores else 0.0
         busy_s = self.compute_s(tokens, position, n_outputs) + taken_s

@@ -140,7 +140,7 @@ class Planner:
         elif plan.mode == "streamed":
             n_stops = len(self._stretches)
         work = pass_work(self.gguf, self.known.graph, n_stops)
-        return PassTimes(plan, work, profile, disk_of(profile, model), self.threads)
+        return PassTimes(plan, work, profile, disk_of(profile, model), self.threads, self._experience.points)
 
     def timed(self, plan: Plan, profile: DeviceProfile, model: Path, prompt_tokens: int) -> Plan:
         """Return `plan` with what it would take on the device of `profile`, for a prompt of `prompt_tokens` tokens."""

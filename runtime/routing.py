@@ -1,8 +1,7 @@
-"""How evenly a mixture's routers choose, as its runs have found: what a cache of experts is worth for this model.
+"""What runs of a mixture have found: how evenly its routers choose, so what a cache of experts is worth, and its speed.
 
-Nothing in a file says it. Each run that decoded enough leaves a point: the share of all experts' bytes that there was
-room for, and the share of a token's bytes that were there. Without any, experts are taken to be chosen evenly, in which
-case the two are equal.
+Nothing in a file says it. Each run that decoded enough leaves a point. Without any, experts are taken to be chosen
+evenly: then as much of what a token uses is in memory as there is room for.
 """
 
 from __future__ import annotations
@@ -11,10 +10,15 @@ import json
 import logging
 import math
 import os
+import statistics
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+from edge_run.base.protocols import Clock
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.readers import Readers
 
@@ -22,15 +26,30 @@ LEAST_TOKENS = 12
 MOST_POINTS = 8
 ALIKE = 0.02  # shares that are so near are one point, the latest
 
-Point = tuple[float, float]
+MOST_TIMES = 256
 logger = logging.getLogger(__name__)
+
+
+class Point(NamedTuple):
+    """What a run found.
+
+    room_share: of all experts' bytes, what there was room for; hit_rate: of a token's bytes, what was there.
+    token_bytes: what a token read; token_s: how long it took, in the median.
+    """
+
+    room_share: float
+    hit_rate: float
+    token_bytes: float
+    token_s: float
 
 
 class Usage:
     """What single tokens read, of the `token_bytes` of experts that each uses, where `room_share` has room."""
 
-    def __init__(self, room_share: float, token_bytes: int, readers: Readers) -> None:
+    def __init__(self, room_share: float, token_bytes: int, readers: Readers, clock: Clock = time.monotonic) -> None:
         self.room_share = room_share
+        self._clock, self._began_s = clock, 0.0
+        self._times: deque[float] = deque(maxlen=MOST_TIMES)
         self.n_tokens = 0
         self._token_bytes, self._readers = token_bytes, readers
         self._read_bytes = self._mark = 0
@@ -38,16 +57,25 @@ class Usage:
 
     def begin(self, *, is_token: bool) -> None:
         """A pass comes to its first layer with experts; what was read since the last one did was for that one."""
-        read = self._readers.totals.bytes_read
+        read, now_s = self._readers.totals.bytes_read, self._clock()
         if self._is_token:
             self.n_tokens += 1
             self._read_bytes += read - self._mark
-        self._is_token, self._mark = is_token, read
+            self._times.append(now_s - self._began_s)
+        self._is_token, self._mark, self._began_s = is_token, read, now_s
 
     @property
     def hit_rate(self) -> float:
         """The share of what tokens used that was in memory; 0 where nothing was decoded."""
         return 1 - self._read_bytes / (self.n_tokens * self._token_bytes) if self.n_tokens else 0.0
+
+    @property
+    def point(self) -> Point | None:
+        """What there is to remember; None where too little was decoded, or nothing can be learnt from it."""
+        share, rate = self.room_share, self.hit_rate
+        if self.n_tokens < LEAST_TOKENS or not 0 < share < 1 or not 0 < rate < 1:
+            return None
+        return Point(share, rate, self._read_bytes / self.n_tokens, statistics.median(self._times))
 
 
 def hit_rate(points: Sequence[Point], share: float) -> float:
@@ -58,7 +86,7 @@ def hit_rate(points: Sequence[Point], share: float) -> float:
     """
     if not 0 < share < 1:
         return min(1.0, max(0.0, share))
-    powers = sorted((known, math.log(1 - rate) / math.log(1 - known)) for known, rate in points) or [(share, 1.0)]
+    powers = sorted((known, math.log(1 - rate) / math.log(1 - known)) for known, rate, *_ in points) or [(share, 1.0)]
     below = [point for point in powers if point[0] <= share] or powers[:1]
     above = [point for point in powers if point[0] > share] or powers[-1:]
     (x0, y0), (x1, y1) = below[-1], above[0]
@@ -78,7 +106,8 @@ def recall(gguf: GgufModel, cache_folder: Path) -> Experience:
     """Return what runs of `gguf` have found so far."""
     try:
         found = json.loads(_place(gguf, cache_folder).read_text())
-        points = [(float(share), float(rate)) for share, rate in found["points"] if 0 < share < 1 and 0 < rate < 1]
+        points = [Point(*map(float, point)) for point in found["points"]]
+        points = [point for point in points if 0 < point.room_share < 1 and 0 < point.hit_rate < 1]
         return Experience(points, {str(name): str(setting) for name, setting in found["levers"].items()})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return Experience()
@@ -89,16 +118,16 @@ def remember(gguf: GgufModel, cache_folder: Path, usage: Usage, levers: Mapping[
 
     levers: those of which settings were compared.
     """
-    share, rate = usage.room_share, usage.hit_rate
-    if usage.n_tokens < LEAST_TOKENS or not 0 < share < 1 or not 0 < rate < 1:
+    new = usage.point
+    if new is None:
         return
     known = recall(gguf, cache_folder)
-    others = [point for point in known.points if abs(point[0] - share) > ALIKE]
+    others = [point for point in known.points if abs(point.room_share - new.room_share) > ALIKE]
     try:
         place = _place(gguf, cache_folder)
         draft = place.with_name(f"{place.name}.{os.getpid()}.part")
         place.parent.mkdir(parents=True, exist_ok=True)
-        found = {"points": [*others[1 - MOST_POINTS :], (share, rate)], "levers": {**known.levers, **levers}}
+        found = {"points": [*others[1 - MOST_POINTS :], new], "levers": {**known.levers, **levers}}
         draft.write_text(json.dumps(found))
         draft.replace(place)
     except OSError as error:  # also where the model file is gone by now

@@ -18,7 +18,7 @@ def test_without_runs_experts_are_taken_to_be_chosen_evenly() -> None:
 
 
 def test_a_point_is_met_and_others_follow_from_it() -> None:
-    points = [(0.5, 0.7), (0.1, 0.3)]
+    points = [routing.Point(0.5, 0.7, 1.0, 1.0), routing.Point(0.1, 0.3, 1.0, 1.0)]
     assert routing.hit_rate(points, 0.5) == pytest.approx(0.7)
     assert routing.hit_rate(points, 0.1) == pytest.approx(0.3)
     rates = [routing.hit_rate(points, share / 50) for share in range(51)]
@@ -38,12 +38,15 @@ class Drive:
 
 def usage(share: float, rate: float, n_tokens: int = routing.LEAST_TOKENS) -> routing.Usage:
     drive = Drive()
-    found = routing.Usage(share, 1000, drive)  # type: ignore[arg-type]
+    now = [0.0]
+    found = routing.Usage(share, 1000, drive, lambda: now[0])  # type: ignore[arg-type]
     for _ in range(n_tokens):
         found.begin(is_token=True)
         drive.read(round(1000 * (1 - rate)))
+        now[0] += 0.25
     found.begin(is_token=False)
     drive.read(12345)
+    now[0] += 77
     found.begin(is_token=False)
     return found
 
@@ -60,7 +63,7 @@ def test_what_was_found_is_kept_under_the_file(tmp_path: Path) -> None:
         routing.remember(gguf, tmp_path, usage(share, rate), {"prefetch": str(share)})
     routing.remember(gguf, tmp_path, usage(0.5, 0.6), {"readers": "2"})
     known = routing.recall(gguf, tmp_path)
-    assert known.points == [(0.26, pytest.approx(0.4)), (0.5, pytest.approx(0.6))]
+    assert known.points == [pytest.approx((0.26, 0.4, 600, 0.25)), pytest.approx((0.5, 0.6, 400, 0.25))]
     assert known.levers == {"prefetch": "0.26", "readers": "2"}
 
 

@@ -1,0 +1,45 @@
+"""From plans to seconds: what a token of a mixture takes, with and without what an earlier run found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench_samples import PLAN, PROFILE
+from edge_run.partition.cost import MatmulWork, PassWork
+from edge_run.runtime.forecast import PassTimes
+from edge_run.runtime.routing import Point
+
+DISK = PROFILE.disks[0]  # 1e9 bytes a second
+WORK = PassWork((MatmulWork("Q4_0", 512, int(1e8), 32, 4),), 0, 0, 0.0)
+COMPUTE_S = 0.0125  # an eighth of 0.1 s
+MIXTURE = replace(PLAN, expert_bytes=int(5e7), streamed_bytes_per_pass=int(2e7))
+
+
+def token_s(*earlier: Point) -> float:
+    times = PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, earlier)
+    assert times.compute_s(1, 0) == pytest.approx(COMPUTE_S)
+    return times.pass_s(1, 0, 1, is_first=False)
+
+
+def test_without_an_earlier_run_reading_and_computing_take_turns() -> None:
+    assert token_s() == pytest.approx(2e7 / 1e9 + COMPUTE_S, rel=0.01)
+
+
+def test_a_token_reads_as_fast_as_in_the_run_most_like_it() -> None:
+    near, far = Point(0.5, 0.8, 2.2e7, COMPUTE_S + 0.044), Point(0.1, 0.2, 9e7, COMPUTE_S + 0.09)
+    assert token_s(far, near) == pytest.approx(COMPUTE_S + 2e7 / 5e8)
+    assert token_s(far) == pytest.approx(COMPUTE_S + 2e7 / 1e9)
+
+
+@pytest.mark.parametrize("seconds", [COMPUTE_S / 2, COMPUTE_S + 0.001, 60.0])
+def test_what_this_drive_cannot_have_done_is_not_believed(seconds: float) -> None:
+    assert token_s(Point(0.5, 0.8, 2e7, seconds)) == token_s()
+
+
+def test_the_first_pass_and_wide_ones_do_not_hang_on_it() -> None:
+    point = Point(0.5, 0.8, 2e7, COMPUTE_S + 0.04)
+    known, unknown = (PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, earlier) for earlier in ([point], []))
+    assert known.pass_s(1, 0, 1, is_first=True) == unknown.pass_s(1, 0, 1, is_first=True)
+    assert known.pass_s(64, 0, 1, is_first=False) == unknown.pass_s(64, 0, 1, is_first=False)
