@@ -14,14 +14,11 @@ from edge_run.prefetch.experts import ExpertCache, Unit
 from edge_run.runtime.driver import Steps
 from edge_run.runtime.expert_prefetch import ExpertPrefetch, Foretold, Named
 from edge_run.runtime.graph import GraphMap, Node
-from edge_run.runtime.mixture import ExpertMap, ExpertTensor, routed_read
+from edge_run.runtime.mixture import MOST_SHARE, WIDE_SHARE, ExpertMap, ExpertTensor, routed_read
 from edge_run.runtime.observer import chosen_experts, makes_ids
 from edge_run.runtime.routing import Usage
 from edge_run.runtime.tuning import Tuning
 from edge_run.tiers.weights import Weights
-
-WIDE_SHARE = 0.5  # of a layer's experts, in use at once: they come tensor by tensor, each while one is computed
-MOST_SHARE = 0.9  # the next layer will want as many of its own
 
 
 class ExpertStreaming:

@@ -15,6 +15,7 @@ from edge_run.base.profile import DeviceProfile, DiskProfile
 from edge_run.base.results import Forecast, Plan
 from edge_run.partition.cost import CostModel, MatmulWork, PassWork
 from edge_run.runtime.graph import GraphMap
+from edge_run.runtime.mixture import MOST_SHARE
 from edge_run.runtime.routing import Point
 from edge_run.tiers.gguf import GgufModel, TensorInfo
 from edge_run.tiers.gguf_format import TENSOR_TYPES
@@ -138,13 +139,17 @@ class PassTimes:
         if not plan.expert_bytes:
             new = min(plan.model_bytes, plan.pinned_bytes + plan.window_bytes)
             return self._read(new, plan.model_bytes - new) if is_first else self._read(0, plan.streamed_bytes_per_pass)
-        experts = [(work.size_bytes, work.n_used / work.n_experts) for work in self._work.matmuls if work.n_experts]
-        touched = sum(size * (1 - (1 - share) ** tokens) for size, share in experts)
-        missing = max(0.0, 1 - plan.expert_bytes / sum(size for size, _ in experts))
+        touched = self._touched(tokens)
+        missing = max(0.0, 1 - plan.expert_bytes / self._touched(math.inf))
         if not is_first:
             return self._read(0, plan.streamed_bytes_per_pass if tokens == 1 else touched * missing)
         at_first = plan.pinned_bytes + min(touched, plan.expert_bytes)
         return self._read(at_first, plan.pinned_bytes + touched - at_first)
+
+    def _touched(self, tokens: float) -> float:
+        """Return the bytes of the experts that so many tokens use, chosen evenly: all of them for infinitely many."""
+        experts = [(work.size_bytes, work.n_used / work.n_experts) for work in self._work.matmuls if work.n_experts]
+        return sum(size * (1 - (1 - share) ** tokens) for size, share in experts)
 
     def _read(self, new_bytes: float, used_bytes: float) -> _Reading:
         """Return the reading of so much into memory that is new, and so much into memory that was used before."""
@@ -172,8 +177,9 @@ class PassTimes:
         if is_first:
             return max(reading.wall_s, busy_s)
         if self._plan.expert_bytes:
-            # What a token needs is known when it needs it; of many tokens, one tensor is read while one is computed.
-            return reading.wall_s + busy_s if tokens == 1 else math.hypot(reading.wall_s, busy_s)
+            # What few tokens need is known when they need it; of many, one tensor is read while one is computed.
+            is_ahead = self._touched(tokens) >= MOST_SHARE * self._touched(math.inf)
+            return math.hypot(reading.wall_s, busy_s) if is_ahead else reading.wall_s + busy_s
         return math.hypot(reading.wall_s**2, busy_s**2) ** 0.5
 
     def prefill_s(self, tokens: int, micro_batch_tokens: int, is_first: bool) -> float:

@@ -43,3 +43,15 @@ def test_the_first_pass_and_wide_ones_do_not_hang_on_it() -> None:
     known, unknown = (PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, earlier) for earlier in ([point], []))
     assert known.pass_s(1, 0, 1, is_first=True) == unknown.pass_s(1, 0, 1, is_first=True)
     assert known.pass_s(64, 0, 1, is_first=False) == unknown.pass_s(64, 0, 1, is_first=False)
+
+
+def test_reading_and_computing_overlap_where_most_experts_are_used_anyway() -> None:
+    def pass_s(tokens: int) -> tuple[float, float, float]:
+        reading = times._reading(tokens, is_first=False)
+        return reading.wall_s, times.compute_s(tokens, 0), times.pass_s(tokens, 0, 1, is_first=False)
+
+    times = PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, ())
+    read_s, compute_s, few_s = pass_s(8)  # of 32 experts some 21
+    assert few_s == pytest.approx(read_s + compute_s, rel=0.01)
+    read_s, compute_s, many_s = pass_s(64)
+    assert max(read_s, compute_s) < many_s < 0.95 * (read_s + compute_s)
