@@ -58,6 +58,10 @@ class Foretold:
         self._sizes[unit] = n_chunks
         self.n_read += n_chunks
 
+    def is_new(self, unit: Unit) -> bool:
+        """Return whether `unit` came ahead, and was not used yet."""
+        return unit in self._sizes
+
     def judge(self, layer: int, chosen: Sequence[int]) -> tuple[int, list[Unit]]:
         """`layer` has chosen: return how many of these came ahead, and those that it was wrongly expected to choose."""
         n_right = sum(self._sizes.pop((layer, expert), None) is not None for expert in chosen)

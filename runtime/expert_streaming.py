@@ -52,9 +52,12 @@ class ExpertStreaming:
         self.wait_s = 0.0
 
     def is_resident(self, address: int, expert: int) -> bool:
-        """Return whether `expert` is kept, of the layer that has a tensor at `address`."""
+        """Return whether `expert`, of the layer that has a tensor at `address`, is kept from an earlier token."""
         tensor = self._experts.at.get(address)
-        return tensor is None or (tensor.layer, expert) in self._cache
+        if tensor is None:
+            return True
+        unit = tensor.layer, expert
+        return unit in self._cache and not self.foretold.is_new(unit)
 
     @property
     def use(self) -> ExpertUse:

@@ -11,7 +11,9 @@ def test_what_came_ahead_and_was_used() -> None:
     foretold = Foretold()
     for expert in (3, 5, 7):
         foretold.add((2, expert), 10)
+    assert foretold.is_new((2, 5))
     n_right, wrong = foretold.judge(2, [5, 9])
+    assert (foretold.is_new((2, 5)), foretold.is_new((2, 3))) == (False, True)
     assert (n_right, sorted(wrong)) == (1, [(2, 3), (2, 7)])
     assert foretold.judge(2, [5]) == (0, [])
     foretold.note_gone((2, 5))
