@@ -1,0 +1,94 @@
+"""onnxruntime: sessions that are opened, run and timed, and its errors as ours."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_run.base.errors import KernelError, ModelFileError
+from edge_run.base.extras import need
+
+EXTRA = "split"
+TIMED_RUNS = 7
+TIMED_S = 0.5
+
+
+def open_session(
+    model: bytes | str, name: str, threads: int | None = None, is_optimised: bool = True, keeps_memory: bool = True
+) -> Any:
+    """Return an `InferenceSession` on the CPU of a model, as bytes or as the path of a file.
+
+    name: what messages call it. threads: None is one for each core that this process may use. keeps_memory: the arena
+    keeps what a run took for the next. Raises ModelFileError.
+    """
+    ort = need("onnxruntime", EXTRA)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads or usable_cores()
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # what is wrong is raised
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # other processes need the cores too
+    if not is_optimised:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if not keeps_memory:
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+    try:
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no common ancestor
+        raise ModelFileError(f"{name}: onnxruntime cannot open it ({_reason(error)})") from error
+
+
+def run_session(session: Any, value: NDArray[Any]) -> list[Any]:
+    """Return all outputs of a session for its only input. Raises KernelError."""
+    try:
+        return list(session.run(None, {session.get_inputs()[0].name: value}))
+    except Exception as error:
+        raise KernelError(
+            f"onnxruntime: a pass over a tensor of shape {value.shape} failed ({_reason(error)})"
+        ) from error
+
+
+def median_s(work: Callable[[], object], runs: int = TIMED_RUNS, most_s: float = TIMED_S) -> float:
+    """Return the median seconds of `work` after one pass that does not count; fewer than `runs` when time is up."""
+    work()
+    found: list[float] = []
+    end_s = time.perf_counter() + most_s
+    while len(found) < runs and (not found or time.perf_counter() < end_s):
+        started_s = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - started_s)
+    return statistics.median(found)
+
+
+def largest_difference(first: list[Any], second: list[Any]) -> float:
+    """Return the largest absolute difference between two lists of outputs; infinite where a shape differs."""
+    worst = 0.0
+    for one, other in zip(first, second, strict=True):
+        if one.shape != other.shape:
+            return float("inf")
+        if one.size:
+            worst = max(worst, float(np.max(np.abs(one.astype(np.float64) - other.astype(np.float64)))))
+    return worst
+
+
+def is_identical(first: list[Any], second: list[Any]) -> bool:
+    """Return whether no bit of the outputs differs."""
+    return all(
+        one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
+        for one, other in zip(first, second, strict=True)
+    )
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return " ".join(text.splitlines()[0].split())[:240]
