@@ -2,14 +2,17 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+TORCH ?= 2.13.0
 BENCH ?= $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
-.PHONY: help venv run test check format bench clean
+.PHONY: help venv torch run test check format bench clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
 venv: $(VENV)/.installed ## a virtual environment with everything for development
+
+torch: $(VENV)/.torch ## PyTorch for the CPU as well: the tests of training need it, and are skipped without
 
 run: $(VENV)/.base ## the demo: the bundled model, streamed under a budget
 	$(BIN)/edge-run demo
@@ -50,3 +53,7 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "Installing edge-run. The first install compiles llama.cpp, about four minutes; pip keeps the result for the next."
 	$(BIN)/pip install --editable '.[dev]'
 	touch $@ $(VENV)/.base
+
+$(VENV)/.torch: $(VENV)/.installed
+	$(BIN)/pip install --editable '.[train]' 'torch==$(TORCH)'
+	touch $@

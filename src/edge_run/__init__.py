@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         KernelError,
         ModelFileError,
         NotSupported,
+        ProtocolError,
         TierReadError,
     )
     from edge_run.base.profile import DeviceProfile
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
     from edge_run.base.results import Forecast, Generation, Piece, Plan, Progress, Stats, to_json
     from edge_run.prefetch.replay import replay
     from edge_run.runtime.async_model import AsyncModel
+    from edge_run.runtime.async_split_model import AsyncSplitModel
     from edge_run.runtime.inflate import inflate
     from edge_run.runtime.model import Model
     from edge_run.runtime.planner import plan
     from edge_run.runtime.probe import probe
+    from edge_run.runtime.split_model import SplitModel
     from edge_run.runtime.tracing import trace
 
 __version__ = "0.1.0"
@@ -37,6 +40,8 @@ __version__ = "0.1.0"
 _HOME = {
     "Model": "edge_run.runtime.model",
     "AsyncModel": "edge_run.runtime.async_model",
+    "SplitModel": "edge_run.runtime.split_model",
+    "AsyncSplitModel": "edge_run.runtime.async_split_model",
     "inflate": "edge_run.runtime.inflate",
     "plan": "edge_run.runtime.planner",
     "probe": "edge_run.runtime.probe",
@@ -53,11 +58,12 @@ _HOME = {
         ("BudgetError", "Cancelled", "ConfigError", "ContextFull", "EdgeRunError", "KernelError", "ModelFileError"),
         "edge_run.base.errors",
     ),
-    **dict.fromkeys(("NotSupported", "TierReadError"), "edge_run.base.errors"),
+    **dict.fromkeys(("NotSupported", "ProtocolError", "TierReadError"), "edge_run.base.errors"),
 }
 
 __all__ = [
     "AsyncModel",
+    "AsyncSplitModel",
     "BudgetError",
     "Cancelled",
     "ConfigError",
@@ -74,9 +80,11 @@ __all__ = [
     "Piece",
     "Plan",
     "Progress",
+    "ProtocolError",
     "Recording",
     "Replay",
     "SamplingConfig",
+    "SplitModel",
     "Stats",
     "TierReadError",
     "__version__",

@@ -12,7 +12,7 @@ import click
 import pytest
 
 import edge_run
-from edge_run.base import bench, errors, findings, profile, replay, results
+from edge_run.base import bench, errors, findings, profile, replay, results, split
 from edge_run.base.config import ModelConfig, SamplingConfig
 from edge_run.cli.app import COMMANDS, SIGPIPE_CODE
 from edge_run.cli.chat import EXITS, HELP
@@ -20,7 +20,9 @@ from edge_run.cli.config_file import read_config_file
 from edge_run.cli.options import SETTINGS
 from edge_run.cli.setting import ENVIRONMENT_PREFIX, Setting
 from edge_run.runtime.async_model import AsyncModel
+from edge_run.runtime.async_split_model import AsyncSplitModel
 from edge_run.runtime.model import Model
+from edge_run.runtime.split_model import SplitModel
 from edge_run.runtime.stream import Stream
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -34,12 +36,30 @@ _TOML = re.compile(r"^```toml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 def _sections() -> dict[str, str]:
     """Return the page's sections by heading; a command's arguments are no part of its heading."""
     parts = _HEADING.split(TEXT)
-    names = [" ".join(name.split()[:2]) if name.startswith("edge-run ") else name for name in parts[1::2]]
+    names = [_command(name) if name.startswith("edge-run ") else name for name in parts[1::2]]
     assert len(set(names)) == len(names), "two sections of one name"
     return dict(zip(names, parts[2::2], strict=True))
 
 
+def _command(heading: str) -> str:
+    """Return a command's heading without its arguments, which are in capitals or in brackets."""
+    words = heading.split()
+    return " ".join(word for word in words if word[0] not in "[-" and not word.rstrip(".").isupper())
+
+
 SECTIONS = _sections()
+
+
+def leaves() -> dict[str, click.Command]:
+    """Return every command by its name; one of a group is `group name`."""
+    found = {}
+    for command in COMMANDS:
+        own = command.commands if isinstance(command, click.Group) else {}
+        found.update({f"{command.name} {name}": one for name, one in own.items()} or {str(command.name): command})
+    return found
+
+
+LEAVES = leaves()
 
 
 def rows(section: str) -> list[list[str]]:
@@ -67,10 +87,10 @@ def default_of(option: click.Option) -> str:
     return "yes" if option.is_flag and option.default is True else ""
 
 
-def own_options(command: click.Command) -> list[click.Option]:
+def own_options(name: str) -> list[click.Option]:
     """Return the options that have a row: all of `run`, of the others those that they do not share with it."""
-    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
-    return [option for option in options if command.name == "run" or not isinstance(option, Setting)]
+    options = [parameter for parameter in LEAVES[name].params if isinstance(parameter, click.Option)]
+    return [option for option in options if name == "run" or not isinstance(option, Setting)]
 
 
 def dataclasses_of(module: ModuleType) -> list[type]:
@@ -81,20 +101,20 @@ def dataclasses_of(module: ModuleType) -> list[type]:
     ]
 
 
-RESULTS = [kind for module in (results, findings, profile, bench, replay) for kind in dataclasses_of(module)]
+RESULTS = [kind for module in (results, findings, profile, bench, replay, split) for kind in dataclasses_of(module)]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_flags_and_their_defaults(command: click.Command) -> None:
-    found = [(set(_CODE.findall(row[0])), row[1].strip("`")) for row in rows(f"edge-run {command.name}")]
-    wanted = [({*option.opts, *option.secondary_opts}, default_of(option)) for option in own_options(command)]
+@pytest.mark.parametrize("name", LEAVES)
+def test_flags_and_their_defaults(name: str) -> None:
+    found = [(set(_CODE.findall(row[0])), row[1].strip("`")) for row in rows(f"edge-run {name}")]
+    wanted = [({*option.opts, *option.secondary_opts}, default_of(option)) for option in own_options(name)]
     names = [({name.strip() for name in names}, default) for names, default in wanted]
     assert found == names
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.name != "run"], ids=lambda command: command.name)
-def test_settings_that_a_command_shares_with_run(command: click.Command) -> None:
-    text = SECTIONS[f"edge-run {command.name}"]
+@pytest.mark.parametrize("name", [name for name in LEAVES if name != "run"])
+def test_settings_that_a_command_shares_with_run(name: str) -> None:
+    command, text = LEAVES[name], SECTIONS[f"edge-run {name}"]
     listed = re.search(r"Settings of `run`: (.*?)\.(?:\s|$)", text, re.DOTALL)
     wanted = [next(n for n in p.opts if n.startswith("--")) for p in command.params if isinstance(p, Setting)]
     assert (_CODE.findall(listed[1]) if listed else []) == wanted
@@ -102,7 +122,7 @@ def test_settings_that_a_command_shares_with_run(command: click.Command) -> None
 
 def test_kinds_that_a_flag_takes_are_named() -> None:
     cells = [row[0] + row[2] for row in rows("edge-run run")]
-    for option, cell in zip(own_options(next(c for c in COMMANDS if c.name == "run")), cells, strict=True):
+    for option, cell in zip(own_options("run"), cells, strict=True):
         if isinstance(option.type, click.Choice):
             assert all(choice in cell for choice in option.type.choices), cell
 
@@ -147,7 +167,9 @@ def test_result_keys(kind: type) -> None:
     assert keys(kind.__name__) == [field.name for field in dataclasses.fields(kind)]
 
 
-@pytest.mark.parametrize("kind", [Model, AsyncModel, Stream], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [Model, AsyncModel, SplitModel, AsyncSplitModel, Stream], ids=lambda kind: kind.__name__
+)
 def test_members(kind: type) -> None:
     public = {name for name in dir(kind) if not name.startswith("_")}
     assert set(keys(kind.__name__)) - {"path"} == public

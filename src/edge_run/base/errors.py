@@ -8,6 +8,7 @@
     ├── KernelError              6   llama.cpp refused, failed, or is not the one we know
     ├── NotSupported             7   a right request that this model or device cannot serve
     ├── ContextFull              8   the conversation is longer than the context
+    ├── ProtocolError            9   what came over the network is malformed, truncated or foreign
     └── Cancelled              130   the caller stopped the work (Ctrl-C)
 
 A message says what was tried, on what, what was found against what was needed, and what to do next,
@@ -34,7 +35,7 @@ class ConfigError(EdgeRunError, ValueError):
 
 
 class ModelFileError(EdgeRunError):
-    """The model file is missing, is not a GGUF, is truncated, lacks a shard, or changed while in use."""
+    """The model file is missing, is not a GGUF or ONNX file, is truncated, lacks a part, or changed while in use."""
 
     exit_code = 3
 
@@ -67,6 +68,12 @@ class ContextFull(EdgeRunError):
     """The conversation does not fit the context (`figures["context_tokens"]`)."""
 
     exit_code = 8
+
+
+class ProtocolError(EdgeRunError):
+    """What came over the network, or is about to be decoded, is malformed, truncated, too large or foreign."""
+
+    exit_code = 9
 
 
 class Cancelled(EdgeRunError):

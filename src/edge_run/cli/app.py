@@ -22,11 +22,12 @@ from edge_run.cli.probe import probe
 from edge_run.cli.process import end_on_termination, prepare_streams, release_streams
 from edge_run.cli.replay import replay
 from edge_run.cli.run import run
+from edge_run.cli.split import split
 from edge_run.cli.terminal import Terminal
 from edge_run.cli.trace import trace
 
 NAME = "edge-run"
-COMMANDS = (run, plan, demo, inflate, doctor, probe, bench, trace, replay)
+COMMANDS = (run, plan, demo, inflate, doctor, probe, bench, trace, replay, split)
 SIGPIPE_CODE = 141
 
 _HELP = """Run GGUF models that are larger than memory, inside a memory budget; the text is llama.cpp's.
@@ -50,6 +51,7 @@ Exit codes:
   6    llama.cpp refused, failed, or is not the one we know
   7    a right request that this model or device cannot serve
   8    the prompt is longer than the context
+  9    what came over the network is malformed or foreign
   130  stopped with Ctrl-C
   141  nobody read the output any more
   143  ended by SIGTERM (129: by SIGHUP)

@@ -1,0 +1,137 @@
+"""Which way a frame goes: computed here, as a code to the server, or as an image to the server.
+
+A state machine without I/O: measurements go in, a mode comes out. Seconds of a way are what the device computes for it,
+plus the wire (round trip, and bytes over the bandwidth), plus the server's queue and computing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LOCAL, CODE, IMAGE = "local", "code", "image"
+HYSTERESIS = 0.03  # another mode must be faster by this share
+SMOOTHING = 0.25  # weight of a new measurement
+SURPRISE = 1.5  # two measurements in turn that are off by this factor in one direction replace the average
+SMALL_BYTES = 128  # what has no more shows the round trip, not the bandwidth
+_LEAST_S_PER_BYTE = 1e-10
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A way for a frame. kind: `local`, `code` or `image`; rate: of a code, 0 for the others."""
+
+    kind: str
+    rate: int = 0
+
+    @property
+    def name(self) -> str:
+        """`local`, `image`, or `code 2`."""
+        return f"{self.kind} {self.rate}" if self.kind == CODE else self.kind
+
+
+class Average:
+    """A moving average that follows a sudden change with the second measurement that shows it."""
+
+    def __init__(self, value: float | None = None) -> None:
+        self.value = value
+        self._surprises = 0
+
+    def add(self, sample: float) -> None:
+        """Take a measurement, 0 or more."""
+        if self.value is None:
+            self.value = sample
+            return
+        before = max(self.value, 1e-12)
+        direction = 1 if sample > before * SURPRISE else -1 if sample < before / SURPRISE else 0
+        self._surprises = self._surprises + direction if direction and direction * self._surprises >= 0 else direction
+        if abs(self._surprises) >= 2:
+            self.value, self._surprises = sample, 0
+        else:
+            self.value += SMOOTHING * (sample - self.value)
+
+
+class Chooser:
+    """Chooses among `modes`, in the order of what is preferred where two are as fast. Not thread-safe.
+
+    All seconds and sizes are measured; before the first measurement of a way, its first estimate counts.
+    """
+
+    def __init__(self, modes: Sequence[Mode], device_s: dict[str, float], server_s: dict[str, float]) -> None:
+        """Take the seconds that each kind of mode computes on the device, and on the server."""
+        self._modes = tuple(modes)
+        self._device = {kind: Average(seconds) for kind, seconds in device_s.items()}
+        self._server = {kind: Average(seconds) for kind, seconds in server_s.items()}
+        self._queue, self._round_trip, self._s_per_byte = Average(0.0), Average(), Average()
+        self._sizes: dict[Mode, Average] = {}
+        self._current: Mode | None = None
+        self.has_server = False
+
+    @property
+    def round_trip_s(self) -> float | None:
+        """Measured round trip of a small message; None before the first."""
+        return self._round_trip.value
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Measured bandwidth; None before the first measurement."""
+        return None if self._s_per_byte.value is None else 1 / max(self._s_per_byte.value, _LEAST_S_PER_BYTE)
+
+    def server_back(self, server_s: dict[str, float]) -> None:
+        """The server is there; it says what it computes for each kind of mode."""
+        self.has_server = True
+        self._server = {kind: Average(seconds) for kind, seconds in server_s.items()}
+        self._queue = Average(0.0)
+
+    def server_lost(self) -> None:
+        """The server does not answer: all is local from now on, and the link is measured anew when it is back."""
+        self.has_server = False
+        self._round_trip, self._s_per_byte = Average(), Average()
+
+    def computed(self, kind: str, seconds: float) -> None:
+        """The device took this long for its part of a mode of this kind."""
+        self._device.setdefault(kind, Average()).add(seconds)
+
+    def sized(self, mode: Mode, size_bytes: int) -> None:
+        """A frame in this mode had this many bytes."""
+        self._sizes.setdefault(mode, Average()).add(size_bytes)
+
+    def crossed(self, sent_bytes: int, wire_s: float) -> None:
+        """A message of this size was answered; of the time, this was not the server's queue or computing."""
+        if sent_bytes <= SMALL_BYTES:
+            self._round_trip.add(max(wire_s, 0.0))
+        elif self._round_trip.value is not None:
+            left_s = max(wire_s - self._round_trip.value, 0.0)
+            self._s_per_byte.add(max(left_s / sent_bytes, _LEAST_S_PER_BYTE))
+
+    def served(self, kind: str, queue_s: float, server_s: float) -> None:
+        """The server let a frame of this kind wait for so long, and computed for so long."""
+        self._queue.add(queue_s)
+        self._server.setdefault(kind, Average()).add(server_s)
+
+    def expected_s(self, mode: Mode) -> float | None:
+        """Return how long a frame would take in `mode`; None where that cannot be known yet, or not be done now."""
+        device = self._device.get(mode.kind)
+        if device is None or device.value is None:
+            return None
+        if mode.kind == LOCAL:
+            return device.value
+        size, server = self._sizes.get(mode), self._server.get(mode.kind)
+        parts = (size, server, self._round_trip, self._s_per_byte, self._queue)
+        known = [part.value for part in parts if part is not None and part.value is not None]
+        if not self.has_server or len(known) < len(parts):
+            return None
+        size_bytes, server_s, round_trip_s, s_per_byte, queue_s = known
+        return device.value + round_trip_s + size_bytes * s_per_byte + queue_s + server_s
+
+    def choose(self) -> Mode:
+        """Return the mode for the next frame: the fastest; the last one while no other is clearly faster."""
+        expected = {mode: seconds for mode in self._modes if (seconds := self.expected_s(mode)) is not None}
+        if not expected:
+            self._current = Mode(LOCAL)
+            return self._current
+        best_s = min(expected.values())
+        now_s = None if self._current is None else expected.get(self._current)
+        if self._current is None or now_s is None or now_s > best_s * (1 + HYSTERESIS):
+            self._current = next(mode for mode, seconds in expected.items() if seconds <= best_s * 1.01)
+        return self._current

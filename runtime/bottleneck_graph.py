@@ -1,0 +1,182 @@
+"""A bottleneck's encoder and decoder as ONNX graphs: the best linear transform, and a network beside it.
+
+The encoder makes latents (channels, height, width) of the tensor at the cut, the decoder makes that tensor of them.
+Each is the sum of two ways. One is the Karhunen-Loeve transform of square patches (`find_transform`), which is known
+before any training and codes best among linear ones. The other, of strided convolutions and residual blocks, adds
+nothing at first. So training (BottleFit, Matsubara et al., 2022) starts at a transform code that works, not at noise:
+on a CPU that is most of the time it would take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_run.base.errors import ConfigError
+from edge_run.base.extras import need
+
+EXTRA = "train"
+MOST_PATCH_VALUES = 4096
+_QUIET = 0.2  # what a residual block adds at first, so that deep stacks begin near the identity
+
+
+@dataclass(frozen=True, slots=True)
+class BottleneckShape:
+    """How large a bottleneck is. halvings: how often the encoder halves height and width of the tensor at the cut.
+
+    latent_channels: of the code, at most; encoder_width: channels after the first halving, doubled by each further one;
+    decoder_width: channels of the decoder at the smallest size.
+    """
+
+    halvings: int = 3
+    latent_channels: int = 192
+    encoder_width: int = 32
+    decoder_width: int = 128
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("halvings", 1, 6),
+            ("latent_channels", 1, 1024),
+            ("encoder_width", 1, 1024),
+            ("decoder_width", 1, 4096),
+        ):
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ConfigError(f"bottleneck, {name.replace('_', ' ')} {value}: must be {least} to {most}")
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Collects nodes and weights; every method returns the name of the tensor it makes."""
+
+    prefix: str
+    generator: np.random.Generator
+    nodes: list[Any] = field(default_factory=list)
+    weights: list[Any] = field(default_factory=list)
+
+    def add(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        name = f"{self.prefix}.{len(self.nodes)}"
+        self.nodes.append(need("onnx", EXTRA).helper.make_node(kind, list(inputs), [name], name=name, **attributes))
+        return name
+
+    def convolve(self, value: str, sizes: tuple[int, int], kernel: int, stride: int = 1, scale: float = 1.0) -> str:
+        """Add a convolution of (channels in, channels out), with weights as He et al. (2015) draw them."""
+        before, after = sizes
+        deviation = scale * (2 / (before * kernel * kernel)) ** 0.5
+        weight = self.generator.normal(0, 1, (after, before, kernel, kernel)) * deviation
+        return self.with_weights(value, weight, np.zeros(after), stride, kernel // 2)
+
+    def with_weights(
+        self, value: str, weight: NDArray[Any], bias: NDArray[Any], stride: int = 1, padding: int = 0
+    ) -> str:
+        """Add a convolution with these weights."""
+        name = f"{self.prefix}.{len(self.nodes)}"
+        for suffix, array in (("weight", weight), ("bias", bias)):
+            made = need("onnx", EXTRA).numpy_helper.from_array(array.astype(np.float32), f"{name}.{suffix}")
+            self.weights.append(made)
+        settings = {"kernel_shape": list(weight.shape[2:]), "strides": [stride] * 2, "pads": [padding] * 4}
+        return self.add("Conv", value, f"{name}.weight", f"{name}.bias", **settings)
+
+    def block(self, value: str, channels: int) -> str:
+        """Add a residual block."""
+        inner = self.add("Relu", self.convolve(value, (channels, channels), 3))
+        inner = self.convolve(inner, (channels, channels), 3, scale=_QUIET)
+        return self.add("Relu", self.add("Add", value, inner))
+
+    def graph(self, begin: tuple[str, list[Any]], end: tuple[str, list[Any]]) -> Any:
+        """Return what was collected as an `onnx.GraphProto`; the last tensor takes the name of `end`."""
+        onnx = need("onnx", EXTRA)
+        self.nodes[-1].output[0] = end[0]
+        made = onnx.TensorProto.FLOAT
+        ends = [onnx.helper.make_tensor_value_info(name, made, ["N", *shape]) for name, shape in (begin, end)]
+        return onnx.helper.make_graph(self.nodes, self.prefix, ends[:1], ends[1:], self.weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """A Karhunen-Loeve transform of patches.
+
+    basis (latent channels, channels, patch, patch): orthonormal; mean (channels, patch, patch): of a patch;
+    deviations (latent channels,): of the coefficients, in descending order.
+    """
+
+    basis: NDArray[np.float32]
+    mean: NDArray[np.float32]
+    deviations: NDArray[np.float32]
+
+
+def find_transform(shape: BottleneckShape, cut: str, tensors: NDArray[np.float32]) -> Transform:
+    """Return the transform of tensors like these (n, channels, height, width).
+
+    Raises ConfigError where they cannot be halved as often, or a patch has more than 4096 values.
+    """
+    channels, height, width = _image_shape(cut, tensors.shape)
+    patch = 1 << shape.halvings
+    if height % patch or width % patch:
+        raise ConfigError(
+            f"cut {cut}: {height} x {width} cannot be halved {shape.halvings} times; fewer --halvings, or another cut"
+        )
+    values = channels * patch * patch
+    if values > MOST_PATCH_VALUES:
+        raise ConfigError(
+            f"cut {cut}: {shape.halvings} halvings of {channels} channels make patches of {values:,} values; at most "
+            f"{MOST_PATCH_VALUES:,} can be transformed: fewer --halvings, or an earlier cut"
+        )
+    grid = tensors.reshape(len(tensors), channels, height // patch, patch, width // patch, patch)
+    patches = grid.transpose(0, 2, 4, 1, 3, 5).reshape(-1, values)
+    mean = patches.mean(0)
+    power, vectors = np.linalg.eigh(np.cov(patches - mean, rowvar=False).reshape(values, values))
+    order = np.argsort(power)[::-1][: min(shape.latent_channels, values)]
+    basis = vectors[:, order].T.reshape(len(order), channels, patch, patch)
+    deviations = np.sqrt(np.maximum(power[order], 1e-12))
+    return Transform(*(one.astype(np.float32) for one in (basis, mean.reshape(channels, patch, patch), deviations)))
+
+
+def make_encoder(
+    shape: BottleneckShape, cut: str, cut_shape: tuple[int, ...], latent: str, transform: Transform
+) -> Any:
+    """Return the encoder: an `onnx.GraphProto` from tensor `cut` to tensor `latent`."""
+    channels, height, width = _image_shape(cut, cut_shape)
+    kept, _, patch, _ = transform.basis.shape
+    builder = _Builder("edge_run.encoder", np.random.default_rng(0))
+    bias = -(transform.basis * transform.mean).sum((1, 2, 3))
+    linear = builder.with_weights(cut, transform.basis, bias, stride=patch)
+    value, wide = cut, channels
+    for stage in range(shape.halvings):
+        wider = shape.encoder_width << stage
+        value = builder.add("Relu", builder.convolve(value, (wide, wider), 3, stride=2))
+        value, wide = builder.block(value, wider), wider
+    builder.add("Add", builder.convolve(value, (wide, kept), 1, scale=0.0), linear)
+    return builder.graph((cut, [channels, height, width]), (latent, [kept, height // patch, width // patch]))
+
+
+def make_decoder(
+    shape: BottleneckShape, latent: str, cut: str, cut_shape: tuple[int, ...], transform: Transform
+) -> Any:
+    """Return the decoder: an `onnx.GraphProto` from tensor `latent` to tensor `cut`."""
+    channels, height, width = _image_shape(cut, cut_shape)
+    kept, _, patch, _ = transform.basis.shape
+    builder = _Builder("edge_run.decoder", np.random.default_rng(1))
+    inverse = transform.basis.reshape(kept, -1).T[:, :, None, None]
+    linear = builder.with_weights(latent, inverse, transform.mean.reshape(-1))
+    linear = builder.add("DepthToSpace", linear, blocksize=patch, mode="CRD")
+    wide = shape.decoder_width
+    value = builder.add("Relu", builder.convolve(latent, (kept, wide), 1))
+    value = builder.block(value, wide)
+    for _ in range(shape.halvings):
+        narrow = max(wide // 2, 16)
+        value = builder.convolve(value, (wide, 4 * narrow), 1)
+        value = builder.add("Relu", builder.add("DepthToSpace", value, blocksize=2, mode="CRD"))
+        value, wide = builder.block(value, narrow), narrow
+    builder.add("Add", builder.convolve(value, (wide, channels), 3, scale=0.0), linear)
+    return builder.graph((latent, [kept, height // patch, width // patch]), (cut, [channels, height, width]))
+
+
+def _image_shape(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(shape) != 4:
+        written = " x ".join(map(str, shape))
+        raise ConfigError(f"{name}: has the shape {written}; a bottleneck needs (batch, channels, height, width)")
+    return shape[1], shape[2], shape[3]

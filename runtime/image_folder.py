@@ -1,0 +1,131 @@
+"""Images as a network takes them: single files, and folders of them. Needs Pillow."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, ProtocolError
+from edge_run.base.extras import need
+
+EXTRA = "split"
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+MOST_PIXELS = 64 << 20
+KEPT_BYTES = 1 << 30  # decoded images are kept up to this much
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSize:
+    """What a network takes: channels (1 or 3), height, width."""
+
+    channels: int
+    height: int
+    width: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """All three."""
+        return self.channels, self.height, self.width
+
+    @classmethod
+    def of(cls, shape: Sequence[int], name: str) -> ImageSize:
+        """Return the size in an input's shape. Raises NotSupported where that is no image."""
+        if len(shape) != 4 or shape[1] not in (1, 3):
+            written = " x ".join(map(str, shape))
+            raise NotSupported(f"{name}: its input is {written}; images need (batch, 1 or 3 channels, height, width)")
+        return cls(*shape[1:])
+
+
+def decode_image(data: bytes, size: ImageSize) -> NDArray[np.uint8]:
+    """Return an encoded image as pixels (channels, height, width), scaled where it has another size.
+
+    Raises ProtocolError where `data` is no image that Pillow reads, or has more than 64 million pixels.
+    """
+    image = need("PIL.Image", EXTRA)
+    try:
+        with image.open(io.BytesIO(data)) as opened:
+            if opened.width * opened.height > MOST_PIXELS:
+                raise ProtocolError(f"image: {opened.width} x {opened.height}; at most {MOST_PIXELS:,} pixels are read")
+            picture = opened.convert("RGB" if size.channels == 3 else "L")
+    except ProtocolError:
+        raise
+    except Exception as error:  # Pillow raises many kinds over broken files
+        raise ProtocolError(f"image: {len(data)} bytes that are no image ({error})") from error
+    if picture.size != (size.width, size.height):
+        picture = picture.resize((size.width, size.height), image.Resampling.BILINEAR)
+    pixels = np.asarray(picture, dtype=np.uint8)
+    return np.ascontiguousarray(pixels.reshape(size.height, size.width, size.channels).transpose(2, 0, 1))
+
+
+def encode_image(pixels: NDArray[np.uint8], kind: str = "JPEG", quality: int = 90) -> bytes:
+    """Return pixels (channels, height, width) as a file of this kind."""
+    image = need("PIL.Image", EXTRA)
+    rows = pixels.transpose(1, 2, 0)
+    target = io.BytesIO()
+    image.fromarray(rows if rows.shape[2] == 3 else rows[:, :, 0]).save(target, kind, quality=quality)
+    return target.getvalue()
+
+
+def read_image(path: Path, size: ImageSize) -> NDArray[np.uint8]:
+    """Return the image file `path` as pixels. Raises ModelFileError where it cannot be read."""
+    return pixels_of(path, read_bytes(path), size)
+
+
+def pixels_of(path: Path, data: bytes, size: ImageSize) -> NDArray[np.uint8]:
+    """Return what the file `path` holds, `data`, as pixels. Raises ModelFileError where it is no image."""
+    try:
+        return decode_image(data, size)
+    except ProtocolError as error:
+        raise ModelFileError(f"{path}: {error}") from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return what the file `path` holds. Raises ModelFileError where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+class ImageFolder:
+    """The images of a folder, and of the folders in it, as pixels. classes: its folders' names, in order; may be none.
+
+    labels: the class of each image, by number; -1 for one that lies in no folder of a class.
+    """
+
+    def __init__(self, folder: Path, size: ImageSize, most: int | None = None) -> None:
+        """Find the images, at most `most`, evenly from all. Raises ConfigError where there are none."""
+        if not folder.is_dir():
+            raise ConfigError(f"--data {folder}: is no folder")
+        paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+        if not paths:
+            raise ConfigError(f"--data {folder}: holds no images ({', '.join(SUFFIXES)})")
+        if most is not None and most < len(paths):
+            paths = [paths[index * len(paths) // most] for index in range(most)]
+        self.paths, self.size = paths, size
+        tops = [path.relative_to(folder).parts for path in paths]
+        self.classes = sorted({parts[0] for parts in tops if len(parts) > 1})
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        self.labels = np.array([numbers.get(parts[0], -1) if len(parts) > 1 else -1 for parts in tops])
+        total_bytes = len(paths) * int(np.prod(size.shape))
+        self._kept: dict[int, NDArray[np.uint8]] | None = {} if total_bytes <= KEPT_BYTES else None
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def batch(self, indices: Sequence[int] | NDArray[Any]) -> NDArray[np.uint8]:
+        """Return these images (n, channels, height, width). Raises ModelFileError, naming the file that is no image."""
+        return np.stack([self._image(int(index)) for index in indices])
+
+    def _image(self, index: int) -> NDArray[np.uint8]:
+        if self._kept is None:
+            return read_image(self.paths[index], self.size)
+        if index not in self._kept:
+            self._kept[index] = read_image(self.paths[index], self.size)
+        return self._kept[index]

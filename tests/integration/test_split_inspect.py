@@ -1,0 +1,123 @@
+"""`split inspect`: cuts of real ONNX files, made and compared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edge_run.base.errors import ConfigError, ModelFileError, NotSupported
+from edge_run.partition.cuts import find_cuts
+from edge_run.runtime.onnx_file import extract, find_tensor, read_onnx
+from edge_run.runtime.onnx_session import is_identical, open_session, run_session
+from edge_run.runtime.split_inspection import inspect_cuts
+from vision_models import branching_network, convolution, residual_network, save, weight
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "edge_run", "split", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_cuts_of_a_residual_network(tmp_path: Path) -> None:
+    report = inspect_cuts(residual_network(tmp_path), threads=1)
+    assert [cut.tensor for cut in report.cuts] == ["input", "stem", "sum", "out", "mean", "flat"]
+    assert all(cut.is_exact and cut.difference < 1e-5 for cut in report.cuts)
+    stem = report.cuts[1]
+    assert (stem.shape, stem.wire_bytes) == ((1, 8, 16, 16), 4 * 8 * 16 * 16)
+    assert stem.head_multiply_adds == 3 * 9 * 8 * 16 * 16
+    assert report.multiply_adds == (3 * 9 + 8 * 9) * 8 * 16 * 16 + 8 * 4
+    assert stem.head_peak_bytes == 4 * (3 + 8) * 16 * 16
+    assert report.whole_peak_bytes == 4 * (8 + 8 + 8) * 16 * 16
+
+
+def test_bodies_of_an_if_stay_whole(tmp_path: Path) -> None:
+    report = inspect_cuts(branching_network(tmp_path), threads=1)
+    assert [cut.tensor for cut in report.cuts] == ["input", "stem", "chosen", "clean"]
+    assert all(cut.is_exact for cut in report.cuts)
+
+
+@pytest.mark.parametrize("build", [residual_network, branching_network])
+def test_halves_compute_what_the_whole_computes_for_any_input(tmp_path: Path, build: object) -> None:
+    model = read_onnx(build(tmp_path))  # type: ignore[operator]
+    whole = open_session(model.proto.SerializeToString(), "whole", 1, is_optimised=False)
+    for cut in find_cuts(model.network)[1:]:
+        halves = [
+            open_session(extract(model, *ends).SerializeToString(), "half", 1, is_optimised=False)
+            for ends in ((None, cut), (cut, None))
+        ]
+        for seed in range(3):
+            sample = (model.sample(seed) - 0.5) * 4
+            middle = run_session(halves[0], sample)
+            assert is_identical(run_session(halves[1], middle[0]), run_session(whole, sample)), cut
+
+
+def test_weights_listed_as_inputs_are_none(tmp_path: Path) -> None:
+    path = residual_network(tmp_path)
+    proto = onnx.load(str(path))
+    proto.graph.input.extend(
+        helper.make_tensor_value_info(one.name, one.data_type, one.dims) for one in proto.graph.initializer
+    )
+    proto.ir_version = 3
+    onnx.save(proto, str(path))
+    assert all(cut.is_exact for cut in inspect_cuts(path, threads=1).cuts)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"missing\.onnx: cannot be read"):
+        read_onnx(tmp_path / "missing.onnx")
+    path = residual_network(tmp_path)
+    data = path.read_bytes()
+    for number, broken in enumerate((b"", b"no model", data[: len(data) // 2], bytes(200))):
+        file = tmp_path / f"{number}.onnx"
+        file.write_bytes(broken)
+        with pytest.raises((ModelFileError, NotSupported), match=f"{number}.onnx"):
+            read_onnx(file)
+    two = helper.make_graph(
+        [helper.make_node("Add", ["a", "b"], ["c"])],
+        "two",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2]) for name in "ab"],
+        [helper.make_tensor_value_info("c", TensorProto.FLOAT, [1, 2])],
+    )
+    onnx.save(helper.make_model(two, ir_version=8, opset_imports=[helper.make_opsetid("", 13)]), str(path))
+    with pytest.raises(NotSupported, match=r"has 2 inputs \(a, b\)"):
+        read_onnx(path)
+
+
+def test_open_sizes_are_refused(tmp_path: Path) -> None:
+    path = save(
+        tmp_path, "open", [convolution("input", "stem")], [weight("stem.w", 8, 3, 3, 3)], {"stem": ["N", 8, 16, 16]}
+    )
+    proto = onnx.load(str(path))
+    proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "height"
+    onnx.save(proto, str(path))
+    with pytest.raises(NotSupported, match="open dimensions"):
+        read_onnx(path)
+
+
+def test_a_tensor_that_is_no_cut_is_refused_with_near_names(tmp_path: Path) -> None:
+    model = read_onnx(residual_network(tmp_path))
+    cuts = find_cuts(model.network)
+    with pytest.raises(ConfigError, match="inner: is no single-tensor cut"):
+        find_tensor(model, "inner", cuts)
+    with pytest.raises(ConfigError, match=r"no such tensor.*stem"):
+        find_tensor(model, "stemm", cuts)
+
+
+def test_command(tmp_path: Path) -> None:
+    path = residual_network(tmp_path)
+    done = command("inspect", str(path), "--json", "-t", "1")
+    assert done.returncode == 0, done.stderr
+    assert [cut["tensor"] for cut in json.loads(done.stdout)["cuts"]][1] == "stem"
+    done = command("inspect", str(path))
+    assert "exact" in done.stdout
+    done = command("inspect", str(tmp_path / "none.onnx"))
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+    assert np.all([word not in done.stderr for word in ("Traceback", "mistake")])

@@ -1,0 +1,133 @@
+"""Networks in patches: exact at every seam and edge, and in less memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from edge_run.base.errors import NotSupported
+from edge_run.partition.patches import Window, plan_spans, plan_tiles
+from edge_run.runtime.onnx_file import describe, read_onnx
+from edge_run.runtime.onnx_session import open_session, run_session
+from edge_run.runtime.split_patches import make_patched, patch_network
+from vision_models import residual_network, weight
+
+windows = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2), st.integers(0, 2))
+
+
+@given(st.lists(windows, min_size=1, max_size=4), st.integers(20, 40), st.integers(1, 6))
+def test_spans_give_what_the_whole_gives(shapes: list[tuple[int, ...]], size: int, tiles: int) -> None:
+    """In one dimension, with sums for convolutions: patches put together are the whole."""
+    layers: list[Window] = []
+    for kernel, stride, dilation, before, after in shapes:
+        reach = dilation * (kernel - 1)
+        layer = Window(kernel, stride, dilation, (min(before, reach), min(after, reach)), size)
+        if layer.output_size < 1:
+            return
+        layers.append(layer)
+        size = layer.output_size
+
+    def slide(values: np.ndarray, layer: Window, pads: tuple[int, int]) -> np.ndarray:
+        padded = np.pad(values, pads)
+        reach = layer.dilation * (layer.kernel - 1)
+        starts = range(0, len(padded) - reach, layer.stride)
+        return np.array(
+            [sum((i + 1) * padded[s + i * layer.dilation] for i in range(layer.kernel)) + 1 for s in starts]
+        )
+
+    image = np.random.default_rng(0).integers(1, 9, layers[0].size)
+    whole = image
+    for layer in layers:
+        whole = slide(whole, layer, layer.pads)
+    parts = []
+    for start, end in plan_tiles(size, tiles):
+        spans = plan_spans(layers, start, end)
+        part = image[spans[0].start : spans[0].end]
+        for layer, span in zip(layers, spans, strict=True):
+            part = slide(part, layer, span.pads)
+        parts.append(part[: end - start])
+    assert np.array_equal(np.concatenate(parts), whole)
+
+
+def chain_network(folder: Path, size: int = 64) -> Path:
+    """Convolutions with strides, dilation, groups and uneven padding, a pooling, and a small end."""
+    make = helper.make_node
+    nodes = [
+        make("Conv", ["input", "a"], ["1"], kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2]),
+        make("Relu", ["1"], ["2"]),
+        make("Conv", ["2", "b"], ["3"], kernel_shape=[3, 3], pads=[1, 0, 2, 1], group=8),
+        make("Clip", ["3", "low", "high"], ["4"]),
+        make("MaxPool", ["4"], ["5"], kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2]),
+        make("Conv", ["5", "c"], ["6"], kernel_shape=[3, 3], pads=[2, 2, 2, 2], dilations=[2, 2], strides=[2, 2]),
+        make("GlobalAveragePool", ["6"], ["7"]),
+        make("Flatten", ["7"], ["end"]),
+    ]
+    weights = [
+        weight("a", 8, 3, 3, 3), weight("b", 8, 1, 3, 3), weight("c", 4, 8, 3, 3),
+        helper.make_tensor("low", TensorProto.FLOAT, [], [-1.0]),
+        helper.make_tensor("high", TensorProto.FLOAT, [], [2.0]),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "chain", [helper.make_tensor_value_info("input", TensorProto.FLOAT, [1, 3, size, size])],
+        [helper.make_tensor_value_info("end", TensorProto.FLOAT, [1, 4])], weights,
+    )  # fmt: skip
+    path = folder / "chain.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+    return path
+
+
+@pytest.mark.parametrize("last", ["2", "4", "5", "6"])
+@pytest.mark.parametrize("tiles", [2, 3, 7])
+def test_patches_are_exact(tmp_path: Path, last: str, tiles: int) -> None:
+    model = read_onnx(chain_network(tmp_path, 61))
+    patched = open_session(make_patched(model, last, tiles).SerializeToString(), "patched", 1)
+    whole = open_session(model.proto.SerializeToString(), "whole", 1)
+    for seed in range(3):
+        sample = (model.sample(seed) - 0.5) * 6
+        assert np.allclose(run_session(patched, sample)[0], run_session(whole, sample)[0], atol=1e-5)
+
+
+def test_the_best_patches_are_found(tmp_path: Path) -> None:
+    path, out = chain_network(tmp_path), tmp_path / "out.onnx"
+    report = patch_network(path, out)
+    assert report.patched_prefix_peak_bytes < report.prefix_peak_bytes
+    assert report.patched_peak_bytes < report.whole_peak_bytes
+    assert report.difference <= 1e-5
+    assert 0 < report.extra_share <= 0.25
+    assert describe(onnx.load(str(out)), out).network.inputs == ("input",)
+
+
+def test_a_network_of_bytes_takes_less(tmp_path: Path) -> None:
+    path, out = chain_network(tmp_path), tmp_path / "out.onnx"
+    plain = patch_network(path, out, tiles=4)
+    pixels = patch_network(path, out, tiles=4, pixels=((0.4,), (0.2, 0.3, 0.2)))
+    assert pixels.patched_peak_bytes < plain.patched_peak_bytes
+    image = np.random.default_rng(0).integers(0, 256, (1, 3, 64, 64)).astype(np.uint8)
+    deviation = np.array([0.2, 0.3, 0.2]).reshape(1, 3, 1, 1)
+    wanted = run_session(open_session(str(path), "plain", 1), ((image / 255 - 0.4) / deviation).astype(np.float32))
+    assert np.allclose(run_session(open_session(str(out), "out", 1), image)[0], wanted[0], atol=1e-4)
+
+
+def test_what_does_not_begin_with_a_chain_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotSupported, match="nothing to patch"):
+        patch_network(residual_network(tmp_path), tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_command(tmp_path: Path) -> None:
+    path = chain_network(tmp_path)
+    command = [sys.executable, "-m", "edge_run", "split", "patch", str(path), "--out"]
+    done = subprocess.run([*command, str(tmp_path / "o.onnx")], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "times less" in done.stdout
+    for arguments, code in (([str(path)], 2), ([str(tmp_path / "none" / "o.onnx")], 5), (["o.onnx", "--std", "1"], 2)):
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr

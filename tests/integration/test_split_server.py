@@ -1,0 +1,367 @@
+"""A device and its server: real processes, real sockets, and servers that are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+from PIL import Image
+
+from edge_run import AsyncSplitModel, ConfigError, ModelFileError, ProtocolError, SplitModel
+from edge_run.runtime import split_link
+from edge_run.runtime.split_bundle import read_bundle
+from edge_run.runtime.split_link import ServerLink, pack_arrays, parse_address, unpack_arrays
+from vision_models import make_bundle, make_pixels
+
+DEADLINE_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("bundle"))
+
+
+@contextlib.contextmanager
+def served(folder: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run a server process; yield it and its port."""
+    command = [sys.executable, "-m", "edge_run", "split", "serve", str(folder / "tail.onnx"), "-t", "1"]
+    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("serving 1 tail at 127.0.0.1:"), line
+        yield process, int(line.rsplit(":", 1)[1])
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
+
+
+@pytest.fixture(scope="module")
+def server(head: Path) -> Iterator[int]:
+    with served(head.parent) as (_, port):
+        yield port
+
+
+def wait_until(condition: Any, limit_s: float = 20.0) -> None:
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end_s, "it never came true"
+        time.sleep(0.02)
+
+
+def test_every_mode_answers(head: Path, server: int) -> None:
+    pixels = make_pixels(4, seed=5)
+    with SplitModel(head, threads=1) as model:
+        wanted = [model.run(one).outputs["logits"] for one in pixels]
+    spread = np.std(wanted)
+    for mode, most in (("code 2", 0.2), ("code 1", 1.0), ("image", 3.0)):
+        with SplitModel(head, f"127.0.0.1:{server}", mode=mode, threads=1, deadline_s=20) as model:
+            assert model.problem == ""
+            for one, right in zip(pixels, wanted, strict=True):
+                frame = model.run(one)
+                assert frame.report.mode == mode
+                assert np.abs(frame.outputs["logits"] - right).max() < most * max(spread, 1)
+            assert model.stats.frames == 4
+            assert model.stats.local == 0
+
+
+def test_what_the_server_answers_is_what_the_tail_gives(head: Path, server: int) -> None:
+    """Codes cross the wire and nothing else does: the answer is bit for bit that of a tail run here."""
+    from edge_run.runtime.onnx_session import open_session, run_session
+
+    bundle = read_bundle(head)
+    sessions = [open_session(str(head.parent / name), name, 1) for name in ("head.onnx", "tail.onnx")]
+    (pixels,) = make_pixels(1, seed=7)
+    latents = run_session(sessions[0], pixels[None])[0].reshape(bundle.codec.channels, -1)
+    decoded, _ = bundle.codec.decode(bundle.codec.encode(latents, 1), bundle.positions)
+    wanted = run_session(sessions[1], decoded.reshape(1, *bundle.code.latent))[0]
+    with SplitModel(head, f"127.0.0.1:{server}", mode="code 1", threads=1, deadline_s=20) as model:
+        assert np.array_equal(model.run(pixels).outputs["logits"], wanted)
+
+
+def test_most_bytes_takes_a_lower_rate(head: Path, server: int) -> None:
+    pixels = make_pixels(1, seed=3)[0]
+    with SplitModel(head, f"127.0.0.1:{server}", mode="code 2", threads=1, deadline_s=20) as model:
+        size = model.run(pixels).report.sent_bytes
+    with SplitModel(head, f"127.0.0.1:{server}", mode="code 2", most_bytes=size - 1, threads=1, deadline_s=20) as model:
+        report = model.run(pixels).report
+        assert report.mode == "code 1"
+        assert report.sent_bytes < size
+
+
+@pytest.mark.parametrize("mode", ["code", "image"])
+def test_server_killed_in_mid_stream(head: Path, mode: str) -> None:
+    """Again and again: each frame is answered inside its deadline, locally from the next one on, and back later."""
+    pixels = make_pixels(8, seed=2)
+    with SplitModel(head, threads=1) as model:
+        wanted = [model.run(one).outputs["logits"] for one in pixels]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with SplitModel(head, f"127.0.0.1:{port}", mode=mode, threads=1, deadline_s=DEADLINE_S) as model:
+        for round_number in range(2):
+            with served(head.parent, port) as (process, _):
+                wait_until(lambda: model.stats.has_server)
+                killer = threading.Timer(0.05 * (round_number + 1), process.kill)
+                killer.start()
+                answered, end_s = [], time.monotonic() + 30
+                while not any(report.mode == "local" for report in answered[-3:]):
+                    assert time.monotonic() < end_s
+                    number = len(answered) % len(pixels)
+                    frame = model.run(pixels[number])
+                    answered.append(frame.report)
+                    assert frame.outputs["logits"].shape == (1, 4)
+                    if frame.report.mode == "local":
+                        assert np.array_equal(frame.outputs["logits"], wanted[number])
+                killer.join()
+                assert answered[0].mode.startswith(mode)
+                assert max(report.seconds for report in answered) < DEADLINE_S + 0.3
+        assert model.run(pixels[0]).report.mode == "local"
+
+
+def test_a_server_that_hangs_costs_one_deadline(head: Path) -> None:
+    pixels = make_pixels(1)[0]
+    with (
+        served(head.parent) as (process, port),
+        SplitModel(head, f"127.0.0.1:{port}", mode="code 0", threads=1, deadline_s=DEADLINE_S) as model,
+    ):
+        assert model.run(pixels).report.mode == "code 0"
+        os.kill(process.pid, signal.SIGSTOP)
+        report = model.run(pixels).report
+        assert report.lost_server
+        assert report.mode == "local"
+        assert report.seconds < DEADLINE_S + 0.3
+        assert model.run(pixels).report.seconds < DEADLINE_S / 2
+        os.kill(process.pid, signal.SIGCONT)
+        wait_until(lambda: model.stats.has_server)
+        assert model.run(pixels).report.mode == "code 0"
+
+
+def test_no_server_from_the_start(head: Path) -> None:
+    with SplitModel(head, "127.0.0.1:9", threads=1, deadline_s=DEADLINE_S) as model:
+        assert "Connection refused" in model.problem
+        assert model.run(make_pixels(1)[0]).report.mode == "local"
+
+
+def test_a_server_of_another_training_is_none(head: Path, tmp_path: Path, server: int) -> None:
+    other = shutil.copytree(head.parent, tmp_path / "other")
+    text = json.loads((other / "code.json").read_text())
+    text["cut"] = "another"
+    (other / "code.json").write_text(json.dumps(text))
+    with SplitModel(other / "head.onnx", f"127.0.0.1:{server}", threads=1) as model:
+        assert "has no tail for" in model.problem
+        assert model.run(make_pixels(1)[0]).report.mode == "local"
+
+
+def test_fuzzed_frames_are_refused_and_the_server_goes_on(head: Path, server: int) -> None:
+    bundle = read_bundle(head)
+    generator = np.random.default_rng(0)
+    latent = generator.normal(size=(bundle.codec.channels, bundle.positions)).astype(np.float32)
+    good = bundle.codec.encode(latent, 1)
+    link = ServerLink(("127.0.0.1", server), 20)
+    wanted = link.ask(split_link.CODE, good, 20).body
+    refused = 0
+    for _ in range(150):
+        code = bytearray(good)
+        kind = int(generator.integers(0, 4))
+        if kind == 0:
+            code[int(generator.integers(0, 7))] ^= int(generator.integers(1, 256))
+        elif kind == 1:
+            del code[int(generator.integers(0, len(code))) :]
+        elif kind == 2:
+            code = bytearray(generator.bytes(int(generator.integers(0, 300))))
+        else:
+            code[int(generator.integers(7, len(code)))] ^= int(generator.integers(1, 256))
+        try:
+            unpack_arrays(link.ask(split_link.CODE if kind else int(generator.integers(1, 3)), bytes(code), 20).body)
+        except ProtocolError:
+            refused += 1
+    assert refused > 80
+    assert link.ask(split_link.CODE, good, 20).body == wanted
+    link.close()
+
+
+def test_fuzzed_connections_do_not_stop_the_server(head: Path, server: int) -> None:
+    generator = np.random.default_rng(1)
+    for _ in range(40):
+        with socket.create_connection(("127.0.0.1", server), 5) as raw:
+            raw.sendall(generator.bytes(int(generator.integers(0, 60))))
+    with socket.create_connection(("127.0.0.1", server), 5) as raw:  # a length that would be 4 GiB
+        raw.sendall(split_link.REQUEST.pack(split_link.CODE, 1, 0xFFFFFFFF))
+        raw.settimeout(10)
+        received = b""
+        while piece := raw.recv(65536):
+            received += piece
+        assert b"too large" in received
+    link = ServerLink(("127.0.0.1", server), 20)
+    link.ask(split_link.PROBE, b"", 20)
+    link.close()
+
+
+def test_what_is_no_server_is_said_to_be_none(head: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def greet() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=greet, daemon=True).start()
+        with SplitModel(head, f"127.0.0.1:{port}", threads=1) as model:
+            assert "no edge-run split server" in model.problem
+            assert model.run(make_pixels(1)[0]).report.mode == "local"
+
+
+def test_arrays_come_back_and_broken_ones_are_refused() -> None:
+    arrays = [np.arange(6, dtype=np.float32).reshape(2, 3), np.array(True), np.zeros((0, 4), dtype=np.int64)]
+    data = pack_arrays(arrays)
+    for one, back in zip(arrays, unpack_arrays(data), strict=True):
+        assert (one.dtype, one.shape, one.tobytes()) == (back.dtype, back.shape, back.tobytes())
+    for cut in range(len(data)):
+        with pytest.raises(ProtocolError):
+            unpack_arrays(data[:cut])
+    with pytest.raises(ProtocolError, match="too many"):
+        unpack_arrays(data + b"x")
+    with pytest.raises(ProtocolError, match="truncated"):
+        unpack_arrays(b"\x01\x00\x03" + b"\xff" * 12)
+
+
+@pytest.mark.parametrize("backend", ["asyncio"])
+def test_tasks_share_an_async_model(head: Path, server: int, backend: str) -> None:
+    async def main() -> list[Any]:
+        found: list[Any] = []
+        async with AsyncSplitModel(head, f"127.0.0.1:{server}", mode="code", threads=1, deadline_s=20) as model:
+
+            async def one(pixels: Any) -> None:
+                found.append(await model.run(pixels))
+
+            async with anyio.create_task_group() as group:
+                for pixels in make_pixels(5):
+                    group.start_soon(one, pixels)
+            assert model.stats.frames == 5
+        return found
+
+    assert len(anyio.run(main, backend=backend)) == 5
+
+
+def test_addresses() -> None:
+    port = split_link.DEFAULT_PORT
+    for text, wanted in (
+        ("host", ("host", port)),
+        ("host:1", ("host", 1)),
+        ("::1", ("::1", port)),
+        ("[::1]:5", ("::1", 5)),
+        ("[::1]", ("::1", port)),
+    ):
+        assert parse_address(text) == wanted
+    for text in ("", ":5", "host:x", "host:99999", "host:"):
+        with pytest.raises(ConfigError):
+            parse_address(text)
+
+
+def test_refusals(head: Path, tmp_path: Path) -> None:
+    for options, reason in (
+        ({"mode": "code 9"}, "mode 'code 9'"),
+        ({"deadline_s": 0}, "deadline 0"),
+        ({"use_filter": True}, "without a filter"),
+        ({"most_bytes": 0}, "most bytes 0"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            SplitModel(head, **options)  # type: ignore[arg-type]
+    with pytest.raises(ModelFileError, match="no such file"):
+        SplitModel(tmp_path / "head.onnx")
+    with SplitModel(head, threads=1) as model:
+        with pytest.raises(ConfigError, match=r"shape \(3, 16, 16\)"):
+            model.run(np.zeros((3, 8, 8), dtype=np.uint8))
+        with pytest.raises(ProtocolError, match="no image"):
+            model.run(b"no image at all")
+
+
+@pytest.mark.parametrize("damage", ["changed", "not json", "half", "other format", "deep"])
+def test_damaged_bundles_are_refused(head: Path, tmp_path: Path, damage: str) -> None:
+    folder = shutil.copytree(head.parent, tmp_path / "copy")
+    code = folder / "code.json"
+    if damage == "changed":
+        (folder / "head.onnx").write_bytes((folder / "tail.onnx").read_bytes())
+    elif damage == "not json":
+        code.write_text("{")
+    elif damage == "half":
+        code.write_text(code.read_text()[:-200])
+    elif damage == "other format":
+        code.write_text('{"format": "edge-run split 9"}')
+    else:
+        code.write_text("[" * 100_000)
+    with pytest.raises(ModelFileError):
+        SplitModel(folder / "head.onnx")
+
+
+def test_commands(head: Path, server: int, tmp_path: Path) -> None:
+    for number, pixels in enumerate(make_pixels(3)):
+        Image.fromarray(pixels.transpose(1, 2, 0)).save(tmp_path / f"{number}.jpg")
+    (tmp_path / "broken.jpg").write_bytes(b"broken")
+    command = [sys.executable, "-m", "edge_run", "split", "run", str(head), "-t", "1"]
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+    images = [part for number in range(3) for part in ("--image", str(tmp_path / f"{number}.jpg"))]
+    done = run(*images, "--server", f"127.0.0.1:{server}", "--mode", "code 1", "--deadline", "20", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["mode"] for line in done.stdout.splitlines()] == ["code 1"] * 3
+    done = run(*images, "--server", "127.0.0.1:9")
+    assert done.stdout.count("local") == 3
+    assert "computing here" in done.stderr
+    for arguments, exit_code in (
+        (["--image", str(tmp_path / "broken.jpg")], 3),
+        (["--image", str(tmp_path / "none.jpg")], 3),
+        ([], 2),
+        (["--dir", str(tmp_path / "none")], 2),
+        ([*images, "--mode", "fast"], 2),
+        ([*images, "--server", "host:port"], 2),
+    ):
+        done = run(*arguments)
+        assert (done.returncode, done.stderr.count("\n")) == (exit_code, 1), done.stderr
+
+
+def test_a_port_that_is_taken_is_refused(head: Path, server: int) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "edge_run",
+        "split",
+        "serve",
+        str(head.parent / "tail.onnx"),
+        "--port",
+        str(server),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (7, 1), done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_the_server_quietly(head: Path, number: int, code: int) -> None:
+    command = [sys.executable, "-m", "edge_run", "split", "serve", str(head.parent / "tail.onnx"), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(number)
+    _, complaints = process.communicate(timeout=30)
+    assert (process.returncode, complaints) == (code, "")

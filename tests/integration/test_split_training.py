@@ -1,0 +1,249 @@
+"""Training a bottleneck: small networks, small images, seconds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError
+from edge_run.base.split import TrainReport
+from edge_run.runtime.onnx_session import open_session, run_session
+from edge_run.runtime.onnx_torch import TorchGraph
+from edge_run.runtime.split_bundle import read_bundle
+from edge_run.runtime.split_model import SplitModel
+from edge_run.runtime.split_trained import TrainTask, train_split
+from edge_run.runtime.split_training import TrainConfig
+from vision_models import CLASSES, CUT, SHAPE, convolution, make_images, make_pixels, residual_network, save, weight
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: `make torch`")
+
+RATES = (40, 80, 120)
+
+
+def config(**options: object) -> TrainConfig:
+    fixed = {"rates_bytes": RATES, "mean": (0.4,), "deviation": (0.25,), "batch": 32, "threads": 1, "shape": SHAPE}
+    return TrainConfig(**{**fixed, "feature_epochs": 0, "answer_epochs": 0, **options})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_images(tmp_path_factory.mktemp("images") / "all", per_class=100)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return residual_network(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, model: Path, images: Path) -> tuple[Path, TrainReport]:
+    out = tmp_path_factory.mktemp("out") / "split"
+    task = TrainTask(model, images, CUT, out, empty=("class3",), most_missed=0.05)
+    return out, train_split(task, config(feature_epochs=1, answer_epochs=12, learning_rate=2e-3))
+
+
+def wide_network(folder: Path) -> Path:
+    """Many of the operators that training knows, in one network."""
+    make = helper.make_node
+    nodes = [
+        convolution("input", "a", group=1, strides=[1, 1]),
+        make("BatchNormalization", ["a", "s", "b", "m", "v"], ["n"]),
+        make("Clip", ["n", "low", "high"], ["c"]),
+        make("MaxPool", ["c"], ["p"], kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4),
+        make("Pad", ["p", "pads"], ["padded"]),
+        make("Slice", ["padded", "starts", "ends", "axes", "steps"], ["cropped"]),
+        make("Conv", ["cropped", "d.w"], ["d"], kernel_shape=[3, 3], pads=[0, 1, 2, 1], group=8),
+        make("HardSigmoid", ["d"], ["w"]),
+        make("Mul", ["d", "w"], ["q"]),
+        make("Split", ["q", "halves"], ["left", "right"], axis=1),
+        make("Sigmoid", ["left"], ["ls"]),
+        make("LeakyRelu", ["right"], ["rs"]),
+        make("Concat", ["rs", "ls"], ["joined"], axis=1),
+        make("Resize", ["joined", "", "scales"], ["big"], mode="nearest", nearest_mode="floor",
+             coordinate_transformation_mode="asymmetric"),
+        make("AveragePool", ["big"], ["mean"], kernel_shape=[2, 2], strides=[2, 2]),
+        make("Transpose", ["mean"], ["turned"], perm=[0, 2, 3, 1]),
+        make("Shape", ["turned"], ["shape"]),
+        make("Gather", ["shape", "zero"], ["batch"]),
+        make("Unsqueeze", ["batch", "axis"], ["batch1"]),
+        make("Concat", ["batch1", "minus"], ["wanted"], axis=0),
+        make("Reshape", ["turned", "wanted"], ["flat"]),
+        make("MatMul", ["flat", "g.w"], ["logits"]),
+        make("Softmax", ["logits"], ["probabilities"], axis=1),
+    ]  # fmt: skip
+
+    def numbers(name: str, *values: int) -> object:
+        return numpy_helper.from_array(np.array(values, dtype=np.int64), name)
+
+    weights = [
+        weight("a.w", 8, 3, 3, 3), weight("s", 8), weight("b", 8), weight("m", 8), weight("d.w", 8, 1, 3, 3),
+        numpy_helper.from_array(np.full(8, 0.7, dtype=np.float32), "v"), weight("g.w", 648, CLASSES),
+        numpy_helper.from_array(np.float32(-0.5), "low"), numpy_helper.from_array(np.float32(0.6), "high"),
+        numpy_helper.from_array(np.array([1, 1, 2, 2], dtype=np.float32), "scales"),
+        numbers("pads", 0, 0, 1, 0, 0, 0, 0, 2), numbers("starts", 0, -9), numbers("ends", 2**31, 2**63 - 1),
+        numbers("axes", 2, 3), numbers("steps", 1, 1), numbers("halves", 3, 5), numbers("axis", 0),
+        numpy_helper.from_array(np.int64(0), "zero"), numbers("minus", 648),
+    ]  # fmt: skip
+    return save(folder, "wide", nodes, weights, {"probabilities": ["N", CLASSES]})
+
+
+def test_torch_computes_what_onnxruntime_computes(tmp_path: Path) -> None:
+    for path in (residual_network(tmp_path), wide_network(tmp_path)):
+        batch = np.random.default_rng(0).normal(size=(3, 3, 16, 16)).astype(np.float32)
+        wanted = run_session(open_session(str(path), path.name, 1), batch)
+        with torch.no_grad():
+            found = TorchGraph(onnx.load(str(path)).graph, path.name)(torch.tensor(batch))
+        assert np.allclose(found[0].numpy(), wanted[0], atol=1e-5), path.name
+
+
+def test_what_was_learned_goes_back_into_the_graph(model: Path) -> None:
+    proto = onnx.load(str(model))
+    graph = TorchGraph(proto.graph, "model")
+    batch = np.random.default_rng(0).normal(size=(2, 3, 16, 16)).astype(np.float32)
+    for one in graph.parameters():
+        one.data += 0.05
+    with torch.no_grad():
+        wanted = graph(torch.tensor(batch))[0].numpy()
+    graph.write_into(proto.graph)
+    assert np.allclose(run_session(open_session(proto.SerializeToString(), "model", 1), batch)[0], wanted, atol=1e-4)
+
+
+def test_an_operator_that_is_not_known_is_named(tmp_path: Path, images: Path) -> None:
+    nodes = [convolution("input", "stem"), helper.make_node("Erf", ["stem"], ["end"])]
+    path = save(tmp_path, "odd", nodes, [weight("stem.w", 8, 3, 3, 3)], {"end": ["N", 8, 16, 16]})
+    with pytest.raises(NotSupported, match="operators Erf"):
+        train_split(TrainTask(path, images, "stem", tmp_path / "out"), config())
+    assert not (tmp_path / "out").exists()
+
+
+def test_codes_have_the_bytes_that_were_asked_for(trained: tuple[Path, TrainReport]) -> None:
+    _, report = trained
+    for rate, wanted in zip(report.rates, RATES, strict=True):
+        assert rate.mean_bytes <= wanted * 1.1 + 2
+    sizes = [rate.mean_bytes for rate in report.rates]
+    assert sizes == sorted(sizes)
+
+
+def logits(folder: Path, mode: str, pixels: np.ndarray) -> np.ndarray:
+    """Return the answers of a bundle's networks for pixels: uncut (`local`), or from the codes of a rate."""
+    bundle = read_bundle(folder)
+    if mode == "local":
+        return run_session(open_session(bundle.checked("model.onnx"), "model", 1), pixels)[0]
+    latents = run_session(open_session(bundle.checked("head.onnx"), "head", 1), pixels)[0]
+    codes = [bundle.codec.encode(one.reshape(bundle.codec.channels, -1), int(mode)) for one in latents]
+    decoded = np.stack([bundle.codec.decode(one, bundle.positions)[0] for one in codes]).reshape(latents.shape)
+    return run_session(open_session(bundle.checked("tail.onnx"), "tail", 1), decoded)[0]
+
+
+def log_shares(values: np.ndarray) -> np.ndarray:
+    """Return the logarithms of the probabilities that logits (n, classes) stand for."""
+    return values - np.log(np.exp(values).sum(1, keepdims=True))
+
+
+def test_training_brings_answers_nearer_to_the_uncut_networks(
+    trained: tuple[Path, TrainReport], model: Path, images: Path, tmp_path: Path
+) -> None:
+    train_split(TrainTask(model, images, CUT, tmp_path), config())
+    pixels = np.stack([_pixels(path) for path in sorted(images.rglob("*.jpg"))[::5]])
+    for rate in ("0", "1"):
+        errors = []
+        for folder in (tmp_path, trained[0]):
+            wanted, found = (log_shares(logits(folder, mode, pixels)) for mode in ("local", rate))
+            errors.append(float((np.exp(wanted) * (wanted - found)).sum(1).mean()))
+        assert errors[1] < errors[0]
+
+
+def _pixels(path: Path) -> np.ndarray:
+    from edge_run.runtime.image_folder import ImageSize, read_image
+
+    return read_image(path, ImageSize(3, 16, 16))
+
+
+def test_the_uncut_network_is_kept(trained: tuple[Path, TrainReport], model: Path) -> None:
+    pixels = make_pixels(3)
+    wanted = run_session(open_session(str(model), "model", 1), ((pixels / 255 - 0.4) / 0.25).astype(np.float32))[0]
+    assert np.allclose(logits(trained[0], "local", pixels), wanted, atol=1e-4)
+
+
+def test_the_filter_holds_back_what_is_empty(trained: tuple[Path, TrainReport], images: Path) -> None:
+    head = trained[0] / "head.onnx"
+    (measured,) = read_bundle(head).code.filters
+    assert measured.interesting > 0
+    assert measured.missed <= measured.interesting
+    modes: dict[str, list[str]] = {"class0": [], "class3": []}
+    with SplitModel(head, use_filter=True, threads=1) as split:
+        for name, found in modes.items():
+            for path in sorted((images / name).glob("*.jpg"))[:40]:
+                frame = split.run(path)
+                found.append(frame.report.mode)
+                assert bool(frame.outputs) == (frame.report.mode != "empty")
+                assert 0 <= frame.report.interest <= 1
+    assert modes["class0"].count("empty") <= 8
+    assert modes["class3"].count("empty") >= 20
+
+
+def test_the_same_seed_gives_the_same_files(model: Path, images: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        train_split(TrainTask(model, images, CUT, tmp_path / name), config(answer_epochs=0.2))
+    for file in ("head.onnx", "tail.onnx", "code.json"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_an_older_operator_set_is_converted(tmp_path: Path, images: Path) -> None:
+    nodes = [
+        convolution("input", "stem"),
+        helper.make_node("Clip", ["stem"], ["kept"], min=-1.0, max=1.0),
+        helper.make_node("GlobalAveragePool", ["kept"], ["mean"]),
+        helper.make_node("Squeeze", ["mean"], ["logits"], axes=[2, 3]),
+    ]
+    path = save(tmp_path, "old", nodes, [weight("stem.w", 8, 3, 3, 3)], {"logits": ["N", 8]}, opset=9)
+    report = train_split(TrainTask(path, images, "input", tmp_path / "out"), config(answer_epochs=0.2))
+    assert report.rates[-1].agreement > 0
+
+
+def test_refusals(model: Path, images: Path, tmp_path: Path) -> None:
+    def train(out: str = "out", data: Path = images, cut: str = CUT, **options: object) -> None:
+        empty = options.pop("empty", ())
+        train_split(TrainTask(model, data, cut, tmp_path / out, empty=empty), config(**options))  # type: ignore[arg-type]
+
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "nothing").mkdir()
+    make_images(tmp_path / "some", per_class=5)
+    (tmp_path / "some" / "class0" / "999.jpg").write_bytes(b"no image")
+    for options, kind, reason in (
+        ({"data": tmp_path / "nothing"}, ConfigError, "holds no images"),
+        ({"data": tmp_path / "none"}, ConfigError, "is no folder"),
+        ({"data": tmp_path / "some", "answer_epochs": 20}, ModelFileError, r"999\.jpg.*no image"),
+        ({"cut": "inner"}, ConfigError, "no single-tensor cut"),
+        ({"cut": "flat"}, ConfigError, "needs .batch, channels, height, width"),
+        ({"out": "file"}, ConfigError, "is no folder"),
+        ({"empty": ("class9",)}, ConfigError, "class9: no folder"),
+        ({"rates_bytes": (100, 50)}, ConfigError, "ascending"),
+        ({"mean": (0.1, 0.2)}, ConfigError, "--mean"),
+        ({"deviation": (0.0,)}, ConfigError, "--std"),
+    ):
+        with pytest.raises(kind, match=reason):
+            train(**options)  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(TierReadError):
+        train_split(TrainTask(model, images, CUT, Path("/proc/split")), config())
+
+
+def test_command(model: Path, images: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "edge_run", "split", "train", str(model), "--data", str(images), "--cut", CUT,
+        "--out", str(tmp_path / "out"), "--rates", "40,80", "--halvings", "2", "--feature-epochs", "0",
+        "--answer-epochs", "0", "-t", "1",
+    ]  # fmt: skip
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [rate["target_bytes"] for rate in json.loads(done.stdout)["rates"]] == [40, 80]
+    done = subprocess.run([*command, "--rates", "x"], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -1,0 +1,91 @@
+"""The choice of a mode, from measurements alone."""
+
+import pytest
+
+from edge_run.partition.split_choice import CODE, IMAGE, LOCAL, Average, Chooser, Mode
+
+LOCAL_S, HEAD_S, TAIL_S, MODEL_S = 0.050, 0.008, 0.004, 0.006
+CODE_BYTES, IMAGE_BYTES = 250, 900
+MODES = (Mode(LOCAL), Mode(IMAGE), Mode(CODE, 0))
+
+
+def chooser() -> Chooser:
+    made = Chooser(MODES, {LOCAL: LOCAL_S, CODE: HEAD_S, IMAGE: 0.0}, {})
+    made.sized(Mode(CODE, 0), CODE_BYTES)
+    made.sized(Mode(IMAGE), IMAGE_BYTES)
+    return made
+
+
+def connect(one: Chooser, bits_per_s: float, round_trip_s: float = 0.002, times: int = 2) -> None:
+    one.server_back({CODE: TAIL_S, IMAGE: MODEL_S})
+    measure(one, bits_per_s, round_trip_s, times)
+
+
+def measure(one: Chooser, bits_per_s: float, round_trip_s: float = 0.002, times: int = 2) -> None:
+    for _ in range(times):
+        one.crossed(0, round_trip_s)
+        one.crossed(500, round_trip_s + 500 * 8 / bits_per_s)
+
+
+def test_without_a_server_all_is_local() -> None:
+    assert chooser().choose() == Mode(LOCAL)
+
+
+@pytest.mark.parametrize(("bits_per_s", "wanted"), [(2e4, LOCAL), (1e5, CODE), (5e5, CODE), (5e6, IMAGE), (1e8, IMAGE)])
+def test_bandwidth_decides(bits_per_s: float, wanted: str) -> None:
+    one = chooser()
+    connect(one, bits_per_s)
+    assert one.choose().kind == wanted
+    seconds = {mode: one.expected_s(mode) for mode in MODES}
+    assert seconds[one.choose()] == min(seconds.values())  # type: ignore[type-var]
+
+
+def test_a_change_of_bandwidth_shows_with_the_second_measurement() -> None:
+    one = chooser()
+    connect(one, 1e8)
+    assert one.choose().kind == IMAGE
+    measure(one, 1e5, times=2)
+    assert one.choose().kind == CODE
+    measure(one, 1e8, times=2)
+    assert one.choose().kind == IMAGE
+
+
+def test_one_hiccup_changes_little() -> None:
+    average = Average(1.0)
+    average.add(10.0)
+    assert average.value == pytest.approx(3.25)
+    average.add(3.0)
+    average.add(3.0)
+    assert average.value == pytest.approx(3.14, abs=0.1)
+
+
+def test_hysteresis_keeps_what_is_about_as_fast() -> None:
+    one = Chooser((Mode(CODE, 0), Mode(IMAGE)), {CODE: 0.0100, IMAGE: 0.0102}, {})
+    for mode in (Mode(CODE, 0), Mode(IMAGE)):
+        one.sized(mode, 0)
+    connect(one, 1e9)
+    one.served(CODE, 0, MODEL_S)
+    kept = one.choose()
+    one.computed(IMAGE, 0.0099)
+    assert one.choose() == kept
+
+
+def test_a_busy_server_is_left() -> None:
+    one = chooser()
+    connect(one, 1e8)
+    for _ in range(3):
+        one.served(IMAGE, 0.2, MODEL_S)
+    assert one.choose() == Mode(LOCAL)
+
+
+def test_losing_the_server_is_local_at_once_and_back_measures_anew() -> None:
+    one = chooser()
+    connect(one, 1e8)
+    one.choose()
+    one.server_lost()
+    assert one.choose() == Mode(LOCAL)
+    assert one.bytes_per_s is None
+    one.server_back({CODE: TAIL_S, IMAGE: MODEL_S})
+    assert one.choose() == Mode(LOCAL)  # nothing is known of the link yet
+    measure(one, 1e8)
+    assert one.choose().kind == IMAGE
