@@ -1,0 +1,102 @@
+"""UltraFace and FastestDet in patches: tensors alive at once, and what the process holds at its peak.
+
+The first count is from the graphs, of tensors with the input and the last layer in patches. The second is measured: a
+child process runs the first layers, its peak of resident memory is reset after a pass (`clear_refs`) and read after the
+next, less what it held before that. onnxruntime keeps no memory between passes there (no arena), and its own working
+memory counts. The patched network takes bytes, as a camera gives them, and normalises patch by patch.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from _box import SHARED, write_results
+
+from edge_run.base.units import KIB
+from edge_run.runtime.onnx_file import extract, read_onnx
+from edge_run.runtime.split_patches import patch_network
+
+VISION = SHARED / "data" / "vision"
+NETWORKS = {
+    "UltraFace": (VISION / "ultraface" / "version-RFB-320.onnx", ((127 / 255,), (128 / 255,))),
+    "FastestDet": (VISION / "fastestdet" / "FastestDet.onnx", ((0.0,), (1.0,))),
+}
+_CHILD = """
+import sys
+import numpy as np
+from edge_run.runtime.onnx_session import open_session
+
+def figure(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
+
+session = open_session(sys.argv[1], sys.argv[1], 1, keeps_memory=False)
+value = session.get_inputs()[0]
+dtype = np.uint8 if "uint8" in value.type else np.float32
+sample = np.zeros([one if isinstance(one, int) else 1 for one in value.shape], dtype=dtype)
+found = []
+for _ in range(7):
+    session.run(None, {value.name: sample})
+    open("/proc/self/clear_refs", "w").write("5")
+    before = figure("VmRSS")
+    session.run(None, {value.name: sample})
+    found.append(figure("VmHWM") - before)
+print(sorted(found)[3] * 1024 + sample.nbytes)
+"""
+
+
+def measured_bytes(path: Path) -> int:
+    """Return the peak of a pass through the network `path`, input included, in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", _CHILD, str(path)], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def main() -> None:
+    """Patch, measure, and write the results."""
+    rows: list[dict[str, object]] = []
+    lines = [
+        __doc__ or "",
+        "| network | up to | patches | again, % | tensors, KiB | patched | x | process, KiB | patched | x | differs |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for network, (path, pixels) in NETWORKS.items():
+            report = patch_network(path, folder / "bytes.onnx", pixels=pixels)
+            measured = []
+            for number, (source, ends) in enumerate(((path, report.last), (folder / "bytes.onnx", report.last))):
+                model = read_onnx(source)
+                part = folder / f"{number}.onnx"
+                part.write_bytes(extract(model, None, ends).SerializeToString())
+                measured.append(measured_bytes(part))
+            before, after = report.prefix_peak_bytes, report.patched_prefix_peak_bytes
+            floats = extract_peak(path, report.last)
+            rows.append(
+                {"network": network, "last": report.last, "patches": report.patches, "extra_share": report.extra_share,
+                 "tensors_bytes": floats, "patched_tensors_bytes": after, "process_bytes": measured[0],
+                 "patched_process_bytes": measured[1], "difference": report.difference, "with_bytes_bytes": before}
+            )  # fmt: skip
+            sizes = [f"{one / KIB:,.0f}" for one in (floats, after, *measured)]
+            times = [f"{one / other:.1f}" for one, other in ((floats, after), (measured[0], measured[1]))]
+            cells = (
+                network, report.last, str(report.patches), f"{report.extra_share * 100:.1f}", *sizes[:2], times[0],
+                *sizes[2:], times[1], f"{report.difference:.0e}",
+            )  # fmt: skip
+            lines.append(f"| {' | '.join(cells)} |")
+    print(*lines, sep="\n")
+    write_results("split-patches", rows, "\n".join(lines))
+
+
+def extract_peak(path: Path, last: str) -> int:
+    """Return the bytes of tensors alive at once up to `last` in the network as it is."""
+    from edge_run.partition.cuts import operations_between, peak_bytes
+
+    model = read_onnx(path)
+    operations = operations_between(model.network, None, last)
+    return peak_bytes(model.network, operations, (last,), model.sizes_bytes)
+
+
+if __name__ == "__main__":
+    main()
