@@ -6,6 +6,7 @@ plus the wire (round trip, and bytes over the bandwidth), plus the server's queu
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,8 @@ LOCAL, CODE, IMAGE = "local", "code", "image"
 HYSTERESIS = 0.03  # another mode must be faster by this share
 SMOOTHING = 0.25  # weight of a new measurement
 SURPRISE = 1.5  # two measurements in turn that are off by this factor in one direction replace the average
-SMALL_BYTES = 128  # what has no more shows the round trip, not the bandwidth
+SMALL_BYTES = 64  # what has no more shows the round trip, not the bandwidth
+ROUND_TRIPS = 5  # the least of so many counts: the others waited behind something
 _LEAST_S_PER_BYTE = 1e-10
 
 
@@ -62,7 +64,8 @@ class Chooser:
         self._modes = tuple(modes)
         self._device = {kind: Average(seconds) for kind, seconds in device_s.items()}
         self._server = {kind: Average(seconds) for kind, seconds in server_s.items()}
-        self._queue, self._round_trip, self._s_per_byte = Average(0.0), Average(), Average()
+        self._queue, self._s_per_byte = Average(0.0), Average()
+        self._round_trips: deque[float] = deque(maxlen=ROUND_TRIPS)
         self._sizes: dict[Mode, Average] = {}
         self._current: Mode | None = None
         self.has_server = False
@@ -70,7 +73,7 @@ class Chooser:
     @property
     def round_trip_s(self) -> float | None:
         """Measured round trip of a small message; None before the first."""
-        return self._round_trip.value
+        return min(self._round_trips, default=None)
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -86,7 +89,8 @@ class Chooser:
     def server_lost(self) -> None:
         """The server does not answer: all is local from now on, and the link is measured anew when it is back."""
         self.has_server = False
-        self._round_trip, self._s_per_byte = Average(), Average()
+        self._round_trips.clear()
+        self._s_per_byte = Average()
 
     def computed(self, kind: str, seconds: float) -> None:
         """The device took this long for its part of a mode of this kind."""
@@ -99,9 +103,9 @@ class Chooser:
     def crossed(self, sent_bytes: int, wire_s: float) -> None:
         """A message of this size was answered; of the time, this was not the server's queue or computing."""
         if sent_bytes <= SMALL_BYTES:
-            self._round_trip.add(max(wire_s, 0.0))
-        elif self._round_trip.value is not None:
-            left_s = max(wire_s - self._round_trip.value, 0.0)
+            self._round_trips.append(max(wire_s, 0.0))
+        elif self.round_trip_s is not None:
+            left_s = max(wire_s - self.round_trip_s, 0.0)
             self._s_per_byte.add(max(left_s / sent_bytes, _LEAST_S_PER_BYTE))
 
     def served(self, kind: str, queue_s: float, server_s: float) -> None:
@@ -117,12 +121,12 @@ class Chooser:
         if mode.kind == LOCAL:
             return device.value
         size, server = self._sizes.get(mode), self._server.get(mode.kind)
-        parts = (size, server, self._round_trip, self._s_per_byte, self._queue)
+        parts = (size, server, self._s_per_byte, self._queue)
         known = [part.value for part in parts if part is not None and part.value is not None]
-        if not self.has_server or len(known) < len(parts):
+        if not self.has_server or len(known) < len(parts) or self.round_trip_s is None:
             return None
-        size_bytes, server_s, round_trip_s, s_per_byte, queue_s = known
-        return device.value + round_trip_s + size_bytes * s_per_byte + queue_s + server_s
+        size_bytes, server_s, s_per_byte, queue_s = known
+        return device.value + self.round_trip_s + size_bytes * s_per_byte + queue_s + server_s
 
     def choose(self) -> Mode:
         """Return the mode for the next frame: the fastest; the last one while no other is clearly faster."""

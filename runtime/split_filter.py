@@ -35,18 +35,17 @@ def fit_filter(
 ) -> FittedFilter:
     """Return a filter fitted on `known` (features, is of interest).
 
-    The threshold comes from one half of `held_out`, where at most `most_missed` of what is of interest lies below it;
-    what it misses and drops is measured on the other half. Raises ConfigError where one kind of images is missing.
+    At most `most_missed` of what is of interest among `known` lies below the threshold; what it misses and drops is
+    measured on `held_out`. Raises ConfigError where one kind of images is missing.
     """
     features, labels = known
-    if labels.all() or not labels.any() or not held_out[1][::2].any() or not held_out[1][1::2].any():
+    if labels.all() or not labels.any():
         raise ConfigError("--empty: a filter needs images of both kinds, of interest and not; there are too few")
     mean, deviation = features.mean(0), features.std(0) + 1e-6
     weights, bias = _regress((features - mean) / deviation, labels)
     weights, bias = weights / deviation, bias - float((weights * mean / deviation).sum())
-    scores = _logistic(held_out[0] @ weights + bias)
-    threshold = max(float(np.quantile(scores[::2][held_out[1][::2]], most_missed)), _LEAST)
-    below, wanted = scores[1::2] < threshold, held_out[1][1::2]
+    threshold = max(float(np.quantile(_logistic(features[labels] @ weights + bias), most_missed)), _LEAST)
+    below, wanted = _logistic(held_out[0] @ weights + bias) < threshold, held_out[1]
     counts = (int(wanted.sum()), int((below & wanted).sum()), int((~wanted).sum()), int((below & ~wanted).sum()))
     return FittedFilter(weights.astype(np.float32), bias, StoredFilter(threshold, *counts))
 

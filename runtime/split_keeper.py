@@ -8,14 +8,18 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 
 from edge_run.base.errors import ProtocolError
 from edge_run.partition.split_choice import Chooser
-from edge_run.runtime.split_link import MOST_BODY_BYTES, PROBE, LinkLost, Reply, ServerLink
+from edge_run.runtime.split_link import PROBE, LinkLost, Reply, ServerLink
 
 PROBE_EVERY_S = 0.2
-PROBE_TAKES_S = 0.02  # of the link's time, about: a probe is as large as that allows
-LEAST_PROBE_BYTES, FIRST_PROBE_BYTES = 256, 512
+FRAMES_TELL_S = (
+    0.5  # no probe after a frame was answered: it showed what there is to know, and would wait for the probe
+)
+PROBE_TAKES_S = 0.01  # of the link's time, about; a probe is never so large that it would clog a link grown slow
+LEAST_PROBE_BYTES, MOST_PROBE_BYTES = 256, 2048
 PROBE_LIMIT_S, CONNECT_LIMIT_S = 2.0, 2.0
 FIRST_BACKOFF_S, MOST_BACKOFF_S = 0.05, 2.0
 _log = logging.getLogger(__name__)
@@ -31,6 +35,7 @@ class Keeper:
         self._is_closed = threading.Event()
         self._tried = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="edge-run-split-link", daemon=True)
+        self._answered_s = 0.0
         self.problem = "not connected yet"
 
     def start(self, limit_s: float) -> None:
@@ -43,7 +48,9 @@ class Keeper:
         link = self._frames
         if link is None:
             raise LinkLost(self.problem)
-        return link.ask(kind, body, limit_s)
+        reply = link.ask(kind, body, limit_s)
+        self._answered_s = time.monotonic()
+        return reply
 
     def lose(self, reason: str) -> None:
         """Give up the connection; the thread makes another one when the server is back."""
@@ -88,7 +95,7 @@ class Keeper:
             raise ProtocolError(
                 f"server: has no tail for {self._fingerprint} (it has {known}); give both the files of one training"
             )
-        size_bytes = FIRST_PROBE_BYTES
+        size_bytes = LEAST_PROBE_BYTES
         samples = [self._measure(probes, size_bytes) for _ in range(2)]
         frames = ServerLink(self._address, CONNECT_LIMIT_S)
         with self._lock:
@@ -98,9 +105,12 @@ class Keeper:
         _log.info("server %s: connected", self._address[0])
         self._tried.set()
         while not self._is_closed.wait(PROBE_EVERY_S) and self._frames is frames:
-            speed = self._chooser.bytes_per_s or 0.0
-            size_bytes = int(min(max(speed * PROBE_TAKES_S, LEAST_PROBE_BYTES), MOST_BODY_BYTES[PROBE]))
-            self._tell([self._measure(probes, size_bytes)], size_bytes)
+            if time.monotonic() - self._answered_s < FRAMES_TELL_S:
+                continue
+            sample = self._measure(probes, size_bytes)
+            self._tell([sample], size_bytes)
+            is_quick = sample[1] - sample[0] < PROBE_TAKES_S / 2
+            size_bytes = min(size_bytes * 2, MOST_PROBE_BYTES) if is_quick else LEAST_PROBE_BYTES
 
     def _measure(self, probes: ServerLink, size_bytes: int) -> tuple[float, float]:
         """Return the seconds of an empty probe, and of one of this size."""

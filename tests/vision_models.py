@@ -18,7 +18,7 @@ from edge_run.runtime.split_networks import LATENT, Parts, chain, preprocessing,
 
 SIZE, CLASSES = 16, 4
 CUT = "stem"
-SHAPE = BottleneckShape(halvings=2, latent_channels=24, encoder_width=4, decoder_width=8)
+SHAPE = BottleneckShape(halvings=2, latent_channels=24, encoder_width=8, decoder_width=8)
 
 
 def weight(name: str, *shape: int, scale: float = 0.3, seed: int = 0) -> Any:
