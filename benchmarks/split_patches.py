@@ -1,13 +1,14 @@
 """UltraFace and FastestDet in patches: tensors alive at once, and what the process holds at its peak.
 
-The first count is from the graphs, of tensors with the input and the last layer in patches. The second is measured: a
-child process runs the first layers, its peak of resident memory is reset after a pass (`clear_refs`) and read after the
-next, less what it held before that. onnxruntime keeps no memory between passes there (no arena), and its own working
-memory counts. The patched network takes bytes, as a camera gives them, and normalises patch by patch.
+The first count is from the graphs: tensors up to the last layer in patches, input included. The second is measured: a
+child process runs these layers, its peak of resident memory is reset after a pass (`clear_refs`) and read after the
+next; the highest of nine, less the least that it held between passes, and the input. onnxruntime and the allocator keep
+no memory there. The patched network takes bytes, as a camera gives them, and normalises patch by patch.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -36,20 +37,27 @@ session = open_session(sys.argv[1], sys.argv[1], 1, keeps_memory=False)
 value = session.get_inputs()[0]
 dtype = np.uint8 if "uint8" in value.type else np.float32
 sample = np.zeros([one if isinstance(one, int) else 1 for one in value.shape], dtype=dtype)
-found = []
-for _ in range(7):
+before, peaks = [], []
+for _ in range(9):
     session.run(None, {value.name: sample})
     open("/proc/self/clear_refs", "w").write("5")
-    before = figure("VmRSS")
+    before.append(figure("VmRSS"))
     session.run(None, {value.name: sample})
-    found.append(figure("VmHWM") - before)
-print(sorted(found)[3] * 1024 + sample.nbytes)
+    peaks.append(figure("VmHWM"))
+print((max(peaks) - min(before)) * 1024 + sample.nbytes)
 """
 
 
 def measured_bytes(path: Path) -> int:
     """Return the peak of a pass through the network `path`, input included, in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", _CHILD, str(path)], capture_output=True, text=True, check=True)
+    prompt = {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "0"}  # what is freed goes back at once
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=dict(os.environ) | prompt,
+    )
     return int(done.stdout)
 
 

@@ -24,8 +24,8 @@ def open_session(
 ) -> Any:
     """Return an `InferenceSession` on the CPU of a model, as bytes or as the path of a file.
 
-    name: what messages call it. threads: None is one for each core that this process may use. keeps_memory: the arena
-    keeps what a run took for the next. Raises ModelFileError.
+    name: what messages call it. threads: None is one for each core that this process may use. keeps_memory: what a run
+    took is kept, within it and for the next one: faster, and not the least memory. Raises ModelFileError.
     """
     ort = need("onnxruntime", EXTRA)
     options = ort.SessionOptions()
@@ -36,7 +36,7 @@ def open_session(
     if not is_optimised:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if not keeps_memory:
-        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = options.enable_mem_reuse = False
     try:
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common ancestor

@@ -18,8 +18,8 @@ from edge_run.runtime.image_folder import ImageFolder, ImageSize, decode_image, 
 from edge_run.runtime.onnx_session import open_session, run_session
 from edge_run.runtime.split_bundle import HEAD, MODEL, TAIL, Bundle, read_bundle
 
-JPEG_QUALITIES = (1, 3, 5, 8, 12, 16, 20, 26, 33, 42, 55, 70, 85)
-WEBP_QUALITIES = (0, 2, 5, 10, 15, 20, 30, 40, 50, 60, 70, 80, 90)
+JPEG_QUALITIES = (1, 5, 10, 20, 30, 45, 65, 85)
+WEBP_QUALITIES = (0, 5, 15, 30, 50, 70, 90)
 AT_ONCE = 100
 _SCAN, _END = b"\xff\xda", b"\xff\xd9"
 

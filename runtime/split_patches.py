@@ -6,7 +6,7 @@ patches of the last layer are put together. onnxruntime runs them patch after pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -89,7 +89,7 @@ def _search(model: OnnxModel, layers: Sequence[_Layer], tiles: Sequence[int]) ->
         name = str(layers[count - 1].node.output[0])
         rest = peak_bytes(network, operations_between(network, name, None), network.outputs, sizes)
         for number in tiles:
-            peak, adds = _expect(model, layers[:count], number)
+            peak, adds = _expect(model, layers[:count], number, sizes)
             if len(tiles) == 1 or adds <= everything * MOST_EXTRA_SHARE:
                 found.append((max(peak, rest), peak, count, number))
     if not found:
@@ -98,8 +98,11 @@ def _search(model: OnnxModel, layers: Sequence[_Layer], tiles: Sequence[int]) ->
     return _assemble(model, layers[:count], number), str(layers[count - 1].node.output[0]), number
 
 
-def _expect(model: OnnxModel, layers: Sequence[_Layer], tiles: int) -> tuple[float, float]:
-    """Return the peak bytes of layers in tiles x tiles patches, and the multiply-adds that halos cost."""
+def _expect(model: OnnxModel, layers: Sequence[_Layer], tiles: int, sizes: Mapping[str, int]) -> tuple[float, float]:
+    """Return the peak bytes of layers in tiles x tiles patches, and the multiply-adds that halos cost.
+
+    sizes: of tensors, in bytes.
+    """
     last = str(layers[-1].node.output[0])
     adds = {str(one.outputs[0]): one.multiply_adds for one in model.network.operations}
     halves = [
@@ -116,12 +119,12 @@ def _expect(model: OnnxModel, layers: Sequence[_Layer], tiles: int) -> tuple[flo
                 / (model.shapes[name][2] * model.shapes[name][3])
                 for rows, columns, name in zip(down, across, names, strict=False)
             ] + [1 / tiles**2]
-            held = [share * model.sizes_bytes[name] for share, name in zip(shares, names, strict=True)]
+            held = [share * sizes[name] for share, name in zip(shares, names, strict=True)]
             most = max(most, *(one + other for one, other in pairwise(held)))
             extra += sum(share * adds.get(name, 0) for share, name in zip(shares[1:], names[1:], strict=True))
     whole = sum(adds.get(name, 0) for name in names[1:])
-    ends = model.sizes_bytes[last]
-    return max(model.sizes_bytes[model.input_name] + ends + most, 3 * ends), extra - whole
+    ends = sizes[last]
+    return max(sizes[model.input_name] + ends + most, 3 * ends), extra - whole
 
 
 def _peak(model: OnnxModel) -> int:
