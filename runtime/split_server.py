@@ -33,7 +33,7 @@ from edge_run.runtime.split_link import (
     pack_arrays,
 )
 
-IDLE_S, BODY_S, SEND_S = 600.0, 30.0, 30.0
+IDLE_S, BODY_S, SEND_S = 3600.0, 30.0, 30.0
 MOST_CONNECTIONS = 64
 _log = logging.getLogger(__name__)
 
