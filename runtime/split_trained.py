@@ -39,7 +39,6 @@ from edge_run.runtime.split_bundle import (
 )
 from edge_run.runtime.split_filter import add_filter, fit_filter
 from edge_run.runtime.split_networks import LATENT, Parts, chain, preprocessing, read_network
-from edge_run.runtime.split_sensitivity import find_weights
 from edge_run.runtime.split_training import Quantiser, Student, TrainConfig, train
 
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 2000
@@ -107,8 +106,8 @@ class _Workshop:
             chain(self._model, *self._front(), self._encoder).SerializeToString(), HEAD, self._config.threads
         )
         some = self._passes(head, self._chosen[:MOST_TRANSFORM_IMAGES])
-        latents = np.concatenate([made for _, made in some])
-        student = self._student(latents)
+        quantiser = Quantiser(np.concatenate([latents for _, latents in some]), self._config.rates_bytes)
+        student = self._student(quantiser)
         train(student, self._images, self._chosen.tolist(), self._config, self._show)
         for trained, graph in ((student.encoder, self._encoder), (student.decoder, self._decoder)):
             trained.write_into(graph)
@@ -120,7 +119,7 @@ class _Workshop:
             MODEL: self._whole.SerializeToString(),
         }
         self._show("counting the priors")
-        code = self._count(files, student.quantiser.gains(), filters)
+        code = self._count(files, quantiser.gains(), filters)
         self._write(files, code)
         return self._report(code)
 
@@ -141,17 +140,14 @@ class _Workshop:
     def _front(self) -> list[Any]:
         return [one for one in (self._pixels, self._parts.front) if one is not None]
 
-    def _student(self, latents: NDArray[np.float32]) -> Student:
-        """Return the networks that learn; `latents` (n, channels, height, width) say how their codes begin."""
+    def _student(self, quantiser: Quantiser) -> Student:
         name = str(self._task.model)
-        decoder, rest = TorchGraph(self._decoder, name), TorchGraph(self._parts.rest, name)
-        weights = find_weights(decoder, rest, latents, self._config.seed)
         return Student(
             front=TorchGraph(self._with_front().graph, name),
             encoder=TorchGraph(self._encoder, name),
-            decoder=decoder,
-            rest=rest,
-            quantiser=Quantiser(latents, self._config.rates_bytes, weights),
+            decoder=TorchGraph(self._decoder, name),
+            rest=TorchGraph(self._parts.rest, name),
+            quantiser=quantiser,
             teacher=self._teacher,
         )
 

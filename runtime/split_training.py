@@ -74,17 +74,13 @@ class TrainConfig:
 class Quantiser:
     """Gains, rounding and the stand-in prior of every rate, as PyTorch parameters of (rates, channels)."""
 
-    def __init__(self, latents: NDArray[np.float32], rates_bytes: Sequence[int], weights: NDArray[np.float32]) -> None:
-        """Begin with gains in proportion to `weights` (channels,), and so high that `latents` have these sizes.
-
-        latents: (n, channels, height, width).
-        """
+    def __init__(self, latents: NDArray[np.float32], rates_bytes: Sequence[int]) -> None:
+        """Begin with one step for all channels, so that `latents` (n, channels, height, width) have these sizes."""
         torch = need("torch", EXTRA)
-        rows = latents.transpose(1, 0, 2, 3).reshape(latents.shape[1], -1) * weights[:, None]
+        rows = latents.transpose(1, 0, 2, 3).reshape(latents.shape[1], -1)
         steps = [_find_step(rows, len(latents), (one - HEADER_BYTES) * 8.0) for one in rates_bytes]
-        log_step = np.log(np.array(steps, dtype=np.float32))[:, None].repeat(len(rows), 1)
-        scale = np.maximum(rows.std(1) * np.exp(-log_step) * (3**0.5 / np.pi), 0.1)
-        log_gain = np.log(weights)[None, :] - log_step
+        log_gain = -np.log(np.array(steps, dtype=np.float32))[:, None].repeat(len(rows), 1)
+        scale = np.maximum(rows.std(1) * np.exp(log_gain) * (3**0.5 / np.pi), 0.1)
         self.log_gain, self.log_scale, self.centre = (
             torch.tensor(one.astype(np.float32), requires_grad=True)
             for one in (log_gain, np.log(scale), np.zeros_like(log_gain))
@@ -210,7 +206,7 @@ class _Trainer:
 
 
 def _find_step(rows: NDArray[np.float32], images: int, bits: float) -> float:
-    """Return the step of rounding at which `rows` (channels, values), of this many images, take `bits` for an image."""
+    """Return the step of rounding at which `rows` (channels, values) of this many images take `bits` each."""
     low, high = 1e-4, 1e4
     while high / low > 1.01:
         middle = (low * high) ** 0.5

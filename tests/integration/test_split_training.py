@@ -18,7 +18,6 @@ from edge_run.runtime.onnx_session import open_session, run_session
 from edge_run.runtime.onnx_torch import TorchGraph
 from edge_run.runtime.split_bundle import read_bundle
 from edge_run.runtime.split_model import SplitModel
-from edge_run.runtime.split_sensitivity import MOST_RATIO, find_weights
 from edge_run.runtime.split_trained import TrainTask, train_split
 from edge_run.runtime.split_training import TrainConfig
 from vision_models import CLASSES, CUT, SHAPE, convolution, make_images, make_pixels, residual_network, save, weight
@@ -114,23 +113,6 @@ def test_what_was_learned_goes_back_into_the_graph(model: Path) -> None:
         wanted = graph(torch.tensor(batch))[0].numpy()
     graph.write_into(proto.graph)
     assert np.allclose(run_session(open_session(proto.SerializeToString(), "model", 1), batch)[0], wanted, atol=1e-4)
-
-
-def test_channels_that_answers_depend_on_weigh_more() -> None:
-    """Of three channels, answers depend on one a little, on one four times as much, and on one not at all."""
-
-    def graph(nodes: list[object], inputs: str, outputs: str, weights: list[object]) -> TorchGraph:
-        ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in (inputs, outputs)]
-        return TorchGraph(helper.make_graph(nodes, "part", ends[:1], ends[1:], weights), "part")
-
-    matrix = np.array([[1, -1], [4, -4], [0, 0]], dtype=np.float32)
-    decoder = graph([helper.make_node("Identity", ["latent"], ["cut"])], "latent", "cut", [])
-    nodes = [helper.make_node("Flatten", ["cut"], ["flat"]), helper.make_node("MatMul", ["flat", "m"], ["logits"])]
-    rest = graph(nodes, "cut", "logits", [numpy_helper.from_array(matrix, "m")])
-    latents = np.random.default_rng(0).normal(size=(100, 3, 1, 1)).astype(np.float32)
-    small, large, none = find_weights(decoder, rest, latents, seed=0)
-    assert large / small == pytest.approx(4, rel=0.01)
-    assert none == 1 / MOST_RATIO
 
 
 def test_an_operator_that_is_not_known_is_named(tmp_path: Path, images: Path) -> None:
