@@ -1,8 +1,8 @@
 """A device whose server is killed in mid-stream, again and again: every frame is answered, within its deadline.
 
 Real processes and sockets: a server process is started, the device sends frames without a pause, the server is killed
-(SIGKILL) after a random time, frames go on, and the next server starts at the same port. The split is that of
-`benchmarks/split.py`, or an untrained one of the tests' network where that was not trained.
+(SIGKILL) after a random time, frames go on, and the next server starts at the same port. The split is an untrained one
+of the small network that the tests use.
 """
 
 from __future__ import annotations
