@@ -1,0 +1,89 @@
+"""What a pass takes by its width, learned from the passes that were made. Pure: times in, seconds out.
+
+A pass takes about the longer of computing and reading; computing grows with the number of tokens, reading only in a
+mixture, with the union of the experts that the tokens choose. Between widths that were seen a straight line is drawn;
+what was seen at a width itself counts most.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+
+LATEST = 7  # passes of a width that count
+SLOPE = 0.25  # of computing one token, for each further one, where only one width was seen: more than most devices
+
+
+class WidthCurve:
+    """A quantity by width: the median of what was seen there last, straight lines between."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}
+        self._widths: list[int] = []
+
+    def observe(self, width: int, value: float) -> None:
+        """Note `value` at `width`."""
+        if width not in self._medians:
+            self._widths.insert(bisect_left(self._widths, width), width)
+        seen = self._seen.setdefault(width, deque(maxlen=LATEST))
+        seen.append(value)
+        self._medians[width] = statistics.median(seen)
+
+    def __bool__(self) -> bool:
+        return bool(self._widths)
+
+    def at(self, width: int, growth: Callable[[int], float]) -> float:
+        """Return the quantity at `width`; beyond what was seen it grows as `growth` (of a width) does."""
+        if width in self._medians:
+            return self._medians[width]
+        place = bisect_left(self._widths, width)
+        if 0 < place < len(self._widths):
+            low, high = self._widths[place - 1], self._widths[place]
+            share = (width - low) / (high - low)
+            return (1 - share) * self._medians[low] + share * self._medians[high]
+        nearest = self._widths[0] if place == 0 else self._widths[-1]
+        return self._medians[nearest] * growth(width) / growth(nearest)
+
+    def line(self) -> tuple[float, float] | None:
+        """Return (at width 1, for each token more) of the line through the narrowest and the widest that were seen."""
+        if len(self._widths) < 2:
+            return None
+        low, high = self._widths[0], self._widths[-1]
+        slope = (self._medians[high] - self._medians[low]) / (high - low)
+        return self._medians[low] - slope * (low - 1), slope
+
+
+class PassCosts:
+    """Seconds of a pass by its width. union_growth: what a pass of a width reads, over what one token does."""
+
+    def __init__(self, union_growth: Callable[[int], float] = lambda width: 1.0) -> None:
+        self._union_growth = union_growth
+        self._compute, self._read, self._wall = WidthCurve(), WidthCurve(), WidthCurve()
+
+    def observe(self, width: int, wall_s: float, wait_s: float, read_s: float) -> None:
+        """Note a pass: how long it took, waited for weights, and had a read in flight."""
+        self._compute.observe(width, max(0.0, wall_s - wait_s))
+        self._read.observe(width, min(read_s, wall_s))
+        self._wall.observe(width, wall_s)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a pass was seen."""
+        return bool(self._wall)
+
+    def pass_s(self, width: int) -> float:
+        """Return the seconds of a pass of `width` tokens. Not before one was seen."""
+        return self._wall.at(width, self._modelled_s)
+
+    def _modelled_s(self, width: int) -> float:
+        compute_s, read_s = self._compute.at(width, self._compute_growth), self._read.at(width, self._union_growth)
+        return max(1e-9, math.sqrt(math.hypot(compute_s**2, read_s**2)))
+
+    def _compute_growth(self, width: int) -> float:
+        line = self._compute.line()
+        first_s, slope_s = line if line and min(line) > 0 else (1.0, SLOPE)
+        return first_s + slope_s * (width - 1)

@@ -1,0 +1,97 @@
+"""How wide the next pass is, and whether guessing is worth its time: the width with the most expected tokens a second.
+
+A state machine without I/O: what was measured goes in, a width comes out. Width 1, which is plain decoding, is always a
+candidate. While it is the best, guesses are still made now and then, at a hundredth of the time, and held against what
+comes: so speculation begins again when it would pay. Plain passes are made now and then while it pays: they say what it
+gains.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from edge_run.partition.pass_costs import PassCosts
+
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)  # few, since each has a graph of its own
+LEAST_GAIN = 1.03
+TRIAL_SHARE = 0.01  # of the time, for guesses that are only held against what comes
+PLAIN_EVERY, PLAIN_EVERY_IF_CLOSE, CLOSE_GAIN = 96, 24, 1.3
+
+
+class WidthControl:
+    """Decides for one conversation after the other. Not thread-safe.
+
+    most_tokens: in a pass, the certain one included.
+    """
+
+    def __init__(self, costs: PassCosts, most_tokens: int) -> None:
+        self._costs, self._most_tokens = costs, most_tokens
+        self._draft_s = 0.0
+        self._is_on = True
+        self._since_draft = self._since_plain = 0
+        self._gain = 1.0
+
+    @property
+    def draft_s(self) -> float:
+        """What making guesses takes: a running mean."""
+        return self._draft_s
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the pass decided last was wider than one token, or may have been."""
+        return self._is_on
+
+    def wants_guesses(self) -> bool:
+        """Return whether to make guesses for the next pass; while plain decoding is better, only now and then."""
+        self._since_draft += 1
+        if not self._costs.is_known:
+            return False
+        if not self._is_on:
+            trial_s = TRIAL_SHARE * self._costs.pass_s(1)
+            if self._since_draft < self._draft_s / max(trial_s, 1e-9):
+                return False
+        self._since_draft = 0
+        return True
+
+    def observe_drafting(self, seconds: float) -> None:
+        """Note what making guesses took."""
+        self._draft_s += (seconds - self._draft_s) * (0.25 if self._draft_s else 1.0)
+
+    def observe_pass(self, width: int, wall_s: float, wait_s: float, read_s: float) -> None:
+        """Note a pass; see `PassCosts.observe`."""
+        self._costs.observe(width, wall_s, wait_s, read_s)
+
+    def choose(self, values: Sequence[float]) -> int:
+        """Return the tokens of the next pass, given the values of the guesses in the order in which they are taken."""
+        self._since_plain += 1
+        rates = self.rates(values)
+        best = max(rates, key=rates.__getitem__)
+        self._gain = rates[best] / rates[1]
+        self._is_on = self._gain >= LEAST_GAIN
+        if not self._is_on:
+            return 1
+        every = PLAIN_EVERY_IF_CLOSE if self._gain < CLOSE_GAIN else PLAIN_EVERY
+        if self._since_plain >= every:
+            self._since_plain = 0
+            return 1
+        return best
+
+    def rates(self, values: Sequence[float]) -> dict[int, float]:
+        """Return expected tokens a second by width, guesses of `values` taken in turn."""
+        sums = [0.0, *itertools.accumulate(values)]
+        widths = [width for width in WIDTHS if width <= min(self._most_tokens, len(sums))]
+        return {width: self.expected_tokens(sums, width) / self.expected_s(width) for width in widths or [1]}
+
+    def expected_tokens(self, sums: Sequence[float], width: int) -> float:
+        """Return the tokens that a pass is expected to give; sums: of the values of so many guesses."""
+        return 1 + sums[width - 1]
+
+    def expected_s(self, width: int) -> float:
+        """Return the seconds that a pass is expected to take, with the guesses for it."""
+        return self._costs.pass_s(width) + (self._draft_s if width > 1 else 0.0)
+
+    def plain_s(self) -> float:
+        """Return what a token takes without speculation; infinite before a pass was seen."""
+        return self._costs.pass_s(1) if self._costs.is_known else math.inf

@@ -1,0 +1,109 @@
+"""Trees of guesses: what is taken of them, how they are laid out, and what is learned of those who guess."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_run.runtime.drafting import Acceptance, Guess, merged, plan_tree, rank_guesses
+from edge_run.runtime.lookup import Lookup
+
+KIND = ("draft", 0, 0)
+
+
+@st.composite
+def guesses(draw: st.DrawFn) -> dict[tuple[int, ...], Guess]:
+    """Return paths with all their beginnings, none worth more than its beginning."""
+    found: dict[tuple[int, ...], Guess] = {}
+    for path in draw(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), max_size=25)):
+        for end in range(1, len(path) + 1):
+            above = found[tuple(path[: end - 1])].value if end > 1 else 1.0
+            value = above * draw(st.floats(0.01, 1.0))
+            found.setdefault(tuple(path[:end]), Guess(value, KIND, 0.5))
+    return found
+
+
+@given(guesses(), st.integers(1, 8), st.integers(0, 30))
+def test_a_tree_holds_the_best_paths_whole_and_its_branches_are_those_of_its_leaves(
+    found: dict[tuple[int, ...], Guess], most_leaves: int, size: int
+) -> None:
+    ranked = rank_guesses(found, most_leaves)
+    tree = plan_tree(7, found, ranked[:size])
+    paths = [tuple(tree.tokens[node] for node in tree.path(i)) for i in range(len(tree))]
+    assert paths[0] == (7,)
+    assert set(paths[1:]) == {(7, *path) for path in ranked[:size]}
+    assert all(tree.parents[i] < i for i in range(1, len(tree)))
+    assert list(tree.depths) == [len(path) - 1 for path in paths]
+    main = range(tree.main_length)
+    assert [tree.parents[i] for i in main[1:]] == list(main)[:-1], "the main line is not first, or not a line"
+    sequences = tree.sequences()
+    assert all(0 in sequences[i] for i in main)
+    assert all(0 not in sequences[i] for i in range(tree.main_length, len(tree)))
+    n_leaves = sum(not children for children in tree.children)
+    assert {branch for members in sequences for branch in members} == set(range(n_leaves))
+    assert n_leaves <= most_leaves
+    for branch in range(n_leaves):  # what a sequence holds is a path: one node of each depth
+        depths = [tree.depths[i] for i, members in enumerate(sequences) if branch in members]
+        assert sorted(depths) == list(range(len(depths)))
+
+
+@given(guesses())
+def test_with_room_for_all_leaves_guesses_are_taken_by_value(found: dict[tuple[int, ...], Guess]) -> None:
+    values = [found[path].value for path in rank_guesses(found, 1000)]
+    assert values == sorted((guess.value for guess in found.values()), reverse=True)
+
+
+@given(guesses(), guesses())
+def test_of_two_drafters_the_better_guess_counts_and_no_path_is_worth_more_than_its_beginning(
+    one: dict[tuple[int, ...], Guess], other: dict[tuple[int, ...], Guess]
+) -> None:
+    both = merged([one, other])
+    assert both.keys() == one.keys() | other.keys()
+    for path, guess in both.items():
+        assert guess.value >= max(found[path].value for found in (one, other) if path in found)
+        assert len(path) == 1 or both[path[:-1]].value >= guess.value
+
+
+@given(st.floats(0.02, 0.95), st.floats(0.02, 0.98), st.integers(0, 2**32))
+def test_a_chance_becomes_the_rate_that_is_seen(prior: float, rate: float, seed: int) -> None:
+    acceptance, chance = Acceptance(), random.Random(seed)
+    for _ in range(1500):
+        acceptance.observe(Guess(prior, KIND, prior), chance.random() < rate)
+    assert abs(acceptance.chance(KIND, prior) - rate) < 0.12
+
+
+def test_a_bad_drafter_is_known_by_kinds_it_was_not_seen_with() -> None:
+    acceptance = Acceptance()
+    before = acceptance.chance(("draft", 3, 3), 0.5)
+    for _ in range(10):
+        acceptance.observe(Guess(0.9, KIND, 0.9), False)
+    assert acceptance.chance(("draft", 3, 3), 0.5) < before / 3
+    assert acceptance.chance(("lookup", 3, 3), 0.5) == before
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 8))
+def test_look_up_guesses_what_followed_the_longest_run_that_was_there_before(text: list[int], depth: int) -> None:
+    found = Lookup().draft(text, depth, 40, Acceptance())
+    runs = [
+        length
+        for length in (5, 4, 3, 2)
+        if any(text[end - length : end] == text[-length:] for end in range(length, len(text)))
+    ]
+    assert bool(found) == bool(runs)
+    for path in found:
+        places = [
+            end
+            for end in range(runs[0], len(text))
+            if text[end - runs[0] : end] == text[-runs[0] :] and tuple(text[end : end + len(path)]) == path
+        ]
+        assert places, "what is guessed did not follow"
+        assert path[:-1] == () or path[:-1] in found
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), min_size=1, max_size=6))
+def test_look_up_follows_conversations_that_turn_off(texts: list[list[int]]) -> None:
+    lookup = Lookup()
+    for text in texts:
+        assert lookup.draft(text, 4, 10, Acceptance()).keys() == Lookup().draft(text, 4, 10, Acceptance()).keys()

@@ -1,0 +1,131 @@
+"""Which width a pass gets: what was measured decides, plain decoding is always a candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_run.partition.pass_costs import PassCosts
+from edge_run.runtime.width_control import LEAST_GAIN, PLAIN_EVERY, TRIAL_SHARE, WidthControl
+
+
+def streamed(width: int) -> tuple[float, float, float]:
+    """A pass that reads for 4 s, and computes 0.1 s a token."""
+    compute_s = 0.3 + 0.1 * width
+    return max(4.0, compute_s), max(0.0, 4.0 - compute_s), 4.0
+
+
+def resident(width: int) -> tuple[float, float, float]:
+    """A pass that reads nothing."""
+    return 0.3 + 0.1 * width, 0.0, 0.0
+
+
+def controlled(device: Callable[[int], tuple[float, float, float]], widths: tuple[int, ...]) -> WidthControl:
+    control = WidthControl(PassCosts(), 64)
+    for width in widths:
+        control.observe_pass(width, *device(width))
+    return control
+
+
+def halving(count: int) -> list[float]:
+    return [0.8**number for number in range(1, count)]
+
+
+def test_a_streamed_pass_is_as_wide_as_reading_leaves_time_for() -> None:
+    control = controlled(streamed, (1, 8, 64))
+    assert 24 <= control.choose([0.9**number for number in range(1, 64)]) <= 40
+    assert control.is_on
+
+
+def test_a_pass_that_computes_only_is_narrow() -> None:
+    control = controlled(resident, (1, 8, 64))
+    assert 1 < control.choose(halving(64)) < 16
+
+
+def test_guesses_that_do_not_come_true_are_not_verified() -> None:
+    control = controlled(resident, (1, 8))
+    assert control.choose([0.01] * 20) == 1
+    assert not control.is_on
+    assert control.choose([0.9] * 8) > 1, "it does not begin again"
+
+
+def test_while_off_guesses_are_made_for_a_hundredth_of_the_time() -> None:
+    control = controlled(resident, (1, 8))
+    control.observe_drafting(0.1)
+    control.choose([0.0] * 8)
+    asked = sum(control.wants_guesses() for _ in range(1000))
+    assert asked * 0.1 <= TRIAL_SHARE * 1000 * resident(1)[0] * 1.05
+    assert asked > 10
+
+
+def test_guesses_that_cost_nothing_are_made_always() -> None:
+    control = controlled(resident, (1, 8))
+    control.observe_drafting(1e-6)
+    control.choose([0.0] * 8)
+    assert all(control.wants_guesses() for _ in range(50))
+
+
+def test_plain_decoding_is_tried_again() -> None:
+    control = controlled(streamed, (1, 8))
+    widths = [control.choose([0.9] * 7) for _ in range(3 * PLAIN_EVERY)]
+    assert widths.count(1) == 3
+
+
+def test_nothing_is_guessed_before_a_pass_was_seen() -> None:
+    assert not WidthControl(PassCosts(), 8).wants_guesses()
+
+
+@given(
+    st.lists(st.floats(0, 1), max_size=40).map(lambda values: sorted(values, reverse=True)),
+    st.lists(
+        st.tuples(st.sampled_from([1, 2, 4, 8, 32]), st.floats(0.01, 9), st.floats(0, 9), st.floats(0, 9)), min_size=1
+    ),
+    st.integers(1, 64),
+    st.floats(0, 2),
+)
+def test_the_choice_is_never_worse_than_plain_decoding_by_its_own_figures(
+    values: list[float], passes: list[tuple[int, float, float, float]], most_tokens: int, draft_s: float
+) -> None:
+    control = WidthControl(PassCosts(), most_tokens)
+    for width, wall_s, wait_s, read_s in passes:
+        control.observe_pass(width, wall_s, wait_s, read_s)
+    control.observe_drafting(draft_s)
+    width, rates = control.choose(values), control.rates(values)
+    assert 1 <= width <= min(most_tokens, len(values) + 1)
+    assert width == 1 or rates[width] >= LEAST_GAIN * rates[1]
+    assert rates[width] == max(rates.values()) or width == 1
+
+
+def test_costs_between_widths_that_were_seen_lie_on_a_line() -> None:
+    costs = PassCosts()
+    for width in (1, 9):
+        costs.observe(width, *resident(width))
+    assert costs.pass_s(5) == pytest.approx(resident(5)[0])
+    assert costs.pass_s(17) == pytest.approx(resident(17)[0], rel=0.01)
+
+
+def test_reading_hides_computing_at_widths_that_were_not_seen() -> None:
+    costs = PassCosts()
+    for width in (1, 4):
+        costs.observe(width, *streamed(width))
+    assert costs.pass_s(16) == pytest.approx(4.0, rel=0.05)
+    assert costs.pass_s(64) == pytest.approx(streamed(64)[0], rel=0.1)
+
+
+def test_reading_grows_with_the_union_of_experts() -> None:
+    def union(width: int) -> float:
+        return float((1 - 0.875**width) / 0.125)
+
+    costs = PassCosts(union)
+    costs.observe(1, 1.0, 0.9, 1.0)
+    assert costs.pass_s(8) == pytest.approx(union(8), rel=0.02)
+
+
+def test_one_slow_pass_does_not_count() -> None:
+    costs = PassCosts()
+    for wall_s in (1.0, 1.0, 9.0, 1.0):
+        costs.observe(1, wall_s, 0.0, 0.0)
+    assert costs.pass_s(1) == 1.0
