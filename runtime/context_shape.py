@@ -9,7 +9,10 @@ from edge_run.base.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class ContextShape:
-    """What a context is made for; all but outputs_per_pass belongs to the numerics key."""
+    """What a context is made for; all but outputs_per_pass belongs to the numerics key.
+
+    is_exact: logits do not depend on the width of passes.
+    """
 
     context_tokens: int
     threads: int
@@ -19,6 +22,7 @@ class ContextShape:
     kv_type_k: str
     kv_type_v: str
     flash_attention: str
+    is_exact: bool = False
 
 
 def context_shape(config: ModelConfig, trained_context_tokens: int, threads: int) -> ContextShape:
@@ -32,8 +36,9 @@ def context_shape(config: ModelConfig, trained_context_tokens: int, threads: int
         threads=threads,
         micro_batch_tokens=min(config.micro_batch_tokens, tokens),
         sequences=config.sequences,
-        outputs_per_pass=max(config.outputs_per_pass, config.sequences),
+        outputs_per_pass=max(config.outputs_per_pass, config.sequences, 1 + config.exact),
         kv_type_k=k,
         kv_type_v=v,
         flash_attention=config.flash_attention,
+        is_exact=config.exact,
     )

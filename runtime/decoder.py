@@ -23,7 +23,9 @@ from edge_run.runtime.progress import Timeline
 class LocalDecoder:
     """A `Decoder` on this device. Not thread-safe but for `cancel`.
 
-    A batch of any length is run in passes of at most `micro_batch_tokens`.
+    A batch of any length is run in passes of at most `micro_batch_tokens`. Where the shape is exact, a pass of one
+    token gets a companion, whose row is not used: ggml's kernels for one column sum in another order than those for
+    more.
     """
 
     def __init__(
@@ -39,14 +41,17 @@ class LocalDecoder:
         self._model, self._context, self._driver = model, context, driver
         self._prepare, self._timeline = prepare, timeline or Timeline()
         self._width, self._outputs = shape.micro_batch_tokens, shape.outputs_per_pass
-        self._batch: Any = L.llama_batch_init(self._width, 0, 1)
+        self._batch: Any = L.llama_batch_init(self._width, 0, shape.sequences)
         self._logits: Logits | None = None
+        self._has_companions = shape.is_exact and not model.is_recurrent
         self._capabilities = Capabilities(
-            context_tokens=context.context_tokens,
+            context_tokens=context.context_tokens - self._has_companions,
             micro_batch_tokens=self._width,
             sequences=shape.sequences,
             vocabulary=model.vocabulary,
             can_rewind=not model.is_recurrent,
+            can_branch=shape.sequences > 1 and not model.is_recurrent and not model.sliding_window_tokens,
+            outputs_per_pass=shape.outputs_per_pass,
         )
 
     @property
@@ -73,6 +78,8 @@ class LocalDecoder:
         except BaseException:
             for sequence in {token.sequence for token in batch}:
                 self.rewind(sequence, min(token.position for token in batch if token.sequence == sequence))
+            for branch in {branch for token in batch for branch in token.branches}:
+                L.llama_memory_seq_rm(self._context.memory, branch, -1, -1)
             raise
         finally:
             self._timeline.end()
@@ -88,6 +95,21 @@ class LocalDecoder:
             return min(position, L.llama_memory_seq_pos_max(memory, sequence) + 1)
         L.llama_memory_seq_rm(memory, sequence, -1, -1)
         return 0
+
+    def branch(self, sequence: int, branches: Sequence[int]) -> None:
+        """Let each of `branches` hold what `sequence` holds, and nothing else; nothing is copied."""
+        for branch in branches:
+            L.llama_memory_seq_rm(self._context.memory, branch, -1, -1)
+            L.llama_memory_seq_cp(self._context.memory, sequence, branch, -1, -1)
+
+    def keep(self, sequence: int, position: int, branch: int, branches: Sequence[int]) -> None:
+        """Let `sequence` go on as `branch` does from `position` on, and empty all `branches`."""
+        memory = self._context.memory
+        if branch != sequence:
+            L.llama_memory_seq_rm(memory, sequence, position, -1)
+            L.llama_memory_seq_cp(memory, branch, sequence, position, -1)
+        for other in branches:
+            L.llama_memory_seq_rm(memory, other, -1, -1)
 
     def map_graph(self) -> GraphMap:
         """Return the graph of a pass of one token, computing nothing. The context must be empty, and is again."""
@@ -115,6 +137,8 @@ class LocalDecoder:
         return self._logits
 
     def _pass(self, tokens: Sequence[BatchToken], logits: Logits, filled: int) -> int:
+        if self._has_companions and len(tokens) == 1:
+            return self._accompanied_pass(tokens[0], logits, filled)
         self._fill(tokens)
         outputs = [i for i, token in enumerate(tokens) if token.wants_logits]
         if len(outputs) > self._outputs:
@@ -139,12 +163,24 @@ class LocalDecoder:
             filled += 1
         return filled
 
+    def _accompanied_pass(self, token: BatchToken, logits: Logits, filled: int) -> int:
+        import numpy as np
+
+        companion = BatchToken(token.token, token.position + 1, token.sequence, token.wants_logits)
+        rows = np.empty((2, self._model.vocabulary), np.float32)
+        n_rows = self._pass([token, companion], rows, 0) // 2
+        L.llama_memory_seq_rm(self._context.memory, token.sequence, companion.position, -1)
+        logits[filled : filled + n_rows] = rows[:n_rows]
+        return filled + n_rows
+
     def _fill(self, tokens: Sequence[BatchToken]) -> None:
         batch = self._batch
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):
             batch.token[i], batch.pos[i] = token.token, token.position
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, token.sequence
+            for number, sequence in enumerate((token.sequence, *token.branches)):
+                batch.seq_id[i][number] = sequence
+            batch.n_seq_id[i] = 1 + len(token.branches)
             batch.logits[i] = token.wants_logits
 
 

@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
@@ -30,6 +31,8 @@ from edge_run.runtime import _ggml as ggml
 from edge_run.runtime import routing
 from edge_run.runtime.context_shape import context_shape
 from edge_run.runtime.decoder import LocalDecoder
+from edge_run.runtime.draft_file import DraftFile
+from edge_run.runtime.draft_model import DraftModel
 from edge_run.runtime.driver import Driver, PassShape, compile_program
 from edge_run.runtime.expert_streaming import ExpertStreaming
 from edge_run.runtime.forecast import PassTimes
@@ -47,6 +50,7 @@ from edge_run.runtime.planning import (
 )
 from edge_run.runtime.progress import Timeline, pass_steps
 from edge_run.runtime.route_recorder import RouteRecorder
+from edge_run.runtime.speculation_shape import speculation_config
 from edge_run.runtime.streams import Streams, WeightMemory, open_streams
 from edge_run.runtime.terms import Holdings, Terms, work_bytes
 from edge_run.tiers import _libc
@@ -106,11 +110,17 @@ class Engine:
         self.config = config
         self._chunk_bytes = chunk_bytes
         self._ledger = Ledger()
+        self._draft_file: DraftFile | None = None
+        self.draft: DraftModel | None = None
         self.budget_bytes = int(config.memory or default_budget_bytes(self._ledger.promised_bytes))
         with _garbage_collection_paused():
             self.gguf = read_gguf(path)
         check_kind(self.gguf)
         check_kv_types(self.gguf, config)
+        self.config = config = speculation_config(config, self.gguf)
+        if config.draft_model:
+            self._draft_file = DraftFile(config.draft_model, config, self.gguf)
+            self._draft_file.check_budget(self.budget_bytes)
         reason = why_not_ours(config)
         self._planner: Planner | None = None
         if config.check_file and not (ggml.check_library() or _libc.why_unavailable()):
@@ -129,6 +139,8 @@ class Engine:
         self._stack = contextlib.ExitStack()
         try:
             with _OPENING, _garbage_collection_paused():
+                if self._draft_file:
+                    self.draft = self._stack.enter_context(DraftModel(self._draft_file))
                 self.plan: Plan = self._open_plain() if reason else self._open_ours()
         except BaseException:
             self.close()
@@ -147,6 +159,7 @@ class Engine:
             kv_type_v=self.shape.kv_type_v,
             micro_batch_tokens=self.shape.micro_batch_tokens,
             sequences=self.shape.sequences,
+            exact=self.shape.is_exact,
         )
 
     @property
@@ -191,9 +204,10 @@ class Engine:
         except NoInspector as error:
             logger.warning("%s; it is opened all the same", error)
             return
-        self._planner = Planner(self.gguf, self.config, known)
+        draft_bytes = self._draft_file.size_bytes if self._draft_file else 0
+        self._planner = Planner(self.gguf, self.config, known, draft_bytes)
         room = min(self.budget_bytes, available_bytes(promised_bytes=self._ledger.promised_bytes))
-        if is_budget_kept and known.kv_bytes + known.buffer_bytes > room:
+        if is_budget_kept and known.kv_bytes + known.buffer_bytes + draft_bytes > room:
             self._planner.plan(room)
 
     def _open_plain(self) -> Plan:
@@ -215,7 +229,7 @@ class Engine:
             self._territory = Territory(stubs.spans(), self._chunk_bytes)
         self._territory.claim()
         weights_bytes = self._territory.n_chunks * self._territory.chunk_bytes
-        is_resident = Holdings.now().total_bytes + weights_bytes <= self.budget_bytes
+        is_resident = self._with_draft(Holdings.now()).total_bytes + weights_bytes <= self.budget_bytes
         holdings = self._make_context(self._callback(is_needed=not is_resident))
         if is_resident and holdings.total_bytes + weights_bytes > self.budget_bytes:
             self._context.close()
@@ -231,6 +245,8 @@ class Engine:
             raise NotSupported(f"{path}: {self.gguf.architecture} has an encoder; edge-run runs decoder-only models")
         self.shape = context_shape(self.config, self.model.trained_context_tokens, compute_threads(self.config.threads))
         self._stack.callback(lambda: self._context.close() if hasattr(self, "_context") else None)
+        if self.draft:
+            self.draft.check_vocabulary(self.model)
 
     def _callback(self, *, is_needed: bool) -> Callable[[int, bool, int], bool] | None:
         return self._driver.callback if is_needed or self._recorder else None
@@ -239,7 +255,15 @@ class Engine:
         _libc.trim_heap()
         before = process_memory()
         self._context = LlamaContext(self.model, self.shape, callback)
-        return Holdings.since(before, self._context, work_bytes(self.gguf, self.shape.micro_batch_tokens))
+        holdings = Holdings.since(before, self._context, work_bytes(self.gguf, self.shape.micro_batch_tokens))
+        return self._with_draft(holdings)
+
+    def _with_draft(self, holdings: Holdings) -> Holdings:
+        """Return `holdings` with what the draft model takes on a line of its own."""
+        if not self.draft:
+            return holdings
+        program_bytes = max(0, holdings.program_bytes - self.draft.resident_bytes)
+        return replace(holdings, program_bytes=program_bytes, draft_bytes=self.draft.held_bytes)
 
     def _terms(self, holdings: Holdings) -> Terms:
         tokens, width = self._context.context_tokens, self.shape.micro_batch_tokens
@@ -287,7 +311,8 @@ class Engine:
     def _enter_in_ledger(self, plan: Plan) -> None:
         """Let this user's other runs know what `plan` takes. Raises BudgetError when that is more than is free."""
         sizes = {item.what: item.size_bytes for item in plan.items}
-        grant = self._ledger.grant(sum(sizes.values()), self.gguf.shards[0].path.name, held_bytes=sizes["program"])
+        held = sizes["program"] + (self.draft.resident_bytes if self.draft else 0)
+        grant = self._ledger.grant(sum(sizes.values()), self.gguf.shards[0].path.name, held_bytes=held)
         self._stack.enter_context(grant)
 
     def _begin(self, batch: Sequence[BatchToken]) -> None:

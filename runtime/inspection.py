@@ -30,7 +30,15 @@ logger = logging.getLogger(__name__)
 SHARD_BYTES = 1 << 46  # a file address: the shard's number times this, plus the offset in it
 FORMAT = 5
 MOST_REMEMBERED = 200
-SHAPING = ("context_tokens", "micro_batch_tokens", "sequences", "outputs_per_pass", "kv_type", "flash_attention")
+SHAPING = (
+    "context_tokens",
+    "micro_batch_tokens",
+    "sequences",
+    "outputs_per_pass",
+    "kv_type",
+    "flash_attention",
+    "exact",
+)
 _HASHED_BYTES = 1 << 16
 
 

@@ -64,9 +64,10 @@ class LlamaModel:
         """Load from the shards at `paths`, on the CPU, mapped, nothing repacked.
 
         on_header_read is called once between the reading of the header and the mapping. metadata: instead of the
-        file's own. mode: `mapped`; `sized`, of which contexts allocate nothing and only tell their sizes; `vocabulary`,
-        which has nothing else. path: the file that errors name, the first of `paths` by default. Raises ModelFileError
-        with llama.cpp's own reason when it refuses the file, NotSupported when it does not know the architecture.
+        file's own. mode: `mapped`; `read`, into memory of llama.cpp's own; `sized`, of which contexts allocate nothing
+        and only tell their sizes; `vocabulary`, which has nothing else. path: the file that errors name, the first of
+        `paths` by default. Raises ModelFileError with llama.cpp's own reason when it refuses the file, NotSupported
+        when it does not know the architecture.
         """
         self.path = path or paths[0]
         L.llama_backend_init()
@@ -84,6 +85,8 @@ class LlamaModel:
         params.load_mode, params.lazy_mode = ggml.LOAD_MODE_MMAP, ggml.LAZY_MODE_OFF
         params.use_extra_bufts, params.n_gpu_layers = False, 0
         params.vocab_only = mode == "vocabulary"
+        if mode == "read":
+            params.load_mode = ggml.LOAD_MODE_NONE
         if mode == "sized":
             params.load_mode, params.no_alloc = ggml.LOAD_MODE_NONE, True
         if metadata:

@@ -12,13 +12,13 @@ from typing import Any
 from edge_run.base.config import ModelConfig, SamplingConfig, make_config
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.profile import DeviceProfile
-from edge_run.base.results import Generation, Plan, Progress, Stats
+from edge_run.base.results import Generation, Plan, Progress, Speculation, Stats
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
 from edge_run.runtime.chat import ChatTemplate
 from edge_run.runtime.engine import Engine
 from edge_run.runtime.meter import Meter
-from edge_run.runtime.session import Session
+from edge_run.runtime.speculation_setup import open_session
 from edge_run.runtime.stream import Answer, Stream
 
 Message = Mapping[str, str]
@@ -52,7 +52,7 @@ class Model:
         self._finalizer = weakref.finalize(self, self._engine.close)
         try:
             self.path = Path(path)
-            self._session = Session(self._engine.decoder)
+            self._session = open_session(self._engine)
             self._template = ChatTemplate.from_model(
                 self._engine.model.metadata,
                 self._special(L.llama_vocab_bos(self._vocab)),
@@ -80,6 +80,11 @@ class Model:
     def stats(self) -> Stats:
         """Figures since the model was opened."""
         return self._meter.stats()
+
+    @property
+    def speculation(self) -> Speculation:
+        """What speculation did since the last prompt; before one, its mode and why it is off or limited."""
+        return self._session.speculation()
 
     @property
     def progress(self) -> Progress | None:

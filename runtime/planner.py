@@ -21,6 +21,7 @@ from edge_run.devices.memory import default_budget_bytes
 from edge_run.devices.profile import disk_of
 from edge_run.prefetch.schedule import Stretch
 from edge_run.runtime import routing
+from edge_run.runtime.draft_file import DraftFile
 from edge_run.runtime.forecast import PassTimes, forecast, pass_work
 from edge_run.runtime.inspection import Inspection, inspect
 from edge_run.runtime.kv_rules import check_kv_types
@@ -35,6 +36,7 @@ from edge_run.runtime.planning import (
     plan_streamed,
     row_ranges,
 )
+from edge_run.runtime.speculation_shape import speculation_config
 from edge_run.runtime.stretches import chunks_of, cut_into_stretches
 from edge_run.runtime.terms import Holdings, Terms, work_bytes
 from edge_run.tiers.gguf import GgufModel, read_gguf
@@ -54,7 +56,9 @@ def planner(path: Path, config: ModelConfig) -> Planner:
     gguf = read_gguf(path)
     check_kind(gguf)
     check_kv_types(gguf, config)
-    return Planner(gguf, config, inspect(gguf, config, library_version(), is_tried=False))
+    config = speculation_config(config, gguf)
+    draft_bytes = DraftFile(config.draft_model, config, gguf).size_bytes if config.draft_model else 0
+    return Planner(gguf, config, inspect(gguf, config, library_version(), is_tried=False), draft_bytes)
 
 
 def plan(
@@ -81,11 +85,12 @@ def plan(
 class Planner:
     """Plans one model under any number of budgets. Reads nothing."""
 
-    def __init__(self, gguf: GgufModel, config: ModelConfig, known: Inspection) -> None:
-        self.gguf, self.config, self.known = gguf, config, known
+    def __init__(self, gguf: GgufModel, config: ModelConfig, known: Inspection, draft_bytes: int = 0) -> None:
+        self.gguf, self.config, self.known, self._draft_bytes = gguf, config, known, draft_bytes
         self.threads = compute_threads(config.threads)
         work = work_bytes(gguf, known.micro_batch_tokens)
-        self._holdings = Holdings(known.program_bytes + RUN_BYTES, known.kv_bytes, known.buffer_bytes, work)
+        program = known.program_bytes + RUN_BYTES
+        self._holdings = Holdings(program, known.kv_bytes, known.buffer_bytes, work, draft_bytes)
         self._territory = Territory(known.spans)
 
     @functools.cached_property
@@ -130,7 +135,8 @@ class Planner:
     def widened(self, factor: int) -> Planner:
         """Return the planner of a micro-batch that is `factor` times as wide; its buffers are taken to grow as much."""
         wide = self.known.micro_batch_tokens * factor, self.known.buffer_bytes * factor
-        return Planner(self.gguf, self.config, replace(self.known, micro_batch_tokens=wide[0], buffer_bytes=wide[1]))
+        known = replace(self.known, micro_batch_tokens=wide[0], buffer_bytes=wide[1])
+        return Planner(self.gguf, self.config, known, self._draft_bytes)
 
     def times(self, plan: Plan, profile: DeviceProfile, model: Path) -> PassTimes:
         """Return how long the passes of `plan` take on the device of `profile`, read from where `model` is."""

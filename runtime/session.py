@@ -11,14 +11,17 @@ import numpy as np
 
 from edge_run.base.errors import ContextFull
 from edge_run.base.protocols import BatchToken, Decoder, Logits
+from edge_run.base.results import Speculation
 
 
 class Session:
     """Sequence `sequence` of a decoder. Not thread-safe. After an error it holds what the decoder still holds."""
 
-    def __init__(self, decoder: Decoder, sequence: int = 0) -> None:
+    def __init__(self, decoder: Decoder, sequence: int = 0, why_plain: str = "") -> None:
+        """Begin an empty conversation. why_plain: why it does not speculate, although that was asked for."""
         self._decoder = decoder
         self._sequence = sequence
+        self._why_plain = why_plain
         self.history: list[int] = []
 
     def feed(self, prompt: Sequence[int]) -> tuple[Logits, int]:
@@ -45,6 +48,10 @@ class Session:
     def step(self, token: int) -> Logits:
         """Append one token; return the logits after it, `(vocabulary,)`."""
         return self._append([token])
+
+    def speculation(self) -> Speculation:
+        """Return the figures of speculation since the last prompt: there is none."""
+        return Speculation(reason=self._why_plain)
 
     @property
     def is_full(self) -> bool:

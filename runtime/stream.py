@@ -158,4 +158,5 @@ class Answer:
             plan=engine.plan,
             backend=engine.backend,
             experts=engine.expert_use,
+            speculation=self._session.speculation(),
         )

@@ -23,13 +23,14 @@ class Holdings:
 
     program_bytes: resident, Python and llama.cpp with its graphs. kv_bytes and buffer_bytes: allocated by llama.cpp's
     context, and counted in full, touched yet or not. work_bytes: what matrix multiplications will allocate for their
-    inputs.
+    inputs. draft_bytes: all that a draft model takes.
     """
 
     program_bytes: int
     kv_bytes: int = 0
     buffer_bytes: int = 0
     work_bytes: int = 0
+    draft_bytes: int = 0
 
     @classmethod
     def now(cls) -> Holdings:
@@ -53,7 +54,9 @@ class Holdings:
 
     def items(self) -> tuple[PlanItem, ...]:
         """Return the plan's lines for all but weights."""
+        draft = PlanItem("draft", self.draft_bytes, "the draft model: weights, keys and values, buffers, vocabulary")
         return (
+            *([draft] if self.draft_bytes else []),
             PlanItem("program", self.program_bytes, "Python, llama.cpp and the vocabulary"),
             PlanItem("kv", self.kv_bytes, "the context's keys and values"),
             PlanItem("buffers", self.buffer_bytes, "llama.cpp's compute and output buffers, as it reports them"),

@@ -29,6 +29,7 @@ GREEDY = ("--temp", "0", "-c", "256")
 KEYS = {
     "text", "token_ids", "finish_reason", "seed", "prompt_tokens", "cached_tokens", "completion_tokens",
     "load_s", "ttft_s", "prefill_tokens_per_s", "decode_tokens_per_s", "memory", "io", "numerics", "plan", "backend",
+    "experts", "speculation",
 }  # fmt: skip
 NESTED_KEYS = {
     "memory": {"budget_bytes", "peak_bytes", "pinned_bytes", "window_bytes", "kv_bytes"},
@@ -148,7 +149,8 @@ def test_file_named_like_a_command_can_be_run(run, tmp_path: Path) -> None:
         ([KIT, "-p", "x", "--grammar", "root ::= ("], 2, "grammar"),
         ([KIT, "-p", "x", "-sys", "y"], 2, "add -cnv"),
         ([KIT, "-p", "x", "-cnv"], 7, "no chat template"),
-        ([KIT, "-p", "x", "-md", "draft.gguf"], 7, "draft model"),
+        ([KIT, "-p", "x", "-md", "draft.gguf"], 3, "draft.gguf"),
+        ([KIT, "-p", "x", "--speculate", "draft"], 2, "-md"),
         ([KIT, "-p", "x " * 300, "-c", "256"], 8, "the context holds"),
         ([KIT], 2, "standard input is empty"),
         (["run"], 2, "model: none given"),

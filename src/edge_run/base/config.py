@@ -18,6 +18,8 @@ MOST_CONTEXT_TOKENS = 2**31 - 1  # llama.cpp counts positions in 32 bits
 FLASH_ATTENTION = ("auto", "on", "off")
 EXPERT_POLICIES = ("default", "lru", "lfu", "layer-lru", "layer-lfu")
 EXPERT_PREFETCH = ("auto", "off", "1", "1+", "2")
+SPECULATE = ("auto", "off", "ngram", "draft")
+MOST_DRAFT_TOKENS = 127
 
 
 _Config = TypeVar("_Config")
@@ -53,6 +55,10 @@ class ModelConfig:
     half the readers too. cache_folder: where stubs are kept while a model loads, and what is known of models; None
     is `~/.cache/edge-run`. check_file: open a file that is not known yet in a child process first: llama.cpp ends the
     process over some broken files.
+    draft: a small model with the same tokens, which guesses what comes next. speculate: with what several tokens are
+    guessed, to be verified in one pass: `draft` (that model), `ngram` (what came before in the text), `off`, or `auto`,
+    which is both with a draft model and nothing without one. draft_tokens: guesses in one pass at most.
+    exact: compute so that tokens are the same, speculation or not: no flash attention, no pass of a single token.
     """
 
     memory: int | str | None = None
@@ -69,6 +75,10 @@ class ModelConfig:
     expert_prefetch: str = "auto"
     cache_folder: Path | None = None
     check_file: bool = True
+    draft: Path | str | None = None
+    speculate: str = "auto"
+    draft_tokens: int = 47
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if self.memory is not None:
@@ -98,6 +108,37 @@ class ModelConfig:
         )
         for kind in self.kv_types:
             _require(kind in KV_TYPES, f"KV type {kind!r}: must be one of {', '.join(KV_TYPES)}, or two as K/V")
+        self._check_speculation()
+
+    def _check_speculation(self) -> None:
+        if self.draft is not None:
+            object.__setattr__(self, "draft", Path(self.draft))
+        _require(self.speculate in SPECULATE, f"speculate {self.speculate!r}: must be one of {', '.join(SPECULATE)}")
+        _require(
+            1 <= self.draft_tokens <= MOST_DRAFT_TOKENS,
+            f"draft tokens {self.draft_tokens}: must be 1 to {MOST_DRAFT_TOKENS}",
+        )
+        _require(
+            self.speculate != "draft" or self.draft is not None, "speculate draft: needs a draft model; give one (-md)"
+        )
+        _require(not self.exact or self.flash_attention != "on", "exact: excludes flash attention; leave out -fa on")
+        _require(not self.exact or self.micro_batch_tokens > 1, "exact: needs a micro-batch (-ub) of at least 2 tokens")
+        _require(
+            not self.exact or self.kv_types[1] in ("f32", "f16", "bf16"),
+            f"exact: excludes {self.kv_types[1]} for V, which needs flash attention; give -ctv f16",
+        )
+        if self.exact:
+            object.__setattr__(self, "flash_attention", "off")
+
+    @property
+    def draft_model(self) -> Path | None:
+        """The draft model that is used; None where there is none."""
+        return Path(self.draft) if self.draft is not None and self.speculate in ("auto", "draft") else None
+
+    @property
+    def uses_lookup(self) -> bool:
+        """Whether the text so far is used to guess what comes next."""
+        return self.speculate == "ngram" or (self.speculate == "auto" and self.draft is not None)
 
     @property
     def cache(self) -> Path:

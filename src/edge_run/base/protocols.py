@@ -23,23 +23,34 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchToken:
-    """One token of a batch: its id, its position in its sequence, its sequence, and whether its logits are wanted."""
+    """One token of a batch: its id, its position in its sequence, its sequence, and whether its logits are wanted.
+
+    branches: other sequences that it belongs to as well, which must hold the same up to here (`Decoder.branch`).
+    """
 
     token: int
     position: int
     sequence: int = 0
     wants_logits: bool = False
+    branches: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a decoder can do. can_rewind: sequences can be cut at any position (false for recurrent state)."""
+    """What a decoder can do.
+
+    can_rewind: sequences can be cut at any position (false for recurrent state). can_branch: sequences can share what
+    they begin with, and go on differently (also false where attention looks at a window only). outputs_per_pass: tokens
+    of a pass whose logits may be asked for.
+    """
 
     context_tokens: int
     micro_batch_tokens: int
     sequences: int
     vocabulary: int
     can_rewind: bool
+    can_branch: bool = False
+    outputs_per_pass: int = 1
 
 
 class Decoder(Protocol):
@@ -60,4 +71,12 @@ class Decoder(Protocol):
 
     def rewind(self, sequence: int, position: int) -> int:
         """Forget `sequence` from `position` on; return the position it now ends at (0 where it cannot be cut)."""
+        ...
+
+    def branch(self, sequence: int, branches: Sequence[int]) -> None:
+        """Let each of `branches` hold what `sequence` holds, and nothing else; nothing is copied."""
+        ...
+
+    def keep(self, sequence: int, position: int, branch: int, branches: Sequence[int]) -> None:
+        """Let `sequence` go on as `branch` does from `position` on, and empty all `branches`."""
         ...

@@ -30,6 +30,7 @@ class Numerics:
     kv_type_v: str
     micro_batch_tokens: int
     sequences: int
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,35 @@ class ExpertUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Speculation:
+    """How several tokens were verified in one pass.
+
+    mode: `off`, `ngram`, `draft`, or `draft+ngram`; reason: why it is off although it was asked for, or what limits it.
+    passes: after the prompt. drafted: guesses that were verified; accepted: those that came true and were used.
+    acceptance_by_depth: of the guesses at depth 1, 2, ... how many came true. widths: passes by their number of tokens.
+    switched_off_share: of the passes, those in which plain decoding was expected to be faster. draft_s: making guesses.
+    gain: speed of decoding over what it would be without, as passes of one token took; expected_gain: what the
+    controller expected. noise: how far a logit may differ between widths (0: not at all); near_ties: tokens that
+    were chosen in a wider pass where the two best logits were closer than that: plain decoding may choose otherwise.
+    """
+
+    mode: str = "off"
+    reason: str = ""
+    passes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    tokens_per_pass: float = 0.0
+    acceptance_by_depth: tuple[float, ...] = ()
+    widths: dict[int, int] = field(default_factory=dict)
+    switched_off_share: float = 0.0
+    draft_s: float = 0.0
+    gain: float = 1.0
+    expected_gain: float = 1.0
+    noise: float = 0.0
+    near_ties: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """A finished answer and its figures.
 
@@ -194,6 +224,7 @@ class Generation:
     plan: Plan
     backend: Backend
     experts: ExpertUse | None = None
+    speculation: Speculation = field(default_factory=Speculation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,8 @@ def opened(
                 f"a context of {config.context_tokens:,} tokens, the model was trained on "
                 f"{model.trained_context_tokens:,}: its text may be poor beyond them"
             )
+        if limits := model.speculation.reason:
+            terminal.say(limits)
         if backend.name == "edge-run" and terminal.shows_notices and not is_quiet:
             terminal.say(figures.describe_plan(path.name, model.plan), NOTICE)
         yield model

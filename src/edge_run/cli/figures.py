@@ -66,6 +66,8 @@ def describe_speed(generation: Generation) -> str:
     parts = [_count(generation.completion_tokens, "token")]
     if generation.decode_tokens_per_s:
         parts[0] += f" at {_rate(generation.decode_tokens_per_s)} tokens/s"
+    if generation.speculation.passes:
+        parts.append(f"{_rate(generation.speculation.tokens_per_pass)} tokens a pass")
     if generation.ttft_s:
         parts.append(f"the first after {generation.ttft_s:.2f} s")
     fed_tokens = generation.prompt_tokens - generation.cached_tokens

@@ -17,6 +17,7 @@ from edge_run.base.config import (
     EXPERT_PREFETCH,
     FLASH_ATTENTION,
     KV_TYPES,
+    SPECULATE,
     ModelConfig,
     SamplingConfig,
 )
@@ -128,7 +129,23 @@ SETTINGS: tuple[Setting, ...] = (
         help="Open a file that is new in a process of its own first: some broken ones would end this one. "
         "[default: yes]",
     ),
-    _memory("-md", "--draft", "--model-draft", help="A draft model; not supported yet.", **_FILE),
+    _memory(
+        "-md", "--draft", "--model-draft", field="draft", **_FILE,
+        help="A small model with the same tokens, which guesses what comes next: several guesses are verified at once.",
+    ),
+    _memory(
+        "--speculate", field="speculate", type=click.Choice(SPECULATE),
+        help="Guess with the draft model, with what came before in the text (ngram), or not; auto: both where there is "
+        "a draft model." + _default("speculate"),
+    ),
+    _memory(
+        "--draft-max", field="draft_tokens", **_NUMBER, help="Guesses at once, at most." + _default("draft_tokens")
+    ),
+    _memory(
+        "--exact/--no-exact", field="exact", default=None,
+        help="Compute so that speculation cannot change a token: no flash attention, no pass of a single token. "
+        "[default: no]",
+    ),
     _output("--json", is_flag=True, help="One JSON object on standard output, and nothing else."),
     _output("--display-prompt/--no-display-prompt", help="Repeat the prompt before the answer. [default: no]"),
     Setting(

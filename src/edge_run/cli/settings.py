@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from edge_run.base.config import ModelConfig, SamplingConfig
-from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.errors import ConfigError
 from edge_run.base.units import format_size
 from edge_run.cli.commands import origin
 from edge_run.cli.config_file import cache_folder
@@ -44,10 +44,8 @@ class RunSettings:
 
 
 def resolve(context: click.Context, given: Mapping[str, Any]) -> RunSettings:
-    """Return the settings of a run. Raises ConfigError for what cannot be, NotSupported for what is not there yet."""
+    """Return the settings of a run. Raises ConfigError for what cannot be."""
     values = _without_outranked(context, given)
-    if values["draft"]:
-        raise NotSupported("draft model: speculative decoding is not there yet; leave out -md")
     n_predict = values["predict"]
     if n_predict is not None and n_predict < -1:
         raise ConfigError(f"tokens to predict {n_predict}: must be -1 (until the model ends) or more", found=n_predict)
@@ -69,6 +67,7 @@ def model_config(context: click.Context, values: Mapping[str, Any], **defaults: 
     """Return how to open a model; `defaults` stand in for what was not given."""
     fields = {field: values.get(name) for name, field in _MODEL_FIELDS.items()}
     fields["kv_type"] = _kv_type(context, values)
+    fields["draft"] = _expanded(fields["draft"]) if fields["draft"] else None
     fields["cache_folder"] = _expanded(fields["cache_folder"]) if fields["cache_folder"] else cache_folder()
     fields = defaults | {field: value for field, value in fields.items() if value is not None}
     if values.get("batch_size") is not None:

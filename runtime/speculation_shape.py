@@ -1,0 +1,28 @@
+"""What speculation asks of a model's context, before it is made."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from edge_run.base.config import ModelConfig
+from edge_run.tiers.gguf import GgufModel
+
+MOST_BRANCHES = 23  # of a tree, besides its main line
+_RECURRENT = re.compile(r"\.(ssm|time_mix|shortconv)")
+
+
+def speculation_config(config: ModelConfig, gguf: GgufModel) -> ModelConfig:
+    """Return `config` with room for trees of guesses: their logits, and a sequence for each branch.
+
+    A model whose cache cannot branch has no room for branches: its attention looks at a window, which would need as
+    much for each sequence, or it has recurrent state, which cannot even be cut.
+    """
+    if not config.draft_model and not config.uses_lookup:
+        return config
+    if any(_RECURRENT.search(tensor.name) for tensor in gguf.tensors):
+        return config
+    outputs = max(config.outputs_per_pass, min(config.draft_tokens, config.micro_batch_tokens - 1) + 1)
+    branches = 0 if gguf.value("attention.sliding_window") else min(MOST_BRANCHES, outputs - 1)
+    outputs = max(outputs, config.sequences + branches)  # llama.cpp wants as many as there are sequences
+    return replace(config, outputs_per_pass=outputs, sequences=config.sequences + branches)

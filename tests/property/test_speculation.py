@@ -1,0 +1,240 @@
+"""A speculating conversation over a cache of cells, as llama.cpp has one: what it returns hangs on the text alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_run.base.errors import TierReadError
+from edge_run.base.protocols import BatchToken, Capabilities, Logits
+from edge_run.partition.pass_costs import PassCosts
+from edge_run.runtime.drafting import Acceptance, Guess, Guesses
+from edge_run.runtime.session import Session
+from edge_run.runtime.speculation import SpeculativeSession
+from edge_run.runtime.speculation_tally import Tally
+from edge_run.runtime.width_control import WidthControl
+
+VOCABULARY, CONTEXT = 5, 40
+
+
+def row_of(text: Sequence[int]) -> Logits:
+    """Return logits that only this text has."""
+    return np.random.default_rng([7, *text]).standard_normal(VOCABULARY).astype(np.float32)
+
+
+class Cells:
+    """A decoder that keeps tokens by position and sequence, and says what each token sees before it."""
+
+    def __init__(self, can_branch: bool, failing: random.Random | None = None) -> None:
+        self.capabilities = Capabilities(CONTEXT, 12, 6, VOCABULARY, True, can_branch, 12)
+        self.cells: list[tuple[int, int, set[int]]] = []
+        self._failing = failing
+        self.is_in_order = True
+
+    def decode(self, batch: Sequence[BatchToken]) -> Logits:
+        assert len(self.cells) + len(batch) <= CONTEXT, "more cells than there are"
+        rows = []
+        fails = self._failing is not None and self._failing.random() < 0.2
+        for token in batch:
+            members = {token.sequence, *token.branches}
+            self.cells.append((token.position, token.token, members))
+            if token.wants_logits:
+                rows.append(row_of(self.text(min(members))))
+                for member in members:
+                    assert self.text(member)[: token.position + 1] == self.text(min(members))[: token.position + 1]
+        if fails:
+            for sequence in {token.sequence for token in batch}:
+                self.rewind(sequence, min(token.position for token in batch if token.sequence == sequence))
+            for branch in {branch for token in batch for branch in token.branches}:
+                self._drop(branch, 0)
+            raise TierReadError("the drive is gone")
+        return np.array(rows)
+
+    def text(self, sequence: int) -> list[int]:
+        """Return what `sequence` holds; each position once, without gaps."""
+        held = sorted((position, token) for position, token, members in self.cells if sequence in members)
+        assert [position for position, _ in held] == list(range(len(held)))
+        return [token for _, token in held]
+
+    def rewind(self, sequence: int, position: int) -> int:
+        self._drop(sequence, position)
+        return min(position, len(self.text(sequence)))
+
+    def branch(self, sequence: int, branches: Sequence[int]) -> None:
+        for branch in branches:
+            self._drop(branch, 0)
+            for _, _, members in self.cells:
+                if sequence in members:
+                    members.add(branch)
+
+    def keep(self, sequence: int, position: int, branch: int, branches: Sequence[int]) -> None:
+        if branch != sequence:
+            self._drop(sequence, position)
+            for place, _, members in self.cells:
+                if branch in members and place >= position:
+                    members.add(sequence)
+        for other in branches:
+            self._drop(other, 0)
+
+    def _drop(self, sequence: int, position: int) -> None:
+        for place, _, members in self.cells:
+            if place >= position:
+                members.discard(sequence)
+        self.cells = [cell for cell in self.cells if cell[2]]
+
+
+class Guesser:
+    """Guesses at random, sometimes what comes."""
+
+    def __init__(self, chance: random.Random, coming: list[int]) -> None:
+        self._chance, self._coming = chance, coming
+
+    def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
+        assert most_depth >= 1
+        found: dict[tuple[int, ...], Guess] = {}
+        for _ in range(self._chance.randrange(5)):
+            path: tuple[int, ...] = ()
+            for depth in range(self._chance.randint(1, most_depth)):
+                place = len(history) + depth
+                is_right = self._chance.random() < 0.7 and place < len(self._coming)
+                path += (self._coming[place] if is_right else self._chance.randrange(VOCABULARY),)
+                above = found[path[:-1]].value if depth else 1.0
+                found.setdefault(path, Guess(above * self._chance.random(), ("random", 0, 0), 0.5))
+        return found
+
+
+class AnyWidth(WidthControl):
+    """Takes any width, and speculates whenever it is asked."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__(PassCosts(), 12)
+        self._chance = chance
+
+    def wants_guesses(self) -> bool:
+        return self._chance.random() < 0.9
+
+    def choose(self, values: Sequence[float]) -> int:
+        return self._chance.randint(1, min(12, len(values) + 1))
+
+
+def speculating(decoder: Cells, coming: list[int], seed: int, is_exact: bool) -> SpeculativeSession:
+    chance = random.Random(seed)
+    branches = range(1, 6) if decoder.capabilities.can_branch else ()
+    drafters = [Guesser(chance, coming), Guesser(chance, coming)]
+    return SpeculativeSession(
+        decoder, drafters, AnyWidth(chance), Tally("random", is_exact=is_exact), branches=branches, is_exact=is_exact
+    )
+
+
+TEXT = st.lists(st.integers(0, VOCABULARY - 1), min_size=2, max_size=CONTEXT)
+
+
+@given(TEXT, st.integers(1, 6), st.integers(0, 2**32), st.booleans(), st.booleans())
+def test_every_row_is_that_of_the_text_so_far(
+    text: list[int], prompt: int, seed: int, can_branch: bool, is_exact: bool
+) -> None:
+    decoder = Cells(can_branch)
+    session = speculating(decoder, text, seed, is_exact)
+    start = min(prompt, len(text) - 1)
+    logits, _ = session.feed(text[:start])
+    assert np.array_equal(logits, row_of(text[:start]))
+    for place in range(start, len(text)):
+        row = session.step(text[place])
+        assert np.array_equal(row, row_of(text[: place + 1]))
+        assert session.history == text[: place + 1]
+    figures = session.speculation()
+    assert figures.passes + figures.accepted == len(text) - start
+    assert sum(figures.widths.values()) == figures.passes
+    assert figures.noise == 0 or not is_exact
+
+
+@given(TEXT, TEXT, st.integers(0, 2**32), st.booleans())
+def test_a_new_prompt_after_any_number_of_steps_finds_the_common_prefix(
+    text: list[int], other: list[int], seed: int, is_exact: bool
+) -> None:
+    plain, guessing = Session(Cells(False)), speculating(Cells(True), text, seed, is_exact)
+    for session in (plain, guessing):
+        session.feed(text[:2][:1])
+        for token in text[1:-1]:
+            session.step(token)
+    prompt = [*text[: len(text) // 2], *other][: CONTEXT - 1]
+    (row, cached), (wanted, wanted_cached) = guessing.feed(prompt), plain.feed(prompt)
+    assert cached == wanted_cached
+    assert np.array_equal(row, wanted)
+
+
+@given(TEXT, st.integers(0, 2**32), st.booleans())
+def test_after_a_pass_that_failed_the_conversation_is_what_the_decoder_holds(
+    text: list[int], seed: int, is_exact: bool
+) -> None:
+    decoder = Cells(True)
+    session = speculating(decoder, text, seed, is_exact)
+    session.feed(text[:1])
+    decoder._failing = random.Random(seed)
+    for _ in range(60):
+        place = len(session.history)
+        if place >= len(text):
+            break
+        try:
+            if place == 0:
+                session.feed(text[:1])
+            else:
+                row = session.step(text[place])
+                assert np.array_equal(row, row_of(text[: place + 1]))
+        except TierReadError:
+            assert decoder.text(0) == session.history == text[: len(session.history)]
+            assert all(members == {0} for _, _, members in decoder.cells), "a branch is left"
+
+
+def test_exact_speculation_returns_only_rows_of_cells_in_order() -> None:
+    """What does not lie in the order of the text is computed again: cell by cell, the cache is the text."""
+    text = [random.Random(3).randrange(VOCABULARY) for _ in range(CONTEXT)]
+    for seed in range(40):
+        decoder = Cells(True)
+        session = speculating(decoder, text, seed, is_exact=True)
+        session.feed(text[:2])
+        for token in text[2:]:
+            session.step(token)
+            n = len(session.history)
+            assert [cell[0] for cell in decoder.cells][:n] == list(range(n))
+            assert [cell[1] for cell in decoder.cells][:n] == text[:n]
+
+
+def test_that_a_drafter_reads_the_prompt_first_is_not_what_guessing_takes() -> None:
+    """Otherwise a long prompt would switch speculation off for good."""
+    now = 0.0
+
+    class Slow(Guesser):
+        n_calls = 0
+
+        def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
+            nonlocal now
+            self.n_calls += 1
+            now += 9.0 if self.n_calls == 1 else 0.01
+            return super().draft(history, most_depth, most_guesses, acceptance)
+
+    chance = random.Random(1)
+    control = AnyWidth(chance)
+    session = SpeculativeSession(Cells(False), [Slow(chance, [])], control, Tally("slow"), clock=lambda: now)
+    session.feed([1])
+    for token in (2, 3, 4, 1, 2, 3, 4):
+        session.step(token)
+    assert 0 < control.draft_s < 0.02
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_it_does_save_passes(is_exact: bool) -> None:
+    text = [random.Random(5).randrange(VOCABULARY) for _ in range(CONTEXT)]
+    passes = []
+    for seed in range(20):
+        session = speculating(Cells(True), text, seed, is_exact)
+        session.feed(text[:2])
+        for token in text[2:]:
+            session.step(token)
+        passes.append(session.speculation().passes)
+    assert sum(passes) / len(passes) < 0.75 * (CONTEXT - 2)
