@@ -24,6 +24,7 @@ from edge_run.runtime.planner import planner
 from edge_run.runtime.session import Session
 from edge_run.runtime.speculation_setup import open_session
 from edge_run.runtime.width_control import WidthControl
+from in_child import in_child
 from kit_models import KIT, streamed
 from tiny_models import make_model
 
@@ -116,20 +117,24 @@ def test_logits_of_wider_passes_differ_by_noise_only(folder: Path, flash_attenti
     assert max(did.widths) > 4
 
 
-@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("exact", [False, True])
 def test_streamed_and_resident_give_the_same_bits(grown: Path, exact: bool) -> None:
+    _streamed_and_resident(grown=grown, exact=exact)
+
+
+@in_child  # whose memory is that of these models alone
+def _streamed_and_resident(grown: Path, exact: bool) -> None:
+    speculation_setup.WidthControl = Eager  # type: ignore[misc]
     options = {"draft": KIT, "draft_tokens": 8, "exact": exact, "threads": 1, "context_tokens": 256}
     rows, modes = [], []
     for place in (grown, KIT):
         memory = streamed()["memory"] if place == grown else None
-        engine = opened(place, **options, micro_batch_tokens=16, memory=memory)
-        modes.append(engine.plan.mode)
-        prompt = [5 + 11 * i % 900 for i in range(30)]
-        session = open_session(engine)
-        rows.append(continued(session, prompt, 24))
-        assert engine.memory_use.peak_bytes <= engine.budget_bytes
-        engine.close()
+        with contextlib.closing(opened(place, **options, micro_batch_tokens=16, memory=memory)) as engine:
+            modes.append(engine.plan.mode)
+            prompt = [5 + 11 * i % 900 for i in range(30)]
+            session = open_session(engine)
+            rows.append(continued(session, prompt, 24))
+            assert engine.memory_use.peak_bytes <= engine.budget_bytes
         assert session.speculation().accepted > 0
     assert modes == ["streamed", "resident"]
     assert rows[0][0] == rows[1][0]

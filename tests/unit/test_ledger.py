@@ -134,7 +134,8 @@ def test_what_is_held_now_counts_where_nothing_is_said(tmp_path: Path) -> None:
     with ledger.grant(5 * GIB, "first.gguf"), ledger.grant(5 * GIB, "second.gguf"):
         (run,) = ledger.runs()
         assert run.models in {("first.gguf", "second.gguf"), ("second.gguf", "first.gguf")}
-        assert 9 * GIB < run.granted_bytes < 10 * GIB, "the program is in both"
+        twice = 10 * GIB - run.granted_bytes
+        assert 0 < twice <= 1.1 * run.resident_bytes, "the program is in both"
 
 
 def test_only_processes_in_a_group_count_there(
