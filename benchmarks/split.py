@@ -8,6 +8,7 @@ without what is the same in all files. The same is measured with no code above t
 from __future__ import annotations
 
 import argparse
+import datetime
 import sys
 import tempfile
 import time
@@ -80,7 +81,7 @@ def main() -> None:
         for one in bench.points
     ]  # fmt: skip
     write_results("split", rows, "\n".join(lines))
-    write_figure(RESULTS / "2026-11-21-split.png", lambda figure: draw(result, figure))
+    write_figure(RESULTS / f"{datetime.date.today():%Y-%m-%d}-split.png", lambda figure: draw(result, figure))
 
 
 if __name__ == "__main__":
