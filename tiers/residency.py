@@ -165,6 +165,12 @@ class Residency:
         self._wanted.discard(chunk)
         return is_wanted, self._feed_starved()
 
+    def retry(self, chunk: int) -> list[Load]:
+        """Wait again for `chunk`, which was acquired and whose read failed. Return the reads to start."""
+        self._wanted.add(chunk)
+        self._starved.append(chunk)
+        return self._feed_starved()
+
     def check(self) -> None:
         """Raise AssertionError unless every frame is in exactly one place and no state contradicts another."""
         framed = [c for c, state in enumerate(self._state) if c not in self._pinned and state is not ChunkState.ABSENT]

@@ -208,7 +208,7 @@ class Weights:
                 has_frame = self._lost.pop(load.chunk, None) is None
                 is_wanted, loads = self._residency.failed(load.chunk, has_frame)
                 self._submit(loads)
-                if is_wanted and asked < self._asked and isinstance(self._residency, OnDemand):
+                if is_wanted and asked < self._asked:
                     # It was begun for somebody else, or nobody: whoever waits for it now has a try of his own.
                     self._submit(self._residency.retry(load.chunk))
                 elif is_wanted:

@@ -129,9 +129,9 @@ class ResidencyMachine(RuleBasedStateMachine):
         self._note_arrival()
 
     @precondition(lambda self: self.memory.loading)
-    @rule(data=st.data(), has_frame=st.booleans())
-    def a_read_fails(self, data: st.DataObject, has_frame: bool) -> None:
-        """The frame stays under the chunk, or its move failed too; who waits for it gives up, as Weights does."""
+    @rule(data=st.data(), has_frame=st.booleans(), is_retried=st.booleans())
+    def a_read_fails(self, data: st.DataObject, has_frame: bool, is_retried: bool) -> None:
+        """The frame stays under the chunk, or its move failed too; who waits gives up, or has it read again."""
         load = data.draw(st.sampled_from(self.memory.loading), "load")
         self.memory.loading.remove(load)
         if not has_frame:
@@ -139,7 +139,9 @@ class ResidencyMachine(RuleBasedStateMachine):
         is_awaited, loads = self.residency.failed(load.chunk, has_frame)
         assert is_awaited == (load.chunk in self.asked)
         self._start(loads)
-        if is_awaited:
+        if is_awaited and is_retried:
+            self._start(self.residency.retry(load.chunk))
+        elif is_awaited:
             self.give_up()
 
     @invariant()

@@ -66,6 +66,11 @@ class Tier:
         self.fail = wait
         return may_read
 
+    def await_read(self) -> None:
+        """Wait until a read has begun."""
+        while not self.reads:
+            threading.Event().wait(0.002)
+
     def settle(self) -> None:
         """Wait until every read that was asked for is done."""
         while any(self.residency.state(chunk) is ChunkState.LOADING for chunk in range(self.territory.n_chunks)):
@@ -361,6 +366,7 @@ def test_a_read_that_somebody_waits_for_overtakes_the_others(tmp_path: Path) -> 
     with tier(tmp_path, [24 * CHUNK], (), n_frames=24, n_readers=1, is_on_demand=True) as streamed:
         may_read = streamed.hold_reads()
         streamed.weights.hold(range(20))
+        streamed.await_read()
         threading.Timer(0.05, may_read.set).start()
         streamed.weights.acquire([17])
         assert [offset // CHUNK for offset, _ in streamed.reads[:2]] == [0, 16]
@@ -371,6 +377,7 @@ def test_reads_that_nobody_wants_any_more_are_not_made(tmp_path: Path) -> None:
     with tier(tmp_path, [24 * CHUNK], (), n_frames=12, n_readers=1, is_on_demand=True) as streamed:
         may_read = streamed.hold_reads()
         streamed.weights.hold(range(12))
+        streamed.await_read()
         streamed.weights.release(range(4, 12))
         streamed.weights.hold(range(12, 16))
         threading.Timer(0.05, may_read.set).start()
@@ -410,8 +417,7 @@ def test_a_read_that_was_begun_for_nobody_and_fails_is_made_again_for_whoever_wa
 
         streamed.fail = fail_once
         streamed.weights.hold([1])
-        while not streamed.reads:
-            threading.Event().wait(0.002)
+        streamed.await_read()
         streamed.weights.acquire([1], check=may_fail.set)
         assert streamed.is_right(1)
         assert n_failures == 2
@@ -427,8 +433,7 @@ def test_a_read_that_is_made_again_and_fails_again_is_raised(tmp_path: Path) -> 
 
         streamed.fail = fail
         streamed.weights.hold([1])
-        while not streamed.reads:
-            threading.Event().wait(0.002)
+        streamed.await_read()
         with pytest.raises(TierReadError, match="always"):
             streamed.weights.acquire([1], check=may_fail.set)
         assert len(streamed.reads) == 2
@@ -441,8 +446,7 @@ def test_guesses_are_read_in_small_pieces_and_can_be_taken_back(
     with tier(tmp_path, [16 * CHUNK], [], n_frames=16, n_readers=1, is_on_demand=True) as streamed:
         may_read = streamed.hold_reads()
         streamed.weights.hold(range(6), is_guess=True)
-        while not streamed.reads:
-            threading.Event().wait(0.002)
+        streamed.await_read()
         assert streamed.weights.unread(range(16)) == 4  # two are being read
         streamed.weights.release(range(2, 6))
         may_read.set()
