@@ -50,11 +50,11 @@ class ModelConfig:
     memory (a row of logits each).
     kv_type: type of both K and V, or of K and V when written `K/V` (`q8_0/q4_0`).
     backend: `edge-run` (our memory), `llama.cpp` (its own loader), or `auto` (ours where it works).
-    readers: reader threads. expert_policy: what a mixture's memory for experts keeps. expert_prefetch: how many layers
-    ahead experts are read that are likely to be chosen (`1+`: one, asked twice); `auto` compares them as it goes, and
-    half the readers too. cache_folder: where stubs are kept while a model loads, and what is known of models; None
-    is `~/.cache/edge-run`. check_file: open a file that is not known yet in a child process first: llama.cpp ends the
-    process over some broken files.
+    readers: reader threads; a mixture streamed by expert tries half as many too. expert_policy: what a mixture's memory
+    for experts keeps. expert_prefetch: how many layers ahead experts are read that are likely to be chosen (`1+`: one,
+    asked twice); `auto` compares them as it goes. cache_folder: where stubs are kept while a model loads, and what is
+    known of models; None is `~/.cache/edge-run`. check_file: open a file that is not known in a child process first:
+    llama.cpp ends the process over some broken files.
     draft: a small model with the same tokens, which guesses what comes next. speculate: with what several tokens are
     guessed, to be verified in one pass: `draft` (that model), `ngram` (what came before in the text), `off`, or `auto`,
     which is both with a draft model and nothing without one. draft_tokens: guesses in one pass at most.
