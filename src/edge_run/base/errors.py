@@ -9,6 +9,9 @@
     ├── NotSupported             7   a right request that this model or device cannot serve
     ├── ContextFull              8   the conversation is longer than the context
     ├── ProtocolError            9   what came over the network is malformed, truncated or foreign
+    ├── MeshError               10   the mesh cannot do it: no broker, no lease, a member that refuses
+    │   ├── DeviceLost          11   a device went away, froze, or was cut off
+    │   └── NotTrusted          12   a device, key or model that was not allowed
     └── Cancelled              130   the caller stopped the work (Ctrl-C)
 
 A message says what was tried, on what, what was found against what was needed, and what to do next,
@@ -74,6 +77,24 @@ class ProtocolError(EdgeRunError):
     """What came over the network, or is about to be decoded, is malformed, truncated, too large or foreign."""
 
     exit_code = 9
+
+
+class MeshError(EdgeRunError):
+    """The mesh cannot do it: the broker is away, another device leads, or a member refused."""
+
+    exit_code = 10
+
+
+class DeviceLost(MeshError):
+    """A device is no longer there (`figures["node"]`): it ended, froze, or was cut off."""
+
+    exit_code = 11
+
+
+class NotTrusted(MeshError):
+    """A device, a key or a model that nobody allowed."""
+
+    exit_code = 12
 
 
 class Cancelled(EdgeRunError):

@@ -1,0 +1,145 @@
+"""The seam between a mesh and the runs on it: who is there, what is ordered, what is handed over.
+
+`devices/` keeps the mesh (membership, lease, signatures, sockets) and knows nothing of models; `runtime/` runs slices
+of models and knows nothing of MQTT. Both speak through these protocols, so either side is tested without the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+Document: TypeAlias = Mapping[str, JsonValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A device of the mesh that is present.
+
+    node: its id, made from its public key. name: what people call it. boot: the id of this life of it. capabilities:
+    what it announced of itself (budgets, rates, numerics, models); the mesh carries it, runs understand it.
+    """
+
+    node: str
+    name: str
+    boot: str
+    capabilities: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a member sent over the data link: a small header, and bulk bytes in parts. `node` is authenticated."""
+
+    node: str
+    header: Document
+    parts: tuple[memoryview, ...] = ()
+
+
+class Link(Protocol):
+    """Messages straight between devices: encrypted, mutual, in order, bounded. Any thread may use it, one at a time."""
+
+    def send(self, node: str, header: Document, parts: Sequence[memoryview] = (), *, timeout_s: float) -> None:
+        """Hand a message to `node`. Parts may be reused when this returns.
+
+        Raises DeviceLost when the node is not there, or does not take it in time; NotTrusted when it is not a member.
+        """
+        ...
+
+    def receive(self, *, timeout_s: float) -> Message | None:
+        """Return the next message of any node, None when none came in time.
+
+        Raises DeviceLost, once for each loss, when a node that was being talked to is no longer there (at most 3 s
+        after it stopped answering, whether it died, froze, or was cut off).
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A member appeared, or said something new of itself."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A member is no longer present; why, in words for the user."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unled:
+    """The lease is lost: another coordinator has a later epoch, or it could not be renewed in time."""
+
+    epoch: int
+
+
+MeshEvent: TypeAlias = Joined | Lost | Unled
+
+Handler: TypeAlias = (
+    "Callable[[str, int, Document], Document]"  # coordinator's node, its epoch, the order -> the answer
+)
+
+
+class Mesh(Protocol):
+    """This device's place in a mesh. Threads and sockets behind it; its methods may be called from any thread."""
+
+    @property
+    def node(self) -> str:
+        """This device's id."""
+        ...
+
+    @property
+    def link(self) -> Link:
+        """The data link to the other members."""
+        ...
+
+    def members(self) -> tuple[Member, ...]:
+        """Return who is present, this device included, in order of their ids."""
+        ...
+
+    def wait(self, *, timeout_s: float) -> tuple[MeshEvent, ...]:
+        """Return what happened since the last call, waiting until something did; empty when nothing did in time."""
+        ...
+
+    def announce(self, capabilities: Document) -> None:
+        """Say what this device has, or has now."""
+        ...
+
+    def report(self, load: Document) -> None:
+        """Say how busy this device is: live rates, kept by others only as the latest."""
+        ...
+
+    def lead(self, *, timeout_s: float) -> int:
+        """Take the lease of the coordinator, renew it from then on, and return its epoch, later than all before.
+
+        Raises MeshError when another coordinator holds it and goes on holding it.
+        """
+        ...
+
+    def resign(self) -> None:
+        """Give the lease back."""
+        ...
+
+    def publish_plan(self, epoch: int, plan: Document) -> None:
+        """Let everybody see the plan of `epoch`; it is kept for those that join later."""
+        ...
+
+    def order(self, node: str, order: Document, *, timeout_s: float) -> Document:
+        """Have `node` carry out an order under this coordinator's epoch, and return its answer.
+
+        Raises DeviceLost when it is not there or does not answer in time, MeshError when it refuses (its own words).
+        """
+        ...
+
+    def serve(self, handler: Handler) -> None:
+        """Answer orders with `handler`, on a thread of its own, one at a time, never one of a past epoch."""
+        ...
+
+    def close(self) -> None:
+        """Leave: say so, stop all threads, close all sockets. Idempotent."""
+        ...
