@@ -111,9 +111,10 @@ class LocalDecoder:
         for other in branches:
             L.llama_memory_seq_rm(memory, other, -1, -1)
 
-    def map_graph(self) -> GraphMap:
-        """Return the graph of a pass of one token, computing nothing. The context must be empty, and is again."""
-        self._fill([BatchToken(token=0, position=0, wants_logits=True)])
+    def map_graph(self, shape: PassShape = PassShape(1, 1)) -> GraphMap:
+        """Return the graph of a pass of `shape`, computing nothing. The context must be empty, and is again."""
+        first = shape.tokens - shape.outputs
+        self._fill([BatchToken(token=0, position=i, wants_logits=i >= first) for i in range(shape.tokens)])
         with self._driver.mapping():
             code = L.llama_decode(self._context.handle, self._batch)
         L.llama_memory_clear(self._context.memory, self._model.is_recurrent)
@@ -121,6 +122,10 @@ class LocalDecoder:
         if code != 0 or not any(node.reads for node in graph):
             raise KernelError(f"llama.cpp showed no weights in its graph (code {code}); --backend llama.cpp may work")
         return graph
+
+    def clear(self) -> None:
+        """Forget all sequences, as if nothing had ever been decoded."""
+        L.llama_memory_clear(self._context.memory, False)
 
     def close(self) -> None:
         """Free the batch. Idempotent."""

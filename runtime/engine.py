@@ -90,7 +90,12 @@ def _garbage_collection_paused() -> Iterator[None]:
 
 
 class Engine:
-    """An open model: its decoder, its plan, its figures. One pass at a time; closing is idempotent."""
+    """An open model: its decoder, its plan, its figures. One pass at a time; closing is idempotent.
+
+    may_be_whole: a model that fits is read as a whole, and computed without a callback.
+    """
+
+    may_be_whole = True
 
     def __init__(
         self,
@@ -194,8 +199,12 @@ class Engine:
         self._stack.close()
         for stream in streams:
             if isinstance(stream, ExpertStreaming):
-                levers = stream.tuning.found if stream.tuning else {}
-                routing.remember(self.gguf, self.config.cache, stream.usage, levers)
+                self._remember(stream)
+
+    def _remember(self, stream: ExpertStreaming) -> None:
+        """Keep what was learnt of a mixture for later runs."""
+        levers = stream.tuning.found if stream.tuning else {}
+        routing.remember(self.gguf, self.config.cache, stream.usage, levers)
 
     def _check_file(self, is_budget_kept: bool) -> None:
         """Refuse what llama.cpp would end the process over, and a budget that is too small, before all else."""
@@ -229,7 +238,8 @@ class Engine:
             self._territory = Territory(stubs.spans(), self._chunk_bytes)
         self._territory.claim()
         weights_bytes = self._territory.n_chunks * self._territory.chunk_bytes
-        is_resident = self._with_draft(Holdings.now()).total_bytes + weights_bytes <= self.budget_bytes
+        room = self.budget_bytes - weights_bytes
+        is_resident = self.may_be_whole and self._with_draft(Holdings.now()).total_bytes <= room
         holdings = self._make_context(self._callback(is_needed=not is_resident))
         if is_resident and holdings.total_bytes + weights_bytes > self.budget_bytes:
             self._context.close()
