@@ -27,11 +27,11 @@ class FlowObserver:
             if not root:
                 self._numbers[address] = self._new(address, None)
             return
-        reads = {self._number(ggml.tensor_at(source).view_src or source) for source in tensor.src if source}
-        if root:
-            written = self._number(root)
-        else:
-            written = self._numbers[address] = self._new(address, len(self._writes))
+        if not root:
+            self._numbers[address] = self._new(address, len(self._writes))
+        written = self._number(root or address)
+        others = (source for source in tensor.src if source and source != address)  # a cast names itself
+        reads = {self._number(ggml.tensor_at(source).view_src or source) for source in others}
         self._writes.append(written)
         self._reads.append(tuple(sorted(number for number in reads if number is not None)))
 

@@ -101,6 +101,9 @@ class SliceEngine(Engine):
     def learn(self, shape: PassShape) -> None:
         """Map the graph of passes of `shape`, which is not yet known; nothing is kept of what was decoded."""
         self.decoder.clear()
+        # Of another shape first: llama.cpp uses its last graph again, and a pass that failed has cleared flags in it.
+        self.decoder.map_graph(PassShape(2 if shape.tokens == 1 else 1, 1))
+        self._driver.take_flow()
         self._map(shape)
         if self._share:
             self._compile(shape)
