@@ -16,6 +16,7 @@ ranges then moved as long as that helps.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,10 +27,24 @@ _NEVER = math.inf
 
 @dataclass(frozen=True, slots=True)
 class UnitWork:
-    """One unit: bytes of weights that a token reads, and bytes that are kept for it between tokens."""
+    """One unit: bytes of weights, and bytes that are kept for it between tokens.
+
+    used_bytes: of the weights, what a token needs: in a mixture not all; None where it is.
+    """
 
     weight_bytes: int
     kept_bytes: int = 0
+    used_bytes: int | None = None
+
+    @property
+    def token_bytes(self) -> int:
+        """The weights that a token needs."""
+        return self.weight_bytes if self.used_bytes is None else self.used_bytes
+
+    def plus(self, other: UnitWork) -> UnitWork:
+        """Return both together."""
+        weights, kept = self.weight_bytes + other.weight_bytes, self.kept_bytes + other.kept_bytes
+        return UnitWork(weights, kept, self.token_bytes + other.token_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +104,7 @@ def token_time(units: Sequence[UnitWork], stations: Sequence[Station], owners: S
     works = {station.node: UnitWork(0) for station in stations}
     ranges = dict.fromkeys(works, 0)
     for i, (unit, owner) in enumerate(zip(units, owners, strict=True)):
-        had = works[owner]
-        works[owner] = UnitWork(had.weight_bytes + unit.weight_bytes, had.kept_bytes + unit.kept_bytes)
+        works[owner] = works[owner].plus(unit)
         ranges[owner] += i == 0 or owners[i - 1] != owner
     first = stations[0].node
     ranges[first] -= owners[-1] == first and ranges[first] > 1  # the tail goes on where the next token's head begins
@@ -112,7 +126,7 @@ def _streamed_bytes(station: Station, work: UnitWork) -> float:
     if work.weight_bytes <= room:
         return 0.0
     pinned = room - station.window_bytes
-    return work.weight_bytes - pinned if pinned >= 0 else _NEVER
+    return work.token_bytes * (1 - pinned / work.weight_bytes) if pinned >= 0 else _NEVER
 
 
 def _read_s(station: Station, streamed_bytes: float) -> float:
@@ -121,7 +135,11 @@ def _read_s(station: Station, streamed_bytes: float) -> float:
 
 def _at_work_s(station: Station, work: UnitWork, streamed_bytes: float, rounds: int) -> float:
     behind = _read_s(station, max(0.0, streamed_bytes - rounds * station.window_bytes))
-    return max(work.weight_bytes / station.compute_bytes_per_s, behind)
+    return max(work.token_bytes / station.compute_bytes_per_s, behind)
+
+
+def _together(units: Sequence[UnitWork]) -> UnitWork:
+    return functools.reduce(UnitWork.plus, units, UnitWork(0))
 
 
 def _useful_rounds(units: Sequence[UnitWork], stations: Sequence[Station]) -> list[int]:
@@ -147,10 +165,10 @@ def _made(
     read_bytes = {}
     for station in stations:
         own = [unit for unit, owner in zip(units, owners, strict=True) if owner == station.node]
-        work = UnitWork(sum(unit.weight_bytes for unit in own), sum(unit.kept_bytes for unit in own))
         if own:
+            work = _together(own)
             streamed = _streamed_bytes(station, work)
-            read_bytes[station.node] = int(streamed) if streamed < _NEVER else work.weight_bytes
+            read_bytes[station.node] = math.ceil(streamed) if streamed < _NEVER else work.weight_bytes
     return MeshPlan(tuple(owners), rounds, token_s, read_bytes)
 
 
@@ -159,10 +177,12 @@ def _best_counts(units: Sequence[UnitWork], stations: Sequence[Station], rounds:
     import numpy as np
 
     n = len(units) - 2
+    blocks, ends = _together(units[1:-1]), _together((units[0], units[-1]))
+    shares = [_share(blocks, count, n) for count in range(n + 1)]
     chain, reading = np.full((len(stations), n + 1), _NEVER), np.zeros((len(stations), n + 1))
     for s, station in enumerate(stations):
-        for count in range(n + 1):
-            chain[s, count], reading[s, count] = _costs(units, station, count, rounds, is_first=s == 0)
+        for count, work in enumerate(shares):
+            chain[s, count], reading[s, count] = _costs(work if s else ends.plus(work), station, count, rounds, s == 0)
     bounds = np.unique(reading[np.isfinite(reading)])
     low, high = 0, len(bounds) - 1
     best: tuple[float, list[int]] | None = None
@@ -181,16 +201,16 @@ def _best_counts(units: Sequence[UnitWork], stations: Sequence[Station], rounds:
     return best[1] if best else None
 
 
-def _costs(
-    units: Sequence[UnitWork], station: Station, count: int, rounds: int, *, is_first: bool
-) -> tuple[float, float]:
-    """Return the seconds at work, hops included, and of reading, with `count` blocks of mean size."""
-    blocks, ends = units[1:-1], (units[0], units[-1]) if is_first else ()
-    weights = count * sum(unit.weight_bytes for unit in blocks) / len(blocks) + sum(u.weight_bytes for u in ends)
-    kept = count * sum(unit.kept_bytes for unit in blocks) / len(blocks) + sum(u.kept_bytes for u in ends)
+def _share(blocks: UnitWork, count: int, n_blocks: int) -> UnitWork:
+    """Return `count` blocks of mean size."""
+    sizes = (blocks.weight_bytes, blocks.kept_bytes, blocks.token_bytes)
+    return UnitWork(*(-(-size * count // n_blocks) for size in sizes))
+
+
+def _costs(work: UnitWork, station: Station, count: int, rounds: int, is_first: bool) -> tuple[float, float]:
+    """Return the seconds at work, hops included, and of reading, with `count` blocks, `work` in all."""
     if not count and not is_first:
         return 0.0, 0.0
-    work = UnitWork(math.ceil(weights), math.ceil(kept))
     taken = min(rounds, max(count, int(is_first)))
     streamed = _streamed_bytes(station, work)
     return _at_work_s(station, work, streamed, taken) + taken * station.hop_s, _read_s(station, streamed)

@@ -76,14 +76,18 @@ class LocalDecoder:
                 filled = self._pass(batch[start : start + self._width], logits, filled)
                 self._timeline.advance()
         except BaseException:
-            for sequence in {token.sequence for token in batch}:
-                self.rewind(sequence, min(token.position for token in batch if token.sequence == sequence))
-            for branch in {branch for token in batch for branch in token.branches}:
-                L.llama_memory_seq_rm(self._context.memory, branch, -1, -1)
+            self.take_back(batch)
             raise
         finally:
             self._timeline.end()
         return logits
+
+    def take_back(self, batch: Sequence[BatchToken]) -> None:
+        """Forget what `batch` added; where a sequence cannot be cut, all of it."""
+        for sequence in {token.sequence for token in batch}:
+            self.rewind(sequence, min(token.position for token in batch if token.sequence == sequence))
+        for branch in {branch for token in batch for branch in token.branches}:
+            L.llama_memory_seq_rm(self._context.memory, branch, -1, -1)
 
     def rewind(self, sequence: int, position: int) -> int:
         """Forget `sequence` from `position` on; return where it ends now: there, or 0 where it cannot be cut there."""

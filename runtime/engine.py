@@ -19,12 +19,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import NotSupported
 from edge_run.base.profile import DeviceProfile
-from edge_run.base.protocols import BatchToken
-from edge_run.base.results import Backend, ExpertUse, MemoryUse, Numerics, Plan
+from edge_run.base.protocols import BatchToken, Decoder
+from edge_run.base.results import Backend, ExpertUse, MemoryUse, MeshUse, Numerics, Plan
 from edge_run.devices.ledger import Ledger
 from edge_run.devices.memory import available_bytes, default_budget_bytes, process_memory
 from edge_run.runtime import _ggml as ggml
@@ -87,6 +88,14 @@ def _garbage_collection_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+class FrontDecoder(Decoder, Protocol):
+    """A decoder whose pass can be stopped."""
+
+    def cancel(self) -> None:
+        """Stop the pass in progress, from any thread; `decode` raises Cancelled."""
+        ...
 
 
 class Engine:
@@ -172,6 +181,16 @@ class Engine:
         """What the process holds, against its budget."""
         plan, peak_bytes = self.plan, process_memory().peak_bytes
         return MemoryUse(plan.budget_bytes, peak_bytes, plan.pinned_bytes, plan.window_bytes, plan.kv_bytes)
+
+    @property
+    def front(self) -> FrontDecoder:
+        """The decoder that generating goes through."""
+        return self.decoder
+
+    @property
+    def mesh_use(self) -> MeshUse | None:
+        """How the model was spread over devices; None for one device."""
+        return None
 
     @property
     def read_totals(self) -> ReadTotals:

@@ -7,11 +7,13 @@ given up, and others are read, while llama.cpp's model and context stay.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import NotSupported
+from edge_run.base.protocols import BatchToken
 from edge_run.base.results import Plan
 from edge_run.runtime.driver import PassShape, compile_program
 from edge_run.runtime.engine import Engine
@@ -44,6 +46,34 @@ class SliceEngine(Engine):
     def layout(self) -> Layout:
         """The units of this model, in a pass of one token."""
         return self._maps[PassShape(1, 1)][1]
+
+    @property
+    def holdings(self) -> Holdings:
+        """What the process held when the model was open, and nothing was assigned."""
+        return self._holdings
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The size of a chunk."""
+        return self._chunk_bytes
+
+    def check_cancelled(self) -> None:
+        """Raise Cancelled when the pass in progress was cancelled."""
+        self._driver.check_cancelled()
+
+    def unknown_shape(self, batch: Sequence[BatchToken]) -> PassShape | None:
+        """Return a shape of the passes of `batch` whose graph was not mapped; the first, where all were."""
+        shapes = []
+        for start in range(0, len(batch), self.width):
+            part = batch[start : start + self.width]
+            wanted = sum(token.wants_logits for token in part)
+            has_companion = self.config.exact and len(part) == 1 and not self.model.is_recurrent
+            shapes.append(PassShape(2, 2 * wanted) if has_companion else PassShape(len(part), wanted))
+        return next((shape for shape in shapes if shape not in self._maps), shapes[0] if shapes else None)
+
+    def graph(self, shape: PassShape) -> GraphMap:
+        """Return the graph of passes of `shape`, which is known."""
+        return self._maps[shape][0]
 
     @property
     def read_totals(self) -> ReadTotals:
