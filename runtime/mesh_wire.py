@@ -70,7 +70,7 @@ class LinkWire:
         self.place = f"waiting for the state before unit {unit}"
         started = self._clock()
         while True:
-            message = self._kept(unit) or self._link.receive(timeout_s=POLL_S)
+            message = self._kept(unit) or self._next(POLL_S)
             if message is not None and self._is_the_state(message, unit):
                 self._note(message.header)
                 self._since = self._clock()
@@ -112,13 +112,22 @@ class LinkWire:
         if kept is not None:
             self._waiting.remove(kept)
             return kept
-        message = self._link.receive(timeout_s=timeout_s)
+        message = self._next(timeout_s)
         if message is None or message.header.get("kind") == "state":
             if message is not None:
                 self._keep(message)
             return None
         is_ours = message.header.get("epoch") == self.epoch and message.node == self._owners[0]
         return message if is_ours else None
+
+    def _next(self, timeout_s: float) -> Message | None:
+        """Return the next message, None when none came in time. Raises DeviceLost for a device of this run."""
+        try:
+            return self._link.receive(timeout_s=timeout_s)
+        except DeviceLost as error:
+            if error.figures.get("node") in self._owners:
+                raise
+            return None  # of an earlier plan, whose loss is known
 
     def _leave(self) -> None:
         """This device was at work up to now."""
