@@ -6,7 +6,7 @@ weights are read from a file, and llama.cpp sets inputs itself, on every device 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 
@@ -49,12 +49,15 @@ def lives(flow: Flow) -> list[Life | None]:
     return [Life(first[s], last[s]) if s in first else None for s in range(len(flow.storages))]
 
 
-def users(flow: Flow) -> dict[int, tuple[int, int]]:
-    """Return the first and the last node that touches each leaf that is written: what outlives a pass."""
+def users(flow: Flow, apart: Collection[int] = ()) -> dict[int, tuple[int, int]]:
+    """Return the first and the last node, but for those `apart`, that touches each leaf that is written.
+
+    Such a leaf outlives a pass.
+    """
     found: dict[int, tuple[int, int]] = {}
     written = {storage for storage in flow.writes if storage is not None}
     for i, (write, read) in enumerate(zip(flow.writes, flow.reads, strict=True)):
-        touched: Sequence[int] = read if write is None else (*read, write)
+        touched: Sequence[int] = () if i in apart else read if write is None else (*read, write)
         for storage in touched:
             if storage in written and flow.storages[storage].producer is None:
                 found[storage] = found.get(storage, (i, i))[0], i

@@ -4,14 +4,16 @@ A unit is what lies between two cuts: as a rule one layer. Units are found by st
 block (`blk.7.`) in a row belong together, and the cut between two such rows is made where the least is alive, which is
 the residual stream in most models, several tensors in some. Before the first block is the head, after the last one the
 tail. Blocks that are used several times are as many units. What outlives a pass (keys and values, recurrent state) must
-not be used on two devices: units that share it become one.
+not be used on two devices: units that share it become one. But for strays: llama.cpp may order nodes that prepare a
+layer's state before the layer before it ends. Those that depend on nothing computed before, and that nothing else
+depends on, belong to the unit that uses the state.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge_run.base.errors import NotSupported
@@ -36,7 +38,8 @@ class Unit:
 class Layout:
     """Unit i is the nodes from `starts[i]` to the next start. The first unit is the head, the last one the tail.
 
-    kept: of each leaf that outlives passes, its address, its bytes, and the unit that uses it.
+    kept: of each leaf that outlives passes, its address, its bytes, and the unit that uses it. strays: nodes that belong
+    to another unit than the one among whose nodes they are.
     """
 
     starts: tuple[int, ...]
@@ -45,6 +48,7 @@ class Layout:
     kept: tuple[tuple[int, int, int], ...]
     flow: Flow
     lives: tuple[Life | None, ...]
+    strays: Mapping[int, int]
 
     @property
     def shape(self) -> tuple[tuple[int, ...], ...]:
@@ -87,12 +91,56 @@ def lay_out(graph: GraphMap, flow: Flow) -> Layout:
         _best_cut(graph, alive, last + 1, first)
         for (_, last), (first, _) in zip(anchors[:-1], anchors[1:], strict=True)
     ]
-    merged, blocks = _join(starts, [(), *((block,) for block, _, _ in rows), ()], users(flow))
+    strays = find_strays(flow, starts)
+    ties = users(flow, strays)
+    merged, blocks = _join(starts, [(), *((block,) for block, _, _ in rows), ()], ties)
+    homes = {i: bisect_right(merged, starts[unit]) - 1 for i, unit in strays.items()}
     kept = tuple(
         (flow.storages[s].address, flow.storages[s].size_bytes, bisect_right(merged, first) - 1)
-        for s, (first, _) in users(flow).items()
+        for s, (first, _) in ties.items()
     )
-    return Layout(tuple(merged), len(graph), _units(graph, merged, blocks, kept, alive), kept, flow, tuple(life))
+    units = _units(graph, merged, blocks, kept, alive)
+    born = [_born(span, homes, merged) for span in life]
+    return Layout(tuple(merged), len(graph), units, kept, flow, tuple(born), homes)
+
+
+def find_strays(flow: Flow, starts: Sequence[int]) -> dict[int, int]:
+    """Return the nodes that only prepare what a later unit keeps, and that unit."""
+    strays: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    for i, read in enumerate(flow.reads):
+        for storage in read:
+            readers.setdefault(storage, []).append(i)
+    for leaf, (_, last) in users(flow).items():
+        unit = bisect_right(starts, last) - 1
+        group, waiting = set[int](), [i for i in _touching(flow, leaf, readers) if i < starts[unit]]
+        while waiting:
+            i = waiting.pop()
+            if i not in group:
+                group.add(i)
+                made = flow.writes[i]
+                if made is not None and flow.storages[made].producer is not None:
+                    waiting += [j for j in readers.get(made, ()) if j < starts[unit]]
+        if all(_is_on_its_own(flow, i, group) for i in group):
+            strays.update(dict.fromkeys(group, unit))
+    return strays
+
+
+def _touching(flow: Flow, leaf: int, readers: Mapping[int, Sequence[int]]) -> list[int]:
+    return [*readers.get(leaf, ()), *(i for i, written in enumerate(flow.writes) if written == leaf)]
+
+
+def _is_on_its_own(flow: Flow, i: int, group: set[int]) -> bool:
+    """Return whether node `i` depends on leaves and on nodes of `group` only."""
+    made = (flow.storages[storage].producer for storage in flow.reads[i])
+    return all(producer is None or producer in group for producer in made)
+
+
+def _born(life: Life | None, homes: Mapping[int, int], starts: Sequence[int]) -> Life | None:
+    """Return when a storage counts, if what a stray made is taken to be made where its unit begins."""
+    if life is None or life.first not in homes:
+        return life
+    return Life(max(life.first, starts[homes[life.first]]), life.last)
 
 
 def _block_of(node: Node) -> int | None:

@@ -61,9 +61,9 @@ def own_part(graph: GraphMap, layout: Layout, share: Share) -> GraphMap:
     """Return `graph` as this node computes it: other nodes' units read nothing and are skipped."""
     own = list(graph)
     borders = {layout.start_of(unit) for pair in share.ranges for unit in pair}
-    for unit, owner in enumerate(share.owners):
-        if owner != share.node:
-            for i in range(layout.start_of(unit), layout.start_of(unit + 1)):
+    for unit in range(len(share.owners)):
+        for i in range(layout.start_of(unit), layout.start_of(unit + 1)):
+            if share.owners[layout.strays.get(i, unit)] != share.node:
                 own[i] = replace(graph[i], reads=(), is_computed=False, expert_ids=None)
     for i in borders - {0, len(graph)}:
         own[i] = replace(own[i], is_border=True)
