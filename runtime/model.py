@@ -165,7 +165,7 @@ class Model:
     def cancel(self) -> None:
         """End the running generation, from any thread: its stream finishes with reason `cancelled`."""
         self._is_cancelled.set()
-        self._engine.decoder.cancel()
+        self._engine.front.cancel()
 
     def close(self) -> None:
         """Free the model. Idempotent."""

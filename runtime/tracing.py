@@ -73,7 +73,7 @@ def _generate(
     tokens = ggml.tokenize(engine.model.vocab, prompt, True, True)
     if not tokens:
         raise ConfigError("prompt: is empty; give at least one token")
-    session = Session(engine.decoder)
+    session = Session(engine.front)
     logits, _ = session.feed(tokens)
     recorder.phase = DECODE
     for number in range(max_tokens):
