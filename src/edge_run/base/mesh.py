@@ -42,6 +42,15 @@ class Message:
     parts: tuple[memoryview, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class LinkRate:
+    """What was measured of the way to a member: the address, there and back for a few bytes, and bulk one way."""
+
+    place: str
+    round_trip_s: float
+    bytes_per_s: float
+
+
 class Link(Protocol):
     """Messages straight between devices: encrypted, mutual, in order, bounded. Any thread may use it, one at a time."""
 
@@ -58,6 +67,10 @@ class Link(Protocol):
         Raises DeviceLost, once for each loss, when a node that was being talked to is no longer there (at most 3 s
         after it stopped answering, whether it died, froze, or was cut off).
         """
+        ...
+
+    def measure(self, node: str, *, timeout_s: float) -> LinkRate:
+        """Measure the way to `node` now; takes a few megabytes. Raises as `send` does."""
         ...
 
 
