@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from edge_run.base.errors import BudgetError, Cancelled, DeviceLost, EdgeRunError, MeshError, NotSupported, ProtocolError
-from edge_run.base.mesh import Joined, Lost, Mesh
+from edge_run.base.mesh import Joined, Lost, Mesh, is_worker
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.base.results import MeshUse
 from edge_run.runtime.decoder import LocalDecoder
@@ -70,7 +70,7 @@ class MeshDecoder:
         self._learned: set[PassShape] = set()
         members = mesh.members()
         self._names = {member.node: member.name for member in members}
-        self._failover = Failover(mesh.node, [member.node for member in members])
+        self._failover = Failover(mesh.node, [member.node for member in members if is_worker(member)])
         self._drive(self._failover.start())
 
     @property
@@ -203,7 +203,8 @@ class MeshDecoder:
         for event in self._mesh.wait(timeout_s=0.0):
             if isinstance(event, Joined):
                 self._names[event.member.node] = event.member.name
-                self._failover.handle(Appeared(event.member.node))
+                if is_worker(event.member):
+                    self._failover.handle(Appeared(event.member.node))
             elif isinstance(event, Lost):
                 gone.append(Gone(event.node, event.why))
         for event in gone:

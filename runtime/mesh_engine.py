@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class MeshEngine(SliceEngine):
-    """An open model on several devices."""
+    """An open model on several devices. is_own: the mesh is closed with it."""
 
     def __init__(
         self,
@@ -29,16 +29,19 @@ class MeshEngine(SliceEngine):
         takes_any_numerics: bool = False,
         say: Callable[[str], None] = logger.warning,
         chunk_bytes: int = CHUNK_BYTES,
+        is_own: bool = False,
     ) -> None:
         """Open the model and spread it over who is there. say: is told what the user should see. Raises as `Engine`."""
-        super().__init__(path, config, chunk_bytes)
         self._over_all: MeshDecoder | None = None
+        super().__init__(path, config, chunk_bytes)
         try:
             spread = Spread(mesh, self, takes_any_numerics, say)
             self._over_all = MeshDecoder(mesh, self, spread, say)
         except BaseException:
             self.close()
             raise
+        if is_own:
+            self._stack.callback(mesh.close)
 
     @property
     def front(self) -> MeshDecoder:

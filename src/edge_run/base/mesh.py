@@ -28,6 +28,11 @@ class Member:
     capabilities: Document
 
 
+def is_worker(member: Member) -> bool:
+    """Return whether a device computes for others: it says which models it has."""
+    return bool(member.capabilities.get("models"))
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """What a member sent over the data link: a small header, and bulk bytes in parts. `node` is authenticated."""
