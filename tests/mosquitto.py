@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import socket
@@ -30,7 +31,8 @@ class Mosquitto:
     def __init__(self, folder: Path, settings: str = "allow_anonymous true") -> None:
         self.port = free_port()
         self._configuration = folder / "mosquitto.conf"
-        self._configuration.write_text(f"listener {self.port} 127.0.0.1\npersistence false\n{settings}\n")
+        user = "user root\n" if os.geteuid() == 0 else ""  # or it could not read files in a folder of root's
+        self._configuration.write_text(f"{user}listener {self.port} 127.0.0.1\npersistence false\n{settings}\n")
         self.log = folder / "mosquitto.log"
         self._process: subprocess.Popen[bytes] | None = None
 
