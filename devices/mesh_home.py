@@ -44,7 +44,7 @@ def discovery(cluster: str, node: str, name: str) -> list[PlainMessage]:
 def forget(node: str) -> list[PlainMessage]:
     """Return what makes Home Assistant forget a node."""
     kinds = [("binary_sensor", "present"), *(("sensor", key) for key, _, _ in _SENSORS)]
-    return [PlainMessage(f"homeassistant/{kind}/edge-run-{node}/{key}/config", b"", True) for kind, key in kinds]
+    return [PlainMessage(f"homeassistant/{kind}/{node}/{key}/config", b"", True) for kind, key in kinds]
 
 
 def state(cluster: str, node: str, load: Document, members: int, *, is_present: bool) -> PlainMessage:
@@ -73,4 +73,4 @@ def _config(
         content["unit_of_measurement"] = unit
     if kind == "binary_sensor":
         content |= {"device_class": "connectivity", "expire_after": 120}
-    return PlainMessage(f"homeassistant/{kind}/edge-run-{node}/{key}/config", json.dumps(content).encode(), True)
+    return PlainMessage(f"homeassistant/{kind}/{node}/{key}/config", json.dumps(content).encode(), True)
