@@ -134,12 +134,13 @@ def test_the_doctor_names_what_is_wrong(tmp_path: Path, broker: Mosquitto) -> No
     with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as gone:
         blocked = f"tcp://127.0.0.1:{gone.getsockname()[1]}"
         gone.close()
-        nodes = {
-            name: open_mesh(MeshConfig(tmp_path / name, name=name, capabilities={"edge_run": "0.0.1"}))
-            for name in ("stranger", "late", "old", "blocked")
-        }
+        names = ("stranger", "late", "old", "blocked")
+        nodes = {name: open_mesh(MeshConfig(tmp_path / name, name=name)) for name in names}
         for node in nodes.values():
             stack.callback(node.close)
+        with nodes["old"].held() as state:
+            state.capabilities = {"edge_run": "0.0.1"}
+            state.announce()
         with nodes["blocked"].held() as state:
             state.link = {**state.link, "places": [blocked]}
             state.announce()
