@@ -67,6 +67,7 @@ class MeshDecoder:
         self._rates = MeshRates()
         self._wire = LinkWire(mesh.link, 0, (mesh.node,))
         self._number = self._sent_bytes = 0
+        self._reported_s = 0.0
         self._learned: set[PassShape] = set()
         members = mesh.members()
         self._names = {member.node: member.name for member in members}
@@ -114,6 +115,7 @@ class MeshDecoder:
                 raise
             self._log.add_batch(batch)
             self._rates.note(len(batch), time.monotonic() - started, self._wire.spent, self._wire.hops)
+            self._report()
             return rows
 
     def rewind(self, sequence: int, position: int) -> int:
@@ -151,6 +153,13 @@ class MeshDecoder:
     def _others(self) -> list[str]:
         return [node for node in self._failover.nodes if node != self._mesh.node]
 
+    def _report(self) -> None:
+        """Let others see how fast it goes, once a second."""
+        now = time.monotonic()
+        if now - self._reported_s >= 1 and self._rates.token_s:
+            self._reported_s = now
+            self._mesh.report({"tokens_per_s": round(1 / self._rates.token_s, 3)})
+
     def _operate(self, what: str, numbers: tuple[int, ...]) -> None:
         """Tell the others to do what was done here, and logged."""
         self._number += 1
@@ -161,6 +170,8 @@ class MeshDecoder:
 
     def _tell_all(self, command: Command) -> Logits | None:
         """Have all devices carry out `command`, this one too; return the logits of a batch."""
+        if self._others:
+            self._wire.hear()
         self._number += 1
         self._send(command)
         self._wire.expect(self._number)
@@ -263,10 +274,9 @@ class MeshDecoder:
             event = self._execute(waiting.pop(0))
             if event is None:
                 continue
-            if following := self._failover.handle(event):
-                waiting = following
-            elif isinstance(event, Gone | Refused):
-                raise MeshError(f"{event.node}: {event.why}")
+            waiting = self._failover.handle(event) or waiting
+        if self._failover.phase is not Phase.RUNNING:
+            raise MeshError(f"the mesh does not get on: it waits for {self._failover.phase.value}")
 
     def _execute(self, instruction: Instruction) -> Event | None:
         """Carry out one instruction; return what came of it."""
@@ -304,7 +314,7 @@ class MeshDecoder:
         self._wire.node, self._wire.check = node, self._engine.check_cancelled
         self._number = 0
         self._learned.clear()
-        self._spread.open(plan)
+        self._spread.open(plan, instruction.epoch)
         try:
             self._engine.assign(Share(plan.owners, node), self._wire)
         except BudgetError as error:
@@ -313,6 +323,9 @@ class MeshDecoder:
             self._spread.take_less(error)
             return Unfit(str(error))
         self._rates.restart()
+        if len(plan.nodes) > 1:
+            self._mesh.publish_plan(instruction.epoch, self._spread.plan_document())
+            self._say(self._spread.plan_text())
         return Opened(instruction.epoch)
 
     def _replay(self, epoch: int) -> Event:

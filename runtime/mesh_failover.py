@@ -3,7 +3,8 @@
     LEADING -> PLANNING -> OPENING -> REPLAYING -> RUNNING
        ^___________________________________________|   a device of the plan is lost, refuses, or a better plan is there
 
-Every attempt has an epoch of its own, later than all before: what devices still say under an earlier one is nobody's.
+Every attempt has an epoch of its own, later than all before: that of the lease, with the attempts under it counted in
+its lowest bits. What devices still say under an earlier one is nobody's.
 A device that was lost takes part again only when it appears anew; one that refused does not take part in this run any
 more. So attempts end: at the latest, this device goes on alone, which needs no lease.
 """
@@ -51,7 +52,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Led:
-    """The lease is ours, under this epoch."""
+    """The lease is ours; its epoch may be the same again."""
 
     epoch: int
 
@@ -100,6 +101,7 @@ class Unfit:
 
 Event: TypeAlias = "Appeared | Gone | Refused | Led | NotLed | Planned | Opened | Replayed | Better | Unfit"
 MOST_MISFITS = 3
+ATTEMPT_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +188,9 @@ class Failover:
 
     def _next(self, event: Led | NotLed | Planned | Opened | Replayed) -> list[Instruction]:
         """Go a step further, when `event` is what is waited for."""
-        if isinstance(event, Led) and self.phase is Phase.LEADING and event.epoch > self.epoch:
-            self.epoch, self.phase = event.epoch, Phase.PLANNING
+        if isinstance(event, Led) and self.phase is Phase.LEADING:
+            self.epoch = max(self.epoch + 1, event.epoch << ATTEMPT_BITS)
+            self.phase = Phase.PLANNING
             return [MakePlan(tuple(sorted(self.candidates)))]
         if isinstance(event, NotLed) and self.phase is Phase.LEADING:
             return [Tell(f"{event.why}: this device goes on alone"), *self._open((self.node,))]

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError, ProtocolError
-from edge_run.base.mesh import Document, Mesh
+from edge_run.base.mesh import Document, JsonValue, Mesh
 from edge_run.base.results import MeshNode
 from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork, plan_mesh
 from edge_run.runtime.driver import PassShape
@@ -126,10 +126,11 @@ class Spread:
         self.plan = MeshPlan(owners, 1, 0.0, {})
         return self.plan
 
-    def open(self, plan: MeshPlan) -> None:
-        """Have the other devices open their slices. Raises Failed."""
+    def open(self, plan: MeshPlan, epoch: int) -> None:
+        """Have the other devices open their slices, under `epoch`. Raises Failed."""
         order: Document = {
             "order": "assign",
+            "epoch": epoch,
             "owners": list(plan.owners),
             "layout": layout_hash(self._engine.layout),
         }
@@ -171,6 +172,20 @@ class Spread:
             for node in self.plan.nodes
         )
 
+    def plan_document(self) -> Document:
+        """Return the plan for others to see."""
+        layers: dict[str, JsonValue] = {
+            part.node: [[first, last + 1] for first, last in runs(part.blocks)] for part in self.describe()
+        }
+        per_s = round(self.plan.tokens_per_s, 3) if self.plan and self.plan.token_s else 0.0
+        return {"model": self._engine.gguf.shards[0].path.name, "layers": layers, "tokens_per_s": per_s}
+
+    def plan_text(self) -> str:
+        """Return the plan in words."""
+        parts = [f"{part.name} computes {_layers(part.blocks)}" for part in self.describe()]
+        per_s = f"; {self.plan.tokens_per_s:.1f} tokens/s expected" if self.plan and self.plan.token_s else ""
+        return ", ".join(parts) + per_s
+
     def _order_all(self, orders: dict[str, Document], timeout_s: float) -> dict[str, Document]:
         if not orders:
             return {}
@@ -199,3 +214,20 @@ class Spread:
             )
         if others:
             self._say(f"{node} computes with other numerics ({', '.join(others)}): tokens may differ from one device's")
+
+
+def runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
+    """Return blocks as ranges (first, last)."""
+    found: list[tuple[int, int]] = []
+    for block in blocks:
+        if found and found[-1][1] == block - 1:
+            found[-1] = found[-1][0], block
+        else:
+            found.append((block, block))
+    return found
+
+
+def _layers(blocks: Sequence[int]) -> str:
+    if not blocks:
+        return "no layers"
+    return "layers " + " ".join(f"{a}-{b}" if a != b else str(a) for a, b in runs(blocks))

@@ -60,6 +60,11 @@ class LinkWire:
         self._since = self._clock() if self._owners[0] == self.node else None
         self._waiting = deque(m for m in self._waiting if _is_at_least(m, number))
 
+    def hear(self) -> None:
+        """Take in what has come already. Raises DeviceLost for a device of this run that is known to be gone."""
+        while (message := self._next(0.0)) is not None:
+            self._keep(message)
+
     def begin(self) -> None:
         """A pass through the graph begins."""
         self._round += 1
