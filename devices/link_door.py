@@ -54,7 +54,7 @@ class Door:
     def check_key(self, nodes: Mapping[bytes, str]) -> bool:
         """Answer the next who asks to come in; return whether he may. `nodes`: members by their keys in Z85.
 
-        Whoever is not known yet may become so in a moment: he is told to come again, by closing the door.
+        Whoever is not known may become so in a moment, when his announcement arrives; he comes again by himself.
         """
         frames = self.guard.recv_multipart(self._zmq.NOBLOCK)
         envelope, request = frames[: frames.index(b"") + 1], frames[frames.index(b"") + 1 :]

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 PROBE_BYTES = (64, 64, 16 << 10, 16 << 10)  # the last is what a token's state has at width 4096
 RATE_PROBE_BYTES = (64, 64, 64, 2 << 20, 2 << 20)
 OPEN_S, BETTER_S = 3.0, 0.25  # how long all may take; how long to wait for a better one than the first
+RETRY_S = 0.15  # after which whoever does not know us is asked again
+MOST_ABSENCES = 4
 HEARTBEAT_S, SILENCE_S = 0.5, 1.5
 SEND_QUEUE = 16  # messages
 _SLICE_MS = 50
@@ -54,6 +56,8 @@ class Candidate:
         self.place, self.error = place, ""
         self.times_s: dict[int, float] = {}
         self._sent_s, self._next, self._is_ready = 0.0, 0, False
+        self._retry_s: float | None = None
+        self._absences = 0
         self.socket = context.socket(zmq.DEALER)
         for option, value in (
             (zmq.LINGER, 0),
@@ -77,6 +81,7 @@ class Candidate:
         self._events = {
             zmq.EVENT_HANDSHAKE_SUCCEEDED: "ready",
             zmq.EVENT_DISCONNECTED: "broken",
+            zmq.EVENT_CONNECT_RETRIED: "absent",
             **dict.fromkeys((*self._refusals, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL), "refused"),
         }
         self.monitor = self.socket.get_monitor_socket(sum(self._events))
@@ -86,7 +91,7 @@ class Candidate:
             self.error = f"{place}: {error}"
 
     def watch(self) -> str:
-        """Return what the monitor says next: ready, broken, refused; empty when nothing."""
+        """Return what the monitor says next: ready, broken, refused, absent; empty when nothing."""
         zmq = need("zmq", "mesh")
         try:
             message = self.monitor.recv_multipart(zmq.NOBLOCK)
@@ -103,8 +108,16 @@ class Candidate:
                 self._probe(sizes[0])
             elif word == "refused":
                 self.error = f"{self.place}: does not take this device's key, or has another one than it announced"
+                self._retry_s = time.monotonic() + RETRY_S
+            elif word == "absent":
+                self._absences += 1
+                self.error = f"{self.place}: nothing listens there"
             else:
                 self._is_ready, self.error = False, self.error or f"{self.place}: the connection broke"
+        if self._retry_s is not None and time.monotonic() >= self._retry_s:  # he may have heard of us meanwhile
+            self._retry_s = None
+            self.socket.disconnect(self.place)
+            self.socket.connect(self.place)
         while self._is_ready and self._next < len(sizes):
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -120,8 +133,13 @@ class Candidate:
                 self._probe(sizes[self._next])
         return self._is_ready and self._next == len(sizes)
 
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether nobody listens there any more: an address is for one life of a peer only."""
+        return bool(self.error) and self._absences >= MOST_ABSENCES
+
     def close(self) -> None:
-        """Close it. Idempotent."""
+        """Close it."""
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close(0)
@@ -148,7 +166,8 @@ class Opening:
             if candidate not in self._done and candidate.advance(self._sizes):
                 self._done.append(candidate)
                 self.deadline_s = min(self.deadline_s, time.monotonic() + BETTER_S)
-        return len(self._done) == len(self.candidates) or time.monotonic() >= self.deadline_s
+        is_over = all(one in self._done or one.is_hopeless for one in self.candidates)
+        return is_over or time.monotonic() >= self.deadline_s
 
     def best(self) -> Candidate | None:
         """Return whose echoes came soonest; None where none came."""

@@ -16,7 +16,7 @@ from edge_run.base.mesh import LinkRate, Message
 from edge_run.devices.link_door import Door
 from edge_run.devices.link_frames import Head, Kind
 from edge_run.devices.link_inbox import Inbox
-from edge_run.devices.link_lane import PROBE_BYTES, RATE_PROBE_BYTES, Keys, Lane, Opening, Peer
+from edge_run.devices.link_lane import PROBE_BYTES, RATE_PROBE_BYTES, RETRY_S, Keys, Lane, Opening, Peer
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class LinkService:
             self._take_in()
 
     def _timeout_ms(self) -> float | None:
-        ends = [opening.deadline_s for opening in self._openings.values()]
+        ends = [min(opening.deadline_s, time.monotonic() + RETRY_S) for opening in self._openings.values()]
         if self.lanes and not self.is_held:
             ends.append(min(lane.used_s for lane in self.lanes.values()) + IDLE_S)
         return max(0.0, (min(ends) - time.monotonic()) * 1e3 + 1) if ends else None

@@ -20,6 +20,7 @@ from typing import Any
 from edge_run.base.errors import ConfigError, EdgeRunError, MeshError
 from edge_run.base.extras import need
 from edge_run.devices.mesh_cluster import Broker
+from edge_run.devices.mesh_home import PlainMessage
 from edge_run.devices.mesh_state import Outgoing
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Channel:
     def __init__(self, name: str, topics: Sequence[str], wiring: Wiring, authority: str | None = None) -> None:
         self._name, self._topics, self._wiring, self._authority = name, tuple(topics), wiring, authority
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._outbox: asyncio.Queue[Outgoing] | None = None
+        self._outbox: asyncio.Queue[Outgoing | PlainMessage] | None = None
         self._ended: asyncio.Event | None = None
         self._tick: asyncio.Event | None = None
         self._is_up = self._was_up = self._is_ending = False
@@ -63,7 +64,7 @@ class Channel:
         self._thread.start()
         self._started.wait()
 
-    def publish(self, message: Outgoing) -> bool:
+    def publish(self, message: Outgoing | PlainMessage) -> bool:
         """Send a message soon; return whether there is a connection to send it on. From any thread."""
         if not self._is_up or self._is_ending:
             return False
@@ -90,7 +91,7 @@ class Channel:
             return False
         return True
 
-    def _put(self, message: Outgoing) -> None:
+    def _put(self, message: Outgoing | PlainMessage) -> None:
         assert self._outbox is not None
         try:
             self._outbox.put_nowait(message)
@@ -190,8 +191,9 @@ class Channel:
         while True:
             message = await self._outbox.get()
             try:
-                topic = message.topic
-                await client.publish(str(topic), message.payload, qos=int(topic.is_confirmed), retain=topic.is_kept)
+                await client.publish(
+                    str(message.topic), message.payload, qos=int(message.is_confirmed), retain=message.is_kept
+                )
             finally:
                 self._outbox.task_done()
 

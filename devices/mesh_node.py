@@ -16,6 +16,7 @@ from random import Random
 
 from edge_run.base.errors import DeviceLost, MeshError
 from edge_run.base.mesh import Document, Handler, JsonValue, Member, MeshEvent
+from edge_run.devices import mesh_home
 from edge_run.devices.link import DataLink
 from edge_run.devices.mesh_bodies import peer_of
 from edge_run.devices.mesh_channel import Channel, Wiring
@@ -27,7 +28,7 @@ from edge_run.devices.mesh_topics import subscriptions
 
 logger = logging.getLogger(__name__)
 
-LOAD_EVERY_S = 1.0
+LOAD_EVERY_S, HOME_EVERY_S = 1.0, 45.0
 DIRECT_S = 2.0  # for a control message over the data link, while the broker is away
 
 
@@ -50,9 +51,10 @@ class MeshNode:
         )
         self._servant: Servant | None = None
         self._is_closed = False
-        self._why_down = "not tried yet"
-        self._load: Document | None = None
-        self._load_s = -LOAD_EVERY_S
+        self._why_down, self._broker = "the broker was not reached yet", ""
+        self._load: Document = {}
+        self._load_s, self._is_load_due = -LOAD_EVERY_S, False
+        self._is_home_shown = False
         self._link = DataLink(places or ("127.0.0.1",), port, self._change_link, self._take_control)
         wiring = Wiring(find, self._make_will, self._take_in, self._change_broker, self._pass_time)
         self._channel = Channel(identity.node, subscriptions(cluster.id, identity.node), wiring, cluster.authority)
@@ -73,6 +75,12 @@ class MeshNode:
         return self._link
 
     @property
+    def places(self) -> tuple[str, ...]:
+        """The addresses at which others reach the data link."""
+        places = self._state.link.get("places")
+        return tuple(str(place) for place in places) if isinstance(places, (list, tuple)) else ()
+
+    @property
     def is_connected(self) -> bool:
         """Whether the broker is there."""
         return self._channel.is_up
@@ -81,6 +89,11 @@ class MeshNode:
     def problem(self) -> str:
         """Why the broker is not there; empty when it is."""
         return "" if self._channel.is_up else self._why_down
+
+    @property
+    def broker(self) -> str:
+        """Where the broker is, or was last."""
+        return self._broker
 
     @property
     def state(self) -> MeshState:
@@ -122,7 +135,18 @@ class MeshNode:
     def report(self, load: Document) -> None:
         """Say how busy this device is; the latest, once a second at most."""
         with self.held():
-            self._load = load
+            self._load, self._is_load_due = load, True
+
+    def report_links(self) -> None:
+        """Say anew how busy this device is, with what was measured of the ways to others."""
+        with self.held():
+            self._is_load_due = True
+
+    def show_to_home_assistant(self) -> None:
+        """Show this device to Home Assistant, over the same broker, from now on."""
+        with self.held() as state:
+            self._is_home_shown = self._is_load_due = True
+            self._plain(mesh_home.discovery(state.cluster, self.node, state.name))
 
     def lead(self, *, timeout_s: float) -> int:
         """Take the lease, renew it from then on, and return its epoch, as base.mesh.Mesh says."""
@@ -193,6 +217,7 @@ class MeshNode:
             if self._is_closed:
                 return
             state.leave()
+            self._show_home(is_present=False)
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -230,8 +255,10 @@ class MeshNode:
 
     def _change_broker(self, is_up: bool, why: str) -> None:
         with self.held() as state:
-            self._why_down = why
+            self._why_down, self._broker = (self._why_down, why) if is_up else (why, self._broker)
             state.connect(is_up)
+            if is_up and self._is_home_shown:
+                self._plain(mesh_home.discovery(state.cluster, self.node, state.name))
 
     def _change_link(self, node: str, is_up: bool, why: str) -> None:
         with self.held() as state:
@@ -241,8 +268,10 @@ class MeshNode:
     def _pass_time(self) -> float:
         with self.held() as state:
             wait_s = state.pass_time()
+            if self._is_home_shown and time.monotonic() - self._load_s > HOME_EVERY_S:
+                self._is_load_due = True
             due_s = self._load_s + LOAD_EVERY_S - time.monotonic()
-            if self._load is None:
+            if not self._is_load_due:
                 return wait_s
             if due_s > 0:
                 return min(wait_s, due_s)
@@ -251,8 +280,19 @@ class MeshNode:
                 for node, rate in self._link.rates().items()
             }
             state.report({**self._load, "links": rates})
-            self._load, self._load_s = None, time.monotonic()
+            self._is_load_due, self._load_s = False, time.monotonic()
+            self._show_home(is_present=True)
             return wait_s
+
+    def _show_home(self, *, is_present: bool) -> None:
+        if self._is_home_shown:
+            state = self._state
+            count = len(state.members())
+            self._plain([mesh_home.state(state.cluster, self.node, self._load, count, is_present=is_present)])
+
+    def _plain(self, messages: list[mesh_home.PlainMessage]) -> None:
+        for message in messages:
+            self._channel.publish(message)
 
     def _carry_on(self) -> None:
         """Do what the state asks for, and wake who waits; the lock is held, and nothing here waits."""

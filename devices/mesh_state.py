@@ -45,12 +45,22 @@ class Outgoing:
     payload: bytes
     node: str | None = None
 
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the broker is to confirm it."""
+        return self.topic.is_confirmed
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the broker keeps it for later comers."""
+        return self.topic.is_kept
+
 
 class MeshState:
     """What `identity` knows. is_watching: it looks on, and is no member."""
 
     def __init__(self, identity: Identity, cluster: Cluster, name: str, clocks: Clocks, is_watching: bool) -> None:
-        self.identity, self._cluster, self._name, self._clocks = identity, cluster, name, clocks
+        self.identity, self._cluster, self.name, self._clocks = identity, cluster, name, clocks
         self._is_watching = is_watching
         self._writer, self._gate = Writer(identity, cluster, clocks.wall), Gate(cluster, clocks.wall)
         self.membership = Membership(identity.node, identity.boot, clocks.steady)
@@ -67,11 +77,19 @@ class MeshState:
         self.given: list[Given] = []
         self._session = 0
         self._announce_s: float | None = None
+        self.load: Document = {}
+        self.connections = 0
+        self.is_heard = False  # what this device says comes back to it
         self.is_urgent = False  # `pass_time` is to be called before it asked for
+
+    @property
+    def cluster(self) -> str:
+        """The id of the cluster."""
+        return self._cluster.id
 
     def members(self) -> tuple[Member, ...]:
         """Return who is present, in order of their ids."""
-        own = Member(self.identity.node, self._name, self.identity.boot, self.capabilities)
+        own = Member(self.identity.node, self.name, self.identity.boot, self.capabilities)
         found = self.membership.present() | ({} if self._is_watching else {own.node: own})
         return tuple(found[node] for node in sorted(found))
 
@@ -99,6 +117,7 @@ class MeshState:
         """The connection to the broker came, or went."""
         self._carry_out(self.membership.handle(events.BrokerChanged(is_up)))
         if is_up:
+            self.connections += 1
             for number in self.asked.pending:
                 self.send_order(number)
             if self.lease.held:
@@ -126,10 +145,13 @@ class MeshState:
     def announce(self) -> None:
         """Say what this device has."""
         if not self._is_watching:
-            self._send("caps", {"name": self._name, "capabilities": self.capabilities, "link": self.link})
+            self._send("caps", {"name": self.name, "capabilities": self.capabilities, "link": self.link})
+            if self.load:
+                self.report(self.load)
 
     def report(self, load: Document) -> None:
         """Say how busy this device is."""
+        self.load = load
         self._send("load", {"load": load})
 
     def want_lease(self) -> None:
@@ -175,6 +197,7 @@ class MeshState:
             self._obey_lease(self.lease.handle(leases.Heard(node, envelope.epoch, str(state), is_kept)))
             return
         self._obey_lease(self.lease.handle(leases.EpochHeard(envelope.epoch)))
+        self.is_heard |= node == self.identity.node
         if topic.kind == "status":
             event = status_event(envelope)
             if event is None:
