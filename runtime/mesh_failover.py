@@ -193,7 +193,7 @@ class Failover:
             self.phase = Phase.PLANNING
             return [MakePlan(tuple(sorted(self.candidates)))]
         if isinstance(event, NotLed) and self.phase is Phase.LEADING:
-            return [Tell(f"{event.why}: this device goes on alone"), *self._open((self.node,))]
+            return [Tell(f"{event.why}: this device goes on alone"), *self._alone()]
         if isinstance(event, Planned) and self.phase is Phase.PLANNING:
             return self._open(event.nodes)
         if isinstance(event, Opened) and self.phase is Phase.OPENING and event.epoch == self.epoch:
@@ -228,7 +228,7 @@ class Failover:
     def _misfit(self, why: str) -> list[Instruction]:
         self._misfits += 1
         if self._misfits > MOST_MISFITS:
-            return [Tell(f"{why}: this device goes on alone"), *self._open((self.node,))]
+            return [Tell(f"{why}: this device goes on alone"), *self._alone()]
         return self._anew(why)
 
     def _anew(self, why: str) -> list[Instruction]:
@@ -238,9 +238,13 @@ class Failover:
     def _begin(self) -> list[Instruction]:
         self.wants_more = False
         if not self.candidates:
-            return self._open((self.node,))
+            return self._alone()
         self.nodes, self.phase = (), Phase.LEADING
         return [Lead()]
+
+    def _alone(self) -> list[Instruction]:
+        self.epoch += 1
+        return self._open((self.node,))
 
     def _open(self, nodes: tuple[str, ...]) -> list[Instruction]:
         self.nodes, self.phase = nodes, Phase.OPENING
