@@ -66,7 +66,7 @@ class MeshDecoder:
         self._log = MeshLog()
         self._rates = MeshRates()
         self._wire = LinkWire(mesh.link, 0, (mesh.node,))
-        self._number = self._sent_bytes = 0
+        self._number = self._sent_bytes = self._lease = 0
         self._reported_s = 0.0
         self._learned: set[PassShape] = set()
         members = mesh.members()
@@ -143,7 +143,7 @@ class MeshDecoder:
         others, self._failover.nodes = self._others, ()
         if others:
             self._spread.release(others)
-        if self._failover.epoch:
+        if self._lease:
             try:
                 self._mesh.resign()
             except MeshError as error:
@@ -300,7 +300,8 @@ class MeshDecoder:
 
     def _lead(self) -> Event:
         try:
-            return Led(self._mesh.lead(timeout_s=LEAD_TIMEOUT_S))
+            self._lease = self._mesh.lead(timeout_s=LEAD_TIMEOUT_S)
+            return Led(self._lease)
         except MeshError as error:
             return NotLed(str(error))
 
@@ -324,7 +325,7 @@ class MeshDecoder:
             return Unfit(str(error))
         self._rates.restart()
         if len(plan.nodes) > 1:
-            self._mesh.publish_plan(instruction.epoch, self._spread.plan_document())
+            self._mesh.publish_plan(self._lease, self._spread.plan_document())
             self._say(self._spread.plan_text())
         return Opened(instruction.epoch)
 

@@ -42,13 +42,14 @@ class WorkerProcess:
 
     def __init__(self, name: str, process: subprocess.Popen[str], log: Path) -> None:
         self.name, self.process, self.log = name, process, log
-        self.node = ""
+        self.node, self.pid = "", process.pid
 
     def wait_ready(self) -> None:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"worker {self.name} ended: {self.log.read_text()[-2000:]}"
-        self.node = json.loads(line)["node"]
+        said = json.loads(line)
+        self.node, self.pid = said["node"], said["pid"]
 
     def kill(self) -> None:
         self.process.kill()
@@ -112,15 +113,26 @@ class MeshOfProcesses:
         self.workers: dict[str, WorkerProcess] = {}
         self._meshes: list[MeshNode] = []
 
-    def spawn(self, name: str, memory: str = "4GiB", wrap: Sequence[str] = (), chunk_bytes: int = 16384) -> WorkerProcess:
-        """Start a worker; `wait_ready` says when it serves."""
-        folder = self._folder / name
+    def prepare_folder(self, folder: Path) -> Path:
+        """Make `folder` that of a member."""
         folder.mkdir(exist_ok=True, mode=0o700)
         write_cluster(folder, self.cluster)
+        return folder
+
+    def spawn(
+        self,
+        name: str,
+        memory: str = "4GiB",
+        wrap: Sequence[str] = (),
+        chunk_bytes: int = 16384,
+        cache: str | None = None,
+    ) -> WorkerProcess:
+        """Start a worker; `wait_ready` says when it serves."""
+        folder = self.prepare_folder(self._folder / name)
         log = self._folder / f"{name}.log"
         command = [
             *wrap, sys.executable, str(WORKER), str(folder), "--models", str(self._models), "--name", name,
-            "--memory", memory, "--chunk-bytes", str(chunk_bytes),
+            "--memory", memory, "--chunk-bytes", str(chunk_bytes), *(["--cache", cache] if cache else []),
         ]  # fmt: skip
         with log.open("a") as out:
             process = subprocess.Popen(
@@ -136,9 +148,7 @@ class MeshOfProcesses:
 
     def join(self, name: str = "here") -> MeshNode:
         """Return this process's own place."""
-        folder = self._folder / name
-        folder.mkdir(exist_ok=True, mode=0o700)
-        write_cluster(folder, self.cluster)
+        folder = self.prepare_folder(self._folder / name)
         mesh = open_mesh(MeshConfig(folder=folder, name=name))
         self._meshes.append(mesh)
         return mesh
