@@ -129,4 +129,4 @@ class DataLink:
         service.wake()
         service.changed.wait_for(lambda: is_done() or node in service.failures or service.is_closed, max(0, timeout_s))
         if not is_done():
-            raise DeviceLost(f"node {node}: {service.failures.get(node, 'is not reached in time')}", node=node)
+            raise DeviceLost(f"node {node}: {service.why_not(node, is_measure)}", node=node)

@@ -198,9 +198,9 @@ class Opening:
 class Lane:
     """The chosen way to a peer. Senders take turns; the link's thread watches and closes."""
 
-    def __init__(self, peer: Peer, way: Candidate, rate: LinkRate) -> None:
-        self.peer, self.way, self.rate = peer, way, rate
-        self.is_talked_to = False
+    def __init__(self, peer: Peer, way: Candidate, rate: LinkRate, *, is_talked_to: bool = False) -> None:
+        """is_talked_to: there is a conversation, so that its end is a loss."""
+        self.peer, self.way, self.rate, self.is_talked_to = peer, way, rate, is_talked_to
         self.used_s = time.monotonic()
         self._number = time.time_ns()
         self._sequence = 0

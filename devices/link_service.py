@@ -53,6 +53,7 @@ class LinkService:
         self._openings: dict[tuple[str, bool], Opening] = {}
         self._unsent: list[tuple[str, str, bytes]] = []  # control messages for which a way is being opened
         self._incoming: dict[str, tuple[int, int]] = {}
+        self._speakers: set[str] = set()  # who sent us messages
         try:
             self._door = Door(self._context, self.keys, places, port)
         except BaseException:
@@ -69,6 +70,11 @@ class LinkService:
         """Have the thread look at what was asked of it."""
         with contextlib.suppress(OSError):  # full: it is awake anyway; closed: so is the link
             self._bell.send(b"\0")
+
+    def why_not(self, node: str, is_measure: bool) -> str:
+        """Return why there is no way to `node`, or none yet; `changed` is held."""
+        opening = self._openings.get((node, is_measure))
+        return self.failures.get(node) or (opening.why_not() if opening else "is not reached in time")
 
     def close(self) -> None:
         """End the thread and close all. Idempotent."""
@@ -171,6 +177,7 @@ class LinkService:
                 self._on_control(node, topic, bytes(message.parts[0]))
             return
         self.inbox.put(message, size)
+        self._speakers.add(node)
         own = self.lanes.get(node)
         if own is None:  # whoever speaks to us is watched from here too
             self.wanted[node, False] = None
@@ -219,7 +226,7 @@ class LinkService:
                 elif is_measure:
                     self.rates[node] = rate
                 else:
-                    self.lanes[node] = Lane(opening.peer, best, rate)
+                    self.lanes[node] = Lane(opening.peer, best, rate, is_talked_to=node in self._speakers)
                 self.changed.notify_all()
             if best is not None and not is_measure:
                 self._send_controls()
@@ -246,6 +253,7 @@ class LinkService:
             self._on_change(node, False, why)
 
     def _end(self, node: str, why: str) -> Lane | None:
+        self._speakers.discard(node)
         with self.changed:
             lane = self.lanes.pop(node, None)
         if lane is not None:

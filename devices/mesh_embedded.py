@@ -54,11 +54,25 @@ class EmbeddedBroker:
             "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
         }
         broker = self._broker_class(config)
+        writers: set[asyncio.StreamWriter] = set()
+        serve_one = broker.stream_connected
+
+        async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, **names: str) -> None:
+            writers.add(writer)  # amqtt itself leaves some open
+            try:
+                await serve_one(reader, writer, **names)
+            finally:
+                writers.discard(writer)
+                writer.close()
+
+        broker.stream_connected = serve_and_close
         await broker.start()
         self._started.set()
         await self._ended.wait()
         await broker.shutdown()
-        await asyncio.sleep(0.05)  # its connections close on the loop
+        for writer in writers:
+            writer.close()
+        await asyncio.sleep(0.05)  # connections close on the loop
 
 
 def parse_place(text: str, default_port: int) -> tuple[str, int]:

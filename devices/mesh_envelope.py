@@ -71,7 +71,7 @@ class Writer:
         self._count = 0
 
     def seal(self, topic: Topic, epoch: int, body: Document) -> tuple[bytes, int]:
-        """Return the envelope of `body` for `topic`, and its count. Raises ProtocolError when it is too large."""
+        """Return the envelope of `body` for `topic`, and its count. Raises ProtocolError for too much, or no JSON."""
         self._count += 1
         fields = {
             "boot": self._identity.boot,
@@ -80,7 +80,10 @@ class Writer:
             "time_ms": int(self._wall_clock() * 1e3),
             "body": body,
         }
-        content = canonical(fields)
+        try:
+            content = canonical(fields)
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(f"message for {topic}: is no JSON ({error})") from error
         if _HEAD_BYTES + len(content) > MOST_BYTES:
             raise ProtocolError(f"message for {topic}: has {len(content)} bytes, at most {MOST_BYTES} may be sent")
         return self._head + self._identity.sign(_signed(topic, self._head, content)) + content, self._count

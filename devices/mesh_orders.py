@@ -35,6 +35,7 @@ class Pending:
     node: str
     epoch: int
     body: Document
+    sent_s: float = 0.0
     answer: Document | None = None
     error: Exception | None = None
 

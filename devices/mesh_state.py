@@ -24,7 +24,7 @@ from edge_run.devices.mesh_orders import Asked, Given, Pending
 from edge_run.devices.mesh_refusals import Refusals
 from edge_run.devices.mesh_topics import Topic, parse_topic
 
-ANNOUNCE_WITHIN_S = 0.15
+ANNOUNCE_WITHIN_S, RESEND_S = 0.15, 1.0
 MOST_EVENTS = 1000
 
 
@@ -134,6 +134,9 @@ class MeshState:
         self._carry_out(self.membership.handle(events.Tick()))
         self._carry_out(self.membership.handle(events.PaceChanged(self.lease.holder is not None)))
         now_s = self._clocks.steady()
+        for number, pending in self.asked.pending.items():
+            if not pending.is_done and now_s - pending.sent_s >= RESEND_S:  # its node may have been away
+                self.send_order(number)
         if self._announce_s is not None and now_s >= self._announce_s:
             self._announce_s = None
             self.announce()
@@ -172,6 +175,7 @@ class MeshState:
     def send_order(self, number: int) -> None:
         """Send an order, for the first time or again."""
         pending: Pending = self.asked.pending[number]
+        pending.sent_s = self._clocks.steady()
         self._send("cmd", pending.body, owner=pending.node, epoch=pending.epoch)
 
     def answer(self, given: Given, answer: Document) -> None:
