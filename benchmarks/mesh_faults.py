@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Random faults under answers on a mesh of four real processes and a real mosquitto: is every answer that of one device?
+"""Random faults under answers, on a mesh of four real processes and a real broker: are they those of one device?
 
     mesh_faults.py [--schedules 50]
 

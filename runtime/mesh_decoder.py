@@ -12,8 +12,15 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from edge_run.base.errors import BudgetError, Cancelled, DeviceLost, EdgeRunError, MeshError, NotSupported, ProtocolError
-from edge_run.base.mesh import Joined, Lost, Mesh, is_worker
+from edge_run.base.errors import (
+    BudgetError,
+    DeviceLost,
+    EdgeRunError,
+    MeshError,
+    NotSupported,
+    ProtocolError,
+)
+from edge_run.base.mesh import Document, Joined, Lost, Mesh, is_worker
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.base.results import MeshUse
 from edge_run.runtime.decoder import LocalDecoder
@@ -23,7 +30,6 @@ from edge_run.runtime.mesh_failover import (
     Better,
     Event,
     Failover,
-    Go,
     Gone,
     Instruction,
     Lead,
@@ -199,7 +205,7 @@ class MeshDecoder:
         for sequence in {token.sequence for token in batch}:
             first = min(token.position for token in batch if token.sequence == sequence)
             self._log.rewind(sequence, first, first if self.capabilities.can_rewind else 0)
-        header = {"kind": "stop", "epoch": self._failover.epoch, "number": self._number}
+        header: Document = {"kind": "stop", "epoch": self._failover.epoch, "number": self._number}
         for node in self._others:
             try:
                 self._mesh.link.send(node, header, timeout_s=SEND_TIMEOUT_S)
@@ -218,8 +224,8 @@ class MeshDecoder:
                     self._failover.handle(Appeared(event.member.node))
             elif isinstance(event, Lost):
                 gone.append(Gone(event.node, event.why))
-        for event in gone:
-            self._drive(self._failover.handle(event))
+        for loss in gone:
+            self._drive(self._failover.handle(loss))
         if self._failover.wants_more and not len(self._log):
             self._drive(self._failover.handle(Better("a device joined")))
         elif why := self._rates.why_replan(self._spread, self._log.tokens):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypeVar
 
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError, ProtocolError
 from edge_run.base.mesh import Document, JsonValue, Mesh
@@ -27,6 +29,9 @@ from edge_run.runtime.terms import used_experts
 
 PREPARE_TIMEOUT_S, ASSIGN_TIMEOUT_S, STATUS_TIMEOUT_S = 120.0, 120.0, 3.0
 HOP_S = 0.001  # until it is measured
+
+
+_Answer = TypeVar("_Answer")
 
 
 class Failed(Exception):
@@ -78,7 +83,7 @@ class Spread:
         answers = self._order_all({node: {"order": "prepare", **self._model} for node in asked}, PREPARE_TIMEOUT_S)
         for node, answer in answers.items():
             self._check(node, answer)
-            self.stations[node] = self._judged(node, lambda n=node, a=answer: station(n, a, self.hop_s))
+            self.stations[node] = self._judged(node, functools.partial(station, node, answer, self.hop_s))
 
     def make_plan(self) -> MeshPlan:
         """Return the best plan over the devices that were asked, and this one; this one alone where none fits."""
@@ -166,7 +171,9 @@ class Spread:
             MeshNode(
                 node=node,
                 name=names.get(node, node),
-                blocks=tuple(b for u, owner in zip(units, self.plan.owners, strict=True) if owner == node for b in u.blocks),
+                blocks=tuple(
+                    b for u, owner in zip(units, self.plan.owners, strict=True) if owner == node for b in u.blocks
+                ),
                 streamed_bytes=self.plan.read_bytes.get(node, 0),
             )
             for node in self.plan.nodes
@@ -195,7 +202,7 @@ class Spread:
             }
             return {node: self._judged(node, call.result) for node, call in calls.items()}
 
-    def _judged(self, node: str, call: Callable[[], object]) -> object:
+    def _judged(self, node: str, call: Callable[[], _Answer]) -> _Answer:
         try:
             return call()
         except DeviceLost as error:
@@ -210,7 +217,9 @@ class Spread:
         others = differing(numerics_document(self._engine.numerics), answer.get("numerics"))
         if others and not self._takes_any:
             raise Failed(
-                Refused(node, f"its numerics differ ({', '.join(others)}), so tokens could; --mesh-any-numerics takes it")
+                Refused(
+                    node, f"its numerics differ ({', '.join(others)}), so tokens could; --mesh-any-numerics takes it"
+                )
             )
         if others:
             self._say(f"{node} computes with other numerics ({', '.join(others)}): tokens may differ from one device's")

@@ -176,7 +176,9 @@ class LinkWire:
         if kind != "state" or number < self.number:
             return
         if len(self._waiting) >= MOST_WAITING:
-            raise ProtocolError(f"{len(self._waiting)} messages wait that nobody asked for; the last from {message.node}")
+            raise ProtocolError(
+                f"{len(self._waiting)} messages wait that nobody asked for; the last from {message.node}"
+            )
         self._waiting.append(message)
 
 

@@ -113,7 +113,9 @@ class Worker:
         return {"memory_bytes": int(self._config.memory or 0), "models": models}
 
     def _files(self) -> list[Path]:
-        found = [f for folder in self._folders for f in ([folder] if folder.is_file() else sorted(folder.glob("*.gguf")))]
+        found = [
+            f for folder in self._folders for f in ([folder] if folder.is_file() else sorted(folder.glob("*.gguf")))
+        ]
         return [path for path in found if path.suffix == ".gguf"]
 
     def _prepare(self, order: Document) -> Document:
@@ -144,7 +146,7 @@ class Worker:
                     return path
         where = ", ".join(str(folder) for folder in self._folders) or "no folder"
         raise NotTrusted(
-            f"model {name!r} with hash {asked[:12]}: is not in {where}; copy the same file there, or join the mesh with "
+            f"model {name!r} with hash {asked[:12]}: is not in {where}; copy the same file there, or join with "
             "--models where it is"
         )
 

@@ -1,4 +1,4 @@
-"""A mesh of real processes: a real mosquitto, workers that can be killed, frozen and cut off, and a coordinator here."""
+"""A mesh of real processes: a real mosquitto, workers that can be killed and frozen, and a coordinator here."""
 
 from __future__ import annotations
 

@@ -33,9 +33,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
     mesh = open_mesh(
-        MeshConfig(
-            folder=arguments.folder, broker=arguments.broker, name=arguments.name, listen=(arguments.listen,)
-        )
+        MeshConfig(folder=arguments.folder, broker=arguments.broker, name=arguments.name, listen=(arguments.listen,))
     )
     config = ModelConfig(memory=arguments.memory, cache_folder=arguments.cache)
     worker = Worker(mesh, arguments.models, config, arguments.chunk_bytes)

@@ -27,7 +27,6 @@ from edge_run.runtime.driver import GraphChanged, PassShape
 from edge_run.runtime.engine import Engine
 from edge_run.runtime.slice import Share
 from edge_run.runtime.slice_engine import SliceEngine
-
 from exactness import fewest_frames
 
 CHUNK_BYTES = 16 * KIB

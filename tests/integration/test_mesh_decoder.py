@@ -187,6 +187,7 @@ def test_who_stops_an_answer_stops_all_and_can_go_on(folder: Path) -> None:
     path = make_model("llama", folder)
     wanted = alone(path)
     with running(path) as run:
+
         def stop(source: str, target: str, header: Document) -> None:
             if header["kind"] == "state" and source == "b":
                 run.engine.front.cancel()
@@ -203,6 +204,7 @@ def test_a_worker_of_a_past_epoch_is_not_heard(folder: Path) -> None:
     path = make_model("llama", folder)
     wanted = alone(path)
     with running(path) as run:
+
         def replay(i: int) -> None:
             if i == 5:
                 run.hub.kill("b")

@@ -43,7 +43,9 @@ class World:
     def fault(self) -> Event | None:
         kind = self.draw.draw(st.sampled_from(["none"] * 4 + ["gone", "refused", "stale"]))
         if kind == "stale":
-            return self.draw.draw(st.sampled_from([Opened(0), Replayed(0), Led(1), Gone("z", "never was"), NotLed("x")]))
+            return self.draw.draw(
+                st.sampled_from([Opened(0), Replayed(0), Led(1), Gone("z", "never was"), NotLed("x")])
+            )
         if kind == "none" or not self.alive:
             return None
         node = self.draw.draw(st.sampled_from(sorted(self.alive)))
@@ -66,12 +68,11 @@ class World:
     def execute(self, instruction: object) -> Event | None:
         if isinstance(instruction, Lead):
             self.lease += self.draw.draw(st.integers(0, 2))
-            return NotLed("away") if self.draw.draw(st.booleans()) and self.draw.draw(st.booleans()) else Led(self.lease)
+            return (
+                NotLed("away") if self.draw.draw(st.booleans()) and self.draw.draw(st.booleans()) else Led(self.lease)
+            )
         if isinstance(instruction, MakePlan | Open | Replay) and (fault := self.fault()):
-            if isinstance(instruction, MakePlan):
-                concerned = instruction.candidates
-            else:
-                concerned = self.machine.nodes
+            concerned = instruction.candidates if isinstance(instruction, MakePlan) else self.machine.nodes
             if isinstance(fault, Gone | Refused) and fault.node in concerned:
                 return fault
             assert not self.machine.handle(fault), "what does not concern the step at hand changes nothing of it"

@@ -28,7 +28,7 @@ def test_what_was_taken_back_wholly_is_forgotten() -> None:
     for positions in ((0, 1, 2), (3,), (4,)):
         log.add_batch(batch(*positions))
     log.rewind(0, 3, 3)
-    assert [command for command in log] == [Decode(tuple(batch(0, 1, 2)))]
+    assert list(log) == [Decode(tuple(batch(0, 1, 2)))]
     log.rewind(0, 0, 0)
     assert len(log) == 0
 
