@@ -39,8 +39,8 @@ class Unit:
 class Layout:
     """Unit i is the nodes from `starts[i]` to the next start. The first unit is the head, the last one the tail.
 
-    kept: of each leaf that outlives passes, its address, its bytes, and the unit that uses it. strays: nodes that belong
-    to another unit than the one among whose nodes they are.
+    kept: of each leaf that outlives passes, its address, its bytes, and the unit that uses it. strays: nodes that
+    belong to another unit than the one among whose nodes they are.
     """
 
     starts: tuple[int, ...]
