@@ -26,7 +26,7 @@ WORKER = ROOT / "benchmarks" / "_forecast_worker.py"
 SHARES = (0.25, 0.5, 0.75, 0.95)
 EARLIER_SHARE = 0.4
 DECODE = {"dense": "8", "mixture": "32"}
-REST_S = 8.0
+REST_S = 30.0
 FIGURES = ("first_token_s", "prefill_tokens_per_s", "decode_tokens_per_s")
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from edge_run.base.errors import NotSupported
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.devices.memory import process_memory
+from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
 from edge_run.runtime.context_shape import ContextShape
 from edge_run.runtime.decoder import LocalDecoder
@@ -78,7 +78,7 @@ class DraftModel:
         if not why and L.llama_vocab_type(self.model.vocab) != L.llama_vocab_type(target.vocab):
             why = "another kind of tokenizer"
         if not why:
-            texts = (_texts(model.vocab, n_common) for model in (self.model, target))
+            texts = (ggml.token_texts(model.vocab, n_common) for model in (self.model, target))
             differing = (token for token, (a, b) in enumerate(zip(*texts, strict=True)) if a != b)
             if (token := next(differing, None)) is not None:
                 why = f"token {token} is another one"
@@ -177,7 +177,3 @@ class DraftModel:
         for rank, (token, rate) in enumerate(zip(best.tolist(), rates.tolist(), strict=True)):
             kind = ("draft", rank, sum(rate > edge for edge in _RATES))
             yield token, Guess(value * acceptance.chance(kind, rate), kind, rate)
-
-
-def _texts(vocab: Any, n_tokens: int) -> list[bytes]:
-    return [L.llama_vocab_get_text(vocab, token) or b"" for token in range(n_tokens)]
