@@ -179,6 +179,10 @@ class LlamaContext:
             for pattern in (_CACHE, _BUFFER)
         )
 
+    def use_threads(self, threads: int) -> None:
+        """Compute with so many threads from now on."""
+        L.llama_set_n_threads(self.handle, threads, threads)
+
     def close(self) -> None:
         """Free the context. Idempotent."""
         if self.handle:
