@@ -5,7 +5,7 @@ A dense pass reads its weights in an order that is known beforehand; what to bri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -28,9 +28,14 @@ class Stretch:
 
 
 def schedule_pass(
-    needs: Sequence[AbstractSet[int]], may_cut: Sequence[bool], stretch_chunks: int = STRETCH_CHUNKS
+    needs: Sequence[AbstractSet[int]],
+    may_cut: Sequence[bool],
+    stretch_chunks: int = STRETCH_CHUNKS,
+    borders: Collection[int] = (),
 ) -> list[Stretch]:
     """Return the stretches of a pass whose node i needs the chunks `needs[i]`; it is cut before nodes that `may_cut`.
+
+    It is always cut before `borders`; nodes between two of them that need nothing are in no stretch.
 
     A stretch needs at most `stretch_chunks` chunks where its nodes allow that: the smaller the stretch, the smaller the
     window and the better reading and computing overlap. Nothing is assumed about other stretches but the neighbours: a
@@ -38,7 +43,12 @@ def schedule_pass(
     """
     spans: list[tuple[int, int, AbstractSet[int]]] = []
     first, chunks = 0, frozenset[int]()
+    forced = frozenset(borders)
     for i, (needed, is_cut_allowed) in enumerate(zip(needs, may_cut, strict=True)):
+        if i in forced:
+            if chunks:
+                spans.append((first, i - 1, chunks))
+            first, chunks = i, frozenset()
         if not needed:
             continue
         together = chunks | needed
@@ -46,7 +56,8 @@ def schedule_pass(
             spans.append((first, i - 1, chunks))
             first, together = i, frozenset(needed)
         chunks = together
-    spans.append((first, len(needs) - 1, chunks))
+    if chunks or not spans:
+        spans.append((first, len(needs) - 1, chunks))
     befores = [frozenset[int](), *(chunks for _, _, chunks in spans[:-1])]
     afters = [*(chunks for _, _, chunks in spans[1:]), frozenset[int]()]
     return [

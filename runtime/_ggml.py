@@ -171,6 +171,12 @@ def tensor_name(address: int) -> bytes:
     return ctypes.string_at(address + NAME_OFFSET)
 
 
+def is_weight(address: int) -> bool:
+    """Return whether the tensor at `address` lies in a buffer of weights."""
+    buffer = tensor_at(address).buffer
+    return bool(buffer) and functions().ggml_backend_buffer_get_usage(buffer) == USAGE_WEIGHTS
+
+
 def set_compute_flag(address: int, is_computed: bool) -> None:
     """Let llama.cpp compute the node at `address`, or skip it."""
     flags = ctypes.c_int32.from_address(address + FLAGS_OFFSET)

@@ -59,7 +59,7 @@ def measure(
     from edge_run.runtime.session import Session
 
     with contextlib.closing(Engine(path, config)) as engine:
-        meter, session = Meter(engine), Session(engine.decoder)
+        meter, session = Meter(engine), Session(engine.front)
         logits, _ = session.feed(prompt)
         tokens = [int(logits.argmax())]
         prefill, stored_before = meter.lap(), stored_bytes()

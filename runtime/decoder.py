@@ -14,7 +14,7 @@ from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
 from edge_run.runtime.context_shape import ContextShape
-from edge_run.runtime.driver import Driver, PassShape
+from edge_run.runtime.driver import ONE_TOKEN, Driver, PassShape
 from edge_run.runtime.graph import GraphMap
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
 from edge_run.runtime.progress import Timeline
@@ -76,14 +76,18 @@ class LocalDecoder:
                 filled = self._pass(batch[start : start + self._width], logits, filled)
                 self._timeline.advance()
         except BaseException:
-            for sequence in {token.sequence for token in batch}:
-                self.rewind(sequence, min(token.position for token in batch if token.sequence == sequence))
-            for branch in {branch for token in batch for branch in token.branches}:
-                L.llama_memory_seq_rm(self._context.memory, branch, -1, -1)
+            self.take_back(batch)
             raise
         finally:
             self._timeline.end()
         return logits
+
+    def take_back(self, batch: Sequence[BatchToken]) -> None:
+        """Forget what `batch` added; where a sequence cannot be cut, all of it."""
+        for sequence in {token.sequence for token in batch}:
+            self.rewind(sequence, min(token.position for token in batch if token.sequence == sequence))
+        for branch in {branch for token in batch for branch in token.branches}:
+            L.llama_memory_seq_rm(self._context.memory, branch, -1, -1)
 
     def rewind(self, sequence: int, position: int) -> int:
         """Forget `sequence` from `position` on; return where it ends now: there, or 0 where it cannot be cut there."""
@@ -111,9 +115,10 @@ class LocalDecoder:
         for other in branches:
             L.llama_memory_seq_rm(memory, other, -1, -1)
 
-    def map_graph(self) -> GraphMap:
-        """Return the graph of a pass of one token, computing nothing. The context must be empty, and is again."""
-        self._fill([BatchToken(token=0, position=0, wants_logits=True)])
+    def map_graph(self, shape: PassShape = ONE_TOKEN) -> GraphMap:
+        """Return the graph of a pass of `shape`, computing nothing. The context must be empty, and is again."""
+        first = shape.tokens - shape.outputs
+        self._fill([BatchToken(token=0, position=i, wants_logits=i >= first) for i in range(shape.tokens)])
         with self._driver.mapping():
             code = L.llama_decode(self._context.handle, self._batch)
         L.llama_memory_clear(self._context.memory, self._model.is_recurrent)
@@ -121,6 +126,10 @@ class LocalDecoder:
         if code != 0 or not any(node.reads for node in graph):
             raise KernelError(f"llama.cpp showed no weights in its graph (code {code}); --backend llama.cpp may work")
         return graph
+
+    def clear(self) -> None:
+        """Forget all sequences, as if nothing had ever been decoded."""
+        L.llama_memory_clear(self._context.memory, False)
 
     def close(self) -> None:
         """Free the batch. Idempotent."""

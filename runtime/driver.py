@@ -18,12 +18,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from edge_run.base.errors import Cancelled
+from edge_run.base.errors import Cancelled, KernelError
 from edge_run.runtime import _ggml as ggml
+from edge_run.runtime.flow import Flow
+from edge_run.runtime.flow_observer import FlowObserver
 from edge_run.runtime.graph import GraphMap, Node
 from edge_run.runtime.observer import Observer
 
 Step = Callable[[int], None]
+
+
+class GraphChanged(KernelError):
+    """A graph that had to be the one expected was not; nothing that was computed counts."""
 
 
 class PassShape(NamedTuple):
@@ -36,6 +42,9 @@ class PassShape(NamedTuple):
     def kind(self) -> tuple[bool, bool]:
         """Shapes of one kind mostly have one graph: one token or more, with logits or without."""
         return self.tokens > 1, self.outputs > 0
+
+
+ONE_TOKEN = PassShape(1, 1)
 
 
 @dataclass(slots=True)
@@ -108,11 +117,17 @@ def compile_program(graph: GraphMap, features: Sequence[Feature]) -> Program:
 
 
 class Driver:
-    """The callback of one llama.cpp context. One pass at a time; `cancel` may come from any thread."""
+    """The callback of one llama.cpp context. One pass at a time; `cancel` may come from any thread.
+
+    is_partial: of its programs' graphs only some nodes are to be computed. Then a graph that is not the one expected is
+    refused with GraphChanged.
+    """
 
     def __init__(self) -> None:
         self.features: list[Feature] = []
         self.programs: dict[PassShape, Program] = {}
+        self.is_partial = False
+        self._flow: FlowObserver | None = None
         self._observer = Observer()
         self._program = _EMPTY
         self._cursor = 0
@@ -155,6 +170,7 @@ class Driver:
     def mapping(self) -> Iterator[None]:
         """Passes in this block compute nothing; `take_map` then returns the graph."""
         self._is_mapping, self._seen = True, []
+        self._flow = FlowObserver() if self.is_partial else None
         try:
             yield
         finally:
@@ -165,6 +181,11 @@ class Driver:
         """Return the graph that was mapped."""
         graph, self._seen = tuple(self._seen or ()), None
         return graph
+
+    def take_flow(self) -> Flow:
+        """Return what flows through the graph that was mapped, where the driver is partial."""
+        flow, self._flow = self._flow, None
+        return flow.take() if flow else Flow((), (), ())
 
     @contextlib.contextmanager
     def running(self, shape: PassShape) -> Iterator[None]:
@@ -185,6 +206,7 @@ class Driver:
             raise failure
         if self._seen is None and 0 < self._cursor < len(self._program.graph):
             self._abandon()  # the graph ended in the middle of what was expected: what is held there is not released
+            self._check_known("its end")
             self._seen = list(self._program.graph[: self._cursor])
         if self._seen is not None:
             self._program = self._program_of(tuple(self._seen))
@@ -210,7 +232,7 @@ class Driver:
             i = 0  # llama.cpp has cut the batch: the same graph once more
         if self._seen is None and i < len(program.names) and program.names[i] == ggml.tensor_name(address):
             self._cursor = i + 1
-            if self._must_restore:
+            if self._must_restore or self.is_partial:
                 ggml.set_compute_flag(address, program.graph[i].is_computed)
             for step in program.before[i]:
                 step(address)
@@ -218,6 +240,7 @@ class Driver:
         return self._ask_unknown(address)
 
     def _ask_unknown(self, address: int) -> bool:
+        self._check_known(ggml.tensor_name(address).decode("utf-8", "replace"))
         if self._must_restore:
             ggml.set_compute_flag(address, True)
         if self._seen is None:
@@ -226,6 +249,10 @@ class Driver:
         self._seen.append(node)
         self._pending = [feature for feature in self.features if feature.before_unknown(node, address)]
         return bool(self._pending)
+
+    def _check_known(self, where: str) -> None:
+        if self.is_partial:
+            raise GraphChanged(f"llama.cpp's graph is not the one that was spread over devices, at {where}")
 
     def _told(self, address: int) -> bool:
         if self._seen is not None:
@@ -240,6 +267,8 @@ class Driver:
     def _skip(self, address: int) -> bool:
         if self._is_mapping and self._seen is not None:
             self._seen.append(self._observer.observe(address, self._seen))
+            if self._flow:
+                self._flow.observe(address)
         ggml.set_compute_flag(address, False)
         return False
 

@@ -19,12 +19,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import NotSupported
 from edge_run.base.profile import DeviceProfile
-from edge_run.base.protocols import BatchToken
-from edge_run.base.results import Backend, ExpertUse, MemoryUse, Numerics, Plan
+from edge_run.base.protocols import BatchToken, Decoder
+from edge_run.base.results import Backend, ExpertUse, MemoryUse, MeshUse, Numerics, Plan
 from edge_run.devices.ledger import Ledger
 from edge_run.devices.memory import available_bytes, default_budget_bytes, process_memory
 from edge_run.runtime import _ggml as ggml
@@ -89,8 +90,21 @@ def _garbage_collection_paused() -> Iterator[None]:
             gc.enable()
 
 
+class FrontDecoder(Decoder, Protocol):
+    """A decoder whose pass can be stopped."""
+
+    def cancel(self) -> None:
+        """Stop the pass in progress, from any thread; `decode` raises Cancelled."""
+        ...
+
+
 class Engine:
-    """An open model: its decoder, its plan, its figures. One pass at a time; closing is idempotent."""
+    """An open model: its decoder, its plan, its figures. One pass at a time; closing is idempotent.
+
+    may_be_whole: a model that fits is read as a whole, and computed without a callback.
+    """
+
+    may_be_whole = True
 
     def __init__(
         self,
@@ -169,6 +183,16 @@ class Engine:
         return MemoryUse(plan.budget_bytes, peak_bytes, plan.pinned_bytes, plan.window_bytes, plan.kv_bytes)
 
     @property
+    def front(self) -> FrontDecoder:
+        """The decoder that generating goes through."""
+        return self.decoder
+
+    @property
+    def mesh_use(self) -> MeshUse | None:
+        """How the model was spread over devices; None for one device."""
+        return None
+
+    @property
     def read_totals(self) -> ReadTotals:
         """What the readers read so far."""
         return self._readers.totals if self._readers else ReadTotals()
@@ -194,8 +218,12 @@ class Engine:
         self._stack.close()
         for stream in streams:
             if isinstance(stream, ExpertStreaming):
-                levers = stream.tuning.found if stream.tuning else {}
-                routing.remember(self.gguf, self.config.cache, stream.usage, levers)
+                self._remember(stream)
+
+    def _remember(self, stream: ExpertStreaming) -> None:
+        """Keep what was learnt of a mixture for later runs."""
+        levers = stream.tuning.found if stream.tuning else {}
+        routing.remember(self.gguf, self.config.cache, stream.usage, levers)
 
     def _check_file(self, is_budget_kept: bool) -> None:
         """Refuse what llama.cpp would end the process over, and a budget that is too small, before all else."""
@@ -229,7 +257,8 @@ class Engine:
             self._territory = Territory(stubs.spans(), self._chunk_bytes)
         self._territory.claim()
         weights_bytes = self._territory.n_chunks * self._territory.chunk_bytes
-        is_resident = self._with_draft(Holdings.now()).total_bytes + weights_bytes <= self.budget_bytes
+        room = self.budget_bytes - weights_bytes
+        is_resident = self.may_be_whole and self._with_draft(Holdings.now()).total_bytes <= room
         holdings = self._make_context(self._callback(is_needed=not is_resident))
         if is_resident and holdings.total_bytes + weights_bytes > self.budget_bytes:
             self._context.close()

@@ -20,7 +20,8 @@ class Node:
     """One node of the graph.
 
     is_computed: llama.cpp means to compute it (the flag that we may clear). expert_ids: of a multiplication by experts,
-    the ordinal of the node whose output holds the ids of the experts chosen (int32, perhaps a strided view).
+    the ordinal of the node whose output holds the ids of the experts chosen (int32, perhaps a strided view). is_border:
+    a pass stops before it, whatever it reads.
     """
 
     name: bytes
@@ -28,6 +29,7 @@ class Node:
     reads: tuple[WeightRead, ...]
     is_computed: bool
     expert_ids: int | None = None
+    is_border: bool = False
 
 
 GraphMap = tuple[Node, ...]

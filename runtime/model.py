@@ -7,10 +7,11 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_run.base.config import ModelConfig, SamplingConfig, make_config
 from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.mesh import Mesh
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Generation, Plan, Progress, Speculation, Stats
 from edge_run.runtime import _ggml as ggml
@@ -20,6 +21,9 @@ from edge_run.runtime.engine import Engine
 from edge_run.runtime.meter import Meter
 from edge_run.runtime.speculation_setup import open_session
 from edge_run.runtime.stream import Answer, Stream
+
+if TYPE_CHECKING:
+    from edge_run.runtime.mesh_opening import MeshOptions
 
 Message = Mapping[str, str]
 
@@ -38,17 +42,20 @@ class Model:
         memory: int | str | None = None,
         chat_template: str | None = None,
         config: ModelConfig | None = None,
+        mesh: MeshOptions | Mesh | str | None = None,
         **options: Any,
     ) -> None:
         """Open the model file at `path` (the first shard of a split one); no weights are read yet.
 
         memory: the budget for the whole process, as bytes or `4GiB`; None is what is available less a margin.
         chat_template: Jinja text or a file, instead of the model's own. options: the fields of `ModelConfig`, or all of
-        them as `config`. Raises ModelFileError, BudgetError, ConfigError, KernelError, NotSupported, TierReadError.
+        them as `config`. mesh: spread the model over the devices of a mesh: an open one, or the address of its broker
+        (`mqtt://host:1883`), or "" for the one that this device joined.
+        Raises ModelFileError, BudgetError, ConfigError, KernelError, NotSupported, TierReadError, MeshError.
         """
         if config is not None and (options or memory is not None):
             raise ConfigError("config and single options: give one of the two")
-        self._engine = Engine(Path(path), config or make_config(ModelConfig, {"memory": memory, **options}))
+        self._engine = _open(Path(path), config or make_config(ModelConfig, {"memory": memory, **options}), mesh)
         self._finalizer = weakref.finalize(self, self._engine.close)
         try:
             self.path = Path(path)
@@ -165,7 +172,7 @@ class Model:
     def cancel(self) -> None:
         """End the running generation, from any thread: its stream finishes with reason `cancelled`."""
         self._is_cancelled.set()
-        self._engine.decoder.cancel()
+        self._engine.front.cancel()
 
     def close(self) -> None:
         """Free the model. Idempotent."""
@@ -206,6 +213,14 @@ class Model:
     def _end_running(self) -> None:
         if self._running is not None and (stream := self._running()) is not None:
             stream.close()
+
+
+def _open(path: Path, config: ModelConfig, mesh: MeshOptions | Mesh | str | None) -> Engine:
+    if mesh is None:
+        return Engine(path, config)
+    from edge_run.runtime.mesh_opening import MeshOptions, open_over
+
+    return open_over(path, config, mesh if isinstance(mesh, MeshOptions) else MeshOptions(mesh))
 
 
 def _sampling(sampling: SamplingConfig | None, options: dict[str, Any]) -> SamplingConfig:

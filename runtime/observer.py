@@ -21,10 +21,7 @@ _READS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
 class Observer:
-    """Turns the nodes that the callback shows into `Node`s. Not thread-safe."""
-
-    def __init__(self) -> None:
-        self._is_weight_buffer: dict[int, bool] = {}
+    """Turns the nodes that the callback shows into `Node`s."""
 
     def observe(self, address: int, seen: Sequence[Node]) -> Node:
         """Return what the tensor struct at `address` says; `seen` are the nodes before it."""
@@ -41,7 +38,7 @@ class Observer:
     def _read(self, op: str, tensor: Any, index: int, source: int) -> WeightRead | None:
         part = ggml.tensor_at(source)
         root = part.view_src or source
-        if not self._is_weight(root):
+        if not ggml.is_weight(root):
             return None
         row_bytes = 0
         if op == "GET_ROWS" and index == 0 and part.ne[2] == part.ne[3] == 1 and self._is_input(tensor.src[1]):
@@ -49,20 +46,10 @@ class Observer:
         length = ggml.functions().ggml_nbytes(source)
         return WeightRead(ggml.tensor_name(root).decode("utf-8", "replace"), part.data, length, row_bytes)
 
-    def _is_weight(self, address: int) -> bool:
-        buffer = ggml.tensor_at(address).buffer
-        if not buffer:
-            return False
-        known = self._is_weight_buffer.get(buffer)
-        if known is None:
-            usage = ggml.functions().ggml_backend_buffer_get_usage(buffer)
-            known = self._is_weight_buffer[buffer] = usage == ggml.USAGE_WEIGHTS
-        return known
-
     def _is_input(self, address: int) -> bool:
         ids = ggml.tensor_at(address)
         root = ggml.tensor_at(ids.view_src) if ids.view_src else ids
-        return ggml.op_name(root.op) == "NONE" and ids.nb[0] == 4 and not self._is_weight(address)
+        return ggml.op_name(root.op) == "NONE" and ids.nb[0] == 4 and not ggml.is_weight(address)
 
 
 def _producer(source: int, seen: Sequence[Node]) -> int | None:

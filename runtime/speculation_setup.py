@@ -19,21 +19,21 @@ from edge_run.runtime.width_control import WidthControl
 
 def open_session(engine: Engine) -> Session:
     """Return a conversation in `engine`, which speculates as the engine's configuration says, where the model can."""
-    config, capabilities = engine.config, engine.decoder.capabilities
+    config, capabilities = engine.config, engine.front.capabilities
     drafters: list[Drafter] = [Overlap(engine.draft)] if engine.draft else []
     if config.uses_lookup:
         drafters.append(Lookup())
     if not drafters:
-        return Session(engine.decoder)
+        return Session(engine.front)
     if not capabilities.can_rewind:
-        return Session(engine.decoder, why_plain="the model's recurrent state cannot be cut: it does not speculate")
+        return Session(engine.front, why_plain="the model's recurrent state cannot be cut: it does not speculate")
     control = WidthControl(
         PassCosts(_union_growth(engine)),
         min(config.draft_tokens + 1, capabilities.outputs_per_pass, capabilities.micro_batch_tokens),
     )
     mode = "+".join(["draft"] * bool(engine.draft) + ["ngram"] * config.uses_lookup)
     return SpeculativeSession(
-        engine.decoder,
+        engine.front,
         drafters,
         control,
         Tally(mode, _limits(engine), is_exact=config.exact),
@@ -56,7 +56,7 @@ def _union_growth(engine: Engine) -> Callable[[int], float]:
 
 def _limits(engine: Engine) -> str:
     """Return what keeps speculation from doing all it could; empty for nothing."""
-    draft, room = engine.draft, engine.decoder.capabilities.context_tokens
+    draft, room = engine.draft, engine.front.capabilities.context_tokens
     limits = []
     if engine.model.sliding_window_tokens:
         limits.append("this model's cache cannot branch: guesses are a chain, not a tree")

@@ -71,7 +71,7 @@ class Answer:
         """Prepare to continue `prompt`; nothing is computed before `run`. Raises ConfigError for a bad grammar."""
         self._engine, self._session, self._meter = engine, session, meter
         self._prompt, self._is_cancelled = prompt, is_cancelled
-        room = engine.decoder.capabilities.context_tokens
+        room = engine.front.capabilities.context_tokens
         self._max_tokens = room if max_tokens is None else max_tokens
         self._sampler = Sampler(engine.model.vocab, sampling, engine.model.vocabulary, room)
         self._text = TextStream(sampling.stop)
@@ -159,4 +159,5 @@ class Answer:
             backend=engine.backend,
             experts=engine.expert_use,
             speculation=self._session.speculation(),
+            mesh=engine.mesh_use,
         )

@@ -100,7 +100,7 @@ class PinnedWeights(WeightStreaming):
     elsewhere: addresses of weights that are not its business.
     """
 
-    def __init__(self, territory: Territory, elsewhere: Collection[int]) -> None:
+    def __init__(self, territory: Territory, elsewhere: Collection[int] = ()) -> None:
         super().__init__(territory)
         self._elsewhere = elsewhere
 

@@ -69,6 +69,9 @@ def _in_order(
     streaming.tables = memory.tables(ranges)
     stretches = streaming.stretches(graph)
     plan, residency = plan_streamed(terms, territory, [stretch.needs for stretch in stretches], ranges)
+    if not residency.n_frames:  # nothing ever leaves, so no pass need stop for it
+        tables, streaming = streaming.tables, PinnedWeights(territory)
+        streaming.tables = tables
     grant(plan)
     order = [chunk for stretch in stretches for chunk in stretch.acquire]
     states = Residency(territory.n_chunks, order, residency.pinned, residency.n_frames)

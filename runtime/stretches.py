@@ -50,7 +50,8 @@ def chunks_of(read: WeightRead, territory: Territory, tables: Sequence[Table]) -
 def cut_into_stretches(
     graph: GraphMap, chunks_of: Callable[[WeightRead], Iterable[int]], stretch_chunks: int = STRETCH_CHUNKS
 ) -> list[Stretch]:
-    """Return the stretches of `graph`, cut only before matrix multiplications."""
+    """Return the stretches of `graph`, cut only before matrix multiplications, and at borders."""
     nothing = frozenset[int]()
     needs = [nothing.union(*map(chunks_of, node.reads)) for node in graph]
-    return schedule_pass(needs, [node.op in CUT_BEFORE for node in graph], stretch_chunks)
+    borders = [i for i, node in enumerate(graph) if node.is_border]
+    return schedule_pass(needs, [node.op in CUT_BEFORE for node in graph], stretch_chunks, borders)

@@ -72,7 +72,7 @@ def _generate(
     tokens = engine.model.tokenize(prompt, add_special=True, parse_special=True)
     if not tokens:
         raise ConfigError("prompt: is empty; give at least one token")
-    session = Session(engine.decoder)
+    session = Session(engine.front)
     logits, _ = session.feed(tokens)
     recorder.phase = DECODE
     for number in range(max_tokens):

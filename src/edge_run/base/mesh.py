@@ -28,6 +28,11 @@ class Member:
     capabilities: Document
 
 
+def is_worker(member: Member) -> bool:
+    """Return whether a device computes for others: it says which models it has."""
+    return bool(member.capabilities.get("models"))
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """What a member sent over the data link: a small header, and bulk bytes in parts. `node` is authenticated."""
@@ -35,6 +40,15 @@ class Message:
     node: str
     header: Document
     parts: tuple[memoryview, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRate:
+    """What was measured of the way to a member: the address, there and back for a few bytes, and bulk one way."""
+
+    place: str
+    round_trip_s: float
+    bytes_per_s: float
 
 
 class Link(Protocol):
@@ -53,6 +67,10 @@ class Link(Protocol):
         Raises DeviceLost, once for each loss, when a node that was being talked to is no longer there (at most 3 s
         after it stopped answering, whether it died, froze, or was cut off).
         """
+        ...
+
+    def measure(self, node: str, *, timeout_s: float) -> LinkRate:
+        """Measure the way to `node` now; takes a few megabytes. Raises as `send` does."""
         ...
 
 

@@ -202,6 +202,40 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
+class MeshNode:
+    """A device of a run: its id and name, the blocks of the model that it computes, and what it reads for each token.
+
+    The device that has the tokens also computes what comes before the first block and after the last.
+    """
+
+    node: str
+    name: str
+    blocks: tuple[int, ...]
+    streamed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeshUse:
+    """How a model was spread over devices, at the end of an answer.
+
+    epoch: of the plan in force. nodes: in the order of the ring, which a token goes around `rounds` times.
+    predicted_token_s and token_s: what a token was expected to take, and took, the median of late. hop_s: from one
+    device to the next. sent_bytes: states that this device handed on. recoveries: new plans since the model was opened,
+    each with all computed again. left_out: devices that do not take part, and why.
+    """
+
+    epoch: int
+    nodes: tuple[MeshNode, ...]
+    rounds: int
+    predicted_token_s: float
+    token_s: float
+    hop_s: float
+    sent_bytes: int
+    recoveries: int
+    left_out: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """A finished answer and its figures.
 
@@ -227,6 +261,7 @@ class Generation:
     backend: Backend
     experts: ExpertUse | None = None
     speculation: Speculation = field(default_factory=Speculation)
+    mesh: MeshUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

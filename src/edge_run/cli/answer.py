@@ -15,6 +15,7 @@ from edge_run.cli.process import delayed_interrupt, on_interrupt
 from edge_run.cli.terminal import Terminal
 
 if TYPE_CHECKING:
+    from edge_run.runtime.mesh_opening import MeshOptions
     from edge_run.runtime.model import Model
     from edge_run.runtime.stream import Stream
 
@@ -31,7 +32,12 @@ class Answer:
 
 @contextlib.contextmanager
 def opened(
-    path: Path, config: ModelConfig, terminal: Terminal, chat_template: str | None = None, is_quiet: bool = False
+    path: Path,
+    config: ModelConfig,
+    terminal: Terminal,
+    chat_template: str | None = None,
+    is_quiet: bool = False,
+    mesh: MeshOptions | None = None,
 ) -> Iterator[Model]:
     """Open the model at `path`, and say at a terminal what was planned. Raises like `Model`, and KeyboardInterrupt."""
     from edge_run.runtime.model import Model
@@ -40,7 +46,7 @@ def opened(
 
     terminal.show(f"Opening {path.name}")
     with delayed_interrupt():
-        model = Model(path, config=config, chat_template=chat_template)
+        model = Model(path, config=config, chat_template=chat_template, mesh=mesh)
     terminal.erase()
     with model:
         if terminal.shows_notices and (profile := recall(read_gguf(path), config)):

@@ -17,6 +17,7 @@ from edge_run.cli.commands import HELP_NAMES, origin
 from edge_run.cli.demo import demo
 from edge_run.cli.doctor import doctor
 from edge_run.cli.inflate import inflate
+from edge_run.cli.mesh import mesh
 from edge_run.cli.plan import plan
 from edge_run.cli.probe import probe
 from edge_run.cli.process import end_on_termination, prepare_streams, release_streams
@@ -27,7 +28,7 @@ from edge_run.cli.terminal import Terminal
 from edge_run.cli.trace import trace
 
 NAME = "edge-run"
-COMMANDS = (run, plan, demo, inflate, doctor, probe, bench, trace, replay, split)
+COMMANDS = (run, plan, demo, inflate, doctor, probe, bench, trace, replay, split, mesh)
 SIGPIPE_CODE = 141
 
 _HELP = """Run GGUF models that are larger than memory, inside a memory budget; the text is llama.cpp's.
@@ -52,6 +53,9 @@ Exit codes:
   7    a right request that this model or device cannot serve
   8    the prompt is longer than the context
   9    what came over the network is malformed or foreign
+  10   the mesh cannot do it: no broker, another device leads, a member refused
+  11   a device of the mesh ended, froze, or was cut off
+  12   a device, a key or a model that nobody allowed
   130  stopped with Ctrl-C
   141  nobody read the output any more
   143  ended by SIGTERM (129: by SIGHUP)

@@ -61,11 +61,11 @@ def doctor(context: click.Context, /, **given: Any) -> None:
         findings.append(Finding("cache folder", PROBLEM, str(error)))
     model = given["model_file"] and Path(os.path.expanduser(given["model_file"]))
     report = examine(model, folder, given["memory"])
-    report = Report(tuple(_in_one_line(finding) for finding in (*findings, *report.findings)))
+    report = tidy(Report((*findings, *report.findings)))
     if given["json"]:
         terminal.write_json(to_json(report))
     else:
-        _show(report, terminal)
+        show_report(report, terminal)
     context.exit(1 if report.problems else 0)
 
 
@@ -77,7 +77,13 @@ def check_configuration(context: click.Context) -> Finding:
     return Finding("configuration", OK, f"{path}{'' if path.exists() else ': none, which is fine'}")
 
 
-def _show(report: Report, terminal: Terminal) -> None:
+def tidy(report: Report) -> Report:
+    """Return `report` with each of its texts in one line."""
+    return Report(tuple(_in_one_line(finding) for finding in report.findings))
+
+
+def show_report(report: Report, terminal: Terminal) -> None:
+    """Write `report`, a finding on a line."""
     width = max(len(finding.topic) for finding in report.findings)
     for finding in report.findings:
         advice = f" -> {finding.advice}" if finding.advice else ""

@@ -146,6 +146,14 @@ SETTINGS: tuple[Setting, ...] = (
         help="Compute so that speculation cannot change a token: no flash attention, no pass of a single token. "
         "[default: no]",
     ),
+    _memory(
+        "--mesh/--no-mesh", default=None,
+        help="Spread the model over the devices of the mesh that this one joined (edge-run mesh). [default: no]",
+    ),
+    _memory(
+        "--mesh-any-numerics/--no-mesh-any-numerics", default=None,
+        help="Also use devices whose kernels may compute other last bits: tokens may then differ. [default: no]",
+    ),
     _output("--json", is_flag=True, help="One JSON object on standard output, and nothing else."),
     _output("--display-prompt/--no-display-prompt", help="Repeat the prompt before the answer. [default: no]"),
     Setting(

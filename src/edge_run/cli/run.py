@@ -10,7 +10,7 @@ import click
 
 from edge_run.base.errors import Cancelled, ConfigError, NotSupported
 from edge_run.base.results import to_json
-from edge_run.cli.answer import follow, opened, say_figures, show
+from edge_run.cli.answer import NOTICE, follow, opened, say_figures, show
 from edge_run.cli.chat import Chat, PlainTalk, TemplateTalk
 from edge_run.cli.commands import SettingsCommand, origin
 from edge_run.cli.options import SETTINGS
@@ -18,6 +18,7 @@ from edge_run.cli.settings import RunSettings, report, resolve
 from edge_run.cli.terminal import Terminal
 
 if TYPE_CHECKING:
+    from edge_run.runtime.mesh_opening import MeshOptions
     from edge_run.runtime.model import Model
     from edge_run.runtime.stream import Stream
 
@@ -49,12 +50,25 @@ def run(context: click.Context, /, **given: Any) -> None:
     settings = _without_system_prompt(context, settings)
     if settings.prompt is None and settings.is_json:
         raise ConfigError("--json: needs a prompt; give one with -p, -f or standard input")
-    with opened(settings.model, settings.config, terminal, settings.chat_template, settings.is_json) as model:
+    mesh = mesh_options(settings, terminal) if settings.is_mesh else None
+    with opened(settings.model, settings.config, terminal, settings.chat_template, settings.is_json, mesh) as model:
         goes_on = terminal.can_ask and not settings.is_json
         if settings.prompt is None or (settings.is_chat and goes_on):
             Chat(model, _talk(settings, model, model.has_chat_template), terminal).run(settings.prompt)
         else:
             _answer_once(settings, _talk(settings, model, False).ask(settings.prompt), model, terminal)
+
+
+def mesh_options(settings: RunSettings, terminal: Terminal) -> MeshOptions:
+    """Return how a run uses the mesh that this device joined; what happens to it is said on standard error."""
+    from edge_run.cli.mesh_options import mesh_folder
+    from edge_run.runtime.mesh_opening import MeshOptions
+
+    def say(text: str) -> None:
+        terminal.erase()
+        terminal.say(f"mesh: {text}", NOTICE)
+
+    return MeshOptions("", mesh_folder(), settings.takes_any_numerics, say)
 
 
 def _without_system_prompt(context: click.Context, settings: RunSettings) -> RunSettings:

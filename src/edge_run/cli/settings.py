@@ -41,6 +41,8 @@ class RunSettings:
     max_tokens: int | None = None
     is_json: bool = False
     shows_prompt: bool = False
+    is_mesh: bool = False
+    takes_any_numerics: bool = False
 
 
 def resolve(context: click.Context, given: Mapping[str, Any]) -> RunSettings:
@@ -60,6 +62,8 @@ def resolve(context: click.Context, given: Mapping[str, Any]) -> RunSettings:
         max_tokens=None if n_predict == -1 else n_predict,
         is_json=bool(values["json"]),
         shows_prompt=bool(values["display_prompt"]),
+        is_mesh=bool(values["mesh"]),
+        takes_any_numerics=bool(values["mesh_any_numerics"]),
     )
 
 

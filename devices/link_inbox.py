@@ -1,0 +1,58 @@
+"""What arrived over the data link and was not fetched yet: messages and losses, in order, bounded."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from edge_run.base.errors import DeviceLost, MeshError
+from edge_run.base.mesh import Message
+
+MOST_BYTES, MOST_MESSAGES = 256 << 20, 1024
+
+
+class Inbox:
+    """A queue from the link's thread to whoever receives. When it is full, nothing more is read from the network."""
+
+    def __init__(self, on_room: Callable[[], None]) -> None:
+        """`on_room` is called when it was full and is no more."""
+        self._on_room = on_room
+        self._arrived = threading.Condition()
+        self._items: deque[tuple[Message | DeviceLost, int]] = deque()
+        self._bytes = 0
+        self._is_closed = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more should be put."""
+        return self._bytes >= MOST_BYTES or len(self._items) >= MOST_MESSAGES
+
+    def put(self, item: Message | DeviceLost, size: int = 0) -> None:
+        """Add a message of `size` bytes, or a loss."""
+        with self._arrived:
+            self._items.append((item, size))
+            self._bytes += size
+            self._arrived.notify()
+
+    def get(self, timeout_s: float) -> Message | None:
+        """Return the next message, None when none came in time. Raises the next loss, or MeshError once closed."""
+        with self._arrived:
+            if not self._arrived.wait_for(lambda: self._items or self._is_closed, max(0.0, timeout_s)):
+                return None
+            if not self._items:
+                raise MeshError("data link: is closed")
+            was_full = self.is_full
+            item, size = self._items.popleft()
+            self._bytes -= size
+        if was_full and not self.is_full:
+            self._on_room()
+        if isinstance(item, DeviceLost):
+            raise item
+        return item
+
+    def close(self) -> None:
+        """Let nobody wait any more."""
+        with self._arrived:
+            self._is_closed = True
+            self._arrived.notify_all()

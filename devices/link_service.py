@@ -1,0 +1,261 @@
+"""The thread of the data link: it owns the door, opens ways to peers, watches them, and hands on what comes in."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from edge_run.base.errors import DeviceLost, ProtocolError
+from edge_run.base.extras import need
+from edge_run.base.mesh import LinkRate, Message
+from edge_run.devices.link_door import Door
+from edge_run.devices.link_frames import Head, Kind
+from edge_run.devices.link_inbox import Inbox
+from edge_run.devices.link_lane import PROBE_BYTES, RATE_PROBE_BYTES, RETRY_S, Keys, Lane, Opening, Peer
+
+logger = logging.getLogger(__name__)
+
+IDLE_S = 30.0
+_MOST_AT_ONCE = 64  # messages from the door before the ways are looked at again
+
+
+class LinkService:
+    """What the link's thread does. Fields without an underscore are read by others under `changed`."""
+
+    def __init__(
+        self,
+        places: Sequence[str],
+        port: int,
+        on_change: Callable[[str, bool, str], None],
+        on_control: Callable[[str, str, bytes], None],
+    ) -> None:
+        """Listen; the callbacks are called on the link's thread. Raises MeshError."""
+        zmq = need("zmq", "mesh")
+        self._zmq, self._context = zmq, zmq.Context(io_threads=1)
+        self._on_change, self._on_control = on_change, on_control
+        self.keys = Keys(*zmq.curve_keypair())
+        self.changed = threading.Condition()
+        self.peers: Mapping[str, Peer] = {}
+        self.lanes: dict[str, Lane] = {}
+        self.rates: dict[str, LinkRate] = {}
+        self.failures: dict[str, str] = {}
+        self.wanted: dict[tuple[str, bool], None] = {}  # nodes, and whether to measure only
+        self.dropped: dict[str, str] = {}
+        self.controls: deque[tuple[str, str, bytes]] = deque(maxlen=_MOST_AT_ONCE)
+        self.is_held = self.is_closed = False
+        self.refused = 0
+        self.inbox = Inbox(self.wake)
+        self._openings: dict[tuple[str, bool], Opening] = {}
+        self._unsent: list[tuple[str, str, bytes]] = []  # control messages for which a way is being opened
+        self._incoming: dict[str, tuple[int, int]] = {}
+        self._speakers: set[str] = set()  # who sent us messages
+        try:
+            self._door = Door(self._context, self.keys, places, port)
+        except BaseException:
+            self._context.destroy(0)
+            raise
+        self.port = self._door.port
+        self._bell, self._ear = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ear.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="edge-run link", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Have the thread look at what was asked of it."""
+        with contextlib.suppress(OSError):  # full: it is awake anyway; closed: so is the link
+            self._bell.send(b"\0")
+
+    def why_not(self, node: str, is_measure: bool) -> str:
+        """Return why there is no way to `node`, or none yet; `changed` is held."""
+        opening = self._openings.get((node, is_measure))
+        return self.failures.get(node) or (opening.why_not() if opening else "is not reached in time")
+
+    def close(self) -> None:
+        """End the thread and close all. Idempotent."""
+        with self.changed:
+            self.is_closed = True
+            self.changed.notify_all()
+        self.inbox.close()
+        self.wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        try:
+            while not self.is_closed:
+                self._poll()
+                self._take_wishes()
+                self._advance_openings()
+                self._watch_lanes()
+        except Exception:
+            logger.exception("data link: a mistake of edge-run's own; the link is closed")
+        finally:
+            with self.changed:
+                self.is_closed = True
+                self.changed.notify_all()
+            self.inbox.close()
+            for opening in self._openings.values():
+                opening.close()
+            for lane in self.lanes.values():
+                lane.close("the link was closed")
+            self._door.close()
+            self._context.destroy(0)
+            self._bell.close()
+            self._ear.close()
+
+    def _poll(self) -> None:
+        """Wait until something is to be done, and take in what came through the door."""
+        zmq = self._zmq
+        poller = zmq.Poller()
+        poller.register(self._ear, zmq.POLLIN)
+        poller.register(self._door.guard, zmq.POLLIN)
+        if not self.inbox.is_full:
+            poller.register(self._door.socket, zmq.POLLIN)
+        for lane in self.lanes.values():
+            poller.register(lane.way.monitor, zmq.POLLIN)
+        for opening in self._openings.values():
+            for candidate in opening.candidates:
+                poller.register(candidate.monitor, zmq.POLLIN)
+                poller.register(candidate.socket, zmq.POLLIN)
+        ready = dict(poller.poll(self._timeout_ms()))
+        if self._ear.fileno() in ready:
+            with contextlib.suppress(BlockingIOError):
+                while self._ear.recv(4096):
+                    pass
+        if self._door.guard in ready:
+            with contextlib.suppress(zmq.Again):
+                self.refused += not self._door.check_key({p.key.encode(): node for node, p in self.peers.items()})
+        if self._door.socket in ready:
+            self._take_in()
+
+    def _timeout_ms(self) -> float | None:
+        ends = [min(opening.deadline_s, time.monotonic() + RETRY_S) for opening in self._openings.values()]
+        if self.lanes and not self.is_held:
+            ends.append(min(lane.used_s for lane in self.lanes.values()) + IDLE_S)
+        return max(0.0, (min(ends) - time.monotonic()) * 1e3 + 1) if ends else None
+
+    def _take_in(self) -> None:
+        for _ in range(_MOST_AT_ONCE):
+            if self.inbox.is_full:
+                return
+            try:
+                found = self._door.next()
+            except ProtocolError as error:
+                self.refused += 1
+                logger.warning("data link: refused: %s", error)
+                self._break_up(str(error.figures.get("node", "")), "it sent what cannot be")
+                return
+            if found is None:
+                if not self._door.socket.get(self._zmq.EVENTS) & self._zmq.POLLIN:
+                    return
+                continue
+            self._hand_on(*found)
+
+    def _hand_on(self, head: Head, message: Message, size: int) -> None:
+        node = message.node
+        if node not in self.peers or head.kind is Kind.ECHO:
+            self.refused += 1
+            return
+        lane, expected = self._incoming.get(node, (0, 0))
+        if head.lane > lane:
+            lane, expected = head.lane, 0
+        elif head.lane < lane:
+            return  # what was still on the way of a lane that broke
+        if head.sequence != expected:
+            self.refused += 1
+            self._break_up(node, f"message {head.sequence} came where {expected} was to come")
+            return
+        self._incoming[node] = (lane, expected + 1)
+        if head.kind is Kind.CONTROL:
+            if len(message.parts) == 1 and isinstance(topic := message.header.get("topic"), str):
+                self._on_control(node, topic, bytes(message.parts[0]))
+            return
+        self.inbox.put(message, size)
+        self._speakers.add(node)
+        own = self.lanes.get(node)
+        if own is None:  # whoever speaks to us is watched from here too
+            self.wanted[node, False] = None
+        else:
+            own.is_talked_to, own.used_s = True, time.monotonic()
+
+    def _take_wishes(self) -> None:
+        with self.changed:
+            wanted, self.wanted = self.wanted, {}
+            dropped, self.dropped = self.dropped, {}
+            peers = self.peers
+        for node, why in dropped.items():
+            self._break_up(node, why)
+        for node, is_measure in wanted:
+            key = (node, is_measure)
+            if node in peers and key not in self._openings and (is_measure or node not in self.lanes):
+                sizes = RATE_PROBE_BYTES if is_measure else PROBE_BYTES
+                self._openings[key] = Opening(self._context, peers[node], self.keys, sizes)
+        self._send_controls()
+
+    def _send_controls(self) -> None:
+        with self.changed:
+            waiting, self._unsent = [*self._unsent, *self.controls], []
+            self.controls.clear()
+        for node, topic, payload in waiting:
+            if node in self.lanes:
+                with contextlib.suppress(DeviceLost):
+                    self.lanes[node].send(Kind.CONTROL, {"topic": topic}, (payload,), time.monotonic())
+            elif (node, False) in self._openings:
+                self._unsent.append((node, topic, payload))
+            elif node in self.peers:
+                self._unsent.append((node, topic, payload))
+                self._openings[node, False] = Opening(self._context, self.peers[node], self.keys)
+
+    def _advance_openings(self) -> None:
+        for key, opening in list(self._openings.items()):
+            if not opening.advance():
+                continue
+            del self._openings[key]
+            (node, is_measure), best, rate = key, opening.best(), opening.rate
+            opening.close(but=None if is_measure else best)
+            with self.changed:
+                if best is None or rate is None:
+                    self.failures[node] = opening.why_not()
+                    self._unsent = [one for one in self._unsent if one[0] != node]
+                elif is_measure:
+                    self.rates[node] = rate
+                else:
+                    self.lanes[node] = Lane(opening.peer, best, rate, is_talked_to=node in self._speakers)
+                self.changed.notify_all()
+            if best is not None and not is_measure:
+                self._send_controls()
+                self._on_change(node, True, "")
+
+    def _watch_lanes(self) -> None:
+        now_s = time.monotonic()
+        for node, lane in list(self.lanes.items()):
+            word = lane.way.watch()
+            if word in ("broken", "refused"):
+                self._break_up(node, "the connection broke: it ended, froze, or was cut off")
+            elif self.peers.get(node) != lane.peer:
+                self._break_up(node, "it is no longer there, or was started anew")
+            elif not self.is_held and now_s - lane.used_s > IDLE_S:
+                self._end(node, "nothing was said for a while")
+                self._on_change(node, False, "")
+
+    def _break_up(self, node: str, why: str) -> None:
+        """End the lane to a peer, and say so once where there was a conversation."""
+        lane = self._end(node, why)
+        if lane is not None:
+            if lane.is_talked_to:
+                self.inbox.put(DeviceLost(f"node {node} at {lane.rate.place}: {why}", node=node))
+            self._on_change(node, False, why)
+
+    def _end(self, node: str, why: str) -> Lane | None:
+        self._speakers.discard(node)
+        with self.changed:
+            lane = self.lanes.pop(node, None)
+        if lane is not None:
+            lane.close(why)
+        return lane

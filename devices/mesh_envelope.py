@@ -1,0 +1,184 @@
+"""Control messages in their envelope: signed by a proven member, bound to a topic and to one life of its sender.
+
+    version (1) | public key (32) | proof of the secret (32) | signature (64) | body, canonical JSON
+
+The signature is over the topic and all else. Every message introduces its sender, so there is no list of known keys
+that could be stale; and nothing of a sender that is not proven reaches the JSON parser. `Gate` lets each message
+pass once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edge_run.base.errors import NotTrusted, ProtocolError
+from edge_run.base.mesh import Document
+from edge_run.devices.mesh_cluster import PROOF_BYTES, Cluster
+from edge_run.devices.mesh_identity import BOOT_DIGITS, KEY_BYTES, SIGNATURE_BYTES, Identity, is_signed, node_of
+from edge_run.devices.mesh_topics import Topic
+
+VERSION = 1
+MOST_BYTES = 256 << 10
+MOST_MEMBERS = 256
+MOST_NUMBER = 1 << 53
+CLOCK_TOLERANCE_S = 60.0
+_HEAD_BYTES = 1 + KEY_BYTES + PROOF_BYTES + SIGNATURE_BYTES
+_FIELDS = {"boot", "count", "epoch", "time_ms", "body"}
+
+
+class StaleClock(NotTrusted):
+    """A message from another time: replayed, or one of the two clocks is off by `skew_s`."""
+
+    def __init__(self, message: str, node: str, skew_s: float) -> None:
+        super().__init__(message, node=node, skew_s=skew_s)
+        self.skew_s = skew_s
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What a member said: its life, the count of the message in it, the highest epoch it knows of, and the words."""
+
+    node: str
+    boot: str
+    count: int
+    epoch: int
+    time_s: float
+    body: Document
+
+
+@dataclass(slots=True)
+class _Life:
+    boot: str
+    counts: dict[str, int] = field(default_factory=dict)
+    session: int = 0
+    heard_s: float = 0.0
+
+
+def canonical(value: object) -> bytes:
+    """Return `value` as JSON in the one form that we accept. Raises ValueError for NaN."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8")
+
+
+class Writer:
+    """Makes the envelopes of one identity. Not thread-safe."""
+
+    def __init__(self, identity: Identity, cluster: Cluster, wall_clock: Callable[[], float]) -> None:
+        self._identity, self._wall_clock = identity, wall_clock
+        self._head = bytes([VERSION]) + identity.public_key + cluster.proof(identity.public_key)
+        self._count = 0
+
+    def seal(self, topic: Topic, epoch: int, body: Document) -> tuple[bytes, int]:
+        """Return the envelope of `body` for `topic`, and its count. Raises ProtocolError for too much, or no JSON."""
+        self._count += 1
+        fields = {
+            "boot": self._identity.boot,
+            "count": self._count,
+            "epoch": epoch,
+            "time_ms": int(self._wall_clock() * 1e3),
+            "body": body,
+        }
+        try:
+            content = canonical(fields)
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(f"message for {topic}: is no JSON ({error})") from error
+        if _HEAD_BYTES + len(content) > MOST_BYTES:
+            raise ProtocolError(f"message for {topic}: has {len(content)} bytes, at most {MOST_BYTES} may be sent")
+        return self._head + self._identity.sign(_signed(topic, self._head, content)) + content, self._count
+
+
+class Gate:
+    """Lets in what a proven member signed for this topic, now, and only once. Not thread-safe."""
+
+    def __init__(self, cluster: Cluster, wall_clock: Callable[[], float]) -> None:
+        self._cluster, self._wall_clock = cluster, wall_clock
+        self._lives: dict[str, _Life] = {}
+
+    def open(self, topic: Topic, payload: bytes, *, is_kept: bool = False) -> Envelope:
+        """Return what `payload` says.
+
+        is_kept: the broker had kept it for us, so it may be old; for topics of epochs only, which cannot go back.
+        Raises NotTrusted for what is forged, replayed or stale, ProtocolError for what is malformed or too large.
+        """
+        node, content = self._authenticate(topic, payload)
+        envelope = _parse(node, content)
+        life = self._lives.get(node)
+        if life is None or envelope.boot > life.boot:
+            if life is None:
+                self._make_room(node)
+            life = _Life(envelope.boot)
+        elif envelope.boot < life.boot:
+            raise NotTrusted(f"node {node}: a message of a life that ended", node=node)
+        if topic.kind == "status" and envelope.body.get("state") == "will":
+            return self._accept_will(life, envelope)
+        place = topic.kind if topic.kind == "plan" else str(topic)
+        if envelope.count <= life.counts.get(place, 0):
+            raise NotTrusted(f"node {node}: message {envelope.count} for {topic} came again, or late", node=node)
+        skew_s = envelope.time_s - self._wall_clock()
+        if abs(skew_s) > CLOCK_TOLERANCE_S and not (is_kept and topic.is_kept):
+            raise StaleClock(
+                f"node {node}: a message {abs(skew_s):,.0f} s {'ahead of' if skew_s > 0 else 'behind'} this clock, at "
+                f"most {CLOCK_TOLERANCE_S:.0f} s are allowed; set the clocks (timedatectl set-ntp true)",
+                node,
+                skew_s,
+            )
+        self._lives[node] = life
+        life.counts[place], life.heard_s = envelope.count, self._wall_clock()
+        session = envelope.body.get("session")
+        if topic.kind == "status" and isinstance(session, int):
+            life.session = session
+        return envelope
+
+    def _authenticate(self, topic: Topic, payload: bytes) -> tuple[str, bytes]:
+        if not _HEAD_BYTES < len(payload) <= MOST_BYTES:
+            raise ProtocolError(f"message for {topic}: has {len(payload)} bytes, not {_HEAD_BYTES} to {MOST_BYTES}")
+        if payload[0] != VERSION:
+            raise ProtocolError(f"message for {topic}: of version {payload[0]}, this is {VERSION}; update edge-run")
+        head, content = payload[: _HEAD_BYTES - SIGNATURE_BYTES], payload[_HEAD_BYTES:]
+        key, signature = head[1 : 1 + KEY_BYTES], payload[len(head) : _HEAD_BYTES]
+        node = node_of(key)
+        if not self._cluster.is_proven(key, head[1 + KEY_BYTES :]):
+            raise NotTrusted(f"node {node}: does not know the secret of cluster {self._cluster.id}", node=node)
+        if topic.owner is not None and topic.owner != node and topic.kind != "cmd":
+            raise NotTrusted(f"node {node}: speaks for node {topic.owner}", node=node)
+        if not is_signed(key, signature, _signed(topic, head, content)):
+            raise NotTrusted(f"node {node}: a message for {topic} that it did not sign so", node=node)
+        return node, content
+
+    def _make_room(self, node: str) -> None:
+        """Forget who has been silent for so long that the clock refuses all that he ever said."""
+        if len(self._lives) < MOST_MEMBERS:
+            return
+        limit_s = self._wall_clock() - 2 * CLOCK_TOLERANCE_S
+        self._lives = {one: life for one, life in self._lives.items() if life.heard_s > limit_s}
+        if len(self._lives) >= MOST_MEMBERS:
+            raise ProtocolError(f"node {node}: is one too many, a cluster has at most {MOST_MEMBERS}", node=node)
+
+    def _accept_will(self, life: _Life, envelope: Envelope) -> Envelope:
+        """Let a will in once, of the connection that its sender has now; it was written when that began."""
+        if self._lives.get(envelope.node) is not life or envelope.count != life.session:
+            raise NotTrusted(f"node {envelope.node}: the will of a connection that ended", node=envelope.node)
+        life.session = 0
+        return envelope
+
+
+def _signed(topic: Topic, head: bytes, content: bytes) -> bytes:
+    return b"edge-run control\0" + str(topic).encode() + b"\0" + head + content
+
+
+def _parse(node: str, content: bytes) -> Envelope:
+    try:
+        fields = json.loads(content)
+        if not isinstance(fields, dict) or fields.keys() != _FIELDS or canonical(fields) != content:
+            raise ValueError("not as it should be written")
+        boot, body = fields["boot"], fields["body"]
+        numbers = [fields[name] for name in ("count", "epoch", "time_ms")]
+        if not isinstance(boot, str) or len(boot) != BOOT_DIGITS or not isinstance(body, dict):
+            raise ValueError("no life, or no body")
+        if any(type(number) is not int or not 0 <= number < MOST_NUMBER for number in numbers):
+            raise ValueError("a number that cannot be")
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"node {node}: a malformed message ({error})", node=node) from error
+    return Envelope(node, boot, numbers[0], numbers[1], numbers[2] / 1e3, body)

@@ -1,0 +1,97 @@
+"""What happens in a mesh that bears on who is present, and what is to be done about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from edge_run.base.mesh import Document, Joined, Lost
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A heartbeat. `asks`: its sender does not know everybody yet."""
+
+    node: str
+    boot: str
+    asks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A node said what it has, and where its data link is."""
+
+    node: str
+    boot: str
+    name: str
+    capabilities: Document
+    link: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A node said that it leaves; or, is_will, its broker did after the connection broke."""
+
+    node: str
+    boot: str
+    is_will: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerChanged:
+    """The connection to the broker came, or went."""
+
+    is_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChanged:
+    """The data link to a node came, or broke."""
+
+    node: str
+    is_up: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PaceChanged:
+    """A lease is held from now on, or no more."""
+
+    is_quick: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time went on."""
+
+
+Event: TypeAlias = Beat | Announced | Left | BrokerChanged | LinkChanged | PaceChanged | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Let the user of the mesh know."""
+
+    event: Joined | Lost
+
+
+@dataclass(frozen=True, slots=True)
+class SendBeat:
+    """Publish a heartbeat."""
+
+    asks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Publish what this device has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unlink:
+    """Close the data link to a node: it is gone, or started anew."""
+
+    node: str
+
+
+Instruction: TypeAlias = Tell | SendBeat | Announce | Unlink

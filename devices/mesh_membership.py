@@ -1,0 +1,229 @@
+"""Who is present: a state machine without I/O. Events in, instructions out, by a clock that is passed in.
+
+A member is present while its own heartbeat is heard, or the data link to it lives. Silence counts only while this
+device hears itself through the broker: when it does not, the broker or the way to it is gone and nobody else need
+be, and members stay for a grace. A broken link or a last will brings the deadline near; a heartbeat takes it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edge_run.base.mesh import Document, Joined, Lost, Member
+from edge_run.devices.mesh_events import (
+    Announce,
+    Announced,
+    Beat,
+    BrokerChanged,
+    Event,
+    Instruction,
+    Left,
+    LinkChanged,
+    PaceChanged,
+    SendBeat,
+    Tell,
+    Tick,
+    Unlink,
+)
+
+NEAR_S = 1.0  # what is left to someone of whom we heard that he is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often a heart beats, and after how long a silence nobody is there any more."""
+
+    beat_s: float
+    lost_s: float
+    grace_s: float = 60.0
+
+
+IDLE, QUICK = Pace(10.0, 32.0), Pace(0.7, 2.7)
+
+
+@dataclass(slots=True)
+class _Peer:
+    boot: str
+    heard_s: float
+    member: Member | None = None
+    link: Document = field(default_factory=dict)
+    is_present: bool = False
+    is_linked: bool = False
+    why: str = ""
+    asked_s: float = 0.0
+
+
+class Membership:
+    """The members as one node, `node` in its life `boot`, sees them."""
+
+    def __init__(self, node: str, boot: str, clock: Callable[[], float]) -> None:
+        self._node, self._boot, self._clock = node, boot, clock
+        self._peers: dict[str, _Peer] = {}
+        self._pace = IDLE
+        self._is_up = False
+        self._sent_s = self._echo_s = self._deaf_s = clock()
+        self._is_hearing = False
+
+    @property
+    def is_hearing(self) -> bool:
+        """Whether this device hears itself through the broker."""
+        return self._is_hearing
+
+    @property
+    def beat_s(self) -> float:
+        """How often it beats now."""
+        return self._pace.beat_s
+
+    def present(self) -> dict[str, Member]:
+        """Return the other members that are present."""
+        return {node: peer.member for node, peer in self._peers.items() if peer.is_present and peer.member is not None}
+
+    def link_of(self, node: str) -> tuple[str, Document] | None:
+        """Return the life of a node that may be talked to, and where its data link is."""
+        peer = self._peers.get(node)
+        return (peer.boot, peer.link) if peer is not None and peer.is_present else None
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Take in what happened; return what is to be done."""
+        now_s = self._clock()
+        if isinstance(event, Tick):
+            return self._pass_time(now_s)
+        if isinstance(event, BrokerChanged):
+            return self._change_broker(event.is_up, now_s)
+        if isinstance(event, PaceChanged):
+            return self._change_pace(QUICK if event.is_quick else IDLE, now_s)
+        if event.node == self._node:
+            return self._hear_self(event, now_s)
+        if isinstance(event, LinkChanged):
+            return self._change_link(event, now_s)
+        if isinstance(event, Left):
+            return self._part(event, now_s)
+        return self._hear(event, now_s)
+
+    def _hear(self, event: Beat | Announced, now_s: float) -> list[Instruction]:
+        done: list[Instruction] = []
+        peer = self._peers.get(event.node)
+        if peer is not None and event.boot < peer.boot:
+            return done
+        if peer is None or event.boot > peer.boot:
+            done += self._lose(event.node, "it was started anew") if peer is not None else []
+            peer = self._peers[event.node] = _Peer(event.boot, now_s)
+            done.append(Announce())  # whoever starts knows nobody
+        peer.heard_s, peer.why = now_s, ""
+        if isinstance(event, Announced):
+            member = Member(event.node, event.name, event.boot, event.capabilities)
+            is_new = member != peer.member or not peer.is_present
+            if event.link != peer.link and peer.link:
+                done.append(Unlink(event.node))
+            peer.member, peer.link, peer.is_present = member, event.link, True
+            return [*done, Tell(Joined(member))] if is_new else done
+        if event.asks and Announce() not in done:
+            done.append(Announce())
+        if peer.member is None:
+            if now_s - peer.asked_s > 2.0:
+                peer.asked_s = now_s
+                done.append(self._beat(now_s, asks=True))
+        elif not peer.is_present:
+            peer.is_present = True
+            done.append(Tell(Joined(peer.member)))
+        return done
+
+    def _hear_self(self, event: Event, now_s: float) -> list[Instruction]:
+        if not isinstance(event, Beat) or event.boot != self._boot:
+            return []
+        if not self._is_hearing:
+            self._grant_time(now_s)
+        self._echo_s, self._is_hearing = now_s, self._is_up
+        return []
+
+    def _part(self, event: Left, now_s: float) -> list[Instruction]:
+        peer = self._peers.get(event.node)
+        if peer is None or peer.boot != event.boot:
+            return []
+        if event.is_will:
+            self._bring_near(peer, now_s, "its connection to the broker broke")
+            return []
+        done = self._lose(event.node, "it left")
+        del self._peers[event.node]
+        return done
+
+    def _change_link(self, event: LinkChanged, now_s: float) -> list[Instruction]:
+        peer = self._peers.get(event.node)
+        if peer is not None:
+            was_linked, peer.is_linked = peer.is_linked, event.is_up
+            if was_linked and not event.is_up and event.why:
+                self._bring_near(peer, now_s, event.why)
+        return []
+
+    def _change_broker(self, is_up: bool, now_s: float) -> list[Instruction]:
+        self._is_up = is_up
+        if not is_up:
+            self._turn_deaf(now_s)
+            return []
+        self._echo_s = now_s
+        return [Announce(), self._beat(now_s, asks=True)]
+
+    def _change_pace(self, pace: Pace, now_s: float) -> list[Instruction]:
+        if pace is self._pace:
+            return []
+        self._pace = pace
+        self._grant_time(now_s)
+        self._echo_s = now_s
+        return [self._beat(now_s, asks=False)] if self._is_up else []
+
+    def _pass_time(self, now_s: float) -> list[Instruction]:
+        done: list[Instruction] = []
+        if self._is_up and now_s - self._sent_s >= self._pace.beat_s:
+            done.append(self._beat(now_s, asks=False))
+        if self._is_hearing and now_s - self._echo_s > self._pace.beat_s + 1.0:
+            self._turn_deaf(now_s)
+        for node, peer in list(self._peers.items()):
+            why = self._why_lost(peer, now_s)
+            if peer.is_present and why:
+                done += self._lose(node, why)
+            elif not peer.is_present and now_s - peer.heard_s > self._pace.grace_s + self._pace.lost_s:
+                del self._peers[node]
+        return done
+
+    def _why_lost(self, peer: _Peer, now_s: float) -> str:
+        silent_s = now_s - peer.heard_s
+        if peer.is_linked:
+            return ""
+        if self._is_hearing:
+            return (peer.why or f"silent for {silent_s:.1f} s") if silent_s > self._pace.lost_s else ""
+        if peer.why and silent_s > self._pace.lost_s:
+            return peer.why
+        is_over = now_s - self._deaf_s > self._pace.grace_s
+        return f"the broker has been away for {self._pace.grace_s:.0f} s" if is_over else ""
+
+    def _lose(self, node: str, why: str) -> list[Instruction]:
+        peer = self._peers[node]
+        was_present, peer.is_present, peer.is_linked = peer.is_present, False, False
+        return [Unlink(node), Tell(Lost(node, why))] if was_present else []
+
+    def _bring_near(self, peer: _Peer, now_s: float, why: str) -> None:
+        if peer.is_present and not peer.is_linked:
+            peer.heard_s, peer.why = min(peer.heard_s, now_s - self._pace.lost_s + NEAR_S), why
+
+    def _turn_deaf(self, now_s: float) -> None:
+        if self._is_hearing:
+            self._is_hearing, self._deaf_s = False, now_s
+
+    def _grant_time(self, now_s: float) -> None:
+        """Silence until now counts for nothing, but of those who are said to be gone."""
+        for peer in self._peers.values():
+            if not peer.why:
+                peer.heard_s = now_s
+
+    def _beat(self, now_s: float, asks: bool) -> SendBeat:
+        self._sent_s = now_s
+        return SendBeat(asks)
+
+    def check(self) -> None:
+        """Assert what always holds; tests call it after every event."""
+        assert self._node not in self._peers, "one is not one's own peer"
+        for peer in self._peers.values():
+            assert not peer.is_present or peer.member is not None, "who is present has said what he is"
+            assert peer.member is None or peer.member.boot == peer.boot, "what is known is of this life"
+            assert not self._is_hearing or self._is_up, "nothing is heard without a broker"

@@ -1,0 +1,323 @@
+"""This device in a mesh: the state machines, the connection to the broker and the data link, put together.
+
+One lock, `_changed`, guards the state. Whatever happens, on the channel's thread, the link's or a caller's, is told
+to the state under it; what is to be done then is sent without waiting. Only callers wait, and each wait has its
+deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from random import Random
+
+from edge_run.base.errors import DeviceLost, MeshError
+from edge_run.base.mesh import Document, Handler, JsonValue, Member, MeshEvent
+from edge_run.devices import mesh_home
+from edge_run.devices.link import DataLink
+from edge_run.devices.mesh_bodies import peer_of
+from edge_run.devices.mesh_channel import Channel, Wiring
+from edge_run.devices.mesh_cluster import Broker, Cluster
+from edge_run.devices.mesh_identity import Identity
+from edge_run.devices.mesh_orders import Given, Servant
+from edge_run.devices.mesh_state import Clocks, MeshState, Outgoing
+from edge_run.devices.mesh_topics import subscriptions
+
+logger = logging.getLogger(__name__)
+
+LOAD_EVERY_S, HOME_EVERY_S = 1.0, 45.0
+DIRECT_S = 2.0  # for a control message over the data link, while the broker is away
+
+
+class MeshNode:
+    """Implements `base.mesh.Mesh`; `edge_run.devices.mesh.open_mesh` makes one."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        cluster: Cluster,
+        name: str,
+        find: Callable[[], Broker],
+        places: tuple[str, ...] | None,
+        port: int = 0,
+    ) -> None:
+        """`find` returns where the broker is. places: where the data link listens; None: it only looks on."""
+        self._changed = threading.Condition(threading.RLock())
+        self._state = MeshState(
+            identity, cluster, name, Clocks(time.monotonic, time.time, Random()), is_watching=places is None
+        )
+        self._servant: Servant | None = None
+        self._is_closed = False
+        self._why_down, self._broker = "the broker was not reached yet", ""
+        self._load: Document = {}
+        self._load_s, self._is_load_due = -LOAD_EVERY_S, False
+        self._is_home_shown = False
+        self._link = DataLink(places or ("127.0.0.1",), port, self._change_link, self._take_control)
+        wiring = Wiring(find, self._make_will, self._take_in, self._change_broker, self._pass_time)
+        self._channel = Channel(identity.node, subscriptions(cluster.id, identity.node), wiring, cluster.authority)
+
+    def start(self, link: Document, capabilities: Document) -> None:
+        """Begin to connect. link: where others reach the data link, as `mesh_bodies.peer_of` reads it."""
+        self._state.link, self._state.capabilities = link, capabilities
+        self._channel.start()
+
+    @property
+    def node(self) -> str:
+        """This device's id."""
+        return self._state.identity.node
+
+    @property
+    def link(self) -> DataLink:
+        """The data link to the other members."""
+        return self._link
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The addresses at which others reach the data link."""
+        places = self._state.link.get("places")
+        return tuple(str(place) for place in places) if isinstance(places, (list, tuple)) else ()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the broker is there."""
+        return self._channel.is_up
+
+    @property
+    def problem(self) -> str:
+        """Why the broker is not there; empty when it is."""
+        return "" if self._channel.is_up else self._why_down
+
+    @property
+    def broker(self) -> str:
+        """Where the broker is, or was last."""
+        return self._broker
+
+    @property
+    def state(self) -> MeshState:
+        """What this device knows of its mesh; read it under `held()`."""
+        return self._state
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[MeshState]:
+        """Nothing of the state changes in this block; what it asks to have sent is sent at its end."""
+        with self._changed:
+            yield self._state
+            self._carry_on()
+
+    def members(self) -> tuple[Member, ...]:
+        """Return who is present, this device included, in order of their ids."""
+        with self._changed:
+            return self._state.members()
+
+    def wait(self, *, timeout_s: float) -> tuple[MeshEvent, ...]:
+        """Return what happened since the last call, waiting until something did; empty when nothing did in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._state.events or self._is_closed, timeout_s)
+            events = tuple(self._state.events)
+            self._state.events.clear()
+            return events
+
+    def wait_connected(self, *, timeout_s: float) -> None:
+        """Wait until the broker is there. Raises MeshError, which says why it is not."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.is_connected or self._is_closed, timeout_s):
+                raise MeshError(f"mesh: {self._why_down}")
+
+    def announce(self, capabilities: Document) -> None:
+        """Say what this device has, or has now."""
+        with self.held() as state:
+            state.capabilities = capabilities
+            state.announce()
+
+    def report(self, load: Document) -> None:
+        """Say how busy this device is; the latest, once a second at most."""
+        with self.held():
+            self._load, self._is_load_due = load, True
+
+    def report_links(self) -> None:
+        """Say anew how busy this device is, with what was measured of the ways to others."""
+        with self.held():
+            self._is_load_due = True
+
+    def show_to_home_assistant(self) -> None:
+        """Show this device to Home Assistant, over the same broker, from now on."""
+        with self.held() as state:
+            self._is_home_shown = self._is_load_due = True
+            self._plain(mesh_home.discovery(state.cluster, self.node, state.name))
+
+    def lead(self, *, timeout_s: float) -> int:
+        """Take the lease, renew it from then on, and return its epoch, as base.mesh.Mesh says."""
+        with self.held() as state:
+            self._check_open()
+            if not state.lease.held:
+                state.want_lease()
+        self._channel.hurry()
+        with self._changed:
+            if self._changed.wait_for(lambda: self._state.lease.held or self._is_closed, timeout_s):
+                return self._state.lease.held
+        holder = self._state.lease.holder
+        with self.held() as state:
+            state.free_lease()
+        if not self.is_connected:
+            raise MeshError(f"mesh: no lease without the broker ({self._why_down})")
+        raise MeshError(
+            f"mesh: node {holder} leads, and went on for {timeout_s:g} s; end its run, or wait"
+            if holder
+            else f"mesh: the lease could not be had in {timeout_s:g} s; the broker loses messages, see `mesh doctor`"
+        )
+
+    def resign(self) -> None:
+        """Give the lease back."""
+        with self.held() as state:
+            state.free_lease()
+
+    def publish_plan(self, epoch: int, plan: Document) -> None:
+        """Let everybody see the plan of `epoch`; it is kept for those that join later."""
+        with self.held() as state:
+            state.publish_plan(epoch, plan)
+
+    def order(self, node: str, order: Document, *, timeout_s: float) -> Document:
+        """Have `node` carry out an order under this coordinator's epoch, and return its answer; see base.mesh.Mesh."""
+        with self._changed:
+            self._check_open()
+            state = self._state
+            if not state.lease.held:
+                raise MeshError("mesh: this device does not lead, so nobody would obey; lead() first")
+            if node not in (member.node for member in state.members()):
+                raise DeviceLost(f"node {node}: is no longer there", node=node)
+            number, pending = state.asked.add(node, state.lease.held, order)
+        try:
+            with self.held() as state:
+                state.send_order(number)
+            with self._changed:
+                self._changed.wait_for(lambda: pending.is_done or self._is_closed, timeout_s)
+        finally:
+            with self._changed:
+                del state.asked.pending[number]
+        if pending.error is not None:
+            raise pending.error
+        if pending.answer is None:
+            raise DeviceLost(f"node {node}: did not answer an order in {timeout_s:g} s", node=node)
+        return pending.answer
+
+    def serve(self, handler: Handler) -> None:
+        """Answer orders with `handler`, on a thread of its own, one at a time, never one of a past epoch."""
+        with self._changed:
+            self._check_open()
+            if self._servant is not None:
+                raise MeshError("mesh: orders are served already")
+            self._servant = Servant(handler, self._obeys, self._answer)
+
+    def close(self) -> None:
+        """Leave: say so, stop all threads, close all sockets. Idempotent."""
+        with self.held() as state:
+            if self._is_closed:
+                return
+            state.leave()
+            self._show_home(is_present=False)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._channel.close()
+        self._link.close()
+        if self._servant is not None:
+            self._servant.close(timeout_s=10)
+        self._state.identity.release()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise MeshError("mesh: is closed")
+
+    def _obeys(self, node: str, epoch: int) -> bool:
+        with self._changed:
+            return self._state.obeys(node, epoch)
+
+    def _answer(self, given: Given, answer: Document) -> None:
+        with self.held() as state:
+            state.answer(given, answer)
+
+    # What follows is called on the channel's thread and the link's.
+
+    def _make_will(self) -> Outgoing:
+        with self._changed:
+            return self._state.make_will()
+
+    def _take_in(self, topic: str, payload: bytes, is_kept: bool) -> None:
+        with self.held() as state:
+            state.take_in(topic, payload, is_kept=is_kept)
+
+    def _take_control(self, node: str, topic: str, payload: bytes) -> None:
+        with self.held() as state:
+            state.take_in(topic, payload, sender=node)
+
+    def _change_broker(self, is_up: bool, why: str) -> None:
+        with self.held() as state:
+            self._why_down, self._broker = (self._why_down, why) if is_up else (why, self._broker)
+            state.connect(is_up)
+            if is_up and self._is_home_shown:
+                self._plain(mesh_home.discovery(state.cluster, self.node, state.name))
+
+    def _change_link(self, node: str, is_up: bool, why: str) -> None:
+        with self.held() as state:
+            state.change_link(node, is_up, why)
+        self._channel.hurry()
+
+    def _pass_time(self) -> float:
+        with self.held() as state:
+            wait_s = state.pass_time()
+            if self._is_home_shown and time.monotonic() - self._load_s > HOME_EVERY_S:
+                self._is_load_due = True
+            due_s = self._load_s + LOAD_EVERY_S - time.monotonic()
+            if not self._is_load_due:
+                return wait_s
+            if due_s > 0:
+                return min(wait_s, due_s)
+            rates: dict[str, JsonValue] = {
+                node: {"round_trip_s": rate.round_trip_s, "bytes_per_s": rate.bytes_per_s, "place": rate.place}
+                for node, rate in self._link.rates().items()
+            }
+            state.report({**self._load, "links": rates})
+            self._is_load_due, self._load_s = False, time.monotonic()
+            self._show_home(is_present=True)
+            return wait_s
+
+    def _show_home(self, *, is_present: bool) -> None:
+        if self._is_home_shown:
+            state = self._state
+            count = len(state.members())
+            self._plain([mesh_home.state(state.cluster, self.node, self._load, count, is_present=is_present)])
+
+    def _plain(self, messages: list[mesh_home.PlainMessage]) -> None:
+        for message in messages:
+            self._channel.publish(message)
+
+    def _carry_on(self) -> None:
+        """Do what the state asks for, and wake who waits; the lock is held, and nothing here waits."""
+        state = self._state
+        outgoing, state.outgoing = state.outgoing, []
+        for message in outgoing:
+            if not self._channel.publish(message) and message.node is not None:
+                self._link.send_control_soon(message.node, str(message.topic), message.payload)
+        given, state.given = state.given, []
+        for one in given:
+            if self._servant is not None:
+                self._servant.give(one)
+            else:
+                state.answer(one, {"error": "this device carries out no orders"})
+        if state.is_urgent:
+            self._channel.hurry()
+        self._update_link()
+        self._changed.notify_all()
+
+    def _update_link(self) -> None:
+        state = self._state
+        for node in state.unlinked:
+            self._link.drop(node, "it left the mesh, or was started anew")
+        state.unlinked.clear()
+        found = {node: state.membership.link_of(node) for node in state.membership.present()}
+        peers = {node: peer_of(node, *where) for node, where in found.items() if where is not None}
+        self._link.set_peers({node: peer for node, peer in peers.items() if peer is not None})
+        self._link.hold(state.lease.holder is not None)

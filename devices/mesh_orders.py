@@ -1,0 +1,142 @@
+"""Orders and their answers: those this device gives and waits for, and those it carries out, once each."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError, ProtocolError
+from edge_run.base.mesh import Document, Handler
+
+logger = logging.getLogger(__name__)
+
+MOST_WAITING, MOST_ANSWERS = 16, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An order that came: from whom and which life of him, under which epoch, and which of his orders it is."""
+
+    node: str
+    boot: str
+    epoch: int
+    number: int
+    order: Document
+
+
+@dataclass(slots=True)
+class Pending:
+    """An order whose answer is waited for."""
+
+    node: str
+    epoch: int
+    body: Document
+    sent_s: float = 0.0
+    answer: Document | None = None
+    error: Exception | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is an answer, or will be none."""
+        return self.answer is not None or self.error is not None
+
+
+@dataclass(slots=True)
+class Asked:
+    """The orders that this device gave. Guarded by whoever has it."""
+
+    number: int = 0
+    pending: dict[int, Pending] = field(default_factory=dict)
+
+    def add(self, node: str, epoch: int, order: Document) -> tuple[int, Pending]:
+        """Note a new order."""
+        self.number += 1
+        self.pending[self.number] = Pending(node, epoch, {"number": self.number, "order": order})
+        return self.number, self.pending[self.number]
+
+    def take_answer(self, node: str, body: Document) -> None:
+        """Note the answer of `node`. Raises ProtocolError where it is none."""
+        number, answer, error = body.get("number"), body.get("answer"), body.get("error")
+        if not isinstance(number, int) or not (isinstance(answer, dict) or isinstance(error, str)):
+            raise ProtocolError(f"node {node}: an answer that is none", node=node)
+        pending = self.pending.get(number)
+        if pending is not None and pending.node == node:
+            pending.answer = answer if isinstance(answer, dict) else None
+            pending.error = MeshError(f"node {node}: {error}", node=node) if isinstance(error, str) else None
+
+    def lose(self, node: str, why: str) -> None:
+        """Note that `node` will not answer any more."""
+        for pending in self.pending.values():
+            if pending.node == node and pending.answer is None:
+                pending.error = DeviceLost(f"node {node}: {why}", node=node)
+
+
+class Servant:
+    """Carries out orders with a handler, on a thread of its own. One that comes twice is answered as the first time."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        obeys: Callable[[str, int], bool],
+        answer: Callable[[Given, Document], None],
+    ) -> None:
+        """`obeys` is asked right before an order is carried out; `answer` sends an answer."""
+        self._handler, self._obeys, self._answer = handler, obeys, answer
+        self._orders: queue.Queue[Given | None] = queue.Queue(MOST_WAITING)
+        self._answers: OrderedDict[tuple[str, str, int], Document | None] = OrderedDict()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="edge-run mesh orders", daemon=True)
+        self._thread.start()
+
+    def give(self, given: Given) -> None:
+        """Have an order carried out, unless it is already, or was."""
+        key = (given.node, given.boot, given.number)
+        with self._lock:
+            if key in self._answers and self._answers[key] is None:
+                return
+            if key not in self._answers:
+                self._answers[key] = None
+                while len(self._answers) > MOST_ANSWERS:
+                    self._answers.popitem(last=False)
+        try:
+            self._orders.put_nowait(given)
+        except queue.Full:
+            with self._lock:
+                self._answers.pop(key, None)
+            logger.warning("order %d of node %s: dropped, %d wait already", given.number, given.node, MOST_WAITING)
+
+    def close(self, timeout_s: float) -> None:
+        """Carry out no more; wait for the order at hand."""
+        while True:
+            try:
+                self._orders.put_nowait(None)
+                break
+            except queue.Full:
+                self._orders.get_nowait()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (given := self._orders.get()) is not None:
+            key = (given.node, given.boot, given.number)
+            answer = self._answers.get(key)
+            if answer is None:
+                answer = self._carry_out(given)
+                with self._lock:
+                    self._answers[key] = answer
+            self._answer(given, answer)
+
+    def _carry_out(self, given: Given) -> Document:
+        if not self._obeys(given.node, given.epoch):
+            return {"error": f"epoch {given.epoch} is past: another coordinator has a later one"}
+        try:
+            return {"answer": dict(self._handler(given.node, given.epoch, given.order))}
+        except EdgeRunError as error:
+            return {"error": str(error)}
+        except Exception as error:
+            logger.exception("order %d of node %s", given.number, given.node)
+            return {"error": f"a mistake of edge-run's own: {type(error).__name__}: {error}"}

@@ -1,0 +1,67 @@
+"""The MQTT topics of a cluster, in one place.
+
+edge/v1/{cluster}/node/{id}/status   here, left or gone: the heartbeat, and the last will
+edge/v1/{cluster}/node/{id}/caps     what it has, and where its data link is
+edge/v1/{cluster}/node/{id}/load     how busy it is, the latest only
+edge/v1/{cluster}/node/{id}/cmd      orders for it, by the coordinator
+edge/v1/{cluster}/node/{id}/rsp      its answers
+edge/v1/{cluster}/coord/lease        who coordinates: kept by the broker
+edge/v1/{cluster}/plan/{epoch}       what was planned: kept by the broker
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from edge_run.base.errors import ProtocolError
+
+ROOT = "edge/v1"
+_FORM = re.compile(
+    rf"{ROOT}/(?P<cluster>[a-z2-7]{{8}})/"
+    r"(?:node/(?P<owner>[a-z2-7]{16})/(?P<of>status|caps|load|cmd|rsp)|(?P<lease>coord/lease)|plan/(?P<plan>\d{1,16}))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic. kind: status, caps, load, cmd, rsp, lease or plan. owner: the node it is about, if any."""
+
+    cluster: str
+    kind: str
+    owner: str | None = None
+    epoch: int = 0
+
+    def __str__(self) -> str:
+        if self.kind == "lease":
+            return f"{ROOT}/{self.cluster}/coord/lease"
+        if self.kind == "plan":
+            return f"{ROOT}/{self.cluster}/plan/{self.epoch}"
+        return f"{ROOT}/{self.cluster}/node/{self.owner}/{self.kind}"
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the broker keeps the last message for those that come later."""
+        return self.kind in ("lease", "plan")
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the broker confirms it: all but what is said again soon anyway."""
+        return self.kind not in ("status", "load")
+
+
+def parse_topic(text: str) -> Topic:
+    """Return the topic that `text` names. Raises ProtocolError."""
+    form = _FORM.fullmatch(text)
+    if form is None:
+        raise ProtocolError(f"topic {text[:120]!r}: is none of edge-run's")
+    if form["plan"]:
+        return Topic(form["cluster"], "plan", epoch=int(form["plan"]))
+    return Topic(form["cluster"], "lease" if form["lease"] else form["of"], form["owner"])
+
+
+def subscriptions(cluster: str, node: str) -> list[str]:
+    """Return what a member listens to: the state and the answers of all, and the orders for itself."""
+    base = f"{ROOT}/{cluster}"
+    states = [f"{base}/node/+/{kind}" for kind in ("status", "caps", "load", "rsp")]
+    return [*states, f"{base}/node/{node}/cmd", f"{base}/coord/lease", f"{base}/plan/+"]

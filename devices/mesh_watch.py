@@ -1,0 +1,68 @@
+"""Looking on: who is in the mesh now, what each has and does, without being a member."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from edge_run.base.mesh import Document, JsonValue, Member
+from edge_run.base.mesh_status import MeshLink, MeshMember, MeshStatus
+from edge_run.devices.mesh_cluster import Cluster
+from edge_run.devices.mesh_node import MeshNode
+
+LOOK_S = 1.5
+
+
+def look(node: MeshNode, cluster: Cluster, look_s: float = LOOK_S) -> MeshStatus:
+    """Return what `node` sees of its mesh in `look_s`: all who are present answer at once when somebody looks on."""
+    deadline_s = time.monotonic() + look_s
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        node.wait(timeout_s=left_s)
+    with node.held() as state:
+        epoch, plan = state.plan or (0, {})
+        holder = state.lease.holder or ""
+        is_current = bool(holder) and epoch == state.lease.epoch
+        return MeshStatus(
+            cluster=cluster.id,
+            broker=node.broker,
+            coordinator=holder,
+            epoch=state.lease.epoch,
+            plan=plan if is_current else {},
+            members=tuple(
+                _member(member, holder, plan if is_current else {}, state.loads.get(member.node, {}))
+                for member in state.members()
+            ),
+        )
+
+
+def _member(member: Member, holder: str, plan: Document, load: Document) -> MeshMember:
+    links = load.get("links")
+    layers = plan.get("layers")
+    return MeshMember(
+        node=member.node,
+        name=member.name,
+        is_coordinator=member.node == holder,
+        capabilities=member.capabilities,
+        layers=_ranges(layers.get(member.node) if isinstance(layers, dict) else None),
+        load={key: value for key, value in load.items() if key != "links"},
+        links=_links(links) if isinstance(links, dict) else (),
+    )
+
+
+def _ranges(value: JsonValue) -> tuple[tuple[int, int], ...]:
+    """Return ranges of layers, of which the plan gives the first and the one after the last."""
+    found: list[tuple[int, int]] = []
+    for pair in value if isinstance(value, (list, tuple)) else ():
+        if isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(one, int) for one in pair):
+            found.append((int(str(pair[0])), int(str(pair[1])) - 1))
+    return tuple(found)
+
+
+def _links(links: dict[str, JsonValue]) -> tuple[MeshLink, ...]:
+    found: list[MeshLink] = []
+    for node, link in sorted(links.items()):
+        if isinstance(link, dict):
+            place, trip, rate = link.get("place"), link.get("round_trip_s"), link.get("bytes_per_s")
+            if isinstance(place, str) and isinstance(trip, (int, float)) and isinstance(rate, (int, float)):
+                found.append(MeshLink(node, place, float(trip), float(rate)))
+    return tuple(found)

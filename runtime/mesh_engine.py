@@ -1,0 +1,62 @@
+"""An engine whose model is spread over the devices of a mesh, this one among them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.mesh import Mesh
+from edge_run.base.results import MeshUse
+from edge_run.runtime.mesh_decoder import MeshDecoder
+from edge_run.runtime.mesh_spread import Spread
+from edge_run.runtime.slice_engine import SliceEngine
+from edge_run.tiers.territory import CHUNK_BYTES
+
+logger = logging.getLogger(__name__)
+
+
+class MeshEngine(SliceEngine):
+    """An open model on several devices. is_own: the mesh is closed with it."""
+
+    def __init__(
+        self,
+        path: Path,
+        config: ModelConfig,
+        mesh: Mesh,
+        *,
+        takes_any_numerics: bool = False,
+        say: Callable[[str], None] = logger.warning,
+        chunk_bytes: int = CHUNK_BYTES,
+        is_own: bool = False,
+    ) -> None:
+        """Open the model and spread it over who is there. say: is told what the user should see. Raises as `Engine`."""
+        self._over_all: MeshDecoder | None = None
+        super().__init__(path, config, chunk_bytes)
+        try:
+            spread = Spread(mesh, self, takes_any_numerics, say)
+            self._over_all = MeshDecoder(mesh, self, spread, say)
+        except BaseException:
+            self.close()
+            raise
+        if is_own:
+            self._stack.callback(mesh.close)
+
+    @property
+    def front(self) -> MeshDecoder:
+        """The decoder that generating goes through."""
+        assert self._over_all is not None
+        return self._over_all
+
+    @property
+    def mesh_use(self) -> MeshUse | None:
+        """How the model is spread over devices."""
+        return self._over_all.use if self._over_all else None
+
+    def close(self) -> None:
+        """Let the other devices go, and free everything. Idempotent."""
+        over_all, self._over_all = self._over_all, None
+        if over_all:
+            over_all.close()
+        super().close()

@@ -1,0 +1,251 @@
+"""What to do when a mesh changes under a run: a state machine without I/O, events in, instructions out.
+
+    LEADING -> PLANNING -> OPENING -> REPLAYING -> RUNNING
+       ^___________________________________________|   a device of the plan is lost, refuses, or a better plan is there
+
+Every attempt has an epoch of its own, later than all before: that of the lease, with the attempts under it counted in
+its lowest bits. What devices still say under an earlier one is nobody's.
+A device that was lost takes part again only when it appears anew; one that refused does not take part in this run any
+more. So attempts end: at the latest, this device goes on alone, which needs no lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+
+class Phase(Enum):
+    """What is waited for."""
+
+    LEADING = "the lease"
+    PLANNING = "a plan"
+    OPENING = "slices to open"
+    REPLAYING = "what was said to be said again"
+    RUNNING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Appeared:
+    """A device is there, for the first time or anew."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A device is not there any more, or does not answer."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A device cannot take part, or does not want to."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Led:
+    """The lease is ours; its epoch may be the same again."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotLed:
+    """The lease cannot be had."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """These devices, this one among them, compute the model."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """All slices of the plan of `epoch` are open."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """All caches hold again what they held."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Better:
+    """Another plan would be better."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """This device has less room than the plan took it to have."""
+
+    why: str
+
+
+Event: TypeAlias = "Appeared | Gone | Refused | Led | NotLed | Planned | Opened | Replayed | Better | Unfit"
+MOST_MISFITS = 3
+ATTEMPT_BITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Take the lease; answer with Led or NotLed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakePlan:
+    """Ask these devices what they have, and plan; answer with Planned, Gone or Refused."""
+
+    candidates: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Have the devices of the plan open their slices; answer with Opened, Gone or Refused."""
+
+    epoch: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Say again, to all, what was said; answer with Replayed, or Gone."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """Go on with the answer."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Let the user know."""
+
+    text: str
+
+
+Instruction: TypeAlias = "Lead | MakePlan | Open | Replay | Go | Tell"
+
+
+class Failover:
+    """The state of one run. `node` is this device, which has the tokens, and never leaves."""
+
+    def __init__(self, node: str, candidates: Iterable[str]) -> None:
+        self.node = node
+        self.candidates = set(candidates) - {node}
+        self.left_out: dict[str, str] = {}
+        self.nodes: tuple[str, ...] = ()
+        self.epoch = 0
+        self.phase = Phase.LEADING
+        self.recoveries = 0
+        self.wants_more = False
+        self._misfits = 0
+
+    def start(self) -> list[Instruction]:
+        """Begin, or begin again after something was broken off."""
+        return self._begin()
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Return what is to be done now; what was said before and is not done yet is void when there is anything."""
+        if isinstance(event, Appeared):
+            return self._appeared(event.node)
+        if isinstance(event, Gone | Refused):
+            return self._without(event)
+        if isinstance(event, Better):
+            return self._anew(f"{event.why}: a new plan") if self.phase is Phase.RUNNING else []
+        if isinstance(event, Unfit):
+            return self._misfit(event.why) if self.phase is Phase.OPENING else []
+        return self._next(event)
+
+    def check(self) -> None:
+        """Assert what always holds."""
+        assert self.node not in self.candidates
+        assert not self.candidates & self.left_out.keys()
+        assert set(self.nodes) <= self.candidates | {self.node}
+        if self.phase in (Phase.OPENING, Phase.REPLAYING, Phase.RUNNING):
+            assert self.node in self.nodes
+
+    def _next(self, event: Led | NotLed | Planned | Opened | Replayed) -> list[Instruction]:
+        """Go a step further, when `event` is what is waited for."""
+        if isinstance(event, Led) and self.phase is Phase.LEADING:
+            self.epoch = max(self.epoch + 1, event.epoch << ATTEMPT_BITS)
+            self.phase = Phase.PLANNING
+            return [MakePlan(tuple(sorted(self.candidates)))]
+        if isinstance(event, NotLed) and self.phase is Phase.LEADING:
+            return [Tell(f"{event.why}: this device goes on alone"), *self._alone()]
+        if isinstance(event, Planned) and self.phase is Phase.PLANNING:
+            return self._open(event.nodes)
+        if isinstance(event, Opened) and self.phase is Phase.OPENING and event.epoch == self.epoch:
+            self.phase = Phase.REPLAYING
+            return [Replay(self.epoch)]
+        if isinstance(event, Replayed) and self.phase is Phase.REPLAYING and event.epoch == self.epoch:
+            self.phase = Phase.RUNNING
+            return [Go(self.epoch)]
+        return []
+
+    def _appeared(self, node: str) -> list[Instruction]:
+        if node != self.node and node not in self.candidates and node not in self.left_out:
+            self.candidates.add(node)
+            self.wants_more = True
+        return []
+
+    def _without(self, event: Gone | Refused) -> list[Instruction]:
+        node = event.node
+        if isinstance(event, Refused):
+            self.left_out[node] = event.why
+        if node == self.node or node not in self.candidates:
+            return []
+        self.candidates.discard(node)
+        is_of_plan = node in self.nodes
+        self.nodes = tuple(other for other in self.nodes if other != node)
+        if self.phase is Phase.PLANNING:
+            return [Tell(f"{node} is left out: {event.why}"), MakePlan(tuple(sorted(self.candidates)))]
+        if is_of_plan and self.phase is not Phase.LEADING:
+            return self._anew(f"{node} is {'left out' if isinstance(event, Refused) else 'lost'}: {event.why}")
+        return []
+
+    def _misfit(self, why: str) -> list[Instruction]:
+        self._misfits += 1
+        if self._misfits > MOST_MISFITS:
+            return [Tell(f"{why}: this device goes on alone"), *self._alone()]
+        return self._anew(why)
+
+    def _anew(self, why: str) -> list[Instruction]:
+        self.recoveries += 1
+        return [Tell(why), *self._begin()]
+
+    def _begin(self) -> list[Instruction]:
+        self.wants_more = False
+        if not self.candidates:
+            return self._alone()
+        self.nodes, self.phase = (), Phase.LEADING
+        return [Lead()]
+
+    def _alone(self) -> list[Instruction]:
+        self.epoch += 1
+        return self._open((self.node,))
+
+    def _open(self, nodes: tuple[str, ...]) -> list[Instruction]:
+        self.nodes, self.phase = nodes, Phase.OPENING
+        return [Open(self.epoch, nodes)]

@@ -1,0 +1,77 @@
+"""What passes over a mesh took, held against the plan: when it is time for another one."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from typing import Protocol
+
+from edge_run.partition.mesh_plan import MeshPlan
+
+WINDOW_TOKENS = 16
+TOLERANCE = 0.2
+PAYS_BACK_TOKENS = 100  # what a new plan costs, computing again what was said, is to be saved within so many tokens
+
+
+class Planner(Protocol):
+    """Who plans."""
+
+    plan: MeshPlan | None
+
+    def better(self, spent: Mapping[str, float], hop_s: float) -> MeshPlan | None:
+        """Return a better plan by what was measured, None where there is none."""
+        ...
+
+
+class MeshRates:
+    """Figures of the passes of one token since the last plan. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=WINDOW_TOKENS)
+        self._hops: deque[float] = deque(maxlen=WINDOW_TOKENS)
+        self._spent: dict[str, deque[float]] = {}
+        self._wide_token_s = 0.0
+        self._since_check = 0
+
+    @property
+    def token_s(self) -> float:
+        """Seconds of a token, the median of late; 0 before there was one."""
+        return statistics.median(self._seconds) if self._seconds else 0.0
+
+    @property
+    def hop_s(self) -> float:
+        """Seconds that a state takes from one device to the next, the median of late; 0 before there was one."""
+        return statistics.median(self._hops) if self._hops else 0.0
+
+    def restart(self) -> None:
+        """There is a new plan: what was measured under the old one does not count."""
+        self.__init__()  # type: ignore[misc]
+
+    def note(self, n_tokens: int, seconds: float, spent: Mapping[str, float], hops: int) -> None:
+        """A batch of `n_tokens` took so long, of which devices were at work for `spent`; states went over `hops`."""
+        if n_tokens > 1:
+            self._wide_token_s = seconds / n_tokens
+            return
+        self._seconds.append(seconds)
+        self._since_check += 1
+        for node, at_work in spent.items():
+            self._spent.setdefault(node, deque(maxlen=WINDOW_TOKENS)).append(at_work)
+        if hops:
+            self._hops.append(max(0.0, seconds - sum(spent.values())) / hops)
+
+    def why_replan(self, planner: Planner, tokens: int) -> str:
+        """Return why another plan is worth computing `tokens` tokens again, an empty string when none is."""
+        plan = planner.plan
+        if plan is None or not self._hops or self._since_check < 2 * WINDOW_TOKENS:
+            return ""
+        self._since_check = WINDOW_TOKENS
+        measured, expected = self.token_s, plan.token_s
+        if not expected or abs(measured / expected - 1) <= TOLERANCE:
+            return ""
+        better = planner.better({node: statistics.median(found) for node, found in self._spent.items()}, self.hop_s)
+        saved = measured - better.token_s if better else 0.0
+        again = tokens * (self._wide_token_s or measured)
+        if saved <= TOLERANCE * measured or saved * PAYS_BACK_TOKENS < again:
+            return ""
+        return f"a token takes {measured * 1e3:.0f} ms, and could take {measured * 1e3 - saved * 1e3:.0f} ms"

@@ -1,0 +1,242 @@
+"""Spreads a model over a mesh: asks devices what they have, plans, and orders slices. The orders' I/O, no decisions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeVar
+
+from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError, ProtocolError
+from edge_run.base.mesh import Document, JsonValue, Mesh
+from edge_run.base.results import MeshNode
+from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork, plan_mesh
+from edge_run.runtime.driver import PassShape
+from edge_run.runtime.fingerprint import fingerprint
+from edge_run.runtime.mesh_failover import Gone, Refused
+from edge_run.runtime.mesh_terms import (
+    differing,
+    layout_hash,
+    numerics_document,
+    room_document,
+    shared_settings,
+    station,
+)
+from edge_run.runtime.mixture import routed_read
+from edge_run.runtime.slice_engine import SliceEngine
+from edge_run.runtime.terms import used_experts
+
+PREPARE_TIMEOUT_S, ASSIGN_TIMEOUT_S, STATUS_TIMEOUT_S = 120.0, 120.0, 3.0
+HOP_S = 0.001  # until it is measured
+
+
+_Answer = TypeVar("_Answer")
+
+
+class Failed(Exception):
+    """A device did not do what it was ordered to: `event` says which, and why."""
+
+    def __init__(self, event: Gone | Refused) -> None:
+        super().__init__(event.why)
+        self.event = event
+
+
+def unit_works(engine: SliceEngine) -> list[UnitWork]:
+    """Return the units of `engine`'s model as the planner sees them."""
+    shape = PassShape(1, 1)
+    graph, layout, n_used = engine.graph(shape), engine.layout, used_experts(engine.gguf)
+    experts = {tensor.name: tensor.shape[2] for tensor in engine.gguf.tensors if len(tensor.shape) == 3}
+    works = []
+    for number, unit in enumerate(layout.units):
+        nodes = graph[layout.start_of(number) : layout.start_of(number + 1)]
+        routed = [read for node in nodes if (read := routed_read(node))]
+        unused = sum(read.length * (1 - min(1, n_used / experts.get(read.name, 1))) for read in routed)
+        works.append(UnitWork(unit.weight_bytes, unit.kept_bytes, max(0, unit.weight_bytes - int(unused))))
+    return works
+
+
+class Spread:
+    """The plan of one run, and who was asked for it. Not thread-safe.
+
+    takes_any_numerics: devices with another numerics key take part, though tokens may then differ.
+    """
+
+    def __init__(self, mesh: Mesh, engine: SliceEngine, takes_any_numerics: bool, say: Callable[[str], None]) -> None:
+        self._mesh, self._engine, self._takes_any, self._say = mesh, engine, takes_any_numerics, say
+        shards = [shard.path for shard in engine.gguf.shards]
+        self._model: Document = {
+            "model": fingerprint(shards, engine.config.cache),
+            "name": shards[0].name,
+            "size_bytes": sum(shard.stat().st_size for shard in shards),
+            "settings": shared_settings(engine),
+        }
+        self.works = unit_works(engine)
+        self.stations: dict[str, Station] = {}
+        self.hop_s = HOP_S
+        self.plan: MeshPlan | None = None
+
+    def prepare(self, candidates: Sequence[str]) -> None:
+        """Ask all candidates at once what they have. Raises Failed for the first that cannot take part."""
+        asked = [node for node in candidates if node not in self.stations]
+        self.stations = {n: s for n, s in self.stations.items() if n in candidates or n == self._mesh.node}
+        answers = self._order_all({node: {"order": "prepare", **self._model} for node in asked}, PREPARE_TIMEOUT_S)
+        for node, answer in answers.items():
+            self._check(node, answer)
+            self.stations[node] = self._judged(node, functools.partial(station, node, answer, self.hop_s))
+
+    def make_plan(self) -> MeshPlan:
+        """Return the best plan over the devices that were asked, and this one; this one alone where none fits."""
+        node = self._mesh.node
+        if node not in self.stations:
+            self.stations[node] = station(node, room_document(self._engine), self.hop_s)
+        self.plan = self._best(self.stations) or self.alone()
+        return self.plan
+
+    def better(self, spent: Mapping[str, float], hop_s: float) -> MeshPlan | None:
+        """Return the best plan by what devices really took for a token, if it is another one than that in force."""
+        if self.plan is None or len(self.stations) < 2:
+            return None
+        self.hop_s = hop_s
+        for node, seconds in spent.items():
+            if node in self.stations and seconds > 0:
+                self.stations[node] = self._corrected(node, self.plan, seconds)
+        found = self._best(self.stations)
+        return found if found and found.owners != self.plan.owners else None
+
+    def take_less(self, error: BudgetError) -> None:
+        """This device has less room than it seemed."""
+        own = self.stations[self._mesh.node]
+        found, needed = (int(str(error.figures.get(key, 0))) for key in ("found_bytes", "minimum_bytes"))
+        room = own.memory_bytes - max(needed - found, own.memory_bytes // 16)
+        self.stations[own.node] = replace(own, memory_bytes=max(0, room))
+
+    def _best(self, stations: Mapping[str, Station]) -> MeshPlan | None:
+        first = stations[self._mesh.node]
+        others = [stations[node] for node in sorted(stations) if node != first.node]
+        return plan_mesh(self.works, [replace(s, hop_s=self.hop_s) for s in (first, *others)])
+
+    def _corrected(self, node: str, plan: MeshPlan, seconds: float) -> Station:
+        """Return a device as it was seen to be: at work for `seconds` a token."""
+        known = self.stations[node]
+        used = sum(w.token_bytes for w, owner in zip(self.works, plan.owners, strict=True) if owner == node)
+        streamed = plan.read_bytes.get(node, 0)
+        if streamed and streamed / known.disk_bytes_per_s > used / known.compute_bytes_per_s:
+            return replace(known, disk_bytes_per_s=max(1.0, streamed / max(seconds, plan.token_s)))
+        return replace(known, compute_bytes_per_s=max(1.0, used / seconds))
+
+    def alone(self) -> MeshPlan:
+        """Return the plan of this device computing all."""
+        owners = (self._mesh.node,) * len(self.works)
+        self.plan = MeshPlan(owners, 1, 0.0, {})
+        return self.plan
+
+    def open(self, plan: MeshPlan, epoch: int) -> None:
+        """Have the other devices open their slices, under `epoch`. Raises Failed."""
+        order: Document = {
+            "order": "assign",
+            "epoch": epoch,
+            "owners": list(plan.owners),
+            "layout": layout_hash(self._engine.layout),
+        }
+        others = [node for node in plan.nodes if node != self._mesh.node]
+        self._order_all(dict.fromkeys(others, order), ASSIGN_TIMEOUT_S)
+
+    def release(self, nodes: Sequence[str]) -> None:
+        """Let devices that take part no more give up what they hold, as far as they hear it."""
+        try:
+            self._order_all({node: {"order": "close"} for node in nodes}, STATUS_TIMEOUT_S)
+        except Failed:
+            return
+
+    def who_is_stuck(self, nodes: Sequence[str]) -> Gone:
+        """Return which of `nodes` keeps the others waiting: one that does not answer, or else one that computes."""
+        computing = []
+        for node in nodes:
+            try:
+                answer = self._mesh.order(node, {"order": "status"}, timeout_s=STATUS_TIMEOUT_S)
+            except EdgeRunError as error:
+                return Gone(node, str(error))
+            if str(answer.get("place", "")).startswith("computing"):
+                computing.append(node)
+        return Gone((computing or list(nodes))[0], "it did not do its part in time")
+
+    def describe(self) -> tuple[MeshNode, ...]:
+        """Return who computes what."""
+        if self.plan is None:
+            return ()
+        names = {member.node: member.name for member in self._mesh.members()}
+        units = self._engine.layout.units
+        return tuple(
+            MeshNode(
+                node=node,
+                name=names.get(node, node),
+                blocks=tuple(
+                    b for u, owner in zip(units, self.plan.owners, strict=True) if owner == node for b in u.blocks
+                ),
+                streamed_bytes=self.plan.read_bytes.get(node, 0),
+            )
+            for node in self.plan.nodes
+        )
+
+    def plan_document(self) -> Document:
+        """Return the plan for others to see."""
+        layers: dict[str, JsonValue] = {
+            part.node: [[first, last + 1] for first, last in runs(part.blocks)] for part in self.describe()
+        }
+        per_s = round(self.plan.tokens_per_s, 3) if self.plan and self.plan.token_s else 0.0
+        return {"model": self._engine.gguf.shards[0].path.name, "layers": layers, "tokens_per_s": per_s}
+
+    def plan_text(self) -> str:
+        """Return the plan in words."""
+        parts = [f"{part.name} computes {_layers(part.blocks)}" for part in self.describe()]
+        per_s = f"; {self.plan.tokens_per_s:.1f} tokens/s expected" if self.plan and self.plan.token_s else ""
+        return ", ".join(parts) + per_s
+
+    def _order_all(self, orders: dict[str, Document], timeout_s: float) -> dict[str, Document]:
+        if not orders:
+            return {}
+        with ThreadPoolExecutor(len(orders), thread_name_prefix="edge-run-order") as pool:
+            calls = {
+                node: pool.submit(self._mesh.order, node, order, timeout_s=timeout_s) for node, order in orders.items()
+            }
+            return {node: self._judged(node, call.result) for node, call in calls.items()}
+
+    def _judged(self, node: str, call: Callable[[], _Answer]) -> _Answer:
+        try:
+            return call()
+        except DeviceLost as error:
+            raise Failed(Gone(node, str(error))) from error
+        except (MeshError, ProtocolError) as error:
+            raise Failed(Refused(node, str(error))) from error
+
+    def _check(self, node: str, answer: Document) -> None:
+        """Leave out a device that would compute something else. Raises Failed."""
+        if answer.get("layout") != layout_hash(self._engine.layout):
+            raise Failed(Refused(node, "it cuts the model in other places: another version of llama.cpp or edge-run"))
+        others = differing(numerics_document(self._engine.numerics), answer.get("numerics"))
+        if others and not self._takes_any:
+            raise Failed(
+                Refused(
+                    node, f"its numerics differ ({', '.join(others)}), so tokens could; --mesh-any-numerics takes it"
+                )
+            )
+        if others:
+            self._say(f"{node} computes with other numerics ({', '.join(others)}): tokens may differ from one device's")
+
+
+def runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
+    """Return blocks as ranges (first, last)."""
+    found: list[tuple[int, int]] = []
+    for block in blocks:
+        if found and found[-1][1] == block - 1:
+            found[-1] = found[-1][0], block
+        else:
+            found.append((block, block))
+    return found
+
+
+def _layers(blocks: Sequence[int]) -> str:
+    if not blocks:
+        return "no layers"
+    return "layers " + " ".join(f"{a}-{b}" if a != b else str(a) for a, b in runs(blocks))

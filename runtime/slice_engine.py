@@ -1,0 +1,200 @@
+"""An engine that computes some units of a model: the rest is neither read nor kept, and takes no memory.
+
+It opens like any other up to the graph map; what it computes is said afterwards, and may be said anew: then weights are
+given up, and others are read, while llama.cpp's model and context stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import NotSupported
+from edge_run.base.protocols import BatchToken
+from edge_run.base.results import Plan
+from edge_run.runtime.driver import PassShape, compile_program
+from edge_run.runtime.engine import Engine
+from edge_run.runtime.expert_streaming import ExpertStreaming
+from edge_run.runtime.graph import GraphMap
+from edge_run.runtime.layout import Layout, lay_out
+from edge_run.runtime.planning import make_plan
+from edge_run.runtime.slice import Share, Slice, Wire, own_part
+from edge_run.runtime.streams import WeightMemory, open_streams
+from edge_run.runtime.terms import Holdings
+from edge_run.tiers import _libc
+from edge_run.tiers.readers import Readers, ReadTotals
+from edge_run.tiers.territory import CHUNK_BYTES
+
+
+class SliceEngine(Engine):
+    """An open model of which this device computes a share. Until `assign` it computes nothing."""
+
+    may_be_whole = False
+
+    def __init__(self, path: Path, config: ModelConfig, chunk_bytes: int = CHUNK_BYTES) -> None:
+        """Open the model at `path` and map its graph; no weight is read. Raises as `Engine` does."""
+        self._maps: dict[PassShape, tuple[GraphMap, Layout]] = {}
+        self._share: tuple[Share, Wire] | None = None
+        self._assigned = contextlib.ExitStack()
+        self._past_reads, self._past_wait_s = ReadTotals(), 0.0
+        super().__init__(path, config, chunk_bytes)
+
+    @property
+    def layout(self) -> Layout:
+        """The units of this model, in a pass of one token."""
+        return self._maps[PassShape(1, 1)][1]
+
+    @property
+    def holdings(self) -> Holdings:
+        """What the process held when the model was open, and nothing was assigned."""
+        return self._holdings
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The size of a chunk."""
+        return self._chunk_bytes
+
+    def check_cancelled(self) -> None:
+        """Raise Cancelled when the pass in progress was cancelled."""
+        self._driver.check_cancelled()
+
+    def unknown_shape(self, batch: Sequence[BatchToken]) -> PassShape | None:
+        """Return a shape of the passes of `batch` whose graph was not mapped; the first, where all were."""
+        shapes = []
+        for start in range(0, len(batch), self.width):
+            part = batch[start : start + self.width]
+            wanted = sum(token.wants_logits for token in part)
+            has_companion = self.config.exact and len(part) == 1 and not self.model.is_recurrent
+            shapes.append(PassShape(2, 2 * wanted) if has_companion else PassShape(len(part), wanted))
+        return next((shape for shape in shapes if shape not in self._maps), shapes[0] if shapes else None)
+
+    def graph(self, shape: PassShape) -> GraphMap:
+        """Return the graph of passes of `shape`, which is known."""
+        return self._maps[shape][0]
+
+    @property
+    def read_totals(self) -> ReadTotals:
+        """What the readers read so far, for all that was assigned."""
+        past, now = self._past_reads, super().read_totals
+        return ReadTotals(past.bytes_read + now.bytes_read, past.busy_s + now.busy_s, past.cpu_s + now.cpu_s)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that passes have waited for weights so far."""
+        return self._past_wait_s + super().wait_s
+
+    @property
+    def width(self) -> int:
+        """Tokens in one pass at most."""
+        return self.shape.micro_batch_tokens
+
+    def assign(self, share: Share, wire: Wire) -> None:
+        """Compute the units of `share` from now on; nothing is decoded, and nothing is kept of what was.
+
+        Raises BudgetError when they do not fit; then nothing is assigned.
+        """
+        self.release()
+        graph, layout = self._maps[PassShape(1, 1)]
+        kept_bytes = self._drop_foreign(share)
+        terms = self._terms(replace(self._holdings, kv_bytes=kept_bytes))
+        readers = self._readers = Readers(self.config.readers)
+        self._assigned.callback(readers.close)
+        memory = WeightMemory(self._territory, self._sources, readers, self._chunk_bytes)
+        self._share = share, wire
+        try:
+            self.plan, self._streams = open_streams(
+                own_part(graph, layout, share), terms, memory, self._enter_in_ledger
+            )
+            for stream in self._streams:
+                stream.check = self._driver.check_cancelled
+            self._slice = Slice(share, wire, layout)
+            self._driver.features[:] = [self._slice, *self._streams]
+            for shape in self._maps:
+                self._compile(shape)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Give up all weights and all that was decoded. Idempotent."""
+        self._remember_experts()
+        self._past_reads, self._past_wait_s = self.read_totals, self.wait_s
+        self._streams, self._share, self._readers = (), None, None
+        self._driver.features.clear()
+        self._driver.programs.clear()
+        self._assigned.close()
+        if self._maps:
+            self.decoder.clear()
+            self._territory.claim()
+
+    def learn(self, shape: PassShape) -> None:
+        """Map the graph of passes of `shape`, which is not yet known; nothing is kept of what was decoded."""
+        self.decoder.clear()
+        # Of another shape first: llama.cpp uses its last graph again, and a pass that failed has cleared flags in it.
+        self.decoder.map_graph(PassShape(2 if shape.tokens == 1 else 1, 1))
+        self._driver.take_flow()
+        self._map(shape)
+        if self._share:
+            self._compile(shape)
+            self._drop_foreign(self._share[0])
+
+    def close(self) -> None:
+        """Stop the readers and free everything. Idempotent."""
+        self._remember_experts()
+        self._streams = ()
+        self._assigned.close()
+        super().close()
+
+    def _open_plain(self) -> Plan:
+        raise NotSupported(f"a mesh needs edge-run's own loader here: {self.backend.reason}")
+
+    def _open_streamed(self, holdings: Holdings, readers: Readers) -> Plan:
+        readers.close()  # each share has its own
+        self._readers = None
+        self._stack.callback(self._assigned.close)
+        self._holdings = holdings
+        self._make_decoder(self._begin)
+        self._driver.is_partial = True
+        self._map(PassShape(1, 1))
+        return make_plan(self._terms(holdings), mode="streamed", items=holdings.items())
+
+    def _map(self, shape: PassShape) -> None:
+        graph = self.decoder.map_graph(shape)
+        layout = lay_out(graph, self._driver.take_flow())
+        if self._maps and layout.shape != self.layout.shape:
+            raise NotSupported(
+                f"this model cannot be spread over devices: in a pass of {shape.tokens} tokens it has other layers"
+            )
+        self._maps[shape] = graph, layout
+
+    def _compile(self, shape: PassShape) -> None:
+        assert self._share is not None
+        graph, self._slice.layout = self._maps[shape]
+        own = own_part(graph, self._slice.layout, self._share[0])
+        self._driver.programs[shape] = compile_program(own, self._driver.features)
+
+    def _drop_foreign(self, share: Share) -> int:
+        """Give back the memory of what other units keep between passes; return the bytes that are left."""
+        dropped = 0
+        for address, size_bytes, unit in self.layout.kept:
+            if share.owners[unit] != share.node:
+                start = -(-address // _libc.PAGE) * _libc.PAGE
+                length = (address + size_bytes) // _libc.PAGE * _libc.PAGE - start
+                if length > 0:
+                    _libc.drop_pages(start, length)
+                    dropped += length
+        return max(0, self._holdings.kv_bytes - dropped)
+
+    def _enter_in_ledger(self, plan: Plan) -> None:
+        sizes = {item.what: item.size_bytes for item in plan.items}
+        grant = self._ledger.grant(sum(sizes.values()), self.gguf.shards[0].path.name, held_bytes=sizes["program"])
+        self._assigned.enter_context(grant)
+
+    def _remember_experts(self) -> None:
+        """Keep what was learnt of a mixture for later runs."""
+        for stream in self._streams:
+            if isinstance(stream, ExpertStreaming):
+                self._remember(stream)

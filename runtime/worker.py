@@ -1,0 +1,295 @@
+"""A device's part in other devices' runs: it opens slices when it is ordered to, and runs passes as they come.
+
+Orders come through the mesh, one at a time, on a thread of the mesh's; batches and states come over the data link, to
+a thread of the worker's own, which computes. A worker runs only models that lie in its own folders, under its own
+budget, and only for the coordinator whose epoch is the latest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import Cancelled, DeviceLost, EdgeRunError, MeshError, NotTrusted, ProtocolError
+from edge_run.base.mesh import Document, JsonValue, Mesh
+from edge_run.base.results import to_json
+from edge_run.runtime.driver import PassShape
+from edge_run.runtime.fingerprint import fingerprint
+from edge_run.runtime.mesh_failover import ATTEMPT_BITS
+from edge_run.runtime.mesh_messages import Command, Decode, Operate, integer, read_command
+from edge_run.runtime.mesh_terms import config_from, layout_hash, room_document
+from edge_run.runtime.mesh_wire import SEND_TIMEOUT_S, LinkWire
+from edge_run.runtime.slice import Share
+from edge_run.runtime.slice_engine import SliceEngine
+from edge_run.tiers.gguf import read_gguf
+from edge_run.tiers.territory import CHUNK_BYTES
+
+logger = logging.getLogger(__name__)
+
+IDLE_POLL_S = 0.1
+STOP_TIMEOUT_S = 30.0
+MOST_UNITS = 1 << 16
+
+
+@dataclass(slots=True)
+class _Run:
+    """The run that this worker takes part in. is_over: its coordinator is gone, or has a later plan."""
+
+    coordinator: str
+    epoch: int
+    wire: LinkWire
+    done: int = 0
+    is_over: bool = False
+
+
+class Worker:
+    """Serves a mesh until it is closed. Its thread computes; `handle` is called by the mesh."""
+
+    def __init__(
+        self, mesh: Mesh, folders: Sequence[Path], config: ModelConfig, chunk_bytes: int = CHUNK_BYTES
+    ) -> None:
+        """Serve the models in `folders` (files, or folders of files) under the budget and settings of `config`."""
+        self._mesh, self._folders, self._config = mesh, tuple(folders), config
+        self._chunk_bytes = chunk_bytes
+        self._engine: SliceEngine | None = None
+        self._opened: tuple[str, Document] | None = None
+        self._run: _Run | None = None
+        self._hashes: dict[str, Path] = {}
+        self._changing = threading.Condition()
+        self._is_closed = self._is_busy = False
+        self._latest = 0
+        self._thread = threading.Thread(target=self._serve, name="edge-run-worker", daemon=True)
+
+    def start(self) -> None:
+        """Announce what is here, and begin to serve."""
+        self._mesh.announce(self._capabilities())
+        self._thread.start()
+        self._mesh.serve(self.handle)
+
+    def close(self) -> None:
+        """Stop what runs, free the model, and join the thread. Idempotent; the mesh is not closed."""
+        self._is_closed = True
+        self._end_run()
+        if self._thread.is_alive():
+            self._thread.join(STOP_TIMEOUT_S)
+        self._close_engine()
+
+    @property
+    def status(self) -> Document:
+        """What this worker does: the model, the epoch, and where in a pass it is."""
+        run, opened = self._run, self._opened
+        return {
+            "model": opened[0] if opened else None,
+            "epoch": run.epoch if run else 0,
+            "number": run.wire.number if run else 0,
+            "place": run.wire.place if run else "idle",
+        }
+
+    def handle(self, coordinator: str, epoch: int, order: Document) -> Document:
+        """Carry out an order, and answer it. Raises EdgeRunError with what to say when it is refused."""
+        what = order.get("order")
+        if what == "status":
+            return self.status
+        if what == "prepare":
+            return self._prepare(order)
+        if what == "assign":
+            return self._assign(coordinator, epoch, order)
+        if what == "close":
+            self._end_run()
+            self._close_engine()
+            return {}
+        raise ProtocolError(f"order {what!r}: unknown here; the devices have different versions")
+
+    def _capabilities(self) -> Document:
+        models: dict[str, JsonValue] = {}
+        for path in self._files():
+            with contextlib.suppress(EdgeRunError, OSError):
+                models[path.name] = path.stat().st_size
+        return {"memory_bytes": int(self._config.memory or 0), "models": models}
+
+    def _files(self) -> list[Path]:
+        found = [
+            f for folder in self._folders for f in ([folder] if folder.is_file() else sorted(folder.glob("*.gguf")))
+        ]
+        return [path for path in found if path.suffix == ".gguf"]
+
+    def _prepare(self, order: Document) -> Document:
+        """Open the model that is asked for, as far as can be without knowing what of it will be computed here."""
+        asked = order.get("model")
+        settings = order.get("settings")
+        if not isinstance(asked, str) or not isinstance(settings, dict):
+            raise ProtocolError("an order to open a model names no model, or no settings")
+        self._end_run()
+        if self._opened != (asked, settings) or self._engine is None:
+            self._close_engine()
+            path = self._find(asked, order.get("name"), order.get("size_bytes"))
+            self._engine = SliceEngine(path, config_from(settings, self._config), self._chunk_bytes)
+            self._opened = asked, settings
+        else:
+            self._engine.release()
+        return room_document(self._engine)
+
+    def _find(self, asked: str, name: object, size_bytes: object) -> Path:
+        """Return where the model with the hash `asked` is. Raises NotTrusted where it is not, or not allowed."""
+        candidates = sorted(self._files(), key=lambda path: path.name != name)
+        for path in candidates:
+            with contextlib.suppress(EdgeRunError, OSError):
+                shards = [shard.path for shard in read_gguf(path).shards]
+                if isinstance(size_bytes, int) and sum(shard.stat().st_size for shard in shards) != size_bytes:
+                    continue
+                if fingerprint(shards, self._config.cache) == asked:
+                    return path
+        where = ", ".join(str(folder) for folder in self._folders) or "no folder"
+        raise NotTrusted(
+            f"model {name!r} with hash {asked[:12]}: is not in {where}; copy the same file there, or join with "
+            "--models where it is"
+        )
+
+    def _assign(self, coordinator: str, epoch: int, order: Document) -> Document:
+        """Compute the units that `order` says, under a new epoch."""
+        engine, owners = self._engine, order.get("owners")
+        if engine is None:
+            raise MeshError("no model is open here; prepare comes first")
+        if order.get("layout") != layout_hash(engine.layout):
+            raise MeshError("the model is cut in other places here; the devices have different versions")
+        if not isinstance(owners, list | tuple) or len(owners) != len(engine.layout.units):
+            raise ProtocolError(f"an order names the owners of no {len(engine.layout.units)} units")
+        number = integer(order, "epoch")
+        if number >> ATTEMPT_BITS > epoch or number <= self._latest:
+            raise ProtocolError(f"an order of epoch {number}, after one of {self._latest}: not the latest")
+        self._latest = number
+        share = Share(tuple(str(owner) for owner in owners), self._mesh.node)
+        self._end_run()
+        wire = LinkWire(self._mesh.link, number, share.owners)
+        wire.node = self._mesh.node
+        run = _Run(coordinator, number, wire)
+        wire.check = lambda: _check(run)
+        engine.assign(share, wire)
+        with self._changing:
+            self._run = run
+            self._changing.notify_all()
+        logger.info("epoch %d: units %s of %s", number, share.ranges, engine.gguf.shards[0].path)
+        return {"plan": to_json(engine.plan), "layers": len(share.ranges)}
+
+    def _end_run(self) -> None:
+        """Stop the pass in progress, and wait until the thread is out of it."""
+        with self._changing:
+            if self._run:
+                self._run.is_over = True
+            self._run = None
+            if self._is_busy and self._engine:
+                self._engine.decoder.cancel()
+            if threading.current_thread() is not self._thread and not self._changing.wait_for(
+                lambda: not self._is_busy, STOP_TIMEOUT_S
+            ):
+                raise MeshError(f"the pass in progress did not stop in {STOP_TIMEOUT_S:.0f} s")
+
+    def _close_engine(self) -> None:
+        engine, self._engine, self._opened = self._engine, None, None
+        if engine:
+            engine.close()
+
+    def _serve(self) -> None:
+        while not self._is_closed:
+            with self._changing:
+                self._changing.wait_for(lambda: self._run is not None or self._is_closed, IDLE_POLL_S)
+                run = self._run
+                self._is_busy = run is not None
+            if run is None:
+                continue
+            try:
+                self._step(run)
+            except DeviceLost as error:
+                if error.figures.get("node") == run.coordinator:
+                    self._give_up(run)
+            except EdgeRunError as error:
+                logger.warning("%s", error)
+            except Exception:
+                logger.exception("a mistake of ours; the run is given up")
+                self._give_up(run)
+            finally:
+                with self._changing:
+                    self._is_busy = False
+                    self._changing.notify_all()
+
+    def _give_up(self, run: _Run) -> None:
+        """The coordinator is gone: what was decoded is nobody's, and its weights need not stay."""
+        run.is_over = True
+        with self._changing:
+            if self._run is run:
+                self._run = None
+        if self._engine:
+            self._engine.release()
+
+    def _step(self, run: _Run) -> None:
+        """Carry out the next command, if one comes."""
+        message = run.wire.command(IDLE_POLL_S)
+        engine = self._engine
+        if message is None or engine is None or run.is_over:
+            return
+        kind, number = message.header.get("kind"), integer(message.header, "number")
+        if kind == "stop":
+            self._undo(run, engine, number)
+        elif kind == "command":
+            try:
+                self._last = read_command(message, engine.model.vocabulary)
+                run.wire.expect(number)
+                run.done = number
+                carry_out(engine, self._last)
+                run.wire.finish()
+            except (Cancelled, DeviceLost):
+                raise
+            except EdgeRunError as error:
+                self._report(run, number, error)
+
+    def _undo(self, run: _Run, engine: SliceEngine, number: int) -> None:
+        """Take back a batch that was stopped when this device was done with it already."""
+        if run.done == number and isinstance(self._last, Decode):
+            engine.decoder.take_back(self._last.batch)
+            self._last = Operate("clear")
+
+    def _report(self, run: _Run, number: int, error: EdgeRunError) -> None:
+        """Tell the coordinator that this device cannot do its part."""
+        header: Document = {
+            "kind": "failed",
+            "epoch": run.epoch,
+            "number": number,
+            "error": type(error).__name__,
+            "why": str(error)[:500],
+        }
+        logger.warning("%s", error)
+        self._mesh.link.send(run.coordinator, header, timeout_s=SEND_TIMEOUT_S)
+
+    _last: Command = Operate("clear")
+
+
+def _check(run: _Run) -> None:
+    if run.is_over:
+        raise Cancelled("the run has ended, or has a later plan")
+
+
+def carry_out(engine: SliceEngine, command: Command) -> None:
+    """Do what the coordinator does too."""
+    decoder = engine.decoder
+    if isinstance(command, Decode):
+        decoder.decode(command.batch)
+        return
+    numbers = command.numbers
+    try:
+        if command.what == "clear":
+            decoder.clear()
+        elif command.what == "rewind":
+            decoder.rewind(numbers[0], numbers[1])
+        elif command.what == "branch":
+            decoder.branch(numbers[0], numbers[1:])
+        elif command.what == "keep":
+            decoder.keep(numbers[0], numbers[1], numbers[2], numbers[3:])
+        elif command.what == "learn":
+            engine.learn(PassShape(*numbers))
+    except (IndexError, TypeError) as error:
+        raise ProtocolError(f"a command {command.what} with numbers {numbers}: too few, or too many") from error

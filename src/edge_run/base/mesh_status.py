@@ -1,0 +1,58 @@
+"""What `edge-run mesh status` says: frozen dataclasses, whose field names are the keys of its `--json`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_run.base.mesh import Document
+
+
+@dataclass(frozen=True, slots=True)
+class MeshLink:
+    """The way from a member to another, as the member measured it last.
+
+    round_trip_s: for a few bytes, there and back. bytes_per_s: in bulk, one way.
+    """
+
+    node: str
+    place: str
+    round_trip_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeshMember:
+    """A device that is present: what it announced, the layers that it holds by the latest plan, what it measured.
+
+    layers: first and last of each range, both included. load: how busy it said last that it is.
+    """
+
+    node: str
+    name: str
+    is_coordinator: bool
+    capabilities: Document
+    layers: tuple[tuple[int, int], ...]
+    load: Document
+    links: tuple[MeshLink, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MeshStatus:
+    """A mesh, as somebody sees it who looked on for a moment. coordinator: whose model runs now, empty for nobody's."""
+
+    cluster: str
+    broker: str
+    coordinator: str
+    epoch: int
+    plan: Document
+    members: tuple[MeshMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MeshJoin:
+    """What `mesh init` made. join_line: a secret, empty unless it was asked for."""
+
+    cluster: str
+    broker: str
+    folder: str
+    join_line: str

@@ -1,0 +1,138 @@
+"""`edge-run mesh join`: this device takes part, until Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edge_run.base.errors import ConfigError, MeshError
+from edge_run.base.mesh import Joined, Lost, MeshEvent
+from edge_run.cli.commands import SettingsCommand
+from edge_run.cli.mesh_options import (
+    authority_option,
+    broker_option,
+    check_free,
+    checked_authority,
+    mesh_folder,
+    replace_option,
+)
+from edge_run.cli.options import some_settings
+from edge_run.cli.process import cleaned_up
+from edge_run.cli.terminal import Terminal
+
+if TYPE_CHECKING:
+    from edge_run.devices.mesh_cluster import Cluster
+    from edge_run.devices.mesh_node import MeshNode
+
+MEASURE_S = 10.0
+_PATH = click.Path(path_type=Path)
+
+
+@click.command(
+    cls=SettingsCommand,
+    params=[
+        click.Argument(["line"], metavar="[LINE]", required=False),
+        click.Option(
+            ["--models"], multiple=True, type=_PATH, metavar="PATH",
+            help="A GGUF file, or a folder of them, that this device may run; may be repeated.",
+        ),
+        click.Option(["--name"], metavar="TEXT", help="What people call this device.  [default: its host name]"),
+        click.Option(
+            ["--listen"], multiple=True, metavar="ADDRESS",
+            help="For the data link; 0.0.0.0 is every network card; may be repeated.  [default: 127.0.0.1]",
+        ),
+        click.Option(
+            ["--port"], type=click.IntRange(0, 65535), default=0, metavar="N",
+            help="Of the data link; 0: any that is free.  [default: 0]",
+        ),
+        broker_option("Another address of the broker than the join line's."),
+        authority_option(),
+        click.Option(["--home-assistant"], is_flag=True, help="Show it to Home Assistant, by the same broker."),
+        replace_option(),
+        *some_settings("memory", "threads", "cache_dir", "verbose"),
+    ],
+    short_help="Take part, until Ctrl-C; LINE is what `mesh init` printed.",
+)  # fmt: skip
+@click.pass_context
+def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], **given: Any) -> None:
+    """Take part in a mesh, until Ctrl-C. LINE is needed once; `-` reads it from standard input.
+
+    On the device that runs the broker, the broker runs as long as this does. Needs the `mesh` extra.
+    """
+    from edge_run.cli.settings import model_config, report
+    from edge_run.devices.mesh import MeshConfig, check_listen, open_mesh
+    from edge_run.devices.mesh_serving import serving
+
+    terminal: Terminal = context.obj
+    config = model_config(context, given)
+    report(context, terminal, config)
+    listen = given["listen"] or ("127.0.0.1",)
+    check_listen(listen)
+    for path in models:
+        if not Path(os.path.expanduser(path)).exists():
+            raise ConfigError(f"--models {path}: is not there")
+    folder = mesh_folder()
+    cluster = _cluster(line, folder, given)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(serving(cluster))
+        settings = MeshConfig(folder, given["broker"], given["name"] or "", listen, given["port"])
+        node = open_mesh(settings)
+        stack.callback(node.close)
+        stack.enter_context(cleaned_up(node.close))
+        if given["home_assistant"]:
+            node.show_to_home_assistant()
+        if models:
+            from edge_run.runtime.worker import Worker
+
+            worker = Worker(node, [Path(os.path.expanduser(path)) for path in models], config)
+            stack.callback(worker.close)
+            worker.start()
+        places = ", ".join(str(place).removeprefix("tcp://") for place in node.places)
+        terminal.write(f"joined cluster {cluster.id} as node {node.node}; data link at {places}; Ctrl-C leaves\n")
+        if not models:
+            terminal.say("No --models: this device is seen, and computes nothing for others.")
+        _take_part(node, terminal)
+
+
+def _cluster(line: str | None, folder: Path, given: dict[str, Any]) -> Cluster:
+    from edge_run.devices.mesh import known_cluster
+    from edge_run.devices.mesh_cluster import parse_join_line, write_cluster
+
+    if line is None:
+        return known_cluster(folder)
+    cluster = parse_join_line(sys.stdin.readline() if line == "-" else line)
+    cluster = dataclasses.replace(cluster, authority=checked_authority(given))
+    check_free(folder, cluster.id, given["replace"])
+    write_cluster(folder, cluster)
+    return cluster
+
+
+def _take_part(node: MeshNode, terminal: Terminal) -> None:
+    """Say what happens, and measure the way to whoever comes, until Ctrl-C."""
+    names: dict[str, str] = {}
+    was_connected = True
+    while True:
+        events = node.wait(timeout_s=1.0)
+        for event in events:
+            _tell(event, names, terminal)
+            if isinstance(event, Joined):
+                with contextlib.suppress(MeshError):  # the doctor's business
+                    node.link.measure(event.member.node, timeout_s=MEASURE_S)
+                node.report_links()
+        if node.is_connected != was_connected:
+            was_connected = node.is_connected
+            terminal.say("the broker is back" if was_connected else f"{node.problem}; trying again")
+
+
+def _tell(event: MeshEvent, names: dict[str, str], terminal: Terminal) -> None:
+    if isinstance(event, Joined) and event.member.node not in names:
+        names[event.member.node] = event.member.name
+        terminal.say(f"+ {event.member.name} ({event.member.node})")
+    elif isinstance(event, Lost):
+        terminal.say(f"- {names.pop(event.node, event.node)}: {event.why}")

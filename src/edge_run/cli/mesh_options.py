@@ -1,0 +1,53 @@
+"""What the commands of `edge-run mesh` share: where the mesh is kept, and options that several have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edge_run.base.errors import ConfigError
+from edge_run.cli.config_file import user_folder
+
+
+def mesh_folder() -> Path:
+    """Return where the device's key and its cluster are kept: `~/.config/edge-run/mesh`. Raises ConfigError."""
+    folder = user_folder("XDG_CONFIG_HOME", ".config") / "mesh"
+    if not folder.is_absolute():
+        raise ConfigError("home folder: unknown; set HOME, or XDG_CONFIG_HOME")
+    return folder
+
+
+def broker_option(help: str) -> click.Option:
+    """Return --broker."""
+    return click.Option(["--broker"], metavar="URL", help=help)
+
+
+def authority_option() -> click.Option:
+    """Return --authority."""
+    help = "PEM file of who vouches for a TLS broker that the system does not know."
+    return click.Option(["--authority"], metavar="FILE", help=help)
+
+
+def replace_option() -> click.Option:
+    """Return --replace."""
+    return click.Option(["--replace"], is_flag=True, help="Leave the cluster that this device belongs to.")
+
+
+def checked_authority(given: dict[str, Any]) -> str | None:
+    """Return the absolute path of --authority, which can be used. Raises ConfigError."""
+    from edge_run.devices.mesh_channel import check_authority
+
+    path = str(Path(given["authority"]).expanduser().absolute()) if given["authority"] else None
+    check_authority(path)
+    return path
+
+
+def check_free(folder: Path, cluster: str, is_replaced: bool) -> None:
+    """Raise ConfigError where this device belongs to another cluster than `cluster` already."""
+    from edge_run.devices.mesh_cluster import read_cluster
+
+    known = None if is_replaced else read_cluster(folder)
+    if known is not None and known.id != cluster:
+        raise ConfigError(f"mesh: this device belongs to cluster {known.id} already; leave it with --replace")

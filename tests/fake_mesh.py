@@ -1,0 +1,138 @@
+"""A mesh in one process, for tests: members, orders and messages through queues, and devices that die when told to."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from edge_run.base.errors import DeviceLost, MeshError
+from edge_run.base.mesh import Document, Handler, Joined, Lost, Member, MeshEvent, Message
+
+
+class Hub:
+    """What connects the members."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, FakeMesh] = {}
+        self.gone: set[str] = set()
+        self.epochs = itertools.count(1)
+        self.lock = threading.Lock()
+        self.on_send: Callable[[str, str, Document], None] = lambda source, target, header: None
+        self.can_lead = True
+
+    def join(self, node: str) -> FakeMesh:
+        mesh = FakeMesh(self, node)
+        self.gone.discard(node)
+        others = [m for n, m in self.members.items() if n not in self.gone]
+        self.members[node] = mesh
+        for other in others:
+            other.events.put(Joined(mesh.member))
+        return mesh
+
+    def kill(self, node: str, *, is_silent: bool = False) -> None:
+        """The device is no more; is_silent: and nobody notices, but by its not answering."""
+        if node in self.gone:
+            return
+        self.gone.add(node)
+        for other in self.members.values():
+            if other.node != node and not is_silent:
+                other.inbox.put(DeviceLost(f"{node} does not answer", node=node))
+                other.events.put(Lost(node, "it does not answer"))
+
+
+class FakeMesh:
+    """`Mesh` and `Link` in one."""
+
+    def __init__(self, hub: Hub, node: str) -> None:
+        self.hub, self.node = hub, node
+        self.inbox: queue.Queue[Any] = queue.Queue()
+        self.events: queue.Queue[MeshEvent] = queue.Queue()
+        self.handler: Handler | None = None
+        self.capabilities: Document = {}
+        self.epoch = 0
+        self.orders = threading.Lock()
+        self.plans: list[tuple[int, Document]] = []
+        self.talked: set[str] = set()
+
+    @property
+    def link(self) -> FakeMesh:
+        return self
+
+    @property
+    def member(self) -> Member:
+        return Member(self.node, f"name of {self.node}", "boot", self.capabilities)
+
+    def members(self) -> tuple[Member, ...]:
+        alive = (m.member for n, m in sorted(self.hub.members.items()) if n not in self.hub.gone)
+        return tuple(alive)
+
+    def wait(self, *, timeout_s: float) -> tuple[MeshEvent, ...]:
+        found = []
+        while not self.events.empty():
+            found.append(self.events.get())
+        return tuple(found)
+
+    def announce(self, capabilities: Document) -> None:
+        self.capabilities = capabilities
+        for other in self.hub.members.values():
+            if other is not self and other.node not in self.hub.gone:
+                other.events.put(Joined(self.member))
+
+    def report(self, load: Document) -> None:
+        pass
+
+    def lead(self, *, timeout_s: float) -> int:
+        if not self.hub.can_lead:
+            raise MeshError("the broker is away")
+        self.epoch = next(self.hub.epochs)
+        return self.epoch
+
+    def resign(self) -> None:
+        pass
+
+    def publish_plan(self, epoch: int, plan: Document) -> None:
+        self.plans.append((epoch, plan))
+
+    def order(self, node: str, order: Document, *, timeout_s: float) -> Document:
+        target = self.hub.members.get(node)
+        if target is None or node in self.hub.gone or target.handler is None:
+            raise DeviceLost(f"{node}: is not there", node=node)
+        with target.orders:
+            try:
+                answer = target.handler(self.node, self.epoch, order)
+            except MeshError:
+                raise
+            except Exception as error:
+                raise MeshError(str(error)) from error
+        if node in self.hub.gone:
+            raise DeviceLost(f"{node}: died over an order", node=node)
+        return answer
+
+    def serve(self, handler: Handler) -> None:
+        self.handler = handler
+
+    def close(self) -> None:
+        pass
+
+    def send(self, node: str, header: Document, parts: Sequence[memoryview] = (), *, timeout_s: float) -> None:
+        self.hub.on_send(self.node, node, header)
+        if self.node in self.hub.gone:
+            time.sleep(0.01)
+            return  # a dead device says nothing
+        target = self.hub.members.get(node)
+        if target is None or node in self.hub.gone:
+            raise DeviceLost(f"{node}: is not there", node=node)
+        target.inbox.put(Message(self.node, header, tuple(memoryview(bytes(part)) for part in parts)))
+
+    def receive(self, *, timeout_s: float) -> Message | None:
+        try:
+            found = self.inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if isinstance(found, DeviceLost):
+            raise found
+        return found if self.node not in self.hub.gone else None

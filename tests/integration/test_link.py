@@ -1,0 +1,223 @@
+"""The data link over real sockets: order, keys, losses, and what cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from edge_run.base.errors import DeviceLost, MeshError, NotTrusted, ProtocolError
+from edge_run.base.mesh import Message
+from edge_run.devices import link_inbox
+from edge_run.devices.link import DataLink
+from edge_run.devices.link_frames import MOST_HEADER_BYTES, MOST_PARTS, Head, Kind, pack
+from edge_run.devices.link_lane import Candidate, Keys, Peer
+
+
+def peer(node: str, link: DataLink, *others: str, boot: str = "1") -> Peer:
+    return Peer(node, boot, link.key, (*others, f"tcp://127.0.0.1:{link.port}"))
+
+
+@contextlib.contextmanager
+def pair() -> Iterator[tuple[DataLink, DataLink]]:
+    with contextlib.closing(DataLink()) as a, contextlib.closing(DataLink()) as b:
+        a.set_peers({"b": peer("b", b)})
+        b.set_peers({"a": peer("a", a)})
+        yield a, b
+
+
+def get(link: DataLink) -> Message:
+    message = link.receive(timeout_s=10)
+    assert message is not None
+    return message
+
+
+def test_messages_arrive_whole_in_order_and_from_whom_they_are() -> None:
+    chance = random.Random(1)
+    sent = [[os.urandom(chance.choice([0, 1, 16384, 3_000_000])) for _ in range(number % 4)] for number in range(40)]
+    with pair() as (a, b):
+
+        def send_all() -> None:
+            for number, parts in enumerate(sent):
+                a.send("b", {"n": number}, list(map(memoryview, parts)), timeout_s=10)
+
+        sender = threading.Thread(target=send_all)
+        sender.start()
+        for number, parts in enumerate(sent):
+            message = get(b)
+            assert (message.node, message.header) == ("a", {"n": number})
+            assert [bytes(part) for part in message.parts] == parts
+        sender.join(10)
+
+
+def test_parts_may_be_used_again_at_once() -> None:
+    with pair() as (a, b):
+        buffer = bytearray(100_000)
+        for number in range(8):
+            buffer[:] = bytes([number]) * len(buffer)
+            a.send("b", {}, [memoryview(buffer)], timeout_s=5)
+        assert [set(bytes(get(b).parts[0])) for _ in range(8)] == [{number} for number in range(8)]
+
+
+def test_of_several_addresses_one_that_works_is_taken() -> None:
+    with contextlib.closing(DataLink(("127.0.0.1", "127.0.0.2"))) as a, contextlib.closing(DataLink()) as b:
+        with socket.create_server(("127.0.0.1", 0)) as mute:  # takes connections, and says nothing
+            places = (f"tcp://127.0.0.1:{mute.getsockname()[1]}", "tcp://127.0.0.1:1")
+            a.set_peers({"b": peer("b", b, *places)})
+            b.set_peers({"a": peer("a", a)})
+            a.send("b", {}, timeout_s=5)
+            get(b)
+            assert a.rates()["b"].place == f"tcp://127.0.0.1:{b.port}"
+        rate = a.measure("b", timeout_s=5)
+        assert 0 < rate.round_trip_s < 1
+        assert rate.bytes_per_s > 1e6
+
+
+def test_who_is_no_member_is_refused_and_a_later_announcement_lets_him_in() -> None:
+    with contextlib.closing(DataLink()) as a, contextlib.closing(DataLink()) as b:
+        with pytest.raises(NotTrusted):
+            a.send("b", {}, timeout_s=1)
+        a.set_peers({"b": peer("b", b)})
+        with pytest.raises(DeviceLost, match="key"):
+            a.send("b", {}, timeout_s=2)
+        assert b.refused > 0
+        assert b.receive(timeout_s=0.1) is None
+        b.set_peers({"a": peer("a", a)})
+        a.send("b", {}, timeout_s=5)
+        assert get(b).node == "a"
+
+
+def test_somebody_elses_key_at_the_right_address_is_refused() -> None:
+    with pair() as (a, b), contextlib.closing(DataLink()) as thief:
+        a.set_peers({"b": Peer("b", "1", b.key, (f"tcp://127.0.0.1:{thief.port}",))})
+        thief.set_peers({"a": peer("a", a)})
+        with pytest.raises(DeviceLost):
+            a.send("b", {}, timeout_s=2)
+        assert thief.receive(timeout_s=0.1) is None
+
+
+def test_a_loss_is_told_once_to_both_who_send_and_who_only_receive() -> None:
+    with pair() as (a, b):
+        a.send("b", {}, timeout_s=5)
+        get(b)
+        deadline = time.monotonic() + 5
+        while "a" not in b.rates():  # b watches who speaks to it
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        a.close()
+        with pytest.raises(DeviceLost) as caught:
+            b.receive(timeout_s=3)
+        assert caught.value.figures["node"] == "a"
+        assert b.receive(timeout_s=0.3) is None
+        with pytest.raises(DeviceLost):
+            b.send("a", {}, timeout_s=1)
+
+
+def test_a_peer_that_started_anew_is_lost_and_works_again() -> None:
+    with pair() as (a, b):
+        a.send("b", {}, timeout_s=5)
+        get(b)
+        with contextlib.closing(DataLink()) as again:
+            again.set_peers({"a": peer("a", a)})
+            a.set_peers({"b": peer("b", again, boot="2")})
+            with pytest.raises(DeviceLost):
+                a.receive(timeout_s=3)
+            a.send("b", {"life": 2}, timeout_s=5)
+            assert get(again).header == {"life": 2}
+
+
+def test_a_receiver_that_does_not_fetch_stops_the_sender_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_inbox, "MOST_BYTES", 4 << 20)
+    block = memoryview(bytes(4 << 20))
+
+    def flood() -> int:
+        for number in range(1000):
+            a.send("b", {"n": number}, [block], timeout_s=0.5)
+        return 1000
+
+    with pair() as (a, _):
+        started = time.monotonic()
+        with pytest.raises(DeviceLost):
+            flood()
+        assert time.monotonic() - started < 20
+
+
+def test_what_cannot_be_sent_is_said_before() -> None:
+    with pair() as (a, b):
+        with pytest.raises(ProtocolError, match="parts"):
+            a.send("b", {}, [memoryview(b"")] * (MOST_PARTS + 1), timeout_s=1)
+        with pytest.raises(ProtocolError, match="header"):
+            a.send("b", {"x": "x" * MOST_HEADER_BYTES}, timeout_s=1)
+        with pytest.raises(ProtocolError, match="JSON"):
+            a.send("b", {"x": float("nan")}, timeout_s=1)
+        a.send("b", {}, timeout_s=5)
+        get(b)
+    with pytest.raises(MeshError, match="closed"):
+        a.send("b", {}, timeout_s=1)
+    with pytest.raises(MeshError, match="closed"):
+        a.receive(timeout_s=1)
+
+
+def test_noise_at_the_door_harms_nobody() -> None:
+    """500 connections of strangers: noise, half a greeting, a greeting without a key; then all goes on."""
+    chance = random.Random(5)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" + bytes(31)
+    with pair() as (a, b):
+        for number in range(500):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", b.port), 2) as stranger:
+                noise = (
+                    os.urandom(chance.randrange(1, 300)),
+                    greeting[: chance.randrange(1, 64)],
+                    greeting + os.urandom(200),
+                )
+                stranger.sendall(noise[number % 3])
+        a.send("b", {"still": "here"}, timeout_s=5)
+        assert get(b).header == {"still": "here"}
+        assert b.receive(timeout_s=0.1) is None
+
+
+def test_a_member_that_sends_nonsense_is_refused_message_by_message() -> None:
+    """500 messages of a member that went wrong: truncated, foreign, with gaps, too many parts: none is handed on."""
+    chance = random.Random(9)
+    good = pack(Head(Kind.DATA, 5, 0, {"n": 0}))
+    context = zmq.Context()
+    keys = Keys(*zmq.curve_keypair())
+    with contextlib.closing(DataLink()) as b:
+        rogue = Peer("rogue", "1", keys.public.decode(), ("tcp://127.0.0.1:1",))
+        b.set_peers({"rogue": rogue})
+        way = Candidate(context, f"tcp://127.0.0.1:{b.port}", peer("b", b), keys)
+        try:
+            deadline = time.monotonic() + 5
+            while way.watch() != "ready":
+                assert time.monotonic() < deadline
+            for number in range(500):
+                frame = bytearray(good)
+                parts = [b"part"]
+                if number % 5 == 0:
+                    del frame[chance.randrange(len(frame)) :]
+                elif number % 5 == 1:
+                    frame[chance.randrange(4)] ^= 1 + chance.randrange(255)
+                elif number % 5 == 2:
+                    frame = bytearray(pack(Head(Kind.DATA, 5, 7 + number, {})))
+                elif number % 5 == 3:
+                    parts *= MOST_PARTS + 1
+                else:
+                    frame = bytearray(good[:20] + b"{" * 30_000)
+                way.socket.send_multipart([bytes(frame), *parts])
+            deadline = time.monotonic() + 10
+            while b.refused < 400 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert b.refused >= 400
+            assert b.receive(timeout_s=0.2) is None
+            way.socket.send_multipart([pack(Head(Kind.DATA, 6, 0, {"n": 1}))])
+            assert get(b).header == {"n": 1}
+        finally:
+            way.close()
+            context.destroy(0)

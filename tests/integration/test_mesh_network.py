@@ -1,0 +1,329 @@
+"""The mesh with a real mosquitto and real processes, which are killed, frozen and cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import paho.mqtt.client as mqtt
+import pytest
+
+from edge_run.base.errors import DeviceLost, MeshError
+from edge_run.base.mesh import Joined, Lost, MeshEvent, Unled
+from edge_run.devices.mesh import MeshConfig, open_mesh
+from edge_run.devices.mesh_cluster import Cluster, new_cluster, write_cluster
+from edge_run.devices.mesh_embedded import EmbeddedBroker
+from edge_run.devices.mesh_node import MeshNode
+from mosquitto import Mosquitto, mosquitto
+
+MEMBER = Path(__file__).parents[1] / "mesh_member.py"
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Mosquitto]:
+    with mosquitto(tmp_path) as one:
+        yield one
+
+
+@pytest.fixture
+def cluster(broker: Mosquitto) -> Cluster:
+    return new_cluster(broker.url)
+
+
+class Table:
+    """Members of one cluster, in this process and in others."""
+
+    def __init__(self, folder: Path, cluster: Cluster) -> None:
+        self.folder, self.cluster, self.stack = folder, cluster, contextlib.ExitStack()
+
+    def open(self, name: str, **settings: object) -> MeshNode:
+        write_cluster(self.folder / name, self.cluster)
+        node = open_mesh(MeshConfig(self.folder / name, name=name, **settings))  # type: ignore[arg-type]
+        self.stack.callback(node.close)
+        return node
+
+    def start(self, name: str) -> tuple[subprocess.Popen[str], str]:
+        """Start a member in a process of its own; return it and its node."""
+        write_cluster(self.folder / name, self.cluster)
+        process = subprocess.Popen(
+            [sys.executable, str(MEMBER), str(self.folder / name), name],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.stack.callback(self._end, process)
+        assert process.stdout is not None
+        return process, process.stdout.readline().strip()
+
+    @staticmethod
+    def _end(process: subprocess.Popen[str]) -> None:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+@pytest.fixture
+def table(tmp_path: Path, cluster: Cluster) -> Iterator[Table]:
+    one = Table(tmp_path, cluster)
+    with one.stack:
+        yield one
+
+
+def until(is_so: Callable[[], object], seconds: float = 10.0) -> float:
+    """Wait until something is so; return how long it took."""
+    started = time.monotonic()
+    while not is_so():
+        assert time.monotonic() - started < seconds, "it did not come to be"
+        time.sleep(0.02)
+    return time.monotonic() - started
+
+
+def event_of(node: MeshNode, kind: type, seconds: float = 10.0) -> MeshEvent:
+    """Return the next event of a kind."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for event in node.wait(timeout_s=0.2):
+            if isinstance(event, kind):
+                return event
+    raise AssertionError(f"no {kind.__name__} came")
+
+
+def test_members_find_each_other_and_leave(table: Table) -> None:
+    a = table.open("a", capabilities={"memory_bytes": 1})
+    b = table.open("b")
+    until(lambda: len(a.members()) == len(b.members()) == 2)
+    assert {member.name for member in b.members()} == {"a", "b"}
+    assert next(member for member in b.members() if member.name == "a").capabilities == {"memory_bytes": 1}
+    a.announce({"memory_bytes": 2})
+    until(lambda: {m.capabilities.get("memory_bytes") for m in b.members()} == {None, 2})
+    a.report({"tokens_per_s": 1.5})
+    until(lambda: b.state.loads.get(a.node, {}).get("tokens_per_s") == 1.5)
+    b.close()
+    lost = event_of(a, Lost)
+    assert lost == Lost(b.node, "it left")
+    assert not a.state.refusals.total
+
+
+def test_a_newcomer_sees_who_was_there_and_the_plan(table: Table) -> None:
+    a = table.open("a")
+    epoch = a.lead(timeout_s=5)
+    a.publish_plan(epoch, {"model": "m", "layers": {}})
+    b = table.open("b")
+    until(lambda: b.state.plan == (epoch, {"model": "m", "layers": {}}) and len(b.members()) == 2)
+    assert b.state.lease.holder == a.node
+
+
+def test_orders(table: Table) -> None:
+    a = table.open("a")
+    process, node = table.start("worker")
+    until(lambda: len(a.members()) == 2)
+    with pytest.raises(MeshError, match="does not lead"):
+        a.order(node, {}, timeout_s=1)
+    epoch = a.lead(timeout_s=5)
+    assert a.order(node, {"do": [1, 2]}, timeout_s=5) == {"echo": {"do": [1, 2]}, "epoch": epoch, "from": a.node}
+    with pytest.raises(MeshError, match="no room for that"):
+        a.order(node, {"refuse": "no room for that"}, timeout_s=5)
+    with pytest.raises(DeviceLost):
+        a.order("a" * 16, {}, timeout_s=1)
+    process.kill()
+    with pytest.raises(DeviceLost):
+        a.order(node, {}, timeout_s=6)
+
+
+def test_one_leads_at_a_time_and_the_earlier_is_not_obeyed(table: Table) -> None:
+    a, b = table.open("a"), table.open("b")
+    _, node = table.start("worker")
+    until(lambda: len(a.members()) == len(b.members()) == 3)
+    first = a.lead(timeout_s=5)
+    with pytest.raises(MeshError, match="leads"):
+        b.lead(timeout_s=1)
+    stale = a.state.asked.number
+    a.resign()
+    second = b.lead(timeout_s=5)
+    assert second > first
+    with a.held() as state:  # as somebody would who has not heard of it
+        number, pending = state.asked.add(node, first, {"do": "old"})
+        state.send_order(number)
+    assert number == stale + 1
+    until(lambda: pending.is_done)
+    assert "is past" in str(pending.error)
+    third = a_leads_over(b, a)
+    assert event_of(b, Unled) == Unled(second)
+    assert third > second
+
+
+def a_leads_over(b: MeshNode, a: MeshNode) -> int:
+    """Have `a` take the lease as it would where it had not heard that b renews it."""
+    with a.held() as state:
+        state.lease._holder = None
+    return a.lead(timeout_s=5)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_dies_or_freezes_in_a_conversation(table: Table, how: signal.Signals) -> None:
+    a = table.open("a")
+    process, node = table.start("worker")
+    until(lambda: len(a.members()) == 2)
+    a.lead(timeout_s=5)
+    a.link.send(node, {"n": 1}, [memoryview(b"state")], timeout_s=5)
+    assert a.link.receive(timeout_s=5) is not None
+    started = time.monotonic()
+    process.send_signal(how)
+    with pytest.raises(DeviceLost) as caught:
+        a.link.receive(timeout_s=6)
+    assert time.monotonic() - started < 3.0
+    assert caught.value.figures["node"] == node
+    lost = event_of(a, Lost)
+    assert time.monotonic() - started < 5.0
+    assert isinstance(lost, Lost)
+    assert lost.node == node
+    if how is signal.SIGSTOP:
+        process.send_signal(signal.SIGCONT)
+        event_of(a, Joined)
+        assert a.order(node, {"again": 1}, timeout_s=5)["echo"] == {"again": 1}
+        a.link.send(node, {"n": 2}, timeout_s=5)
+        while (message := a.link.receive(timeout_s=5)) is not None and message.header != {"n": 2}:
+            pass
+        assert message is not None
+
+
+def test_a_worker_that_was_killed_comes_back_in_a_new_life(table: Table) -> None:
+    a = table.open("a")
+    process, node = table.start("worker")
+    until(lambda: len(a.members()) == 2)
+    a.lead(timeout_s=5)
+    a.link.send(node, {}, timeout_s=5)
+    process.kill()
+    process.wait(10)
+    event_of(a, Lost)
+    _, again = table.start("worker")
+    assert again == node
+    event_of(a, Joined)
+    with contextlib.suppress(DeviceLost):
+        while a.link.receive(timeout_s=0.2) is not None:
+            pass
+    a.link.send(node, {"life": 2}, timeout_s=5)
+    until(lambda: (m := a.link.receive(timeout_s=1)) is not None and m.header == {"life": 2})
+    assert a.order(node, {}, timeout_s=5)["echo"] == {}
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_the_broker_goes_away_and_answers_go_on(table: Table, broker: Mosquitto, how: str) -> None:
+    a = table.open("a")
+    _, node = table.start("worker")
+    until(lambda: len(a.members()) == 2)
+    epoch = a.lead(timeout_s=5)
+    a.link.send(node, {"n": 0}, timeout_s=5)
+    assert a.link.receive(timeout_s=5) is not None
+    a.wait(timeout_s=0)
+    broker.stop() if how == "killed" else broker.freeze()
+    for number in range(12):
+        a.link.send(node, {"n": number}, timeout_s=2)
+        message = a.link.receive(timeout_s=2)
+        assert message is not None
+        assert message.header == {"n": number}
+        time.sleep(0.4)
+    if how == "killed":
+        assert a.order(node, {"without": "broker"}, timeout_s=3)["epoch"] == epoch
+        assert not a.is_connected
+    assert len(a.members()) == 2
+    assert not a.wait(timeout_s=0)
+    broker.start() if how == "killed" else broker.thaw()
+    until(lambda: a.is_connected and a.order(node, {"back": 1}, timeout_s=10)["epoch"] == epoch, 20)
+    assert a.state.lease.held == epoch
+    assert not a.wait(timeout_s=0)
+
+
+def test_strangers_at_the_broker(table: Table, broker: Mosquitto, tmp_path: Path) -> None:
+    """500 messages of somebody who is at the broker and does not know the secret, and of all that he overheard."""
+    a, b = table.open("a"), table.open("b")
+    until(lambda: len(a.members()) == 2)
+    epoch = a.lead(timeout_s=5)
+    done: list[int] = []
+    b.serve(lambda node, epoch, order: {"count": done.append(1) or len(done)})
+    overheard: list[tuple[str, bytes]] = []
+    stranger = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2)
+    stranger.on_message = lambda client, data, message: overheard.append((message.topic, message.payload))
+    stranger.connect("127.0.0.1", broker.port)
+    stranger.subscribe("edge/v1/#", 1)
+    stranger.loop_start()
+    try:
+        time.sleep(0.3)
+        assert a.order(b.node, {"do": 1}, timeout_s=5) == {"count": 1}
+        until(lambda: any(topic.endswith("/cmd") for topic, _ in overheard))
+        state = (a.members(), b.members(), a.state.lease.holder, b.state.lease.epoch)
+        chance, genuine = random.Random(3), list(overheard)
+        for number in range(500):
+            topic, payload = chance.choice(genuine)
+            kind = number % 5
+            if kind == 0:
+                payload = payload[: chance.randrange(len(payload))]
+            elif kind == 1:
+                payload = os.urandom(200)
+            elif kind == 2:
+                topic = chance.choice(genuine)[0]
+            elif kind == 3:
+                payload = payload[:100] + bytes([payload[100] ^ 1]) + payload[101:]
+            stranger.publish(topic, payload, qos=1)
+        until(lambda: b.state.refusals.total > 250, 20)
+        time.sleep(0.5)
+    finally:
+        stranger.disconnect()
+        stranger.loop_stop()
+    assert len(done) == 1, "an order is carried out once"
+    assert (a.members(), b.members(), a.state.lease.holder, b.state.lease.epoch) == state
+    assert a.state.lease.held == epoch
+    assert len(b.state.refusals.last) <= 64
+    assert a.order(b.node, {"do": 2}, timeout_s=5) == {"count": 2}
+
+
+def test_another_secret_is_refused_and_the_doctor_says_so(table: Table, broker: Mosquitto, tmp_path: Path) -> None:
+    a = table.open("a")
+    false = Cluster(table.cluster.id, bytes(32), broker.url)
+    write_cluster(tmp_path / "false", false)
+    with contextlib.closing(open_mesh(MeshConfig(tmp_path / "false"))) as other:
+        until(lambda: a.state.refusals.counts["NotTrusted"] and other.state.refusals.counts["NotTrusted"])
+        assert len(a.members()) == len(other.members()) == 1
+
+
+def test_users_and_passwords(tmp_path: Path) -> None:
+    passwords = tmp_path / "passwords"
+    passwords.touch(mode=0o600)
+    if not shutil.which("mosquitto_passwd"):
+        pytest.skip("mosquitto_passwd is not installed")
+    subprocess.run(["mosquitto_passwd", "-b", str(passwords), "edge", "word"], check=True, timeout=10)
+    with mosquitto(tmp_path, f"allow_anonymous false\npassword_file {passwords}") as broker:
+        place = f"127.0.0.1:{broker.port}"
+        write_cluster(tmp_path / "a", new_cluster(f"mqtt://{place}"))
+        for wrong, who in ((None, "nobody without"), (f"mqtt://edge:wrong@{place}", "'edge'")):
+            with pytest.raises(MeshError, match=who) as caught:
+                open_mesh(MeshConfig(tmp_path / "a", wrong, connect_s=3))
+            assert "wrong" not in str(caught.value)
+        open_mesh(MeshConfig(tmp_path / "a", f"mqtt://edge:word@{place}")).close()
+
+
+def test_no_broker_is_said_in_one_line(tmp_path: Path) -> None:
+    write_cluster(tmp_path, new_cluster("mqtt://127.0.0.1:1"))
+    before = threading.active_count()
+    with pytest.raises(MeshError, match="nothing listens there"):
+        open_mesh(MeshConfig(tmp_path, connect_s=2))
+    assert threading.active_count() == before
+
+
+def test_the_embedded_broker_is_one(tmp_path: Path) -> None:
+    with contextlib.closing(EmbeddedBroker("127.0.0.1", port := Mosquitto(tmp_path).port)):
+        table = Table(tmp_path, new_cluster(f"mqtt://127.0.0.1:{port}"))
+        with table.stack:
+            a, b = table.open("a"), table.open("b")
+            until(lambda: len(a.members()) == 2)
+            b.serve(lambda node, epoch, order: order)
+            a.lead(timeout_s=5)
+            assert a.order(b.node, {"x": 1}, timeout_s=5) == {"x": 1}
+        with pytest.raises(MeshError, match="cannot listen"):
+            EmbeddedBroker("127.0.0.1", port)

@@ -1,0 +1,80 @@
+"""A real mosquitto, on a free port of loopback, with its own configuration; without one, tests are skipped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROGRAM = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+START_S = 10.0
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class Mosquitto:
+    """A broker that can be stopped and started again at the same address."""
+
+    def __init__(self, folder: Path, settings: str = "allow_anonymous true") -> None:
+        self.port = free_port()
+        self._configuration = folder / "mosquitto.conf"
+        user = "user root\n" if os.geteuid() == 0 else ""  # or it could not read files in a folder of root's
+        self._configuration.write_text(f"{user}listener {self.port} 127.0.0.1\npersistence false\n{settings}\n")
+        self.log = folder / "mosquitto.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"mqtt://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        assert PROGRAM is not None
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen([PROGRAM, "-c", str(self._configuration)], stdout=log, stderr=log)
+        deadline = time.monotonic() + START_S
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0):
+                return
+            assert self._process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, "mosquitto does not answer"
+            time.sleep(0.02)
+
+    def freeze(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(START_S)
+            self._process = None
+
+
+@contextlib.contextmanager
+def mosquitto(folder: Path, settings: str = "allow_anonymous true") -> Iterator[Mosquitto]:
+    """Run a broker in this block."""
+    if PROGRAM is None:
+        pytest.skip("mosquitto is not installed (apt-get install mosquitto)")
+    broker = Mosquitto(folder, settings)
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()

@@ -1,0 +1,235 @@
+"""Control messages: what is forged, replayed, reordered, oversized or truncated is never let in."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_run.base.errors import NotTrusted, ProtocolError
+from edge_run.devices import mesh_envelope
+from edge_run.devices.mesh_cluster import new_cluster
+from edge_run.devices.mesh_envelope import CLOCK_TOLERANCE_S, Gate, StaleClock, Writer, canonical
+from edge_run.devices.mesh_identity import Identity, make_identity
+from edge_run.devices.mesh_topics import Topic, parse_topic, subscriptions
+
+CLUSTER = new_cluster("mqtt://host")
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+REFUSED = (NotTrusted, ProtocolError)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1.7e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def parties() -> tuple[Clock, Identity, Writer, Gate, Topic]:
+    clock = Clock()
+    identity = make_identity(clock)
+    return (
+        clock,
+        identity,
+        Writer(identity, CLUSTER, clock),
+        Gate(CLUSTER, clock),
+        Topic(CLUSTER.id, "load", identity.node),
+    )
+
+
+@given(st.dictionaries(st.text(max_size=8), st.none() | st.booleans() | st.integers() | FLOATS | st.text()))
+def test_what_a_member_says_is_understood(body: dict[str, object]) -> None:
+    _, identity, writer, gate, topic = parties()
+    payload, count = writer.seal(topic, 7, body)  # type: ignore[arg-type]
+    envelope = gate.open(topic, payload)
+    assert (envelope.node, envelope.boot, envelope.count, envelope.epoch) == (identity.node, identity.boot, count, 7)
+    assert canonical(envelope.body) == canonical(body)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_any_changed_byte_is_refused(data: st.DataObject) -> None:
+    _, _, writer, gate, topic = parties()
+    payload = bytearray(writer.seal(topic, 1, {"word": "x" * 20})[0])
+    place = data.draw(st.integers(0, len(payload) - 1))
+    payload[place] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(REFUSED):
+        gate.open(topic, bytes(payload))
+    assert not gate._lives
+
+
+@given(st.binary(max_size=2000), st.booleans())
+def test_noise_and_pieces_are_refused(noise: bytes, is_piece: bool) -> None:
+    _, _, writer, gate, topic = parties()
+    payload = writer.seal(topic, 1, {})[0]
+    with pytest.raises(REFUSED):
+        gate.open(topic, payload[: len(noise) % len(payload)] if is_piece else noise)
+
+
+def test_another_topic_another_owner_another_cluster() -> None:
+    clock, identity, writer, gate, topic = parties()
+    payload = writer.seal(topic, 1, {})[0]
+    for other in (Topic(CLUSTER.id, "caps", identity.node), Topic(CLUSTER.id, "load", make_identity(clock).node)):
+        with pytest.raises(NotTrusted):
+            gate.open(other, payload)
+    foreign = Topic(CLUSTER.id, "load", make_identity(clock).node)
+    with pytest.raises(NotTrusted, match="speaks for"):
+        gate.open(foreign, writer.seal(foreign, 1, {})[0])
+    with pytest.raises(NotTrusted, match="secret"):
+        Gate(new_cluster("mqtt://host"), clock).open(topic, payload)
+    assert gate.open(topic, payload).node == identity.node
+
+
+def test_replays_and_old_lives() -> None:
+    clock, identity, writer, gate, topic = parties()
+    first, second = writer.seal(topic, 1, {})[0], writer.seal(topic, 1, {})[0]
+    gate.open(topic, second)
+    for payload in (first, second):
+        with pytest.raises(NotTrusted, match="again, or late"):
+            gate.open(topic, payload)
+    clock.now += 1
+    later = make_identity(clock)
+    object.__setattr__(later, "_private", identity._private)
+    reborn = Identity(identity.node, later.boot, identity.public_key, True, identity._private)
+    gate.open(topic, Writer(reborn, CLUSTER, clock).seal(topic, 1, {})[0])
+    with pytest.raises(NotTrusted, match="a life that ended"):
+        gate.open(topic, writer.seal(topic, 1, {})[0])
+
+
+@pytest.mark.parametrize("skew_s", [-CLOCK_TOLERANCE_S - 5, CLOCK_TOLERANCE_S + 5])
+def test_a_clock_that_is_off_is_named(skew_s: float) -> None:
+    clock, _, writer, gate, topic = parties()
+    clock.now += skew_s
+    payload = writer.seal(topic, 1, {})[0]
+    clock.now -= skew_s
+    with pytest.raises(StaleClock) as caught:
+        gate.open(topic, payload)
+    assert caught.value.skew_s == pytest.approx(skew_s)
+    with pytest.raises(StaleClock):
+        gate.open(topic, payload, is_kept=True)
+
+
+def test_what_the_broker_kept_may_be_old_where_epochs_decide() -> None:
+    clock, _, writer, gate, _ = parties()
+    lease = Topic(CLUSTER.id, "lease")
+    payload = writer.seal(lease, 5, {"state": "hold"})[0]
+    clock.now += 1e6
+    with pytest.raises(StaleClock):
+        gate.open(lease, payload)
+    assert gate.open(lease, payload, is_kept=True).epoch == 5
+
+
+def test_a_will_counts_once_and_for_the_present_connection_only() -> None:
+    clock, identity, writer, gate, _ = parties()
+    status = Topic(CLUSTER.id, "status", identity.node)
+    old_will, old = writer.seal(status, 0, {"state": "will"})
+    gate.open(status, writer.seal(status, 0, {"state": "here", "session": old})[0])
+    will, session = writer.seal(status, 0, {"state": "will"})
+    gate.open(status, writer.seal(status, 0, {"state": "here", "session": session})[0])
+    clock.now += 1e5  # wills are written when the connection begins
+    with pytest.raises(NotTrusted, match="a connection that ended"):
+        gate.open(status, old_will)
+    assert gate.open(status, will).body == {"state": "will"}
+    with pytest.raises(NotTrusted):
+        gate.open(status, will)
+
+
+def test_a_member_that_signs_nonsense() -> None:
+    clock, identity, writer, gate, topic = parties()
+    head = bytes([1]) + identity.public_key + CLUSTER.proof(identity.public_key)
+    fields = {"boot": identity.boot, "count": 1, "epoch": 0, "time_ms": int(clock.now * 1e3), "body": {}}
+    wrong = [
+        b"",
+        b"[]",
+        b"{" * 5000,
+        b"[" * 100_000,
+        json.dumps(fields).encode(),  # not canonical
+        canonical(fields).replace(b'"count":1', b'"count":1,"count":2'),
+        canonical(fields | {"count": -1}),
+        canonical(fields | {"count": 1.5}),
+        canonical(fields | {"count": True}),
+        canonical(fields | {"epoch": 1 << 60}),
+        canonical(fields | {"boot": "short"}),
+        canonical(fields | {"body": []}),
+        canonical(fields | {"more": 1}),
+        canonical(fields).replace(b"{}", b'{"x":NaN}'),
+        b"\xff\xfe" + canonical(fields),
+    ]
+    for content in wrong:
+        signature = identity.sign(mesh_envelope._signed(topic, head, content))
+        with pytest.raises(REFUSED):
+            gate.open(topic, head + signature + content)
+    assert not gate._lives
+    with pytest.raises(ProtocolError, match="no JSON"):
+        writer.seal(topic, 0, {"x": float("inf")})
+    with pytest.raises(ProtocolError, match="at most"):
+        writer.seal(topic, 0, {"x": "x" * mesh_envelope.MOST_BYTES})
+
+
+def test_a_thousand_attacks_and_bounded_memory() -> None:
+    """Forged, replayed, reordered, oversized, truncated, from nobodies: none of a thousand gets in."""
+    clock, _, writer, gate, topic = parties()
+    chance = random.Random(6)
+    genuine = [writer.seal(topic, 1, {"number": number})[0] for number in range(50)]
+    for payload in genuine[::2]:
+        gate.open(topic, payload)
+    accepted = 0
+    stranger = Writer(make_identity(clock), new_cluster("mqtt://host"), clock)
+    for number in range(1000):
+        payload = bytearray(chance.choice(genuine))
+        kind = number % 5
+        if kind == 0:
+            payload[chance.randrange(len(payload))] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            pass  # as it was: replayed, or late
+        elif kind == 2:
+            payload += bytes(mesh_envelope.MOST_BYTES)
+        elif kind == 3:
+            del payload[chance.randrange(len(payload)) :]
+        else:
+            payload = bytearray(stranger.seal(topic, 1, {})[0])
+        try:
+            gate.open(topic, bytes(payload))
+            accepted += bytes(payload) != genuine[49]
+        except REFUSED:
+            pass
+    assert accepted == 0
+    assert len(gate._lives) == 1
+
+
+def test_no_more_members_than_are_meant_to_be() -> None:
+    clock, _, _, gate, _ = parties()
+
+    def newcomer() -> None:
+        identity = make_identity(clock)
+        topic = Topic(CLUSTER.id, "load", identity.node)
+        gate.open(topic, Writer(identity, CLUSTER, clock).seal(topic, 0, {})[0])
+
+    for _ in range(mesh_envelope.MOST_MEMBERS):
+        newcomer()
+    with pytest.raises(ProtocolError, match="one too many"):
+        newcomer()
+    clock.now += 3 * CLOCK_TOLERANCE_S
+    newcomer()
+    assert len(gate._lives) == 1
+
+
+@pytest.mark.parametrize("kind", ["status", "caps", "load", "cmd", "rsp", "lease", "plan"])
+def test_topics_are_read_as_they_are_written(kind: str) -> None:
+    owner = None if kind in ("lease", "plan") else "a" * 16
+    topic = Topic("a" * 8, kind, owner, 12 if kind == "plan" else 0)
+    assert parse_topic(str(topic)) == topic
+
+
+@given(st.text(max_size=60))
+def test_other_topics_are_refused(text: str) -> None:
+    with pytest.raises(ProtocolError):
+        parse_topic(text)
+
+
+def test_subscriptions_are_of_this_cluster() -> None:
+    assert all(topic.startswith("edge/v1/cluster1/") for topic in subscriptions("cluster1", "n"))

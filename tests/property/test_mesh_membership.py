@@ -1,0 +1,190 @@
+"""Membership: who beats is present, who is silent is lost in time, and nobody is lost because the broker is away."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from edge_run.base.mesh import Joined, Lost
+from edge_run.devices import mesh_events as events
+from edge_run.devices.mesh_membership import IDLE, NEAR_S, QUICK, Membership
+
+SELF, BOOT = "self", "1"
+NODES = st.sampled_from(["a", "b", "c"])
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class World(RuleBasedStateMachine):
+    """Anything in any order; old lives, lost and doubled messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.machine = Membership(SELF, BOOT, self.clock)
+        self.present: dict[str, str] = {}
+        self.latest: dict[str, int] = {}
+        self.is_up = False
+
+    def feed(self, event: events.Event) -> None:
+        for instruction in self.machine.handle(event):
+            if not isinstance(instruction, events.Tell):
+                continue
+            if isinstance(instruction.event, Joined):
+                self.present[instruction.event.member.node] = instruction.event.member.boot
+            else:
+                assert isinstance(instruction.event, Lost)
+                assert self.present.pop(instruction.event.node, None), "nobody is lost twice, or without having joined"
+                assert instruction.event.why
+
+    @rule(node=NODES, boot=st.integers(1, 4), asks=st.booleans())
+    def beat(self, node: str, boot: int, asks: bool) -> None:
+        self.latest[node] = max(boot, self.latest.get(node, 0))
+        self.feed(events.Beat(node, str(boot), asks))
+
+    @rule(node=NODES, boot=st.integers(1, 4), port=st.integers(1, 2))
+    def announce(self, node: str, boot: int, port: int) -> None:
+        self.latest[node] = max(boot, self.latest.get(node, 0))
+        self.feed(events.Announced(node, str(boot), node.upper(), {}, {"port": port}))
+        if boot == self.latest[node]:
+            assert self.present.get(node) == str(boot)
+
+    @rule(node=NODES, boot=st.integers(1, 4), is_will=st.booleans())
+    def leave(self, node: str, boot: int, is_will: bool) -> None:
+        before = dict(self.present)
+        self.feed(events.Left(node, str(boot), is_will))
+        if before.get(node) != str(boot):
+            assert self.present == before, "the will of an old life changes nothing"
+        elif not is_will:
+            assert node not in self.present
+            self.latest.pop(node)
+
+    @rule(node=NODES, is_up=st.booleans())
+    def link(self, node: str, is_up: bool) -> None:
+        self.feed(events.LinkChanged(node, is_up, "" if is_up else "broke"))
+
+    @rule(is_up=st.booleans())
+    def broker(self, is_up: bool) -> None:
+        self.is_up = is_up
+        self.feed(events.BrokerChanged(is_up))
+
+    @rule(is_quick=st.booleans())
+    def pace(self, is_quick: bool) -> None:
+        self.feed(events.PaceChanged(is_quick))
+
+    @precondition(lambda self: self.is_up)
+    @rule()
+    def echo(self) -> None:
+        self.feed(events.Beat(SELF, BOOT))
+
+    @rule(wait_s=st.floats(0, 40))
+    def wait(self, wait_s: float) -> None:
+        self.clock.now += wait_s
+        before = set(self.present)
+        was_up = self.is_up
+        self.feed(events.Tick())
+        self.latest = {node: boot for node, boot in self.latest.items() if node in self.machine._peers}
+        if not was_up and wait_s < 1:
+            assert self.machine.is_hearing is False
+        assert set(self.present) <= before, "time alone brings nobody"
+
+    @invariant()
+    def check(self) -> None:
+        self.machine.check()
+        assert {node: member.boot for node, member in self.machine.present().items()} == self.present
+
+
+World.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestWorld = World.TestCase
+
+
+class Table:
+    """A machine whose broker works, and the devices that it hears."""
+
+    def __init__(self, *, is_quick: bool) -> None:
+        self.clock = Clock()
+        self.machine = Membership(SELF, BOOT, self.clock)
+        self.machine.handle(events.BrokerChanged(True))
+        self.machine.handle(events.PaceChanged(is_quick))
+        self.pace = QUICK if is_quick else IDLE
+        self.lost: dict[str, float] = {}
+        for node in "ab":
+            self.machine.handle(events.Announced(node, "1", node, {}, {}))
+
+    def go_on(self, seconds: float, beating: str, *, is_echoed: bool = True) -> None:
+        end, last = self.clock.now + seconds, self.clock.now
+        while self.clock.now < end:
+            self.clock.now += 0.1
+            if self.clock.now - last >= self.pace.beat_s:
+                last = self.clock.now
+                for node in beating:
+                    self.machine.handle(events.Beat(node, "1"))
+                if is_echoed:
+                    self.machine.handle(events.Beat(SELF, BOOT))
+            for instruction in self.machine.handle(events.Tick()):
+                if isinstance(instruction, events.Tell) and isinstance(instruction.event, Lost):
+                    self.lost[instruction.event.node] = self.clock.now
+
+
+def test_a_frozen_device_is_lost_in_time_while_somebody_leads() -> None:
+    table = Table(is_quick=True)
+    table.go_on(10, "ab")
+    frozen = table.clock.now
+    table.go_on(10, "a")
+    assert list(table.lost) == ["b"]
+    assert table.lost["b"] - frozen <= 3.0
+
+
+def test_slow_hearts_are_enough_when_idle() -> None:
+    table = Table(is_quick=False)
+    table.go_on(120, "ab")
+    assert not table.lost
+    table.go_on(60, "a")
+    assert list(table.lost) == ["b"]
+
+
+def test_a_silent_broker_costs_nobody_for_a_while() -> None:
+    table = Table(is_quick=True)
+    table.go_on(5, "ab")
+    table.go_on(30, "", is_echoed=False)
+    assert not table.lost
+    table.go_on(5, "ab")
+    assert not table.lost
+    table.machine.handle(events.LinkChanged("a", True))
+    table.go_on(100, "", is_echoed=False)
+    assert list(table.lost) == ["b"], "the link says that a is there"
+
+
+def test_a_will_and_a_broken_link_bring_the_end_near() -> None:
+    for event in (events.Left("b", "1", True), events.LinkChanged("b", False, "cut")):
+        table = Table(is_quick=False)
+        table.machine.handle(events.LinkChanged("b", isinstance(event, events.LinkChanged)))
+        table.go_on(25, "ab")
+        told = table.clock.now
+        table.machine.handle(event)
+        table.go_on(5, "a")
+        assert table.lost["b"] - told <= NEAR_S + 0.3
+
+
+def test_a_will_of_somebody_who_came_back_is_nothing() -> None:
+    table = Table(is_quick=False)
+    table.go_on(25, "ab")
+    table.machine.handle(events.Left("b", "1", True))
+    table.machine.handle(events.Beat("b", "1"))
+    table.go_on(25, "ab")
+    assert not table.lost
+
+
+def test_sleeping_oneself_is_no_reason_to_lose_others() -> None:
+    table = Table(is_quick=True)
+    table.go_on(5, "ab")
+    table.clock.now += 600
+    table.go_on(5, "ab")
+    assert not table.lost

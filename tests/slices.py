@@ -1,0 +1,182 @@
+"""Runs a model as slices on several engines in one process, and compares the logits with those of one engine.
+
+    python slices.py MODEL.gguf --owners 3,1 [--prefill 70] [--decode 6] [--streams]
+
+Run as a child process: a read of weights that are not resident ends it. Prints one JSON line. --streams: each engine
+has the fewest frames that can work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import queue
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import Cancelled
+from edge_run.base.protocols import BatchToken
+from edge_run.base.units import KIB
+from edge_run.runtime.driver import GraphChanged, PassShape
+from edge_run.runtime.engine import Engine
+from edge_run.runtime.slice import Share
+from edge_run.runtime.slice_engine import SliceEngine
+from exactness import fewest_frames
+
+CHUNK_BYTES = 16 * KIB
+
+
+class QueueWire:
+    """States through queues in one process, copied as a socket would."""
+
+    def __init__(self, queues: dict[tuple[str, int], queue.Queue[Any]], node: str) -> None:
+        self._queues, self._node = queues, node
+        self.sent_bytes = 0
+
+    def begin(self) -> None:
+        pass
+
+    def receive(self, unit: int) -> Sequence[memoryview]:
+        parts = self._queues[self._node, unit].get(timeout=30)
+        if parts is None:
+            raise Cancelled("the other engine failed")
+        return [memoryview(part) for part in parts]
+
+    def send(self, unit: int, node: str, parts: Sequence[memoryview]) -> None:
+        self.sent_bytes += sum(map(len, parts))
+        self._queues[node, unit].put([bytes(part) for part in parts])
+
+
+class Together:
+    """Engines that decode the same batches, each on a thread; the first one's logits count."""
+
+    def __init__(self, engines: dict[str, SliceEngine], owners: Sequence[str]) -> None:
+        self.engines = engines
+        self.queues = {(n, u): queue.Queue() for n in engines for u in range(len(owners) + 1)}
+        self.wires = {n: QueueWire(self.queues, n) for n in engines}
+        for node, engine in engines.items():
+            engine.assign(Share(tuple(owners), node), self.wires[node])
+
+    def decode(self, batch: Sequence[BatchToken]) -> np.ndarray:
+        return self._each(lambda engine: engine.decoder.decode(batch))[0].copy()
+
+    def learn(self, shape: PassShape) -> None:
+        self._each(lambda engine: engine.learn(shape))
+
+    def _each(self, work: Any) -> list[Any]:
+        results: dict[str, Any] = {}
+
+        def run(node: str, engine: SliceEngine) -> None:
+            try:
+                results[node] = work(engine)
+            except BaseException as error:
+                results[node] = error
+                for (other, _), states in self.queues.items():
+                    if other != node:
+                        states.put(None)
+
+        threads = [threading.Thread(target=run, args=item) for item in self.engines.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for states in self.queues.values():
+            while not states.empty():
+                states.get()
+        errors = [error for error in results.values() if isinstance(error, BaseException)]
+        for error in sorted(errors, key=lambda error: isinstance(error, Cancelled)):
+            raise error
+        return [results[node] for node in self.engines]
+
+
+def owners_of(n_units: int, counts: Sequence[int]) -> list[str]:
+    """Return who owns which unit: the first node the ends, all nodes in turn `counts` units between them."""
+    names = [chr(ord("a") + i) for i in range(len(counts))]
+    cycle = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
+    return ["a", *(cycle[i % len(cycle)] for i in range(n_units - 2)), "a"]
+
+
+def batches_of(tokens: Sequence[int], prefill: int, width: int) -> list[list[BatchToken]]:
+    parts = [range(start, min(start + width, prefill)) for start in range(0, prefill, width)]
+    parts += [range(i, i + 1) for i in range(prefill, len(tokens))]
+    return [[BatchToken(tokens[i], i, 0, i == part[-1]) for i in part] for part in parts]
+
+
+def run_slices(together: Together, batches: Sequence[Sequence[BatchToken]]) -> list[np.ndarray]:
+    """Return the logits of each batch; a graph that is not known yet is learned, and all is said again."""
+    for _ in range(8):
+        rows: list[np.ndarray] = []
+        try:
+            for batch in batches:
+                rows.append(together.decode(batch))
+            return rows
+        except GraphChanged:
+            shape = PassShape(len(batches[len(rows)]), 1)
+            together.learn(shape)
+            for engine in together.engines.values():
+                engine.decoder.clear()
+    raise AssertionError("the graph never became known")
+
+
+def compare(path: Path, counts: Sequence[int], options: dict[str, Any]) -> dict[str, Any]:
+    common = {"context_tokens": 256, "micro_batch_tokens": 32, "threads": 1, "check_file": False}
+    prefill, decode = options["prefill"], options["decode"]
+    with_plain = Engine(path, ModelConfig(backend="llama.cpp", **common))
+    tokens = np.random.default_rng(0).integers(1, with_plain.model.vocabulary, prefill + decode).tolist()
+    batches = batches_of(tokens, prefill, 32)
+    wanted = [with_plain.decoder.decode(batch).copy() for batch in batches]
+    with_plain.close()
+    names = [chr(ord("a") + i) for i in range(len(counts))]
+    engines = {n: SliceEngine(path, ModelConfig(memory="8GiB", **common), CHUNK_BYTES) for n in names}
+    layout = engines["a"].layout
+    owners = owners_of(len(layout.units), counts)
+    with fewest_frames(0.0) if options["streams"] else contextlib.nullcontext():
+        together = Together(engines, owners)
+    found = run_slices(together, batches)
+    streamed = [engine.plan.streamed_bytes_per_pass for engine in engines.values()]
+    again = None
+    if options["again"]:  # other owners, in the same engines
+        turned = ["a", *reversed(owners[1:-1]), "a"]
+        again = run_slices(Together(engines, turned), batches)
+    result = {
+        "units": len(layout.units),
+        "cut_bytes": [unit.entry_bytes for unit in layout.units],
+        "rows": len(wanted),
+        "different_rows": differing(wanted, found),
+        "different_again": differing(wanted, again) if again is not None else 0,
+        "sent_bytes": sum(wire.sent_bytes for wire in together.wires.values()),
+        "streamed_bytes": streamed,
+        "pinned_bytes": [engine.plan.pinned_bytes for engine in engines.values()],
+        "kv_bytes": [engine.plan.kv_bytes for engine in engines.values()],
+        "expert_bytes": [engine.plan.expert_bytes for engine in engines.values()],
+        "finite": bool(all(np.isfinite(row).all() for row in wanted)),
+    }
+    for engine in engines.values():
+        engine.close()
+    return result
+
+
+def differing(wanted: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> int:
+    return sum(not np.array_equal(a, b) for a, b in zip(wanted, found, strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--owners", default="2,1")
+    parser.add_argument("--prefill", type=int, default=70)
+    parser.add_argument("--decode", type=int, default=6)
+    parser.add_argument("--streams", action="store_true")
+    parser.add_argument("--again", action="store_true")
+    arguments = vars(parser.parse_args())
+    print(json.dumps(compare(arguments["model"], [int(n) for n in arguments["owners"].split(",")], arguments)))
+
+
+if __name__ == "__main__":
+    main()
