@@ -1,8 +1,8 @@
 """What a hop over the data link adds: a token's state, 16 KiB (4,096 float32), from a process to another, and back.
 
-Two processes over loopback, encrypted (CURVE), through the whole of the link: header, queue, thread. Half of a round trip
-is a hop. Rows: alone; with every core kept busy by other processes of a lower priority, as layers that are computed do; a
-prompt's states (2 MiB). Then how soon the other side's death and freezing are known.
+Two processes over loopback, encrypted (CURVE), through the whole of the link: header, queue, thread. Half of a round
+trip is a hop. Rows: alone; a prompt's states (2 MiB); with every core kept busy by other processes (nice 5). Then how
+soon the other side's death and freezing are known.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def main() -> None:
         rows.append({"case": name, "hops": len(times), "median_s": statistics.median(times), "most_s": max(times)})
         lines.append(f"| {name} | {len(times)} | {statistics.median(times):.3f} | {max(times):.3f} |")
     print("\n".join(lines))
-    write_results("mesh-hop", rows, __doc__ or "", lines)
+    write_results("mesh-hop", rows, "\n".join([__doc__ or "", *lines]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What an idle mesh sends: bytes on the wire per node, with 4 nodes, nobody leading, over 60 seconds.
 
 Each node is a process in a network namespace of its own, joined to the broker's (mosquitto) by a bridge; counted are
-the bytes of its network card, both ways, with all headers, from when all have found each other. Needs root and mosquitto.
+the bytes of its network card, both ways, with all headers, once all have found each other. Needs root and mosquitto.
 Processor time of a node's process over the same time is given too.
 """
 
@@ -73,6 +73,7 @@ def main() -> None:
                     str(ROOT / "tests" / "mesh_member.py"),
                     str(folder / str(number)),
                     f"n{number}",
+                    f"{NETWORK}.{10 + number}",
                 ]
                 processes.append(
                     subprocess.Popen(
@@ -81,7 +82,7 @@ def main() -> None:
                     )
                 )  # fmt: skip
                 assert processes[-1].stdout is not None
-                processes[-1].stdout.readline()
+                assert processes[-1].stdout.readline(), "a member does not start"
             time.sleep(5)
             before = [counted(number) for number in range(NODES)]
             cpu = [sum(psutil.Process(one.pid).cpu_times()[:2]) for one in processes[1:]]
@@ -102,7 +103,7 @@ def main() -> None:
     lines = ["| node | bytes/s on the wire | share of a core |", "|---|---|---|"]
     lines += [f"| {row['node']} | {row['bytes_per_s']:.0f} | {row['cpu_share']:.2%} |" for row in rows]
     print("\n".join(lines))
-    write_results("mesh-idle", rows, __doc__ or "", lines)
+    write_results("mesh-idle", rows, "\n".join([__doc__ or "", *lines]))
 
 
 if __name__ == "__main__":

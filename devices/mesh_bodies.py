@@ -5,7 +5,7 @@ from __future__ import annotations
 from edge_run.base.errors import ProtocolError
 from edge_run.base.mesh import Document
 from edge_run.devices.link_lane import Peer
-from edge_run.devices.mesh_envelope import Envelope
+from edge_run.devices.mesh_envelope import MOST_BYTES, Envelope, canonical
 from edge_run.devices.mesh_events import Announced, Beat, Left
 
 MOST_PLACES, MOST_LETTERS, KEY_LETTERS = 16, 200, 40
@@ -40,6 +40,16 @@ def peer_of(node: str, boot: str, link: Document) -> Peer | None:
     if not link or not isinstance(places, (list, tuple)):
         return None
     return Peer(node, boot, str(link["key"]), tuple(str(place) for place in places))
+
+
+def check_document(document: Document) -> None:
+    """Raise ProtocolError where `document` cannot be sent: no JSON, or too much, with room for what is around it."""
+    try:
+        size = len(canonical(document))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"document: is no JSON ({error})") from error
+    if size > MOST_BYTES // 2:
+        raise ProtocolError(f"document: has {size} bytes, at most {MOST_BYTES // 2} may be announced")
 
 
 def document_in(envelope: Envelope, name: str) -> Document:

@@ -6,9 +6,10 @@ Home Assistant knows nothing of our signatures: what it is shown is for people, 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from edge_run.base.mesh import Document, JsonValue
+from edge_run.base.mesh import Document
 from edge_run.devices.mesh_topics import ROOT
 
 _SENSORS = (
@@ -28,49 +29,43 @@ class PlainMessage:
     is_confirmed: bool = True
 
 
-def state_topic(cluster: str, node: str) -> str:
-    """Return where the plain state of a node is."""
-    return f"{ROOT}/{cluster}/home/{node}"
+class Home:
+    """What Home Assistant is shown of one node."""
 
+    def __init__(self, publish: Callable[[PlainMessage], object], cluster: str, node: str, name: str) -> None:
+        self._publish, self._node = publish, node
+        self._topic = f"{ROOT}/{cluster}/home/{node}"
+        self._device: Document = {
+            "identifiers": [f"edge-run-{node}"],
+            "name": f"edge-run {name}",
+            "manufacturer": "edge-run",
+        }
 
-def discovery(cluster: str, node: str, name: str) -> list[PlainMessage]:
-    """Return what makes a node a device of Home Assistant, with its sensors."""
-    device = {"identifiers": [f"edge-run-{node}"], "name": f"edge-run {name}", "manufacturer": "edge-run"}
-    found = [_config("binary_sensor", cluster, node, "present", "Present", None, device)]
-    found += [_config("sensor", cluster, node, key, label, unit, device) for key, label, unit in _SENSORS]
-    return found
+    def introduce(self) -> None:
+        """Make the node a device of Home Assistant, with its sensors."""
+        self._configure("binary_sensor", "present", "Present", {"device_class": "connectivity", "expire_after": 120})
+        for key, label, unit in _SENSORS:
+            self._configure("sensor", key, label, {"unit_of_measurement": unit} if unit else {})
 
+    def show(self, load: Document, members: int, *, is_present: bool) -> None:
+        """Set what the sensors show."""
+        rate, model = load.get("tokens_per_s"), load.get("model")
+        content = {
+            "present": "ON" if is_present else "OFF",
+            "tokens_per_s": round(rate, 2) if isinstance(rate, (int, float)) else 0,
+            "model": model if isinstance(model, str) else "none",
+            "members": members,
+        }
+        self._publish(PlainMessage(self._topic, json.dumps(content).encode(), is_kept=True))
 
-def forget(node: str) -> list[PlainMessage]:
-    """Return what makes Home Assistant forget a node."""
-    kinds = [("binary_sensor", "present"), *(("sensor", key) for key, _, _ in _SENSORS)]
-    return [PlainMessage(f"homeassistant/{kind}/edge-run-{node}/{key}/config", b"", True) for kind, key in kinds]
-
-
-def state(cluster: str, node: str, load: Document, members: int, *, is_present: bool) -> PlainMessage:
-    """Return what the sensors show."""
-    rate, model = load.get("tokens_per_s"), load.get("model")
-    content: Document = {
-        "present": "ON" if is_present else "OFF",
-        "tokens_per_s": round(rate, 2) if isinstance(rate, (int, float)) else 0,
-        "model": model if isinstance(model, str) else "none",
-        "members": members,
-    }
-    return PlainMessage(state_topic(cluster, node), json.dumps(content).encode(), True)
-
-
-def _config(
-    kind: str, cluster: str, node: str, key: str, label: str, unit: str | None, device: Document
-) -> PlainMessage:
-    content: dict[str, JsonValue] = {
-        "name": label,
-        "unique_id": f"edge-run-{node}-{key}",
-        "state_topic": state_topic(cluster, node),
-        "value_template": f"{{{{ value_json.{key} }}}}",
-        "device": device,
-    }
-    if unit:
-        content["unit_of_measurement"] = unit
-    if kind == "binary_sensor":
-        content |= {"device_class": "connectivity", "expire_after": 120}
-    return PlainMessage(f"homeassistant/{kind}/edge-run-{node}/{key}/config", json.dumps(content).encode(), True)
+    def _configure(self, kind: str, key: str, label: str, more: Document) -> None:
+        content = {
+            "name": label,
+            "unique_id": f"edge-run-{self._node}-{key}",
+            "state_topic": self._topic,
+            "value_template": f"{{{{ value_json.{key} }}}}",
+            "device": self._device,
+            **more,
+        }
+        topic = f"homeassistant/{kind}/{self._node}/{key}/config"
+        self._publish(PlainMessage(topic, json.dumps(content).encode(), is_kept=True))

@@ -17,6 +17,7 @@ from random import Random
 from typing import TypeAlias
 
 RENEW_S, EXPIRES_S, SETTLE_S, RETRY_S = 1.0, 5.0, 0.2, 1.0
+LISTEN_S = 0.3  # to what the broker kept, before the first claim
 CLAIMING_TICK_S = 0.05
 BALLOT_BITS = 20
 
@@ -29,6 +30,11 @@ class Wanted:
 @dataclass(frozen=True, slots=True)
 class Unwanted:
     """It wants no more, or gives the lease back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The broker is there from now on; what it kept is about to be heard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ class Tick:
     """Time went on."""
 
 
-Event: TypeAlias = Wanted | Unwanted | Heard | EpochHeard | HolderLost | Tick
+Event: TypeAlias = Wanted | Unwanted | Connected | Heard | EpochHeard | HolderLost | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +135,13 @@ class Lease:
         """Take in what happened; return what is to be done."""
         now_s = self._clock()
         if isinstance(event, Wanted):
-            self._is_wanted, self._retry_s = True, now_s
+            self._is_wanted = True
             return self._pass_time(now_s)
         if isinstance(event, Unwanted):
             return self._give_back()
+        if isinstance(event, Connected):
+            self._retry_s = max(self._retry_s, now_s + LISTEN_S)
+            return []
         if isinstance(event, HolderLost):
             if self._holder == event.node:
                 self._holder = None
@@ -156,7 +165,7 @@ class Lease:
                 return done
             done += self._yield(event.epoch)
         self._holder = None if event.state == "free" else event.node
-        self._heard_s = now_s - (EXPIRES_S - RENEW_S if event.is_old else 0)
+        self._heard_s = now_s - (EXPIRES_S - 2.5 * RENEW_S if event.is_old else 0)  # who lives renews it soon
         return done
 
     def _hear_epoch(self, epoch: int) -> list[Instruction]:

@@ -12,24 +12,23 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from random import Random
 
 from edge_run.base.errors import DeviceLost, MeshError
-from edge_run.base.mesh import Document, Handler, JsonValue, Member, MeshEvent
-from edge_run.devices import mesh_home
+from edge_run.base.mesh import Document, Handler, Member, MeshEvent
 from edge_run.devices.link import DataLink
-from edge_run.devices.mesh_bodies import peer_of
+from edge_run.devices.mesh_bodies import check_document, peer_of
 from edge_run.devices.mesh_channel import Channel, Wiring
 from edge_run.devices.mesh_cluster import Broker, Cluster
+from edge_run.devices.mesh_home import Home
 from edge_run.devices.mesh_identity import Identity
+from edge_run.devices.mesh_load import LoadReport
 from edge_run.devices.mesh_orders import Given, Servant
 from edge_run.devices.mesh_state import Clocks, MeshState, Outgoing
 from edge_run.devices.mesh_topics import subscriptions
 
 logger = logging.getLogger(__name__)
-
-LOAD_EVERY_S, HOME_EVERY_S = 1.0, 45.0
-DIRECT_S = 2.0  # for a control message over the data link, while the broker is away
 
 
 class MeshNode:
@@ -49,19 +48,19 @@ class MeshNode:
         self._state = MeshState(
             identity, cluster, name, Clocks(time.monotonic, time.time, Random()), is_watching=places is None
         )
+        self._version = version("edge-run")
         self._servant: Servant | None = None
         self._is_closed = False
         self._why_down, self._broker = "the broker was not reached yet", ""
-        self._load: Document = {}
-        self._load_s, self._is_load_due = -LOAD_EVERY_S, False
-        self._is_home_shown = False
+        self._report = LoadReport(time.monotonic)
         self._link = DataLink(places or ("127.0.0.1",), port, self._change_link, self._take_control)
         wiring = Wiring(find, self._make_will, self._take_in, self._change_broker, self._pass_time)
         self._channel = Channel(identity.node, subscriptions(cluster.id, identity.node), wiring, cluster.authority)
 
     def start(self, link: Document, capabilities: Document) -> None:
         """Begin to connect. link: where others reach the data link, as `mesh_bodies.peer_of` reads it."""
-        self._state.link, self._state.capabilities = link, capabilities
+        check_document(capabilities)
+        self._state.link, self._state.capabilities = link, {**capabilities, "edge_run": self._version}
         self._channel.start()
 
     @property
@@ -127,26 +126,29 @@ class MeshNode:
                 raise MeshError(f"mesh: {self._why_down}")
 
     def announce(self, capabilities: Document) -> None:
-        """Say what this device has, or has now."""
+        """Say what this device has, or has now. Raises ProtocolError where that is no JSON, or too much."""
+        check_document(capabilities)
         with self.held() as state:
-            state.capabilities = capabilities
+            state.capabilities = {**capabilities, "edge_run": self._version}
             state.announce()
 
     def report(self, load: Document) -> None:
-        """Say how busy this device is; the latest, once a second at most."""
+        """Say how busy this device is; the latest, once a second at most. Raises ProtocolError as `announce` does."""
+        check_document(load)
         with self.held():
-            self._load, self._is_load_due = load, True
+            self._report.set(load)
 
     def report_links(self) -> None:
         """Say anew how busy this device is, with what was measured of the ways to others."""
         with self.held():
-            self._is_load_due = True
+            self._report.repeat()
 
     def show_to_home_assistant(self) -> None:
         """Show this device to Home Assistant, over the same broker, from now on."""
         with self.held() as state:
-            self._is_home_shown = self._is_load_due = True
-            self._plain(mesh_home.discovery(state.cluster, self.node, state.name))
+            self._report.home = Home(self._channel.publish, state.cluster, self.node, state.name)
+            self._report.home.introduce()
+            self._report.repeat()
 
     def lead(self, *, timeout_s: float) -> int:
         """Take the lease, renew it from then on, and return its epoch, as base.mesh.Mesh says."""
@@ -217,7 +219,7 @@ class MeshNode:
             if self._is_closed:
                 return
             state.leave()
-            self._show_home(is_present=False)
+            self._report.show(0, is_present=False)
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -257,8 +259,8 @@ class MeshNode:
         with self.held() as state:
             self._why_down, self._broker = (self._why_down, why) if is_up else (why, self._broker)
             state.connect(is_up)
-            if is_up and self._is_home_shown:
-                self._plain(mesh_home.discovery(state.cluster, self.node, state.name))
+            if is_up and self._report.home is not None:
+                self._report.home.introduce()
 
     def _change_link(self, node: str, is_up: bool, why: str) -> None:
         with self.held() as state:
@@ -268,31 +270,12 @@ class MeshNode:
     def _pass_time(self) -> float:
         with self.held() as state:
             wait_s = state.pass_time()
-            if self._is_home_shown and time.monotonic() - self._load_s > HOME_EVERY_S:
-                self._is_load_due = True
-            due_s = self._load_s + LOAD_EVERY_S - time.monotonic()
-            if not self._is_load_due:
+            due_s = self._report.wait_s()
+            if due_s is None:
                 return wait_s
-            if due_s > 0:
-                return min(wait_s, due_s)
-            rates: dict[str, JsonValue] = {
-                node: {"round_trip_s": rate.round_trip_s, "bytes_per_s": rate.bytes_per_s, "place": rate.place}
-                for node, rate in self._link.rates().items()
-            }
-            state.report({**self._load, "links": rates})
-            self._is_load_due, self._load_s = False, time.monotonic()
-            self._show_home(is_present=True)
-            return wait_s
-
-    def _show_home(self, *, is_present: bool) -> None:
-        if self._is_home_shown:
-            state = self._state
-            count = len(state.members())
-            self._plain([mesh_home.state(state.cluster, self.node, self._load, count, is_present=is_present)])
-
-    def _plain(self, messages: list[mesh_home.PlainMessage]) -> None:
-        for message in messages:
-            self._channel.publish(message)
+            if not due_s:
+                state.report(self._report.take(self._link.rates(), len(state.members())))
+            return min(wait_s, due_s or wait_s)
 
     def _carry_on(self) -> None:
         """Do what the state asks for, and wake who waits; the lock is held, and nothing here waits."""

@@ -118,6 +118,7 @@ class MeshState:
         self._carry_out(self.membership.handle(events.BrokerChanged(is_up)))
         if is_up:
             self.connections += 1
+            self._obey_lease(self.lease.handle(leases.Connected()))
             for number in self.asked.pending:
                 self.send_order(number)
             if self.lease.held:

@@ -1,6 +1,6 @@
 """A member of a mesh in a process of its own, for tests: answers orders, sends back what comes over the data link.
 
-mesh_member.py FOLDER NAME; it prints its node when it takes part, and leaves when its standard input ends.
+mesh_member.py FOLDER NAME [LISTEN]; it prints its node when it takes part, and leaves when its standard input ends.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def answer(node: str, epoch: int, order: Document) -> Document:
     return {"echo": order, "epoch": epoch, "from": node}
 
 
-def main(folder: str, name: str) -> None:
-    mesh = open_mesh(MeshConfig(Path(folder), name=name, capabilities={"name": name}))
+def main(folder: str, name: str, listen: str = "127.0.0.1") -> None:
+    mesh = open_mesh(MeshConfig(Path(folder), name=name, listen=(listen,), capabilities={"name": name}))
     mesh.serve(answer)
     ended = threading.Event()
 

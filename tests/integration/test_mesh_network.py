@@ -17,7 +17,8 @@ from pathlib import Path
 import paho.mqtt.client as mqtt
 import pytest
 
-from edge_run.base.errors import DeviceLost, MeshError
+from edge_run import __version__
+from edge_run.base.errors import DeviceLost, MeshError, ProtocolError
 from edge_run.base.mesh import Joined, Lost, MeshEvent, Unled
 from edge_run.devices.mesh import MeshConfig, open_mesh
 from edge_run.devices.mesh_cluster import Cluster, new_cluster, write_cluster
@@ -99,7 +100,11 @@ def test_members_find_each_other_and_leave(table: Table) -> None:
     b = table.open("b")
     until(lambda: len(a.members()) == len(b.members()) == 2)
     assert {member.name for member in b.members()} == {"a", "b"}
-    assert next(member for member in b.members() if member.name == "a").capabilities == {"memory_bytes": 1}
+    assert next(m for m in b.members() if m.name == "a").capabilities == {"memory_bytes": 1, "edge_run": __version__}
+    with pytest.raises(ProtocolError, match="no JSON"):
+        a.announce({"rate": float("nan")})
+    with pytest.raises(ProtocolError, match="at most"):
+        a.report({"words": "x" * 200_000})
     a.announce({"memory_bytes": 2})
     until(lambda: {m.capabilities.get("memory_bytes") for m in b.members()} == {None, 2})
     a.report({"tokens_per_s": 1.5})

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from edge_run.devices.mesh_lease import (
     EXPIRES_S,
+    Connected,
     EpochHeard,
     Granted,
     Heard,
@@ -105,6 +106,10 @@ class Cluster(RuleBasedStateMachine):
     def lose_device(self, name: str, other: str) -> None:
         if name != other:
             self.feed(name, HolderLost(other))
+
+    @rule(name=NODES)
+    def connect(self, name: str) -> None:
+        self.feed(name, Connected())
 
     @rule(name=NODES)
     def restart(self, name: str) -> None:

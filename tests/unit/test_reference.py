@@ -12,7 +12,7 @@ import click
 import pytest
 
 import edge_run
-from edge_run.base import bench, errors, findings, profile, replay, results, split
+from edge_run.base import bench, errors, findings, mesh_status, profile, replay, results, split
 from edge_run.base.config import ModelConfig, SamplingConfig
 from edge_run.cli.app import COMMANDS, SIGPIPE_CODE
 from edge_run.cli.chat import EXITS, HELP
@@ -101,7 +101,7 @@ def dataclasses_of(module: ModuleType) -> list[type]:
     ]
 
 
-RESULTS = [kind for module in (results, findings, profile, bench, replay, split) for kind in dataclasses_of(module)]
+RESULTS = [kind for module in (results, findings, profile, bench, replay, split, mesh_status) for kind in dataclasses_of(module)]
 
 
 @pytest.mark.parametrize("name", LEAVES)

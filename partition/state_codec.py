@@ -1,0 +1,98 @@
+"""States that cross a slow link in fewer bytes: 8 bits a value in blocks of 64, what sticks out in float16, then zstd.
+
+    magic (4) | rows, columns, outliers (u32) | zstd of: scales f16, values i8, places of outliers u32, outliers f16
+
+A state's channels are uneven: a few are hundreds of times larger than the rest, and would take all of a block's 255
+steps (Dettmers et al., 2022, LLM.int8, section 3). They are found by the median of their block and sent apart. What
+comes back is near, not equal, so tokens may differ: nobody uses this who did not ask for it, and `is_worthwhile` says
+where it saves time.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edge_run.base.errors import ProtocolError
+from edge_run.base.extras import need
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    States = npt.NDArray[np.float32]
+
+BLOCK = 64
+OUTLIER_RATIO = 12.0  # of the median of a block's magnitudes: of a normal distribution, hardly any are beyond
+MOST_VALUES = 64 << 20
+STEPS, MOST_F16 = 127, 65504.0
+_HEAD = struct.Struct("<4sIII")
+_MAGIC = b"ERS1"
+
+
+def encode_states(states: States) -> bytes:
+    """Return `states`, `(rows, columns)` in float32, in about a quarter of the bytes.
+
+    Raises ProtocolError for what is not finite, too large for float16, or too much.
+    """
+    rows, columns = states.shape
+    size = rows * columns
+    if size > MOST_VALUES or not np.isfinite(states).all() or np.abs(states).max(initial=0.0) > MOST_F16:
+        raise ProtocolError(f"states of {rows} x {columns}: too many, too large or not finite; send them as they are")
+    flat = np.zeros(-(-size // BLOCK) * BLOCK, np.float32)
+    flat[:size] = states.ravel()
+    blocks = flat.reshape(-1, BLOCK)
+    limits = OUTLIER_RATIO * np.median(np.abs(blocks), axis=1, keepdims=True)
+    places = np.flatnonzero((np.abs(blocks) > limits) & (limits > 0)).astype("<u4")
+    apart = flat[places].astype("<f2")
+    flat[places] = 0.0
+    scales = _rounded_up(np.abs(blocks).max(axis=1, initial=0.0) / STEPS)
+    steps = scales.astype(np.float32)[:, None]
+    values = np.rint(np.divide(blocks, steps, out=np.zeros_like(blocks), where=steps > 0)).astype(np.int8)
+    content = b"".join(part.tobytes() for part in (scales, values, places, apart))
+    packed: bytes = need("zstandard", "mesh").ZstdCompressor(level=1).compress(content)
+    return _HEAD.pack(_MAGIC, rows, columns, len(places)) + packed
+
+
+def decode_states(code: bytes | memoryview) -> States:
+    """Return the states of a code. Raises ProtocolError where it is none; sizes are checked before memory is taken."""
+    if len(code) < _HEAD.size:
+        raise ProtocolError(f"states: a code of {len(code)} bytes")
+    magic, rows, columns, outliers = _HEAD.unpack_from(code)
+    size, blocks = rows * columns, -(-rows * columns // BLOCK)
+    if magic != _MAGIC or size > MOST_VALUES or outliers > size:
+        raise ProtocolError(f"states: {rows} x {columns} with {outliers} outliers, which cannot be")
+    wanted_bytes = 2 * blocks + BLOCK * blocks + 6 * outliers
+    zstandard = need("zstandard", "mesh")
+    try:
+        content = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompress(
+            bytes(code[_HEAD.size :]), max_output_size=max(1, wanted_bytes), read_across_frames=False
+        )
+    except zstandard.ZstdError as error:
+        raise ProtocolError(f"states: a damaged code ({error})") from error
+    if len(content) != wanted_bytes:
+        raise ProtocolError(f"states: a code of {len(content)} bytes, {wanted_bytes} were to come")
+    scales = np.frombuffer(content, "<f2", blocks)
+    values = np.frombuffer(content, np.int8, BLOCK * blocks, 2 * blocks)
+    places = np.frombuffer(content, "<u4", outliers, (2 + BLOCK) * blocks)
+    apart = np.frombuffer(content, "<f2", outliers, (2 + BLOCK) * blocks + 4 * outliers)
+    flat = (values.reshape(-1, BLOCK) * scales.astype(np.float32)[:, None]).reshape(-1)
+    if outliers and int(places.max()) >= size:
+        raise ProtocolError("states: an outlier outside of them")
+    flat[places] = apart
+    if not np.isfinite(flat).all():
+        raise ProtocolError("states: values that are not finite")
+    return flat[:size].reshape(rows, columns)
+
+
+def is_worthwhile(plain_bytes: int, coded_bytes: int, link_bytes_per_s: float, codec_bytes_per_s: float) -> bool:
+    """Whether a state arrives earlier in code: what the link saves is more than coding and decoding it takes."""
+    saved_s = (plain_bytes - coded_bytes) / link_bytes_per_s
+    return saved_s > plain_bytes / codec_bytes_per_s
+
+
+def _rounded_up(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
+    """Return `values` in float16, none smaller, so that no quotient is beyond the steps."""
+    near = values.astype("<f2")
+    return np.where(near.astype(np.float32) < values, np.nextafter(near, np.float16(np.inf)), near).astype("<f2")

@@ -1,0 +1,212 @@
+"""`edge-run mesh` as people use it: a cluster, two devices, their state, and what the doctor finds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_run.devices.mesh import MeshConfig, open_mesh
+from edge_run.devices.mesh_cluster import Cluster, new_cluster, read_cluster, write_cluster
+from mosquitto import PROGRAM, Mosquitto, free_port, mosquitto
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+WAIT_S = 30
+
+
+class Device:
+    """A home folder of its own, as another device would have."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.mesh_folder = folder / ".config" / "edge-run" / "mesh"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("EDGE_RUN_", "XDG_"))}
+        self.environment = kept | {"HOME": str(folder)}
+
+    def run(self, *words: str, code: int = 0, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "edge_run", "mesh", *words]
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=WAIT_S, check=False, input=text
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    @contextlib.contextmanager
+    def joined(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """Take part in this block; then Ctrl-C must end it."""
+        command = [sys.executable, "-m", "edge_run", "mesh", "join", *words]
+        process = subprocess.Popen(
+            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stdout is not None
+            assert "joined cluster" in process.stdout.readline(), process.communicate(timeout=WAIT_S)
+            yield process
+            process.send_signal(signal.SIGINT)
+            assert process.wait(WAIT_S) == 130
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def test_a_cluster_without_a_broker_from_init_to_doctor(tmp_path: Path) -> None:
+    first, second = Device(tmp_path / "first"), Device(tmp_path / "second")
+    place = f"127.0.0.1:{free_port()}"
+    done = first.run("init", "--serve", place)
+    line = re.search(r"^edge-run mesh join (\S+)$", done.stdout, re.MULTILINE)
+    assert line
+    assert line[1] not in done.stderr
+    with first.joined("--name", "first"), second.joined(line[1], "--name", "second"):
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            found = json.loads(second.run("status", "--json").stdout)
+            links = [link for member in found["members"] for link in member["links"]]
+            if {member["name"] for member in found["members"]} == {"first", "second"} and len(links) == 2:
+                break
+            assert time.monotonic() < deadline, found
+        assert found["broker"] == place
+        assert all(link["round_trip_s"] < 1 and link["bytes_per_s"] > 1e6 for link in links)
+        text = first.run("status").stdout
+        assert "2 devices" in text
+        assert "first to second" in text
+        report = json.loads(first.run("doctor", "--json").stdout)
+        assert {one["state"] for one in report["findings"]} == {"ok"}, report
+        assert "first, second" in [one["finding"] for one in report["findings"]]
+    report = json.loads(second.run("doctor", "--json", code=1).stdout)
+    assert "nothing listens there" in report["findings"][-1]["finding"]
+    second.run("status", code=10)
+
+
+def test_what_init_and_join_refuse(tmp_path: Path) -> None:
+    device = Device(tmp_path / "one")
+    assert "belongs to none" in device.run("join", code=10).stderr
+    assert "belongs to none" in device.run("doctor", code=1).stdout
+    made = json.loads(device.run("init", "--broker", "mqtt://me:hidden@127.0.0.1:1", "--json").stdout)
+    assert made["join_line"] == ""
+    assert "hidden" not in json.dumps(made)
+    assert "already" in device.run("init", code=2).stderr
+    other = json.loads(device.run("init", "--replace", "--json", "--show-line").stdout)
+    assert other["cluster"] != made["cluster"]
+    assert (
+        "pasted" in device.run("join", "nonsense", code=2).stderr or "paste" in device.run("join", "x", code=2).stderr
+    )
+    assert "--serve and --find" in device.run("init", "--broker", "h", "--find", "--replace", code=2).stderr
+    assert "no address of this device" in device.run("join", "--listen", "192.0.2.1", code=2).stderr
+    assert "is not there" in device.run("join", "--models", "/nowhere", code=2).stderr
+    assert "no PEM file" in device.run("init", "--authority", __file__, "--replace", code=2).stderr
+    cluster = read_cluster(device.mesh_folder)
+    assert cluster is not None
+    assert cluster.id == other["cluster"]
+    joiner = Device(tmp_path / "two")
+    joiner.run("join", "-", code=10, text=other["join_line"] + "\n")  # no broker there; the line is kept all the same
+    assert read_cluster(joiner.mesh_folder) is not None
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Mosquitto]:
+    with mosquitto(tmp_path) as one:
+        yield one
+
+
+def findings(device: Device, code: int) -> dict[str, str]:
+    report = json.loads(device.run("doctor", "--json", code=code).stdout)
+    return {one["topic"]: one["finding"] for one in report["findings"] if one["state"] != "ok"}
+
+
+def test_the_doctor_names_what_is_wrong(tmp_path: Path, broker: Mosquitto) -> None:
+    device = Device(tmp_path / "one")
+    cluster = new_cluster(broker.url)
+    write_cluster(device.mesh_folder, cluster)
+    assert findings(device, 0) == {"devices": "nobody is there"}
+    stranger = Cluster(cluster.id, bytes(32), broker.url)
+    for name, one in (("stranger", stranger), ("late", cluster), ("old", cluster), ("blocked", cluster)):
+        write_cluster(tmp_path / name, one)
+    with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as gone:
+        blocked = f"tcp://127.0.0.1:{gone.getsockname()[1]}"
+        gone.close()
+        names = ("stranger", "late", "old", "blocked")
+        nodes = {name: open_mesh(MeshConfig(tmp_path / name, name=name)) for name in names}
+        for node in nodes.values():
+            stack.callback(node.close)
+        with nodes["old"].held() as state:
+            state.capabilities = {"edge_run": "0.0.1"}
+            state.announce()
+        with nodes["blocked"].held() as state:
+            state.link = {**state.link, "places": [blocked]}
+            state.announce()
+        with nodes["late"].held() as state:
+            state._writer._wall_clock = lambda: time.time() - 3600
+        found = findings(device, 1)
+    assert "behind this device's" in found["clocks"]
+    assert nodes["late"].node in found["clocks"]
+    assert "does not know the secret" in found["keys"]
+    assert "has edge-run 0.0.1" in found["versions"]
+    assert "no address answers" in found["way to blocked"]
+
+
+def test_the_doctor_and_a_broker_that_passes_nothing_on(tmp_path: Path) -> None:
+    rules = tmp_path / "acl"
+    rules.write_text("topic read other/#\n")
+    rules.chmod(0o600)
+    with mosquitto(tmp_path, f"allow_anonymous true\nacl_file {rules}") as broker:
+        device = Device(tmp_path / "one")
+        write_cluster(device.mesh_folder, new_cluster(broker.url))
+        assert "does not pass them on" in findings(device, 1)["broker"]
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not installed (apt-get install mosquitto)")
+def test_the_access_list_of_the_guide(tmp_path: Path) -> None:
+    """Members can do all they must; a client of another name cannot speak for a node."""
+    import paho.mqtt.client as mqtt
+
+    blocks = re.findall(r"^```text\n(.*?)^```", (DOCS / "mesh.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    rules, passwords = tmp_path / "acl", tmp_path / "passwords"
+    rules.write_text(next(block for block in blocks if "pattern write" in block))
+    passwords.touch(mode=0o600)
+    rules.chmod(0o600)
+    subprocess.run(["mosquitto_passwd", "-b", str(passwords), "edge", "word"], check=True, timeout=10)
+    settings = f"allow_anonymous false\npassword_file {passwords}\nacl_file {rules}\nmessage_size_limit 300000"
+    with mosquitto(tmp_path, settings) as broker, contextlib.ExitStack() as stack:
+        cluster = new_cluster(f"mqtt://edge:word@127.0.0.1:{broker.port}")
+        nodes = []
+        for name in "ab":
+            write_cluster(tmp_path / name, cluster)
+            nodes.append(open_mesh(MeshConfig(tmp_path / name, name=name)))
+            stack.callback(nodes[-1].close)
+        a, b = nodes
+        b.serve(lambda node, epoch, order: order)
+        a.show_to_home_assistant()
+        seen: list[tuple[str, bytes]] = []
+        other = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id="other")
+        other.username_pw_set("edge", "word")
+        other.on_message = lambda client, data, message: seen.append((message.topic, message.payload))
+        other.connect("127.0.0.1", broker.port)
+        other.subscribe("edge/v1/#", 1)
+        other.loop_start()
+        try:
+            deadline = time.monotonic() + 10
+            while len(a.members()) < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            epoch = a.lead(timeout_s=5)
+            a.publish_plan(epoch, {"layers": {}})
+            assert a.order(b.node, {"x": 1}, timeout_s=5) == {"x": 1}
+            other.publish(f"edge/v1/{cluster.id}/node/{a.node}/status", b"false", qos=1).wait_for_publish(5)
+            while not any(topic.endswith(f"/home/{a.node}") for topic, _ in seen):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        finally:
+            other.disconnect()
+            other.loop_stop()
+        assert any(topic.endswith(f"/plan/{epoch}") for topic, _ in seen)
+        assert (f"edge/v1/{cluster.id}/node/{a.node}/status", b"false") not in seen
