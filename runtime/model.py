@@ -119,7 +119,7 @@ class Model:
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the tokens of `text`. parse_special: control tokens written in it (`<|im_end|>`) count as such."""
-        return ggml.tokenize(self._vocab, text, add_special, parse_special)
+        return self._opened.model.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text of `tokens`."""
