@@ -20,7 +20,7 @@ from edge_run.base.errors import (
     NotSupported,
     ProtocolError,
 )
-from edge_run.base.mesh import Document, Joined, Lost, Mesh, is_worker
+from edge_run.base.mesh import Document, Joined, Lost, Mesh, MeshEvent, Unled, is_worker
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.base.results import MeshUse
 from edge_run.runtime.decoder import LocalDecoder
@@ -28,6 +28,7 @@ from edge_run.runtime.driver import GraphChanged, PassShape
 from edge_run.runtime.mesh_failover import (
     Appeared,
     Better,
+    Deposed,
     Event,
     Failover,
     Gone,
@@ -59,7 +60,12 @@ logger = logging.getLogger(__name__)
 
 LEAD_TIMEOUT_S = 10.0
 LEAST_DEADLINE_S = 10.0
+LED_BY_ANOTHER = "another device leads the mesh now"
 PATIENCE = 20.0  # times what a pass is expected to take
+
+
+class LeaseLost(DeviceLost):
+    """Another coordinator leads."""
 
 
 class MeshDecoder:
@@ -75,6 +81,7 @@ class MeshDecoder:
         self._number = self._sent_bytes = self._lease = 0
         self._reported_s = 0.0
         self._learned: set[PassShape] = set()
+        self._heard: list[MeshEvent] = []
         members = mesh.members()
         self._names = {member.node: member.name for member in members}
         self._failover = Failover(mesh.node, [member.node for member in members if is_worker(member)])
@@ -216,20 +223,33 @@ class MeshDecoder:
         """Hear who came and who went; between conversations, a new device is given its part."""
         if self._failover.phase is not Phase.RUNNING:  # it was broken off, by Ctrl-C or an error
             self._drive(self._failover.start())
-        gone: list[Gone] = []
-        for event in self._mesh.wait(timeout_s=0.0):
+        gone: list[Event] = []
+        heard, self._heard = [*self._heard, *self._mesh.wait(timeout_s=0.0)], []
+        for event in heard:
             if isinstance(event, Joined):
                 self._names[event.member.node] = event.member.name
                 if is_worker(event.member):
                     self._failover.handle(Appeared(event.member.node))
             elif isinstance(event, Lost):
                 gone.append(Gone(event.node, event.why))
+            elif isinstance(event, Unled) and event.epoch >= self._lease:
+                gone.append(Deposed(LED_BY_ANOTHER))
         for loss in gone:
             self._drive(self._failover.handle(loss))
         if self._failover.wants_more and not len(self._log):
             self._drive(self._failover.handle(Better("a device joined")))
         elif why := self._rates.why_replan(self._spread, self._log.tokens):
             self._drive(self._failover.handle(Better(why)))
+
+    def _check(self) -> None:
+        """While a state is waited for: was the pass stopped, is a device of the plan gone, does another lead?"""
+        self._engine.check_cancelled()
+        for event in self._mesh.wait(timeout_s=0.0):
+            if isinstance(event, Lost) and event.node in self._others:
+                raise DeviceLost(event.why, node=event.node)
+            if isinstance(event, Unled) and event.epoch >= self._lease:
+                raise LeaseLost(LED_BY_ANOTHER)
+            self._heard.append(event)
 
     def _recover(self, error: EdgeRunError, batch: Sequence[BatchToken]) -> None:
         """Make it possible to go on after `error`, or raise it."""
@@ -265,6 +285,8 @@ class MeshDecoder:
     def _event(self, error: EdgeRunError) -> Event:
         """Return what `error` means for the run. Raises it where it is this device's own."""
         node = str(error.figures.get("node", ""))
+        if isinstance(error, LeaseLost):
+            return Deposed(str(error))
         if isinstance(error, Overdue):
             return self._spread.who_is_stuck(self._others)
         if isinstance(error, PassFailed | ProtocolError):
@@ -318,7 +340,7 @@ class MeshDecoder:
         node = self._mesh.node
         self._sent_bytes += self._wire.sent_bytes
         self._wire = LinkWire(self._mesh.link, instruction.epoch, plan.owners)
-        self._wire.node, self._wire.check = node, self._engine.check_cancelled
+        self._wire.node, self._wire.check = node, self._check
         self._number = 0
         self._learned.clear()
         self._spread.open(plan, instruction.epoch)

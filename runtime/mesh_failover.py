@@ -99,7 +99,14 @@ class Unfit:
     why: str
 
 
-Event: TypeAlias = "Appeared | Gone | Refused | Led | NotLed | Planned | Opened | Replayed | Better | Unfit"
+@dataclass(frozen=True, slots=True)
+class Deposed:
+    """Another coordinator has a later lease: nobody obeys this one any more."""
+
+    why: str
+
+
+Event: TypeAlias = "Appeared | Gone | Refused | Led | NotLed | Planned | Opened | Replayed | Better | Unfit | Deposed"
 MOST_MISFITS = 3
 ATTEMPT_BITS = 16
 
@@ -176,6 +183,8 @@ class Failover:
             return self._anew(f"{event.why}: a new plan") if self.phase is Phase.RUNNING else []
         if isinstance(event, Unfit):
             return self._misfit(event.why) if self.phase is Phase.OPENING else []
+        if isinstance(event, Deposed):
+            return self._anew(event.why) if self.phase is not Phase.LEADING and len(self.nodes) != 1 else []
         return self._next(event)
 
     def check(self) -> None:

@@ -16,11 +16,12 @@ import pytest
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled
-from edge_run.base.mesh import Document
+from edge_run.base.mesh import Document, Unled
 from edge_run.runtime import mesh_decoder, mesh_spread, mesh_terms
 from edge_run.runtime.engine import Engine
 from edge_run.runtime.mesh_engine import MeshEngine
 from edge_run.runtime.session import Session
+from edge_run.runtime.speculation_setup import open_session
 from edge_run.runtime.worker import Worker
 from fake_mesh import Hub
 from in_child import in_child
@@ -54,7 +55,7 @@ def alone(path: Path, tokens: int = 16) -> list[int]:
 class Run:
     """A coordinator `a` and workers over a hub."""
 
-    def __init__(self, path: Path, workers: str = "bc") -> None:
+    def __init__(self, path: Path, workers: str = "bc", options: dict[str, object] | None = None) -> None:
         self.hub = Hub()
         self.said: list[str] = []
         mesh_spread.plan_mesh = round_robin
@@ -62,7 +63,11 @@ class Run:
         self.workers = {name: self.join(name) for name in workers}
         self.mesh = self.hub.join("a")
         self.engine = MeshEngine(
-            path, ModelConfig(memory="4GiB", **OPTIONS), self.mesh, say=self.said.append, chunk_bytes=CHUNK_BYTES
+            path,
+            ModelConfig(memory="4GiB", **(options or OPTIONS)),
+            self.mesh,
+            say=self.said.append,
+            chunk_bytes=CHUNK_BYTES,
         )
 
     def join(self, name: str, models: Path | None = None) -> Worker:
@@ -78,8 +83,8 @@ class Run:
 
 
 @contextmanager
-def running(path: Path, workers: str = "bc") -> Iterator[Run]:
-    run = Run(path, workers)
+def running(path: Path, workers: str = "bc", options: dict[str, object] | None = None) -> Iterator[Run]:
+    run = Run(path, workers, options)
     try:
         yield run
     finally:
@@ -215,3 +220,41 @@ def test_a_worker_of_a_past_epoch_is_not_heard(folder: Path) -> None:
                 run.hub.members["b"].send("c", header, [memoryview(bytes(1024))], timeout_s=1)
 
         assert greedy(run.engine, at=replay) == wanted
+
+
+@in_child
+def test_when_another_leads_this_device_goes_on_alone(folder: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    with running(path) as run:
+
+        def depose(i: int) -> None:
+            if i == 6:
+                run.hub.can_lead = False
+                run.mesh.events.put(Unled(run.mesh.epoch))
+
+        assert greedy(run.engine, at=depose) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert [node.node for node in use.nodes] == ["a"]
+
+
+@in_child
+def test_guesses_are_verified_over_the_mesh(folder: Path) -> None:
+    """Branches, rewinds and passes of several tokens, also across the loss of a device."""
+    path = make_model("llama", folder)
+    options = {**OPTIONS, "speculate": "ngram", "exact": True}
+    plain = Engine(path, ModelConfig(memory="4GiB", **{**OPTIONS, "exact": True}))
+    wanted = greedy(plain, 24)
+    plain.close()
+    with running(path, options=options) as run:
+        session = open_session(run.engine)
+        logits, _ = session.feed(PROMPT)
+        said = []
+        for i in range(24):
+            if i == 9:
+                run.hub.kill("b")
+            said.append(int(logits.argmax()))
+            logits = session.step(said[-1])
+        assert said == wanted
+        assert session.speculation().passes > 0

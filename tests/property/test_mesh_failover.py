@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from edge_run.runtime.mesh_failover import (
     Appeared,
     Better,
+    Deposed,
     Event,
     Failover,
     Go,
@@ -103,7 +104,7 @@ def test_it_always_goes_on_with_those_that_are_there(data: st.DataObject) -> Non
     world = World(data)
     world.run()
     for _ in range(data.draw(st.integers(0, 6))):
-        kind = data.draw(st.sampled_from(["gone", "back", "better"]))
+        kind = data.draw(st.sampled_from(["gone", "back", "better", "deposed"]))
         if kind == "gone" and world.alive:
             node = data.draw(st.sampled_from(sorted(world.alive)))
             world.alive.discard(node)
@@ -113,6 +114,8 @@ def test_it_always_goes_on_with_those_that_are_there(data: st.DataObject) -> Non
             world.machine.handle(Appeared(node))
             if node not in world.machine.left_out:
                 world.alive.add(node)
+        elif kind == "deposed":
+            world.run(Deposed("another leads"))
         else:
             world.run(Better("faster"))
 

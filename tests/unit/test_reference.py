@@ -101,7 +101,11 @@ def dataclasses_of(module: ModuleType) -> list[type]:
     ]
 
 
-RESULTS = [kind for module in (results, findings, profile, bench, replay, split, mesh_status) for kind in dataclasses_of(module)]
+RESULTS = [
+    kind
+    for module in (results, findings, profile, bench, replay, split, mesh_status)
+    for kind in dataclasses_of(module)
+]
 
 
 @pytest.mark.parametrize("name", LEAVES)
