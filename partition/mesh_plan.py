@@ -3,7 +3,7 @@
 The devices form a ring that a token goes around `rounds` times; in each round a device computes some consecutive units
 (a unit is as a rule a layer). What does not fit its memory it streams, and all of them at once: while others compute,
 its readers run ahead, as far as its window reaches. So a device with bytes S to stream, at D bytes a second, a window w
-and R rounds is at work for max(compute, (S - R w) / D), and a token takes
+and R rounds is at work for max(compute + what reading takes of its cores, (S - R w) / D), and a token takes
 
     max( sum of what each is at work + hops,  max over devices of S / D )
 
@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 ROUNDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+READ_CPU_S_PER_BYTE = 8e-11  # what readers take from computing; so that nothing streams that need not
 _NEVER = math.inf
 
 
@@ -135,7 +136,8 @@ def _read_s(station: Station, streamed_bytes: float) -> float:
 
 def _at_work_s(station: Station, work: UnitWork, streamed_bytes: float, rounds: int) -> float:
     behind = _read_s(station, max(0.0, streamed_bytes - rounds * station.window_bytes))
-    return max(work.token_bytes / station.compute_bytes_per_s, behind)
+    reading = streamed_bytes * READ_CPU_S_PER_BYTE if streamed_bytes else 0.0
+    return max(work.token_bytes / station.compute_bytes_per_s + reading, behind)
 
 
 def _together(units: Sequence[UnitWork]) -> UnitWork:

@@ -406,6 +406,7 @@ def tokenize(vocab: Any, text: str, add_special: bool, parse_special: bool) -> l
     """Return the tokens of `text`.
 
     add_special: with the model's BOS or EOS. parse_special: control tokens written out, as `<|im_end|>`, count as such.
+    llama.cpp ends the process over characters that `Spelling` does not find.
     """
     data = text.encode("utf-8", "surrogateescape")
     tokens = (ctypes.c_int32 * (len(data) + 8))()
@@ -416,6 +417,11 @@ def tokenize(vocab: Any, text: str, add_special: bool, parse_special: bool) -> l
     if n < 0:
         raise KernelError(f"tokenizing {len(data)} bytes of text failed in llama.cpp ({n})")
     return list(tokens[:n])
+
+
+def token_texts(vocab: Any, n_tokens: int) -> list[bytes]:
+    """Return the first `n_tokens` tokens as the vocabulary writes them (a space of SentencePiece is U+2581)."""
+    return [L.llama_vocab_get_text(vocab, token) or b"" for token in range(n_tokens)]
 
 
 def token_bytes(vocab: Any, token: int, special: bool) -> bytes:

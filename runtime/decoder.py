@@ -14,7 +14,7 @@ from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
 from edge_run.runtime.context_shape import ContextShape
-from edge_run.runtime.driver import Driver, PassShape
+from edge_run.runtime.driver import ONE_TOKEN, Driver, PassShape
 from edge_run.runtime.graph import GraphMap
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
 from edge_run.runtime.progress import Timeline
@@ -115,7 +115,7 @@ class LocalDecoder:
         for other in branches:
             L.llama_memory_seq_rm(memory, other, -1, -1)
 
-    def map_graph(self, shape: PassShape = PassShape(1, 1)) -> GraphMap:
+    def map_graph(self, shape: PassShape = ONE_TOKEN) -> GraphMap:
         """Return the graph of a pass of `shape`, computing nothing. The context must be empty, and is again."""
         first = shape.tokens - shape.outputs
         self._fill([BatchToken(token=0, position=i, wants_logits=i >= first) for i in range(shape.tokens)])

@@ -6,14 +6,15 @@ It is read whole, by llama.cpp, into memory that stays. Its tokens must be the t
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from edge_run.base.errors import NotSupported
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.devices.memory import process_memory
+from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
 from edge_run.runtime.context_shape import ContextShape
 from edge_run.runtime.decoder import LocalDecoder
@@ -50,6 +51,8 @@ class DraftModel:
             flash_attention="auto",
         )
         self._history: list[int] = []
+        self._threads = shape.threads
+        self._end: threading.Event | None = None
         with contextlib.ExitStack() as stack:
             paths = [shard.path for shard in file.gguf.shards]
             self.model = stack.enter_context(LlamaModel(paths, mode="read", path=file.path))
@@ -58,9 +61,9 @@ class DraftModel:
                     f"draft model {file.path}: {file.gguf.architecture} cannot draft, it is recurrent or has an "
                     "encoder; give another one, or leave out -md"
                 )
-            context = LlamaContext(self.model, shape)
-            stack.callback(context.close)
-            self._decoder = LocalDecoder(self.model, context, Driver(), shape)
+            self._context = LlamaContext(self.model, shape)
+            stack.callback(self._context.close)
+            self._decoder = LocalDecoder(self.model, self._context, Driver(), shape)
             stack.callback(self._decoder.close)
             self._decoder.decode([BatchToken(0, 0, 0, True)])
             self._decoder.rewind(0, 0)
@@ -78,7 +81,7 @@ class DraftModel:
         if not why and L.llama_vocab_type(self.model.vocab) != L.llama_vocab_type(target.vocab):
             why = "another kind of tokenizer"
         if not why:
-            texts = (_texts(model.vocab, n_common) for model in (self.model, target))
+            texts = (ggml.token_texts(model.vocab, n_common) for model in (self.model, target))
             differing = (token for token, (a, b) in enumerate(zip(*texts, strict=True)) if a != b)
             if (token := next(differing, None)) is not None:
                 why = f"token {token} is another one"
@@ -116,7 +119,7 @@ class DraftModel:
             level = sorted((path for path in level if guesses[path].value >= least), key=lambda p: -guesses[p].value)
             level = level[: self._beam]
             room -= len(level)
-            if not level or depth == most_depth or room < 0:
+            if not level or depth == most_depth or room < 0 or (self._end and self._end.is_set()):
                 break
             frontier = self._grow(level, frontier)
             position = len(history) + depth - 1
@@ -124,6 +127,23 @@ class DraftModel:
                 [BatchToken(p[-1], position, sequence, True) for p, sequence in frontier.items()]
             )
         return guesses
+
+    def draft_aside(
+        self,
+        history: Sequence[int],
+        most_depth: int,
+        most_guesses: int,
+        acceptance: Acceptance,
+        end: threading.Event,
+    ) -> Guesses:
+        """Guess beside a pass: with one thread, and no further than `end`; see `AsideDrafter`."""
+        self._end = end
+        self._context.use_threads(1)
+        try:
+            return self.draft(history, most_depth, most_guesses, acceptance)
+        finally:
+            self._context.use_threads(self._threads)
+            self._end = None
 
     def close(self) -> None:
         """Free it. Idempotent."""
@@ -177,7 +197,3 @@ class DraftModel:
         for rank, (token, rate) in enumerate(zip(best.tolist(), rates.tolist(), strict=True)):
             kind = ("draft", rank, sum(rate > edge for edge in _RATES))
             yield token, Guess(value * acceptance.chance(kind, rate), kind, rate)
-
-
-def _texts(vocab: Any, n_tokens: int) -> list[bytes]:
-    return [L.llama_vocab_get_text(vocab, token) or b"" for token in range(n_tokens)]

@@ -44,6 +44,9 @@ class PassShape(NamedTuple):
         return self.tokens > 1, self.outputs > 0
 
 
+ONE_TOKEN = PassShape(1, 1)
+
+
 @dataclass(slots=True)
 class Steps:
     """What features do at which ordinal, given the tensor's address. A node with a step after it is a stop."""

@@ -146,7 +146,8 @@ class ExpertStreaming:
     def _read_foretold(self, named: Named) -> None:
         """Begin to read what is expected to be chosen, in place of what is worth less."""
         for layer, experts in named:
-            outcome = self._cache.admit(layer, experts)
+            n_experts = self._experts.layers[layer][0].n_experts  # layers may have different numbers of them
+            outcome = self._cache.admit(layer, [expert for expert in experts if expert < n_experts])
             self._drop(outcome.evicted)
             for expert in outcome.missing:
                 chunks = self._chunks((layer, expert))

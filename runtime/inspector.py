@@ -92,7 +92,7 @@ def _load_vocabulary(path: Path) -> _Vocabulary:
     started = time.monotonic()
     model = LlamaModel([path], mode="vocabulary")
     load_s = time.monotonic() - started
-    try_vocabulary(model.vocab)
+    try_vocabulary(model)
     return _Vocabulary(model.vocabulary, load_s, 0, model)
 
 

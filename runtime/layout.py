@@ -11,6 +11,7 @@ depends on, belong to the unit that uses the state.
 
 from __future__ import annotations
 
+import itertools
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ _FUSED = ("RMS_NORM", "MUL")  # ggml computes the two as one
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """weight_bytes: of the weights it reads. kept_bytes: keys, values and state. entry_bytes: alive where it begins."""
+    """weight_bytes: of what it reads. kept_bytes: keys, values and state. entry_bytes: alive where it begins."""
 
     blocks: tuple[int, ...]
     weight_bytes: int
@@ -38,8 +39,8 @@ class Unit:
 class Layout:
     """Unit i is the nodes from `starts[i]` to the next start. The first unit is the head, the last one the tail.
 
-    kept: of each leaf that outlives passes, its address, its bytes, and the unit that uses it. strays: nodes that belong
-    to another unit than the one among whose nodes they are.
+    kept: of each leaf that outlives passes, its address, its bytes, and the unit that uses it. strays: nodes that
+    belong to another unit than the one among whose nodes they are.
     """
 
     starts: tuple[int, ...]
@@ -86,11 +87,12 @@ def lay_out(graph: GraphMap, flow: Flow) -> Layout:
         raise NotSupported("this model cannot be spread over devices: its graph shows no blocks of weights")
     life = lives(flow)
     alive = _alive_bytes(flow, life, len(graph))
-    anchors = [_head_end(graph, rows[0][1]), *((first, last) for _, first, last in rows), _tail_start(graph, rows[-1][2])]
-    starts = [0] + [
-        _best_cut(graph, alive, last + 1, first)
-        for (_, last), (first, _) in zip(anchors[:-1], anchors[1:], strict=True)
+    anchors = [
+        _head_end(graph, rows[0][1]),
+        *((first, last) for _, first, last in rows),
+        _tail_start(graph, rows[-1][2]),
     ]
+    starts = [0] + [_best_cut(graph, alive, last + 1, first) for (_, last), (first, _) in itertools.pairwise(anchors)]
     strays = find_strays(flow, starts)
     ties = users(flow, strays)
     merged, blocks = _join(starts, [(), *((block,) for block, _, _ in rows), ()], ties)

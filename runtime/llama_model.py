@@ -15,6 +15,7 @@ from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
 from edge_run.runtime.context_shape import ContextShape
 from edge_run.runtime.library import library_version
+from edge_run.runtime.spelling import Spelling
 
 _BUFFER = re.compile(r"(?:compute|output) buffer size =\s*([\d.]+) MiB")
 _CACHE = re.compile(r"(?<!buffer )size =\s*([\d.]+) MiB")
@@ -102,6 +103,7 @@ class LlamaModel:
         if not self.handle:
             raise _refusal(self.path, lines.reason())
         self.vocab = L.llama_model_get_vocab(self.handle)
+        self._spelling = Spelling(self.vocab)
         self.vocabulary: int = L.llama_vocab_n_tokens(self.vocab)
         self.trained_context_tokens: int = L.llama_model_n_ctx_train(self.handle)
         self.sliding_window_tokens: int = L.llama_model_n_swa(self.handle)
@@ -112,6 +114,16 @@ class LlamaModel:
     def metadata(self, key: str) -> str | None:
         """Return a metadata value as text, None when the file has none."""
         return ggml.model_metadata(self.handle, key)
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Return the tokens of `text`; see `ggml.tokenize`. Raises ConfigError when the vocabulary cannot write it."""
+        self._spelling.check(text)
+        return ggml.tokenize(self.vocab, text, add_special, parse_special)
+
+    def can_write(self, text: str) -> str:
+        """Return what the vocabulary can write of `text`."""
+        missing = set(self._spelling.missing(text))
+        return "".join(character for character in text if character not in missing)
 
     def close(self) -> None:
         """Free the model; its contexts must be closed. Unmaps its weights, whatever memory lies there by now."""
@@ -166,6 +178,10 @@ class LlamaContext:
             sum(int(float(size) * MIB) for line in lines.lines for size in pattern.findall(line))
             for pattern in (_CACHE, _BUFFER)
         )
+
+    def use_threads(self, threads: int) -> None:
+        """Compute with so many threads from now on."""
+        L.llama_set_n_threads(self.handle, threads, threads)
 
     def close(self) -> None:
         """Free the context. Idempotent."""

@@ -12,8 +12,15 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from edge_run.base.errors import BudgetError, Cancelled, DeviceLost, EdgeRunError, MeshError, NotSupported, ProtocolError
-from edge_run.base.mesh import Joined, Lost, Mesh, is_worker
+from edge_run.base.errors import (
+    BudgetError,
+    DeviceLost,
+    EdgeRunError,
+    MeshError,
+    NotSupported,
+    ProtocolError,
+)
+from edge_run.base.mesh import Document, Joined, Lost, Mesh, MeshEvent, Unled, is_worker
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.base.results import MeshUse
 from edge_run.runtime.decoder import LocalDecoder
@@ -21,9 +28,9 @@ from edge_run.runtime.driver import GraphChanged, PassShape
 from edge_run.runtime.mesh_failover import (
     Appeared,
     Better,
+    Deposed,
     Event,
     Failover,
-    Go,
     Gone,
     Instruction,
     Lead,
@@ -53,7 +60,12 @@ logger = logging.getLogger(__name__)
 
 LEAD_TIMEOUT_S = 10.0
 LEAST_DEADLINE_S = 10.0
+LED_BY_ANOTHER = "another device leads the mesh now"
 PATIENCE = 20.0  # times what a pass is expected to take
+
+
+class LeaseLost(DeviceLost):
+    """Another coordinator leads."""
 
 
 class MeshDecoder:
@@ -66,8 +78,10 @@ class MeshDecoder:
         self._log = MeshLog()
         self._rates = MeshRates()
         self._wire = LinkWire(mesh.link, 0, (mesh.node,))
-        self._number = self._sent_bytes = 0
+        self._number = self._sent_bytes = self._lease = 0
+        self._reported_s = 0.0
         self._learned: set[PassShape] = set()
+        self._heard: list[MeshEvent] = []
         members = mesh.members()
         self._names = {member.node: member.name for member in members}
         self._failover = Failover(mesh.node, [member.node for member in members if is_worker(member)])
@@ -114,6 +128,7 @@ class MeshDecoder:
                 raise
             self._log.add_batch(batch)
             self._rates.note(len(batch), time.monotonic() - started, self._wire.spent, self._wire.hops)
+            self._report()
             return rows
 
     def rewind(self, sequence: int, position: int) -> int:
@@ -141,7 +156,7 @@ class MeshDecoder:
         others, self._failover.nodes = self._others, ()
         if others:
             self._spread.release(others)
-        if self._failover.epoch:
+        if self._lease:
             try:
                 self._mesh.resign()
             except MeshError as error:
@@ -150,6 +165,13 @@ class MeshDecoder:
     @property
     def _others(self) -> list[str]:
         return [node for node in self._failover.nodes if node != self._mesh.node]
+
+    def _report(self) -> None:
+        """Let others see how fast it goes, once a second."""
+        now = time.monotonic()
+        if now - self._reported_s >= 1 and self._rates.token_s:
+            self._reported_s = now
+            self._mesh.report({"tokens_per_s": round(1 / self._rates.token_s, 3)})
 
     def _operate(self, what: str, numbers: tuple[int, ...]) -> None:
         """Tell the others to do what was done here, and logged."""
@@ -161,6 +183,8 @@ class MeshDecoder:
 
     def _tell_all(self, command: Command) -> Logits | None:
         """Have all devices carry out `command`, this one too; return the logits of a batch."""
+        if self._others:
+            self._wire.hear()
         self._number += 1
         self._send(command)
         self._wire.expect(self._number)
@@ -188,7 +212,7 @@ class MeshDecoder:
         for sequence in {token.sequence for token in batch}:
             first = min(token.position for token in batch if token.sequence == sequence)
             self._log.rewind(sequence, first, first if self.capabilities.can_rewind else 0)
-        header = {"kind": "stop", "epoch": self._failover.epoch, "number": self._number}
+        header: Document = {"kind": "stop", "epoch": self._failover.epoch, "number": self._number}
         for node in self._others:
             try:
                 self._mesh.link.send(node, header, timeout_s=SEND_TIMEOUT_S)
@@ -199,20 +223,33 @@ class MeshDecoder:
         """Hear who came and who went; between conversations, a new device is given its part."""
         if self._failover.phase is not Phase.RUNNING:  # it was broken off, by Ctrl-C or an error
             self._drive(self._failover.start())
-        gone: list[Gone] = []
-        for event in self._mesh.wait(timeout_s=0.0):
+        gone: list[Event] = []
+        heard, self._heard = [*self._heard, *self._mesh.wait(timeout_s=0.0)], []
+        for event in heard:
             if isinstance(event, Joined):
                 self._names[event.member.node] = event.member.name
                 if is_worker(event.member):
                     self._failover.handle(Appeared(event.member.node))
             elif isinstance(event, Lost):
                 gone.append(Gone(event.node, event.why))
-        for event in gone:
-            self._drive(self._failover.handle(event))
+            elif isinstance(event, Unled) and event.epoch >= self._lease:
+                gone.append(Deposed(LED_BY_ANOTHER))
+        for loss in gone:
+            self._drive(self._failover.handle(loss))
         if self._failover.wants_more and not len(self._log):
             self._drive(self._failover.handle(Better("a device joined")))
         elif why := self._rates.why_replan(self._spread, self._log.tokens):
             self._drive(self._failover.handle(Better(why)))
+
+    def _check(self) -> None:
+        """While a state is waited for: was the pass stopped, is a device of the plan gone, does another lead?"""
+        self._engine.check_cancelled()
+        for event in self._mesh.wait(timeout_s=0.0):
+            if isinstance(event, Lost) and event.node in self._others:
+                raise DeviceLost(event.why, node=event.node)
+            if isinstance(event, Unled) and event.epoch >= self._lease:
+                raise LeaseLost(LED_BY_ANOTHER)
+            self._heard.append(event)
 
     def _recover(self, error: EdgeRunError, batch: Sequence[BatchToken]) -> None:
         """Make it possible to go on after `error`, or raise it."""
@@ -248,6 +285,8 @@ class MeshDecoder:
     def _event(self, error: EdgeRunError) -> Event:
         """Return what `error` means for the run. Raises it where it is this device's own."""
         node = str(error.figures.get("node", ""))
+        if isinstance(error, LeaseLost):
+            return Deposed(str(error))
         if isinstance(error, Overdue):
             return self._spread.who_is_stuck(self._others)
         if isinstance(error, PassFailed | ProtocolError):
@@ -263,10 +302,9 @@ class MeshDecoder:
             event = self._execute(waiting.pop(0))
             if event is None:
                 continue
-            if following := self._failover.handle(event):
-                waiting = following
-            elif isinstance(event, Gone | Refused):
-                raise MeshError(f"{event.node}: {event.why}")
+            waiting = self._failover.handle(event) or waiting
+        if self._failover.phase is not Phase.RUNNING:
+            raise MeshError(f"the mesh does not get on: it waits for {self._failover.phase.value}")
 
     def _execute(self, instruction: Instruction) -> Event | None:
         """Carry out one instruction; return what came of it."""
@@ -290,7 +328,8 @@ class MeshDecoder:
 
     def _lead(self) -> Event:
         try:
-            return Led(self._mesh.lead(timeout_s=LEAD_TIMEOUT_S))
+            self._lease = self._mesh.lead(timeout_s=LEAD_TIMEOUT_S)
+            return Led(self._lease)
         except MeshError as error:
             return NotLed(str(error))
 
@@ -301,10 +340,10 @@ class MeshDecoder:
         node = self._mesh.node
         self._sent_bytes += self._wire.sent_bytes
         self._wire = LinkWire(self._mesh.link, instruction.epoch, plan.owners)
-        self._wire.node, self._wire.check = node, self._engine.check_cancelled
+        self._wire.node, self._wire.check = node, self._check
         self._number = 0
         self._learned.clear()
-        self._spread.open(plan)
+        self._spread.open(plan, instruction.epoch)
         try:
             self._engine.assign(Share(plan.owners, node), self._wire)
         except BudgetError as error:
@@ -313,6 +352,9 @@ class MeshDecoder:
             self._spread.take_less(error)
             return Unfit(str(error))
         self._rates.restart()
+        if len(plan.nodes) > 1:
+            self._mesh.publish_plan(self._lease, self._spread.plan_document())
+            self._say(self._spread.plan_text())
         return Opened(instruction.epoch)
 
     def _replay(self, epoch: int) -> Event:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.mesh import Mesh
+from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import MeshUse
 from edge_run.runtime.mesh_decoder import MeshDecoder
 from edge_run.runtime.mesh_spread import Spread
@@ -53,6 +54,9 @@ class MeshEngine(SliceEngine):
     def mesh_use(self) -> MeshUse | None:
         """How the model is spread over devices."""
         return self._over_all.use if self._over_all else None
+
+    def expect(self, profile: DeviceProfile) -> None:
+        """Tell progress in shares of the work: what other devices take of it is not known beforehand."""
 
     def close(self) -> None:
         """Let the other devices go, and free everything. Idempotent."""

@@ -3,7 +3,8 @@
     LEADING -> PLANNING -> OPENING -> REPLAYING -> RUNNING
        ^___________________________________________|   a device of the plan is lost, refuses, or a better plan is there
 
-Every attempt has an epoch of its own, later than all before: what devices still say under an earlier one is nobody's.
+Every attempt has an epoch of its own, later than all before: that of the lease, with the attempts under it counted in
+its lowest bits. What devices still say under an earlier one is nobody's.
 A device that was lost takes part again only when it appears anew; one that refused does not take part in this run any
 more. So attempts end: at the latest, this device goes on alone, which needs no lease.
 """
@@ -51,7 +52,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Led:
-    """The lease is ours, under this epoch."""
+    """The lease is ours; its epoch may be the same again."""
 
     epoch: int
 
@@ -98,8 +99,16 @@ class Unfit:
     why: str
 
 
-Event: TypeAlias = "Appeared | Gone | Refused | Led | NotLed | Planned | Opened | Replayed | Better | Unfit"
+@dataclass(frozen=True, slots=True)
+class Deposed:
+    """Another coordinator has a later lease: nobody obeys this one any more."""
+
+    why: str
+
+
+Event: TypeAlias = "Appeared | Gone | Refused | Led | NotLed | Planned | Opened | Replayed | Better | Unfit | Deposed"
 MOST_MISFITS = 3
+ATTEMPT_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +183,8 @@ class Failover:
             return self._anew(f"{event.why}: a new plan") if self.phase is Phase.RUNNING else []
         if isinstance(event, Unfit):
             return self._misfit(event.why) if self.phase is Phase.OPENING else []
+        if isinstance(event, Deposed):
+            return self._anew(event.why) if self.phase is not Phase.LEADING and len(self.nodes) != 1 else []
         return self._next(event)
 
     def check(self) -> None:
@@ -186,11 +197,12 @@ class Failover:
 
     def _next(self, event: Led | NotLed | Planned | Opened | Replayed) -> list[Instruction]:
         """Go a step further, when `event` is what is waited for."""
-        if isinstance(event, Led) and self.phase is Phase.LEADING and event.epoch > self.epoch:
-            self.epoch, self.phase = event.epoch, Phase.PLANNING
+        if isinstance(event, Led) and self.phase is Phase.LEADING:
+            self.epoch = max(self.epoch + 1, event.epoch << ATTEMPT_BITS)
+            self.phase = Phase.PLANNING
             return [MakePlan(tuple(sorted(self.candidates)))]
         if isinstance(event, NotLed) and self.phase is Phase.LEADING:
-            return [Tell(f"{event.why}: this device goes on alone"), *self._open((self.node,))]
+            return [Tell(f"{event.why}: this device goes on alone"), *self._alone()]
         if isinstance(event, Planned) and self.phase is Phase.PLANNING:
             return self._open(event.nodes)
         if isinstance(event, Opened) and self.phase is Phase.OPENING and event.epoch == self.epoch:
@@ -225,7 +237,7 @@ class Failover:
     def _misfit(self, why: str) -> list[Instruction]:
         self._misfits += 1
         if self._misfits > MOST_MISFITS:
-            return [Tell(f"{why}: this device goes on alone"), *self._open((self.node,))]
+            return [Tell(f"{why}: this device goes on alone"), *self._alone()]
         return self._anew(why)
 
     def _anew(self, why: str) -> list[Instruction]:
@@ -235,9 +247,13 @@ class Failover:
     def _begin(self) -> list[Instruction]:
         self.wants_more = False
         if not self.candidates:
-            return self._open((self.node,))
+            return self._alone()
         self.nodes, self.phase = (), Phase.LEADING
         return [Lead()]
+
+    def _alone(self) -> list[Instruction]:
+        self.epoch += 1
+        return self._open((self.node,))
 
     def _open(self, nodes: tuple[str, ...]) -> list[Instruction]:
         self.nodes, self.phase = nodes, Phase.OPENING

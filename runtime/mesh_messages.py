@@ -50,7 +50,7 @@ def command_header(command: Command, epoch: int, number: int) -> Document:
 def command_parts(command: Command) -> list[memoryview]:
     """Return the bulk of a command: its numbers."""
     numbers = _flat(command.batch) if isinstance(command, Decode) else list(command.numbers)
-    return [memoryview(np.array(numbers, "<i4")).cast("B")]
+    return [memoryview(np.array(numbers, "<i4").tobytes())]
 
 
 def read_command(message: Message, vocabulary: int) -> Command:

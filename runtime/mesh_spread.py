@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypeVar
 
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError, ProtocolError
-from edge_run.base.mesh import Document, Mesh
+from edge_run.base.mesh import Document, JsonValue, Mesh
 from edge_run.base.results import MeshNode
 from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork, plan_mesh
 from edge_run.runtime.driver import PassShape
@@ -27,6 +29,9 @@ from edge_run.runtime.terms import used_experts
 
 PREPARE_TIMEOUT_S, ASSIGN_TIMEOUT_S, STATUS_TIMEOUT_S = 120.0, 120.0, 3.0
 HOP_S = 0.001  # until it is measured
+
+
+_Answer = TypeVar("_Answer")
 
 
 class Failed(Exception):
@@ -78,7 +83,7 @@ class Spread:
         answers = self._order_all({node: {"order": "prepare", **self._model} for node in asked}, PREPARE_TIMEOUT_S)
         for node, answer in answers.items():
             self._check(node, answer)
-            self.stations[node] = self._judged(node, lambda n=node, a=answer: station(n, a, self.hop_s))
+            self.stations[node] = self._judged(node, functools.partial(station, node, answer, self.hop_s))
 
     def make_plan(self) -> MeshPlan:
         """Return the best plan over the devices that were asked, and this one; this one alone where none fits."""
@@ -126,10 +131,11 @@ class Spread:
         self.plan = MeshPlan(owners, 1, 0.0, {})
         return self.plan
 
-    def open(self, plan: MeshPlan) -> None:
-        """Have the other devices open their slices. Raises Failed."""
+    def open(self, plan: MeshPlan, epoch: int) -> None:
+        """Have the other devices open their slices, under `epoch`. Raises Failed."""
         order: Document = {
             "order": "assign",
+            "epoch": epoch,
             "owners": list(plan.owners),
             "layout": layout_hash(self._engine.layout),
         }
@@ -165,11 +171,27 @@ class Spread:
             MeshNode(
                 node=node,
                 name=names.get(node, node),
-                blocks=tuple(b for u, owner in zip(units, self.plan.owners, strict=True) if owner == node for b in u.blocks),
+                blocks=tuple(
+                    b for u, owner in zip(units, self.plan.owners, strict=True) if owner == node for b in u.blocks
+                ),
                 streamed_bytes=self.plan.read_bytes.get(node, 0),
             )
             for node in self.plan.nodes
         )
+
+    def plan_document(self) -> Document:
+        """Return the plan for others to see."""
+        layers: dict[str, JsonValue] = {
+            part.node: [[first, last + 1] for first, last in runs(part.blocks)] for part in self.describe()
+        }
+        per_s = round(self.plan.tokens_per_s, 3) if self.plan and self.plan.token_s else 0.0
+        return {"model": self._engine.gguf.shards[0].path.name, "layers": layers, "tokens_per_s": per_s}
+
+    def plan_text(self) -> str:
+        """Return the plan in words."""
+        parts = [f"{part.name} computes {_layers(part.blocks)}" for part in self.describe()]
+        per_s = f"; {self.plan.tokens_per_s:.1f} tokens/s expected" if self.plan and self.plan.token_s else ""
+        return ", ".join(parts) + per_s
 
     def _order_all(self, orders: dict[str, Document], timeout_s: float) -> dict[str, Document]:
         if not orders:
@@ -180,7 +202,7 @@ class Spread:
             }
             return {node: self._judged(node, call.result) for node, call in calls.items()}
 
-    def _judged(self, node: str, call: Callable[[], object]) -> object:
+    def _judged(self, node: str, call: Callable[[], _Answer]) -> _Answer:
         try:
             return call()
         except DeviceLost as error:
@@ -195,7 +217,26 @@ class Spread:
         others = differing(numerics_document(self._engine.numerics), answer.get("numerics"))
         if others and not self._takes_any:
             raise Failed(
-                Refused(node, f"its numerics differ ({', '.join(others)}), so tokens could; --mesh-any-numerics takes it")
+                Refused(
+                    node, f"its numerics differ ({', '.join(others)}), so tokens could; --mesh-any-numerics takes it"
+                )
             )
         if others:
             self._say(f"{node} computes with other numerics ({', '.join(others)}): tokens may differ from one device's")
+
+
+def runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
+    """Return blocks as ranges (first, last)."""
+    found: list[tuple[int, int]] = []
+    for block in blocks:
+        if found and found[-1][1] == block - 1:
+            found[-1] = found[-1][0], block
+        else:
+            found.append((block, block))
+    return found
+
+
+def _layers(blocks: Sequence[int]) -> str:
+    if not blocks:
+        return "no layers"
+    return "layers " + " ".join(f"{a}-{b}" if a != b else str(a) for a, b in runs(blocks))

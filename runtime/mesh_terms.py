@@ -15,8 +15,8 @@ from edge_run.base.results import Numerics
 from edge_run.devices.profile import disk_of
 from edge_run.partition.cost import CostModel
 from edge_run.partition.mesh_plan import Station
-from edge_run.prefetch.schedule import STRETCH_CHUNKS
 from edge_run.partition.plan import LOOKAHEAD_CHUNKS
+from edge_run.prefetch.schedule import STRETCH_CHUNKS
 from edge_run.runtime._ggml import L
 from edge_run.runtime.driver import PassShape
 from edge_run.runtime.forecast import pass_work

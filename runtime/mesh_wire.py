@@ -60,6 +60,11 @@ class LinkWire:
         self._since = self._clock() if self._owners[0] == self.node else None
         self._waiting = deque(m for m in self._waiting if _is_at_least(m, number))
 
+    def hear(self) -> None:
+        """Take in what has come already. Raises DeviceLost for a device of this run that is known to be gone."""
+        while (message := self._next(0.0)) is not None:
+            self._keep(message)
+
     def begin(self) -> None:
         """A pass through the graph begins."""
         self._round += 1
@@ -171,7 +176,9 @@ class LinkWire:
         if kind != "state" or number < self.number:
             return
         if len(self._waiting) >= MOST_WAITING:
-            raise ProtocolError(f"{len(self._waiting)} messages wait that nobody asked for; the last from {message.node}")
+            raise ProtocolError(
+                f"{len(self._waiting)} messages wait that nobody asked for; the last from {message.node}"
+            )
         self._waiting.append(message)
 
 

@@ -51,7 +51,7 @@ class Model:
         chat_template: Jinja text or a file, instead of the model's own. options: the fields of `ModelConfig`, or all of
         them as `config`. mesh: spread the model over the devices of a mesh: an open one, or the address of its broker
         (`mqtt://host:1883`), or "" for the one that this device joined.
-        Raises ModelFileError, BudgetError, ConfigError, KernelError, NotSupported, TierReadError; MeshError, NotTrusted.
+        Raises ModelFileError, BudgetError, ConfigError, KernelError, NotSupported, TierReadError, MeshError.
         """
         if config is not None and (options or memory is not None):
             raise ConfigError("config and single options: give one of the two")
@@ -119,7 +119,7 @@ class Model:
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the tokens of `text`. parse_special: control tokens written in it (`<|im_end|>`) count as such."""
-        return ggml.tokenize(self._vocab, text, add_special, parse_special)
+        return self._opened.model.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text of `tokens`."""

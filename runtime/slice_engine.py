@@ -105,7 +105,9 @@ class SliceEngine(Engine):
         memory = WeightMemory(self._territory, self._sources, readers, self._chunk_bytes)
         self._share = share, wire
         try:
-            self.plan, self._streams = open_streams(own_part(graph, layout, share), terms, memory, self._enter_in_ledger)
+            self.plan, self._streams = open_streams(
+                own_part(graph, layout, share), terms, memory, self._enter_in_ledger
+            )
             for stream in self._streams:
                 stream.check = self._driver.check_cancelled
             self._slice = Slice(share, wire, layout)
@@ -164,7 +166,7 @@ class SliceEngine(Engine):
         layout = lay_out(graph, self._driver.take_flow())
         if self._maps and layout.shape != self.layout.shape:
             raise NotSupported(
-                f"this model cannot be spread over devices: a pass of {shape.tokens} tokens has other layers than one of 1"
+                f"this model cannot be spread over devices: in a pass of {shape.tokens} tokens it has other layers"
             )
         self._maps[shape] = graph, layout
 

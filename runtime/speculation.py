@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -36,6 +37,7 @@ from edge_run.runtime.drafting import (
     plan_tree,
     rank_guesses,
 )
+from edge_run.runtime.overlap import Overlap
 from edge_run.runtime.session import Session
 from edge_run.runtime.speculation_tally import Tally
 from edge_run.runtime.width_control import WidthControl
@@ -66,6 +68,8 @@ class SpeculativeSession(Session):
         super().__init__(decoder)
         self._drafters, self._control, self._tally = drafters, control, tally
         self._branches, self._is_exact = tuple(branches), is_exact
+        self._overlaps = [drafter for drafter in drafters if isinstance(drafter, Overlap)]
+        self._guessed_s = 0.0  # for the pass at hand
         self._counters, self._clock = counters, clock
         self._acceptance = Acceptance()
         self._has_drafted = False
@@ -99,7 +103,8 @@ class SpeculativeSession(Session):
 
     def speculation(self) -> Speculation:
         """Return the figures since the last prompt."""
-        return self._tally.figures(self._control.plain_s())
+        decisions = tuple(itertools.chain.from_iterable(overlap.decisions for overlap in self._overlaps))
+        return replace(self._tally.figures(self._control.plain_s()), decisions=decisions)
 
     def _advance(self, token: int) -> int | None:
         """Hold the tree's guesses against the token that came; return its node, None where nobody guessed it."""
@@ -184,10 +189,11 @@ class SpeculativeSession(Session):
         for path, guess in merged(several).items():
             guesses[(*before, *path)] = replace(guess, value=guess.value * _SURE)
         ranked = rank_guesses(guesses, 1 + len(self._branches))[:most]
+        self._guessed_s = self._clock() - started
         if self._has_drafted:  # the first time, drafters read the prompt
-            self._control.observe_drafting(self._clock() - started)
+            self._control.observe_drafting(self._guessed_s)
         self._has_drafted = True
-        self._tally.drafted(self._clock() - started)
+        self._tally.drafted(self._guessed_s)
         return {path: guesses[path] for path in ranked}
 
     def _run(self, tree: DraftTree, again: bool) -> Logits:
@@ -199,7 +205,8 @@ class SpeculativeSession(Session):
         if again:
             self._decoder.rewind(self._sequence, len(self.history) - 1)
         try:
-            rows = self._decoder.decode(self._batch(tree, again))
+            with self._going_on(tree):
+                rows = self._decoder.decode(self._batch(tree, again))
             self.history.append(tree.tokens[0])
         except BaseException:
             self._tree = self._plain_row = None
@@ -211,8 +218,20 @@ class SpeculativeSession(Session):
             self._tally.differed(float(np.abs(rows[0] - self._plain_row).max()))
             rows = rows[1:]
         self._control.observe_pass(len(tree) + again, wall_s, wait_s, read_s)
+        if len(tree) > 1:
+            for overlap in self._overlaps:
+                overlap.note(self._guessed_s, wall_s, len(tree) + again)
         self._tally.passed(len(tree), wall_s)
         return rows
+
+    @contextmanager
+    def _going_on(self, tree: DraftTree) -> Iterator[None]:
+        """Let drafters that can go on along the tree's main line while the block runs."""
+        line = [*self.history, *tree.tokens[: tree.main_length]]
+        with ExitStack() as stack:
+            for overlap in self._overlaps if len(tree) > 1 else ():
+                stack.enter_context(overlap.going_on(line, self._acceptance))
+            yield
 
     def _batch(self, tree: DraftTree, again: bool) -> list[BatchToken]:
         start, names = len(self.history), self._names()

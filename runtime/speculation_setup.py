@@ -8,6 +8,7 @@ from edge_run.partition.pass_costs import PassCosts
 from edge_run.runtime.drafting import Drafter
 from edge_run.runtime.engine import Engine
 from edge_run.runtime.lookup import Lookup
+from edge_run.runtime.overlap import Overlap
 from edge_run.runtime.session import Session
 from edge_run.runtime.speculation import SpeculativeSession
 from edge_run.runtime.speculation_shape import MOST_BRANCHES
@@ -19,7 +20,7 @@ from edge_run.runtime.width_control import WidthControl
 def open_session(engine: Engine) -> Session:
     """Return a conversation in `engine`, which speculates as the engine's configuration says, where the model can."""
     config, capabilities = engine.config, engine.front.capabilities
-    drafters: list[Drafter] = [engine.draft] if engine.draft else []
+    drafters: list[Drafter] = [Overlap(engine.draft)] if engine.draft else []
     if config.uses_lookup:
         drafters.append(Lookup())
     if not drafters:

@@ -1,11 +1,12 @@
-"""`edge-run split bench`: bytes against accuracy of a trained split, with JPEG and WebP before the uncut network.
+"""`edge-run split bench`: bytes against accuracy of a trained split, with JPEG and WebP beside it; and time.
 
 After sc2-benchmark (Matsubara et al., 2023): the bytes are those of the serialised object, one image at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, NotSupported
-from edge_run.base.split import CurvePoint, SplitBench
+from edge_run.base.split import CurvePoint, SplitBench, WayTime
 from edge_run.runtime.image_folder import ImageFolder, ImageSize, decode_image, encode_image
-from edge_run.runtime.onnx_session import open_session, run_session
+from edge_run.runtime.onnx_session import median_s, open_session, run_session
 from edge_run.runtime.split_bundle import HEAD, MODEL, TAIL, Bundle, read_bundle
 
 JPEG_QUALITIES = (1, 5, 10, 20, 30, 45, 65, 85)
@@ -48,9 +49,11 @@ def bench_split(
     uncut, classes = bench.uncut()
     if classes != len(images.classes):
         raise NotSupported(f"{data}: has {len(images.classes)} folders, the network answers {classes} classes")
-    points = [*bench.codes(), *(bench.baselines() if baselines else ())]
+    codes = list(bench.codes())
+    points = (*codes, *(bench.baselines() if baselines else ()))
     worst = max(bench.overheads, default=0.0)
-    return SplitBench(str(head), str(data), len(images), uncut, bench.original_bytes(), worst, tuple(points))
+    ways = tuple(bench.ways([point.mean_bytes for point in codes]))
+    return SplitBench(str(head), str(data), len(images), uncut, bench.original_bytes(), worst, points, ways)
 
 
 class _Bench:
@@ -111,6 +114,27 @@ class _Bench:
                     right += self._right(run_session(self._model, _decoded(files, self._bundle.size))[0], chosen)
                 name = f"{kind.lower()} {quality}"
                 yield CurvePoint(name, float(np.mean(sizes)), max(sizes), right / len(self._images))
+
+    def ways(self, code_bytes: Sequence[float]) -> Iterator[WayTime]:
+        """Yield what a frame takes each way, one at a time; code_bytes: mean bytes of a code, by rate."""
+        self._show("the time of a frame")
+        codec, file = self._bundle.codec, self._images.paths[0].read_bytes()
+        pixels = decode_image(file, self._bundle.size)[None]
+        yield WayTime("local", median_s(lambda: run_session(self._model, pixels)), 0.0, 0.0)
+        whole_s = median_s(lambda: run_session(self._model, decode_image(file, self._bundle.size)[None]))
+        yield WayTime("image", 0.0, whole_s, self.original_bytes())
+        shape = run_session(self._head, pixels)[0].shape
+
+        def encode(rate: int) -> bytes:
+            tensor = run_session(self._head, pixels)[0].reshape(codec.channels, -1)
+            return codec.encode_within(tensor, rate, self._most_bytes)[0]
+
+        def answer(code: bytes) -> list[Any]:
+            return run_session(self._tail, codec.decode(code, self._bundle.positions)[0].reshape(shape))
+
+        for rate, sent_bytes in enumerate(code_bytes):
+            device_s = median_s(functools.partial(encode, rate))
+            yield WayTime(f"code {rate}", device_s, median_s(functools.partial(answer, encode(rate))), sent_bytes)
 
     def original_bytes(self) -> float:
         """Return the mean bytes of the files as they are."""

@@ -6,7 +6,7 @@ the layer after it. There the state can be read, divided by the norm's weights, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,7 +71,18 @@ def routed_layers(graph: GraphMap, gguf: GgufModel) -> list[RoutedLayer | None]:
     for i, node in enumerate(graph):
         if routed_read(node) and node.expert_ids is not None:
             uses.setdefault(node.expert_ids, []).append(i)
-    return [_layer(graph, shapes, ids, nodes) for ids, nodes in uses.items()]
+    layers = [_layer(graph, shapes, ids, nodes) for ids, nodes in uses.items()]
+    rows = {tensor.name: tensor.shape[0] for tensor in gguf.tensors}
+    return [_if_alike(graph, rows, layer, nodes) for layer, nodes in zip(layers, uses.values(), strict=True)]
+
+
+def _if_alike(
+    graph: GraphMap, rows: Mapping[str, int], layer: RoutedLayer | None, uses: Sequence[int]
+) -> RoutedLayer | None:
+    """Return `layer`; None where its experts see another state than its router, in a space of their own."""
+    if layer is None or rows.get(graph[uses[0]].reads[0].name) != rows.get(layer.router.name):
+        return None
+    return layer
 
 
 def _layer(graph: GraphMap, shapes: Mapping[str, tuple[int, ...]], ids: int, uses: list[int]) -> RoutedLayer | None:

@@ -12,7 +12,6 @@ from edge_run.base.config import ModelConfig, make_config
 from edge_run.base.errors import ConfigError, NotSupported, TierReadError
 from edge_run.base.replay import Recording
 from edge_run.prefetch.routes import DECODE, RouteWriter
-from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
 from edge_run.runtime.engine import Engine
 from edge_run.runtime.route_recorder import RouteRecorder, route_header
@@ -70,7 +69,7 @@ def trace(
 def _generate(
     engine: Engine, prompt: str, max_tokens: int, recorder: RouteRecorder, on_token: Callable[[int], None]
 ) -> None:
-    tokens = ggml.tokenize(engine.model.vocab, prompt, True, True)
+    tokens = engine.model.tokenize(prompt, add_special=True, parse_special=True)
     if not tokens:
         raise ConfigError("prompt: is empty; give at least one token")
     session = Session(engine.front)

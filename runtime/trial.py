@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from edge_run.base.protocols import BatchToken
 from edge_run.base.units import KIB, MIB
@@ -17,6 +16,7 @@ from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.decoder import LocalDecoder
 from edge_run.runtime.driver import Driver
 from edge_run.runtime.graph import GraphMap, Node
+from edge_run.runtime.llama_model import LlamaModel
 
 SMALL_BYTES = 64 * KIB
 MOST_BYTES = 48 * MIB
@@ -82,10 +82,14 @@ def plan_trial(graph: Iterable[Node], types: Mapping[str, int]) -> frozenset[int
     return frozenset(left_out)
 
 
-def try_vocabulary(vocab: Any) -> None:
+def try_vocabulary(model: LlamaModel) -> None:
     """Take a text of every byte apart, and give the text of tokens: over a broken vocabulary this ends the process."""
-    n_tokens = ggml.L.llama_vocab_n_tokens(vocab)
-    tokens = {*ggml.tokenize(vocab, TEXT, True, True), *range(0, n_tokens, max(1, n_tokens // SAMPLED_TOKENS))}
+    vocab, n_tokens = model.vocab, model.vocabulary
+    text = model.can_write(TEXT)
+    tokens = {
+        *model.tokenize(text, add_special=True, parse_special=True),
+        *range(0, n_tokens, max(1, n_tokens // SAMPLED_TOKENS)),
+    }
     for token in tokens:
         ggml.token_bytes(vocab, token, False)
         ggml.token_bytes(vocab, token, True)

@@ -20,6 +20,7 @@ from edge_run.base.mesh import Document, JsonValue, Mesh
 from edge_run.base.results import to_json
 from edge_run.runtime.driver import PassShape
 from edge_run.runtime.fingerprint import fingerprint
+from edge_run.runtime.mesh_failover import ATTEMPT_BITS
 from edge_run.runtime.mesh_messages import Command, Decode, Operate, integer, read_command
 from edge_run.runtime.mesh_terms import config_from, layout_hash, room_document
 from edge_run.runtime.mesh_wire import SEND_TIMEOUT_S, LinkWire
@@ -61,6 +62,7 @@ class Worker:
         self._hashes: dict[str, Path] = {}
         self._changing = threading.Condition()
         self._is_closed = self._is_busy = False
+        self._latest = 0
         self._thread = threading.Thread(target=self._serve, name="edge-run-worker", daemon=True)
 
     def start(self) -> None:
@@ -111,7 +113,9 @@ class Worker:
         return {"memory_bytes": int(self._config.memory or 0), "models": models}
 
     def _files(self) -> list[Path]:
-        found = [f for folder in self._folders for f in ([folder] if folder.is_file() else sorted(folder.glob("*.gguf")))]
+        found = [
+            f for folder in self._folders for f in ([folder] if folder.is_file() else sorted(folder.glob("*.gguf")))
+        ]
         return [path for path in found if path.suffix == ".gguf"]
 
     def _prepare(self, order: Document) -> Document:
@@ -142,7 +146,7 @@ class Worker:
                     return path
         where = ", ".join(str(folder) for folder in self._folders) or "no folder"
         raise NotTrusted(
-            f"model {name!r} with hash {asked[:12]}: is not in {where}; copy the same file there, or join the mesh with "
+            f"model {name!r} with hash {asked[:12]}: is not in {where}; copy the same file there, or join with "
             "--models where it is"
         )
 
@@ -155,17 +159,21 @@ class Worker:
             raise MeshError("the model is cut in other places here; the devices have different versions")
         if not isinstance(owners, list | tuple) or len(owners) != len(engine.layout.units):
             raise ProtocolError(f"an order names the owners of no {len(engine.layout.units)} units")
+        number = integer(order, "epoch")
+        if number >> ATTEMPT_BITS > epoch or number <= self._latest:
+            raise ProtocolError(f"an order of epoch {number}, after one of {self._latest}: not the latest")
+        self._latest = number
         share = Share(tuple(str(owner) for owner in owners), self._mesh.node)
         self._end_run()
-        wire = LinkWire(self._mesh.link, epoch, share.owners)
+        wire = LinkWire(self._mesh.link, number, share.owners)
         wire.node = self._mesh.node
-        run = _Run(coordinator, epoch, wire)
+        run = _Run(coordinator, number, wire)
         wire.check = lambda: _check(run)
         engine.assign(share, wire)
         with self._changing:
             self._run = run
             self._changing.notify_all()
-        logger.info("epoch %d: units %s of %s", epoch, share.ranges, engine.gguf.shards[0].path)
+        logger.info("epoch %d: units %s of %s", number, share.ranges, engine.gguf.shards[0].path)
         return {"plan": to_json(engine.plan), "layers": len(share.ranges)}
 
     def _end_run(self) -> None:

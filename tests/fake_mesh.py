@@ -78,6 +78,9 @@ class FakeMesh:
 
     def announce(self, capabilities: Document) -> None:
         self.capabilities = capabilities
+        for other in self.hub.members.values():
+            if other is not self and other.node not in self.hub.gone:
+                other.events.put(Joined(self.member))
 
     def report(self, load: Document) -> None:
         pass

@@ -1,13 +1,15 @@
 """Runs a model as slices on several engines in one process, and compares the logits with those of one engine.
 
-    python slices.py MODEL.gguf --owners 3,1 [--prefill 70] [--decode 6] [--memory 0.5]
+    python slices.py MODEL.gguf --owners 3,1 [--prefill 70] [--decode 6] [--streams]
 
-Run as a child process: a read of weights that are not resident ends it. Prints one JSON line.
+Run as a child process: a read of weights that are not resident ends it. Prints one JSON line. --streams: each engine
+has the fewest frames that can work.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import queue
 import threading
@@ -18,13 +20,14 @@ from typing import Any
 import numpy as np
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError, Cancelled
+from edge_run.base.errors import Cancelled
 from edge_run.base.protocols import BatchToken
-from edge_run.base.units import KIB, MIB
+from edge_run.base.units import KIB
 from edge_run.runtime.driver import GraphChanged, PassShape
 from edge_run.runtime.engine import Engine
 from edge_run.runtime.slice import Share
 from edge_run.runtime.slice_engine import SliceEngine
+from exactness import fewest_frames
 
 CHUNK_BYTES = 16 * KIB
 
@@ -123,7 +126,7 @@ def run_slices(together: Together, batches: Sequence[Sequence[BatchToken]]) -> l
 
 def compare(path: Path, counts: Sequence[int], options: dict[str, Any]) -> dict[str, Any]:
     common = {"context_tokens": 256, "micro_batch_tokens": 32, "threads": 1, "check_file": False}
-    prefill, decode, share = options["prefill"], options["decode"], options["memory"]
+    prefill, decode = options["prefill"], options["decode"]
     with_plain = Engine(path, ModelConfig(backend="llama.cpp", **common))
     tokens = np.random.default_rng(0).integers(1, with_plain.model.vocabulary, prefill + decode).tolist()
     batches = batches_of(tokens, prefill, 32)
@@ -133,10 +136,10 @@ def compare(path: Path, counts: Sequence[int], options: dict[str, Any]) -> dict[
     engines = {n: SliceEngine(path, ModelConfig(memory="8GiB", **common), CHUNK_BYTES) for n in names}
     layout = engines["a"].layout
     owners = owners_of(len(layout.units), counts)
-    if share < 1:
-        least(engines, owners, share)
-    together = Together(engines, owners)
+    with fewest_frames(0.0) if options["streams"] else contextlib.nullcontext():
+        together = Together(engines, owners)
     found = run_slices(together, batches)
+    streamed = [engine.plan.streamed_bytes_per_pass for engine in engines.values()]
     again = None
     if options["again"]:  # other owners, in the same engines
         turned = ["a", *reversed(owners[1:-1]), "a"]
@@ -148,7 +151,7 @@ def compare(path: Path, counts: Sequence[int], options: dict[str, Any]) -> dict[
         "different_rows": differing(wanted, found),
         "different_again": differing(wanted, again) if again is not None else 0,
         "sent_bytes": sum(wire.sent_bytes for wire in together.wires.values()),
-        "streamed_bytes": [engine.plan.streamed_bytes_per_pass for engine in engines.values()],
+        "streamed_bytes": streamed,
         "pinned_bytes": [engine.plan.pinned_bytes for engine in engines.values()],
         "kv_bytes": [engine.plan.kv_bytes for engine in engines.values()],
         "expert_bytes": [engine.plan.expert_bytes for engine in engines.values()],
@@ -157,17 +160,6 @@ def compare(path: Path, counts: Sequence[int], options: dict[str, Any]) -> dict[
     for engine in engines.values():
         engine.close()
     return result
-
-
-def least(engines: dict[str, SliceEngine], owners: Sequence[str], share: float) -> None:
-    """Give each engine the smallest budget that works for its share, and `share` of its weights more."""
-    for node, engine in engines.items():
-        try:
-            engine.budget_bytes = 1
-            engine.assign(Share(tuple(owners), node), QueueWire({}, node))
-        except BudgetError as error:
-            own = sum(u.weight_bytes for u, o in zip(engine.layout.units, owners, strict=True) if o == node)
-            engine.budget_bytes = int(str(error.figures["minimum_bytes"])) + int(share * own) + MIB
 
 
 def differing(wanted: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> int:
@@ -180,7 +172,7 @@ def main() -> None:
     parser.add_argument("--owners", default="2,1")
     parser.add_argument("--prefill", type=int, default=70)
     parser.add_argument("--decode", type=int, default=6)
-    parser.add_argument("--memory", type=float, default=1.0)
+    parser.add_argument("--streams", action="store_true")
     parser.add_argument("--again", action="store_true")
     arguments = vars(parser.parse_args())
     print(json.dumps(compare(arguments["model"], [int(n) for n in arguments["owners"].split(",")], arguments)))

@@ -18,8 +18,10 @@ import pytest
 from edge_run import AsyncModel, BudgetError, ConfigError, Model, ModelFileError, NotSupported
 from edge_run.base.config import ModelConfig
 from edge_run.partition.pass_costs import PassCosts
-from edge_run.runtime import speculation_setup
+from edge_run.runtime import overlap, speculation_setup
+from edge_run.runtime.draft_model import DraftModel
 from edge_run.runtime.engine import Engine
+from edge_run.runtime.overlap import Overlap, following
 from edge_run.runtime.planner import planner
 from edge_run.runtime.session import Session
 from edge_run.runtime.speculation_setup import open_session
@@ -85,6 +87,33 @@ def both(path: Path, n_tokens: int, **options: Any) -> tuple[Any, Any, Any]:
     found = continued(session, prompt, n_tokens)
     engine.close()
     return wanted, found, session.speculation()
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("exact", [True, False])
+def test_guesses_made_beside_a_pass_change_nothing_and_are_used(
+    folder: Path, drafter: Path, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft model computes on another thread while the target does, and is back on its own threads after it."""
+    used = []
+
+    def counted(*arguments: Any) -> Any:
+        used.append(found := following(*arguments))
+        return found
+
+    def to_the_end(model: DraftModel, *arguments: Any) -> Any:
+        return aside(model, *arguments[:-1], threading.Event())  # also when the pass is over sooner, as it is here
+
+    aside = DraftModel.draft_aside
+    monkeypatch.setattr(DraftModel, "draft_aside", to_the_end)
+    monkeypatch.setattr(Overlap, "is_on", True)
+    monkeypatch.setattr(overlap, "following", counted)
+    wanted, found, did = both(make_model("llama", folder), 120, exact=exact, draft=drafter, speculate="draft")
+    assert found[0] == wanted[0] if exact else np.abs(found[1][0] - wanted[1][0]).max() <= NOISE
+    assert np.array_equal(found[1], wanted[1]) or not exact
+    assert did.accepted > 10
+    assert any(used)
+    assert not [thread for thread in threading.enumerate() if thread.name == "edge-run-overlap"]
 
 
 @pytest.mark.usefixtures("eager")

@@ -84,22 +84,19 @@ def test_a_bad_drafter_is_known_by_kinds_it_was_not_seen_with() -> None:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 8))
-def test_look_up_guesses_what_followed_the_longest_run_that_was_there_before(text: list[int], depth: int) -> None:
+def test_look_up_guesses_what_followed_runs_that_were_there_before(text: list[int], depth: int) -> None:
     found = Lookup().draft(text, depth, 40, Acceptance())
-    runs = [
-        length
-        for length in (5, 4, 3, 2)
-        if any(text[end - length : end] == text[-length:] for end in range(length, len(text)))
-    ]
-    assert bool(found) == bool(runs)
+    runs = {
+        length: [end for end in range(length, len(text)) if text[end - length : end] == text[-length:]]
+        for length in (5, 4, 3, 2, 1)
+    }
+    assert bool(found) == bool(runs[1])
     for path in found:
-        places = [
-            end
-            for end in range(runs[0], len(text))
-            if text[end - runs[0] : end] == text[-runs[0] :] and tuple(text[end : end + len(path)]) == path
-        ]
-        assert places, "what is guessed did not follow"
+        assert any(tuple(text[end : end + len(path)]) == path for end in runs[1]), "what is guessed did not follow"
         assert path[:-1] == () or path[:-1] in found
+    longest = next((ends for ends in runs.values() if ends), [])
+    for end in longest[-1:]:  # what the longest run was followed by last is always among them
+        assert tuple(text[end : end + min(depth, len(text) - end)]) in found
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=20), min_size=1, max_size=6))

@@ -99,7 +99,10 @@ def test_rounds_keep_two_disks_busy() -> None:
     """Each streams half of what one would, and both at once."""
     units = [UnitWork(0), *[UnitWork(16 * MB)] * 64, UnitWork(10 * MB)]
     alone = Station("a", 250 * MB, 10_000 * MB, 100 * MB, 0.0005, 40 * MB)
-    one, two = plan_mesh(units, [alone]), plan_mesh(units, [alone, Station("b", *[250 * MB, 1e10, 1e8, 0.0005, 40 * MB])])
+    one, two = (
+        plan_mesh(units, [alone]),
+        plan_mesh(units, [alone, Station("b", *[250 * MB, 1e10, 1e8, 0.0005, 40 * MB])]),
+    )
     assert one is not None
     assert two is not None
     assert two.rounds > 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from edge_run.base.errors import TierReadError
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.partition.pass_costs import PassCosts
 from edge_run.runtime.drafting import Acceptance, Guess, Guesses
+from edge_run.runtime.overlap import Overlap
 from edge_run.runtime.session import Session
 from edge_run.runtime.speculation import SpeculativeSession
 from edge_run.runtime.speculation_tally import Tally
@@ -107,6 +109,17 @@ class Guesser:
                 found.setdefault(path, Guess(above * self._chance.random(), ("random", 0, 0), 0.5))
         return found
 
+    def draft_aside(
+        self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance, end: threading.Event
+    ) -> Guesses:
+        return self.draft(history, most_depth, most_guesses, acceptance)
+
+
+class Always(Overlap):
+    """Guesses beside every pass."""
+
+    is_on = True
+
 
 class AnyWidth(WidthControl):
     """Takes any width, and speculates whenever it is asked."""
@@ -125,7 +138,7 @@ class AnyWidth(WidthControl):
 def speculating(decoder: Cells, coming: list[int], seed: int, is_exact: bool) -> SpeculativeSession:
     chance = random.Random(seed)
     branches = range(1, 6) if decoder.capabilities.can_branch else ()
-    drafters = [Guesser(chance, coming), Guesser(chance, coming)]
+    drafters = [Always(Guesser(chance, coming)), Guesser(chance, coming)]
     return SpeculativeSession(
         decoder, drafters, AnyWidth(chance), Tally("random", is_exact=is_exact), branches=branches, is_exact=is_exact
     )

@@ -181,6 +181,7 @@ class Speculation:
     gain: speed of decoding over what it would be without, as passes of one token took; expected_gain: what the
     controller expected. noise: how far a logit may differ between widths (0: not at all); near_ties: tokens that
     were chosen in a wider pass where the two best logits were closer than that: plain decoding may choose otherwise.
+    decisions: whether guessing beside the passes (`overlap`) was found to pay, once that was compared.
     """
 
     mode: str = "off"
@@ -197,6 +198,7 @@ class Speculation:
     expected_gain: float = 1.0
     noise: float = 0.0
     near_ties: int = 0
+    decisions: tuple[LeverDecision, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

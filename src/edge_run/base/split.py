@@ -122,10 +122,28 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class WayTime:
+    """What a frame takes one way. name: `local`, `image` (as it is) or `code N`; sent_bytes: mean.
+
+    device_s, server_s: median seconds of computing before and after the wire, both on this machine.
+    """
+
+    name: str
+    device_s: float
+    server_s: float
+    sent_bytes: float
+
+    def latency_s(self, bytes_per_s: float) -> float:
+        """Return the seconds from frame to answer over a link of that bandwidth, its round trip left out."""
+        return self.device_s + self.sent_bytes / bytes_per_s + self.server_s
+
+
+@dataclass(frozen=True, slots=True)
 class SplitBench:
     """Bytes against accuracy. model_accuracy: of the uncut network on the images as they are, of file_bytes on average.
 
-    worst_overhead_bytes: the most that a code has beyond 1.05 times what its prior says it takes.
+    worst_overhead_bytes: the most that a code has beyond 1.05 times what its prior says it takes. ways: what a frame
+    takes each way that it can go when it runs.
     """
 
     head: str
@@ -135,6 +153,7 @@ class SplitBench:
     file_bytes: float
     worst_overhead_bytes: float
     points: tuple[CurvePoint, ...]
+    ways: tuple[WayTime, ...]
 
 
 @dataclass(frozen=True, slots=True)

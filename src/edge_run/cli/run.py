@@ -61,6 +61,7 @@ def run(context: click.Context, /, **given: Any) -> None:
 
 def mesh_options(settings: RunSettings, terminal: Terminal) -> MeshOptions:
     """Return how a run uses the mesh that this device joined; what happens to it is said on standard error."""
+    from edge_run.cli.mesh_options import mesh_folder
     from edge_run.runtime.mesh_opening import MeshOptions
 
     def say(text: str) -> None:

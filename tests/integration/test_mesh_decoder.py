@@ -1,0 +1,260 @@
+"""A decoder over a mesh: the tokens of one device, also when devices die, refuse, hang, or the user stops it.
+
+In one process, over a mesh made of queues; with real processes and a real broker in test_mesh_processes.py.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import Cancelled
+from edge_run.base.mesh import Document, Unled
+from edge_run.runtime import mesh_decoder, mesh_spread, mesh_terms
+from edge_run.runtime.engine import Engine
+from edge_run.runtime.mesh_engine import MeshEngine
+from edge_run.runtime.session import Session
+from edge_run.runtime.speculation_setup import open_session
+from edge_run.runtime.worker import Worker
+from fake_mesh import Hub
+from in_child import in_child
+from mesh_processes import round_robin
+from tiny_models import make_model
+
+OPTIONS = {"context_tokens": 256, "micro_batch_tokens": 32, "threads": 1, "check_file": False}
+PROMPT = np.random.default_rng(1).integers(1, 380, 70).tolist()
+CHUNK_BYTES = 16384
+
+
+def greedy(engine: Engine, tokens: int = 16, at: Callable[[int], None] = lambda i: None) -> list[int]:
+    session = Session(engine.front)
+    logits, _ = session.feed(PROMPT)
+    said = []
+    for i in range(tokens):
+        at(i)
+        said.append(int(logits.argmax()))
+        logits = session.step(said[-1])
+    return said
+
+
+def alone(path: Path, tokens: int = 16) -> list[int]:
+    engine = Engine(path, ModelConfig(memory="4GiB", **OPTIONS))
+    try:
+        return greedy(engine, tokens)
+    finally:
+        engine.close()
+
+
+class Run:
+    """A coordinator `a` and workers over a hub."""
+
+    def __init__(self, path: Path, workers: str = "bc", options: dict[str, object] | None = None) -> None:
+        self.hub = Hub()
+        self.said: list[str] = []
+        mesh_spread.plan_mesh = round_robin
+        self.path = path
+        self.workers = {name: self.join(name) for name in workers}
+        self.mesh = self.hub.join("a")
+        self.engine = MeshEngine(
+            path,
+            ModelConfig(memory="4GiB", **(options or OPTIONS)),
+            self.mesh,
+            say=self.said.append,
+            chunk_bytes=CHUNK_BYTES,
+        )
+
+    def join(self, name: str, models: Path | None = None) -> Worker:
+        config = ModelConfig(memory="4GiB", threads=1, check_file=False)
+        worker = Worker(self.hub.join(name), [models or self.path], config, CHUNK_BYTES)
+        worker.start()
+        return worker
+
+    def close(self) -> None:
+        self.engine.close()
+        for worker in self.workers.values():
+            worker.close()
+
+
+@contextmanager
+def running(path: Path, workers: str = "bc", options: dict[str, object] | None = None) -> Iterator[Run]:
+    run = Run(path, workers, options)
+    try:
+        yield run
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize("name", ["granite", "granitehybrid", "qwen3moe"])
+@in_child
+def test_tokens_are_those_of_one_device_also_when_one_dies(name: str, folder: Path) -> None:
+    path = make_model(name, folder)
+    wanted = alone(path)
+    with running(path) as run:
+        assert greedy(run.engine) == wanted
+        run.engine.front.rewind(0, 0)
+        assert greedy(run.engine, at=lambda i: run.hub.kill("b") if i == 5 else None) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert [node.node for node in use.nodes] == ["a", "c"]
+        assert use.recoveries == 1
+        assert any("lost" in line for line in run.said)
+        run.engine.front.rewind(0, 0)
+        assert greedy(run.engine, at=lambda i: run.hub.kill("c") if i == 9 else None) == wanted, "alone, in the end"
+
+
+@in_child
+def test_a_device_that_dies_in_the_middle_of_a_pass(folder: Path) -> None:
+    path = make_model("gemma2", folder)
+    wanted = alone(path)
+    for victim in "bc":
+        for moment in (1, 40, 77):
+            with running(path) as run:
+                sent = iter(range(10_000))
+
+                def strike(source: str, target: str, header: Document, run: Run = run, sent: Iterator[int] = sent,
+                           victim: str = victim, moment: int = moment) -> None:  # fmt: skip
+                    if header["kind"] == "state" and next(sent) == moment:
+                        run.hub.kill(victim)
+
+                run.hub.on_send = strike
+                assert greedy(run.engine) == wanted
+
+
+@in_child
+def test_a_worker_that_hangs_is_done_without(folder: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    mesh_decoder.LEAST_DEADLINE_S, mesh_decoder.PATIENCE = 1.0, 0.0
+    mesh_spread.STATUS_TIMEOUT_S = 1.0
+    with running(path) as run:
+        freed = threading.Event()
+        stuck = run.workers["b"]
+
+        def hang(i: int) -> None:
+            if i == 4:
+                assert stuck._engine is not None
+                send = stuck._run.wire.send  # type: ignore[union-attr]
+                stuck._run.wire.send = lambda *a: (freed.wait(20), send(*a))[1]  # type: ignore[union-attr]
+                stuck._run.wire.place = "computing for ever"  # type: ignore[union-attr]
+
+        started = time.monotonic()
+        assert greedy(run.engine, at=hang) == wanted
+        assert time.monotonic() - started < 15
+        assert any("in time" in line for line in run.said)
+        freed.set()
+
+
+@in_child
+def test_a_device_that_joins_gets_its_part_when_a_conversation_begins(folder: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    with running(path, "b") as run:
+        run.workers["d"] = run.join("d")
+        assert greedy(run.engine) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert {node.node for node in use.nodes} == {"a", "b", "d"}
+
+
+@in_child
+def test_a_device_without_the_model_or_with_other_kernels_is_left_out(folder: Path) -> None:
+    path, other = make_model("llama", folder), make_model("llama", folder / "other", seed=1)
+    wanted = alone(path)
+    real = mesh_terms.numerics_document
+    hub_run = Run.__new__(Run)
+    hub_run.hub, hub_run.path, hub_run.said = Hub(), path, []
+    mesh_spread.plan_mesh = round_robin
+    hub_run.workers = {"b": hub_run.join("b", other), "c": hub_run.join("c")}
+    mesh_terms.numerics_document = lambda numerics: {**real(numerics), "kernels": "AVX9"}
+    hub_run.mesh = hub_run.hub.join("a")
+    hub_run.engine = MeshEngine(
+        path, ModelConfig(memory="4GiB", **OPTIONS), hub_run.mesh, say=hub_run.said.append, chunk_bytes=CHUNK_BYTES
+    )
+    try:
+        use = hub_run.engine.mesh_use
+        assert use is not None
+        assert "copy the same file" in use.left_out["b"]
+        assert "kernels" in use.left_out["c"]
+        assert greedy(hub_run.engine) == wanted
+    finally:
+        hub_run.close()
+
+
+@in_child
+def test_who_stops_an_answer_stops_all_and_can_go_on(folder: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    with running(path) as run:
+
+        def stop(source: str, target: str, header: Document) -> None:
+            if header["kind"] == "state" and source == "b":
+                run.engine.front.cancel()
+
+        run.hub.on_send = stop
+        with pytest.raises(Cancelled):
+            greedy(run.engine)
+        run.hub.on_send = lambda *a: None
+        assert greedy(run.engine) == wanted
+
+
+@in_child
+def test_a_worker_of_a_past_epoch_is_not_heard(folder: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    with running(path) as run:
+
+        def replay(i: int) -> None:
+            if i == 5:
+                run.hub.kill("b")
+            if i == 9:  # b was only cut off: it says what it had to say, late
+                header = {"kind": "state", "epoch": 65536, "number": 8, "round": 1, "unit": 2, "spent": {}}
+                run.hub.gone.discard("b")
+                run.hub.members["b"].send("a", header, [memoryview(bytes(1024))], timeout_s=1)
+                run.hub.members["b"].send("c", header, [memoryview(bytes(1024))], timeout_s=1)
+
+        assert greedy(run.engine, at=replay) == wanted
+
+
+@in_child
+def test_when_another_leads_this_device_goes_on_alone(folder: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    with running(path) as run:
+
+        def depose(i: int) -> None:
+            if i == 6:
+                run.hub.can_lead = False
+                run.mesh.events.put(Unled(run.mesh.epoch))
+
+        assert greedy(run.engine, at=depose) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert [node.node for node in use.nodes] == ["a"]
+
+
+@in_child
+def test_guesses_are_verified_over_the_mesh(folder: Path) -> None:
+    """Branches, rewinds and passes of several tokens, also across the loss of a device."""
+    path = make_model("llama", folder)
+    options = {**OPTIONS, "speculate": "ngram", "exact": True}
+    plain = Engine(path, ModelConfig(memory="4GiB", **{**OPTIONS, "exact": True}))
+    wanted = greedy(plain, 24)
+    plain.close()
+    with running(path, options=options) as run:
+        session = open_session(run.engine)
+        logits, _ = session.feed(PROMPT)
+        said = []
+        for i in range(24):
+            if i == 9:
+                run.hub.kill("b")
+            said.append(int(logits.argmax()))
+            logits = session.step(said[-1])
+        assert said == wanted
+        assert session.speculation().passes > 0

@@ -1,0 +1,48 @@
+"""A worker of a mesh in a process of its own, as `edge-run mesh join` is, with the sizes that tests want.
+
+    python mesh_worker.py FOLDER --models DIR --name NAME [--memory 4GiB] [--chunk-bytes 16384] [--broker URL]
+
+Prints one line of JSON when it serves: its node and its process id. Ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from edge_run.base.config import ModelConfig
+from edge_run.devices.mesh import MeshConfig, open_mesh
+from edge_run.runtime.worker import Worker
+
+
+def main() -> None:
+    """Serve until nobody holds the other end of standard input any more."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--models", type=Path, action="append", default=[])
+    parser.add_argument("--name", default="worker")
+    parser.add_argument("--memory", default="4GiB")
+    parser.add_argument("--broker")
+    parser.add_argument("--listen", default="127.0.0.1")
+    parser.add_argument("--chunk-bytes", type=int, default=2 << 20)
+    parser.add_argument("--cache", type=Path)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    mesh = open_mesh(
+        MeshConfig(folder=arguments.folder, broker=arguments.broker, name=arguments.name, listen=(arguments.listen,))
+    )
+    config = ModelConfig(memory=arguments.memory, cache_folder=arguments.cache)
+    worker = Worker(mesh, arguments.models, config, arguments.chunk_bytes)
+    worker.start()
+    print(json.dumps({"node": mesh.node, "pid": os.getpid()}), flush=True)
+    sys.stdin.read()
+    worker.close()
+    mesh.close()
+
+
+if __name__ == "__main__":
+    main()

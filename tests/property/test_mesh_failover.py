@@ -1,0 +1,149 @@
+"""Failover as a state machine: whatever happens, it ends running, with devices that are there, under a new epoch."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_run.runtime.mesh_failover import (
+    Appeared,
+    Better,
+    Deposed,
+    Event,
+    Failover,
+    Go,
+    Gone,
+    Lead,
+    Led,
+    MakePlan,
+    NotLed,
+    Open,
+    Opened,
+    Phase,
+    Planned,
+    Refused,
+    Replay,
+    Replayed,
+    Unfit,
+)
+
+NODES = ("b", "c", "d", "e")
+
+
+class World:
+    """Carries instructions out; `draw` decides what goes wrong meanwhile."""
+
+    def __init__(self, draw: st.DataObject) -> None:
+        self.draw = draw
+        self.alive = set(NODES)
+        self.lease = 3
+        self.opened: tuple[int, tuple[str, ...]] | None = None
+        self.epochs: list[int] = []
+        self.machine = Failover("a", NODES)
+
+    def fault(self) -> Event | None:
+        kind = self.draw.draw(st.sampled_from(["none"] * 4 + ["gone", "refused", "stale"]))
+        if kind == "stale":
+            return self.draw.draw(
+                st.sampled_from([Opened(0), Replayed(0), Led(1), Gone("z", "never was"), NotLed("x")])
+            )
+        if kind == "none" or not self.alive:
+            return None
+        node = self.draw.draw(st.sampled_from(sorted(self.alive)))
+        self.alive.discard(node)
+        return Gone(node, "dead") if kind == "gone" else Refused(node, "no")
+
+    def run(self, event: Event | None = None) -> None:
+        waiting = self.machine.handle(event) if event else self.machine.start()
+        for _ in range(400):
+            self.machine.check()
+            if not waiting:
+                break
+            instruction = waiting.pop(0)
+            answer = self.execute(instruction)
+            if answer is not None:
+                waiting = self.machine.handle(answer) or waiting
+        assert self.machine.phase is Phase.RUNNING, "it ends, and runs"
+        assert set(self.machine.nodes) <= self.alive | {"a"} or self.machine.nodes == ("a",)
+
+    def execute(self, instruction: object) -> Event | None:
+        if isinstance(instruction, Lead):
+            self.lease += self.draw.draw(st.integers(0, 2))
+            return (
+                NotLed("away") if self.draw.draw(st.booleans()) and self.draw.draw(st.booleans()) else Led(self.lease)
+            )
+        if isinstance(instruction, MakePlan | Open | Replay) and (fault := self.fault()):
+            concerned = instruction.candidates if isinstance(instruction, MakePlan) else self.machine.nodes
+            if isinstance(fault, Gone | Refused) and fault.node in concerned:
+                return fault
+            assert not self.machine.handle(fault), "what does not concern the step at hand changes nothing of it"
+        if isinstance(instruction, MakePlan):
+            assert set(instruction.candidates) <= set(NODES)
+            chosen = [node for node in instruction.candidates if self.draw.draw(st.booleans())]
+            return Planned(("a", *chosen))
+        if isinstance(instruction, Open):
+            if len(instruction.nodes) > 1:
+                assert all(instruction.epoch > epoch for epoch in self.epochs), "every plan has a later epoch"
+                self.epochs.append(instruction.epoch)
+                if self.draw.draw(st.integers(0, 9)) == 0:
+                    return Unfit("too little room")
+            self.opened = instruction.epoch, instruction.nodes
+            return Opened(instruction.epoch)
+        if isinstance(instruction, Replay):
+            assert self.opened == (instruction.epoch, self.machine.nodes), "all is open before it is said again"
+            return Replayed(instruction.epoch)
+        if isinstance(instruction, Go):
+            assert self.opened is not None
+            assert instruction.epoch == self.opened[0]
+        return None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_it_always_goes_on_with_those_that_are_there(data: st.DataObject) -> None:
+    world = World(data)
+    world.run()
+    for _ in range(data.draw(st.integers(0, 6))):
+        kind = data.draw(st.sampled_from(["gone", "back", "better", "deposed"]))
+        if kind == "gone" and world.alive:
+            node = data.draw(st.sampled_from(sorted(world.alive)))
+            world.alive.discard(node)
+            world.run(Gone(node, "dead"))
+        elif kind == "back":
+            node = data.draw(st.sampled_from(NODES))
+            world.machine.handle(Appeared(node))
+            if node not in world.machine.left_out:
+                world.alive.add(node)
+        elif kind == "deposed":
+            world.run(Deposed("another leads"))
+        else:
+            world.run(Better("faster"))
+
+
+def test_one_that_refused_does_not_come_back_and_one_that_was_lost_does() -> None:
+    machine = Failover("a", ["b", "c"])
+    machine.start()
+    machine.handle(Led(1))
+    machine.handle(Refused("b", "no such model"))
+    machine.handle(Planned(("a", "c")))
+    machine.handle(Opened(machine.epoch))
+    machine.handle(Replayed(machine.epoch))
+    machine.handle(Gone("c", "dead"))
+    machine.handle(Appeared("b"))
+    machine.handle(Appeared("c"))
+    assert machine.candidates == {"c"}
+    assert machine.wants_more
+
+
+def test_what_is_said_under_an_earlier_epoch_counts_for_nothing() -> None:
+    machine = Failover("a", ["b"])
+    machine.start()
+    machine.handle(Led(1))
+    machine.handle(Planned(("a", "b")))
+    first = machine.epoch
+    assert machine.handle(Opened(first - 1)) == []
+    machine.handle(Opened(first))
+    machine.handle(Replayed(first))
+    assert machine.handle(Better("faster"))[-1] == Lead()
+    machine.handle(Led(1))
+    assert machine.epoch > first, "under the same lease too"

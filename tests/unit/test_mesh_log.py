@@ -1,0 +1,76 @@
+"""What is recorded for saying it again: batches as they were run, less what was taken back wholly."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_run.base.errors import ProtocolError
+from edge_run.base.mesh import Message
+from edge_run.base.protocols import BatchToken
+from edge_run.runtime.mesh_log import MeshLog
+from edge_run.runtime.mesh_messages import Decode, Operate, command_header, command_parts, read_command
+
+
+def batch(*positions: int, sequence: int = 0) -> list[BatchToken]:
+    return [BatchToken(7, position, sequence) for position in positions]
+
+
+def test_batches_keep_their_width() -> None:
+    log = MeshLog()
+    log.add_batch(batch(0, 1, 2))
+    log.add_batch(batch(3))
+    assert [len(command.batch) for command in log if isinstance(command, Decode)] == [3, 1]
+    assert log.tokens == 4
+
+
+def test_what_was_taken_back_wholly_is_forgotten() -> None:
+    log = MeshLog()
+    for positions in ((0, 1, 2), (3,), (4,)):
+        log.add_batch(batch(*positions))
+    log.rewind(0, 3, 3)
+    assert list(log) == [Decode(tuple(batch(0, 1, 2)))]
+    log.rewind(0, 0, 0)
+    assert len(log) == 0
+
+
+def test_what_was_taken_back_in_part_stays_and_is_cut_again() -> None:
+    log = MeshLog()
+    log.add_batch(batch(0, 1, 2, 3))
+    log.rewind(0, 2, 2)
+    assert list(log) == [Decode(tuple(batch(0, 1, 2, 3))), Operate("rewind", (0, 2))]
+    log.rewind(0, 0, 0)
+    assert len(log) == 0
+
+
+def test_other_sequences_are_left_alone() -> None:
+    log = MeshLog()
+    log.add_batch(batch(0, 1, sequence=1))
+    log.add_batch(batch(0, 1))
+    log.rewind(1, 0, 0)
+    assert list(log) == [*map(Decode, [tuple(batch(0, 1, sequence=1)), tuple(batch(0, 1))]), Operate("rewind", (1, 0))]
+
+
+def sent(command: Decode | Operate) -> Message:
+    parts = tuple(memoryview(bytes(part)) for part in command_parts(command))
+    return Message("n", command_header(command, 5, 1), parts)
+
+
+def test_commands_arrive_as_they_were_sent() -> None:
+    tokens = (BatchToken(3, 0, 0, True), BatchToken(4, 1, 0, False, (2, 3)))
+    for command in (Decode(tokens), Operate("keep", (0, 5, 2, 1, 2)), Operate("clear")):
+        assert read_command(sent(command), vocabulary=10) == command
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(), (1, 0, 0, 1), (99, 0, 0, 1, 0), (-1, 0, 0, 1, 0), (1, -1, 0, 1, 0), (1, 0, 0, 1, 3), (1, 0, 0, 1, -1)],
+)
+def test_what_cannot_be_a_batch_is_refused(numbers: tuple[int, ...]) -> None:
+    message = sent(Operate("decode", numbers))
+    with pytest.raises(ProtocolError):
+        read_command(message, vocabulary=10)
+
+
+def test_an_unknown_command_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="unknown"):
+        read_command(sent(Operate("format_disk")), vocabulary=10)
