@@ -85,8 +85,8 @@ def measure(model: Path, fault: str, wanted: list[int]) -> dict[str, Any]:
     """Return how long things took when `fault` struck."""
     from edge_run.base.config import ModelConfig
     from edge_run.devices.mesh import MeshConfig, open_mesh
-    from edge_run.runtime.mesh_engine import MeshEngine
     from edge_run.runtime import mesh_spread
+    from edge_run.runtime.mesh_engine import MeshEngine
     from mesh_processes import MeshOfProcesses
 
     mesh_spread.plan_mesh = in_equal_parts
@@ -128,6 +128,7 @@ def measure(model: Path, fault: str, wanted: list[int]) -> dict[str, Any]:
             finally:
                 engine.close()
                 here.close()
+                ip("link", "set", "ebn2", "up")
                 if fault == "SIGSTOP":
                     os.kill(mesh.workers["n2"].pid, 18)
         finally:

@@ -133,7 +133,8 @@ class MeshOfProcesses:
         log = self._folder / f"{name}.log"
         command = [
             *wrap, sys.executable, str(WORKER), str(folder), "--models", str(self._models), "--name", name,
-            "--memory", memory, "--chunk-bytes", str(chunk_bytes), "--listen", listen, *(["--cache", cache] if cache else []),
+            "--memory", memory, "--chunk-bytes", str(chunk_bytes), "--listen", listen,
+            *(["--cache", cache] if cache else []),
         ]  # fmt: skip
         with log.open("a") as out:
             process = subprocess.Popen(
