@@ -126,8 +126,9 @@ class MeshDecoder:
             except BaseException:
                 self._stop(batch)
                 raise
-            self._log.add_batch(batch)
-            self._rates.note(len(batch), time.monotonic() - started, self._wire.spent, self._wire.hops)
+            seconds = time.monotonic() - started
+            self._log.add_batch(batch, seconds)
+            self._rates.note(len(batch), seconds, self._wire.spent, self._wire.hops)
             self._report()
             return rows
 
@@ -359,7 +360,8 @@ class MeshDecoder:
 
     def _replay(self, epoch: int) -> Event:
         if self._log.tokens:
-            self._say(f"{self._log.tokens} tokens are computed again on {len(self._failover.nodes)} devices")
+            again = f"{self._log.tokens} tokens are computed again on {len(self._failover.nodes)} devices"
+            self._say(f"{again}, about {self._log.seconds:.1f} s")
         for command in self._log:
             try:
                 self._tell_all(command)

@@ -17,6 +17,7 @@ class MeshLog:
 
     def __init__(self) -> None:
         self._commands: list[Command] = []
+        self._seconds: list[float] = []
 
     def __iter__(self) -> Iterator[Command]:
         return iter(tuple(self._commands))
@@ -29,24 +30,35 @@ class MeshLog:
         """Tokens to be computed when all is said again."""
         return sum(len(command.batch) for command in self._commands if isinstance(command, Decode))
 
-    def add_batch(self, batch: Sequence[BatchToken]) -> None:
-        """A batch was decoded."""
-        self._commands.append(Decode(tuple(batch)))
+    @property
+    def seconds(self) -> float:
+        """What all that took when it was said first."""
+        return sum(self._seconds)
+
+    def add_batch(self, batch: Sequence[BatchToken], seconds: float = 0.0) -> None:
+        """A batch was decoded, in so many seconds."""
+        self._note(Decode(tuple(batch)), seconds)
 
     def add(self, command: Operate) -> None:
         """The caches were changed otherwise than by decoding or rewinding."""
-        self._commands.append(command)
+        self._note(command)
 
     def rewind(self, sequence: int, position: int, end: int) -> None:
         """`sequence` was to be cut at `position`, and ends at `end` now."""
         while self._commands and _is_of(self._commands[-1], sequence) and _first(self._commands[-1]) >= end:
             self._commands.pop()
+            self._seconds.pop()
         if any(_touches(command, sequence, end) for command in self._commands):
-            self._commands.append(Operate("rewind", (sequence, position)))
+            self._note(Operate("rewind", (sequence, position)))
 
     def clear(self) -> None:
         """The caches are empty."""
         self._commands.clear()
+        self._seconds.clear()
+
+    def _note(self, command: Command, seconds: float = 0.0) -> None:
+        self._commands.append(command)
+        self._seconds.append(seconds)
 
 
 def _is_of(command: Command, sequence: int) -> bool:

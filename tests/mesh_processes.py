@@ -105,9 +105,9 @@ class Mosquitto:
 class MeshOfProcesses:
     """A broker, workers, and this process's own place in the mesh."""
 
-    def __init__(self, folder: Path, models: Path) -> None:
+    def __init__(self, folder: Path, models: Path, address: str = "127.0.0.1") -> None:
         self._folder, self._models = folder, models
-        self.broker = Mosquitto(folder)
+        self.broker = Mosquitto(folder, address)
         self.broker.start()
         self.cluster: Cluster = new_cluster(self.broker.url)
         self.workers: dict[str, WorkerProcess] = {}
@@ -126,13 +126,15 @@ class MeshOfProcesses:
         wrap: Sequence[str] = (),
         chunk_bytes: int = 16384,
         cache: str | None = None,
+        listen: str = "127.0.0.1",
     ) -> WorkerProcess:
         """Start a worker; `wait_ready` says when it serves."""
         folder = self.prepare_folder(self._folder / name)
         log = self._folder / f"{name}.log"
         command = [
             *wrap, sys.executable, str(WORKER), str(folder), "--models", str(self._models), "--name", name,
-            "--memory", memory, "--chunk-bytes", str(chunk_bytes), *(["--cache", cache] if cache else []),
+            "--memory", memory, "--chunk-bytes", str(chunk_bytes), "--listen", listen,
+            *(["--cache", cache] if cache else []),
         ]  # fmt: skip
         with log.open("a") as out:
             process = subprocess.Popen(
