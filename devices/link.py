@@ -111,9 +111,12 @@ class DataLink:
     def _lane(self, node: str, deadline_s: float) -> Lane:
         service = self._service
         with service.changed:
-            if node not in service.lanes:
-                self._ask(node, False, lambda: node in service.lanes, deadline_s - time.monotonic())
-            return service.lanes[node]
+            lane = service.lane_to(node)
+            if lane is None:
+                self._ask(node, False, lambda: service.lane_to(node) is not None, deadline_s - time.monotonic())
+                lane = service.lane_to(node)
+            assert lane is not None, "there is one, or it was said why not"
+            return lane
 
     def _ask(self, node: str, is_measure: bool, is_done: Callable[[], bool], timeout_s: float) -> None:
         """Have the thread open or measure the way to `node`; `changed` is held."""

@@ -40,7 +40,7 @@ class Inbox:
         with self._arrived:
             if not self._arrived.wait_for(lambda: self._items or self._is_closed, max(0.0, timeout_s)):
                 return None
-            if not self._items:
+            if self._is_closed:
                 raise MeshError("data link: is closed")
             was_full = self.is_full
             item, size = self._items.popleft()

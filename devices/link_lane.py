@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import zmq
 
 PROBE_BYTES = (64, 64, 16 << 10, 16 << 10)  # the last is what a token's state has at width 4096
-RATE_PROBE_BYTES = (64, 64, 64, 2 << 20, 2 << 20)
+RATE_PROBE_BYTES = (*[64] * 8, *[2 << 20] * 3)
 OPEN_S, BETTER_S = 3.0, 0.25  # how long all may take; how long to wait for a better one than the first
 RETRY_S = 0.15  # after which whoever does not know us is asked again
 MOST_ABSENCES = 4

@@ -71,6 +71,11 @@ class LinkService:
         with contextlib.suppress(OSError):  # full: it is awake anyway; closed: so is the link
             self._bell.send(b"\0")
 
+    def lane_to(self, node: str) -> Lane | None:
+        """Return the way to `node` in its present life; `changed` is held."""
+        lane = self.lanes.get(node)
+        return lane if lane is not None and lane.peer == self.peers.get(node) else None
+
     def why_not(self, node: str, is_measure: bool) -> str:
         """Return why there is no way to `node`, or none yet; `changed` is held."""
         opening = self._openings.get((node, is_measure))
@@ -90,9 +95,9 @@ class LinkService:
         try:
             while not self.is_closed:
                 self._poll()
+                self._watch_lanes()
                 self._take_wishes()
                 self._advance_openings()
-                self._watch_lanes()
         except Exception:
             logger.exception("data link: a mistake of edge-run's own; the link is closed")
         finally:

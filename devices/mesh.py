@@ -18,7 +18,7 @@ from edge_run.devices.mesh_cluster import FIND_BROKER, Broker, Cluster, parse_br
 from edge_run.devices.mesh_identity import make_identity, take_identity
 from edge_run.devices.mesh_node import MeshNode
 
-CONNECT_S = 8.0
+CONNECT_S = 5.0
 EVERYWHERE = ("0.0.0.0", "::")
 
 

@@ -14,9 +14,10 @@ from edge_run.base.findings import NOTE, OK, PROBLEM, Finding, Report
 from edge_run.base.mesh import Document, Member
 from edge_run.devices.mesh import MeshConfig, known_cluster, open_mesh
 from edge_run.devices.mesh_cluster import Cluster
+from edge_run.devices.mesh_membership import IDLE
 from edge_run.devices.mesh_node import MeshNode
 
-LISTEN_S, CONNECT_S = 4.0, 2.0
+LISTEN_S, CONNECT_S = IDLE.beat_s + 1.0, 2.0  # whoever does not know us is heard at his next heartbeat
 SLOW_BYTES_PER_S = 10e6
 _LOOPBACK = ("127.", "localhost", "::1")
 

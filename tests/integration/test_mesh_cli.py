@@ -10,13 +10,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from edge_run import __version__
 from edge_run.devices.mesh import MeshConfig, open_mesh
+from edge_run.devices.mesh_checkup import examine
 from edge_run.devices.mesh_cluster import Cluster, new_cluster, read_cluster, write_cluster
 from mosquitto import PROGRAM, Mosquitto, free_port, mosquitto
 
@@ -79,9 +82,9 @@ def test_a_cluster_without_a_broker_from_init_to_doctor(tmp_path: Path) -> None:
         text = first.run("status").stdout
         assert "2 devices" in text
         assert "first to second" in text
-        report = json.loads(first.run("doctor", "--json").stdout)
-        assert {one["state"] for one in report["findings"]} == {"ok"}, report
-        assert "first, second" in [one["finding"] for one in report["findings"]]
+        report = examine(first.mesh_folder, __version__, listen_s=1.0)
+        assert {one.state for one in report.findings} == {"ok"}, report
+        assert "first, second" in [one.finding for one in report.findings]
     report = json.loads(second.run("doctor", "--json", code=1).stdout)
     assert "nothing listens there" in report["findings"][-1]["finding"]
     second.run("status", code=10)
@@ -118,40 +121,48 @@ def broker(tmp_path: Path) -> Iterator[Mosquitto]:
         yield one
 
 
-def findings(device: Device, code: int) -> dict[str, str]:
-    report = json.loads(device.run("doctor", "--json", code=code).stdout)
-    return {one["topic"]: one["finding"] for one in report["findings"] if one["state"] != "ok"}
+def findings(folder: Path) -> dict[str, str]:
+    """Return what the doctor finds that is not as it should be, after listening for a moment."""
+    report = examine(folder, __version__, listen_s=2.5)
+    return {one.topic: one.finding for one in report.findings if one.state != "ok"}
 
 
 def test_the_doctor_names_what_is_wrong(tmp_path: Path, broker: Mosquitto) -> None:
-    device = Device(tmp_path / "one")
     cluster = new_cluster(broker.url)
-    write_cluster(device.mesh_folder, cluster)
-    assert findings(device, 0) == {"devices": "nobody is there"}
     stranger = Cluster(cluster.id, bytes(32), broker.url)
-    for name, one in (("stranger", stranger), ("late", cluster), ("old", cluster), ("blocked", cluster)):
+    for name, one in (("own", cluster), ("stranger", stranger), ("late", cluster), ("old", cluster), ("shut", cluster)):
         write_cluster(tmp_path / name, one)
+    assert findings(tmp_path / "own") == {"devices": "nobody is there"}
     with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as gone:
-        blocked = f"tcp://127.0.0.1:{gone.getsockname()[1]}"
+        port = gone.getsockname()[1]
         gone.close()
-        names = ("stranger", "late", "old", "blocked")
-        nodes = {name: open_mesh(MeshConfig(tmp_path / name, name=name)) for name in names}
+        nodes = {
+            name: open_mesh(MeshConfig(tmp_path / name, name=name)) for name in ("stranger", "late", "old", "shut")
+        }
         for node in nodes.values():
             stack.callback(node.close)
         with nodes["old"].held() as state:
             state.capabilities = {"edge_run": "0.0.1"}
             state.announce()
-        with nodes["blocked"].held() as state:
-            state.link = {**state.link, "places": [blocked]}
+        with nodes["shut"].held() as state:
+            state.link = {**state.link, "places": [f"tcp://192.0.2.1:{port}", f"tcp://127.0.0.1:{port}"]}
+            state.announce()
+        with nodes["old"].held() as state:
+            state.link = {**state.link, "places": [f"tcp://127.0.0.1:{port}"]}
             state.announce()
         with nodes["late"].held() as state:
             state._writer._wall_clock = lambda: time.time() - 3600
-        found = findings(device, 1)
-    assert "behind this device's" in found["clocks"]
+        soon = threading.Timer(1.0, nodes["stranger"].announce, ({},))
+        soon.start()
+        found = findings(tmp_path / "own")
+        soon.join()
     assert nodes["late"].node in found["clocks"]
+    assert "3,6" in found["clocks"]
+    assert "behind this device's" in found["clocks"]
     assert "does not know the secret" in found["keys"]
     assert "has edge-run 0.0.1" in found["versions"]
-    assert "no address answers" in found["way to blocked"]
+    assert "no address answers" in found["way to shut"]
+    assert "listens to itself only" in found["way to old"]
 
 
 def test_the_doctor_and_a_broker_that_passes_nothing_on(tmp_path: Path) -> None:
@@ -159,9 +170,17 @@ def test_the_doctor_and_a_broker_that_passes_nothing_on(tmp_path: Path) -> None:
     rules.write_text("topic read other/#\n")
     rules.chmod(0o600)
     with mosquitto(tmp_path, f"allow_anonymous true\nacl_file {rules}") as broker:
-        device = Device(tmp_path / "one")
-        write_cluster(device.mesh_folder, new_cluster(broker.url))
-        assert "does not pass them on" in findings(device, 1)["broker"]
+        write_cluster(tmp_path / "own", new_cluster(broker.url))
+        assert "does not pass them on" in findings(tmp_path / "own")["broker"]
+
+
+def test_the_doctor_and_a_broker_that_drops_us(tmp_path: Path, broker: Mosquitto) -> None:
+    write_cluster(tmp_path / "own", new_cluster(broker.url))
+    soon = threading.Timer(1.0, lambda: (broker.stop(), broker.start()))
+    soon.start()
+    found = findings(tmp_path / "own")
+    soon.join()
+    assert "dropped the connection" in found["broker"]
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not installed (apt-get install mosquitto)")

@@ -29,12 +29,12 @@ Exit code: 0 when nothing is a problem, notes or not; 1 when something is.
 def doctor(context: click.Context, /, broker: str | None, **given: Any) -> None:
     """Examine the mesh from this device: the broker, the clocks, the keys, the way to each device.
 
-    Each finding is one line, and then what to do. Needs the `mesh` extra.
+    Each finding is one line, and then what to do. It listens for 11 seconds. Needs the `mesh` extra.
     """
     from edge_run.devices.mesh_checkup import examine
 
     terminal: Terminal = context.obj
-    terminal.show("looking on for a few seconds")
+    terminal.show("listening for 11 seconds")
     report = tidy(examine(mesh_folder(), edge_run.__version__, broker))
     terminal.erase()
     if given["json"]:
