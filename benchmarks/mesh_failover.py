@@ -53,6 +53,7 @@ def namespaces() -> Iterator[None]:
         yield
     finally:
         for name in NAMES:
+            subprocess.run(["ip", "link", "del", f"eb{name}"], check=False, capture_output=True)
             subprocess.run(["ip", "netns", "del", f"eb{name}"], check=False, capture_output=True)
         subprocess.run(["ip", "link", "del", BRIDGE], check=False, capture_output=True)
 

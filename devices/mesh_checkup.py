@@ -112,7 +112,7 @@ def _versions(members: tuple[Member, ...], own: str) -> list[Finding]:
 def _presence(members: tuple[Member, ...]) -> Finding:
     if not members:
         return Finding("devices", NOTE, "nobody is there", "edge-run mesh join, on each device that is to take part")
-    return Finding("devices", OK, ", ".join(member.name for member in members))
+    return Finding("devices", OK, ", ".join(sorted(member.name for member in members)))
 
 
 def _ways(members: tuple[Member, ...], links: dict[str, Document]) -> list[Finding]:

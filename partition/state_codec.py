@@ -64,15 +64,7 @@ def decode_states(code: bytes | memoryview) -> States:
     if magic != _MAGIC or size > MOST_VALUES or outliers > size:
         raise ProtocolError(f"states: {rows} x {columns} with {outliers} outliers, which cannot be")
     wanted_bytes = 2 * blocks + BLOCK * blocks + 6 * outliers
-    zstandard = need("zstandard", "mesh")
-    try:
-        content = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompress(
-            bytes(code[_HEAD.size :]), max_output_size=max(1, wanted_bytes), read_across_frames=False
-        )
-    except zstandard.ZstdError as error:
-        raise ProtocolError(f"states: a damaged code ({error})") from error
-    if len(content) != wanted_bytes:
-        raise ProtocolError(f"states: a code of {len(content)} bytes, {wanted_bytes} were to come")
+    content = _unpacked(bytes(code[_HEAD.size :]), wanted_bytes)
     scales = np.frombuffer(content, "<f2", blocks)
     values = np.frombuffer(content, np.int8, BLOCK * blocks, 2 * blocks)
     places = np.frombuffer(content, "<u4", outliers, (2 + BLOCK) * blocks)
@@ -90,6 +82,21 @@ def is_worthwhile(plain_bytes: int, coded_bytes: int, link_bytes_per_s: float, c
     """Whether a state arrives earlier in code: what the link saves is more than coding and decoding it takes."""
     saved_s = (plain_bytes - coded_bytes) / link_bytes_per_s
     return saved_s > plain_bytes / codec_bytes_per_s
+
+
+def _unpacked(packed: bytes, wanted_bytes: int) -> bytes:
+    """Return what was packed, which must be `wanted_bytes`. Raises ProtocolError."""
+    zstandard = need("zstandard", "mesh")
+    try:
+        claimed_bytes = zstandard.frame_content_size(packed)  # what zstandard would take memory for, whatever its limit
+        if claimed_bytes != wanted_bytes:
+            raise ProtocolError(f"states: a code of {claimed_bytes} bytes, {wanted_bytes} were to come")
+        content: bytes = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompress(packed)
+    except zstandard.ZstdError as error:
+        raise ProtocolError(f"states: a damaged code ({error})") from error
+    if len(content) != wanted_bytes:
+        raise ProtocolError(f"states: {len(content)} bytes in a code of {wanted_bytes}")
+    return content
 
 
 def _rounded_up(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:

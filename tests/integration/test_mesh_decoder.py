@@ -17,7 +17,7 @@ import pytest
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled
 from edge_run.base.mesh import Document, Unled
-from edge_run.runtime import mesh_decoder, mesh_spread, mesh_terms
+from edge_run.runtime import mesh_run, mesh_spread, mesh_terms
 from edge_run.runtime.engine import Engine
 from edge_run.runtime.mesh_engine import MeshEngine
 from edge_run.runtime.session import Session
@@ -131,7 +131,7 @@ def test_a_device_that_dies_in_the_middle_of_a_pass(folder: Path) -> None:
 def test_a_worker_that_hangs_is_done_without(folder: Path) -> None:
     path = make_model("llama", folder)
     wanted = alone(path)
-    mesh_decoder.LEAST_DEADLINE_S, mesh_decoder.PATIENCE = 1.0, 0.0
+    mesh_run.LEAST_DEADLINE_S, mesh_run.PATIENCE = 1.0, 0.0
     mesh_spread.STATUS_TIMEOUT_S = 1.0
     with running(path) as run:
         freed = threading.Event()

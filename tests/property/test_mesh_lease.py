@@ -93,6 +93,24 @@ class Cluster(RuleBasedStateMachine):
             name, heard = self.mail[place] if is_doubled else self.mail.pop(place)
             self.feed(name, heard)
 
+    @rule(name=NODES)
+    def echo(self, name: str) -> None:
+        """Let a node hear itself, and nobody else hear it yet: the network is torn."""
+        own = [heard for to, heard in self.mail if to == heard.node == name]
+        self.mail = [(to, heard) for to, heard in self.mail if not to == heard.node == name]
+        for heard in own:
+            self.feed(name, heard)
+
+    @rule(name=NODES)
+    def lead_alone(self, name: str) -> None:
+        """Let a node want to lead that hears nobody but itself for a while."""
+        for event in (Tick(), Wanted(), Tick()):
+            self.clock.now += 1.6
+            self.feed(name, event)
+            self.echo(name)
+        self.clock.now += 0.3
+        self.feed(name, Tick())
+
     @rule(data=st.data())
     def lose_one(self, data: st.DataObject) -> None:
         if self.mail:

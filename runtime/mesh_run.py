@@ -1,0 +1,251 @@
+"""A run over a mesh: its devices opened, told what to do, and done without when they are lost.
+
+What to do when is decided in `mesh_failover.py`; here it is done. What was decoded is recorded, so that under a new
+plan all caches can be emptied and the recorded batches run again, in their recorded widths.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from edge_run.base.errors import (
+    BudgetError,
+    DeviceLost,
+    EdgeRunError,
+    MeshError,
+    NotSupported,
+    ProtocolError,
+)
+from edge_run.base.mesh import Lost, Mesh, MeshEvent, Unled, is_worker
+from edge_run.base.protocols import BatchToken, Logits
+from edge_run.runtime.decoder import LocalDecoder
+from edge_run.runtime.driver import GraphChanged, PassShape
+from edge_run.runtime.mesh_failover import (
+    Deposed,
+    Event,
+    Failover,
+    Gone,
+    Instruction,
+    Lead,
+    Led,
+    MakePlan,
+    NotLed,
+    Open,
+    Opened,
+    Phase,
+    Planned,
+    Refused,
+    Replay,
+    Replayed,
+    Tell,
+    Unfit,
+)
+from edge_run.runtime.mesh_log import MeshLog
+from edge_run.runtime.mesh_messages import Command, Decode, Operate, command_header, command_parts
+from edge_run.runtime.mesh_rates import MeshRates
+from edge_run.runtime.mesh_spread import Failed, Spread
+from edge_run.runtime.mesh_wire import SEND_TIMEOUT_S, LinkWire, Overdue, PassFailed
+from edge_run.runtime.slice import Share
+from edge_run.runtime.slice_engine import SliceEngine
+from edge_run.runtime.worker import carry_out
+
+logger = logging.getLogger(__name__)
+
+LEAD_TIMEOUT_S = 10.0
+LEAST_DEADLINE_S = 10.0
+LED_BY_ANOTHER = "another device leads the mesh now"
+PATIENCE = 20.0  # times what a pass is expected to take
+
+
+class LeaseLost(DeviceLost):
+    """Another coordinator leads."""
+
+
+class MeshRun:
+    """The devices of a run, and what they were told. Not thread-safe. say is told what the user should see."""
+
+    def __init__(self, mesh: Mesh, engine: SliceEngine, spread: Spread, say: Callable[[str], None]) -> None:
+        """Spread the model over who is there, at once. Raises BudgetError where it does not fit all together."""
+        self._mesh, self._engine, self._spread, self._say = mesh, engine, spread, say
+        self._local: LocalDecoder = engine.decoder
+        self._log = MeshLog()
+        self._rates = MeshRates()
+        self._wire = LinkWire(mesh.link, 0, (mesh.node,))
+        self._number = self._sent_bytes = self._lease = 0
+        self._reported_s = 0.0
+        self._learned: set[PassShape] = set()
+        self._heard: list[MeshEvent] = []
+        members = mesh.members()
+        self._names = {member.node: member.name for member in members}
+        self._failover = Failover(mesh.node, [member.node for member in members if is_worker(member)])
+        self._drive(self._failover.start())
+
+    @property
+    def _others(self) -> list[str]:
+        return [node for node in self._failover.nodes if node != self._mesh.node]
+
+    def _tell_all(self, command: Command) -> Logits | None:
+        """Have all devices carry out `command`, this one too; return the logits of a batch."""
+        if self._others:
+            self._wire.hear()
+        self._number += 1
+        self._send(command)
+        self._wire.expect(self._number)
+        if not isinstance(command, Decode):
+            carry_out(self._engine, command)
+            return None
+        self._wire.deadline_s = self._deadline_s(len(command.batch)) if self._others else None
+        rows = self._local.decode(command.batch)
+        self._wire.finish()
+        return rows
+
+    def _send(self, command: Command) -> None:
+        header, parts = command_header(command, self._failover.epoch, self._number), command_parts(command)
+        for node in self._others:
+            self._mesh.link.send(node, header, parts, timeout_s=SEND_TIMEOUT_S)
+
+    def _deadline_s(self, n_tokens: int) -> float:
+        """Return what a pass may take before somebody must be stuck."""
+        plan = self._spread.plan
+        token_s = max(plan.token_s if plan else 0.0, self._rates.token_s)
+        return max(LEAST_DEADLINE_S, PATIENCE * (token_s + 0.1 * n_tokens * token_s))
+
+    def _check(self) -> None:
+        """While a state is waited for: was the pass stopped, is a device of the plan gone, does another lead?"""
+        self._engine.check_cancelled()
+        for event in self._mesh.wait(timeout_s=0.0):
+            if isinstance(event, Lost) and event.node in self._others:
+                raise DeviceLost(event.why, node=event.node)
+            if isinstance(event, Unled) and event.epoch >= self._lease:
+                raise LeaseLost(LED_BY_ANOTHER)
+            self._heard.append(event)
+
+    def _recover(self, error: EdgeRunError, batch: Sequence[BatchToken]) -> None:
+        """Make it possible to go on after `error`, or raise it."""
+        logger.info("epoch %d, command %d: %s", self._failover.epoch, self._number, error)
+        shape = self._unknown_shape(error, batch)
+        if shape is not None:
+            self._learn(shape, error)
+            return
+        self._drive(self._failover.handle(self._event(error)))
+
+    def _unknown_shape(self, error: EdgeRunError, batch: Sequence[BatchToken]) -> PassShape | None:
+        """Return the shape of a pass whose graph has to be learnt, which is what `error` says; else None."""
+        if not isinstance(error, GraphChanged) and error.figures.get("error") != GraphChanged.__name__:
+            return None
+        return self._engine.unknown_shape(batch)
+
+    def _learn(self, shape: PassShape, error: EdgeRunError) -> None:
+        if shape in self._learned:
+            raise NotSupported(f"this model cannot be spread over devices: {error}; run it without --mesh") from error
+        self._learned.add(shape)
+        self._say_if_long()
+        try:
+            self._tell_all(Operate("learn", shape))
+            for command in self._log:
+                self._tell_all(command)
+        except (DeviceLost, PassFailed, ProtocolError) as found:
+            self._drive(self._failover.handle(self._event(found)))
+
+    def _say_if_long(self) -> None:
+        if self._log.tokens:
+            self._say(f"a pass of a new kind: {self._log.tokens} tokens are computed again")
+
+    def _event(self, error: EdgeRunError) -> Event:
+        """Return what `error` means for the run. Raises it where it is this device's own."""
+        node = str(error.figures.get("node", ""))
+        if isinstance(error, LeaseLost):
+            return Deposed(str(error))
+        if isinstance(error, Overdue):
+            return self._spread.who_is_stuck(self._others)
+        if isinstance(error, PassFailed | ProtocolError):
+            return Refused(node or (self._others or [""])[0], str(error))
+        if isinstance(error, DeviceLost) and node:
+            return Gone(node, str(error))
+        raise error
+
+    def _drive(self, instructions: Sequence[Instruction]) -> None:
+        """Carry out instructions, and what follows from each, until there are none."""
+        waiting = list(instructions)
+        while waiting:
+            event = self._execute(waiting.pop(0))
+            if event is None:
+                continue
+            waiting = self._failover.handle(event) or waiting
+        if self._failover.phase is not Phase.RUNNING:
+            raise MeshError(f"the mesh does not get on: it waits for {self._failover.phase.value}")
+
+    def _execute(self, instruction: Instruction) -> Event | None:
+        """Carry out one instruction; return what came of it."""
+        try:
+            if isinstance(instruction, Tell):
+                self._say(self._named(instruction.text))
+            elif isinstance(instruction, Lead):
+                return self._lead()
+            elif isinstance(instruction, MakePlan):
+                self._spread.prepare(instruction.candidates)
+                return Planned(self._spread.make_plan().nodes)
+            elif isinstance(instruction, Open):
+                return self._open(instruction)
+            elif isinstance(instruction, Replay):
+                return self._replay(instruction.epoch)
+        except Failed as failed:
+            return failed.event
+        except (DeviceLost, PassFailed, ProtocolError) as error:
+            return self._event(error)
+        return None
+
+    def _lead(self) -> Event:
+        try:
+            self._lease = self._mesh.lead(timeout_s=LEAD_TIMEOUT_S)
+            return Led(self._lease)
+        except MeshError as error:
+            return NotLed(str(error))
+
+    def _open(self, instruction: Open) -> Event:
+        plan = self._spread.plan
+        if plan is None or set(plan.nodes) != set(instruction.nodes):
+            plan = self._spread.alone()
+        node = self._mesh.node
+        self._sent_bytes += self._wire.sent_bytes
+        self._wire = LinkWire(self._mesh.link, instruction.epoch, plan.owners)
+        self._wire.node, self._wire.check = node, self._check
+        self._number = 0
+        self._learned.clear()
+        self._spread.open(plan, instruction.epoch)
+        try:
+            self._engine.assign(Share(plan.owners, node), self._wire)
+        except BudgetError as error:
+            if len(plan.nodes) == 1:
+                raise
+            self._spread.take_less(error)
+            return Unfit(str(error))
+        self._rates.restart()
+        if len(plan.nodes) > 1:
+            self._mesh.publish_plan(self._lease, self._spread.plan_document())
+            self._say(self._spread.plan_text())
+        return Opened(instruction.epoch)
+
+    def _replay(self, epoch: int) -> Event:
+        if self._log.tokens:
+            again = f"{self._log.tokens} tokens are computed again on {len(self._failover.nodes)} devices"
+            self._say(f"{again}, about {self._log.seconds:.1f} s")
+        for command in self._log:
+            try:
+                self._tell_all(command)
+            except (GraphChanged, PassFailed) as error:
+                batch = command.batch if isinstance(command, Decode) else ()
+                shape = self._unknown_shape(error, batch)
+                if shape is None or shape in self._learned:
+                    raise
+                self._learned.add(shape)
+                self._tell_all(Operate("learn", shape))
+                return self._replay(epoch)
+        return Replayed(epoch)
+
+    def _named(self, text: str) -> str:
+        """Return `text` with devices called what people call them."""
+        for node, name in self._names.items():
+            text = text.replace(node, name)
+        return text
