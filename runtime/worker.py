@@ -18,6 +18,8 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, DeviceLost, EdgeRunError, MeshError, NotTrusted, ProtocolError
 from edge_run.base.mesh import Document, JsonValue, Mesh
 from edge_run.base.results import to_json
+from edge_run.devices.ledger import Ledger
+from edge_run.devices.memory import default_budget_bytes
 from edge_run.runtime.driver import PassShape
 from edge_run.runtime.fingerprint import fingerprint
 from edge_run.runtime.mesh_failover import ATTEMPT_BITS
@@ -110,7 +112,8 @@ class Worker:
         for path in self._files():
             with contextlib.suppress(EdgeRunError, OSError):
                 models[path.name] = path.stat().st_size
-        return {"memory_bytes": int(self._config.memory or 0), "models": models}
+        memory_bytes = int(self._config.memory or default_budget_bytes(Ledger().promised_bytes))
+        return {"memory_bytes": memory_bytes, "models": models}
 
     def _files(self) -> list[Path]:
         found = [
