@@ -1,0 +1,97 @@
+"""Brokers behind TLS, and brokers that are found on the local network: a real mosquitto, real multicast."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from edge_run.base.errors import MeshError
+from edge_run.devices.mesh import MeshConfig, open_mesh
+from edge_run.devices.mesh_cluster import FIND_BROKER, Cluster, new_cluster, write_cluster
+from edge_run.devices.mesh_discovery import Advertisement, find_broker
+from edge_run.devices.mesh_node import MeshNode
+from mosquitto import free_port, mosquitto
+
+LOOPBACK = "127.0.0.1"
+LIMIT_S = 20.0
+
+
+def certified(folder: Path) -> tuple[Path, Path]:
+    """Write a certificate for loopback, signed by itself, and its key; return both."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a broker of a test")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(LOOPBACK))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / "certificate.pem", folder / "key.pem"
+    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    paths[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
+    return paths
+
+
+def member(folder: Path, cluster: Cluster) -> MeshNode:
+    write_cluster(folder, cluster)
+    return open_mesh(MeshConfig(folder, name=folder.name))
+
+
+def assert_they_meet(folder: Path, cluster: Cluster) -> None:
+    """Two members find each other and one does what the other orders."""
+    a, b = member(folder / "a", cluster), member(folder / "b", cluster)
+    try:
+        b.serve(lambda node, epoch, order: {"echo": order["word"]})
+        end_s = time.monotonic() + LIMIT_S
+        while len(a.members()) < 2:
+            assert time.monotonic() < end_s, "they never met"
+            a.wait(timeout_s=0.2)
+        a.lead(timeout_s=LIMIT_S)
+        assert a.order(b.node, {"word": "hello"}, timeout_s=LIMIT_S) == {"echo": "hello"}
+    finally:
+        a.close()
+        b.close()
+
+
+# Where a handshake fails, paho leaves its socket to the garbage collector.
+@pytest.mark.filterwarnings("ignore:.*SSLSocket:pytest.PytestUnraisableExceptionWarning")
+def test_a_broker_behind_tls_whose_authority_is_named(tmp_path: Path) -> None:
+    certificate, key = certified(tmp_path)
+    with mosquitto(tmp_path, f"allow_anonymous true\ncertfile {certificate}\nkeyfile {key}") as broker:
+        secure = new_cluster(f"mqtts://{LOOPBACK}:{broker.port}", authority=str(certificate))
+        assert_they_meet(tmp_path, secure)
+        with pytest.raises(MeshError, match="certificate"):  # the system does not know who vouches for it
+            member(tmp_path / "c", replace(secure, authority=None))
+        with pytest.raises(MeshError):  # and no secret is told to a broker that is not behind TLS
+            member(tmp_path / "d", replace(secure, broker=broker.url, authority=None))
+
+
+def test_a_broker_is_found_on_the_local_network_by_its_members_only(tmp_path: Path) -> None:
+    cluster, other, port = new_cluster(FIND_BROKER), new_cluster(FIND_BROKER), free_port()
+    advertisement = Advertisement(cluster, [LOOPBACK], port)
+    try:
+        found = find_broker(cluster, LIMIT_S, interfaces=[LOOPBACK])
+        assert (found.host, found.port) == (LOOPBACK, port)
+        with pytest.raises(MeshError, match=r"no broker of cluster .* was found on this network in 0\.5 s; start it"):
+            find_broker(other, 0.5, interfaces=[LOOPBACK])
+    finally:
+        advertisement.close()
+    with pytest.raises(MeshError, match="was found"):  # what is closed is no longer there
+        find_broker(cluster, 0.5, interfaces=[LOOPBACK])
