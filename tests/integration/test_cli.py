@@ -29,7 +29,7 @@ GREEDY = ("--temp", "0", "-c", "256")
 KEYS = {
     "text", "token_ids", "finish_reason", "seed", "prompt_tokens", "cached_tokens", "completion_tokens",
     "load_s", "ttft_s", "prefill_tokens_per_s", "decode_tokens_per_s", "memory", "io", "numerics", "plan", "backend",
-    "experts", "speculation",
+    "experts", "speculation", "mesh",
 }  # fmt: skip
 NESTED_KEYS = {
     "memory": {"budget_bytes", "peak_bytes", "pinned_bytes", "window_bytes", "kv_bytes"},
