@@ -45,7 +45,7 @@ def main() -> None:
         threads=arguments.threads,
         cache_folder=arguments.cache,
     )
-    if arguments.limit_mbps and direct_read_bandwidth(arguments.model, 2, 128 << 20) > 1.5e6 * arguments.limit_mbps:
+    if arguments.limit_mbps and direct_read_bandwidth(arguments.model, 2, 512 << 20) > 1.5e6 * arguments.limit_mbps:
         sys.exit(NO_LIMIT)
     if arguments.share is None:
         started = time.monotonic()

@@ -6,7 +6,7 @@ model opened and measured: a prompt of 200 tokens in micro-batches of 64 (cold: 
 8 tokens (decode; 32 of the mixture), all of them held-out English. How evenly a mixture chooses its experts is known
 from a run before, under another budget. The machine rests for some seconds before each process: a virtual machine takes
 memory from its host when it is first used, up to two seconds a GB, but less when it was in use a moment ago. Each
-process reads 128 MiB first: where the box does not limit the drive as it should, it is made anew.
+process reads 512 MiB first: where the box does not limit the drive as it should, it is made anew.
 """
 
 from __future__ import annotations

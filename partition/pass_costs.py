@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 LATEST = 7  # passes of a width that count
+MOST_STEP = 2.0  # in time, from the widest pass that was seen to one that may be tried
 SLOPE = 0.25  # of computing one token, for each further one, where only one width was seen: more than most devices
 
 
@@ -48,6 +49,11 @@ class WidthCurve:
         nearest = self._widths[0] if place == 0 else self._widths[-1]
         return self._medians[nearest] * growth(width) / growth(nearest)
 
+    @property
+    def widest(self) -> int:
+        """The widest that was seen, 0 before anything was."""
+        return self._widths[-1] if self._widths else 0
+
     def line(self) -> tuple[float, float] | None:
         """Return (at width 1, for each token more) of the line through the narrowest and the widest that were seen."""
         if len(self._widths) < 2:
@@ -78,6 +84,14 @@ class PassCosts:
     def pass_s(self, width: int) -> float:
         """Return the seconds of a pass of `width` tokens. Not before one was seen."""
         return self._wall.at(width, self._modelled_s)
+
+    def is_within_reach(self, width: int) -> bool:
+        """Return whether a pass of `width` may be tried: what is expected of it may be wrong, and must not cost much.
+
+        In a mixture a wide pass can take as long as many narrow ones; in a dense model that is streamed, hardly longer.
+        """
+        widest = self._wall.widest
+        return width <= widest or self.pass_s(width) <= MOST_STEP * self.pass_s(widest)
 
     def _modelled_s(self, width: int) -> float:
         compute_s, read_s = self._compute.at(width, self._compute_growth), self._read.at(width, self._union_growth)

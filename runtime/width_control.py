@@ -81,7 +81,8 @@ class WidthControl:
     def rates(self, values: Sequence[float]) -> dict[int, float]:
         """Return expected tokens a second by width, guesses of `values` taken in turn."""
         sums = [0.0, *itertools.accumulate(values)]
-        widths = [width for width in WIDTHS if width <= min(self._most_tokens, len(sums))]
+        most = min(self._most_tokens, len(sums))
+        widths = [width for width in WIDTHS if width <= most and self._costs.is_within_reach(width)]
         return {width: self.expected_tokens(sums, width) / self.expected_s(width) for width in widths or [1]}
 
     def expected_tokens(self, sums: Sequence[float], width: int) -> float:

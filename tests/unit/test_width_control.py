@@ -129,3 +129,29 @@ def test_one_slow_pass_does_not_count() -> None:
     for wall_s in (1.0, 1.0, 9.0, 1.0):
         costs.observe(1, wall_s, 0.0, 0.0)
     assert costs.pass_s(1) == 1.0
+
+
+def test_what_was_not_seen_is_tried_in_steps_of_at_most_twice_the_time() -> None:
+    """In a mixture a wide pass reads for many narrow ones: a hope that is wrong must not cost a hundred tokens."""
+
+    def growth(width: int) -> float:
+        return 8 * (1 - (1 - 1 / 8) ** width)
+
+    control = WidthControl(PassCosts(growth), 64)
+
+    def pass_s(width: int) -> float:
+        return 0.05 * width + 0.4 * growth(width)
+
+    dearest, spent = pass_s(1), []
+    control.observe_pass(1, pass_s(1), 0.4, 0.4)
+    for _ in range(12):
+        width = control.choose([0.99] * 63)
+        assert pass_s(width) <= 2.2 * dearest
+        dearest = max(dearest, pass_s(width))
+        spent.append(width)
+        control.observe_pass(width, pass_s(width), 0.4 * growth(width), 0.4 * growth(width))
+    assert max(spent) > 16, "it goes on where hopes come true"
+
+
+def test_a_streamed_pass_is_wide_at_once() -> None:
+    assert controlled(streamed, (1,)).choose([0.9] * 63) >= 16
