@@ -43,8 +43,8 @@ TEXTS = ("novels", "gsm8k", "repeating")
 class AnyWidth(WidthControl):
     """Takes every width, whether it pays or not."""
 
-    def __init__(self, costs: PassCosts, most_tokens: int) -> None:
-        super().__init__(costs, most_tokens)
+    def __init__(self, costs: PassCosts, most_tokens: int, least_gain: float) -> None:
+        super().__init__(costs, most_tokens, least_gain)
         self._chance = random.Random(0)
 
     def wants_guesses(self) -> bool:

@@ -14,7 +14,7 @@ from edge_run.runtime.speculation import SpeculativeSession
 from edge_run.runtime.speculation_shape import MOST_BRANCHES
 from edge_run.runtime.speculation_tally import Tally
 from edge_run.runtime.terms import used_experts
-from edge_run.runtime.width_control import WidthControl
+from edge_run.runtime.width_control import LEAST_GAIN, LEAST_GAIN_BY_EXPERT, WidthControl
 
 
 def open_session(engine: Engine) -> Session:
@@ -30,6 +30,7 @@ def open_session(engine: Engine) -> Session:
     control = WidthControl(
         PassCosts(_union_growth(engine)),
         min(config.draft_tokens + 1, capabilities.outputs_per_pass, capabilities.micro_batch_tokens),
+        LEAST_GAIN_BY_EXPERT if engine.plan.expert_bytes else LEAST_GAIN,
     )
     mode = "+".join(["draft"] * bool(engine.draft) + ["ngram"] * config.uses_lookup)
     return SpeculativeSession(

@@ -38,8 +38,8 @@ NOISE = 0.3  # between widths, on these models
 class Eager(WidthControl):
     """Speculates always, with every width there is in turn: what pays on a device is not what is tested here."""
 
-    def __init__(self, costs: PassCosts, most_tokens: int) -> None:
-        super().__init__(costs, most_tokens)
+    def __init__(self, costs: PassCosts, most_tokens: int, least_gain: float) -> None:
+        super().__init__(costs, most_tokens, least_gain)
         self._chance = random.Random(1)
 
     def wants_guesses(self) -> bool:

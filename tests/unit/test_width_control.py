@@ -155,3 +155,13 @@ def test_what_was_not_seen_is_tried_in_steps_of_at_most_twice_the_time() -> None
 
 def test_a_streamed_pass_is_wide_at_once() -> None:
     assert controlled(streamed, (1,)).choose([0.9] * 63) >= 16
+
+
+def test_where_wide_passes_cost_more_than_is_seen_they_must_promise_more() -> None:
+    control = WidthControl(PassCosts(), 64, least_gain=1.15)
+    for width in (1, 8):
+        control.observe_pass(width, *resident(width))
+    values = [0.35]  # 1.35 tokens in 0.5 s against one in 0.4 s: 1.08
+    assert control.choose(values) == 1
+    assert controlled(resident, (1, 8)).choose(values) == 2
+    assert control.choose([0.9]) == 2
