@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 import time
 from pathlib import Path
 
 from _box import SHARED
-from _worker import direct_read_bandwidth
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken
@@ -22,7 +20,6 @@ from edge_run.devices.memory import process_memory
 from edge_run.runtime.planner import planner
 from edge_run.runtime.probe import probe, recall
 
-NO_LIMIT = 75  # the exit code
 TEXT = SHARED / "data" / "text" / "novels.txt"
 
 
@@ -37,7 +34,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=200)
     parser.add_argument("--decode", type=int, default=8)
-    parser.add_argument("--limit-mbps", type=float, help="end at once where the drive is faster")
     arguments = parser.parse_args()
     config = ModelConfig(
         context_tokens=arguments.context,
@@ -45,8 +41,6 @@ def main() -> None:
         threads=arguments.threads,
         cache_folder=arguments.cache,
     )
-    if arguments.limit_mbps and direct_read_bandwidth(arguments.model, 2, 512 << 20) > 1.5e6 * arguments.limit_mbps:
-        sys.exit(NO_LIMIT)
     if arguments.share is None:
         started = time.monotonic()
         probe([], arguments.model, config)

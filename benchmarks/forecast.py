@@ -5,8 +5,7 @@ grown to 2 GB, F16). Each box is probed from nothing; then, in a process for eac
 model opened and measured: a prompt of 200 tokens in micro-batches of 64 (cold: the first token), another one (prefill),
 8 tokens (decode; 32 of the mixture), all of them held-out English. How evenly a mixture chooses its experts is known
 from a run before, under another budget. The machine rests for some seconds before each process: a virtual machine takes
-memory from its host when it is first used, up to two seconds a GB, but less when it was in use a moment ago. Each
-process reads 512 MiB first: where the box does not limit the drive as it should, it is made anew.
+memory from its host when it is first used, up to two seconds a GB, but less when it was in use a moment ago.
 """
 
 from __future__ import annotations
@@ -22,28 +21,21 @@ from pathlib import Path
 from typing import Any
 
 from _box import EDGEBOX, READAHEAD_KB, ROOT, grown_mixture, grown_model, write_results
-from _forecast_worker import NO_LIMIT
 
 WORKER = ROOT / "benchmarks" / "_forecast_worker.py"
 SHARES = (0.25, 0.5, 0.75, 0.95)
 EARLIER_SHARE = 0.4
 DECODE = {"dense": "8", "mixture": "32"}
 REST_S = 30.0
-MOST_BOXES = 3
 FIGURES = ("first_token_s", "prefill_tokens_per_s", "decode_tokens_per_s")
 
 
 def boxed(model: Path, mbps: int | None, flags: list[str]) -> dict[str, Any]:
     """Return what the worker prints, run in a box of that disk speed."""
     box = [f"--readahead-kb={READAHEAD_KB}", *([f"--disk-mbps={mbps}"] if mbps else []), "--cold", str(model)]
-    worker = [sys.executable, str(WORKER), str(model), *flags, *([f"--limit-mbps={mbps}"] if mbps else [])]
-    for _ in range(MOST_BOXES):
-        time.sleep(REST_S)
-        done = subprocess.run(
-            [sys.executable, str(EDGEBOX), *box, "--", *worker], capture_output=True, text=True, cwd=ROOT, check=False
-        )
-        if done.returncode != NO_LIMIT:
-            break
+    command = [sys.executable, str(EDGEBOX), *box, "--", sys.executable, str(WORKER), str(model), *flags]
+    time.sleep(REST_S)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

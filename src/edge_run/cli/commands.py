@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
+from edge_run.base.errors import ConfigError
 from edge_run.cli.config_file import config_path, read_config_file
 from edge_run.cli.options import SETTINGS
 from edge_run.cli.setting import Setting
@@ -53,6 +56,20 @@ class SettingsCommand(click.Command):
                 option is None and word[:1] == "-" and word[1:3].isalpha() and len(word) > 2 and set(word[1:]) != {"v"}
             ):
                 raise click.NoSuchOption(word, ctx=context)
+
+
+class CommandGroup(click.Group):
+    """Commands under a common name, each of which does its own work; without a word, help."""
+
+    def __init__(self, name: str, text: str, commands: Sequence[click.Command]) -> None:
+        super().__init__(name, {str(one.name): one for one in commands}, help=text, short_help=text)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Give help where no command is named."""
+        if not args:
+            ctx.obj.say(self.get_help(ctx))
+            ctx.exit(ConfigError.exit_code)
+        return super().parse_args(ctx, args)
 
 
 def origin(context: click.Context, name: str) -> str:
