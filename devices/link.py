@@ -54,11 +54,19 @@ class DataLink:
         """How many connections and messages were refused."""
         return self._service.refused
 
-    def send(self, node: str, header: Document, parts: Sequence[memoryview] = (), *, timeout_s: float) -> None:
+    def send(
+        self,
+        node: str,
+        header: Document,
+        parts: Sequence[memoryview] = (),
+        *,
+        timeout_s: float,
+        is_bulk: bool = False,
+    ) -> None:
         """Hand a message to `node`, as base.mesh.Link says."""
         check_parts(parts)
         deadline_s = time.monotonic() + timeout_s
-        self._lane(node, deadline_s).send(Kind.DATA, header, parts, deadline_s)
+        self._lane(node, deadline_s).send(Kind.BULK if is_bulk else Kind.DATA, header, parts, deadline_s)
 
     def send_control_soon(self, node: str, topic: str, payload: bytes) -> None:
         """Have a signed control message sent, for when the broker is away; it is lost where there is no way."""
@@ -66,9 +74,9 @@ class DataLink:
             self._service.controls.append((node, topic, payload))
         self._service.wake()
 
-    def receive(self, *, timeout_s: float) -> Message | None:
+    def receive(self, *, timeout_s: float, is_bulk: bool = False) -> Message | None:
         """Return the next message of any node, as base.mesh.Link says."""
-        return self._service.inbox.get(timeout_s)
+        return (self._service.bulk if is_bulk else self._service.inbox).get(timeout_s)
 
     def measure(self, node: str, *, timeout_s: float) -> LinkRate:
         """Measure the way to `node` now, on a connection of its own. Raises DeviceLost, NotTrusted."""

@@ -20,12 +20,13 @@ _MAGIC = b"EL"
 
 
 class Kind(IntEnum):
-    """What a frame is for: a message, a signed control message, a probe of the way, and its echo."""
+    """What a frame is for: a message, a signed control message, a probe of the way, its echo, a message in bulk."""
 
     DATA = 1
     CONTROL = 2
     PROBE = 3
     ECHO = 4
+    BULK = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,18 @@ from edge_run.base.errors import DeviceLost, MeshError
 from edge_run.base.mesh import Message
 
 MOST_BYTES, MOST_MESSAGES = 256 << 20, 1024
+MOST_BULK_BYTES, MOST_BULK_MESSAGES = 16 << 20, 256
 
 
 class Inbox:
-    """A queue from the link's thread to whoever receives. When it is full, nothing more is read from the network."""
+    """A queue from the link's thread to whoever receives."""
 
-    def __init__(self, on_room: Callable[[], None]) -> None:
+    def __init__(
+        self, on_room: Callable[[], None], most_bytes: int = MOST_BYTES, most_messages: int = MOST_MESSAGES
+    ) -> None:
         """`on_room` is called when it was full and is no more."""
         self._on_room = on_room
+        self._most_bytes, self._most_messages = most_bytes, most_messages
         self._arrived = threading.Condition()
         self._items: deque[tuple[Message | DeviceLost, int]] = deque()
         self._bytes = 0
@@ -26,7 +30,7 @@ class Inbox:
     @property
     def is_full(self) -> bool:
         """Whether nothing more should be put."""
-        return self._bytes >= MOST_BYTES or len(self._items) >= MOST_MESSAGES
+        return self._bytes >= self._most_bytes or len(self._items) >= self._most_messages
 
     def put(self, item: Message | DeviceLost, size: int = 0) -> None:
         """Add a message of `size` bytes, or a loss."""

@@ -224,7 +224,7 @@ class Lane:
                     continue
                 self._sequence += 1
                 self.used_s = time.monotonic()
-                self.is_talked_to |= kind is Kind.DATA
+                self.is_talked_to |= kind in (Kind.DATA, Kind.BULK)
                 return
             raise self._lost(self._why)
         finally:

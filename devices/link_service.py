@@ -15,7 +15,7 @@ from edge_run.base.extras import need
 from edge_run.base.mesh import LinkRate, Message
 from edge_run.devices.link_door import Door
 from edge_run.devices.link_frames import Head, Kind
-from edge_run.devices.link_inbox import Inbox
+from edge_run.devices.link_inbox import MOST_BULK_BYTES, MOST_BULK_MESSAGES, Inbox
 from edge_run.devices.link_lane import PROBE_BYTES, RATE_PROBE_BYTES, RETRY_S, Keys, Lane, Opening, Peer
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,8 @@ class LinkService:
         self.controls: deque[tuple[str, str, bytes]] = deque(maxlen=_MOST_AT_ONCE)
         self.is_held = self.is_closed = False
         self.refused = 0
-        self.inbox = Inbox(self.wake)
+        self.inbox = Inbox(self.wake)  # when it is full, nothing more is read from the network
+        self.bulk = Inbox(lambda: None, MOST_BULK_BYTES, MOST_BULK_MESSAGES)  # when it is full, what comes is dropped
         self._openings: dict[tuple[str, bool], Opening] = {}
         self._unsent: list[tuple[str, str, bytes]] = []  # control messages for which a way is being opened
         self._incoming: dict[str, tuple[int, int]] = {}
@@ -87,6 +88,7 @@ class LinkService:
             self.is_closed = True
             self.changed.notify_all()
         self.inbox.close()
+        self.bulk.close()
         self.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=10)
@@ -105,6 +107,7 @@ class LinkService:
                 self.is_closed = True
                 self.changed.notify_all()
             self.inbox.close()
+            self.bulk.close()
             for opening in self._openings.values():
                 opening.close()
             for lane in self.lanes.values():
@@ -181,7 +184,10 @@ class LinkService:
             if len(message.parts) == 1 and isinstance(topic := message.header.get("topic"), str):
                 self._on_control(node, topic, bytes(message.parts[0]))
             return
-        self.inbox.put(message, size)
+        if head.kind is Kind.DATA:
+            self.inbox.put(message, size)
+        elif not self.bulk.is_full:
+            self.bulk.put(message, size)
         self._speakers.add(node)
         own = self.lanes.get(node)
         if own is None:  # whoever speaks to us is watched from here too
@@ -254,7 +260,10 @@ class LinkService:
         lane = self._end(node, why)
         if lane is not None:
             if lane.is_talked_to:
-                self.inbox.put(DeviceLost(f"node {node} at {lane.rate.place}: {why}", node=node))
+                loss = DeviceLost(f"node {node} at {lane.rate.place}: {why}", node=node)
+                self.inbox.put(loss)
+                if not self.bulk.is_full:
+                    self.bulk.put(loss)
             self._on_change(node, False, why)
 
     def _end(self, node: str, why: str) -> Lane | None:

@@ -54,7 +54,8 @@ class Station:
 
     memory_bytes: for weights and what is kept, all else taken off. compute_bytes_per_s: weights it computes with per
     second when they are in memory. window_bytes: of memory_bytes, what streaming runs ahead through. hop_s: what a
-    state spends on its way to it or from it, both together, and in being taken and handed on.
+    state spends on its way to it or from it, both together, and in being taken and handed on. most_weight_bytes: of
+    weights that it may have at all, None for any number.
     """
 
     node: str
@@ -63,6 +64,7 @@ class Station:
     disk_bytes_per_s: float
     hop_s: float = 0.0
     window_bytes: int = 0
+    most_weight_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,8 @@ def token_time(units: Sequence[UnitWork], stations: Sequence[Station], owners: S
 
 def _streamed_bytes(station: Station, work: UnitWork) -> float:
     """Return the bytes that are read for every token; infinite where there is no room to do so."""
+    if station.most_weight_bytes is not None and work.weight_bytes > station.most_weight_bytes:
+        return _NEVER
     room = station.memory_bytes - work.kept_bytes
     if work.weight_bytes <= room:
         return 0.0

@@ -245,7 +245,7 @@ class Engine:
         return plan_plain(self._terms(Holdings(0, self._context.kv_bytes)))
 
     def _open_ours(self) -> Plan:
-        self._sources = [SourceFile(shard.path) for shard in self.gguf.shards]
+        self._sources = [self._open_source(number) for number in range(len(self.gguf.shards))]
         for source in self._sources:
             self._stack.callback(source.close)
         if buffered := [source.path for source in self._sources if not source.is_direct]:
@@ -266,6 +266,9 @@ class Engine:
         self._readers = Readers(self.config.readers)
         self._stack.callback(self._readers.close)
         return (self._open_resident if is_resident else self._open_streamed)(holdings, self._readers)
+
+    def _open_source(self, shard: int) -> SourceFile:
+        return SourceFile(self.gguf.shards[shard].path)
 
     def _load(self, paths: list[Path], on_header_read: Callable[[], None] | None = None) -> None:
         path = self.gguf.shards[0].path

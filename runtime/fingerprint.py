@@ -1,6 +1,6 @@
-"""Which model a file holds, by a hash of all its bytes, so that two devices know that they run the same.
+"""Which model a file holds, by digests of all its pieces, so that two devices know that they run the same.
 
-A hash is kept beside the file's size and time of change, so that a file is read once.
+Digests are kept beside the file's size and time of change, so that a file is read once.
 """
 
 from __future__ import annotations
@@ -10,44 +10,73 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError
-
-_BLOCK_BYTES = 4 << 20
-
-
-def fingerprint(paths: Sequence[Path], cache_folder: Path) -> str:
-    """Return the hash of the shards at `paths` together. Raises ModelFileError where one cannot be read."""
-    return hashlib.blake2b("\n".join(_hash(path, cache_folder) for path in paths).encode(), digest_size=32).hexdigest()
+from edge_run.tiers.pieces import DIGEST_BYTES, PIECE_BYTES, model_hash, piece_digest
 
 
-def _hash(path: Path, cache_folder: Path) -> str:
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a model is known by: the sizes of its shards, the digests of its pieces end to end, and the hash of both."""
+
+    sizes: tuple[int, ...]
+    digests: bytes
+
+    @property
+    def model(self) -> str:
+        """The hash, in hexadecimal."""
+        return model_hash(self.sizes, self.digests)
+
+
+def fingerprint(paths: Sequence[Path], cache_folder: Path) -> Fingerprint:
+    """Return that of the shards at `paths` together. Raises ModelFileError where one cannot be read."""
+    found = [_digests(path, cache_folder) for path in paths]
+    return Fingerprint(tuple(size for size, _ in found), b"".join(digests for _, digests in found))
+
+
+def _digests(path: Path, cache_folder: Path) -> tuple[int, bytes]:
+    """Return a file's size, and the digests of its pieces."""
     try:
         found = path.stat()
-        key = json.dumps([str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ino])
-        kept = cache_folder / "hashes" / hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            known, _, digest = kept.read_text().partition("\n")
-            if known == key and len(digest) == 64:
-                return digest
-        digest = _read(path)
+        key = json.dumps([str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ino]).encode()
+        kept = cache_folder / "hashes" / hashlib.blake2b(key, digest_size=16).hexdigest()
+        with contextlib.suppress(OSError):
+            content = kept.read_bytes()
+            digests = content[:-DIGEST_BYTES]
+            if content == digests + _seal(key, digests):
+                return found.st_size, digests
+        digests = _read(path)
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read ({error})") from error
     with contextlib.suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
         fresh = kept.with_suffix(f".{os.getpid()}")
-        fresh.write_text(f"{key}\n{digest}")
+        fresh.write_bytes(digests + _seal(key, digests))
         fresh.replace(kept)
-    return digest
+    return found.st_size, digests
 
 
-def _read(path: Path) -> str:
-    """Return the hash of a file's bytes; what it leaves in the page cache is dropped."""
-    state = hashlib.blake2b(digest_size=32)
+def _seal(key: bytes, digests: bytes) -> bytes:
+    """Return what shows that `digests` were kept whole, and of the file that `key` says."""
+    return hashlib.blake2b(key + digests, digest_size=DIGEST_BYTES).digest()
+
+
+def _read(path: Path) -> bytes:
+    """Return the digests of a file's pieces; what it leaves in the page cache is dropped."""
+    digests = []
     with path.open("rb", buffering=0) as file:
-        while block := file.read(_BLOCK_BYTES):
-            state.update(block)
+        while piece := _read_piece(file.fileno()):
+            digests.append(piece_digest(piece))
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return state.hexdigest()
+    return b"".join(digests)
+
+
+def _read_piece(descriptor: int) -> bytes:
+    """Return the next bytes of a file, a whole piece but at its end: one read may give less."""
+    piece = os.read(descriptor, PIECE_BYTES)
+    while len(piece) < PIECE_BYTES and (more := os.read(descriptor, PIECE_BYTES - len(piece))):
+        piece += more
+    return piece

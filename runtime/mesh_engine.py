@@ -12,6 +12,7 @@ from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import MeshUse
 from edge_run.runtime.mesh_decoder import MeshDecoder
 from edge_run.runtime.mesh_spread import Spread
+from edge_run.runtime.piece_exchange import PieceExchange
 from edge_run.runtime.slice_engine import SliceEngine
 from edge_run.tiers.territory import CHUNK_BYTES
 
@@ -37,6 +38,10 @@ class MeshEngine(SliceEngine):
         super().__init__(path, config, chunk_bytes)
         try:
             spread = Spread(mesh, self, takes_any_numerics, say)
+            exchange = PieceExchange(mesh.link)
+            self._stack.callback(exchange.close)
+            exchange.offer(spread.fingerprint, [shard.path for shard in self.gguf.shards])
+            exchange.start()
             self._over_all = MeshDecoder(mesh, self, spread, say)
         except BaseException:
             self.close()

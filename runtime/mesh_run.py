@@ -43,7 +43,7 @@ from edge_run.runtime.mesh_failover import (
 )
 from edge_run.runtime.mesh_log import MeshLog
 from edge_run.runtime.mesh_messages import Command, Decode, Operate, command_header, command_parts
-from edge_run.runtime.mesh_rates import MeshRates
+from edge_run.runtime.mesh_rates import PAYS_BACK_TOKENS, MeshRates
 from edge_run.runtime.mesh_spread import Failed, Spread
 from edge_run.runtime.mesh_wire import SEND_TIMEOUT_S, LinkWire, Overdue, PassFailed
 from edge_run.runtime.slice import Share
@@ -185,7 +185,8 @@ class MeshRun:
                 return self._lead()
             elif isinstance(instruction, MakePlan):
                 self._spread.prepare(instruction.candidates)
-                return Planned(self._spread.make_plan().nodes)
+                midway = (PAYS_BACK_TOKENS,) if self._log.tokens else ()
+                return Planned(self._spread.make_plan(*midway).nodes)
             elif isinstance(instruction, Open):
                 return self._open(instruction)
             elif isinstance(instruction, Replay):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +16,8 @@ from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork, plan_mesh
 from edge_run.runtime.driver import PassShape
 from edge_run.runtime.fingerprint import fingerprint
 from edge_run.runtime.mesh_failover import Gone, Refused
+from edge_run.runtime.mesh_fetch import MeshFetch
+from edge_run.runtime.mesh_rates import PAYS_BACK_TOKENS
 from edge_run.runtime.mesh_terms import (
     differing,
     layout_hash,
@@ -28,6 +31,8 @@ from edge_run.runtime.slice_engine import SliceEngine
 from edge_run.runtime.terms import used_experts
 
 PREPARE_TIMEOUT_S, ASSIGN_TIMEOUT_S, STATUS_TIMEOUT_S = 120.0, 120.0, 3.0
+FETCH_TIMEOUT_S = 30.0  # of an order to fetch, which only begins it
+FETCH_TOKENS = 1000  # of this run and later ones, which find there what was fetched
 HOP_S = 0.001  # until it is measured
 
 
@@ -64,14 +69,16 @@ class Spread:
 
     def __init__(self, mesh: Mesh, engine: SliceEngine, takes_any_numerics: bool, say: Callable[[str], None]) -> None:
         self._mesh, self._engine, self._takes_any, self._say = mesh, engine, takes_any_numerics, say
-        shards = [shard.path for shard in engine.gguf.shards]
+        shards = engine.gguf.shards
+        self.fingerprint = fingerprint([shard.path for shard in shards], engine.config.cache)
         self._model: Document = {
-            "model": fingerprint(shards, engine.config.cache),
-            "name": shards[0].name,
-            "size_bytes": sum(shard.stat().st_size for shard in shards),
+            "model": self.fingerprint.model,
+            "name": shards[0].path.name,
+            "shards": [[shard.size_bytes, shard.data_offset] for shard in shards],
             "settings": shared_settings(engine),
         }
         self.works = unit_works(engine)
+        self.fetch = MeshFetch(mesh, len(self.works), say, engine.check_cancelled)
         self.stations: dict[str, Station] = {}
         self.hop_s = HOP_S
         self.plan: MeshPlan | None = None
@@ -83,14 +90,20 @@ class Spread:
         answers = self._order_all({node: {"order": "prepare", **self._model} for node in asked}, PREPARE_TIMEOUT_S)
         for node, answer in answers.items():
             self._check(node, answer)
-            self.stations[node] = self._judged(node, functools.partial(station, node, answer, self.hop_s))
+            self._judged(node, functools.partial(self.fetch.note, node, answer))
+            found = self._judged(node, functools.partial(station, node, answer, self.hop_s))
+            lack = self.fetch.lacks.get(node)
+            self.stations[node] = replace(found, most_weight_bytes=lack.most_bytes if lack else None)
 
-    def make_plan(self) -> MeshPlan:
-        """Return the best plan over the devices that were asked, and this one; this one alone where none fits."""
+    def make_plan(self, fetch_tokens: int = FETCH_TOKENS) -> MeshPlan:
+        """Return the best plan over the devices that were asked, and this one; this one alone where none fits.
+
+        fetch_tokens: what a device has to fetch is worth it where it saves more within so many tokens.
+        """
         node = self._mesh.node
         if node not in self.stations:
             self.stations[node] = station(node, room_document(self._engine), self.hop_s)
-        self.plan = self._best(self.stations) or self.alone()
+        self.plan = self._best(self.stations, fetch_tokens) or self.alone()
         return self.plan
 
     def better(self, spent: Mapping[str, float], hop_s: float) -> MeshPlan | None:
@@ -101,7 +114,7 @@ class Spread:
         for node, seconds in spent.items():
             if node in self.stations and seconds > 0:
                 self.stations[node] = self._corrected(node, self.plan, seconds)
-        found = self._best(self.stations)
+        found = self._best(self.stations, PAYS_BACK_TOKENS)
         return found if found and found.owners != self.plan.owners else None
 
     def take_less(self, error: BudgetError) -> None:
@@ -111,7 +124,20 @@ class Spread:
         room = own.memory_bytes - max(needed - found, own.memory_bytes // 16)
         self.stations[own.node] = replace(own, memory_bytes=max(0, room))
 
-    def _best(self, stations: Mapping[str, Station]) -> MeshPlan | None:
+    def _best(self, stations: Mapping[str, Station], fetch_tokens: int) -> MeshPlan | None:
+        """Return the best plan, having tried without those that would have to fetch, the slowest first."""
+        left, best, least_s = dict(stations), None, math.inf
+        while (plan := self._fastest(left)) is not None:
+            costs = {node: self.fetch.seconds(plan, node) for node in plan.nodes}
+            slowest = max(costs, key=lambda node: costs[node])
+            if plan.token_s * fetch_tokens + costs[slowest] < least_s:
+                best, least_s = plan, plan.token_s * fetch_tokens + costs[slowest]
+            if not costs[slowest]:
+                break
+            del left[slowest]
+        return best
+
+    def _fastest(self, stations: Mapping[str, Station]) -> MeshPlan | None:
         first = stations[self._mesh.node]
         others = [stations[node] for node in sorted(stations) if node != first.node]
         return plan_mesh(self.works, [replace(s, hop_s=self.hop_s) for s in (first, *others)])
@@ -139,6 +165,9 @@ class Spread:
             "owners": list(plan.owners),
             "layout": layout_hash(self._engine.layout),
         }
+        refusal = self.fetch.run(plan, order, lambda orders: self._order_all(orders, FETCH_TIMEOUT_S))
+        if refusal is not None:
+            raise Failed(refusal)
         others = [node for node in plan.nodes if node != self._mesh.node]
         self._order_all(dict.fromkeys(others, order), ASSIGN_TIMEOUT_S)
 

@@ -7,6 +7,7 @@ given up, and others are read, while llama.cpp's model and context stay.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +23,14 @@ from edge_run.runtime.graph import GraphMap
 from edge_run.runtime.layout import Layout, lay_out
 from edge_run.runtime.planning import make_plan
 from edge_run.runtime.slice import Share, Slice, Wire, own_part
+from edge_run.runtime.slice_pieces import pieces_read
 from edge_run.runtime.streams import WeightMemory, open_streams
 from edge_run.runtime.terms import Holdings
 from edge_run.tiers import _libc
+from edge_run.tiers.partial import PartialModel, PartialSource
+from edge_run.tiers.pieces import Pieces
 from edge_run.tiers.readers import Readers, ReadTotals
+from edge_run.tiers.source import SourceFile
 from edge_run.tiers.territory import CHUNK_BYTES
 
 
@@ -34,8 +39,14 @@ class SliceEngine(Engine):
 
     may_be_whole = False
 
-    def __init__(self, path: Path, config: ModelConfig, chunk_bytes: int = CHUNK_BYTES) -> None:
-        """Open the model at `path` and map its graph; no weight is read. Raises as `Engine` does."""
+    def __init__(
+        self, path: Path, config: ModelConfig, chunk_bytes: int = CHUNK_BYTES, partial: PartialModel | None = None
+    ) -> None:
+        """Open the model at `path` and map its graph; no weight is read. Raises as `Engine` does.
+
+        partial: of this model only some pieces are there; those that it `needs` must be before they are assigned.
+        """
+        self._partial = partial
         self._maps: dict[PassShape, tuple[GraphMap, Layout]] = {}
         self._share: tuple[Share, Wire] | None = None
         self._assigned = contextlib.ExitStack()
@@ -118,6 +129,19 @@ class SliceEngine(Engine):
             self.release()
             raise
 
+    def needs(self, share: Share, pieces: Pieces) -> set[int]:
+        """Return the pieces of the model that computing `share` reads."""
+        found: set[int] = set()
+        for graph, layout in self._maps.values():
+            found |= pieces_read(own_part(graph, layout, share), self._territory, pieces)
+        return found
+
+    def unit_needs(self, pieces: Pieces) -> list[set[int]]:
+        """Return the pieces that each unit reads."""
+        graph, layout = self._maps[PassShape(1, 1)]
+        limits = [layout.start_of(unit) for unit in range(len(layout.units) + 1)]
+        return [pieces_read(graph[a:b], self._territory, pieces) for a, b in itertools.pairwise(limits)]
+
     def release(self) -> None:
         """Give up all weights and all that was decoded. Idempotent."""
         self._remember_experts()
@@ -147,6 +171,9 @@ class SliceEngine(Engine):
         self._streams = ()
         self._assigned.close()
         super().close()
+
+    def _open_source(self, shard: int) -> SourceFile:
+        return PartialSource(self._partial, shard) if self._partial else super()._open_source(shard)
 
     def _open_plain(self) -> Plan:
         raise NotSupported(f"a mesh needs edge-run's own loader here: {self.backend.reason}")

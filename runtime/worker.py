@@ -7,7 +7,6 @@ budget, and only for the coordinator whose epoch is the latest.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Sequence
@@ -15,20 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import Cancelled, DeviceLost, EdgeRunError, MeshError, NotTrusted, ProtocolError
-from edge_run.base.mesh import Document, JsonValue, Mesh
+from edge_run.base.errors import Cancelled, DeviceLost, EdgeRunError, MeshError, ProtocolError
+from edge_run.base.mesh import Document, Mesh
 from edge_run.base.results import to_json
 from edge_run.devices.ledger import Ledger
 from edge_run.devices.memory import default_budget_bytes
 from edge_run.runtime.driver import PassShape
-from edge_run.runtime.fingerprint import fingerprint
 from edge_run.runtime.mesh_failover import ATTEMPT_BITS
 from edge_run.runtime.mesh_messages import Command, Decode, Operate, integer, read_command
 from edge_run.runtime.mesh_terms import config_from, layout_hash, room_document
 from edge_run.runtime.mesh_wire import SEND_TIMEOUT_S, LinkWire
 from edge_run.runtime.slice import Share
 from edge_run.runtime.slice_engine import SliceEngine
-from edge_run.tiers.gguf import read_gguf
+from edge_run.runtime.worker_files import WorkerFiles
+from edge_run.runtime.worker_models import read_asked
 from edge_run.tiers.territory import CHUNK_BYTES
 
 logger = logging.getLogger(__name__)
@@ -53,15 +52,23 @@ class Worker:
     """Serves a mesh until it is closed. Its thread computes; `handle` is called by the mesh."""
 
     def __init__(
-        self, mesh: Mesh, folders: Sequence[Path], config: ModelConfig, chunk_bytes: int = CHUNK_BYTES
+        self,
+        mesh: Mesh,
+        folders: Sequence[Path],
+        config: ModelConfig,
+        chunk_bytes: int = CHUNK_BYTES,
+        fetch_bytes: int = 0,
     ) -> None:
-        """Serve the models in `folders` (files, or folders of files) under the budget and settings of `config`."""
-        self._mesh, self._folders, self._config = mesh, tuple(folders), config
+        """Serve the models in `folders` (files, or folders of files) under the budget and settings of `config`.
+
+        fetch_bytes: of its disk, for layers of models that it lacks, which it fetches from others; 0: none.
+        """
+        self._mesh, self._config = mesh, config
+        self._files = WorkerFiles(mesh.link, folders, config, fetch_bytes)
         self._chunk_bytes = chunk_bytes
         self._engine: SliceEngine | None = None
         self._opened: tuple[str, Document] | None = None
         self._run: _Run | None = None
-        self._hashes: dict[str, Path] = {}
         self._changing = threading.Condition()
         self._is_closed = self._is_busy = False
         self._latest = 0
@@ -69,8 +76,10 @@ class Worker:
 
     def start(self) -> None:
         """Announce what is here, and begin to serve."""
-        self._mesh.announce(self._capabilities())
+        memory_bytes = int(self._config.memory or default_budget_bytes(Ledger().promised_bytes))
+        self._mesh.announce({"memory_bytes": memory_bytes, **self._files.capabilities})
         self._thread.start()
+        self._files.start()
         self._mesh.serve(self.handle)
 
     def close(self) -> None:
@@ -80,6 +89,7 @@ class Worker:
         if self._thread.is_alive():
             self._thread.join(STOP_TIMEOUT_S)
         self._close_engine()
+        self._files.close()
 
     @property
     def status(self) -> Document:
@@ -90,6 +100,7 @@ class Worker:
             "epoch": run.epoch if run else 0,
             "number": run.wire.number if run else 0,
             "place": run.wire.place if run else "idle",
+            "fetch": self._files.status,
         }
 
     def handle(self, coordinator: str, epoch: int, order: Document) -> Document:
@@ -98,7 +109,9 @@ class Worker:
         if what == "status":
             return self.status
         if what == "prepare":
-            return self._prepare(order)
+            return self._prepare(coordinator, order)
+        if what == "fetch":
+            return self._fetch(order)
         if what == "assign":
             return self._assign(coordinator, epoch, order)
         if what == "close":
@@ -107,54 +120,30 @@ class Worker:
             return {}
         raise ProtocolError(f"order {what!r}: unknown here; the devices have different versions")
 
-    def _capabilities(self) -> Document:
-        models: dict[str, JsonValue] = {}
-        for path in self._files():
-            with contextlib.suppress(EdgeRunError, OSError):
-                models[path.name] = path.stat().st_size
-        memory_bytes = int(self._config.memory or default_budget_bytes(Ledger().promised_bytes))
-        return {"memory_bytes": memory_bytes, "models": models}
-
-    def _files(self) -> list[Path]:
-        found = [
-            f for folder in self._folders for f in ([folder] if folder.is_file() else sorted(folder.glob("*.gguf")))
-        ]
-        return [path for path in found if path.suffix == ".gguf"]
-
-    def _prepare(self, order: Document) -> Document:
+    def _prepare(self, coordinator: str, order: Document) -> Document:
         """Open the model that is asked for, as far as can be without knowing what of it will be computed here."""
-        asked = order.get("model")
-        settings = order.get("settings")
-        if not isinstance(asked, str) or not isinstance(settings, dict):
-            raise ProtocolError("an order to open a model names no model, or no settings")
+        asked, settings = read_asked(order), order.get("settings")
+        if not isinstance(settings, dict):
+            raise ProtocolError("an order to open a model names no settings; the devices have different versions")
         self._end_run()
-        if self._opened != (asked, settings) or self._engine is None:
+        if self._opened != (asked.model, settings) or self._engine is None:
             self._close_engine()
-            path = self._find(asked, order.get("name"), order.get("size_bytes"))
-            self._engine = SliceEngine(path, config_from(settings, self._config), self._chunk_bytes)
-            self._opened = asked, settings
+            path, partial = self._files.open(coordinator, asked)
+            self._engine = SliceEngine(path, config_from(settings, self._config), self._chunk_bytes, partial)
+            self._opened = asked.model, settings
         else:
             self._engine.release()
-        return room_document(self._engine)
+        return {**room_document(self._engine), **self._files.lacks(self._engine)}
 
-    def _find(self, asked: str, name: object, size_bytes: object) -> Path:
-        """Return where the model with the hash `asked` is. Raises NotTrusted where it is not, or not allowed."""
-        candidates = sorted(self._files(), key=lambda path: path.name != name)
-        for path in candidates:
-            with contextlib.suppress(EdgeRunError, OSError):
-                shards = [shard.path for shard in read_gguf(path).shards]
-                if isinstance(size_bytes, int) and sum(shard.stat().st_size for shard in shards) != size_bytes:
-                    continue
-                if fingerprint(shards, self._config.cache) == asked:
-                    return path
-        where = ", ".join(str(folder) for folder in self._folders) or "no folder"
-        raise NotTrusted(
-            f"model {name!r} with hash {asked[:12]}: is not in {where}; copy the same file there, or join with "
-            "--models where it is"
-        )
+    def _fetch(self, order: Document) -> Document:
+        """Begin to fetch what the units that `order` says need; `status` says how far it is."""
+        engine, share = self._share_of(order)
+        self._end_run()
+        engine.release()
+        return self._files.fetch(engine, share, order.get("providers"))
 
-    def _assign(self, coordinator: str, epoch: int, order: Document) -> Document:
-        """Compute the units that `order` says, under a new epoch."""
+    def _share_of(self, order: Document) -> tuple[SliceEngine, Share]:
+        """Return the open model, and this device's share of it that `order` says."""
         engine, owners = self._engine, order.get("owners")
         if engine is None:
             raise MeshError("no model is open here; prepare comes first")
@@ -162,12 +151,17 @@ class Worker:
             raise MeshError("the model is cut in other places here; the devices have different versions")
         if not isinstance(owners, list | tuple) or len(owners) != len(engine.layout.units):
             raise ProtocolError(f"an order names the owners of no {len(engine.layout.units)} units")
+        return engine, Share(tuple(str(owner) for owner in owners), self._mesh.node)
+
+    def _assign(self, coordinator: str, epoch: int, order: Document) -> Document:
+        """Compute the units that `order` says, under a new epoch."""
+        engine, share = self._share_of(order)
         number = integer(order, "epoch")
         if number >> ATTEMPT_BITS > epoch or number <= self._latest:
             raise ProtocolError(f"an order of epoch {number}, after one of {self._latest}: not the latest")
         self._latest = number
-        share = Share(tuple(str(owner) for owner in owners), self._mesh.node)
         self._end_run()
+        self._files.check(engine, share)
         wire = LinkWire(self._mesh.link, number, share.owners)
         wire.node = self._mesh.node
         run = _Run(coordinator, number, wire)
@@ -196,6 +190,7 @@ class Worker:
         engine, self._engine, self._opened = self._engine, None, None
         if engine:
             engine.close()
+        self._files.release()
 
     def _serve(self) -> None:
         while not self._is_closed:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from edge_run.base.errors import DeviceLost, MeshError
-from edge_run.base.mesh import Document, Handler, Joined, Lost, Member, MeshEvent, Message
+from edge_run.base.mesh import Document, Handler, Joined, LinkRate, Lost, Member, MeshEvent, Message
 
 
 class Hub:
@@ -23,6 +23,7 @@ class Hub:
         self.lock = threading.Lock()
         self.on_send: Callable[[str, str, Document], None] = lambda source, target, header: None
         self.can_lead = True
+        self.link_bytes_per_s = 1e9
 
     def join(self, node: str) -> FakeMesh:
         mesh = FakeMesh(self, node)
@@ -41,6 +42,7 @@ class Hub:
         for other in self.members.values():
             if other.node != node and not is_silent:
                 other.inbox.put(DeviceLost(f"{node} does not answer", node=node))
+                other.bulk.put(DeviceLost(f"{node} does not answer", node=node))
                 other.events.put(Lost(node, "it does not answer"))
 
 
@@ -50,6 +52,7 @@ class FakeMesh:
     def __init__(self, hub: Hub, node: str) -> None:
         self.hub, self.node = hub, node
         self.inbox: queue.Queue[Any] = queue.Queue()
+        self.bulk: queue.Queue[Any] = queue.Queue()
         self.events: queue.Queue[MeshEvent] = queue.Queue()
         self.handler: Handler | None = None
         self.capabilities: Document = {}
@@ -118,7 +121,15 @@ class FakeMesh:
     def close(self) -> None:
         pass
 
-    def send(self, node: str, header: Document, parts: Sequence[memoryview] = (), *, timeout_s: float) -> None:
+    def send(
+        self,
+        node: str,
+        header: Document,
+        parts: Sequence[memoryview] = (),
+        *,
+        timeout_s: float,
+        is_bulk: bool = False,
+    ) -> None:
         self.hub.on_send(self.node, node, header)
         if self.node in self.hub.gone:
             time.sleep(0.01)
@@ -126,11 +137,15 @@ class FakeMesh:
         target = self.hub.members.get(node)
         if target is None or node in self.hub.gone:
             raise DeviceLost(f"{node}: is not there", node=node)
-        target.inbox.put(Message(self.node, header, tuple(memoryview(bytes(part)) for part in parts)))
+        box = target.bulk if is_bulk else target.inbox
+        box.put(Message(self.node, header, tuple(memoryview(bytes(part)) for part in parts)))
 
-    def receive(self, *, timeout_s: float) -> Message | None:
+    def measure(self, node: str, *, timeout_s: float) -> LinkRate:
+        return LinkRate("", 0.001, self.hub.link_bytes_per_s)
+
+    def receive(self, *, timeout_s: float, is_bulk: bool = False) -> Message | None:
         try:
-            found = self.inbox.get(timeout=timeout_s)
+            found = (self.bulk if is_bulk else self.inbox).get(timeout=timeout_s)
         except queue.Empty:
             return None
         if isinstance(found, DeviceLost):

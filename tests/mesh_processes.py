@@ -34,7 +34,7 @@ def round_robin(works: Sequence[UnitWork], stations: Sequence[Station]) -> MeshP
     names = [station.node for station in stations]
     order = names[1:] + names[:1]
     owners = (names[0], *(order[i % len(order)] for i in range(len(works) - 2)), names[0])
-    return MeshPlan(owners, 1, 0.05, {})
+    return MeshPlan(owners, 1, 0.15 / len(names), {})
 
 
 class WorkerProcess:

@@ -26,6 +26,11 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 if sys.platform == "linux":
     _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 
+_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
+_fallocate = getattr(_libc, "fallocate64", None) or getattr(_libc, "fallocate", None)  # musl has the second only
+if _fallocate is not None:
+    _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -58,6 +63,12 @@ def drop_pages(address: int, length: int) -> None:
     """Free the pages of an anonymous range; it reads as zeros afterwards."""
     if _libc.madvise(address, length, _MADV_DONTNEED) != 0:
         _checked(None, f"madvise of {length} bytes")
+
+
+def punch_hole(descriptor: int, offset: int, length: int) -> None:
+    """Give the disk blocks of a range of a file back, whose length stays; where they are whole, it reads as zeros."""
+    if _fallocate is None or _fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, length) != 0:
+        _checked(None, f"fallocate of {length} bytes")
 
 
 def prepare_for_weights(address: int, length: int, *, is_sparse: bool = False) -> None:

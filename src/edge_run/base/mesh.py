@@ -29,8 +29,8 @@ class Member:
 
 
 def is_worker(member: Member) -> bool:
-    """Return whether a device computes for others: it says which models it has."""
-    return bool(member.capabilities.get("models"))
+    """Return whether a device computes for others: it says which models it has, or how much it may fetch of others."""
+    return bool(member.capabilities.get("models") or member.capabilities.get("fetch_bytes"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,27 @@ class LinkRate:
 
 
 class Link(Protocol):
-    """Messages straight between devices: encrypted, mutual, in order, bounded. Any thread may use it, one at a time."""
+    """Messages straight between devices: encrypted, mutual, in order, bounded. Any thread may use it, one at a time.
 
-    def send(self, node: str, header: Document, parts: Sequence[memoryview] = (), *, timeout_s: float) -> None:
+    is_bulk: of what is not in a hurry, and has a queue of its own; when that is full, what comes is dropped.
+    """
+
+    def send(
+        self,
+        node: str,
+        header: Document,
+        parts: Sequence[memoryview] = (),
+        *,
+        timeout_s: float,
+        is_bulk: bool = False,
+    ) -> None:
         """Hand a message to `node`. Parts may be reused when this returns.
 
         Raises DeviceLost when the node is not there, or does not take it in time; NotTrusted when it is not a member.
         """
         ...
 
-    def receive(self, *, timeout_s: float) -> Message | None:
+    def receive(self, *, timeout_s: float, is_bulk: bool = False) -> Message | None:
         """Return the next message of any node, None when none came in time.
 
         Raises DeviceLost, once for each loss, when a node that was being talked to is no longer there (at most 3 s

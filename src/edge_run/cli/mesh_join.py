@@ -24,6 +24,7 @@ from edge_run.cli.mesh_options import (
 )
 from edge_run.cli.options import some_settings
 from edge_run.cli.process import cleaned_up
+from edge_run.cli.setting import size_option
 from edge_run.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ _PATH = click.Path(path_type=Path)
         click.Option(
             ["--models"], multiple=True, type=_PATH, metavar="PATH",
             help="A GGUF file, or a folder of them, that this device may run; may be repeated.",
+        ),
+        click.Option(
+            ["--fetch"], callback=size_option, metavar="SIZE",
+            help="Of its disk, for layers of models that it lacks: it fetches those that it computes from the others.  "
+            "[default: none]",
         ),
         click.Option(["--name"], metavar="TEXT", help="What people call this device.  [default: its host name]"),
         click.Option(
@@ -87,16 +93,18 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
         stack.enter_context(cleaned_up(node.close))
         if given["home_assistant"]:
             node.show_to_home_assistant()
-        if models:
+        fetch_bytes = given["fetch"] or 0
+        if models or fetch_bytes:
             from edge_run.runtime.worker import Worker
 
-            worker = Worker(node, [Path(os.path.expanduser(path)) for path in models], config)
+            paths = [Path(os.path.expanduser(path)) for path in models]
+            worker = Worker(node, paths, config, fetch_bytes=fetch_bytes)
             stack.callback(worker.close)
             worker.start()
         places = ", ".join(str(place).removeprefix("tcp://") for place in node.places)
         terminal.write(f"joined cluster {cluster.id} as node {node.node}; data link at {places}; Ctrl-C leaves\n")
-        if not models:
-            terminal.say("No --models: this device is seen, and computes nothing for others.")
+        if not models and not fetch_bytes:
+            terminal.say("No --models and no --fetch: this device is seen, and computes nothing for others.")
         _take_part(node, terminal)
 
 

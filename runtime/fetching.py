@@ -1,0 +1,90 @@
+"""Which pieces are asked of whom: a state machine without I/O. Events in, what to ask for next out.
+
+Each provider has a window of pieces that are on their way: it grows while they come quickly, and shrinks while they
+do not, so that the way to it is used and never clogged. A provider that fails is asked no more, and what it was asked
+for goes to the others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+MOST_WINDOW = 16
+QUICK_S, SLOW_S = 0.15, 0.5
+TIMEOUT_S = 20.0
+
+
+class _Provider:
+    """One who has the model."""
+
+    def __init__(self) -> None:
+        self.window = 1
+        self.asked: dict[int, float] = {}
+
+
+class Fetching:
+    """The pieces `wanted`, and the nodes that have them. Not thread-safe."""
+
+    def __init__(self, wanted: Iterable[int], providers: Sequence[str]) -> None:
+        self._waiting = deque(wanted)
+        self._providers = {node: _Provider() for node in providers}
+        self.failures: dict[str, str] = {}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all has come."""
+        return not self._waiting and not any(provider.asked for provider in self._providers.values())
+
+    @property
+    def problem(self) -> str:
+        """Why the rest will not come; empty while it may."""
+        if self._providers or self.is_done:
+            return ""
+        return "; ".join(f"{node}: {why}" for node, why in self.failures.items()) or "nobody has it"
+
+    def next(self, now_s: float) -> list[tuple[str, int]]:
+        """Return what to ask for now, as (node, piece); the least busy are asked first."""
+        for node, provider in list(self._providers.items()):
+            if any(now_s - asked_s > TIMEOUT_S for asked_s in provider.asked.values()):
+                self.fail(node, f"did not send in {TIMEOUT_S:.0f} s")
+        requests = []
+        while self._waiting:
+            idlest = min(self._providers, key=self._busyness, default=None)
+            if idlest is None or self._busyness(idlest) >= 1:
+                break
+            piece = self._waiting.popleft()
+            self._providers[idlest].asked[piece] = now_s
+            requests.append((idlest, piece))
+        return requests
+
+    def was_asked(self, node: str, piece: int) -> bool:
+        """Return whether `piece` is awaited from `node`."""
+        return node in self._providers and piece in self._providers[node].asked
+
+    def came(self, node: str, piece: int, now_s: float) -> None:
+        """`piece`, which was asked of `node`, has come, and is as it should be."""
+        provider = self._providers[node]
+        took_s = now_s - provider.asked.pop(piece)
+        if took_s <= QUICK_S:
+            provider.window = min(MOST_WINDOW, provider.window + 1)
+        elif took_s > SLOW_S:
+            provider.window = max(1, provider.window // 2)
+
+    def fail(self, node: str, why: str) -> None:
+        """`node` is asked no more. Nothing happens where it is not asked anyway."""
+        provider = self._providers.pop(node, None)
+        if provider is not None:
+            self.failures[node] = why
+            self._waiting.extendleft(sorted(provider.asked, reverse=True))
+
+    def check(self) -> None:
+        """Assert what always holds."""
+        asked = [piece for provider in self._providers.values() for piece in provider.asked]
+        assert len({*asked, *self._waiting}) == len(asked) + len(self._waiting), "a piece is asked for twice"
+        assert not self._providers.keys() & self.failures.keys()
+        assert all(len(provider.asked) <= MOST_WINDOW for provider in self._providers.values())
+
+    def _busyness(self, node: str) -> float:
+        provider = self._providers[node]
+        return len(provider.asked) / provider.window

@@ -1,0 +1,200 @@
+"""A model of which only some pieces are here: sparse files, and a journal of the pieces that are good.
+
+A piece is written, then the files are synced, then the journal says that it is good, and is synced: so whatever ends
+the process or the device, between any two of these steps, what the journal says is true. Where it ends in the middle of
+a record, that record and what follows do not count. Pieces that are given up leave the journal first, then the disk.
+Reading goes through a `PartialSource`, which refuses what is not there: a hole is never taken for zeros.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.tiers import _libc
+from edge_run.tiers.pieces import Pieces
+from edge_run.tiers.source import SourceFile
+
+JOURNAL = "journal"
+_RECORD = struct.Struct("<II")  # the piece's number, doubled, one more where it is good; a check of that
+_MAGIC = b"edge-run pieces 1\n"
+
+
+class PartialModel:
+    """Some pieces of one model, in a folder of its own. One thread changes it; any may ask what is there."""
+
+    def __init__(self, folder: Path, model: str, pieces: Pieces) -> None:
+        """Open what `folder` holds of the model with the hash `model`, or begin anew. Raises TierReadError."""
+        self.folder, self.pieces = folder, pieces
+        self.paths = [folder / name for name in _names(len(pieces.sizes))]
+        self._seed = zlib.crc32(model.encode())
+        self._good: set[int] = set()
+        self._fresh: list[int] = []
+        self._head = _MAGIC + model.encode() + b"\n"
+        self._files: list[int] = []
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._open()
+        except OSError as error:
+            self.close()
+            raise _refused(folder, error) from error
+
+    def _open(self) -> None:
+        journal = self.folder / JOURNAL
+        if not all(path.exists() and path.stat().st_size == size for path, size in self._shards()):
+            journal.unlink(missing_ok=True)
+            _sync_folder(self.folder)
+        for path, size in self._shards():
+            self._files.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+            os.ftruncate(self._files[-1], size)
+        self._journal = os.open(journal, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._files.append(self._journal)
+        self._end = self._read_journal()
+        os.ftruncate(self._journal, self._end)
+        if not self._end:
+            _write_all(self._journal, self._head, 0)
+            self._end = len(self._head)
+        for file in self._files:
+            os.fdatasync(file)
+        _sync_folder(self.folder)
+
+    def _shards(self) -> Iterable[tuple[Path, int]]:
+        return zip(self.paths, self.pieces.sizes, strict=True)
+
+    def _read_journal(self) -> int:
+        """Take in what the journal says; return where what counts of it ends."""
+        content = os.pread(self._journal, os.fstat(self._journal).st_size, 0)
+        if not content.startswith(self._head):
+            return 0
+        end = len(self._head)
+        while end + _RECORD.size <= len(content):
+            entry, check = _RECORD.unpack_from(content, end)
+            if check != self._check(entry) or entry >> 1 >= self.pieces.count:
+                break
+            (self._good.add if entry & 1 else self._good.discard)(entry >> 1)
+            end += _RECORD.size
+        return end
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of the pieces that are here."""
+        return self.pieces.total_bytes(self._good)
+
+    def missing(self, pieces: Iterable[int]) -> list[int]:
+        """Return those of `pieces` that are not here."""
+        return [piece for piece in pieces if piece not in self._good]
+
+    def beyond(self, pieces: Collection[int]) -> list[int]:
+        """Return the pieces that are here and not among `pieces`."""
+        return sorted(self._good.difference(pieces))
+
+    def write(self, piece: int, data: bytes | memoryview) -> None:
+        """Write `data`, which was verified, as `piece`; it is not here before `sync`. Raises TierReadError."""
+        place = self.pieces.place(piece)
+        assert len(data) == place.length, "a piece of another length"
+        try:
+            _write_all(self._files[place.shard], data, place.offset)
+        except OSError as error:
+            raise _refused(self.folder, error) from error
+        self._fresh.append(piece)
+
+    def sync(self) -> None:
+        """Have what was written on the disk, and from then on here. Raises TierReadError; then it is not."""
+        fresh, self._fresh = self._fresh, []
+        if not fresh:
+            return
+        try:
+            for shard in {self.pieces.place(piece).shard for piece in fresh}:
+                os.fdatasync(self._files[shard])
+                os.posix_fadvise(self._files[shard], 0, 0, os.POSIX_FADV_DONTNEED)
+            self._note(fresh, is_good=True)
+        except OSError as error:
+            raise _refused(self.folder, error) from error
+        self._good.update(fresh)
+
+    def give_up(self, pieces: Iterable[int]) -> None:
+        """Let `pieces` go, and the disk have their room. Raises TierReadError."""
+        gone = sorted(self._good.intersection(pieces))
+        self._good.difference_update(gone)
+        try:
+            self._note(gone, is_good=False)
+            for piece in gone:
+                place = self.pieces.place(piece)
+                _libc.punch_hole(self._files[place.shard], place.offset, place.length)
+        except OSError as error:
+            raise _refused(self.folder, error) from error
+
+    def check(self, shard: int, offset: int, length: int) -> None:
+        """Raise ModelFileError unless `length` bytes at `offset` of `shard` are here, as far as the shard has them."""
+        missing = self.missing(self.pieces.covering(shard, offset, length))
+        if missing:
+            raise ModelFileError(
+                f"{self.paths[shard]}: {len(missing)} pieces of {length} bytes at {offset} were not fetched; "
+                "please report this",
+                missing=len(missing),
+            )
+
+    def close(self) -> None:
+        """Close the files; what was written and not synced is not here when they are opened again. Idempotent."""
+        files, self._files = self._files, []
+        for file in files:
+            os.close(file)
+
+    def _note(self, pieces: Collection[int], *, is_good: bool) -> None:
+        """Append to the journal; where an earlier try left part of a record, over that."""
+        records = bytearray()
+        for piece in pieces:
+            entry = 2 * piece + is_good
+            records += _RECORD.pack(entry, self._check(entry))
+        _write_all(self._journal, records, self._end)
+        os.fdatasync(self._journal)
+        self._end += len(records)
+
+    def _check(self, entry: int) -> int:
+        return zlib.crc32(entry.to_bytes(4, "little"), self._seed)
+
+
+class PartialSource(SourceFile):
+    """A shard of a `PartialModel`, open for reading what is there of it."""
+
+    def __init__(self, model: PartialModel, shard: int) -> None:
+        self._model, self._shard = model, shard
+        super().__init__(model.paths[shard])
+
+    def _identify(self) -> tuple[int, int]:
+        """Its time of change does not count: it is that of the piece that came last."""
+        return super()._identify()[0], 0
+
+    def read_into(self, address: int, length: int, offset: int) -> int:
+        """Fill memory as any source does. Raises ModelFileError, too, for what is not there."""
+        self._model.check(self._shard, offset, length)
+        return super().read_into(address, length, offset)
+
+
+def _names(count: int) -> list[str]:
+    """Return what the shards of a model are called, as llama.cpp wants it."""
+    if count == 1:
+        return ["model.gguf"]
+    return [f"model-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+
+
+def _write_all(descriptor: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+    written = 0
+    while written < len(data):
+        written += os.pwrite(descriptor, memoryview(data)[written:], offset + written)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _refused(folder: Path, error: OSError) -> TierReadError:
+    return TierReadError(f"{folder}: cannot keep fetched weights there ({error.strerror or error})")
