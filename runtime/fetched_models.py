@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from edge_run.base.errors import BudgetError, MeshError
+from edge_run.base.errors import BudgetError, EdgeRunError, MeshError
 from edge_run.base.units import MIB, format_size
 from edge_run.devices.locks import LivingFile, locked, read_living
 from edge_run.tiers.partial import JOURNAL, PartialModel
@@ -41,7 +41,7 @@ class FetchedModels:
     """All of them, in `folder`. most_bytes: what they may take of the disk together; 0 is nothing, and none."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
-        self._folder, self.most_bytes = folder, most_bytes
+        self._folder, self._most_bytes = folder, most_bytes
 
     def known_digests(self, model: str, sizes: Collection[int]) -> bytes | None:
         """Return the digests of a model's pieces, where they were fetched before."""
@@ -67,10 +67,13 @@ class FetchedModels:
                 (folder / DIGESTS).write_bytes(digests)
             found = FetchedModel(folder, model, sizes, digests, user)
             os.utime(folder / JOURNAL)
+            return found
+        except EdgeRunError:
+            user.remove()
+            raise
         except OSError as error:
             user.remove()
-            raise MeshError(f"{folder}: cannot keep fetched weights there ({error})") from error
-        return found
+            raise MeshError(f"{folder}: cannot keep fetched weights there ({error.strerror})") from error
 
     def make_room(self, fetched: FetchedModel, needed: Collection[int]) -> None:
         """See that the pieces `needed` of a model may be fetched. Raises BudgetError where there is no room for them.
@@ -81,16 +84,16 @@ class FetchedModels:
         more = partial.pieces.total_bytes(partial.missing(needed))
         with locked(self._folder / "lock"):
             others = sorted(self._folders(partial.folder), key=_last_used)
-            while others and self._used_bytes() + more > self.most_bytes:
+            while others and self._used_bytes() + more > self._most_bytes:
                 self._remove(others.pop(0))
-        if self._used_bytes() + more > self.most_bytes:
+        if self._used_bytes() + more > self._most_bytes:
             partial.give_up(partial.beyond(needed))
         used = self._used_bytes()
-        if used + more > self.most_bytes:
+        if used + more > self._most_bytes:
             raise BudgetError(
-                f"--fetch {format_size(self.most_bytes)}: too small for {format_size(used + more)} of this model; "
+                f"--fetch {format_size(self._most_bytes)}: too small for {format_size(used + more)} of this model; "
                 "allow more",
-                found_bytes=self.most_bytes,
+                found_bytes=self._most_bytes,
                 minimum_bytes=used + more,
             )
         free = shutil.disk_usage(partial.folder).free - LEFT_FREE_BYTES

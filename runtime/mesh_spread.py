@@ -152,7 +152,8 @@ class Spread:
         return replace(known, compute_bytes_per_s=max(1.0, used / seconds))
 
     def alone(self) -> MeshPlan:
-        """Return the plan of this device computing all."""
+        """Return the plan of this device computing all; who comes back after that is asked anew."""
+        self.stations = {n: s for n, s in self.stations.items() if n == self._mesh.node}
         owners = (self._mesh.node,) * len(self.works)
         self.plan = MeshPlan(owners, 1, 0.0, {})
         return self.plan

@@ -6,6 +6,7 @@ epoch is dropped.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ from edge_run.base.errors import Cancelled, DeviceLost, KernelError, ProtocolErr
 from edge_run.base.mesh import Document, Link, Message
 from edge_run.base.protocols import Clock
 from edge_run.runtime.mesh_messages import integer
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 MOST_WAITING = 256
@@ -53,6 +56,15 @@ class LinkWire:
     def hops(self) -> int:
         """How often a state is handed on in a pass."""
         return sum(a != b for a, b in zip(self._owners, self._owners[1:], strict=False))
+
+    def clear(self) -> None:
+        """Forget what has come so far: nothing under this epoch was said yet, and who was lost may be there again."""
+        while True:
+            try:
+                if self._link.receive(timeout_s=0.0) is None:
+                    return
+            except DeviceLost as error:
+                logger.info("before epoch %d: %s", self.epoch, error)
 
     def expect(self, number: int) -> None:
         """Command `number` begins; states of earlier ones are nobody's from now on."""

@@ -15,7 +15,7 @@ from edge_run.tiers.pieces import DIGEST_BYTES, PIECE_BYTES, Pieces, model_hash,
 
 logger = logging.getLogger(__name__)
 
-SYNC_BYTES, SYNC_S = 32 * MIB, 2.0
+SYNC_BYTES, SYNC_S = 32 * MIB, 1.0
 PIECE, DIGESTS = "piece", "digests"
 
 

@@ -164,6 +164,7 @@ class Worker:
         self._files.check(engine, share)
         wire = LinkWire(self._mesh.link, number, share.owners)
         wire.node = self._mesh.node
+        wire.clear()
         run = _Run(coordinator, number, wire)
         wire.check = lambda: _check(run)
         engine.assign(share, wire)

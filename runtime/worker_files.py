@@ -60,8 +60,8 @@ class WorkerFiles:
         least = min(unit.weight_bytes for unit in engine.layout.units[1:-1] or engine.layout.units)
         if least > most_bytes:
             raise BudgetError(
-                f"--fetch: too small for any layer of this model, the least of which has {format_size(least)}: "
-                f"{format_size(most_bytes)} are left for layers; allow more",
+                f"--fetch {format_size(self._models.fetch_bytes)}: too small for any layer of this model, the least "
+                f"of which has {format_size(least)}; allow more",
                 found_bytes=most_bytes,
                 minimum_bytes=least,
             )

@@ -58,6 +58,7 @@ class WorkerModels:
     ) -> None:
         """folders: of files that it may run, or files. fetch_bytes: of its disk, for models that it lacks; 0: none."""
         self._folders, self._config, self._exchange = tuple(folders), config, exchange
+        self.fetch_bytes = fetch_bytes
         self._fetched = FetchedModels(config.cache / "fetched", fetch_bytes)
 
     @property
@@ -67,7 +68,7 @@ class WorkerModels:
         for path in self._files():
             with contextlib.suppress(EdgeRunError, OSError):
                 models[path.name] = path.stat().st_size
-        return {"models": models, "fetch_bytes": self._fetched.most_bytes}
+        return {"models": models, "fetch_bytes": self.fetch_bytes}
 
     def find(self, coordinator: str, asked: ModelAsked) -> tuple[Path, FetchedModel | None]:
         """Return where a model is, and what was fetched of it where it is not here as a whole.
@@ -76,7 +77,7 @@ class WorkerModels:
         """
         if path := self._own(asked):
             return path, None
-        if not self._fetched.most_bytes:
+        if not self.fetch_bytes:
             where = ", ".join(str(folder) for folder in self._folders) or "no folder"
             raise NotTrusted(
                 f"model {asked.name!r} with hash {asked.model[:12]}: is not in {where}; copy the same file there, or "
@@ -91,9 +92,8 @@ class WorkerModels:
         return sorted(fetched.partial.missing(needed))
 
     def most_weight_bytes(self, asked: ModelAsked) -> int:
-        """Return how much of a model's weights may be fetched: ranges are somewhat longer than what is read of them."""
-        most_bytes = self._fetched.most_bytes
-        return max(0, most_bytes - most_bytes // 16 - sum(asked.head_bytes))
+        """Return how much of a model's weights may be fetched; what is fetched of it is somewhat more than is used."""
+        return max(0, self.fetch_bytes - self.fetch_bytes // 16 - sum(asked.head_bytes))
 
     def _own(self, asked: ModelAsked) -> Path | None:
         for path in sorted(self._files(), key=lambda path: path.name != asked.name):

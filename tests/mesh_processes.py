@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from edge_run.base.mesh import is_worker
 from edge_run.devices.mesh import MeshConfig, open_mesh
 from edge_run.devices.mesh_cluster import Cluster, new_cluster, write_cluster
 from edge_run.devices.mesh_node import MeshNode
@@ -127,14 +128,16 @@ class MeshOfProcesses:
         chunk_bytes: int = 16384,
         cache: str | None = None,
         listen: str = "127.0.0.1",
+        fetch: str | None = None,
     ) -> WorkerProcess:
-        """Start a worker; `wait_ready` says when it serves."""
+        """Start a worker; `wait_ready` says when it serves. fetch: it has no model, and so much room for layers."""
         folder = self.prepare_folder(self._folder / name)
         log = self._folder / f"{name}.log"
         command = [
-            *wrap, sys.executable, str(WORKER), str(folder), "--models", str(self._models), "--name", name,
+            *wrap, sys.executable, str(WORKER), str(folder), "--name", name,
+            *(["--fetch", fetch] if fetch else ["--models", str(self._models)]),
             "--memory", memory, "--chunk-bytes", str(chunk_bytes), "--listen", listen,
-            *(["--cache", cache] if cache else []),
+            *(["--cache", cache or str(folder / "cache")] if cache or fetch else []),
         ]  # fmt: skip
         with log.open("a") as out:
             process = subprocess.Popen(
@@ -158,7 +161,7 @@ class MeshOfProcesses:
     def wait_for(self, mesh: MeshNode, count: int) -> None:
         """Wait until `mesh` sees `count` workers."""
         until = time.monotonic() + START_S
-        while sum(bool(m.capabilities.get("models")) for m in mesh.members()) < count:
+        while sum(is_worker(member) for member in mesh.members()) < count:
             assert time.monotonic() < until, [dataclasses.asdict(m) for m in mesh.members()]
             mesh.wait(timeout_s=0.05)
 

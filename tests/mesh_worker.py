@@ -1,6 +1,7 @@
 """A worker of a mesh in a process of its own, as `edge-run mesh join` is, with the sizes that tests want.
 
     python mesh_worker.py FOLDER --models DIR --name NAME [--memory 4GiB] [--chunk-bytes 16384] [--broker URL]
+        [--fetch 1GiB]
 
 Prints one line of JSON when it serves: its node and its process id. Ends when its standard input does.
 """
@@ -15,6 +16,7 @@ import sys
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
+from edge_run.base.units import parse_size
 from edge_run.devices.mesh import MeshConfig, open_mesh
 from edge_run.runtime.worker import Worker
 
@@ -30,13 +32,14 @@ def main() -> None:
     parser.add_argument("--listen", default="127.0.0.1")
     parser.add_argument("--chunk-bytes", type=int, default=2 << 20)
     parser.add_argument("--cache", type=Path)
+    parser.add_argument("--fetch", type=parse_size, default=0)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
     mesh = open_mesh(
         MeshConfig(folder=arguments.folder, broker=arguments.broker, name=arguments.name, listen=(arguments.listen,))
     )
     config = ModelConfig(memory=arguments.memory, cache_folder=arguments.cache)
-    worker = Worker(mesh, arguments.models, config, arguments.chunk_bytes)
+    worker = Worker(mesh, arguments.models, config, arguments.chunk_bytes, arguments.fetch)
     worker.start()
     print(json.dumps({"node": mesh.node, "pid": os.getpid()}), flush=True)
     sys.stdin.read()

@@ -6,14 +6,15 @@ In one process, over a mesh made of queues; with real processes in test_mesh_fet
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.units import GIB
+from edge_run.base.units import GIB, MIB
 from edge_run.runtime import mesh_spread
 from edge_run.runtime.engine import Engine
 from edge_run.runtime.mesh_engine import MeshEngine
@@ -91,21 +92,99 @@ def devices(path: Path, folder: Path) -> Iterator[Devices]:
         found.close()
 
 
+def nodes(engine: MeshEngine) -> set[str]:
+    assert engine.mesh_use is not None
+    return {node.node for node in engine.mesh_use.nodes}
+
+
 def disk_bytes(folder: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*.gguf"))
 
 
-@pytest.mark.parametrize("name", ["granite", "qwen3moe"])
 @in_child
-def test_a_device_without_the_model_fetches_what_it_computes(name: str, folder: Path) -> None:
-    path = make_model(name, folder)
+def test_devices_without_the_model_fetch_what_they_compute(folder: Path, tmp_path: Path) -> None:
+    path = make_model("qwen3moe", folder)
     wanted = alone(path)
-    with devices(path, folder) as found:
+    with devices(path, tmp_path) as found:
         found.join("b")
         found.join("c", models=(path,))
         with found.engine() as engine:
             assert greedy(engine) == wanted
-            assert engine.mesh_use is not None
-            assert {node.node for node in engine.mesh_use.nodes} == {"a", "b", "c"}, (engine.mesh_use, found.said)
+            assert nodes(engine) == {"a", "b", "c"}
         assert any(line.startswith("name of b fetches 0 B of ") for line in found.said), found.said
-        print(found.said, disk_bytes(folder / "b"), path.stat().st_size)
+        first = disk_bytes(tmp_path / "b")
+        assert 0 < first < path.stat().st_size
+
+        found.said.clear()
+        with found.engine() as engine:  # it is there now
+            assert greedy(engine) == wanted
+            assert nodes(engine) == {"a", "b", "c"}
+            assert not any("fetches" in line for line in found.said), found.said
+            found.leave("c")  # other layers for b, which fetches them
+            engine.front.rewind(0, 0)
+            assert greedy(engine) == wanted
+            assert nodes(engine) == {"a", "b"}
+        assert disk_bytes(tmp_path / "b") > first
+
+        found.hub.link_bytes_per_s = 10.0  # it would take an hour
+        found.join("d")
+        with found.engine() as engine:
+            assert greedy(engine) == wanted
+            assert nodes(engine) == {"a", "b"}
+        assert not disk_bytes(tmp_path / "d") > path.stat().st_size // 2
+
+
+@in_child
+def test_bytes_that_are_wrong_are_not_taken(folder: Path, tmp_path: Path) -> None:
+    path = make_model("granite", folder)
+    wanted = alone(path)
+    with devices(path, tmp_path) as found:
+        found.join("b")
+        found.join("c", models=(path,))
+        found.hub.liars = {"c"}
+        with found.engine() as engine:
+            assert greedy(engine) == wanted
+            assert nodes(engine) == {"a", "b"}, found.said
+            assert engine.mesh_use is not None
+            assert "other bytes" in engine.mesh_use.left_out["c"]
+        found.hub.liars = {"a"}  # b has what it needs; d can get nothing from anybody
+        found.join("d")
+        with found.engine() as engine:
+            assert greedy(engine) == wanted
+            assert engine.mesh_use is not None
+            assert "not those of its hash" in engine.mesh_use.left_out["d"], engine.mesh_use
+            assert nodes(engine) == {"a", "b", "c"}
+
+
+def fill_disk(folder: Path) -> None:
+    """Let no byte more be written into files below `folder`."""
+    real = os.pwrite
+
+    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"{folder}/"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, data, offset)
+
+    os.pwrite = pwrite
+
+
+@in_child
+def test_a_device_with_no_room_or_no_leave_is_left_out(folder: Path, tmp_path: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    with devices(path, tmp_path) as found:
+        found.join("b", fetch_bytes=MIB // 2)
+        found.join("c", fetch_bytes=0, models=(make_model("gemma2", folder),))
+        found.join("d")
+        (tmp_path / "d").mkdir()
+        (tmp_path / "d" / "fetched").write_bytes(b"no folder")
+        found.join("e")
+        fill_disk(tmp_path / "e")
+        with found.engine() as engine:
+            assert greedy(engine) == wanted
+            assert engine.mesh_use is not None
+            assert "--fetch 512 KiB: too small" in engine.mesh_use.left_out["b"], engine.mesh_use.left_out
+            assert "with --fetch SIZE" in engine.mesh_use.left_out["c"]
+            assert "cannot keep fetched weights" in engine.mesh_use.left_out["d"]
+            assert "No space left" in engine.mesh_use.left_out["e"]
+            assert nodes(engine) == {"a"}
