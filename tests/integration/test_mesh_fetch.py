@@ -135,10 +135,15 @@ def test_devices_without_the_model_fetch_what_they_compute(folder: Path, tmp_pat
 
 
 @in_child
-def test_bytes_that_are_wrong_are_not_taken(folder: Path, tmp_path: Path) -> None:
+def test_bytes_that_are_wrong_and_devices_without_room_are_not_taken(folder: Path, tmp_path: Path) -> None:
     path = make_model("granite", folder)
     wanted = alone(path)
-    with devices(path, tmp_path) as found:
+    check_wrong_bytes(path, tmp_path / "wrong", wanted)
+    check_no_room(path, tmp_path / "full", wanted, make_model("gemma2", folder))
+
+
+def check_wrong_bytes(path: Path, folder: Path, wanted: list[int]) -> None:
+    with devices(path, folder) as found:
         found.join("b")
         found.join("c", models=(path,))
         found.hub.liars = {"c"}
@@ -168,18 +173,15 @@ def fill_disk(folder: Path) -> None:
     os.pwrite = pwrite
 
 
-@in_child
-def test_a_device_with_no_room_or_no_leave_is_left_out(folder: Path, tmp_path: Path) -> None:
-    path = make_model("llama", folder)
-    wanted = alone(path)
-    with devices(path, tmp_path) as found:
+def check_no_room(path: Path, folder: Path, wanted: list[int], other: Path) -> None:
+    with devices(path, folder) as found:
         found.join("b", fetch_bytes=MIB // 2)
-        found.join("c", fetch_bytes=0, models=(make_model("gemma2", folder),))
+        found.join("c", fetch_bytes=0, models=(other,))
         found.join("d")
-        (tmp_path / "d").mkdir()
-        (tmp_path / "d" / "fetched").write_bytes(b"no folder")
+        (folder / "d").mkdir(parents=True)
+        (folder / "d" / "fetched").write_bytes(b"no folder")
         found.join("e")
-        fill_disk(tmp_path / "e")
+        fill_disk(folder / "e")
         with found.engine() as engine:
             assert greedy(engine) == wanted
             assert engine.mesh_use is not None

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import mesh_faults
+from edge_run.base.units import MIB
 from mesh_processes import Mosquitto
 from tiny_models import make_model
 
@@ -55,7 +56,8 @@ def edge_run(home: Path, *arguments: str) -> dict[str, Any]:
 
 
 def test_the_program_spreads_a_model_and_says_what_it_did(grown: Path, tmp_path: Path) -> None:
-    """120 MB of weights; each device has room for a part of them, so that the plan needs both."""
+    """120 MB of weights; each device has room for a part of them, so that the plan needs both; one fetches its part."""
+    files = ["--models", str(tmp_path), "--fetch", "1GiB"]
     homes = [tmp_path / name for name in ("here", "there")]
     for home in homes:
         home.mkdir()
@@ -65,7 +67,7 @@ def test_the_program_spreads_a_model_and_says_what_it_did(grown: Path, tmp_path:
     try:
         line = edge_run(homes[0], "mesh", "init", "--broker", broker.url, "--json", "--show-line")["join_line"]
         worker = subprocess.Popen(
-            [sys.executable, "-m", "edge_run", "mesh", "join", line, "--models", str(grown), "--memory", "400MiB"],
+            [sys.executable, "-m", "edge_run", "mesh", "join", line, *files, "--memory", "400MiB"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -83,6 +85,8 @@ def test_the_program_spreads_a_model_and_says_what_it_did(grown: Path, tmp_path:
         assert sorted(b for node in found["mesh"]["nodes"] for b in node["blocks"]) == list(range(12))
         assert found["memory"]["peak_bytes"] <= found["memory"]["budget_bytes"]
         assert found["mesh"]["sent_bytes"] > 0
+        fetched = sum(file.stat().st_blocks * 512 for file in homes[1].rglob("fetched/*/*.gguf"))
+        assert fetched > 10 * MIB
     finally:
         if worker:
             worker.send_signal(signal.SIGTERM)

@@ -64,7 +64,7 @@ class FetchingMachine(RuleBasedStateMachine):
         self.holds()
 
 
-FetchingMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+FetchingMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestFetching = FetchingMachine.TestCase
 
 

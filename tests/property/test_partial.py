@@ -140,7 +140,7 @@ def some_work(partial: PartialModel, draw: random.Random) -> None:
             check(partial)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(crashes=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 2**32)), min_size=1, max_size=4))
 def test_what_the_journal_says_is_true(tmp_path_factory: pytest.TempPathFactory, crashes: Any) -> None:
     folder = tmp_path_factory.mktemp("partial")
@@ -188,7 +188,7 @@ def test_a_journal_of_another_model_counts_for_nothing(partial: PartialModel) ->
 
 
 @given(at=st.integers(0, 400), bit=st.integers(0, 7))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_journal_with_a_wrong_bit_says_nothing_wrong(partial: PartialModel, at: int, bit: int) -> None:
     partial.close()
     journal = partial.folder / JOURNAL
