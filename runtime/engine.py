@@ -235,7 +235,7 @@ class Engine:
         draft_bytes = self._draft_file.size_bytes if self._draft_file else 0
         self._planner = Planner(self.gguf, self.config, known, draft_bytes)
         room = min(self.budget_bytes, available_bytes(promised_bytes=self._ledger.promised_bytes))
-        if is_budget_kept and known.kv_bytes + known.buffer_bytes + draft_bytes > room:
+        if is_budget_kept and known.program_bytes + known.kv_bytes + known.buffer_bytes + draft_bytes > room:
             self._planner.plan(room)
 
     def _open_plain(self) -> Plan:

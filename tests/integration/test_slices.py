@@ -12,6 +12,12 @@ from typing import Any
 import pytest
 
 import slices
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import BudgetError
+from edge_run.base.units import MIB
+from edge_run.devices.memory import process_memory
+from edge_run.runtime.slice_engine import SliceEngine
+from in_child import in_child
 from tiny_models import make_model
 
 # Scales its input; reuses earlier layers' keys and values; has states that are prepared early; is a mixture; runs its
@@ -48,3 +54,20 @@ def test_and_so_they_do_when_they_stream(name: str, folder: Path) -> None:
     found = compare(make_model(name, folder), "--owners", "1,1", "--streams")
     assert found["different_rows"] == 0
     assert found["streamed_bytes"][0] > 0
+
+
+@in_child
+def test_a_budget_without_room_for_the_whole_context_is_refused_before_that_is_made(folder: Path) -> None:
+    """While a slice opens, the keys and values of all layers are there; they must not be more than was allowed."""
+    path = make_model("llama", folder)
+    options = {"context_tokens": 1 << 18, "micro_batch_tokens": 8, "threads": 1, "cache_folder": folder / "cache"}
+    held = process_memory().resident_bytes
+    engine = SliceEngine(path, ModelConfig(memory="2GiB", **options))
+    kv_bytes, buffer_bytes = engine.holdings.kv_bytes, engine.holdings.buffer_bytes
+    engine.close()
+    assert kv_bytes > 64 * MIB
+    assert process_memory().peak_bytes > held + kv_bytes, "all of it was there for a moment"
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
+    with pytest.raises(BudgetError, match="context of 262,144 tokens"):
+        SliceEngine(path, ModelConfig(memory=kv_bytes + buffer_bytes + 16 * MIB, **options))
+    assert process_memory().peak_bytes < held + kv_bytes
