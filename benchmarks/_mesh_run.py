@@ -15,6 +15,7 @@ from pathlib import Path
 
 from edge_run import probe
 from edge_run.base.config import ModelConfig
+from edge_run.base.mesh import is_worker
 from edge_run.devices.memory import process_memory
 from edge_run.devices.mesh import MeshConfig, open_mesh
 from edge_run.runtime.engine import Engine
@@ -54,7 +55,7 @@ def main() -> None:
     else:
         mesh = open_mesh(MeshConfig(folder=arguments.folder, name="here"))
         until = time.monotonic() + 60
-        while sum(bool(m.capabilities.get("models")) for m in mesh.members()) < arguments.workers:
+        while sum(is_worker(member) for member in mesh.members()) < arguments.workers:
             assert time.monotonic() < until, "workers are missing"
             mesh.wait(timeout_s=0.1)
         engine = MeshEngine(arguments.model, config, mesh, say=said.append)

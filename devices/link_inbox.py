@@ -16,9 +16,7 @@ MOST_BULK_BYTES, MOST_BULK_MESSAGES = 16 << 20, 256
 class Inbox:
     """A queue from the link's thread to whoever receives."""
 
-    def __init__(
-        self, on_room: Callable[[], None], most_bytes: int = MOST_BYTES, most_messages: int = MOST_MESSAGES
-    ) -> None:
+    def __init__(self, on_room: Callable[[], None], most_bytes: int, most_messages: int) -> None:
         """`on_room` is called when it was full and is no more."""
         self._on_room = on_room
         self._most_bytes, self._most_messages = most_bytes, most_messages

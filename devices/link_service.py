@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from edge_run.base.errors import DeviceLost, ProtocolError
 from edge_run.base.extras import need
 from edge_run.base.mesh import LinkRate, Message
+from edge_run.devices import link_inbox
 from edge_run.devices.link_door import Door
 from edge_run.devices.link_frames import Head, Kind
-from edge_run.devices.link_inbox import MOST_BULK_BYTES, MOST_BULK_MESSAGES, Inbox
+from edge_run.devices.link_inbox import Inbox
 from edge_run.devices.link_lane import PROBE_BYTES, RATE_PROBE_BYTES, RETRY_S, Keys, Lane, Opening, Peer
 
 logger = logging.getLogger(__name__)
@@ -49,8 +50,9 @@ class LinkService:
         self.controls: deque[tuple[str, str, bytes]] = deque(maxlen=_MOST_AT_ONCE)
         self.is_held = self.is_closed = False
         self.refused = 0
-        self.inbox = Inbox(self.wake)  # when it is full, nothing more is read from the network
-        self.bulk = Inbox(lambda: None, MOST_BULK_BYTES, MOST_BULK_MESSAGES)  # when it is full, what comes is dropped
+        # When the one is full, nothing more is read from the network; when the other is, what comes for it is dropped.
+        self.inbox = Inbox(self.wake, link_inbox.MOST_BYTES, link_inbox.MOST_MESSAGES)
+        self.bulk = Inbox(lambda: None, link_inbox.MOST_BULK_BYTES, link_inbox.MOST_BULK_MESSAGES)
         self._openings: dict[tuple[str, bool], Opening] = {}
         self._unsent: list[tuple[str, str, bytes]] = []  # control messages for which a way is being opened
         self._incoming: dict[str, tuple[int, int]] = {}
