@@ -47,7 +47,7 @@ def test_the_first_pass_and_wide_ones_do_not_hang_on_it() -> None:
 
 def test_reading_and_computing_overlap_where_most_experts_are_used_anyway() -> None:
     def pass_s(tokens: int) -> tuple[float, float, float]:
-        reading = times._reading(tokens, is_first=False)
+        reading = times._reading(tokens, 1, is_first=False)
         return reading.wall_s, times.compute_s(tokens, 0), times.pass_s(tokens, 0, 1, is_first=False)
 
     times = PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, ())
@@ -55,3 +55,17 @@ def test_reading_and_computing_overlap_where_most_experts_are_used_anyway() -> N
     assert few_s == pytest.approx(read_s + compute_s, rel=0.01)
     read_s, compute_s, many_s = pass_s(64)
     assert max(read_s, compute_s) < many_s < 0.95 * (read_s + compute_s)
+
+
+def read_s(plan_bytes: float, tokens: int, work: PassWork) -> float:
+    plan = replace(MIXTURE, expert_bytes=int(plan_bytes))
+    return PassTimes(plan, work, PROFILE, DISK, 1)._reading(tokens, 1, is_first=False).wall_s
+
+
+def test_a_prompt_uses_few_experts_after_the_choice_of_outputs_and_reads_nothing_again_where_the_others_fit() -> None:
+    """Of the last of six layers only the last token goes on."""
+    matmuls = (MatmulWork("Q4_0", 512, int(1e8), 32, 4), MatmulWork("Q4_0", 512, int(2e7), 32, 4, is_head=True))
+    work = PassWork(matmuls, 0, 0, 0.0, expert_tensor_bytes=int(1e7))
+    assert read_s(1.01e8, 1000, work) == 0.0
+    assert read_s(0.9e8, 1000, work) == pytest.approx((1e8 + 2e7 / 8) * (1 - 0.7) / 1e9)
+    assert read_s(1.5e7, 1000, work) == pytest.approx((1e8 + 2e7 / 8) * (1 - 0.05) / 1e9)
