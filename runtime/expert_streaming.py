@@ -139,10 +139,9 @@ class ExpertStreaming:
         self._chosen = sorted(set(ids)) if n_tokens > 1 else list(dict.fromkeys(ids))
         n_right, wrong = self.foretold.judge(layer, self._chosen)
         self._withdraw(wrong)
-        evicted = self._cache.resize(self._n_frames - self._reserve())
+        self._leave_room()
         if not self._is_ahead:
             self._ahead = self._give_back(self._ahead)
-        self._drop(evicted)
         outcome = self._cache.look_up(layer, ids, self._next_tokens(n_tokens))
         self._drop(outcome.evicted)
         self._need += len(outcome.missing) + n_right
@@ -183,14 +182,21 @@ class ExpertStreaming:
         layer, expert = unit
         return [chunk for tensor in self._experts.layers[layer] for chunk in self._experts.pieces(tensor)[expert]]
 
+    def _leave_room(self) -> None:
+        """Let the cache give up what leaves too little for what is used and not kept; that may be more of the same."""
+        while evicted := self._cache.resize(self._n_frames - self._reserve()):
+            self._drop(evicted)
+
     def _reserve(self) -> int:
         """Return the chunks to leave for what is used and not kept, of one tensor at a time, or of two."""
         layer = self._experts.layers[self._layer]
-        used = len(self._chosen) * max(map(self._experts.piece_size, layer))
-        both = 2 * self._experts.largest_tensor
+        piece, both = max(map(self._experts.piece_size, layer)), 2 * self._experts.largest_tensor
         is_wide = len(self._chosen) >= WIDE_SHARE * layer[0].n_experts
         self._is_ahead = is_wide and both + self._n_used * max(self._experts.sizes) <= self._n_frames
-        return both if self._is_ahead else used
+        if not self._is_ahead:
+            return len(self._chosen) * piece
+        passing = piece * sum((self._layer, expert) not in self._cache for expert in self._chosen)
+        return min(both, passing + max(passing, len(self._ahead)))
 
     def _use(self, tensor: ExpertTensor) -> None:
         """Wait for the chosen pieces of `tensor`, and let go of those of the tensor before."""
@@ -211,22 +217,22 @@ class ExpertStreaming:
         Not where only tokens go on whose logits are wanted.
         """
         following = self._next[tensor]
-        used, self._ahead = self._ahead, []
+        self._ahead = self._give_back(self._ahead)
         if following is not None and following.layer == tensor.layer:
-            self._ahead = self._hold_what_is_not_kept(following, self._chosen)
+            self._ahead = self._not_kept(following, self._chosen)
         elif (
             following is not None
             and following is not self._first_of_outputs
             and len(self._chosen) >= MOST_SHARE * tensor.n_experts
         ):
-            self._ahead = self._hold_what_is_not_kept(following, range(following.n_experts))
-        self._give_back(used)
+            spare = self._n_frames - self._cache.cost - len(self._not_kept(tensor, self._chosen))
+            self._ahead = self._not_kept(following, range(following.n_experts))[: max(0, spare)]
+        self._weights.hold(self._ahead)
 
-    def _hold_what_is_not_kept(self, tensor: ExpertTensor, experts: Sequence[int]) -> list[int]:
+    def _not_kept(self, tensor: ExpertTensor, experts: Sequence[int]) -> list[int]:
+        """Return the chunks of these experts of `tensor` that the cache does not keep."""
         pieces, layer = self._experts.pieces(tensor), tensor.layer
-        chunks = [chunk for expert in experts if (layer, expert) not in self._cache for chunk in pieces[expert]]
-        self._weights.hold(chunks)
-        return chunks
+        return [chunk for expert in experts if (layer, expert) not in self._cache for chunk in pieces[expert]]
 
     def _drop(self, units: Sequence[Unit]) -> None:
         for layer, expert in units:

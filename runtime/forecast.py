@@ -21,7 +21,8 @@ from edge_run.tiers.gguf import GgufModel, TensorInfo
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 
 WITH_MOVES = 4.0  # of the CPU time of reading alone: frames are moved, and books kept
-SLOWEST, FASTEST = 0.2, 1.5  # of the drive's bandwidth: what a token of a mixture may have read at
+SLOWEST, FASTEST = 0.2, 1.5  # of the drive's bandwidth: what an earlier run may have read at
+LEAST_NEW_SHARE = 0.1  # of all experts: what a first pass must have read into new memory to tell how fast that is
 _MATMULS = ("MUL_MAT", "MUL_MAT_ID")
 _COSTS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
@@ -104,6 +105,7 @@ class PassTimes:
         self._plan, self._disk = plan, disk
         self._is_resident = plan.mode == "resident"
         self._s_per_byte = self._found(earlier)
+        self._first_use_s_per_byte = self._found_first_use(earlier)
         self.read_s = self._token_read_s()
         self.reading_s = self._read(plan.model_bytes, 0).wall_s if self._is_resident else 0.0
 
@@ -123,6 +125,20 @@ class PassTimes:
         bytes_per_s = nearest.token_bytes / max(nearest.token_s - self.compute_s(1, 0), 1e-9)
         return 1 / bytes_per_s if SLOWEST < bytes_per_s / self._disk.bytes_per_s < FASTEST else None
 
+    def _found_first_use(self, earlier: Sequence[Point]) -> float:
+        """Return what a byte that is read into new memory takes: as the run most like this found it, or the probe."""
+        if self._disk is None:
+            return 0.0
+        room, bytes_per_s = self._plan.expert_bytes, self._disk.bytes_per_s
+        slowest, fastest = SLOWEST * self._disk.first_use_bytes_per_s, FASTEST * bytes_per_s
+        everything = self._touched(math.inf, math.inf)
+        for point in sorted(earlier, key=lambda point: abs(point.room_share * everything - room)):
+            new = min(point.first_bytes, point.room_share * everything)
+            speed = new / max(point.first_s - (point.first_bytes - new) / bytes_per_s, 1e-9)
+            if new >= LEAST_NEW_SHARE * everything and slowest < speed < fastest:
+                return 1 / speed
+        return 1 / self._disk.first_use_bytes_per_s
+
     def _reading(self, tokens: int, n_outputs: int, is_first: bool) -> _Reading:
         """Return the reading of a pass: into memory that is used for the first time, as far as it is not yet."""
         plan = self._plan
@@ -137,7 +153,7 @@ class PassTimes:
         at_first = plan.pinned_bytes + min(touched, plan.expert_bytes)
         return self._read(at_first, plan.pinned_bytes + touched - at_first)
 
-    def _touched(self, tokens: float, n_outputs: int) -> float:
+    def _touched(self, tokens: float, n_outputs: float) -> float:
         """Return the bytes of the experts that so many tokens use, chosen evenly: all of them for infinitely many."""
         experts = [work for work in self._work.matmuls if work.n_experts]
         unused = [(1 - work.n_used / work.n_experts) ** (n_outputs if work.is_head else tokens) for work in experts]
@@ -159,7 +175,7 @@ class PassTimes:
         if self._disk is None:
             return _Reading(0.0, 0.0)
         used_cpu, new_cpu = self._disk.cpu_s_per_byte
-        wall_s = new_bytes / self._disk.first_use_bytes_per_s + used_bytes / self._disk.bytes_per_s
+        wall_s = new_bytes * self._first_use_s_per_byte + used_bytes / self._disk.bytes_per_s
         return _Reading(wall_s, new_bytes * new_cpu + used_bytes * used_cpu * WITH_MOVES)
 
     def compute_s(self, tokens: int, position: int, n_outputs: int = 1) -> float:

@@ -38,7 +38,7 @@ def test_what_this_drive_cannot_have_done_is_not_believed(seconds: float) -> Non
     assert token_s(Point(0.5, 0.8, 2e7, seconds)) == token_s()
 
 
-def test_the_first_pass_and_wide_ones_do_not_hang_on_it() -> None:
+def test_the_first_pass_and_wide_ones_do_not_hang_on_what_tokens_read() -> None:
     point = Point(0.5, 0.8, 2e7, COMPUTE_S + 0.04)
     known, unknown = (PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, earlier) for earlier in ([point], []))
     assert known.pass_s(1, 0, 1, is_first=True) == unknown.pass_s(1, 0, 1, is_first=True)
@@ -69,3 +69,18 @@ def test_a_prompt_uses_few_experts_after_the_choice_of_outputs_and_reads_nothing
     assert read_s(1.01e8, 1000, work) == 0.0
     assert read_s(0.9e8, 1000, work) == pytest.approx((1e8 + 2e7 / 8) * (1 - 0.7) / 1e9)
     assert read_s(1.5e7, 1000, work) == pytest.approx((1e8 + 2e7 / 8) * (1 - 0.05) / 1e9)
+
+
+def first_s(*earlier: Point) -> float:
+    return PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, earlier)._reading(1000, 1, is_first=True).wall_s
+
+
+def test_new_memory_is_as_fast_as_in_the_run_most_like_this() -> None:
+    """Of 0.1 GB of experts half have room; the pinned share of the model is read into new memory too."""
+    used_s, new_bytes = 5e7 / 1e9, MIXTURE.pinned_bytes + 5e7
+    assert first_s() == pytest.approx(new_bytes / DISK.first_use_bytes_per_s + used_s)
+    near = Point(0.4, 0.5, 1.0, 1.0, first_bytes=1e8, first_s=4e7 / 8e8 + 6e7 / 1e9)
+    far = Point(0.1, 0.2, 1.0, 1.0, first_bytes=1e8, first_s=1e7 / 3e8 + 9e7 / 1e9)
+    assert first_s(far, near) == pytest.approx(new_bytes / 8e8 + used_s)
+    for point in (Point(0.5, 0.5, 1.0, 1.0), near._replace(first_s=50.0), near._replace(first_s=0.06)):
+        assert first_s(point) == first_s()
