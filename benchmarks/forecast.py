@@ -5,8 +5,8 @@ grown to 2 GB, F16). Each box is probed from nothing; then, in a process for eac
 model opened and measured: a prompt of 200 tokens in micro-batches of 64 (cold: the first token), another one (prefill),
 8 tokens (decode; 96 of the mixture, since of 32 the share that misses the cache varies by half), all of them held-out
 English. How evenly a mixture chooses its experts, and how fast new memory is, is known from a run before, under another
-budget. The machine rests for some seconds before each process: a virtual machine takes
-memory from its host when it is first used, up to two seconds a GB, but less when it was in use a moment ago.
+budget. The machine rests for some seconds before each process: a virtual machine takes memory from its host when it is
+first used, up to two seconds a GB, but less when it was in use a moment ago.
 """
 
 from __future__ import annotations
