@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edge_run.base.errors import ProtocolError
+from edge_run.base.errors import DeviceLost, ProtocolError
 from edge_run.base.mesh import Document, Mesh
 from edge_run.base.units import format_size
 from edge_run.partition.mesh_plan import MeshPlan
@@ -14,6 +14,7 @@ from edge_run.runtime.mesh_failover import Refused
 
 POLL_S, TELL_S = 0.25, 3.0
 MEASURE_TIMEOUT_S = 10.0
+SLOW_BYTES_PER_S = 1e6  # of a way that is not measured in time
 Orders = Callable[[dict[str, Document]], Mapping[str, Document]]
 
 
@@ -35,7 +36,7 @@ class MeshFetch:
         self.lacks: dict[str, Lack] = {}
 
     def note(self, node: str, answer: Document) -> None:
-        """Take in what `node` said of itself. Raises ProtocolError for what cannot be, DeviceLost for no way to it."""
+        """Take in what `node` said of itself, and measure the way to it. Raises ProtocolError for what cannot be."""
         self.lacks.pop(node, None)
         missing, most_bytes = answer.get("missing_bytes"), answer.get("most_weight_bytes")
         if missing is None:
@@ -46,9 +47,12 @@ class MeshFetch:
             or not all(isinstance(size, int) and size >= 0 for size in (*missing, most_bytes))
         ):
             raise ProtocolError(f"{node} says that it lacks {str(missing)[:80]}: cannot be")
-        rate = self._mesh.link.measure(node, timeout_s=MEASURE_TIMEOUT_S)
+        try:
+            bytes_per_s = self._mesh.link.measure(node, timeout_s=MEASURE_TIMEOUT_S).bytes_per_s
+        except DeviceLost:  # if it is, that is noticed elsewhere; else the way is slow
+            bytes_per_s = SLOW_BYTES_PER_S
         sizes = [size for size in missing if isinstance(size, int)]
-        self.lacks[node] = Lack(tuple(sizes), max(1.0, rate.bytes_per_s), int(str(most_bytes)))
+        self.lacks[node] = Lack(tuple(sizes), max(1.0, bytes_per_s), int(str(most_bytes)))
 
     def missing_bytes(self, plan: MeshPlan, node: str) -> int:
         """Return what `node` has to fetch under `plan`."""
