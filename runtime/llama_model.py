@@ -92,7 +92,7 @@ class LlamaModel:
             params.load_mode, params.no_alloc = ggml.LOAD_MODE_NONE, True
         if metadata:
             params.kv_overrides = ggml.overrides(metadata)
-        devices = ggml.no_devices()
+        devices = ggml.device_list()
         params.devices = ggml.void_pointer(devices)
         names = ggml.string_array([os.fsencode(path) for path in paths])
         with ggml.log.listening(listen):
