@@ -256,7 +256,7 @@ def gpu_devices() -> list[GpuDevice]:
 
 @contextlib.contextmanager
 def tensor_on(device: int, size_bytes: int) -> Iterator[int]:
-    """Make a tensor of `size_bytes` bytes (a multiple of 4) in the memory of the GPU `device`, for as long as the block.
+    """Make a tensor of `size_bytes` bytes (a multiple of 4) on the GPU `device`, for as long as the block.
 
     Raises KernelError when it has no room.
     """
@@ -292,7 +292,7 @@ def is_on_host(address: int) -> bool:
     return not buffer or functions().ggml_backend_buffer_is_host(buffer)
 
 
-def model_tensors(model: int) -> list[int]:
+def model_tensors(model: Any) -> list[int]:
     """Return the tensors of a loaded model, those that it has twice under one name twice.
 
     llama.cpp tells of them through a function of its C++ interface alone, which returns a vector of pairs of
@@ -471,6 +471,29 @@ def kept_on_host(patterns: Sequence[str]) -> Any:
     host = functions().ggml_backend_cpu_buffer_type()
     entries = [_BufferOverride(pattern.encode(), host) for pattern in patterns]
     return (_BufferOverride * (len(entries) + 1))(*entries, _BufferOverride(None, None))
+
+
+class Uploading:
+    """llama.cpp's callback for progress, which it asks before each tensor: the first time, `begin` is called."""
+
+    def __init__(self, begin: Callable[[], None] | None) -> None:
+        self._begin = begin
+        self._failure: BaseException | None = None
+        self.callback = L.llama_progress_callback(self._on_progress)
+
+    def _on_progress(self, share: float, _: Any) -> bool:
+        begin, self._begin = self._begin, None
+        try:
+            if begin:
+                begin()
+        except BaseException as error:  # it cannot travel through llama.cpp
+            self._failure = error
+        return self._failure is None
+
+    def raise_failure(self) -> None:
+        """Raise what `begin` raised."""
+        if self._failure is not None:
+            raise self._failure
 
 
 def string_array(texts: list[bytes]) -> Any:
