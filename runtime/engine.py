@@ -44,7 +44,7 @@ from edge_run.runtime.kv_rules import check_kv_types
 from edge_run.runtime.library import library_version
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
 from edge_run.runtime.model_kind import check_kind
-from edge_run.runtime.offload import Offload, OffloadTooLarge, plan_offload, shrink_offload
+from edge_run.runtime.offload import Offload, OffloadTooLarge, draft_host_bytes, plan_offload, shrink_offload
 from edge_run.runtime.offload_loading import host_ranges, load_stubs, open_upload
 from edge_run.runtime.planner import Planner
 from edge_run.runtime.planning import (
@@ -133,6 +133,7 @@ class Engine:
         reason = why_not_ours(config)
         self._planner: Planner | None = None
         self.offload: Offload | None = None
+        self._draft_offload: Offload | None = None
         self._upload: Upload | None = None
         self._is_warm = False
         self._prepare_plan(is_budget_kept=not reason)
@@ -215,7 +216,8 @@ class Engine:
         is_known_library = not ggml.check_library()
         known = self._inspect() if self.config.check_file and is_known_library else None
         if self.may_offload and is_known_library:
-            self.offload = plan_offload(self.gguf, self.config, self.budget_bytes)
+            parts = plan_offload(self.gguf, self.config, self.budget_bytes, self._draft_file)
+            self.offload, self._draft_offload = parts
         if known:
             self._check_budget(known, is_budget_kept)
 
@@ -229,17 +231,17 @@ class Engine:
             return None
 
     def _check_budget(self, known: Inspection, is_budget_kept: bool) -> None:
-        draft_bytes = self._draft_file.size_bytes if self._draft_file else 0
+        draft_bytes = draft_host_bytes(self._draft_file, self._draft_offload)
         self._planner = planned = Planner(self.gguf, self.config, known, draft_bytes, self.offload)
         room = min(self.budget_bytes, available_bytes(promised_bytes=self._ledger.promised_bytes))
         if is_budget_kept and planned.context_bytes + draft_bytes > room:
-            self._planner.plan(room)
+            planned.plan(room)
 
     def _open(self, *, is_ours: bool) -> Plan:
         """Open the model; where llama.cpp takes more of a GPU than it had said, with less there."""
         while True:
             if self._draft_file:
-                self.draft = self._stack.enter_context(DraftModel(self._draft_file))
+                self.draft = self._stack.enter_context(DraftModel(self._draft_file, self._draft_offload))
             try:
                 return self._open_ours() if is_ours else self._open_plain()
             except OffloadTooLarge as error:
@@ -274,17 +276,13 @@ class Engine:
         if is_resident and holdings.total_bytes + weights_bytes > self.budget_bytes:
             self._context.close()
             is_resident, holdings = False, self._make_context(self._callback(is_needed=True))
-        self._stack.callback(self._close_upload)  # after the readers
+        self._stack.callback(lambda: self._upload and self._upload.close())  # after the readers
         self._readers = Readers(self.config.readers)
         self._stack.callback(self._readers.close)
         plan = (self._open_resident if is_resident else self._open_streamed)(holdings, self._readers)
         if self.offload:
             self._upload = open_upload(self.model, self.gguf, self._sources, self._readers)
         return plan
-
-    def _close_upload(self) -> None:
-        if self._upload:
-            self._upload.close()
 
     def _load(
         self,

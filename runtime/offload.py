@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError
@@ -17,6 +18,7 @@ from edge_run.base.units import MIB, format_size
 from edge_run.partition.placement import NOTHING, Placement, best_placement, placements
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.context_shape import context_shape
+from edge_run.runtime.draft_file import DraftFile
 from edge_run.runtime.gpus import SOFTWARE, Gpu, choose_gpu, find_gpus
 from edge_run.runtime.graph import GraphMap
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
@@ -49,12 +51,13 @@ class OffloadSizes:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """A part of a model on a GPU, under a budget."""
+    """A part of a model on a GPU, under a budget. draft_bytes: what a draft model has there, of the same budget."""
 
     gpu: Gpu
     budget_bytes: int
     placement: Placement
     sizes: OffloadSizes
+    draft_bytes: int = 0
 
     @property
     def plan(self) -> GpuPlan:
@@ -68,6 +71,7 @@ class Offload:
             buffer_bytes=self.sizes.buffer_bytes,
             layers=self.placement.n_layers,
             narrow_layers=self.placement.n_narrow,
+            draft_bytes=self.draft_bytes,
         )
 
     @property
@@ -98,7 +102,7 @@ class Offload:
             kv_bytes=self.sizes.host_kv_bytes,
             buffer_bytes=self.sizes.host_buffer_bytes,
             upload_bytes=STAGING_BYTES,
-            gpu_bytes=taken_bytes,
+            gpu_bytes=taken_bytes,  # less a draft model's, which has a line of its own
         )
 
     def measured(self, context: LlamaContext) -> Offload:
@@ -110,11 +114,12 @@ class Offload:
             host_kv_bytes=context.kv_bytes,
             host_buffer_bytes=context.buffer_bytes,
         )
-        if sizes.total_bytes > self.budget_bytes:
+        taken_bytes = sizes.total_bytes + self.draft_bytes
+        if taken_bytes > self.budget_bytes:
             raise OffloadTooLarge(
-                f"GPU memory {format_size(self.budget_bytes)}: llama.cpp takes {format_size(sizes.total_bytes)}",
+                f"GPU memory {format_size(self.budget_bytes)}: llama.cpp takes {format_size(taken_bytes)}",
                 found_bytes=self.budget_bytes,
-                minimum_bytes=sizes.total_bytes,
+                minimum_bytes=taken_bytes,
             )
         return replace(self, sizes=sizes)
 
@@ -123,33 +128,59 @@ class OffloadTooLarge(BudgetError):
     """llama.cpp took more of a GPU than it had said."""
 
 
-def plan_offload(gguf: GgufModel, config: ModelConfig, memory_bytes: int) -> Offload | None:
-    """Return what of `gguf` is to lie on a GPU; None for nothing. memory_bytes: the budget of the machine's memory.
+class Offloads(NamedTuple):
+    """What of a model is to lie on a GPU, and what of its draft model: all of that, or nothing."""
 
-    Where the GPU has no memory of its own, at most half of that budget is taken unless more is asked for. Raises
-    ConfigError where memory is asked for and there is no GPU, BudgetError where what is asked for holds nothing.
+    model: Offload | None = None
+    draft: Offload | None = None
+
+
+def plan_offload(
+    gguf: GgufModel, config: ModelConfig, memory_bytes: int, draft_file: DraftFile | None = None
+) -> Offloads:
+    """Return what of `gguf`, and of its draft model, is to lie on a GPU. memory_bytes: the machine's, as budgeted.
+
+    A draft model comes first: it is small, and read as a whole for each guess. But nothing of it goes there where no
+    part of the model would fit beside it. Where the GPU has no memory of its own, at most half of that budget is taken
+    unless more is asked for. Raises ConfigError where memory is asked for and there is no GPU, BudgetError where what
+    is asked for holds nothing.
     """
     if config.gpu_memory == 0:
-        return None
+        return Offloads()
     wanted = None if config.gpu_memory is None else int(config.gpu_memory)
     if (chosen := choose_gpu(wanted, find_gpus())) is None:
-        return None
+        return Offloads()
     gpu, budget_bytes = chosen
     if wanted is None and not gpu.has_own_memory:
         budget_bytes = min(budget_bytes, memory_bytes // 2)
-    return _fitted(gguf, config, gpu, budget_bytes, is_asked=wanted is not None)
+    draft = _fitted(draft_file.gguf, draft_file.config, gpu, budget_bytes, is_asked=False) if draft_file else None
+    if draft and draft_file and draft.placement == _choices(draft_file.gguf)[-1]:
+        taken_bytes = draft.sizes.total_bytes
+        if beside := _fitted(gguf, config, gpu, budget_bytes - taken_bytes, is_asked=False):
+            return Offloads(replace(beside, budget_bytes=budget_bytes, draft_bytes=taken_bytes), draft)
+    return Offloads(_fitted(gguf, config, gpu, budget_bytes, is_asked=wanted is not None))
+
+
+def draft_host_bytes(file: DraftFile | None, offload: Offload | None) -> int:
+    """Return what the draft model of `file`, with `offload` of it on a GPU, takes of the machine's memory."""
+    on_gpu = offload.sizes.weights_bytes + offload.sizes.kv_bytes if offload and offload.gpu.has_own_memory else 0
+    return max(0, file.size_bytes - on_gpu) if file else 0
+
+
+def _choices(gguf: GgufModel) -> list[Placement]:
+    layers = gguf.value("block_count")
+    return placements([tensor.name for tensor in gguf.tensors], layers if isinstance(layers, int) else 0)
 
 
 def shrink_offload(gguf: GgufModel, config: ModelConfig, offload: Offload, taken_bytes: int) -> Offload | None:
     """Return a smaller one than `offload`, which took `taken_bytes`, more than its budget; None for nothing."""
     excess_bytes = taken_bytes - offload.budget_bytes
     less = _fitted(gguf, config, offload.gpu, offload.sizes.total_bytes - excess_bytes, is_asked=False)
-    return replace(less, budget_bytes=offload.budget_bytes) if less else None
+    return replace(less, budget_bytes=offload.budget_bytes, draft_bytes=offload.draft_bytes) if less else None
 
 
 def _fitted(gguf: GgufModel, config: ModelConfig, gpu: Gpu, budget_bytes: int, *, is_asked: bool) -> Offload | None:
-    layers = gguf.value("block_count")
-    choices = placements([tensor.name for tensor in gguf.tensors], layers if isinstance(layers, int) else 0)
+    choices = _choices(gguf)
     with Stubs(gguf.shards, outline_heads(gguf)) as stubs:
 
         @functools.cache

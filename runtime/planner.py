@@ -31,7 +31,7 @@ from edge_run.runtime.library import library_version
 from edge_run.runtime.mixture import routed_read
 from edge_run.runtime.mixture_planning import plan_mixture
 from edge_run.runtime.model_kind import check_kind
-from edge_run.runtime.offload import Offload, plan_offload
+from edge_run.runtime.offload import Offload, draft_host_bytes, plan_offload
 from edge_run.runtime.planning import (
     RowRange,
     compute_threads,
@@ -60,10 +60,11 @@ def planner(path: Path, config: ModelConfig) -> Planner:
     check_kind(gguf)
     check_kv_types(gguf, config)
     config = speculation_config(config, gguf)
-    draft_bytes = DraftFile(config.draft_model, config, gguf).size_bytes if config.draft_model else 0
+    draft_file = DraftFile(config.draft_model, config, gguf) if config.draft_model else None
     known = inspect(gguf, config, library_version(), is_tried=False)
     memory_bytes = int(config.memory or default_budget_bytes(Ledger().promised_bytes))
-    return Planner(gguf, config, known, draft_bytes, plan_offload(gguf, config, memory_bytes))
+    offload, draft = plan_offload(gguf, config, memory_bytes, draft_file)
+    return Planner(gguf, config, known, draft_host_bytes(draft_file, draft), offload)
 
 
 def plan(

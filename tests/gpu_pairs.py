@@ -42,7 +42,7 @@ def offloads(path: Path, steps: int, **options: Any) -> list[Offload]:
 
     def at(budget_bytes: int) -> Offload:
         config = ModelConfig(**{**OPTIONS, **options}, gpu_memory=budget_bytes)
-        found = plan_offload(gguf, config, 1 << 40)
+        found = plan_offload(gguf, config, 1 << 40).model
         assert found
         return found
 

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from edge_run import BudgetError, TierReadError
+from edge_run.base.units import MIB
 from edge_run.devices.memory import process_memory
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime import offload
+from edge_run.runtime.drafting import Acceptance
 from edge_run.runtime.gpus import find_gpus, gpu_profiles
 from edge_run.runtime.offload_loading import gpu_tensors
 from edge_run.tiers.gguf import read_gguf
-from gpu_pairs import differing, logits_of, offloads, open_engine, smallest
+from gpu_pairs import differing, logits_of, offloads, open_engine, smallest, tokens_of
 from in_child import in_child
 from sabotage import sabotage
 from tiny_models import make_model
@@ -177,6 +179,24 @@ def test_where_llama_cpp_takes_more_than_it_said_less_goes_there(folder: Path) -
         assert gpu.layers <= choice.placement.n_layers
         assert gpu.weights_bytes + gpu.kv_bytes + gpu.buffer_bytes <= gpu.budget_bytes
         logits_of(engine)
+
+
+@in_child
+def test_a_draft_model_on_the_gpu_guesses_what_it_would_say(folder: Path) -> None:
+    """All of it is there, beside a part of the model, which here is the same one: so its best guess comes true."""
+    path = make_model("llama", folder)
+    with open_engine(path, 24 * MIB, draft=path, sequences=1, draft_tokens=4) as engine:
+        gpu, draft = engine.plan.gpu, engine.draft
+        assert gpu
+        assert draft
+        tensors = gpu_tensors(draft.model)
+        assert 0 < ggml.allocated_bytes(tensors) < gpu.draft_bytes
+        assert len(tensors) > len(gpu_tensors(engine.model)) > 0
+        assert gpu.draft_bytes + gpu.weights_bytes + gpu.kv_bytes + gpu.buffer_bytes <= 24 * MIB
+        tokens = tokens_of(engine)
+        best = int(logits_of(engine)[-1][-1].argmax())
+        guesses = draft.draft(tokens, 2, 8, Acceptance())
+        assert max(guesses, key=lambda path: guesses[path].value if len(path) == 1 else 0.0) == (best,)
 
 
 @in_child

@@ -70,7 +70,8 @@ class GpuPlan:
     """What lies on a GPU, llama.cpp's `device`, which is a `kind` of GPU as in `GpuProfile`.
 
     layers: of the model's, counted from the end, and the output as one more; narrow_layers: of those, the first ones,
-    which leave their widest weights in DRAM (experts, or the feed-forward network).
+    which leave their widest weights in DRAM (experts, or the feed-forward network). draft_bytes: what a draft model
+    has there.
     """
 
     device: str
@@ -81,6 +82,7 @@ class GpuPlan:
     buffer_bytes: int
     layers: int
     narrow_layers: int
+    draft_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
