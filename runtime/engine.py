@@ -276,7 +276,7 @@ class Engine:
         if is_resident and holdings.total_bytes + weights_bytes > self.budget_bytes:
             self._context.close()
             is_resident, holdings = False, self._make_context(self._callback(is_needed=True))
-        self._stack.callback(lambda: self._upload and self._upload.close())  # after the readers
+        self._stack.callback(lambda: self._upload.close() if self._upload else None)  # after the readers
         self._readers = Readers(self.config.readers)
         self._stack.callback(self._readers.close)
         plan = (self._open_resident if is_resident else self._open_streamed)(holdings, self._readers)
