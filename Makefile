@@ -5,10 +5,14 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 BENCH ?= $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
-.PHONY: help venv torch run test check format bench clean
+# For llama.cpp with Vulkan, in an environment of its own. Vulkan headers before 1.3.275 lack a little: tests/vulkan.
+VULKAN_VENV ?= .venv-vulkan
+SOFTWARE_GPU := GGML_VK_VISIBLE_DEVICES=0
+
+.PHONY: help venv torch run test test-gpu test-vulkan check format bench clean
 
 help: ## list the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
 venv: $(VENV)/.installed ## a virtual environment with everything for development
 
@@ -19,6 +23,12 @@ run: $(VENV)/.base ## the demo: the bundled model, streamed under a budget
 
 test: $(VENV)/.installed ## the tests; ARGS="-k frames -x" goes to pytest
 	$(BIN)/pytest $(ARGS)
+
+test-gpu: $(VENV)/.installed ## the tests on this machine's GPU, which llama.cpp must be built for (edge-run doctor)
+	NEED_GPU=1 $(BIN)/pytest tests/gpu $(ARGS)
+
+test-vulkan: $(VULKAN_VENV)/.installed ## the same on a GPU that the processor plays: Mesa's Vulkan driver; minutes
+	$(SOFTWARE_GPU) NEED_GPU=1 $(VULKAN_VENV)/bin/pytest tests/gpu $(ARGS)
 
 check: $(VENV)/.installed ## format, lint, types, layers: what CI checks before the tests
 	$(BIN)/ruff format --check
@@ -35,7 +45,7 @@ bench: $(VENV)/.installed ## every benchmark; BENCH=benchmarks/one.py runs one
 	@set -e; for script in $(BENCH); do echo "== $$script"; $(BIN)/python $$script $(ARGS); done
 
 clean: ## remove the virtual environment, builds and caches
-	rm -rf $(VENV) build dist *.egg-info .*_cache .hypothesis .coverage* htmlcov
+	rm -rf $(VENV) $(VULKAN_VENV) build dist *.egg-info .*_cache .hypothesis .coverage* htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -53,6 +63,14 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "Installing edge-run. The first install compiles llama.cpp, about four minutes; pip keeps the result for the next."
 	$(BIN)/pip install --editable '.[dev]'
 	touch $@ $(VENV)/.base
+
+$(VULKAN_VENV)/.installed: pyproject.toml
+	@echo "Building llama.cpp with Vulkan, about 20 minutes. It needs libvulkan-dev, glslc and spirv-headers, and to run"
+	@echo "without a GPU mesa-vulkan-drivers (names of Debian's packages)."
+	$(PYTHON) -m venv $(VULKAN_VENV)
+	CMAKE_ARGS=-DGGML_VULKAN=on CXXFLAGS="$(CXXFLAGS) -I$(CURDIR)/tests/vulkan" \
+	    $(VULKAN_VENV)/bin/pip install --no-cache-dir --no-binary llama-cpp-python --editable '.[dev]'
+	touch $@
 
 $(VENV)/.torch: $(VENV)/.installed
 	$(BIN)/pip install --editable '.[train]' 'torch==$(TORCH)'

@@ -12,9 +12,9 @@ import ctypes
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import llama_cpp.llama_cpp as _llama
 
@@ -88,6 +88,16 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_blck_size": (ctypes.c_int64, [ctypes.c_int]),
     "ggml_backend_buffer_get_usage": (ctypes.c_int, [ctypes.c_void_p]),
     "ggml_backend_buffer_get_base": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "ggml_backend_buffer_get_type": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "ggml_backend_buffer_is_host": (ctypes.c_bool, [ctypes.c_void_p]),
+    "ggml_backend_buft_alloc_buffer": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t]),
+    "ggml_backend_buft_get_alignment": (ctypes.c_size_t, [ctypes.c_void_p]),
+    "ggml_backend_buft_get_alloc_size": (ctypes.c_size_t, [ctypes.c_void_p] * 2),
+    "ggml_backend_buft_get_max_size": (ctypes.c_size_t, [ctypes.c_void_p]),
+    "ggml_backend_cpu_buffer_type": (ctypes.c_void_p, []),
+    "ggml_backend_dev_buffer_type": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "ggml_backend_tensor_set": (None, [*[ctypes.c_void_p] * 2, *[ctypes.c_size_t] * 2]),
+    "ggml_backend_tensor_get": (None, [*[ctypes.c_void_p] * 2, *[ctypes.c_size_t] * 2]),
     "ggml_backend_dev_count": (ctypes.c_size_t, []),
     "ggml_backend_dev_get": (ctypes.c_void_p, [ctypes.c_size_t]),
     "ggml_backend_dev_type": (ctypes.c_int, [ctypes.c_void_p]),
@@ -219,18 +229,98 @@ def describing_context(tensors: int, nodes: int) -> int:
     return context
 
 
-def gpu_devices() -> list[tuple[str, str, int, int]]:
-    """Return (description, llama.cpp's name as `CUDA0`, bytes of memory in all, bytes free) of each GPU."""
+class GpuDevice(NamedTuple):
+    """A GPU that llama.cpp offers: its handle, what it is, llama.cpp's name of it (`CUDA0`), its memory."""
+
+    handle: int
+    description: str
+    name: str
+    has_own_memory: bool
+    total_bytes: int
+    free_bytes: int
+
+
+def gpu_devices() -> list[GpuDevice]:
+    """Return the GPUs that llama.cpp offers; none where it was built for the processor alone."""
     ggml, devices = functions(), []
     for index in range(ggml.ggml_backend_dev_count()):
         device = ggml.ggml_backend_dev_get(index)
-        if ggml.ggml_backend_dev_type(device) in _GPU_KINDS:
+        if (kind := ggml.ggml_backend_dev_type(device)) in _GPU_KINDS:
             free, total = ctypes.c_size_t(), ctypes.c_size_t()
             ggml.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
             texts = (ggml.ggml_backend_dev_description(device), ggml.ggml_backend_dev_name(device))
             description, name = (text.decode("utf-8", "replace") for text in texts)
-            devices.append((description, name, total.value, free.value))
+            devices.append(GpuDevice(device, description, name, kind == _GPU_KINDS[0], total.value, free.value))
     return devices
+
+
+@contextlib.contextmanager
+def tensor_on(device: int, size_bytes: int) -> Iterator[int]:
+    """Make a tensor of `size_bytes` bytes (a multiple of 4) on the GPU `device`, for as long as the block.
+
+    Raises KernelError when it has no room.
+    """
+    ggml, context = functions(), describing_context(1, 1)
+    buffer = None
+    try:
+        tensor: int = ggml.ggml_new_tensor_2d(context, 0, size_bytes // 4, 1)
+        kind = ggml.ggml_backend_dev_buffer_type(device)
+        buffer = ggml.ggml_backend_buft_alloc_buffer(kind, ggml.ggml_backend_buft_get_alloc_size(kind, tensor))
+        if not buffer:
+            raise KernelError(f"the GPU has no {size_bytes:,} bytes free; end what uses it")
+        ggml.ggml_backend_tensor_alloc(buffer, tensor, ggml.ggml_backend_buffer_get_base(buffer))
+        yield tensor
+    finally:
+        if buffer:
+            ggml.ggml_backend_buffer_free(buffer)
+        ggml.ggml_free(context)
+
+
+def set_tensor(tensor: int, source: int, offset: int, length: int) -> None:
+    """Copy `length` bytes at the address `source` into `tensor`, from byte `offset` on, wherever it is."""
+    functions().ggml_backend_tensor_set(tensor, source, offset, length)
+
+
+def get_tensor(tensor: int, target: int, offset: int, length: int) -> None:
+    """Copy `length` bytes of `tensor`, wherever it is, from byte `offset` on to the address `target`."""
+    functions().ggml_backend_tensor_get(tensor, target, offset, length)
+
+
+def is_on_host(address: int) -> bool:
+    """Return whether what the tensor at `address` holds is in memory that the processor reads."""
+    buffer = tensor_at(address).buffer
+    return not buffer or functions().ggml_backend_buffer_is_host(buffer)
+
+
+def model_tensors(model: Any) -> list[int]:
+    """Return the tensors of a loaded model, those that it has twice under one name twice.
+
+    llama.cpp tells of them through a function of its C++ interface alone, which returns a vector of pairs of
+    a name and a tensor. Raises KernelError where what it returns is none.
+    """
+    library = _library("llama")
+    symbols = {"_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model": 40}
+    symbols["_Z29llama_internal_get_tensor_mapPK11llama_model"] = 32  # built with libc++, whose strings are shorter
+    for symbol, pair_bytes in symbols.items():
+        if hasattr(library, symbol):
+            function = getattr(library, symbol)
+            function.restype, function.argtypes = ctypes.POINTER(ctypes.c_void_p), [ctypes.c_void_p]
+            pairs = function(model)
+            start, stop = pairs[0] or 0, pairs[1] or 0
+            if 0 < stop - start < pair_bytes << 20 and (stop - start) % pair_bytes == 0:
+                last = range(start + pair_bytes - 8, stop, pair_bytes)
+                return [ctypes.c_void_p.from_address(address).value or 0 for address in last]
+    raise KernelError(f"this llama.cpp does not tell which tensors a model has; {_advice()}")
+
+
+def allocated_bytes(tensors: Iterable[int]) -> int:
+    """Return what `tensors`, of one model and one device, take there, or would."""
+    ggml, used_bytes = functions(), 0
+    for tensor in tensors:
+        kind = ggml.ggml_backend_buffer_get_type(tensor_at(tensor).buffer)
+        alignment = ggml.ggml_backend_buft_get_alignment(kind)
+        used_bytes += -(-ggml.ggml_backend_buft_get_alloc_size(kind, tensor) // alignment) * alignment
+    return used_bytes
 
 
 def cpu_backend(threads: int) -> int:
@@ -365,9 +455,45 @@ def cast_callback(function: Callable[[int, bool, int], bool], target: Any) -> tu
     return callback, ctypes.cast(callback, type(target))
 
 
-def no_devices() -> Any:
-    """Return an empty list of GPU devices, so that everything stays on the CPU; the caller keeps it alive."""
-    return (ctypes.c_void_p * 1)(None)
+def device_list(*devices: int) -> Any:
+    """Return the GPUs that llama.cpp may use, none of them: everything stays on the CPU; the caller keeps it alive."""
+    return (ctypes.c_void_p * (len(devices) + 1))(*devices, None)
+
+
+class _BufferOverride(ctypes.Structure):
+    """llama_model_tensor_buft_override of llama.h."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def kept_on_host(patterns: Sequence[str]) -> Any:
+    """Return overrides that keep tensors of these names (regular expressions) in DRAM; the caller keeps it alive."""
+    host = functions().ggml_backend_cpu_buffer_type()
+    entries = [_BufferOverride(pattern.encode(), host) for pattern in patterns]
+    return (_BufferOverride * (len(entries) + 1))(*entries, _BufferOverride(None, None))
+
+
+class Uploading:
+    """llama.cpp's callback for progress, which it asks before each tensor: the first time, `begin` is called."""
+
+    def __init__(self, begin: Callable[[], None] | None) -> None:
+        self._begin = begin
+        self._failure: BaseException | None = None
+        self.callback = L.llama_progress_callback(self._on_progress)
+
+    def _on_progress(self, share: float, _: Any) -> bool:
+        begin, self._begin = self._begin, None
+        try:
+            if begin:
+                begin()
+        except BaseException as error:  # it cannot travel through llama.cpp
+            self._failure = error
+        return self._failure is None
+
+    def raise_failure(self) -> None:
+        """Raise what `begin` raised."""
+        if self._failure is not None:
+            raise self._failure
 
 
 def string_array(texts: list[bytes]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge_run.base.config import ModelConfig
+from edge_run.base.results import Numerics
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,21 @@ class ContextShape:
     kv_type_v: str
     flash_attention: str
     is_exact: bool = False
+
+    def numerics(self, library: str, gpu: str) -> Numerics:
+        """Return the numerics key of a context of this shape, of `library`, with what `gpu` says on a GPU."""
+        return Numerics(
+            library=library,
+            use_extra_bufts=False,
+            threads=self.threads,
+            flash_attention=self.flash_attention,
+            kv_type_k=self.kv_type_k,
+            kv_type_v=self.kv_type_v,
+            micro_batch_tokens=self.micro_batch_tokens,
+            sequences=self.sequences,
+            exact=self.is_exact,
+            gpu=gpu,
+        )
 
 
 def context_shape(config: ModelConfig, trained_context_tokens: int, threads: int) -> ContextShape:

@@ -22,7 +22,9 @@ from edge_run.runtime.draft_file import BEAM, MICRO_BATCH_TOKENS, DraftFile
 from edge_run.runtime.drafting import Acceptance, Guess, Guesses, Path
 from edge_run.runtime.driver import Driver
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
+from edge_run.runtime.offload import Offload, draft_host_bytes
 from edge_run.runtime.planning import compute_threads
+from edge_run.runtime.warm_up import warm_up
 
 CHOICES = 6  # tokens considered after each guess
 LEAST_VALUE = 0.004
@@ -36,8 +38,8 @@ class DraftModel:
     context_tokens: the longest text that it can follow.
     """
 
-    def __init__(self, file: DraftFile) -> None:
-        """Load it. Raises ModelFileError or KernelError; nothing is left open."""
+    def __init__(self, file: DraftFile, offload: Offload | None = None) -> None:
+        """Load it, on a GPU where `offload` says so. Raises ModelFileError or KernelError; nothing is left open."""
         before = process_memory()
         self.path, self.context_tokens = file.path, file.context_tokens
         shape = ContextShape(
@@ -55,12 +57,14 @@ class DraftModel:
         self._end: threading.Event | None = None
         with contextlib.ExitStack() as stack:
             paths = [shard.path for shard in file.gguf.shards]
-            self.model = stack.enter_context(LlamaModel(paths, mode="read", path=file.path))
+            self.model = stack.enter_context(LlamaModel(paths, mode="read", path=file.path, offload=offload))
             if self.model.is_recurrent or self.model.has_encoder or not self.model.has_decoder:
                 raise NotSupported(
                     f"draft model {file.path}: {file.gguf.architecture} cannot draft, it is recurrent or has an "
                     "encoder; give another one, or leave out -md"
                 )
+            if offload:
+                warm_up(self.model, shape)
             self._context = LlamaContext(self.model, shape)
             stack.callback(self._context.close)
             self._decoder = LocalDecoder(self.model, self._context, Driver(), shape)
@@ -71,7 +75,7 @@ class DraftModel:
             self._beam = BEAM if self._decoder.capabilities.can_branch else 1
             self._stack = stack.pop_all()
         self.resident_bytes = max(0, process_memory().resident_bytes - before.resident_bytes)
-        self.held_bytes = max(self.resident_bytes, file.size_bytes)
+        self.held_bytes = max(self.resident_bytes, draft_host_bytes(file, offload))
 
     def check_vocabulary(self, target: LlamaModel) -> None:
         """Raise NotSupported unless a token means the same in `target`."""

@@ -30,6 +30,7 @@ from edge_run.devices.ledger import Ledger
 from edge_run.devices.memory import available_bytes, default_budget_bytes, process_memory
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime import routing
+from edge_run.runtime.backend_choice import why_not_ours
 from edge_run.runtime.context_shape import context_shape
 from edge_run.runtime.decoder import LocalDecoder
 from edge_run.runtime.draft_file import DraftFile
@@ -37,12 +38,14 @@ from edge_run.runtime.draft_model import DraftModel
 from edge_run.runtime.driver import Driver, PassShape, compile_program
 from edge_run.runtime.expert_streaming import ExpertStreaming
 from edge_run.runtime.forecast import PassTimes
-from edge_run.runtime.inspection import inspect
+from edge_run.runtime.inspection import Inspection, inspect
 from edge_run.runtime.inspector_call import NoInspector
 from edge_run.runtime.kv_rules import check_kv_types
 from edge_run.runtime.library import library_version
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
 from edge_run.runtime.model_kind import check_kind
+from edge_run.runtime.offload import Offload, OffloadTooLarge, draft_host_bytes, plan_offload, shrink_offload
+from edge_run.runtime.offload_loading import host_ranges, load_stubs, open_upload
 from edge_run.runtime.planner import Planner
 from edge_run.runtime.planning import (
     compute_threads,
@@ -54,28 +57,19 @@ from edge_run.runtime.route_recorder import RouteRecorder
 from edge_run.runtime.speculation_shape import speculation_config
 from edge_run.runtime.streams import Streams, WeightMemory, open_streams
 from edge_run.runtime.terms import Holdings, Terms, work_bytes
+from edge_run.runtime.warm_up import warm_up
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.readers import Readers, ReadTotals
 from edge_run.tiers.residency import Residency
 from edge_run.tiers.source import SourceFile
-from edge_run.tiers.stub import Stubs
 from edge_run.tiers.territory import CHUNK_BYTES, Territory
+from edge_run.tiers.upload import Upload
 from edge_run.tiers.weights import Weights
 
 logger = logging.getLogger(__name__)
 
 _OPENING = threading.Lock()  # one at a time: what an opening holds is what the whole process grew by
-
-
-def why_not_ours(config: ModelConfig) -> str:
-    """Return why llama.cpp's own loader has to run the model, or an empty string when ours can. Raises NotSupported."""
-    if config.backend == "llama.cpp":
-        return "asked for with --backend llama.cpp"
-    reason = ggml.check_library() or _libc.why_unavailable()
-    if reason and config.backend == "edge-run":
-        raise NotSupported(f"backend edge-run: {reason}; --backend auto runs the model with llama.cpp's own loader")
-    return reason
 
 
 @contextlib.contextmanager
@@ -101,10 +95,11 @@ class FrontDecoder(Decoder, Protocol):
 class Engine:
     """An open model: its decoder, its plan, its figures. One pass at a time; closing is idempotent.
 
-    may_be_whole: a model that fits is read as a whole, and computed without a callback.
+    may_be_whole: a model that fits is read as a whole, and computed without a callback. may_offload: a GPU may be used.
     """
 
     may_be_whole = True
+    may_offload = True
 
     def __init__(
         self,
@@ -137,8 +132,11 @@ class Engine:
             self._draft_file.check_budget(self.budget_bytes)
         reason = why_not_ours(config)
         self._planner: Planner | None = None
-        if config.check_file and not (ggml.check_library() or _libc.why_unavailable()):
-            self._check_file(is_budget_kept=not reason)
+        self.offload: Offload | None = None
+        self._draft_offload: Offload | None = None
+        self._upload: Upload | None = None
+        self._is_warm = False
+        self._prepare_plan(is_budget_kept=not reason)
         self.backend = Backend("llama.cpp", reason) if reason else Backend("edge-run")
         self._driver = Driver()
         self._recorder = recorder
@@ -153,9 +151,7 @@ class Engine:
         self._stack = contextlib.ExitStack()
         try:
             with _OPENING, _garbage_collection_paused():
-                if self._draft_file:
-                    self.draft = self._stack.enter_context(DraftModel(self._draft_file))
-                self.plan: Plan = self._open_plain() if reason else self._open_ours()
+                self.plan: Plan = self._open(is_ours=not reason)
         except BaseException:
             self.close()
             raise
@@ -164,17 +160,7 @@ class Engine:
     @property
     def numerics(self) -> Numerics:
         """The numerics key of this engine."""
-        return Numerics(
-            library=library_version(),
-            use_extra_bufts=False,
-            threads=self.shape.threads,
-            flash_attention=self.shape.flash_attention,
-            kv_type_k=self.shape.kv_type_k,
-            kv_type_v=self.shape.kv_type_v,
-            micro_batch_tokens=self.shape.micro_batch_tokens,
-            sequences=self.shape.sequences,
-            exact=self.shape.is_exact,
-        )
+        return self.shape.numerics(library_version(), self.offload.key if self.offload else "")
 
     @property
     def memory_use(self) -> MemoryUse:
@@ -209,7 +195,7 @@ class Engine:
 
     def expect(self, profile: DeviceProfile) -> None:
         """Let progress be told in seconds, as the device of `profile` would take."""
-        if self._planner and self.plan.mode != "llama.cpp":
+        if self._planner and self.plan.mode != "llama.cpp" and not self.offload:
             self.pass_times = self._planner.times(self.plan, profile, self.gguf.shards[0].path)
 
     def close(self) -> None:
@@ -225,18 +211,45 @@ class Engine:
         levers = stream.tuning.found if stream.tuning else {}
         routing.remember(self.gguf, self.config.cache, stream.usage, levers)
 
-    def _check_file(self, is_budget_kept: bool) -> None:
-        """Refuse what llama.cpp would end the process over, and a budget that is too small, before all else."""
+    def _prepare_plan(self, is_budget_kept: bool) -> None:
+        """Refuse what llama.cpp would end the process over, then budgets that are too small, before all else."""
+        is_known_library = not ggml.check_library()
+        known = self._inspect() if self.config.check_file and is_known_library else None
+        if self.may_offload and is_known_library:
+            parts = plan_offload(self.gguf, self.config, self.budget_bytes, self._draft_file)
+            self.offload, self._draft_offload = parts
+        if known:
+            self._check_budget(known, is_budget_kept)
+
+    def _inspect(self) -> Inspection | None:
+        if _libc.why_unavailable():
+            return None
         try:
-            known = inspect(self.gguf, self.config, library_version())
+            return inspect(self.gguf, self.config, library_version())
         except NoInspector as error:
             logger.warning("%s; it is opened all the same", error)
-            return
-        draft_bytes = self._draft_file.size_bytes if self._draft_file else 0
-        self._planner = Planner(self.gguf, self.config, known, draft_bytes)
+            return None
+
+    def _check_budget(self, known: Inspection, is_budget_kept: bool) -> None:
+        draft_bytes = draft_host_bytes(self._draft_file, self._draft_offload)
+        self._planner = planned = Planner(self.gguf, self.config, known, draft_bytes, self.offload)
         room = min(self.budget_bytes, available_bytes(promised_bytes=self._ledger.promised_bytes))
-        if is_budget_kept and known.program_bytes + known.kv_bytes + known.buffer_bytes + draft_bytes > room:
-            self._planner.plan(room)
+        if is_budget_kept and planned.opening_bytes + draft_bytes > room:
+            planned.plan(room)
+
+    def _open(self, *, is_ours: bool) -> Plan:
+        """Open the model; where llama.cpp takes more of a GPU than it had said, with less there."""
+        while True:
+            if self._draft_file:
+                self.draft = self._stack.enter_context(DraftModel(self._draft_file, self._draft_offload))
+            try:
+                return self._open_ours() if is_ours else self._open_plain()
+            except OffloadTooLarge as error:
+                assert self.offload
+                taken_bytes = int(str(error.figures["minimum_bytes"]))
+                self._stack.close()
+                self.offload = shrink_offload(self.gguf, self.config, self.offload, taken_bytes)
+                logger.info("%s; less of the model goes there", error)
 
     def _open_plain(self) -> Plan:
         self._load([shard.path for shard in self.gguf.shards])
@@ -252,33 +265,44 @@ class Engine:
             self.backend = Backend(
                 "edge-run", f"{buffered[0]}: no direct reads on this file system, so they are buffered"
             )
-        with Stubs(self.gguf.shards) as stubs:
-            self._load(stubs.paths, stubs.cut)
-            self._territory = Territory(stubs.spans(), self._chunk_bytes)
-        self._territory.claim()
-        weights_bytes = self._territory.n_chunks * self._territory.chunk_bytes
+        spans, _ = load_stubs(self.gguf, self._load, self._chunk_bytes)
+        self._territory = territory = Territory(spans, self._chunk_bytes)
+        territory.claim()
+        self._chunks = territory.holding(host_ranges(self.model)) if self.offload else range(territory.n_chunks)
+        weights_bytes = len(self._chunks) * self._territory.chunk_bytes
         room = self.budget_bytes - weights_bytes
         is_resident = self.may_be_whole and self._with_draft(Holdings.now()).total_bytes <= room
         holdings = self._make_context(self._callback(is_needed=not is_resident))
         if is_resident and holdings.total_bytes + weights_bytes > self.budget_bytes:
             self._context.close()
             is_resident, holdings = False, self._make_context(self._callback(is_needed=True))
+        self._stack.callback(lambda: self._upload.close() if self._upload else None)  # after the readers
         self._readers = Readers(self.config.readers)
         self._stack.callback(self._readers.close)
-        return (self._open_resident if is_resident else self._open_streamed)(holdings, self._readers)
+        plan = (self._open_resident if is_resident else self._open_streamed)(holdings, self._readers)
+        if self.offload:
+            self._upload = open_upload(self.model, self.gguf, self._sources, self._readers)
+        return plan
 
     def _open_source(self, shard: int) -> SourceFile:
         return SourceFile(self.gguf.shards[shard].path)
 
-    def _load(self, paths: list[Path], on_header_read: Callable[[], None] | None = None) -> None:
+    def _load(
+        self,
+        paths: list[Path],
+        on_header_read: Callable[[], None] | None = None,
+        on_upload: Callable[[], None] | None = None,
+    ) -> LlamaModel:
         path = self.gguf.shards[0].path
-        self.model = self._stack.enter_context(LlamaModel(paths, on_header_read, path=path))
+        model = LlamaModel(paths, on_header_read, path=path, offload=self.offload, on_upload=on_upload)
+        self.model = self._stack.enter_context(model)
         if self.model.has_encoder or not self.model.has_decoder:
             raise NotSupported(f"{path}: {self.gguf.architecture} has an encoder; edge-run runs decoder-only models")
         self.shape = context_shape(self.config, self.model.trained_context_tokens, compute_threads(self.config.threads))
         self._stack.callback(lambda: self._context.close() if hasattr(self, "_context") else None)
         if self.draft:
             self.draft.check_vocabulary(self.model)
+        return model
 
     def _callback(self, *, is_needed: bool) -> Callable[[int, bool, int], bool] | None:
         return self._driver.callback if is_needed or self._recorder else None
@@ -286,9 +310,20 @@ class Engine:
     def _make_context(self, callback: Callable[[int, bool, int], bool] | None) -> Holdings:
         _libc.trim_heap()
         before = process_memory()
+        if self.offload and not self._is_warm:
+            warm_up(self.model, self.shape)
+            self._is_warm = True
         self._context = LlamaContext(self.model, self.shape, callback)
         holdings = Holdings.since(before, self._context, work_bytes(self.gguf, self.shape.micro_batch_tokens))
-        return self._with_draft(holdings)
+        return self._with_draft(self._with_gpu(holdings))
+
+    def _with_gpu(self, holdings: Holdings) -> Holdings:
+        """Return `holdings` with what a GPU takes of the machine's memory, which is to be within its budget."""
+        if not self.offload:
+            return holdings
+        self.offload = self.offload.measured(self._context)
+        program_bytes = max(0, holdings.program_bytes - self.offload.process_bytes)
+        return self.offload.added_to(replace(holdings, program_bytes=program_bytes))
 
     def _with_draft(self, holdings: Holdings) -> Holdings:
         """Return `holdings` with what the draft model takes on a line of its own."""
@@ -301,7 +336,8 @@ class Engine:
         tokens, width = self._context.context_tokens, self.shape.micro_batch_tokens
         config, known = self.config, routing.recall(self.gguf, self.config.cache)
         levers = config.expert_policy, config.expert_prefetch
-        return Terms(self.gguf, self.budget_bytes, holdings, tokens, width, config.readers, known, *levers)
+        gpu = self.offload.plan if self.offload else None
+        return Terms(self.gguf, self.budget_bytes, holdings, tokens, width, config.readers, known, *levers, gpu)
 
     def _make_decoder(self, prepare: Callable[[Sequence[BatchToken]], None]) -> None:
         self.decoder = LocalDecoder(self.model, self._context, self._driver, self.shape, prepare, self.timeline)
@@ -309,10 +345,10 @@ class Engine:
 
     def _open_resident(self, holdings: Holdings, readers: Readers) -> Plan:
         """Read everything, in file order; the first pass waits for all of it."""
-        plan = plan_resident(self._terms(holdings), self._territory)
+        everything = self._chunks
+        plan = plan_resident(self._terms(holdings), self._territory, everything)
         self._enter_in_ledger(plan)
-        everything = range(self._territory.n_chunks)
-        states = Residency(len(everything), everything, everything, 0)
+        states = Residency(self._territory.n_chunks, everything, everything, 0)
         weights = Weights(self._territory, self._sources, readers, states)
         weights.start()
 
@@ -353,6 +389,8 @@ class Engine:
         if is_streamed or self._is_unread:
             for source in self._sources:
                 source.check_unchanged()
+        if self._upload:
+            self._upload.finish(self._driver.check_cancelled)
         steps = pass_steps(self.plan, self.pass_times, len(batch), batch[0].position, self.shape, self._is_unread)
         self.timeline.begin(steps, is_timed=self.pass_times is not None)
         self._is_unread &= not is_streamed

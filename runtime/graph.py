@@ -21,7 +21,7 @@ class Node:
 
     is_computed: llama.cpp means to compute it (the flag that we may clear). expert_ids: of a multiplication by experts,
     the ordinal of the node whose output holds the ids of the experts chosen (int32, perhaps a strided view). is_border:
-    a pass stops before it, whatever it reads.
+    a pass stops before it, whatever it reads. is_on_gpu: computed there; `reads` are what is in the machine's memory.
     """
 
     name: bytes
@@ -30,6 +30,7 @@ class Node:
     is_computed: bool
     expert_ids: int | None = None
     is_border: bool = False
+    is_on_gpu: bool = False
 
 
 GraphMap = tuple[Node, ...]

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +101,16 @@ def check_instructions(system_info: str, needed: str, root: Path = Path("/")) ->
     return Finding("instructions", state, text, rebuild("-DGGML_NATIVE=on", needed))
 
 
-def check_gpu(has_gpu_support: bool | None, needed: str, root: Path = Path("/")) -> list[Finding]:
-    """Whether there is a GPU that llama.cpp was not built for, or that this user may not use."""
+def check_gpu(
+    has_gpu_support: bool | None, offered: Sequence[tuple[str, str]], needed: str, root: Path = Path("/")
+) -> list[Finding]:
+    """Whether there is a GPU that llama.cpp was not built for, or that this user may not use.
+
+    offered: what llama.cpp can compute on, and its name of it.
+    """
+    if offered:
+        names = ", ".join(f"{name} ({what})" for what, name in offered)
+        return [Finding("gpu", OK, f"{names}; llama.cpp is built for it")]
     nodes = sorted((root / "dev/dri").glob("renderD*"))
     is_tegra = (root / "etc/nv_tegra_release").exists() or (root / "dev/nvhost-gpu").exists()
     is_nvidia = (root / "dev/nvidia0").exists() or (root == Path("/") and shutil.which("nvidia-smi") is not None)
@@ -111,10 +119,10 @@ def check_gpu(has_gpu_support: bool | None, needed: str, root: Path = Path("/"))
         return [Finding("gpu", OK, "none found; models run on the processor")]
     findings = []
     if has_gpu_support:
-        findings.append(Finding("gpu", OK, f"{kind}; llama.cpp is built for a GPU"))
+        findings.append(Finding("gpu", NOTE, f"{kind}; llama.cpp is built for a GPU, and finds none that it can use"))
     elif has_gpu_support is not None:
         flags = "-DGGML_CUDA=on" if is_tegra or is_nvidia else "-DGGML_VULKAN=on"
-        text = f"{kind}, and llama.cpp is built for the processor alone (all that edge-run uses so far)"
+        text = f"{kind}, and llama.cpp is built for the processor alone: the GPU is not used"
         findings.append(Finding("gpu", NOTE, text, rebuild(flags, needed)))
     if nodes and not any(os.access(node, os.R_OK | os.W_OK) for node in nodes) and not (is_tegra or is_nvidia):
         text = f"{nodes[0]} may not be used by this user"

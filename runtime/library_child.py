@@ -22,6 +22,7 @@ def main() -> None:
     _tell("mismatch", ggml.check_library())
     _tell("system_info", L.llama_print_system_info().decode("utf-8", "replace"))
     _tell("has_gpu_support", bool(L.llama_supports_gpu_offload()))
+    _tell("gpus", [(gpu.description, gpu.name) for gpu in ggml.gpu_devices()])
     if sys.argv[1:]:
         _tell("model_error", _load_vocabulary(sys.argv[1]))
     return None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_run.base.errors import KernelError, ModelFileError, NotSupported
 from edge_run.base.units import MIB
@@ -17,8 +17,12 @@ from edge_run.runtime.context_shape import ContextShape
 from edge_run.runtime.library import library_version
 from edge_run.runtime.spelling import Spelling
 
-_BUFFER = re.compile(r"(?:compute|output) buffer size =\s*([\d.]+) MiB")
-_CACHE = re.compile(r"(?<!buffer )size =\s*([\d.]+) MiB")
+if TYPE_CHECKING:
+    from edge_run.runtime.offload import Offload
+
+_BUFFER = re.compile(r"(\S+) +(?:compute|output) buffer size =\s*([\d.]+) MiB")
+_CACHE_PART = re.compile(r"(\S+) +(?:KV|RS|DSV4 .*state) buffer size =\s*([\d.]+) MiB")
+_CACHE = re.compile(r"(?<!buffer )size =\s*([\d.]+) MiB(?:.*?(\d+) layers)?")
 _TELLING = ("error", "fail", "require")
 _READY_TO_MAP = ("print_info:", "load_tensors:")
 
@@ -32,6 +36,12 @@ class _Lines:
     def add(self, line: str) -> None:
         if line.strip():
             self.lines.append(line.strip())
+
+    def sizes(self, pattern: re.Pattern[str], place: str) -> tuple[int, int]:
+        """Return the bytes that lines like `pattern` tell of: those at `place`, and those elsewhere."""
+        found = [(name, int(float(size) * MIB)) for line in self.lines for name, size in pattern.findall(line)]
+        there = sum(size for name, size in found if name == place)
+        return there, sum(size for _, size in found) - there
 
     def reason(self) -> str:
         told = [line for line in self.lines if any(word in line.lower() for word in _TELLING)]
@@ -61,14 +71,17 @@ class LlamaModel:
         metadata: dict[str, int | str] | None = None,
         mode: str = "mapped",
         path: Path | None = None,
+        offload: Offload | None = None,
+        on_upload: Callable[[], None] | None = None,
     ) -> None:
-        """Load from the shards at `paths`, on the CPU, mapped, nothing repacked.
+        """Load from the shards at `paths`, mapped, nothing repacked, on the CPU but for what `offload` says.
 
-        on_header_read is called once between the reading of the header and the mapping. metadata: instead of the
-        file's own. mode: `mapped`; `read`, into memory of llama.cpp's own; `sized`, of which contexts allocate nothing
-        and only tell their sizes; `vocabulary`, which has nothing else. path: the file that errors name, the first of
-        `paths` by default. Raises ModelFileError with llama.cpp's own reason when it refuses the file, NotSupported
-        when it does not know the architecture.
+        on_header_read is called once between the reading of the header and the mapping, on_upload before the first
+        tensor is copied to a GPU or left where it was mapped. metadata: instead of the file's own. mode: `mapped`;
+        `read`, into memory of llama.cpp's own; `sized`, of which contexts allocate nothing and only tell their sizes;
+        `vocabulary`, which has nothing else. path: the file that errors name, the first of `paths` by default. Raises
+        ModelFileError with llama.cpp's own reason when it refuses the file, NotSupported when it does not know the
+        architecture.
         """
         self.path = path or paths[0]
         L.llama_backend_init()
@@ -92,14 +105,23 @@ class LlamaModel:
             params.load_mode, params.no_alloc = ggml.LOAD_MODE_NONE, True
         if metadata:
             params.kv_overrides = ggml.overrides(metadata)
-        devices = ggml.no_devices()
+        self.offload = offload
+        devices = ggml.device_list(*([offload.gpu.handle] if offload else []))
         params.devices = ggml.void_pointer(devices)
+        if offload:
+            params.n_gpu_layers, params.no_host = offload.placement.n_layers, True
+            on_host = ggml.kept_on_host(offload.placement.host_patterns)
+            params.tensor_buft_overrides = ggml.void_pointer(on_host)
+        uploading = ggml.Uploading(on_upload)
+        if offload and on_upload:
+            params.progress_callback = uploading.callback
         names = ggml.string_array([os.fsencode(path) for path in paths])
         with ggml.log.listening(listen):
             if len(paths) == 1:
                 self.handle = L.llama_model_load_from_file(names[0], params)
             else:
                 self.handle = L.llama_model_load_from_splits(names, len(paths), params)
+        uploading.raise_failure()
         if not self.handle:
             raise _refusal(self.path, lines.reason())
         self.vocab = L.llama_model_get_vocab(self.handle)
@@ -144,7 +166,8 @@ class LlamaContext:
     """A context: KV cache, compute buffers, logits. One thread at a time.
 
     kv_bytes: keys, values and recurrent state. buffer_bytes: the other buffers, for computing and for logits. Both as
-    llama.cpp reports them; 0 when it does not.
+    llama.cpp reports them; 0 when it does not. gpu_kv_bytes and gpu_buffer_bytes: the same on a GPU. caches: the
+    bytes of each cache, wherever they are, and how many layers it has.
     """
 
     def __init__(self, model: LlamaModel, shape: ContextShape, callback: Any = None) -> None:
@@ -161,7 +184,7 @@ class LlamaContext:
         params.n_threads = params.n_threads_batch = shape.threads
         params.type_k, params.type_v = ggml.TYPE_IDS[shape.kv_type_k], ggml.TYPE_IDS[shape.kv_type_v]
         params.flash_attn_type = ggml.FLASH_ATTENTION[shape.flash_attention]
-        params.no_perf, params.op_offload, params.offload_kqv = True, False, False
+        params.no_perf, params.op_offload, params.offload_kqv = True, False, model.offload is not None
         if callback is not None:
             self._callback, params.cb_eval = ggml.cast_callback(callback, params.cb_eval)
         lines = _Lines()
@@ -174,10 +197,15 @@ class LlamaContext:
             )
         self.memory = L.llama_get_memory(self.handle)
         self.context_tokens: int = L.llama_n_ctx(self.handle)
-        self.kv_bytes, self.buffer_bytes = (
-            sum(int(float(size) * MIB) for line in lines.lines for size in pattern.findall(line))
-            for pattern in (_CACHE, _BUFFER)
-        )
+        self.caches = [
+            (int(float(size) * MIB), max(1, int(layers or 0)))
+            for line in lines.lines
+            for size, layers in _CACHE.findall(line)
+        ]
+        gpu = model.offload.gpu.name if model.offload else ""
+        self.gpu_kv_bytes, _ = lines.sizes(_CACHE_PART, gpu)
+        self.gpu_buffer_bytes, self.buffer_bytes = lines.sizes(_BUFFER, gpu)
+        self.kv_bytes = sum(size for size, _ in self.caches) - self.gpu_kv_bytes
 
     def use_threads(self, threads: int) -> None:
         """Compute with so many threads from now on."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from edge_run.base.errors import KernelError
+from edge_run.base.errors import KernelError, NotSupported
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.graph import Node, WeightRead
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+_ENDS_OF_WEIGHTS = (b".weight", b".bias", b".scale")
 _READS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
@@ -33,12 +34,14 @@ class Observer:
                 if source and (read := self._read(op, tensor, index, source)):
                     reads.append(read)
         ids = _producer(tensor.src[2], seen) if op == "MUL_MAT_ID" else None
-        return Node(ggml.tensor_name(address), op, tuple(reads), bool(tensor.flags & ggml.FLAG_COMPUTE), ids)
+        is_computed, is_on_gpu = bool(tensor.flags & ggml.FLAG_COMPUTE), not ggml.is_on_host(address)
+        return Node(ggml.tensor_name(address), op, tuple(reads), is_computed, ids, is_on_gpu=is_on_gpu)
 
     def _read(self, op: str, tensor: Any, index: int, source: int) -> WeightRead | None:
         part = ggml.tensor_at(source)
         root = part.view_src or source
-        if not ggml.is_weight(root):
+        _check_not_copied(root)
+        if not ggml.is_weight(root) or not ggml.is_on_host(root):
             return None
         row_bytes = 0
         if op == "GET_ROWS" and index == 0 and part.ne[2] == part.ne[3] == 1 and self._is_input(tensor.src[1]):
@@ -54,14 +57,34 @@ class Observer:
 
 def _producer(source: int, seen: Sequence[Node]) -> int | None:
     """Return the ordinal of the node that computes what `source` is, or is a view of; None when it is an input."""
-    name = ggml.tensor_name(ggml.tensor_at(source).view_src or source)
+    name = _copied(ggml.tensor_name(ggml.tensor_at(source).view_src or source))
     return next((i for i in range(len(seen) - 1, -1, -1) if seen[i].name == name), None)
 
 
+def _check_not_copied(source: int) -> None:
+    """Raise NotSupported for a copy of a weight, which llama.cpp makes before anybody is asked whether it is there."""
+    name = ggml.tensor_name(source)
+    if (original := _copied(name)) is not name and original.endswith(_ENDS_OF_WEIGHTS):
+        raise NotSupported(
+            f"GPU: llama.cpp would copy {original.decode('utf-8', 'replace')} there for every pass; give another "
+            "--gpu-memory, or 0"
+        )
+
+
+def _copied(name: bytes) -> bytes:
+    """Return of what the tensor of this name is a copy, as llama.cpp makes for another device (`CPU#name#0`)."""
+    parts = name.split(b"#")
+    return parts[1] if len(parts) == 3 else name
+
+
 def makes_ids(address: int) -> bool:
-    """Return whether the node at `address` computes integers, perhaps the ids of experts."""
+    """Return whether the node at `address` computes integers, perhaps the ids of experts.
+
+    Those made on a GPU need no stop: they are copied before anything else uses them.
+    """
     tensor = ggml.tensor_at(address)
-    return tensor.type == ggml.I32 and ggml.op_name(tensor.op) not in _READS_NOTHING
+    is_made = tensor.type == ggml.I32 and ggml.op_name(tensor.op) not in _READS_NOTHING
+    return is_made and ggml.is_on_host(address)
 
 
 def chosen_experts(address: int, n_experts: int) -> npt.NDArray[np.int32]:

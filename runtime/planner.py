@@ -7,6 +7,7 @@ knows of them, through the same functions.
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ from edge_run.prefetch.schedule import Stretch
 from edge_run.runtime import routing
 from edge_run.runtime.draft_file import DraftFile
 from edge_run.runtime.forecast import PassTimes, forecast, pass_work
-from edge_run.runtime.inspection import Inspection, inspect
+from edge_run.runtime.graph import GraphMap
+from edge_run.runtime.inspection import SHARD_BYTES, Inspection, inspect
 from edge_run.runtime.kv_rules import check_kv_types
 from edge_run.runtime.library import library_version
 from edge_run.runtime.mixture import routed_read
 from edge_run.runtime.mixture_planning import plan_mixture
 from edge_run.runtime.model_kind import check_kind
+from edge_run.runtime.offload import Offload, draft_host_bytes, plan_offload
 from edge_run.runtime.planning import (
     RowRange,
     compute_threads,
@@ -40,7 +43,7 @@ from edge_run.runtime.speculation_shape import speculation_config
 from edge_run.runtime.stretches import chunks_of, cut_into_stretches
 from edge_run.runtime.terms import Holdings, Terms, work_bytes
 from edge_run.tiers.gguf import GgufModel, read_gguf
-from edge_run.tiers.territory import Territory
+from edge_run.tiers.territory import Span, Territory, clipped
 
 CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches
 OPENING_S_PER_NODE = 35e-6
@@ -57,8 +60,11 @@ def planner(path: Path, config: ModelConfig) -> Planner:
     check_kind(gguf)
     check_kv_types(gguf, config)
     config = speculation_config(config, gguf)
-    draft_bytes = DraftFile(config.draft_model, config, gguf).size_bytes if config.draft_model else 0
-    return Planner(gguf, config, inspect(gguf, config, library_version(), is_tried=False), draft_bytes)
+    draft_file = DraftFile(config.draft_model, config, gguf) if config.draft_model else None
+    known = inspect(gguf, config, library_version(), is_tried=False)
+    memory_bytes = int(config.memory or default_budget_bytes(Ledger().promised_bytes))
+    offload, draft = plan_offload(gguf, config, memory_bytes, draft_file)
+    return Planner(gguf, config, known, draft_host_bytes(draft_file, draft), offload)
 
 
 def plan(
@@ -85,13 +91,48 @@ def plan(
 class Planner:
     """Plans one model under any number of budgets. Reads nothing."""
 
-    def __init__(self, gguf: GgufModel, config: ModelConfig, known: Inspection, draft_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        gguf: GgufModel,
+        config: ModelConfig,
+        known: Inspection,
+        draft_bytes: int = 0,
+        offload: Offload | None = None,
+    ) -> None:
         self.gguf, self.config, self.known, self._draft_bytes = gguf, config, known, draft_bytes
+        self.offload = offload
         self.threads = compute_threads(config.threads)
         work = work_bytes(gguf, known.micro_batch_tokens)
         program = known.program_bytes + RUN_BYTES
         self._holdings = Holdings(program, known.kv_bytes, known.buffer_bytes, work, draft_bytes)
-        self._territory = Territory(known.spans)
+        self._spans: Sequence[Span] = known.spans
+        if offload:
+            self._holdings = offload.added_to(self._holdings)
+            self._spans = clipped(known.spans, self._host_ranges())
+        self._territory = Territory(self._spans)
+
+    @functools.cached_property
+    def _graph(self) -> GraphMap:
+        return self.offload.on_host(self.known.graph) if self.offload else self.known.graph
+
+    def _host_ranges(self) -> list[tuple[int, int]]:
+        """Return where the weights are, (file address, length), that are not on a GPU alone."""
+        read = {read.name for node in self._graph for read in node.reads}
+        on_gpu = self.offload.sizes.names if self.offload else frozenset[str]()
+        tensors = (tensor for tensor in self.gguf.tensors if tensor.name in read or tensor.name not in on_gpu)
+        return [(tensor.shard * SHARD_BYTES + tensor.offset, tensor.size_bytes) for tensor in tensors]
+
+    @functools.cached_property
+    def _chunks(self) -> Collection[int]:
+        """The chunks that hold weights which the processor reads."""
+        if not self.offload:
+            return range(self._territory.n_chunks)
+        return self._territory.holding(self._host_ranges())
+
+    @property
+    def opening_bytes(self) -> int:
+        """What is taken of the machine's memory while the model opens."""
+        return self.known.program_bytes + self._holdings.kv_bytes + self._holdings.buffer_bytes
 
     @functools.cached_property
     def _experience(self) -> routing.Experience:
@@ -99,11 +140,11 @@ class Planner:
 
     @functools.cached_property
     def _ranges(self) -> list[RowRange]:
-        return row_ranges(self.known.graph, self._territory, self.known.micro_batch_tokens)
+        return row_ranges(self._graph, self._territory, self.known.micro_batch_tokens)
 
     @functools.cached_property
     def _stretches(self) -> list[Stretch]:
-        return cut_into_stretches(self.known.graph, lambda read: chunks_of(read, self._territory, self._ranges))
+        return cut_into_stretches(self._graph, lambda read: chunks_of(read, self._territory, self._ranges))
 
     def plan(self, budget_bytes: int | None = None) -> Plan:
         """Return the plan under a budget; None is the configured one. Raises BudgetError when it is too small."""
@@ -111,16 +152,17 @@ class Planner:
         known, readers = self.known, self.config.readers
         width = known.micro_batch_tokens
         terms = Terms(self.gguf, budget, self._holdings, known.context_tokens, width, readers, self._experience)
+        terms = replace(terms, gpu=self.offload.plan if self.offload else None)
         if self._whole_bytes <= budget:
-            return plan_resident(terms, self._territory)
-        if mixture := plan_mixture(terms, known.graph, known.spans):
+            return plan_resident(terms, self._territory, self._chunks)
+        if mixture := plan_mixture(terms, self._graph, self._spans):
             return mixture.plan
         needs = [stretch.needs for stretch in self._stretches]
         return plan_streamed(terms, self._territory, needs, self._ranges)[0]
 
     @property
     def _whole_bytes(self) -> int:
-        return self._holdings.total_bytes + self._territory.n_chunks * self._territory.chunk_bytes
+        return self._holdings.total_bytes + len(self._chunks) * self._territory.chunk_bytes
 
     def sweep(self) -> list[Plan]:
         """Return plans under budgets from the smallest that works to one that holds the whole model."""
@@ -136,7 +178,7 @@ class Planner:
         """Return the planner of a micro-batch that is `factor` times as wide; its buffers are taken to grow as much."""
         wide = self.known.micro_batch_tokens * factor, self.known.buffer_bytes * factor
         known = replace(self.known, micro_batch_tokens=wide[0], buffer_bytes=wide[1])
-        return Planner(self.gguf, self.config, known, self._draft_bytes)
+        return Planner(self.gguf, self.config, known, self._draft_bytes, self.offload)
 
     def times(self, plan: Plan, profile: DeviceProfile, model: Path) -> PassTimes:
         """Return how long the passes of `plan` take on the device of `profile`, read from where `model` is."""
@@ -149,7 +191,12 @@ class Planner:
         return PassTimes(plan, work, profile, disk_of(profile, model), self.threads, self._experience.points)
 
     def timed(self, plan: Plan, profile: DeviceProfile, model: Path, prompt_tokens: int) -> Plan:
-        """Return `plan` with what it would take on the device of `profile`, for a prompt of `prompt_tokens` tokens."""
+        """Return `plan` with what it would take on the device of `profile`, for a prompt of `prompt_tokens` tokens.
+
+        With a part of the model on a GPU nothing is said: how fast a GPU computes is not measured.
+        """
+        if self.offload:
+            return plan
         load_s = self.known.load_s + len(self.known.graph) * OPENING_S_PER_NODE + plan.kv_bytes / CLEARED_BYTES_PER_S
         times = self.times(plan, profile, model)
         return replace(plan, forecast=forecast(times, prompt_tokens, self.known.micro_batch_tokens, load_s))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,9 +68,9 @@ def plan_plain(terms: Terms) -> Plan:
     return make_plan(terms, mode="llama.cpp")
 
 
-def plan_resident(terms: Terms, territory: Territory) -> Plan:
-    """Return the plan of a model that fits."""
-    weights = territory.total_bytes(range(territory.n_chunks))
+def plan_resident(terms: Terms, territory: Territory, chunks: Collection[int]) -> Plan:
+    """Return the plan of a model that fits, whose weights lie in `chunks`."""
+    weights = territory.total_bytes(chunks)
     return make_plan(
         terms,
         mode="resident",
@@ -136,5 +136,6 @@ def make_plan(terms: Terms, **parts: Any) -> Plan:
         kv_bytes=terms.holdings.kv_bytes,
         context_tokens=terms.context_tokens,
         readers=0,
+        gpu=terms.gpu,
     )
     return replace(nothing, **parts)

@@ -95,9 +95,9 @@ def probe(
     figures: list[CostsFigure | KernelFigure | DiskFigure] = [costs, *kernel_figures, *disks]
     if any(figure.is_disturbed for figure in figures) and not store.problem:
         store.problem = DISTURBED
-    from edge_run.runtime import _ggml
+    from edge_run.runtime.gpus import gpu_profiles
 
-    return session.profile(costs, kernel_figures, disks, [GpuProfile(*fields) for fields in _ggml.gpu_devices()])
+    return session.profile(costs, kernel_figures, disks, gpu_profiles())
 
 
 def recall(gguf: GgufModel, config: ModelConfig) -> DeviceProfile | None:

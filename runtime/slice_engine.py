@@ -38,6 +38,7 @@ class SliceEngine(Engine):
     """An open model of which this device computes a share. Until `assign` it computes nothing."""
 
     may_be_whole = False
+    may_offload = False
 
     def __init__(
         self, path: Path, config: ModelConfig, chunk_bytes: int = CHUNK_BYTES, partial: PartialModel | None = None

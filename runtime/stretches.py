@@ -54,4 +54,6 @@ def cut_into_stretches(
     nothing = frozenset[int]()
     needs = [nothing.union(*map(chunks_of, node.reads)) for node in graph]
     borders = [i for i, node in enumerate(graph) if node.is_border]
-    return schedule_pass(needs, [node.op in CUT_BEFORE for node in graph], stretch_chunks, borders)
+    return schedule_pass(
+        needs, [node.op in CUT_BEFORE and not node.is_on_gpu for node in graph], stretch_chunks, borders
+    )

@@ -98,6 +98,7 @@ def _layer(graph: GraphMap, shapes: Mapping[str, tuple[int, ...]], ids: int, use
     is_same_state = before and not any(found < i < uses[0] for i in norms)
     after = next((i for i in norms if i > uses[-1]), None)
     use = next((i for i in range(after, len(graph)) if graph[i].op == "MUL_MAT"), None) if after else None
+    use = None if use is not None and graph[use].is_on_gpu else use
     return RoutedLayer(
         chosen=Tap(uses[0], graph[before[-1]].reads[0]) if is_same_state else None,
         output=Tap(use, graph[after].reads[0]) if after and use else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from edge_run.base.results import PlanItem
+from edge_run.base.results import GpuPlan, PlanItem
 from edge_run.base.units import MIB
 from edge_run.devices.memory import ProcessMemory, process_memory
 from edge_run.runtime.routing import Experience
@@ -23,7 +23,8 @@ class Holdings:
 
     program_bytes: resident, Python and llama.cpp with its graphs. kv_bytes and buffer_bytes: allocated by llama.cpp's
     context, and counted in full, touched yet or not. work_bytes: what matrix multiplications will allocate for their
-    inputs. draft_bytes: all that a draft model takes.
+    inputs. draft_bytes: all that a draft model takes. upload_bytes: through which weights reach a GPU; gpu_bytes: what
+    lies on a GPU without memory of its own.
     """
 
     program_bytes: int
@@ -31,6 +32,8 @@ class Holdings:
     buffer_bytes: int = 0
     work_bytes: int = 0
     draft_bytes: int = 0
+    upload_bytes: int = 0
+    gpu_bytes: int = 0
 
     @classmethod
     def now(cls) -> Holdings:
@@ -55,8 +58,13 @@ class Holdings:
     def items(self) -> tuple[PlanItem, ...]:
         """Return the plan's lines for all but weights."""
         draft = PlanItem("draft", self.draft_bytes, "the draft model: weights, keys and values, buffers, vocabulary")
+        gpu = (
+            PlanItem("gpu", self.gpu_bytes, "what lies on the GPU, which has no memory of its own"),
+            PlanItem("upload", self.upload_bytes, "through which weights reach the GPU"),
+        )
         return (
             *([draft] if self.draft_bytes else []),
+            *(item for item in gpu if item.size_bytes),
             PlanItem("program", self.program_bytes, "Python, llama.cpp and the vocabulary"),
             PlanItem("kv", self.kv_bytes, "the context's keys and values"),
             PlanItem("buffers", self.buffer_bytes, "llama.cpp's compute and output buffers, as it reports them"),
@@ -70,7 +78,7 @@ class Terms:
     """A model of which weights are to be placed, under a budget, beside what is held; `readers` read what streams.
 
     experience: what is known of how a mixture's experts are chosen and best read. expert_policy and
-    expert_prefetch: as in `ModelConfig`.
+    expert_prefetch: as in `ModelConfig`. gpu: what lies on a GPU, and is not placed any more.
     """
 
     gguf: GgufModel
@@ -82,6 +90,7 @@ class Terms:
     experience: Experience = field(default_factory=Experience)
     expert_policy: str = "default"
     expert_prefetch: str = "auto"
+    gpu: GpuPlan | None = None
 
 
 def work_bytes(gguf: GgufModel, micro_batch_tokens: int) -> int:

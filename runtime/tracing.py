@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def trace(
     header = route_header(read_gguf(Path(path)))
     if not header.expert_bytes:
         raise NotSupported(f"{path}: no mixture of experts, so nothing is routed; give a mixture's GGUF file")
-    settings = config or make_config(ModelConfig, options)
+    settings = replace(config or make_config(ModelConfig, options), gpu_memory=0)  # its routers are not seen
     draft = output.with_name(f"{output.name}.{os.getpid()}.part")
     try:
         with draft.open("w", encoding="utf-8") as file:

@@ -9,7 +9,7 @@ its mapping (the two ends of a file) only the part inside is ours; such chunks c
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from edge_run.base.units import MIB, round_down, round_up
@@ -37,6 +37,18 @@ class Place:
     shard: int
     file_offset: int
     is_whole: bool
+
+
+def clipped(spans: Sequence[Span], ranges: Iterable[tuple[int, int]]) -> list[Span]:
+    """Return of each span the pages from the first to the last of `ranges`, (address, length), that lie in it."""
+    ranges, found = list(ranges), []
+    for span in spans:
+        inside = [(address, length) for address, length in ranges if span.start <= address < span.stop]
+        if inside:
+            start = round_down(min(address for address, _ in inside), _libc.PAGE)
+            stop = round_up(max(address + length for address, length in inside), _libc.PAGE)
+            found.append(Span(span.shard, max(span.start, start), min(span.stop, stop), span.base))
+    return found
 
 
 class Territory:
@@ -81,6 +93,10 @@ class Territory:
                 high = (address + max(length, 1) - 1 - grid) // self.chunk_bytes
                 return range(first + low, first + high + 1)
         raise ValueError(f"address {address:#x} (+{length}) is in no mapping of the model")
+
+    def holding(self, ranges: Iterable[tuple[int, int]]) -> list[int]:
+        """Return the chunks that hold any of `ranges`, (address, length), and those that stick out of a mapping."""
+        return sorted(self.ragged.union(*(self.chunks_of(*place) for place in ranges)))
 
     def span_of(self, address: int) -> Span:
         """Return the span that holds `address`. Raises ValueError outside."""

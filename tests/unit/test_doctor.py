@@ -151,22 +151,24 @@ def test_where_the_processor_or_the_library_say_nothing(tmp_path: Path, write: C
 )
 def test_a_gpu_that_llama_cpp_was_not_built_for(write: Callable[..., Path], node: str, flag: str) -> None:
     root = write(node)
-    (found,) = library.check_gpu(False, NEEDED, root)
+    (found,) = library.check_gpu(False, (), NEEDED, root)
     assert (found.state, f"CMAKE_ARGS={flag} " in found.advice) == (NOTE, True)
-    (found,) = library.check_gpu(True, NEEDED, root)
-    assert state(found) == OK
-    assert library.check_gpu(None, NEEDED, root) == [], "llama.cpp did not say"
+    (found,) = library.check_gpu(True, [("GeForce", "CUDA0")], NEEDED, root)
+    assert (found.state, "CUDA0 (GeForce)" in found.finding) == (OK, True)
+    (found,) = library.check_gpu(True, (), NEEDED, root)
+    assert (found.state, "finds none" in found.finding) == (NOTE, True)
+    assert library.check_gpu(None, (), NEEDED, root) == [], "llama.cpp did not say"
 
 
 def test_no_gpu(tmp_path: Path) -> None:
-    (found,) = library.check_gpu(False, NEEDED, tmp_path)
+    (found,) = library.check_gpu(False, (), NEEDED, tmp_path)
     assert state(found) == OK
 
 
 def test_a_gpu_that_this_user_may_not_use(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     root = write("dev/dri/renderD128")
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert [found.state for found in library.check_gpu(True, NEEDED, root)] == [OK, NOTE]
+    assert [found.state for found in library.check_gpu(True, (), NEEDED, root)] == [NOTE, NOTE]
 
 
 # The device

@@ -43,6 +43,8 @@ class ModelConfig:
     """How a model is opened. Everything that changes the numbers is part of the numerics key.
 
     memory: budget for the whole process, bytes or text (`4GiB`); None is what is available less a margin.
+    gpu_memory: budget of a GPU's memory, for weights, keys and values, and buffers there; 0 leaves it out; None is what
+    is free less a margin, and nothing where the processor plays the GPU.
     context_tokens: length of the context; None is the model's own, at most 4096; 0 is the model's own.
     threads: compute threads; None is one per core that this process may use.
     micro_batch_tokens: tokens in one pass of a prompt. sequences: conversations that may share the context.
@@ -62,6 +64,7 @@ class ModelConfig:
     """
 
     memory: int | str | None = None
+    gpu_memory: int | str | None = None
     context_tokens: int | None = None
     threads: int | None = None
     micro_batch_tokens: int = 512
@@ -83,6 +86,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.memory is not None:
             object.__setattr__(self, "memory", parse_size(self.memory))
+        if self.gpu_memory is not None:
+            object.__setattr__(self, "gpu_memory", parse_size(self.gpu_memory, least_bytes=0))
         context = self.context_tokens
         _require(
             context is None or 0 <= context <= MOST_CONTEXT_TOKENS,
@@ -127,8 +132,10 @@ class ModelConfig:
             not self.exact or self.kv_types[1] in ("f32", "f16", "bf16"),
             f"exact: excludes {self.kv_types[1]} for V, which needs flash attention; give -ctv f16",
         )
+        _require(not self.exact or not self.gpu_memory, "exact: runs on the processor alone; give --gpu-memory 0")
         if self.exact:
             object.__setattr__(self, "flash_attention", "off")
+            object.__setattr__(self, "gpu_memory", 0)
 
     @property
     def draft_model(self) -> Path | None:

@@ -56,12 +56,18 @@ class KernelSpeed:
 
 @dataclass(frozen=True, slots=True)
 class GpuProfile:
-    """A device that llama.cpp could compute on, besides the CPU."""
+    """A device that llama.cpp could compute on, besides the CPU.
+
+    name: what it is; backend: llama.cpp's name of it. kind: `discrete` (with memory of its own), `integrated` (with
+    the machine's) or `software` (the processor plays one). upload_bytes_per_s: from the machine's memory to its own.
+    """
 
     name: str
     backend: str
     total_bytes: int
     free_bytes: int
+    kind: str
+    upload_bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)

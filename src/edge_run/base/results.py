@@ -20,7 +20,10 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """The numerics key: two runs with equal keys give equal logits, bit for bit."""
+    """The numerics key: two runs with equal keys give equal logits, bit for bit.
+
+    gpu: which one, and what of the model it computes; empty where there is none.
+    """
 
     library: str
     use_extra_bufts: bool
@@ -31,6 +34,7 @@ class Numerics:
     micro_batch_tokens: int
     sequences: int
     exact: bool = False
+    gpu: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,26 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuPlan:
+    """What lies on a GPU, llama.cpp's `device`, which is a `kind` of GPU as in `GpuProfile`.
+
+    layers: of the model's, counted from the end, and the output as one more; narrow_layers: of those, the first ones,
+    which leave their widest weights in DRAM (experts, or the feed-forward network). draft_bytes: what a draft model
+    has there.
+    """
+
+    device: str
+    kind: str
+    budget_bytes: int
+    weights_bytes: int
+    kv_bytes: int
+    buffer_bytes: int
+    layers: int
+    narrow_layers: int
+    draft_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What goes where, decided before any weight is loaded.
 
@@ -84,6 +108,7 @@ class Plan:
     items: tuple[PlanItem, ...] = ()
     forecast: Forecast | None = None
     expert_bytes: int = 0
+    gpu: GpuPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
 
 
-def parse_size(text: str | int) -> int:
-    """Return the bytes that `text` means.
+def parse_size(text: str | int, least_bytes: int = 1) -> int:
+    """Return the bytes that `text` means, at least `least_bytes`.
 
     `4GiB`, `4G` and `4g` are 4 x 2^30 (as llama.cpp and Docker read them); `4GB` is 4 x 10^9; a bare number is bytes.
-    Raises ConfigError when `text` is no size, or is not positive.
+    Raises ConfigError when `text` is no size, or is less.
     """
     if isinstance(text, int):
         size = text
@@ -26,8 +26,8 @@ def parse_size(text: str | int) -> int:
         number, unit, binary, byte = match.groups()
         base = 1000 if byte and not binary and unit else 1024
         size = int(float(number) * base ** " kmgt".index(unit.lower() or " "))
-    if size <= 0:
-        raise ConfigError(f"size {text!r}: must be more than 0 bytes", found=size)
+    if size < least_bytes:
+        raise ConfigError(f"size {text!r}: must be {'more than 0' if least_bytes else '0 or more'} bytes", found=size)
     return size
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from edge_run.base.results import ExpertUse, Generation, IoUse, LeverDecision, MemoryUse, Plan, Progress, Stats
+from edge_run.base.results import ExpertUse, Generation, GpuPlan, IoUse, LeverDecision, MemoryUse, Plan, Progress, Stats
 from edge_run.base.units import format_size
 
 LEAST_REASON_COLUMNS = 24
@@ -13,7 +13,7 @@ LEAST_REASON_COLUMNS = 24
 def describe_plan(name: str, plan: Plan) -> str:
     """Return what was decided about the model file `name`, as a sentence."""
     model = f"{name}, {format_size(plan.model_bytes)}"
-    context = f"context of {plan.context_tokens:,} tokens"
+    context = f"context of {plan.context_tokens:,} tokens" + (f"; {describe_gpu(plan.gpu)}" if plan.gpu else "")
     if plan.mode == "streamed":
         return (
             f"{model}: streamed inside {format_size(plan.budget_bytes)}: {format_size(plan.pinned_bytes)} pinned, a "
@@ -23,6 +23,15 @@ def describe_plan(name: str, plan: Plan) -> str:
     if plan.mode == "resident":
         return f"{model}: fits {format_size(plan.budget_bytes)}, all of it stays in memory; {context}"
     return f"{model}: with llama.cpp's own loader, no budget is kept; {context}"
+
+
+def describe_gpu(gpu: GpuPlan) -> str:
+    """Return what lies on a GPU, as a sentence."""
+    sizes = ("weights", gpu.weights_bytes), ("keys and values", gpu.kv_bytes), ("buffers", gpu.buffer_bytes)
+    parts = ", ".join(f"{format_size(size)} of {what}" for what, size in sizes)
+    narrow = f", {gpu.narrow_layers} of them without their widest weights" if gpu.narrow_layers else ""
+    layers = f"{gpu.layers - 1} layers and the output" if gpu.layers > 1 else "the output"
+    return f"{gpu.device} has {layers}{narrow}: {parts}, within {format_size(gpu.budget_bytes)}"
 
 
 def describe_items(plan: Plan, columns: int | None) -> str:

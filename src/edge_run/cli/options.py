@@ -21,7 +21,7 @@ from edge_run.base.config import (
     ModelConfig,
     SamplingConfig,
 )
-from edge_run.cli.setting import Setting, size_option
+from edge_run.cli.setting import Setting, size_option, size_or_nothing_option
 
 _DEFAULTS = {field.name: field.default for kind in (ModelConfig, SamplingConfig) for field in dataclasses.fields(kind)}
 _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
@@ -88,6 +88,11 @@ SETTINGS: tuple[Setting, ...] = (
     _memory(
         "--memory", field="memory", callback=size_option, metavar="SIZE",
         help="Budget of the whole process, as 4GiB. [default: what is available, less a margin]",
+    ),
+    _memory(
+        "--gpu-memory", field="gpu_memory", callback=size_or_nothing_option, metavar="SIZE",
+        help="Budget of the GPU's memory, where llama.cpp is built for it; 0: leave it out. [default: what is free, "
+        "less a margin]",
     ),
     _memory(
         "-c", "--ctx-size", field="context_tokens", **_NUMBER,

@@ -13,7 +13,7 @@ from edge_run.base.units import format_size
 from edge_run.cli import forecasts
 from edge_run.cli.answer import NOTICE
 from edge_run.cli.commands import SettingsCommand
-from edge_run.cli.figures import describe_items
+from edge_run.cli.figures import describe_gpu, describe_items
 from edge_run.cli.options import some_settings
 from edge_run.cli.settings import model_config, report
 from edge_run.cli.terminal import Terminal
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 PROMPT_TOKENS = 512
 _MODEL = click.Argument(["model_file"], metavar="MODEL", type=click.Path(path_type=Path))
 _SETTINGS = (
-    "memory", "ctx_size", "threads", "ubatch_size", "batch_size", "kv_type", "cache_type_k", "cache_type_v",
-    "flash_attn", "readers", "cache_dir", "draft", "speculate", "draft_max", "exact", "json", "verbose",
+    "memory", "gpu_memory", "ctx_size", "threads", "ubatch_size", "batch_size", "kv_type", "cache_type_k",
+    "cache_type_v", "flash_attn", "readers", "cache_dir", "draft", "speculate", "draft_max", "exact", "json", "verbose",
 )  # fmt: skip
 
 
@@ -91,6 +91,8 @@ def _show(plan: Plan, planned: Planner, model: Path, profile: DeviceProfile | No
         f"context of {plan.context_tokens:,} tokens\n\n"
     )
     terminal.write(f"{forecasts.headline(plan)}\n{describe_items(plan, columns)}\n")
+    if plan.gpu:
+        terminal.write(f"\n{describe_gpu(plan.gpu)}.\n")
     if plan.forecast and profile:
         terminal.write(f"\n{forecasts.describe(plan, planned.known.micro_batch_tokens, columns)}\n")
         _advise(plan, planned, model, profile, terminal)

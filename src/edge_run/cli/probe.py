@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from edge_run.base.profile import DeviceProfile, DiskProfile, KernelSpeed
+from edge_run.base.profile import DeviceProfile, DiskProfile, GpuProfile, KernelSpeed
 from edge_run.base.results import to_json
 from edge_run.base.units import MIB, format_size
 from edge_run.cli.answer import NOTICE
@@ -138,16 +138,19 @@ def _tables(profile: DeviceProfile) -> Iterator[_Table]:
         columns = ("weights", *(f"{tokens} token{'s' * (tokens > 1)}" for tokens in widths))
         yield _Table("Computing: weights gone through, MiB/s", columns, tuple(_kernel_rows(profile.kernels, widths)))
     if profile.gpus:
-        sizes = [(format_size(gpu.total_bytes), format_size(gpu.free_bytes)) for gpu in profile.gpus]
-        names = [(gpu.name, gpu.backend) for gpu in profile.gpus]
-        rows = tuple((*name, *size) for name, size in zip(names, sizes, strict=True))
-        yield _Table("GPUs", ("GPU", "name", "memory", "free"), rows)
+        columns = ("GPU", "name", "kind", "memory", "free", "upload, MiB/s")
+        yield _Table("GPUs", columns, tuple(map(_gpu_row, profile.gpus)))
 
 
 def _disk_row(disk: DiskProfile, blocks: Sequence[int]) -> tuple[str | float | None, ...]:
     speeds = {read.block_bytes: read.bytes_per_s for read in disk.reads}
     kind = disk.file_system if disk.is_direct else f"{disk.file_system}, not direct"
     return disk.folder, disk.device, kind, *map(speeds.get, blocks), disk.first_use_bytes_per_s, disk.limit
+
+
+def _gpu_row(gpu: GpuProfile) -> tuple[str | float | None, ...]:
+    sizes = format_size(gpu.total_bytes), format_size(gpu.free_bytes)
+    return gpu.name, gpu.backend, gpu.kind, *sizes, gpu.upload_bytes_per_s
 
 
 def _kernel_rows(kernels: Sequence[KernelSpeed], widths: Sequence[int]) -> Iterator[tuple[str | float | None, ...]]:

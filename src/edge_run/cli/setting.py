@@ -55,6 +55,14 @@ def size_option(context: click.Context, parameter: click.Parameter, text: str | 
         raise click.BadParameter(str(error), context, parameter) from error
 
 
+def size_or_nothing_option(context: click.Context, parameter: click.Parameter, text: str | int | None) -> int | None:
+    """Return the bytes that a size means, which may be 0: a click callback."""
+    try:
+        return None if text is None else parse_size(text, least_bytes=0)
+    except ConfigError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+
+
 def sizes_option(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[int, ...]:
     """Return the bytes of each of several sizes: a click callback."""
     sizes = (size_option(context, parameter, text) for text in texts)

@@ -95,7 +95,13 @@ def report(context: click.Context, terminal: Terminal, *configs: ModelConfig | S
         name, field = str(parameter.name), getattr(parameter, "field", "")
         value = resolved.get(field, context.params[name])
         if field or value not in (None, (), False):
-            shown = "automatic" if value is None else format_size(value) if name in ("memory", "size") else value
+            shown = (
+                "automatic"
+                if value is None
+                else format_size(value)
+                if name in ("memory", "gpu_memory", "size")
+                else value
+            )
             terminal.say(f"{name.replace('_', '-')} = {shown} ({origin(context, name)})")
 
 

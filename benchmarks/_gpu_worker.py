@@ -1,0 +1,53 @@
+"""One model with parts of it on a GPU: logits against llama.cpp's own loader with the same part, and what was taken.
+
+    python _gpu_worker.py MODEL.gguf STEPS
+
+Prints a line of JSON for each part (STEPS budgets of the GPU, from the smallest that works to all of the model) and
+each budget of memory: whatever is free, and the smallest that works.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from edge_run.runtime.engine import Engine
+from edge_run.runtime.offload import Offload
+from gpu_pairs import differing, logits_of, offloads, open_engine
+
+
+def main() -> None:
+    """Compare, and print."""
+    path, steps = Path(sys.argv[1]), int(sys.argv[2])
+    for choice in offloads(path, steps):
+        gpu_memory = choice.sizes.total_bytes
+        with open_engine(path, gpu_memory, backend="llama.cpp") as engine:
+            wanted = logits_of(engine)
+        for memory in (None, 0):
+            with open_engine(path, gpu_memory, memory) as engine:
+                found = logits_of(engine)
+                print(json.dumps(figures(choice, engine) | {"different": differing(wanted, found)}), flush=True)
+
+
+def figures(choice: Offload, engine: Engine) -> dict[str, Any]:
+    """Return what `engine` took, whose part on the GPU is `choice`."""
+    gpu = engine.plan.gpu
+    assert gpu is not None
+    return {
+        "gpu": f"{choice.gpu.name} ({choice.gpu.description})",
+        "layers": gpu.layers,
+        "narrow": gpu.narrow_layers,
+        "gpu_budget": gpu.budget_bytes,
+        "gpu_taken": gpu.weights_bytes + gpu.kv_bytes + gpu.buffer_bytes,
+        "mode": engine.plan.mode,
+        "by_expert": engine.plan.expert_bytes > 0,
+        "streamed_bytes": engine.plan.streamed_bytes_per_pass,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What lies on the GPU: which layers, and of which of them all but the widest weights. Pure.
+
+A byte of weights on the GPU is a byte that no token has to read elsewhere; what decides its worth is how often a token
+needs it. So keys and values, attention, shared and dense weights come first, and the experts of a mixture, of which a
+token uses a few, come last. llama.cpp takes layers from the end of the model, the output before them. Among placements
+each holds all that the one before holds, so that they are in the order of what they take, and of what they are worth.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from edge_run.base.errors import BudgetError
+from edge_run.base.units import MIB, format_size, round_up
+
+_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+_EXPERTS = re.compile(r"ffn_.*_exps\.")
+_FEED = re.compile(r"ffn_(up|gate|down|gate_up)\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The last layers of a model on a GPU. n_layers: as llama.cpp counts them, which begins with the output.
+
+    n_narrow: how many of these layers, the first ones, leave their widest weights in DRAM: a mixture its experts,
+    another model its feed-forward network. host_patterns: names of the tensors that this concerns.
+    """
+
+    n_layers: int
+    n_narrow: int
+    host_patterns: tuple[str, ...] = ()
+
+
+NOTHING = Placement(0, 0)
+
+
+def placements(names: Iterable[str], n_layers: int) -> list[Placement]:
+    """Return all placements of a model of `n_layers` layers and tensors of these names, from nothing to everything."""
+    by_layer = [match.groups() for name in names if (match := _LAYER.fullmatch(name))]
+    experts = sorted({rest for _, rest in by_layer if _EXPERTS.match(rest)})
+    wide = experts or sorted({rest for _, rest in by_layer if _FEED.fullmatch(rest)})
+    have_wide = {int(layer) for layer, rest in by_layer if rest in wide}
+
+    def placement(n: int, n_narrow: int) -> Placement:
+        first = n_layers + 1 - n
+        narrow = sorted(have_wide.intersection(range(first, first + n_narrow)))
+        return Placement(n, n_narrow, _patterns(narrow, wide))
+
+    if experts:
+        steps = [(n, max(0, n - 1)) for n in range(n_layers + 2)]
+        steps += [(n_layers + 1, n_narrow) for n_narrow in range(n_layers - 1, -1, -1)]
+    else:
+        steps = [(0, 0), (1, 0)]
+        steps += [(n, n_narrow) for n in range(2, n_layers + 2) for n_narrow in (1, 0)]
+    found = [placement(*step) for step in steps]
+    # A layer without wide weights is as narrow as it is whole.
+    return [now for now, after in zip(found, [*found[1:], None], strict=True) if not _is_same(now, after)]
+
+
+def _is_same(one: Placement, other: Placement | None) -> bool:
+    return other is not None and (one.n_layers, one.host_patterns) == (other.n_layers, other.host_patterns)
+
+
+def _patterns(layers: Collection[int], wide: Sequence[str]) -> tuple[str, ...]:
+    if not layers or not wide:
+        return ()
+    which = "|".join(map(str, layers))
+    what = "|".join(name.replace(".", r"\.") for name in wide)
+    return (rf"^blk\.({which})\.({what})$",)
+
+
+def best_placement(
+    choices: Sequence[Placement], budget_bytes: int, needed: Callable[[Placement], int], is_asked: bool
+) -> Placement:
+    """Return the last of `choices` that `needed` no more than the budget; the first is to hold nothing.
+
+    needed: bytes on the GPU, which grow from choice to choice, or nearly so. is_asked: somebody named the budget; then
+    BudgetError is raised, with the smallest that works, where it holds nothing at all.
+    """
+    low, high = 0, len(choices) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if needed(choices[middle]) <= budget_bytes else (low, middle - 1)
+    if low == 0 and is_asked and len(choices) > 1:
+        minimum = round_up(needed(choices[1]), MIB)
+        raise BudgetError(
+            f"GPU memory {format_size(budget_bytes)}: too small for any part of this model, it needs at least "
+            f"{minimum // MIB} MiB; raise --gpu-memory, or give 0 to leave the GPU out",
+            found_bytes=budget_bytes,
+            minimum_bytes=minimum,
+        )
+    return choices[low]

@@ -1,0 +1,214 @@
+"""What of a model lies on a GPU: chosen under a budget, by what llama.cpp says each placement takes.
+
+Nothing is allocated to find that out: a model without data is loaded for a placement, and a context made that only
+tells its sizes. So what llama.cpp would do is asked, and not worked out anew: which tensors it puts where, also where
+the GPU lacks a kernel, and how large its buffers are.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import BudgetError
+from edge_run.base.results import GpuPlan
+from edge_run.base.units import MIB, format_size
+from edge_run.partition.placement import NOTHING, Placement, best_placement, placements
+from edge_run.runtime import _ggml as ggml
+from edge_run.runtime.context_shape import context_shape
+from edge_run.runtime.draft_file import DraftFile
+from edge_run.runtime.gpus import SOFTWARE, Gpu, choose_gpu, find_gpus
+from edge_run.runtime.graph import GraphMap
+from edge_run.runtime.llama_model import LlamaContext, LlamaModel
+from edge_run.runtime.offload_loading import gpu_tensors
+from edge_run.runtime.terms import Holdings
+from edge_run.tiers.gguf import GgufModel
+from edge_run.tiers.outline import outline_heads, outline_metadata
+from edge_run.tiers.stub import Stubs
+from edge_run.tiers.upload import STAGING_BYTES
+
+ROUNDED_BYTES = 2 * (MIB // 100)  # llama.cpp tells sizes in hundredths of a MiB, here keys and values, and buffers
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadSizes:
+    """Bytes that a placement takes on the GPU, and that its context takes in DRAM; names of the tensors on the GPU."""
+
+    weights_bytes: int
+    kv_bytes: int
+    buffer_bytes: int
+    host_kv_bytes: int
+    host_buffer_bytes: int
+    names: frozenset[str]
+
+    @property
+    def total_bytes(self) -> int:
+        """All that it takes on the GPU."""
+        return self.weights_bytes + self.kv_bytes + self.buffer_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """A part of a model on a GPU, under a budget. draft_bytes: what a draft model has there, of the same budget."""
+
+    gpu: Gpu
+    budget_bytes: int
+    placement: Placement
+    sizes: OffloadSizes
+    draft_bytes: int = 0
+
+    @property
+    def plan(self) -> GpuPlan:
+        """What a plan says of it."""
+        return GpuPlan(
+            device=self.gpu.name,
+            kind=self.gpu.kind,
+            budget_bytes=self.budget_bytes,
+            weights_bytes=self.sizes.weights_bytes,
+            kv_bytes=self.sizes.kv_bytes,
+            buffer_bytes=self.sizes.buffer_bytes,
+            layers=self.placement.n_layers,
+            narrow_layers=self.placement.n_narrow,
+            draft_bytes=self.draft_bytes,
+        )
+
+    @property
+    def key(self) -> str:
+        """What of it decides the numbers."""
+        return f"{self.gpu.name} ({self.gpu.description}): {self.placement.n_layers} layers, " + (
+            f"{self.placement.n_narrow} of them narrow" if self.placement.n_narrow else "all whole"
+        )
+
+    @property
+    def process_bytes(self) -> int:
+        """What of it is in this process's resident memory once a context is made; counted only where that is sure."""
+        return self.sizes.weights_bytes + self.sizes.kv_bytes if self.gpu.kind == SOFTWARE else 0
+
+    def on_host(self, graph: GraphMap) -> GraphMap:
+        """Return `graph`, of a model without a GPU, with what is read from the machine's memory besides."""
+        names = self.sizes.names
+        return tuple(
+            replace(node, reads=tuple(read for read in node.reads if read.row_bytes or read.name not in names))
+            for node in graph
+        )
+
+    def added_to(self, holdings: Holdings) -> Holdings:
+        """Return `holdings` of a context that has this part of it on the GPU."""
+        taken_bytes = 0 if self.gpu.has_own_memory else self.sizes.total_bytes
+        return replace(
+            holdings,
+            kv_bytes=self.sizes.host_kv_bytes,
+            buffer_bytes=self.sizes.host_buffer_bytes,
+            upload_bytes=STAGING_BYTES,
+            gpu_bytes=taken_bytes,  # less a draft model's, which has a line of its own
+        )
+
+    def measured(self, context: LlamaContext) -> Offload:
+        """Return it with what `context` takes. Raises OffloadTooLarge where that is more than the budget."""
+        sizes = replace(
+            self.sizes,
+            kv_bytes=context.gpu_kv_bytes,
+            buffer_bytes=context.gpu_buffer_bytes,
+            host_kv_bytes=context.kv_bytes,
+            host_buffer_bytes=context.buffer_bytes,
+        )
+        taken_bytes = sizes.total_bytes + self.draft_bytes
+        if taken_bytes > self.budget_bytes:
+            raise OffloadTooLarge(
+                f"GPU memory {format_size(self.budget_bytes)}: llama.cpp takes {format_size(taken_bytes)}",
+                found_bytes=self.budget_bytes,
+                minimum_bytes=taken_bytes,
+            )
+        return replace(self, sizes=sizes)
+
+
+class OffloadTooLarge(BudgetError):
+    """llama.cpp took more of a GPU than it had said."""
+
+
+class Offloads(NamedTuple):
+    """What of a model is to lie on a GPU, and what of its draft model: all of that, or nothing."""
+
+    model: Offload | None = None
+    draft: Offload | None = None
+
+
+def plan_offload(
+    gguf: GgufModel, config: ModelConfig, memory_bytes: int, draft_file: DraftFile | None = None
+) -> Offloads:
+    """Return what of `gguf`, and of its draft model, is to lie on a GPU. memory_bytes: the machine's, as budgeted.
+
+    A draft model comes first: it is small, and read as a whole for each guess. But nothing of it goes there where no
+    part of the model would fit beside it. Where the GPU has no memory of its own, at most half of that budget is taken
+    unless more is asked for. Raises ConfigError where memory is asked for and there is no GPU, BudgetError where what
+    is asked for holds nothing.
+    """
+    if config.gpu_memory == 0:
+        return Offloads()
+    wanted = None if config.gpu_memory is None else int(config.gpu_memory)
+    if (chosen := choose_gpu(wanted, find_gpus())) is None:
+        return Offloads()
+    gpu, budget_bytes = chosen
+    if wanted is None and not gpu.has_own_memory:
+        budget_bytes = min(budget_bytes, memory_bytes // 2)
+    draft = _fitted(draft_file.gguf, draft_file.config, gpu, budget_bytes, is_asked=False) if draft_file else None
+    if draft and draft_file and draft.placement == _choices(draft_file.gguf)[-1]:
+        taken_bytes = draft.sizes.total_bytes
+        if beside := _fitted(gguf, config, gpu, budget_bytes - taken_bytes, is_asked=False):
+            return Offloads(replace(beside, budget_bytes=budget_bytes, draft_bytes=taken_bytes), draft)
+    return Offloads(_fitted(gguf, config, gpu, budget_bytes, is_asked=wanted is not None))
+
+
+def draft_host_bytes(file: DraftFile | None, offload: Offload | None) -> int:
+    """Return what the draft model of `file`, with `offload` of it on a GPU, takes of the machine's memory."""
+    on_gpu = offload.sizes.weights_bytes + offload.sizes.kv_bytes if offload and offload.gpu.has_own_memory else 0
+    return max(0, file.size_bytes - on_gpu) if file else 0
+
+
+def _choices(gguf: GgufModel) -> list[Placement]:
+    layers = gguf.value("block_count")
+    return placements([tensor.name for tensor in gguf.tensors], layers if isinstance(layers, int) else 0)
+
+
+def shrink_offload(gguf: GgufModel, config: ModelConfig, offload: Offload, taken_bytes: int) -> Offload | None:
+    """Return a smaller one than `offload`, which took `taken_bytes`, more than its budget; None for nothing."""
+    excess_bytes = taken_bytes - offload.budget_bytes
+    less = _fitted(gguf, config, offload.gpu, offload.sizes.total_bytes - excess_bytes, is_asked=False)
+    return replace(less, budget_bytes=offload.budget_bytes, draft_bytes=offload.draft_bytes) if less else None
+
+
+def _fitted(gguf: GgufModel, config: ModelConfig, gpu: Gpu, budget_bytes: int, *, is_asked: bool) -> Offload | None:
+    choices = _choices(gguf)
+    with Stubs(gguf.shards, outline_heads(gguf)) as stubs:
+
+        @functools.cache
+        def sizes(placement: Placement) -> OffloadSizes:
+            return _sizes(gguf, config, stubs, Offload(gpu, budget_bytes, placement, _NO_SIZES))
+
+        best = best_placement(
+            choices, budget_bytes, lambda one: sizes(one).total_bytes if one != NOTHING else 0, is_asked=is_asked
+        )
+        return Offload(gpu, budget_bytes, best, sizes(best)) if best != NOTHING else None
+
+
+_NO_SIZES = OffloadSizes(0, 0, 0, 0, 0, frozenset())
+
+
+def _sizes(gguf: GgufModel, config: ModelConfig, stubs: Stubs, offload: Offload) -> OffloadSizes:
+    metadata, path = outline_metadata(gguf), gguf.shards[0].path
+    with LlamaModel(stubs.paths, metadata=metadata, mode="sized", path=path, offload=offload) as model:
+        context = LlamaContext(model, context_shape(config, model.trained_context_tokens, threads=1))
+        context.close()
+        on_gpu = gpu_tensors(model)
+        n_layers = offload.placement.n_layers - 1
+        kv_bytes = sum(min(size, -(-size * n_layers // layers)) for size, layers in context.caches)
+        return OffloadSizes(
+            weights_bytes=ggml.allocated_bytes(on_gpu),
+            kv_bytes=kv_bytes,
+            buffer_bytes=context.gpu_buffer_bytes + ROUNDED_BYTES,
+            host_kv_bytes=sum(size for size, _ in context.caches) - kv_bytes,
+            host_buffer_bytes=context.buffer_bytes,
+            names=frozenset(ggml.tensor_name(tensor).decode("utf-8", "replace") for tensor in on_gpu),
+        )

@@ -1,0 +1,39 @@
+"""Lets a GPU compute once before what a process holds is measured: its driver compiles kernels at their first use.
+
+What the processor would compute is left out, and gives zeros; so no weight is read that is not there yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge_run.base.protocols import BatchToken
+from edge_run.runtime import _ggml as ggml
+from edge_run.runtime.context_shape import ContextShape
+from edge_run.runtime.decoder import LocalDecoder
+from edge_run.runtime.driver import Driver
+from edge_run.runtime.llama_model import LlamaContext, LlamaModel
+
+
+def warm_up(model: LlamaModel, shape: ContextShape) -> None:
+    """Compute a pass of one token and one as wide as can be on the GPU's part of `model`, in a context for that."""
+    context = LlamaContext(model, replace(shape, outputs_per_pass=max(2, shape.sequences)), _follow)
+    decoder = LocalDecoder(model, context, Driver(), shape)
+    try:
+        for width in {1, shape.micro_batch_tokens}:
+            decoder.decode([BatchToken(0, position, 0, position == width - 1) for position in range(width)])
+            decoder.rewind(0, 0)
+    finally:
+        decoder.close()
+        context.close()
+
+
+def _follow(address: int, is_asking: bool, _: int) -> bool:
+    """Answer llama.cpp's scheduler: a GPU's nodes are computed, others are skipped one by one, and cleared."""
+    if not is_asking:
+        if ggml.is_on_host(address):
+            ggml.clear_data(address)
+        return True
+    is_on_host = ggml.is_on_host(address)
+    ggml.set_compute_flag(address, not is_on_host)
+    return is_on_host

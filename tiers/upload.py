@@ -1,0 +1,126 @@
+"""Weights that go to another device: read directly, in large pieces, and handed on in the order they are given.
+
+While one piece is copied to the device the readers fill the next ones; nothing of them stays in DRAM afterwards. What
+fails is read again when the upload is asked to go on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edge_run.base.errors import EdgeRunError
+from edge_run.base.units import MIB, round_down, round_up
+from edge_run.tiers import _libc
+from edge_run.tiers.readers import Readers
+from edge_run.tiers.source import SourceFile
+
+PIECE_BYTES = 4 * MIB
+STAGED_PIECES = 4
+STAGING_BYTES = STAGED_PIECES * (PIECE_BYTES + 2 * _libc.PAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Bytes of one tensor (its handle): `length` bytes at `file_offset` of a shard, its bytes from `offset` on."""
+
+    tensor: int
+    shard: int
+    file_offset: int
+    length: int
+    offset: int = 0
+
+
+def cut_into_pieces(extents: Sequence[Extent], piece_bytes: int = PIECE_BYTES) -> list[Extent]:
+    """Return `extents` in pieces of at most `piece_bytes`, in the order of the files."""
+    return [
+        Extent(
+            extent.tensor,
+            extent.shard,
+            extent.file_offset + done,
+            min(piece_bytes, extent.length - done),
+            extent.offset + done,
+        )
+        for extent in sorted(extents, key=lambda extent: (extent.shard, extent.file_offset))
+        for done in range(0, extent.length, piece_bytes)
+    ]
+
+
+class Upload:
+    """An upload that has begun to read. One consumer thread calls `finish`; closing is idempotent.
+
+    put: copies a piece, read to an address, to where it belongs.
+    """
+
+    def __init__(
+        self,
+        extents: Sequence[Extent],
+        sources: Sequence[SourceFile],
+        readers: Readers,
+        put: Callable[[Extent, int], None],
+    ) -> None:
+        self._pieces = cut_into_pieces(extents)
+        self._sources, self._readers, self._put = sources, readers, put
+        self._changed = threading.Condition()
+        self._read: dict[int, EdgeRunError | None] = {}  # pieces that were read, or why not
+        self._next = self._submitted = 0
+        self._slot_bytes = PIECE_BYTES + 2 * _libc.PAGE
+        self._staging = _libc.map_anonymous(STAGED_PIECES * self._slot_bytes)
+        self._submit()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all is where it belongs."""
+        return self._next == len(self._pieces)
+
+    def finish(self, check: Callable[[], None] = lambda: None) -> None:
+        """Put all pieces where they belong. check runs while waiting, and may raise to stop; then it can go on later.
+
+        Raises TierReadError or ModelFileError when a piece cannot be read.
+        """
+        while not self.is_done:
+            self._submit()
+            number = self._next
+            with self._changed:
+                while number not in self._read:
+                    self._changed.wait(timeout=0.1)
+                    check()
+                error = self._read.pop(number)
+                if error is not None:
+                    self._start(number)  # so that whoever tries again finds it read
+                    raise error
+            piece = self._pieces[number]
+            self._put(piece, self._slot(number) + piece.file_offset % _libc.PAGE)
+            self._next += 1
+        self.close()
+
+    def close(self) -> None:
+        """Free the memory in between; no reader may be at work any more. Idempotent."""
+        if self._staging:
+            _libc.unmap(self._staging, STAGED_PIECES * self._slot_bytes)
+            self._staging = 0
+
+    def _slot(self, number: int) -> int:
+        return self._staging + number % STAGED_PIECES * self._slot_bytes
+
+    def _submit(self) -> None:
+        while self._submitted < min(len(self._pieces), self._next + STAGED_PIECES):
+            self._start(self._submitted)
+            self._submitted += 1
+
+    def _start(self, number: int) -> None:
+        self._readers.submit(lambda: self._fill(number), is_urgent=True)
+
+    def _fill(self, number: int) -> int:
+        piece, error, n_bytes = self._pieces[number], None, 0
+        start = round_down(piece.file_offset, _libc.PAGE)
+        length = round_up(piece.file_offset + piece.length, _libc.PAGE) - start
+        try:
+            n_bytes = self._sources[piece.shard].read_into(self._slot(number), length, start)
+        except EdgeRunError as failure:
+            error = failure
+        with self._changed:
+            self._read[number] = error
+            self._changed.notify_all()
+        return n_bytes
