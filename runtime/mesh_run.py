@@ -21,6 +21,7 @@ from edge_run.base.mesh import Lost, Mesh, MeshEvent, Unled, is_worker
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.runtime.decoder import LocalDecoder
 from edge_run.runtime.driver import GraphChanged, PassShape
+from edge_run.runtime.mesh_commands import carry_out
 from edge_run.runtime.mesh_failover import (
     Deposed,
     Event,
@@ -48,7 +49,6 @@ from edge_run.runtime.mesh_spread import Failed, Spread
 from edge_run.runtime.mesh_wire import SEND_TIMEOUT_S, LinkWire, Overdue, PassFailed
 from edge_run.runtime.slice import Share
 from edge_run.runtime.slice_engine import SliceEngine
-from edge_run.runtime.worker import carry_out
 
 logger = logging.getLogger(__name__)
 

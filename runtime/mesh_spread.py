@@ -11,7 +11,8 @@ from typing import TypeVar
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError, ProtocolError
 from edge_run.base.mesh import Document, JsonValue, Mesh
 from edge_run.base.results import MeshNode
-from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork, plan_mesh
+from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
+from edge_run.partition.mesh_ring import plan_ring
 from edge_run.runtime.driver import PassShape
 from edge_run.runtime.fingerprint import fingerprint
 from edge_run.runtime.mesh_failover import Gone, Refused
@@ -23,12 +24,12 @@ from edge_run.runtime.mesh_terms import (
     shared_settings,
     station,
 )
+from edge_run.runtime.mesh_ways import Ways
 from edge_run.runtime.mixture import routed_read
 from edge_run.runtime.slice_engine import SliceEngine
 from edge_run.runtime.terms import used_experts
 
 PREPARE_TIMEOUT_S, ASSIGN_TIMEOUT_S, STATUS_TIMEOUT_S = 120.0, 120.0, 3.0
-HOP_S = 0.001  # until it is measured
 
 
 _Answer = TypeVar("_Answer")
@@ -73,7 +74,7 @@ class Spread:
         }
         self.works = unit_works(engine)
         self.stations: dict[str, Station] = {}
-        self.hop_s = HOP_S
+        self.ways = Ways(mesh, self._order_all, max((unit.entry_bytes for unit in engine.layout.units[1:]), default=0))
         self.plan: MeshPlan | None = None
 
     def prepare(self, candidates: Sequence[str]) -> None:
@@ -83,13 +84,17 @@ class Spread:
         answers = self._order_all({node: {"order": "prepare", **self._model} for node in asked}, PREPARE_TIMEOUT_S)
         for node, answer in answers.items():
             self._check(node, answer)
-            self.stations[node] = self._judged(node, functools.partial(station, node, answer, self.hop_s))
+            self.stations[node] = self._judged(node, functools.partial(station, node, answer))
 
     def make_plan(self) -> MeshPlan:
-        """Return the best plan over the devices that were asked, and this one; this one alone where none fits."""
+        """Return the best plan over the devices that were asked, and this one; this one alone where none fits.
+
+        The ways between them are measured before. Raises Failed for the first that is not there any more.
+        """
         node = self._mesh.node
         if node not in self.stations:
-            self.stations[node] = station(node, room_document(self._engine), self.hop_s)
+            self.stations[node] = station(node, room_document(self._engine))
+        self.ways.measure(list(self.stations))
         self.plan = self._best(self.stations) or self.alone()
         return self.plan
 
@@ -97,7 +102,10 @@ class Spread:
         """Return the best plan by what devices really took for a token, if it is another one than that in force."""
         if self.plan is None or len(self.stations) < 2:
             return None
-        self.hop_s = hop_s
+        try:
+            self.ways.correct(self.plan.owners, hop_s)
+        except Failed:  # who is gone is found out by the next batch
+            return None
         for node, seconds in spent.items():
             if node in self.stations and seconds > 0:
                 self.stations[node] = self._corrected(node, self.plan, seconds)
@@ -114,7 +122,7 @@ class Spread:
     def _best(self, stations: Mapping[str, Station]) -> MeshPlan | None:
         first = stations[self._mesh.node]
         others = [stations[node] for node in sorted(stations) if node != first.node]
-        return plan_mesh(self.works, [replace(s, hop_s=self.hop_s) for s in (first, *others)])
+        return plan_ring(self.works, [first, *others], self.ways.hop)
 
     def _corrected(self, node: str, plan: MeshPlan, seconds: float) -> Station:
         """Return a device as it was seen to be: at work for `seconds` a token."""

@@ -20,11 +20,12 @@ from edge_run.base.mesh import Document, JsonValue, Mesh
 from edge_run.base.results import to_json
 from edge_run.devices.ledger import Ledger
 from edge_run.devices.memory import default_budget_bytes
-from edge_run.runtime.driver import PassShape
 from edge_run.runtime.fingerprint import fingerprint
+from edge_run.runtime.mesh_commands import carry_out
 from edge_run.runtime.mesh_failover import ATTEMPT_BITS
 from edge_run.runtime.mesh_messages import Command, Decode, Operate, integer, read_command
 from edge_run.runtime.mesh_terms import config_from, layout_hash, room_document
+from edge_run.runtime.mesh_ways import MEASURE_TIMEOUT_S, measured, rates_document
 from edge_run.runtime.mesh_wire import SEND_TIMEOUT_S, LinkWire
 from edge_run.runtime.slice import Share
 from edge_run.runtime.slice_engine import SliceEngine
@@ -97,6 +98,8 @@ class Worker:
         what = order.get("order")
         if what == "status":
             return self.status
+        if what == "measure":
+            return self._measure(order)
         if what == "prepare":
             return self._prepare(order)
         if what == "assign":
@@ -106,6 +109,13 @@ class Worker:
             self._close_engine()
             return {}
         raise ProtocolError(f"order {what!r}: unknown here; the devices have different versions")
+
+    def _measure(self, order: Document) -> Document:
+        """Measure the ways from here to other devices."""
+        nodes, fresh_s = order.get("nodes"), order.get("fresh_s")
+        if not isinstance(nodes, list | tuple) or not isinstance(fresh_s, int | float):
+            raise ProtocolError("an order to measure names no devices, or not how old figures may be")
+        return rates_document(measured(self._mesh, [str(node) for node in nodes], MEASURE_TIMEOUT_S, fresh_s))
 
     def _capabilities(self) -> Document:
         models: dict[str, JsonValue] = {}
@@ -274,25 +284,3 @@ class Worker:
 def _check(run: _Run) -> None:
     if run.is_over:
         raise Cancelled("the run has ended, or has a later plan")
-
-
-def carry_out(engine: SliceEngine, command: Command) -> None:
-    """Do what the coordinator does too."""
-    decoder = engine.decoder
-    if isinstance(command, Decode):
-        decoder.decode(command.batch)
-        return
-    numbers = command.numbers
-    try:
-        if command.what == "clear":
-            decoder.clear()
-        elif command.what == "rewind":
-            decoder.rewind(numbers[0], numbers[1])
-        elif command.what == "branch":
-            decoder.branch(numbers[0], numbers[1:])
-        elif command.what == "keep":
-            decoder.keep(numbers[0], numbers[1], numbers[2], numbers[3:])
-        elif command.what == "learn":
-            engine.learn(PassShape(*numbers))
-    except (IndexError, TypeError) as error:
-        raise ProtocolError(f"a command {command.what} with numbers {numbers}: too few, or too many") from error

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from edge_run.base.errors import DeviceLost, MeshError
-from edge_run.base.mesh import Document, Handler, Joined, Lost, Member, MeshEvent, Message
+from edge_run.base.mesh import Document, Handler, Joined, LinkRate, Lost, Member, MeshEvent, Message
 
 
 class Hub:
@@ -23,6 +23,7 @@ class Hub:
         self.lock = threading.Lock()
         self.on_send: Callable[[str, str, Document], None] = lambda source, target, header: None
         self.can_lead = True
+        self.rates: dict[tuple[str, str], LinkRate] = {}
 
     def join(self, node: str) -> FakeMesh:
         mesh = FakeMesh(self, node)
@@ -127,6 +128,11 @@ class FakeMesh:
         if target is None or node in self.hub.gone:
             raise DeviceLost(f"{node}: is not there", node=node)
         target.inbox.put(Message(self.node, header, tuple(memoryview(bytes(part)) for part in parts)))
+
+    def measure(self, node: str, *, timeout_s: float, fresh_s: float = 0.0) -> LinkRate:
+        if node in self.hub.gone:
+            raise DeviceLost(f"{node}: is not there", node=node)
+        return self.hub.rates.get((self.node, node), LinkRate("", 0.0004, 1e9))
 
     def receive(self, *, timeout_s: float) -> Message | None:
         try:

@@ -58,7 +58,7 @@ class Run:
     def __init__(self, path: Path, workers: str = "bc", options: dict[str, object] | None = None) -> None:
         self.hub = Hub()
         self.said: list[str] = []
-        mesh_spread.plan_mesh = round_robin
+        mesh_spread.plan_ring = round_robin
         self.path = path
         self.workers = {name: self.join(name) for name in workers}
         self.mesh = self.hub.join("a")
@@ -170,7 +170,7 @@ def test_a_device_without_the_model_or_with_other_kernels_is_left_out(folder: Pa
     real = mesh_terms.numerics_document
     hub_run = Run.__new__(Run)
     hub_run.hub, hub_run.path, hub_run.said = Hub(), path, []
-    mesh_spread.plan_mesh = round_robin
+    mesh_spread.plan_ring = round_robin
     hub_run.workers = {"b": hub_run.join("b", other), "c": hub_run.join("c")}
     mesh_terms.numerics_document = lambda numerics: {**real(numerics), "kernels": "AVX9"}
     hub_run.mesh = hub_run.hub.join("a")

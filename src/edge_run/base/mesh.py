@@ -69,8 +69,11 @@ class Link(Protocol):
         """
         ...
 
-    def measure(self, node: str, *, timeout_s: float) -> LinkRate:
-        """Measure the way to `node` now; takes a few megabytes. Raises as `send` does."""
+    def measure(self, node: str, *, timeout_s: float, fresh_s: float = 0.0) -> LinkRate:
+        """Measure the way to `node`, unless that was done at most `fresh_s` ago. Raises as `send` does.
+
+        Takes a few megabytes, or, on a slow way, what passes in half a second.
+        """
         ...
 
 
