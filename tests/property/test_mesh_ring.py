@@ -32,25 +32,24 @@ def around(order: tuple[Station, ...], hops: Hops) -> list[Station]:
 
 @settings(max_examples=30, deadline=None)
 @given(stations(4), st.integers(2, 6), st.integers(10, 200), st.data())
-def test_no_set_of_devices_in_any_order_is_faster(
-    among: list[Station], n_blocks: int, weight: int, data: st.DataObject
-) -> None:
+def test_no_set_of_devices_is_faster(among: list[Station], n_blocks: int, weight: int, data: st.DataObject) -> None:
     units = [UnitWork(0), *[UnitWork(weight * MB)] * n_blocks, UnitWork(30 * MB)]
     costs = {(a.node, b.node): data.draw(SECONDS) for a, b in itertools.permutations(among, 2)}
     plan = plan_ring(units, among, between(costs))
-    best = float("inf")
-    for n in range(len(among)):
-        for others in itertools.permutations(among[1:], n):
-            found = plan_mesh(units, around((among[0], *others), between(costs)))
-            if found and len(found.nodes) == n + 1:
-                best = min(best, found.token_s)
-    if plan is None:
-        assert best == float("inf")
-        return
     known = {s.node: s for s in among}
+    found: dict[bool, list[float]] = {True: [], False: []}  # on the shortest ring of a set, or on another
+    for others in itertools.chain.from_iterable(itertools.permutations(among[1:], n) for n in range(len(among))):
+        names = [among[0].node, *(s.node for s in others)]
+        one = plan_mesh(units, around((among[0], *others), between(costs)))
+        if one and len(one.nodes) == len(names):
+            found[names == ring(names, lambda a, b: costs[a, b])].append(one.token_s)
+    if plan is None:
+        assert not found[True]
+        return
     order = tuple(known[node] for node in plan.nodes)
     assert plan.token_s == pytest.approx(token_time(units, around(order, between(costs)), plan.owners))
-    assert plan.token_s <= best * (1 + 1e-6)
+    assert plan.token_s <= min(found[True]) * (1 + 1e-6)
+    assert plan.token_s <= min(*found[True], *found[False], 1e9) * 1.5, "in another order the rounds may fall better"
 
 
 def small(n: int, memory: int = 250) -> list[Station]:
