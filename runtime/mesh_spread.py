@@ -148,7 +148,10 @@ class Spread:
             "layout": layout_hash(self._engine.layout),
         }
         others = [node for node in plan.nodes if node != self._mesh.node]
-        self._order_all(dict.fromkeys(others, order), ASSIGN_TIMEOUT_S)
+        orders: dict[str, Document] = {
+            node: {**order, "bytes_per_s": self.ways.speeds(node, plan.nodes)} for node in others
+        }
+        self._order_all(orders, ASSIGN_TIMEOUT_S)
 
     def release(self, nodes: Sequence[str]) -> None:
         """Let devices that take part no more give up what they hold, as far as they hear it."""

@@ -35,6 +35,7 @@ SHARED_FIELDS = (
     "kv_type",
     "flash_attention",
     "exact",
+    "mesh_states",
 )
 GUESSED_COMPUTE_BYTES_PER_S = 5e9  # where nobody has measured; live rates replace it
 GUESSED_DISK_BYTES_PER_S = 500e6

@@ -75,10 +75,10 @@ class Ways:
             self.measure(sorted(set(owners)), fresh_s=FRESH_S / 10)
         self.handling_s = max(0.0, self.handling_s + hop_s - self._mean_s(pairs))
 
-    def document(self, source: str, targets: Sequence[str]) -> Document:
-        """Return bytes a second from a node to others, where they were measured."""
-        pairs = {target: (source, target) for target in targets}
-        return {target: self._rates[pair].bytes_per_s for target, pair in pairs.items() if pair in self._rates}
+    def speeds(self, source: str, targets: Sequence[str]) -> dict[str, float]:
+        """Return bytes a second from a node to others, where the way was measured, in one direction at least."""
+        known = {target for target in targets if {(source, target), (target, source)} & self._rates.keys()}
+        return {target: self.rate(source, target).bytes_per_s for target in known}
 
     def _mean_s(self, pairs: Sequence[tuple[str, str]]) -> float:
         return sum(self.hop(a, b).token_s for a, b in pairs) / len(pairs)
@@ -110,6 +110,12 @@ def read_rates(answer: Document) -> dict[str, LinkRate]:
         if isinstance(values, (list, tuple)) and len(values) == 2 and all(map(_is_time, values)):
             found[str(node)] = LinkRate("", float(str(values[0])), max(1.0, float(str(values[1]))))
     return found
+
+
+def read_speeds(speeds: JsonValue) -> dict[str, float]:
+    """Return the bytes a second to each node that an order names; what is malformed is left out."""
+    named = speeds.items() if isinstance(speeds, Mapping) else ()
+    return {str(node): max(1.0, float(str(speed))) for node, speed in named if _is_time(speed)}
 
 
 def _is_time(value: JsonValue) -> bool:

@@ -21,11 +21,12 @@ from edge_run.base.results import to_json
 from edge_run.devices.ledger import Ledger
 from edge_run.devices.memory import default_budget_bytes
 from edge_run.runtime.fingerprint import fingerprint
+from edge_run.runtime.mesh_coding import StateCoder
 from edge_run.runtime.mesh_commands import carry_out
 from edge_run.runtime.mesh_failover import ATTEMPT_BITS
 from edge_run.runtime.mesh_messages import Command, Decode, Operate, integer, read_command
 from edge_run.runtime.mesh_terms import config_from, layout_hash, room_document
-from edge_run.runtime.mesh_ways import MEASURE_TIMEOUT_S, measured, rates_document
+from edge_run.runtime.mesh_ways import MEASURE_TIMEOUT_S, measured, rates_document, read_speeds
 from edge_run.runtime.mesh_wire import SEND_TIMEOUT_S, LinkWire
 from edge_run.runtime.slice import Share
 from edge_run.runtime.slice_engine import SliceEngine
@@ -178,7 +179,8 @@ class Worker:
         self._latest = number
         share = Share(tuple(str(owner) for owner in owners), self._mesh.node)
         self._end_run()
-        wire = LinkWire(self._mesh.link, number, share.owners)
+        coder = StateCoder(engine.config.mesh_states, read_speeds(order.get("bytes_per_s")))
+        wire = LinkWire(self._mesh.link, number, share.owners, coder)
         wire.node = self._mesh.node
         run = _Run(coordinator, number, wire)
         wire.check = lambda: _check(run)
