@@ -70,6 +70,10 @@ class DataLink:
         """Return the next message of any node, as base.mesh.Link says."""
         return self._service.inbox.get(timeout_s)
 
+    def overhear(self, hear: Callable[[Message | DeviceLost], None]) -> None:
+        """Have `hear` told of what comes, on the link's thread, as base.mesh.Link says."""
+        self._service.inbox.hear = hear
+
     def measure(self, node: str, *, timeout_s: float, fresh_s: float = 0.0) -> LinkRate:
         """Measure the way to `node` on a connection of its own, as base.mesh.Link says. Raises DeviceLost, NotTrusted.
 

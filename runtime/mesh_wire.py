@@ -6,6 +6,7 @@ epoch is dropped.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -72,8 +73,16 @@ class LinkWire:
         while (message := self._next(0.0)) is not None:
             self._keep(message)
 
+    def forget(self) -> None:
+        """What came before this epoch is nobody's: also the loss of an earlier life of who coordinates now."""
+        while True:
+            with contextlib.suppress(DeviceLost):
+                if self._link.receive(timeout_s=0.0) is None:
+                    return
+
     def begin(self) -> None:
-        """A pass through the graph begins."""
+        """A pass through the graph begins. Raises what `check` does."""
+        self.check()
         self._round += 1
 
     def receive(self, unit: int) -> Sequence[memoryview]:

@@ -11,12 +11,11 @@ import contextlib
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, DeviceLost, EdgeRunError, MeshError, NotTrusted, ProtocolError
-from edge_run.base.mesh import Document, JsonValue, Mesh
+from edge_run.base.mesh import Document, JsonValue, Mesh, Message
 from edge_run.base.results import to_json
 from edge_run.devices.ledger import Ledger
 from edge_run.devices.memory import default_budget_bytes
@@ -30,6 +29,7 @@ from edge_run.runtime.mesh_ways import MEASURE_TIMEOUT_S, measured, rates_docume
 from edge_run.runtime.mesh_wire import SEND_TIMEOUT_S, LinkWire
 from edge_run.runtime.slice import Share
 from edge_run.runtime.slice_engine import SliceEngine
+from edge_run.runtime.worker_run import WorkerRun
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.territory import CHUNK_BYTES
 
@@ -38,17 +38,6 @@ logger = logging.getLogger(__name__)
 IDLE_POLL_S = 0.1
 STOP_TIMEOUT_S = 30.0
 MOST_UNITS = 1 << 16
-
-
-@dataclass(slots=True)
-class _Run:
-    """The run that this worker takes part in. is_over: its coordinator is gone, or has a later plan."""
-
-    coordinator: str
-    epoch: int
-    wire: LinkWire
-    done: int = 0
-    is_over: bool = False
 
 
 class Worker:
@@ -62,7 +51,7 @@ class Worker:
         self._chunk_bytes = chunk_bytes
         self._engine: SliceEngine | None = None
         self._opened: tuple[str, Document] | None = None
-        self._run: _Run | None = None
+        self._run: WorkerRun | None = None
         self._hashes: dict[str, Path] = {}
         self._changing = threading.Condition()
         self._is_closed = self._is_busy = False
@@ -71,6 +60,7 @@ class Worker:
 
     def start(self) -> None:
         """Announce what is here, and begin to serve."""
+        self._mesh.link.overhear(self._overhear)
         self._mesh.announce(self._capabilities())
         self._thread.start()
         self._mesh.serve(self.handle)
@@ -182,8 +172,9 @@ class Worker:
         coder = StateCoder(engine.config.mesh_states, read_speeds(order.get("bytes_per_s")))
         wire = LinkWire(self._mesh.link, number, share.owners, coder)
         wire.node = self._mesh.node
-        run = _Run(coordinator, number, wire)
-        wire.check = lambda: _check(run)
+        wire.forget()
+        run = WorkerRun(coordinator, number, wire)
+        wire.check = run.check
         engine.assign(share, wire)
         with self._changing:
             self._run = run
@@ -203,6 +194,12 @@ class Worker:
                 lambda: not self._is_busy, STOP_TIMEOUT_S
             ):
                 raise MeshError(f"the pass in progress did not stop in {STOP_TIMEOUT_S:.0f} s")
+
+    def _overhear(self, item: Message | DeviceLost) -> None:
+        """Stop the pass in progress at once when what comes ends it; it is received afterwards as ever."""
+        run, engine = self._run, self._engine
+        if run is not None and engine is not None and run.is_ended_by(item):
+            engine.decoder.cancel()
 
     def _close_engine(self) -> None:
         engine, self._engine, self._opened = self._engine, None, None
@@ -232,7 +229,7 @@ class Worker:
                     self._is_busy = False
                     self._changing.notify_all()
 
-    def _give_up(self, run: _Run) -> None:
+    def _give_up(self, run: WorkerRun) -> None:
         """The coordinator is gone: what was decoded is nobody's, and its weights need not stay."""
         run.is_over = True
         with self._changing:
@@ -241,7 +238,7 @@ class Worker:
         if self._engine:
             self._engine.release()
 
-    def _step(self, run: _Run) -> None:
+    def _step(self, run: WorkerRun) -> None:
         """Carry out the next command, if one comes."""
         message = run.wire.command(IDLE_POLL_S)
         engine = self._engine
@@ -256,19 +253,20 @@ class Worker:
                 run.wire.expect(number)
                 run.done = number
                 carry_out(engine, self._last)
-                run.wire.finish()
             except (Cancelled, DeviceLost):
                 raise
             except EdgeRunError as error:
                 self._report(run, number, error)
+            finally:
+                run.wire.finish()
 
-    def _undo(self, run: _Run, engine: SliceEngine, number: int) -> None:
+    def _undo(self, run: WorkerRun, engine: SliceEngine, number: int) -> None:
         """Take back a batch that was stopped when this device was done with it already."""
         if run.done == number and isinstance(self._last, Decode):
             engine.decoder.take_back(self._last.batch)
             self._last = Operate("clear")
 
-    def _report(self, run: _Run, number: int, error: EdgeRunError) -> None:
+    def _report(self, run: WorkerRun, number: int, error: EdgeRunError) -> None:
         """Tell the coordinator that this device cannot do its part."""
         header: Document = {
             "kind": "failed",
@@ -281,8 +279,3 @@ class Worker:
         self._mesh.link.send(run.coordinator, header, timeout_s=SEND_TIMEOUT_S)
 
     _last: Command = Operate("clear")
-
-
-def _check(run: _Run) -> None:
-    if run.is_over:
-        raise Cancelled("the run has ended, or has a later plan")

@@ -41,7 +41,7 @@ class Hub:
         self.gone.add(node)
         for other in self.members.values():
             if other.node != node and not is_silent:
-                other.inbox.put(DeviceLost(f"{node} does not answer", node=node))
+                other.put(DeviceLost(f"{node} does not answer", node=node))
                 other.events.put(Lost(node, "it does not answer"))
 
 
@@ -58,6 +58,7 @@ class FakeMesh:
         self.orders = threading.Lock()
         self.plans: list[tuple[int, Document]] = []
         self.talked: set[str] = set()
+        self.hear: Callable[[Message | DeviceLost], None] = lambda item: None
 
     @property
     def link(self) -> FakeMesh:
@@ -127,7 +128,14 @@ class FakeMesh:
         target = self.hub.members.get(node)
         if target is None or node in self.hub.gone:
             raise DeviceLost(f"{node}: is not there", node=node)
-        target.inbox.put(Message(self.node, header, tuple(memoryview(bytes(part)) for part in parts)))
+        target.put(Message(self.node, header, tuple(memoryview(bytes(part)) for part in parts)))
+
+    def put(self, item: Message | DeviceLost) -> None:
+        self.hear(item)
+        self.inbox.put(item)
+
+    def overhear(self, hear: Callable[[Message | DeviceLost], None]) -> None:
+        self.hear = hear
 
     def measure(self, node: str, *, timeout_s: float, fresh_s: float = 0.0) -> LinkRate:
         if node in self.hub.gone:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from edge_run.base.errors import DeviceLost
+
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 Document: TypeAlias = Mapping[str, JsonValue]
 
@@ -66,6 +68,13 @@ class Link(Protocol):
 
         Raises DeviceLost, once for each loss, when a node that was being talked to is no longer there (at most 3 s
         after it stopped answering, whether it died, froze, or was cut off).
+        """
+        ...
+
+    def overhear(self, hear: Callable[[Message | DeviceLost], None]) -> None:
+        """Have `hear` told of each message and each loss when it comes, before `receive` gives it.
+
+        It is called on a thread of the link's, and must not wait.
         """
         ...
 
