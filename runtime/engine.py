@@ -314,6 +314,7 @@ class Engine:
             warm_up(self.model, self.shape)
             self._is_warm = True
         self._context = LlamaContext(self.model, self.shape, callback)
+        self._context.stop_at(self._driver.stop)
         holdings = Holdings.since(before, self._context, work_bytes(self.gguf, self.shape.micro_batch_tokens))
         return self._with_draft(self._with_gpu(holdings))
 

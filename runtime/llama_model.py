@@ -207,6 +207,10 @@ class LlamaContext:
         self.gpu_buffer_bytes, self.buffer_bytes = lines.sizes(_BUFFER, gpu)
         self.kv_bytes = sum(size for size, _ in self.caches) - self.gpu_kv_bytes
 
+    def stop_at(self, flag: ggml.StopFlag) -> None:
+        """End passes, with code 2, while `flag` is up; it must live as long as this does."""
+        flag.watch(self.handle)
+
     def use_threads(self, threads: int) -> None:
         """Compute with so many threads from now on."""
         L.llama_set_n_threads(self.handle, threads, threads)
