@@ -116,7 +116,7 @@ def seconds_of_a_look_up(trace: Trace, budget_bytes: int) -> tuple[float, int]:
         prompts = [one for one in trace.look_ups if one.is_prefill]
         decoded = [one for one in trace.look_ups if not one.is_prefill]
         for layer, experts, _is_prefill in prompts:
-            cache.look_up(layer, experts, is_prefill=True)
+            cache.look_up(layer, experts)
         started = time.perf_counter()
         for layer, experts, _is_prefill in decoded:
             cache.look_up(layer, experts)

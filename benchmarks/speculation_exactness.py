@@ -8,7 +8,9 @@ passes of 1 and of 8 tokens.
 
 Drawn: a random model of 384 tokens at temperature 1, drafter the same model in 4 bits. The fourth token after a prompt
 is drawn 20,000 times with speculation and twice without, each draw with a seed of its own. The total variation between
-speculation and plain decoding is held against that between the two plain runs.
+speculation and plain decoding is held against that between the two plain runs, and that against what is to be expected
+of two such samples. Since guesses are held against the token that the seed draws, there is a sharper test: with the
+seeds of a plain run, speculation must draw the same tokens but for the noise between widths.
 """
 
 from __future__ import annotations
@@ -129,10 +131,10 @@ def compare(name: str, model: Path, mode: dict[str, Any], n_prompts: int, n_toke
 
 
 def draws(model: Path, draft: Path | None, n_draws: int, first_seed: int) -> np.ndarray:
-    """Return how often each token was the fourth one after the prompt."""
+    """Return the fourth token after the prompt, of each draw."""
     engine = engine_of(model, draft=draft, speculate="draft" if draft else "off", context_tokens=64, threads=1)
     session = speculation_setup.open_session(engine)
-    counts = np.zeros(engine.model.vocabulary)
+    fourth = []
     for number in range(n_draws):
         config = SamplingConfig(temperature=1.0, top_k=6, top_p=1.0, min_p=0.0, seed=first_seed + number)
         with Sampler(engine.model.vocab, config, engine.model.vocabulary) as sampler:
@@ -142,11 +144,51 @@ def draws(model: Path, draft: Path | None, n_draws: int, first_seed: int) -> np.
                 sampler.accept(token)
                 if step < 3:
                     logits = session.step(token)
-            counts[token] += 1
-    accepted = session.speculation().accepted
-    print("drawn", draft, counts.max(), accepted, file=sys.stderr)
+            fourth.append(token)
+    print("drawn", draft, session.speculation().accepted, file=sys.stderr)
     engine.close()
-    return counts / n_draws
+    return np.array(fourth)
+
+
+def variation(one: np.ndarray, other: np.ndarray) -> float:
+    """Return the total variation between two samples of tokens."""
+    size = 1 + max(one.max(), other.max())
+    return float(np.abs(np.bincount(one, minlength=size) - np.bincount(other, minlength=size)).sum() / 2 / len(one))
+
+
+def compare_draws(n_draws: int) -> tuple[list[dict[str, object]], list[str]]:
+    """Return the rows of the distribution of what is drawn, and lines that say them."""
+    sys.path.append(str(ROOT / "tests"))
+    from tiny_models import make_model
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_model("llama", Path(folder))
+        draft = make_model("llama", Path(folder), quantisation="Q4_0")
+        one, other = (draws(model, None, n_draws, seed) for seed in (0, 10**6))
+        apart, alike = (draws(model, draft, n_draws, seed) for seed in (2 * 10**6, 0))
+    pairs = {
+        "plain against plain": (one, other),
+        "speculation against plain": (apart, one),
+        "speculation against the other plain": (apart, other),
+        "speculation against plain, the same seeds": (alike, one),
+    }
+    rows: list[dict[str, object]] = [
+        {"what": "drawn", "mode": what, "tokens": n_draws, "total_variation": variation(*pair)}
+        for what, pair in pairs.items()
+    ]
+    chance = np.random.default_rng(0)
+    shares = np.bincount(np.concatenate([one, other])) / (2 * n_draws)
+    by_chance = [
+        np.abs(chance.multinomial(n_draws, shares) - chance.multinomial(n_draws, shares)).sum() / 2 / n_draws
+        for _ in range(1000)
+    ]
+    lines = [f"* Total variation, {row['mode']}: {row['total_variation']:.4f}." for row in rows]
+    lines.append(
+        f"* Of two samples of one distribution are to be expected: {np.mean(by_chance):.4f}, in 95 % of cases at most "
+        f"{np.quantile(by_chance, 0.95):.4f}."
+    )
+    lines.append(f"* With the same seeds {int((alike != one).sum())} of {n_draws:,} tokens differ.")
+    return rows, lines
 
 
 def main() -> None:
@@ -155,6 +197,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=6, help="of each kind of text")
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--draws", type=int, default=20_000)
+    parser.add_argument("--only", choices=("greedy", "drawn"), help="one half")
     arguments = parser.parse_args()
     speculation_setup.WidthControl = AnyWidth  # type: ignore[misc]
     modes: list[dict[str, Any]] = [
@@ -163,7 +206,7 @@ def main() -> None:
         for mode in ({"speculate": "ngram"}, {"speculate": "draft", "draft": DRAFT}, {"draft": DRAFT})
     ]
     rows: list[dict[str, object]] = []
-    for name, model in MODELS.items():
+    for name, model in MODELS.items() if arguments.only != "drawn" else ():
         for mode in modes:
             rows.append(compare(name, model, mode, arguments.prompts, arguments.tokens))
             print(rows[-1], flush=True)
@@ -172,22 +215,12 @@ def main() -> None:
         f"{float(str(row['largest_gap'])):.4f}, noise {float(str(row['noise'])):.4f}."
         for row in rows
     ]
-    sys.path.append(str(ROOT / "tests"))
-    from tiny_models import make_model
-
-    with tempfile.TemporaryDirectory() as folder:
-        model = make_model("llama", Path(folder))
-        draft = make_model("llama", Path(folder), quantisation="Q4_0")
-        one, other = (draws(model, None, arguments.draws, seed) for seed in (0, 10**6))
-        speculated = draws(model, draft, arguments.draws, 2 * 10**6)
-    variation = [float(np.abs(a - b).sum() / 2) for a, b in ((one, other), (one, speculated), (other, speculated))]
-    names = ("plain against plain", "speculation against plain", "speculation against the other plain")
-    rows += [
-        {"what": "drawn", "mode": what, "tokens": arguments.draws, "total_variation": value}
-        for what, value in zip(names, variation, strict=True)
-    ]
-    lines.append("* Total variation: " + ", ".join(f"{n} {v:.4f}" for n, v in zip(names, variation, strict=True)) + ".")
-    write_results("speculation-exactness", rows, "\n".join([__doc__ or "", *lines]))
+    if arguments.only != "greedy":
+        drawn, said = compare_draws(arguments.draws)
+        rows, lines = rows + drawn, lines + said
+    write_results(
+        "-".join(["speculation-exactness", *filter(None, [arguments.only])]), rows, "\n".join([__doc__ or "", *lines])
+    )
 
 
 if __name__ == "__main__":

@@ -33,12 +33,16 @@ class MatmulWork:
 
 @dataclass(frozen=True, slots=True)
 class PassWork:
-    """What a pass computes. attention_flops: per token and position that it looks at. n_stops: where it is stopped."""
+    """What a pass computes. attention_flops: per token and position that it looks at. n_stops: where it is stopped.
+
+    expert_tensor_bytes: of the largest tensor that is used by expert.
+    """
 
     matmuls: tuple[MatmulWork, ...]
     n_nodes: int
     n_stops: int
     attention_flops: float
+    expert_tensor_bytes: int = 0
 
 
 class CostModel:

@@ -33,7 +33,7 @@ class CountingPolicy:
         self._layer, self._touched = -1, frozenset[int]()
         self._foretold: dict[int, Collection[int]] = {}
 
-    def note(self, layer: int, experts: Sequence[int], resident: Collection[int], is_prefill: bool) -> None:
+    def note(self, layer: int, experts: Sequence[int], resident: Collection[int], next_tokens: int) -> None:
         """Count each expert once."""
         self._layer, self._touched = layer, frozenset(experts)
         self._foretold.pop(layer, None)

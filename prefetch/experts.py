@@ -52,10 +52,11 @@ class Policy(Protocol):
 
     has_shares: bool
 
-    def note(self, layer: int, experts: Sequence[int], resident: Collection[int], is_prefill: bool) -> None:
+    def note(self, layer: int, experts: Sequence[int], resident: Collection[int], next_tokens: int) -> None:
         """Learn what `layer` looks up; until the next note, no such expert is a victim.
 
         experts: of each token one after the other, with repeats. resident: the layer's experts in the cache.
+        next_tokens: of the layer's next turn.
         """
         ...
 
@@ -119,14 +120,15 @@ class ExpertCache:
         """Return the experts of `layer` that are resident. It changes with the cache; do not change it."""
         return self._resident[layer]
 
-    def look_up(self, layer: int, experts: Sequence[int], is_prefill: bool = False) -> Outcome:
+    def look_up(self, layer: int, experts: Sequence[int], next_tokens: int = 1) -> Outcome:
         """Return what `layer` lacks of `experts`; those that are kept are resident from now on, so read them all.
 
         experts: as the router chose them, token after token; repeats are read once, and tell what is popular. Nothing
-        among them is evicted. is_prefill: they belong to a prompt. Raises KeyError for a layer that has no size.
+        among them is evicted. next_tokens: as many as are expected to look up at the layer's next turn. Raises KeyError
+        for a layer that has no size.
         """
         resident = self._resident[layer]
-        self._policy.note(layer, experts, resident, is_prefill)
+        self._policy.note(layer, experts, resident, next_tokens)
         missing = [expert for expert in dict.fromkeys(experts) if expert not in resident]
         if not missing:
             return Outcome()

@@ -3,7 +3,8 @@
 Layers take turns, so an expert of a layer is used at the layer's next turn with a probability p, else a cycle later
 with p again: its next use is expected at that turn + cycle * (1 - p) / p, in look-ups. What is expected last goes
 first, and what was read stays only if it is expected before that. p is the mean of two: of frequencies that forget at
-three rates, and of what followed earlier tokens that were like the present one.
+three rates, and of what followed earlier tokens that were like the present one. Where a layer has many tokens at its
+next turn, any of them may use it: nearly all is used then, and what was used last goes first.
 """
 
 from __future__ import annotations
@@ -78,16 +79,17 @@ class NextUsePolicy:
         self._last_use = [0.0] * n_layers  # when the last of these is expected; 0 for none
         self._clock = 0
         self._place = 0
+        self._next_tokens = [1] * n_layers  # of the layer's next turn
         self._noted: dict[int, float] = {}  # the experts looked up last, and their p
         self._held: list[tuple[float, int]] = []  # those of them that are resident
 
-    def note(self, layer: int, experts: Sequence[int], resident: Collection[int], is_prefill: bool) -> None:
+    def note(self, layer: int, experts: Sequence[int], resident: Collection[int], next_tokens: int) -> None:
         """Learn from a look-up, and rank what `layer` has."""
         self._rank(self._place, self._ranks[self._place] + self._held)
         self._clock += 1
         place = self._place = self._places[layer]
-        self._turns[place] = self._clock
-        share, others = self._learn(place, experts, is_prefill)
+        self._turns[place], self._next_tokens[place] = self._clock, next_tokens
+        share, others = self._learn(place, experts)
         frequencies = self._frequencies[place]
         noted = frequencies.chances(dict.fromkeys(experts), share, others)
         self._noted = {expert: chance for chance, expert in noted}
@@ -136,11 +138,11 @@ class NextUsePolicy:
         self._ranks[place] = [entry for entry in self._ranks[place] if entry[1] != expert]
         self._set_last_use(place)
 
-    def _learn(self, place: int, experts: Sequence[int], is_prefill: bool) -> tuple[float, list[float]]:
+    def _learn(self, place: int, experts: Sequence[int]) -> tuple[float, list[float]]:
         """Count `experts`; return the share of frequencies in p, and what like tokens add to it for each expert."""
         others = [0.0] * self._n_experts
         frequencies, resemblance = self._frequencies[place], self._resemblance
-        if is_prefill:
+        if len(experts) > self._n_used:
             for i in range(max(0, len(experts) - PROMPT_TOKENS * self._n_used), len(experts), self._n_used):
                 frequencies.note(experts[i : i + self._n_used], PROMPT_TOKEN)
             resemblance.note_prompt(place, experts)
@@ -154,7 +156,13 @@ class NextUsePolicy:
     def _expected(self, unit: Unit, is_foretold: bool) -> float:
         """Return when `unit` is expected to be used, less a cycle: so are all times here."""
         chance = 1.0 if is_foretold else self._noted[unit[1]]
-        return self._turns[self._places[unit[0]]] + len(self._layers) / max(chance, _LEAST_CHANCE)
+        return self._next_use(self._places[unit[0]], chance)
+
+    def _next_use(self, place: int, chance: float) -> float:
+        """Return when something is expected to be used, less a cycle, that a token uses with this chance."""
+        if (tokens := self._next_tokens[place]) > 1:
+            chance = 1 - max(0.0, 1 - chance) ** tokens
+        return self._turns[place] + len(self._layers) / max(chance, _LEAST_CHANCE)
 
     def _rank(self, place: int, entries: list[tuple[float, int]]) -> None:
         entries.sort(reverse=True)
@@ -163,6 +171,4 @@ class NextUsePolicy:
 
     def _set_last_use(self, place: int) -> None:
         ranks = self._ranks[place]
-        self._last_use[place] = (
-            self._turns[place] + len(self._layers) / max(ranks[-1][0], _LEAST_CHANCE) if ranks else 0.0
-        )
+        self._last_use[place] = self._next_use(place, ranks[-1][0]) if ranks else 0.0

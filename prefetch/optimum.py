@@ -36,7 +36,7 @@ class OptimalPolicy:
         self._heap: list[tuple[int, Unit]] = []
         self._touched: frozenset[Unit] = frozenset()
 
-    def note(self, layer: int, experts: Sequence[int], resident: Collection[int], is_prefill: bool) -> None:
+    def note(self, layer: int, experts: Sequence[int], resident: Collection[int], next_tokens: int) -> None:
         """Go on to the next look-up."""
         self._touched = frozenset((layer, expert) for expert in experts)
         for unit in self._touched:

@@ -101,7 +101,7 @@ def run_policy(trace: Trace, budget_bytes: int, name: str, policy: Policy) -> Po
     cache = ExpertCache(budget_bytes, trace.expert_bytes, policy)
     look_ups = misses = bytes_read = bypassed = 0
     for layer, experts, is_prefill in trace.look_ups:
-        outcome = cache.look_up(layer, experts, is_prefill)
+        outcome = cache.look_up(layer, experts)
         if not is_prefill:
             look_ups += len(experts)
             misses += len(outcome.missing)

@@ -13,31 +13,41 @@ from edge_run.base.results import ExpertUse
 from edge_run.prefetch.experts import ExpertCache, Unit
 from edge_run.runtime.driver import Steps
 from edge_run.runtime.expert_prefetch import ExpertPrefetch, Foretold, Named
-from edge_run.runtime.graph import GraphMap, Node
+from edge_run.runtime.graph import GraphMap, Node, choice_of_outputs
 from edge_run.runtime.mixture import MOST_SHARE, WIDE_SHARE, ExpertMap, ExpertTensor, routed_read
 from edge_run.runtime.observer import chosen_experts, makes_ids
 from edge_run.runtime.routing import Usage
 from edge_run.runtime.tuning import Tuning
 from edge_run.tiers.weights import Weights
 
+GUESSED_TOKENS = 16  # at most, of a pass that verifies guesses; others come after it
+
 
 class ExpertStreaming:
     """The feature. n_frames: what experts have, kept and in use. n_used: experts that a token uses in a layer.
 
-    check runs while a pass waits and may raise to stop it. wait_s counts those waits; usage what single tokens
-    read. prefetch names what next layers will choose, and foretold counts what came of it; tuning sets what
-    can be set.
+    micro_batch_tokens: of a pass that more of the same prompt follows. check runs while a pass waits and may raise to
+    stop it. wait_s counts those waits; usage what single tokens read. prefetch names what next layers will choose, and
+    foretold counts what came of it; tuning sets what can be set.
     """
 
     def __init__(
-        self, experts: ExpertMap, cache: ExpertCache, weights: Weights, n_frames: int, n_used: int, usage: Usage
+        self,
+        experts: ExpertMap,
+        cache: ExpertCache,
+        weights: Weights,
+        n_frames: int,
+        n_used: int,
+        micro_batch_tokens: int,
+        usage: Usage,
     ) -> None:
         self.usage = usage
         self._experts, self._cache, self._weights = experts, cache, weights
-        self._n_frames, self._n_used = n_frames, n_used
+        self._n_frames, self._n_used, self._full_tokens = n_frames, n_used, micro_batch_tokens
         self._order = [tensor for layer in experts.layers for tensor in layer]
         self._next = dict(zip(self._order, [*self._order[1:], None], strict=True))
         self._ready: dict[ExpertTensor, set[int]] = {tensor: set() for tensor in self._order}
+        self._first_of_outputs: ExpertTensor | None = None
         self._layer = -1
         self._need = 0
         self._ids: list[int] = []
@@ -74,9 +84,12 @@ class ExpertStreaming:
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Stop before each multiplication by experts; there the ids are known, and the one before is done."""
+        choice = choice_of_outputs(graph)
         for i, node in enumerate(graph):
             if tensor := self._tensor(node):
                 steps.stop_before(i, self._step(tensor))
+                if i > choice and self._first_of_outputs is None:
+                    self._first_of_outputs = tensor
         if self.prefetch:
             self.prefetch.register(graph, steps, self._when_done)
 
@@ -110,27 +123,26 @@ class ExpertStreaming:
             return
         ids = rows.ravel().tolist()
         if tensor is self._experts.layers[tensor.layer][0] or (tensor.layer, ids) != (self._layer, self._ids):
-            self._choose(tensor.layer, ids, is_prompt=len(rows) > 1)
+            self._choose(tensor.layer, ids, len(rows))
             if self.prefetch and len(rows) == 1:
                 self._read_foretold(self.prefetch.when_chosen(tensor.layer, self._chosen, address))
         self._use(tensor)
 
-    def _choose(self, layer: int, ids: list[int], is_prompt: bool) -> None:
+    def _choose(self, layer: int, ids: list[int], n_tokens: int) -> None:
         """Look the chosen experts up, and begin to read those that are missing."""
         if layer <= self._layer or self._layer < 0:
-            self.usage.begin(is_token=not is_prompt)
+            self.usage.begin(is_token=n_tokens == 1)
             if self.tuning:
-                self.tuning.begin(not is_prompt, self._need)
+                self.tuning.begin(n_tokens == 1, self._need)
             self._need = 0
         self._layer, self._ids = layer, ids
-        self._chosen = sorted(set(ids)) if is_prompt else list(dict.fromkeys(ids))
+        self._chosen = sorted(set(ids)) if n_tokens > 1 else list(dict.fromkeys(ids))
         n_right, wrong = self.foretold.judge(layer, self._chosen)
         self._withdraw(wrong)
-        evicted = self._cache.resize(self._n_frames - self._reserve())
+        self._leave_room()
         if not self._is_ahead:
             self._ahead = self._give_back(self._ahead)
-        self._drop(evicted)
-        outcome = self._cache.look_up(layer, ids, is_prompt)
+        outcome = self._cache.look_up(layer, ids, self._next_tokens(n_tokens))
         self._drop(outcome.evicted)
         self._need += len(outcome.missing) + n_right
         bypassed = frozenset(outcome.bypassed)
@@ -138,6 +150,10 @@ class ExpertStreaming:
         for tensor in self._experts.layers[layer]:
             pieces = self._experts.pieces(tensor)
             self._weights.hold([chunk for expert in kept for chunk in pieces[expert]])
+
+    def _next_tokens(self, n_tokens: int) -> int:
+        """Return how many tokens the layer is expected to have at its next turn: as many, but after a prompt's end."""
+        return n_tokens if n_tokens <= GUESSED_TOKENS or n_tokens == self._full_tokens else 1
 
     def _when_done(self, layer: int, address: int) -> None:
         if self.prefetch and layer == self._layer and len(self._ids) == self._n_used:
@@ -166,14 +182,21 @@ class ExpertStreaming:
         layer, expert = unit
         return [chunk for tensor in self._experts.layers[layer] for chunk in self._experts.pieces(tensor)[expert]]
 
+    def _leave_room(self) -> None:
+        """Let the cache give up what leaves too little for what is used and not kept; that may be more of the same."""
+        while evicted := self._cache.resize(self._n_frames - self._reserve()):
+            self._drop(evicted)
+
     def _reserve(self) -> int:
         """Return the chunks to leave for what is used and not kept, of one tensor at a time, or of two."""
         layer = self._experts.layers[self._layer]
-        used = len(self._chosen) * max(map(self._experts.piece_size, layer))
-        both = 2 * self._experts.largest_tensor
+        piece, both = max(map(self._experts.piece_size, layer)), 2 * self._experts.largest_tensor
         is_wide = len(self._chosen) >= WIDE_SHARE * layer[0].n_experts
         self._is_ahead = is_wide and both + self._n_used * max(self._experts.sizes) <= self._n_frames
-        return both if self._is_ahead else used
+        if not self._is_ahead:
+            return len(self._chosen) * piece
+        passing = piece * sum((self._layer, expert) not in self._cache for expert in self._chosen)
+        return min(both, passing + max(passing, len(self._ahead)))
 
     def _use(self, tensor: ExpertTensor) -> None:
         """Wait for the chosen pieces of `tensor`, and let go of those of the tensor before."""
@@ -189,20 +212,27 @@ class ExpertStreaming:
             self._read_ahead(tensor)
 
     def _read_ahead(self, tensor: ExpertTensor) -> None:
-        """Begin to read what the next tensor will need; nearly all of it where this layer needs nearly all."""
-        following = self._next[tensor]
-        used, self._ahead = self._ahead, []
-        if following is not None and following.layer == tensor.layer:
-            self._ahead = self._hold_what_is_not_kept(following, self._chosen)
-        elif following is not None and len(self._chosen) >= MOST_SHARE * tensor.n_experts:
-            self._ahead = self._hold_what_is_not_kept(following, range(following.n_experts))
-        self._give_back(used)
+        """Begin to read what the next tensor will need; nearly all of it where this layer needs nearly all.
 
-    def _hold_what_is_not_kept(self, tensor: ExpertTensor, experts: Sequence[int]) -> list[int]:
+        Not where only tokens go on whose logits are wanted.
+        """
+        following = self._next[tensor]
+        self._ahead = self._give_back(self._ahead)
+        if following is not None and following.layer == tensor.layer:
+            self._ahead = self._not_kept(following, self._chosen)
+        elif (
+            following is not None
+            and following is not self._first_of_outputs
+            and len(self._chosen) >= MOST_SHARE * tensor.n_experts
+        ):
+            spare = self._n_frames - self._cache.cost - len(self._not_kept(tensor, self._chosen))
+            self._ahead = self._not_kept(following, range(following.n_experts))[: max(0, spare)]
+        self._weights.hold(self._ahead)
+
+    def _not_kept(self, tensor: ExpertTensor, experts: Sequence[int]) -> list[int]:
+        """Return the chunks of these experts of `tensor` that the cache does not keep."""
         pieces, layer = self._experts.pieces(tensor), tensor.layer
-        chunks = [chunk for expert in experts if (layer, expert) not in self._cache for chunk in pieces[expert]]
-        self._weights.hold(chunks)
-        return chunks
+        return [chunk for expert in experts if (layer, expert) not in self._cache for chunk in pieces[expert]]
 
     def _drop(self, units: Sequence[Unit]) -> None:
         for layer, expert in units:

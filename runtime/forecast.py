@@ -14,14 +14,15 @@ from typing import NamedTuple
 from edge_run.base.profile import DeviceProfile, DiskProfile
 from edge_run.base.results import Forecast, Plan
 from edge_run.partition.cost import CostModel, MatmulWork, PassWork
-from edge_run.runtime.graph import GraphMap
+from edge_run.runtime.graph import GraphMap, choice_of_outputs
 from edge_run.runtime.mixture import MOST_SHARE
 from edge_run.runtime.routing import Point
 from edge_run.tiers.gguf import GgufModel, TensorInfo
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 
 WITH_MOVES = 4.0  # of the CPU time of reading alone: frames are moved, and books kept
-SLOWEST, FASTEST = 0.2, 1.5  # of the drive's bandwidth: what a token of a mixture may have read at
+SLOWEST, FASTEST = 0.2, 1.5  # of the drive's bandwidth: what an earlier run may have read at
+LEAST_NEW_SHARE = 0.1  # of all experts: what a first pass must have read into new memory to tell how fast that is
 _MATMULS = ("MUL_MAT", "MUL_MAT_ID")
 _COSTS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
@@ -29,7 +30,7 @@ _COSTS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 def pass_work(gguf: GgufModel, graph: GraphMap, n_stops: int) -> PassWork:
     """Return what a pass over `graph` computes, when it is stopped at `n_stops` places."""
     tensors = {tensor.name: tensor for tensor in gguf.tensors}
-    choice = _choice_of_outputs(graph)
+    choice = choice_of_outputs(graph)
     matmuls = [
         _matmul(gguf, tensor, node.op == "MUL_MAT_ID", i > choice)
         for i, node in enumerate(graph)
@@ -38,16 +39,8 @@ def pass_work(gguf: GgufModel, graph: GraphMap, n_stops: int) -> PassWork:
         if (tensor := tensors.get(read.name))
     ]
     n_nodes = sum(node.op not in _COSTS_NOTHING for node in graph)
-    return PassWork(_together(matmuls), n_nodes, n_stops, _attention_flops(gguf, graph))
-
-
-def _choice_of_outputs(graph: GraphMap) -> int:
-    """Return the last node before which all tokens are computed, and after which those whose logits are wanted.
-
-    That is the last lookup of rows in something computed, but for the weights of chosen experts.
-    """
-    chosen = (i for i, node in enumerate(graph) if node.op == "GET_ROWS" and not node.reads and b"moe" not in node.name)
-    return max(chosen, default=len(graph))
+    largest = max((matmul.size_bytes for matmul in matmuls if matmul.n_experts), default=0)
+    return PassWork(_together(matmuls), n_nodes, n_stops, _attention_flops(gguf, graph), largest)
 
 
 def _matmul(gguf: GgufModel, tensor: TensorInfo, is_expert: bool, is_head: bool) -> MatmulWork:
@@ -112,12 +105,13 @@ class PassTimes:
         self._plan, self._disk = plan, disk
         self._is_resident = plan.mode == "resident"
         self._s_per_byte = self._found(earlier)
+        self._first_use_s_per_byte = self._found_first_use(earlier)
         self.read_s = self._token_read_s()
         self.reading_s = self._read(plan.model_bytes, 0).wall_s if self._is_resident else 0.0
 
     def _token_read_s(self) -> float:
         if self._s_per_byte is None:
-            return self._reading(1, is_first=False).wall_s
+            return self._reading(1, 1, is_first=False).wall_s
         return self._plan.streamed_bytes_per_pass * self._s_per_byte
 
     def _found(self, earlier: Sequence[Point]) -> float | None:
@@ -131,7 +125,21 @@ class PassTimes:
         bytes_per_s = nearest.token_bytes / max(nearest.token_s - self.compute_s(1, 0), 1e-9)
         return 1 / bytes_per_s if SLOWEST < bytes_per_s / self._disk.bytes_per_s < FASTEST else None
 
-    def _reading(self, tokens: int, is_first: bool) -> _Reading:
+    def _found_first_use(self, earlier: Sequence[Point]) -> float:
+        """Return what a byte that is read into new memory takes: as the run most like this found it, or the probe."""
+        if self._disk is None:
+            return 0.0
+        room, bytes_per_s = self._plan.expert_bytes, self._disk.bytes_per_s
+        slowest, fastest = SLOWEST * self._disk.first_use_bytes_per_s, FASTEST * bytes_per_s
+        everything = self._touched(math.inf, math.inf)
+        for point in sorted(earlier, key=lambda point: abs(point.room_share * everything - room)):
+            new = min(point.first_bytes, point.room_share * everything)
+            speed = new / max(point.first_s - (point.first_bytes - new) / bytes_per_s, 1e-9)
+            if new >= LEAST_NEW_SHARE * everything and slowest < speed < fastest:
+                return 1 / speed
+        return 1 / self._disk.first_use_bytes_per_s
+
+    def _reading(self, tokens: int, n_outputs: int, is_first: bool) -> _Reading:
         """Return the reading of a pass: into memory that is used for the first time, as far as it is not yet."""
         plan = self._plan
         if self._is_resident:
@@ -139,24 +147,35 @@ class PassTimes:
         if not plan.expert_bytes:
             new = min(plan.model_bytes, plan.pinned_bytes + plan.window_bytes)
             return self._read(new, plan.model_bytes - new) if is_first else self._read(0, plan.streamed_bytes_per_pass)
-        touched = self._touched(tokens)
-        missing = max(0.0, 1 - plan.expert_bytes / self._touched(math.inf))
+        touched = self._touched(tokens, n_outputs)
         if not is_first:
-            return self._read(0, plan.streamed_bytes_per_pass if tokens == 1 else touched * missing)
+            return self._read(0, plan.streamed_bytes_per_pass if tokens == 1 else touched * self._missing())
         at_first = plan.pinned_bytes + min(touched, plan.expert_bytes)
         return self._read(at_first, plan.pinned_bytes + touched - at_first)
 
-    def _touched(self, tokens: float) -> float:
+    def _touched(self, tokens: float, n_outputs: float) -> float:
         """Return the bytes of the experts that so many tokens use, chosen evenly: all of them for infinitely many."""
-        experts = [(work.size_bytes, work.n_used / work.n_experts) for work in self._work.matmuls if work.n_experts]
-        return sum(size * (1 - (1 - share) ** tokens) for size, share in experts)
+        experts = [work for work in self._work.matmuls if work.n_experts]
+        unused = [(1 - work.n_used / work.n_experts) ** (n_outputs if work.is_head else tokens) for work in experts]
+        return sum(work.size_bytes * (1 - share) for work, share in zip(experts, unused, strict=True))
+
+    def _missing(self) -> float:
+        """Return what share of the experts that a prompt's pass uses is not there from the pass before.
+
+        Where not all have room, some is left for what is used and not kept: of one tensor, and of the next.
+        """
+        room, used = self._plan.expert_bytes, self._touched(math.inf, 0)
+        if used <= room:
+            return 0.0
+        passing = self._work.expert_tensor_bytes
+        return 1 - max(0.0, room - (2 if room >= 2 * passing else 1) * passing) / used
 
     def _read(self, new_bytes: float, used_bytes: float) -> _Reading:
         """Return the reading of so much into memory that is new, and so much into memory that was used before."""
         if self._disk is None:
             return _Reading(0.0, 0.0)
         used_cpu, new_cpu = self._disk.cpu_s_per_byte
-        wall_s = new_bytes / self._disk.first_use_bytes_per_s + used_bytes / self._disk.bytes_per_s
+        wall_s = new_bytes * self._first_use_s_per_byte + used_bytes / self._disk.bytes_per_s
         return _Reading(wall_s, new_bytes * new_cpu + used_bytes * used_cpu * WITH_MOVES)
 
     def compute_s(self, tokens: int, position: int, n_outputs: int = 1) -> float:
@@ -171,14 +190,14 @@ class PassTimes:
         """
         if tokens == 1 and self._s_per_byte is not None and not is_first:
             return self.compute_s(tokens, position, n_outputs) + self.read_s
-        reading = self._reading(tokens, is_first)
+        reading = self._reading(tokens, n_outputs, is_first)
         taken_s = min(reading.cpu_s, reading.wall_s) if self._shares_cores else 0.0
         busy_s = self.compute_s(tokens, position, n_outputs) + taken_s
         if is_first:
             return max(reading.wall_s, busy_s)
         if self._plan.expert_bytes:
             # What few tokens need is known when they need it; of many, one tensor is read while one is computed.
-            is_ahead = self._touched(tokens) >= MOST_SHARE * self._touched(math.inf)
+            is_ahead = self._touched(tokens, 0) >= MOST_SHARE * self._touched(math.inf, 0)
             return math.hypot(reading.wall_s, busy_s) if is_ahead else reading.wall_s + busy_s
         return math.hypot(reading.wall_s**2, busy_s**2) ** 0.5
 

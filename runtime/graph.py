@@ -34,3 +34,12 @@ class Node:
 
 
 GraphMap = tuple[Node, ...]
+
+
+def choice_of_outputs(graph: GraphMap) -> int:
+    """Return the last node before which all tokens are computed, and after which those whose logits are wanted.
+
+    That is the last lookup of rows in something computed, but for the weights of chosen experts.
+    """
+    chosen = (i for i, node in enumerate(graph) if node.op == "GET_ROWS" and not node.reads and b"moe" not in node.name)
+    return max(chosen, default=len(graph))

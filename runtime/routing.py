@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from edge_run.base.protocols import Clock
 from edge_run.tiers.gguf import GgufModel
-from edge_run.tiers.readers import Readers
+from edge_run.tiers.readers import Readers, ReadTotals
 
 LEAST_TOKENS = 12
 MOST_POINTS = 8
@@ -34,13 +34,16 @@ class Point(NamedTuple):
     """What a run found.
 
     room_share: of all experts' bytes, what there was room for; hit_rate: of a token's bytes, what was there.
-    token_bytes: what a token read; token_s: how long it took, in the median.
+    token_bytes: what a token read; token_s: how long it took, in the median. first_bytes, first_s: what the first pass
+    read, into memory that was not used before as far as there was room, and how long it did.
     """
 
     room_share: float
     hit_rate: float
     token_bytes: float
     token_s: float
+    first_bytes: float = 0.0
+    first_s: float = 0.0
 
 
 class Usage:
@@ -52,17 +55,22 @@ class Usage:
         self._times: deque[float] = deque(maxlen=MOST_TIMES)
         self.n_tokens = 0
         self._token_bytes, self._readers = token_bytes, readers
-        self._read_bytes = self._mark = 0
+        self._read_bytes = 0
         self._is_token = False
+        self._mark: ReadTotals | None = None
+        self._first = ReadTotals()
 
     def begin(self, *, is_token: bool) -> None:
         """A pass comes to its first layer with experts; what was read since the last one did was for that one."""
-        read, now_s = self._readers.totals.bytes_read, self._clock()
+        totals, now_s = self._readers.totals, self._clock()
+        read = totals.since(self._mark or totals)
+        if self._mark and not self._first.bytes_read:
+            self._first = read
         if self._is_token:
             self.n_tokens += 1
-            self._read_bytes += read - self._mark
+            self._read_bytes += read.bytes_read
             self._times.append(now_s - self._began_s)
-        self._is_token, self._mark, self._began_s = is_token, read, now_s
+        self._is_token, self._mark, self._began_s = is_token, totals, now_s
 
     @property
     def hit_rate(self) -> float:
@@ -75,7 +83,8 @@ class Usage:
         share, rate = self.room_share, self.hit_rate
         if self.n_tokens < LEAST_TOKENS or not 0 < share < 1 or not 0 < rate < 1:
             return None
-        return Point(share, rate, self._read_bytes / self.n_tokens, statistics.median(self._times))
+        token_bytes, first = self._read_bytes / self.n_tokens, self._first
+        return Point(share, rate, token_bytes, statistics.median(self._times), first.bytes_read, first.busy_s)
 
 
 def hit_rate(points: Sequence[Point], share: float) -> float:

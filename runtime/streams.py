@@ -94,7 +94,7 @@ def _by_expert(mixture: MixturePlan, memory: WeightMemory, terms: Terms) -> Stre
     policy = make_policy(terms.expert_policy, shape)
     cache = ExpertCache(n_frames, dict(enumerate(experts.sizes)), policy, experts.size_of)
     usage = Usage(mixture.room_share, n_used * sum(tensor.stride for tensor in experts.at.values()), memory.readers)
-    streaming = ExpertStreaming(experts, cache, weights, n_frames, n_used, usage)
+    streaming = ExpertStreaming(experts, cache, weights, n_frames, n_used, terms.micro_batch_tokens, usage)
     _add_levers(streaming, memory.readers, ExpertPrefetch(terms.gguf, shape, cache.__contains__), terms)
     return [pinned, streaming]
 

@@ -27,6 +27,7 @@ from edge_run.tiers.territory import Span, Territory
 from frames_model import Memory
 
 CHUNK, STRIDE, LAYERS, EXPERTS, USED = 4096, 10_000, 4, 6, 2
+MICRO_BATCH_TOKENS = 64
 BASE = 1 << 30
 TENSORS = [
     ExpertTensor(layer, BASE + (2 * layer + part) * EXPERTS * STRIDE, STRIDE, EXPERTS)
@@ -108,6 +109,7 @@ class Bench:
             self.chunks,  # type: ignore[arg-type]
             n_frames,
             USED,
+            MICRO_BATCH_TOKENS,
             usage,
         )
 
@@ -118,7 +120,7 @@ class Bench:
         for layer, ids in enumerate(plan):
             for part, tensor in enumerate(self.experts.layers[layer]):
                 if part == 0:
-                    streaming._choose(layer, ids, is_prompt=n_tokens > 1)
+                    streaming._choose(layer, ids, n_tokens)
                     if n_tokens == 1:
                         self.guess(layer, plan)
                 streaming._use(tensor)
@@ -152,7 +154,7 @@ class Bench:
 @given(
     n_extra=st.integers(0, 120),
     seed=st.integers(0, 2**32),
-    passes=st.lists(st.sampled_from([1, 1, 1, 2, 8]), min_size=1, max_size=12),
+    passes=st.lists(st.sampled_from([1, 1, 1, 2, 24, 64]), min_size=1, max_size=12),
 )
 def test_chunks_are_held_as_often_as_they_are_needed(policy: str, n_extra: int, seed: int, passes: list[int]) -> None:
     bench = Bench(n_extra, policy, seed)

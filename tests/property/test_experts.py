@@ -18,10 +18,11 @@ MIXTURE = Mixture(tuple(range(LAYERS)), EXPERTS, 2)
 
 experts = st.lists(st.integers(0, EXPERTS - 1), min_size=1, max_size=8)
 layers = st.integers(0, LAYERS - 1)
+widths = st.sampled_from((1, 2, 64))
 units = st.tuples(layers, st.integers(0, EXPERTS - 1))
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("look up"), layers, experts, st.booleans()),
+        st.tuples(st.just("look up"), layers, experts, widths),
         st.tuples(st.just("admit"), layers, experts),
         st.tuples(st.just("drop"), units),
         st.tuples(st.just("make room"), st.integers(0, 40)),
@@ -59,9 +60,9 @@ class Checked:
         assert self.held == set(self.residents())
         assert self.cache.cost == sum(map(self.size_of, self.held)) <= self.capacity
 
-    def look_up(self, layer: int, experts: list[int], is_prefill: bool) -> None:
+    def look_up(self, layer: int, experts: list[int], next_tokens: int) -> None:
         wanted = list(dict.fromkeys(experts))
-        outcome = self.cache.look_up(layer, experts, is_prefill)
+        outcome = self.cache.look_up(layer, experts, next_tokens)
         self.layer, self.touched = layer, {(layer, expert) for expert in experts}
         assert list(outcome.missing) == [expert for expert in wanted if (layer, expert) not in self.held]
         assert set(outcome.bypassed) <= set(outcome.missing)
@@ -108,15 +109,15 @@ def test_capacity_and_contents(name: str, steps: list[tuple], sizes: list[int], 
 
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=40)
-@given(asked=st.lists(st.tuples(layers, experts, st.booleans()), min_size=1, max_size=60), capacity=st.integers(1, 18))
+@given(asked=st.lists(st.tuples(layers, experts, widths), min_size=1, max_size=60), capacity=st.integers(1, 18))
 def test_no_policy_reads_less_than_the_optimum(
-    name: str, asked: list[tuple[int, list[int], bool]], capacity: int
+    name: str, asked: list[tuple[int, list[int], int]], capacity: int
 ) -> None:
     """Of experts of one size; the optimum that may pass by what it reads, as a policy may."""
-    look_ups = [LookUp(layer, tuple(experts), is_prefill) for layer, experts, is_prefill in asked]
+    look_ups = [LookUp(layer, tuple(experts), is_prefill=False) for layer, experts, _ in asked]
     best, other = OptimalPolicy(look_ups, may_bypass=True), make_policy(name, MIXTURE)
     reads = []
     for policy in (best, other):
         cache = ExpertCache(capacity, dict.fromkeys(range(LAYERS), 1), policy)
-        reads.append(sum(len(cache.look_up(*look_up).missing) for look_up in look_ups))
+        reads.append(sum(len(cache.look_up(*one).missing) for one in asked))
     assert reads[0] <= reads[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
@@ -143,6 +144,19 @@ def test_admit_takes_room_from_what_is_expected_later_and_never_from_the_present
     assert outcome == Outcome((5,), (), ((1, 0),)), "1 is foretold, 0 is not, and layer 0 computes"
     assert cache.admit(1, [2, 3]) == Outcome(), "what is there was foretold too"
     assert resident(cache) == {(0, 0), (0, 1), (1, 1), (1, 5)}
+
+
+def test_wide_passes_read_what_has_no_room_and_no_more() -> None:
+    """All experts are used in each pass; which of them are popular changes, and must push nothing out."""
+    chance, mixture = random.Random(4), Mixture((0, 1, 2, 3), 8, 2)
+    cache = cache_of("default", 24, mixture)
+    missing = 0
+    for turn in range(30):
+        for layer in mixture.layers:
+            weights = [1.5 ** chance.randrange(8) for _ in range(8)]
+            experts = [expert for _ in range(64) for expert in chance.choices(range(8), weights, k=2)]
+            missing += len(cache.look_up(layer, experts, next_tokens=64).missing) * (turn >= 2)
+    assert missing <= 28 * (32 - 24)  # where tokens were expected one by one it would be a fifth more
 
 
 def test_unknown_policy() -> None:

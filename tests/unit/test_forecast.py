@@ -38,7 +38,7 @@ def test_what_this_drive_cannot_have_done_is_not_believed(seconds: float) -> Non
     assert token_s(Point(0.5, 0.8, 2e7, seconds)) == token_s()
 
 
-def test_the_first_pass_and_wide_ones_do_not_hang_on_it() -> None:
+def test_the_first_pass_and_wide_ones_do_not_hang_on_what_tokens_read() -> None:
     point = Point(0.5, 0.8, 2e7, COMPUTE_S + 0.04)
     known, unknown = (PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, earlier) for earlier in ([point], []))
     assert known.pass_s(1, 0, 1, is_first=True) == unknown.pass_s(1, 0, 1, is_first=True)
@@ -47,7 +47,7 @@ def test_the_first_pass_and_wide_ones_do_not_hang_on_it() -> None:
 
 def test_reading_and_computing_overlap_where_most_experts_are_used_anyway() -> None:
     def pass_s(tokens: int) -> tuple[float, float, float]:
-        reading = times._reading(tokens, is_first=False)
+        reading = times._reading(tokens, 1, is_first=False)
         return reading.wall_s, times.compute_s(tokens, 0), times.pass_s(tokens, 0, 1, is_first=False)
 
     times = PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, ())
@@ -55,3 +55,32 @@ def test_reading_and_computing_overlap_where_most_experts_are_used_anyway() -> N
     assert few_s == pytest.approx(read_s + compute_s, rel=0.01)
     read_s, compute_s, many_s = pass_s(64)
     assert max(read_s, compute_s) < many_s < 0.95 * (read_s + compute_s)
+
+
+def read_s(plan_bytes: float, tokens: int, work: PassWork) -> float:
+    plan = replace(MIXTURE, expert_bytes=int(plan_bytes))
+    return PassTimes(plan, work, PROFILE, DISK, 1)._reading(tokens, 1, is_first=False).wall_s
+
+
+def test_a_prompt_uses_few_experts_after_the_choice_of_outputs_and_reads_nothing_again_where_the_others_fit() -> None:
+    """Of the last of six layers only the last token goes on."""
+    matmuls = (MatmulWork("Q4_0", 512, int(1e8), 32, 4), MatmulWork("Q4_0", 512, int(2e7), 32, 4, is_head=True))
+    work = PassWork(matmuls, 0, 0, 0.0, expert_tensor_bytes=int(1e7))
+    assert read_s(1.01e8, 1000, work) == 0.0
+    assert read_s(0.9e8, 1000, work) == pytest.approx((1e8 + 2e7 / 8) * (1 - 0.7) / 1e9)
+    assert read_s(1.5e7, 1000, work) == pytest.approx((1e8 + 2e7 / 8) * (1 - 0.05) / 1e9)
+
+
+def first_s(*earlier: Point) -> float:
+    return PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, earlier)._reading(1000, 1, is_first=True).wall_s
+
+
+def test_new_memory_is_as_fast_as_in_the_run_most_like_this() -> None:
+    """Of 0.1 GB of experts half have room; the pinned share of the model is read into new memory too."""
+    used_s, new_bytes = 5e7 / 1e9, MIXTURE.pinned_bytes + 5e7
+    assert first_s() == pytest.approx(new_bytes / DISK.first_use_bytes_per_s + used_s)
+    near = Point(0.4, 0.5, 1.0, 1.0, first_bytes=1e8, first_s=4e7 / 8e8 + 6e7 / 1e9)
+    far = Point(0.1, 0.2, 1.0, 1.0, first_bytes=1e8, first_s=1e7 / 3e8 + 9e7 / 1e9)
+    assert first_s(far, near) == pytest.approx(new_bytes / 8e8 + used_s)
+    for point in (Point(0.5, 0.5, 1.0, 1.0), near._replace(first_s=50.0), near._replace(first_s=0.06)):
+        assert first_s(point) == first_s()

@@ -33,7 +33,7 @@ class Drive:
         self.totals = ReadTotals()
 
     def read(self, n_bytes: int) -> None:
-        self.totals = ReadTotals(self.totals.bytes_read + n_bytes)
+        self.totals = ReadTotals(self.totals.bytes_read + n_bytes, self.totals.busy_s + 0.2)
 
 
 def usage(share: float, rate: float, n_tokens: int = routing.LEAST_TOKENS) -> routing.Usage:
@@ -63,7 +63,10 @@ def test_what_was_found_is_kept_under_the_file(tmp_path: Path) -> None:
         routing.remember(gguf, tmp_path, usage(share, rate), {"prefetch": str(share)})
     routing.remember(gguf, tmp_path, usage(0.5, 0.6), {"readers": "2"})
     known = routing.recall(gguf, tmp_path)
-    assert known.points == [pytest.approx((0.26, 0.4, 600, 0.25)), pytest.approx((0.5, 0.6, 400, 0.25))]
+    assert known.points == [
+        pytest.approx((0.26, 0.4, 600, 0.25, 600, 0.2)),
+        pytest.approx((0.5, 0.6, 400, 0.25, 400, 0.2)),
+    ]
     assert known.levers == {"prefetch": "0.26", "readers": "2"}
 
 
