@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from edge_run.base.errors import KernelError, ModelFileError, NotSupported
+from edge_run.base.errors import BudgetError, EdgeRunError, KernelError, ModelFileError, NotSupported
 from edge_run.base.units import MIB
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
@@ -49,7 +49,12 @@ class _Lines:
         return re.sub(r"^\w+: (?:error loading model: )?(?:error loading model \w+: )?", "", text)[:300]
 
 
-def _refusal(path: Path, reason: str) -> ModelFileError | NotSupported:
+def _refusal(path: Path, reason: str) -> EdgeRunError:
+    if "unable to allocate" in reason:
+        return BudgetError(
+            f"{path}: llama.cpp cannot load it: {reason}: less memory is free there than was asked for; lower "
+            "--gpu-memory, or give 0 to leave the GPU out"
+        )
     if "unknown model architecture" in reason:
         return NotSupported(
             f"{path}: llama.cpp cannot load it: {reason}; install a llama-cpp-python that knows it, or give another "

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edge_run.base.errors import EdgeRunError
+from edge_run.base.errors import EdgeRunError, TierReadError
 from edge_run.base.units import MIB, round_down, round_up
 from edge_run.tiers import _libc
 from edge_run.tiers.readers import Readers
@@ -113,13 +113,16 @@ class Upload:
         self._readers.submit(lambda: self._fill(number), is_urgent=True)
 
     def _fill(self, number: int) -> int:
-        piece, error, n_bytes = self._pieces[number], None, 0
+        error: EdgeRunError | None = None
+        piece, n_bytes = self._pieces[number], 0
         start = round_down(piece.file_offset, _libc.PAGE)
         length = round_up(piece.file_offset + piece.length, _libc.PAGE) - start
         try:
             n_bytes = self._sources[piece.shard].read_into(self._slot(number), length, start)
         except EdgeRunError as failure:
             error = failure
+        except Exception as failure:  # a mistake of ours must not leave the consumer waiting for ever
+            error = TierReadError(f"a reader thread failed: {failure!r}; please report this")
         with self._changed:
             self._read[number] = error
             self._changed.notify_all()

@@ -124,3 +124,19 @@ def test_closed_before_it_is_done_it_leaves_nothing(tmp_path: Path) -> None:
     assert Path("/proc/self/maps").read_text().count("\n") <= before + 1
     assert _libc.PAGE
     source.close()
+
+
+def test_a_mistake_of_ours_does_not_leave_anybody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_random(tmp_path / "model", 1_000_000)
+    source, readers = SourceFile(tmp_path / "model"), Readers(1)
+
+    def fail(*_: object) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(SourceFile, "read_into", fail)
+    upload = Upload([Extent(0, 0, 0, 1_000_000)], [source], readers, Device().put)
+    with pytest.raises(TierReadError, match="ZeroDivisionError"):
+        upload.finish()
+    readers.close()
+    upload.close()
+    source.close()
