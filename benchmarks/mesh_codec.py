@@ -224,8 +224,8 @@ def finding(rows: Sequence[dict[str, Any]]) -> str:
             )
             words.append(f"At {rate}: {speeds}.")
     words.append(
-        "A token's state of these narrow models (1,280 and 1,024 bytes) fits into the shaper's burst of 3,100 bytes, so "
-        "tokens/s show what coding takes, and noise; the prompt shows the link."
+        "A token's state of these narrow models (1,280 and 1,024 bytes) fits into the shaper's burst of 3,100 bytes, "
+        "so tokens/s show what coding takes, and noise; the prompt shows the link."
     )
     return " ".join(words)
 
