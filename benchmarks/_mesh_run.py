@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--probe", action="store_true")
@@ -44,7 +45,7 @@ def main() -> None:
     config = ModelConfig(
         memory=arguments.memory,
         context_tokens=256,
-        micro_batch_tokens=32,
+        micro_batch_tokens=arguments.micro_batch,
         threads=arguments.threads,
         cache_folder=arguments.cache,
     )

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Tokens/s of a dense model over 1, 2 and 4 nodes, each with a throttled disk and a budget of a quarter of the model.
 
-    mesh_speed.py [--mbps 500] [--size 2G]
+    mesh_speed.py [--mbps 500] [--size 2G] [--micro-batch 8]
 
 All nodes are processes on one machine, each in a box with a disk speed of its own; they take turns computing, with all
 cores, as devices of a mesh do. Resident: the whole model in memory, one process. What is predicted comes from a probe
-in such a box. A fifth run gives each of four nodes a third of the model, so that all of it fits.
+in such a box. A fifth run gives each of four nodes a third of the model, so that all of it fits. A grown model is wide,
+and what llama.cpp computes in is as wide: for each token of a micro-batch some 3 MB of each budget of a 4 GB model.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from _mesh_box import box, peak_bytes, run
 TOKENS = {0: 16, 1: 5, 2: 8, 4: 16}
 
 
-def measure(model: Path, cache: str, nodes: int, memory: int, mbps: float) -> dict[str, Any]:
-    """Return the figures of one run."""
+def measure(model: Path, nodes: int, memory: int, mbps: float, flags: list[str]) -> dict[str, Any]:
+    """Return the figures of one run; flags begin with the cache."""
     from mesh_processes import MeshOfProcesses
 
-    flags = ["--cache", cache, "--tokens", str(TOKENS[nodes])]
+    cache, flags = flags[1], [*flags, "--tokens", str(TOKENS[nodes])]
     with tempfile.TemporaryDirectory() as folder:
         if nodes <= 1:
             budget = ["--memory", str(memory)] if nodes else []
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("--mbps", type=float, default=500)
     parser.add_argument("--size", default="2G")
     parser.add_argument("--layers", type=int, default=64)
+    parser.add_argument("--micro-batch", type=int, default=8)
     arguments = parser.parse_args()
     model = grown_model(arguments.size, arguments.layers)
     quarter = model.stat().st_size // 4
@@ -62,7 +64,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         run(Path(cache), model, ["--probe", "--cache", cache], arguments.mbps)
         for nodes, memory in ((0, 0), (1, quarter), (2, quarter), (4, quarter), (4, quarter * 4 // 3)):
-            figures = measure(model, cache, nodes, memory, arguments.mbps)
+            flags = ["--cache", cache, "--micro-batch", str(arguments.micro_batch)]
+            figures = measure(model, nodes, memory, arguments.mbps, flags)
             token_s = statistics.median(figures["seconds"][1:])
             wanted = wanted or figures["tokens"]
             same = min(len(wanted), len(figures["tokens"]))
@@ -91,7 +94,8 @@ def main() -> None:
     write_results(
         "mesh-speed",
         rows,
-        f"{model.name}, every node with a disk of {arguments.mbps:.0f} MB/s and a budget of a quarter of the model for "
+        f"{model.name}, micro-batches of {arguments.micro_batch}, every node with a disk of {arguments.mbps:.0f} MB/s "
+        f"and a budget of a quarter of the model for "
         f"its whole process: two nodes give {two / one:.2f} times the tokens/s of one, four {four / one:.2f} times, "
         f"which is {four / resident:.2f} of resident. With budgets of a third, where all fits, four give "
         f"{fitting / resident:.2f} of resident. Predicted against measured: within "

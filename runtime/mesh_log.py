@@ -30,10 +30,11 @@ class MeshLog:
         """Tokens to be computed when all is said again."""
         return sum(len(command.batch) for command in self._commands if isinstance(command, Decode))
 
-    @property
-    def seconds(self) -> float:
-        """What all that took when it was said first."""
-        return sum(self._seconds)
+    def seconds(self, usual_token_s: float) -> float:
+        """Return what all that takes to be said again: wide passes what they took, those of one token the usual."""
+        single = [isinstance(command, Decode) and len(command.batch) == 1 for command in self._commands]
+        wide_s = sum(seconds for seconds, is_single in zip(self._seconds, single, strict=True) if not is_single)
+        return wide_s + sum(single) * usual_token_s
 
     def add_batch(self, batch: Sequence[BatchToken], seconds: float = 0.0) -> None:
         """A batch was decoded, in so many seconds."""

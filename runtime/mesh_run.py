@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from edge_run.base.errors import (
     BudgetError,
@@ -45,6 +46,7 @@ from edge_run.runtime.mesh_failover import (
 )
 from edge_run.runtime.mesh_log import MeshLog
 from edge_run.runtime.mesh_messages import Command, Decode, Operate, command_header, command_parts
+from edge_run.runtime.mesh_promise import Pace, replay_s
 from edge_run.runtime.mesh_rates import PAYS_BACK_TOKENS, MeshRates
 from edge_run.runtime.mesh_spread import Failed, Spread
 from edge_run.runtime.mesh_wire import SEND_TIMEOUT_S, LinkWire, Overdue, PassFailed
@@ -76,6 +78,7 @@ class MeshRun:
         self._number = self._lease = 0
         self._sent = Tally()
         self._reported_s = 0.0
+        self._before = self._pace = Pace()
         self._learned: set[PassShape] = set()
         self._heard: list[MeshEvent] = []
         members = mesh.members()
@@ -225,6 +228,9 @@ class MeshRun:
                 raise
             self._spread.take_less(error)
             return Unfit(str(error))
+        if self._rates.token_s:
+            self._before = replace(self._pace, token_s=self._rates.token_s)
+        self._pace = Pace(0.0, plan.token_s, self._spread.reading_s(plan))
         self._rates.restart()
         if len(plan.nodes) > 1:
             self._mesh.publish_plan(self._lease, self._spread.plan_document())
@@ -234,7 +240,7 @@ class MeshRun:
     def _replay(self, epoch: int) -> Event:
         if self._log.tokens:
             again = f"{self._log.tokens} tokens are computed again on {len(self._failover.nodes)} devices"
-            self._say(f"{again}, about {self._log.seconds:.1f} s")
+            self._say(f"{again}, about {replay_s(self._log, self._before, self._pace):.1f} s")
         for command in self._log:
             try:
                 self._tell_all(command)

@@ -124,6 +124,15 @@ class Spread:
         found = self._best(self.stations, PAYS_BACK_TOKENS)
         return found if found and found.owners != self.plan.owners else None
 
+    def reading_s(self, plan: MeshPlan) -> float:
+        """Return how long the first pass of `plan` waits for weights that stay, all devices reading at once."""
+        seconds = [0.0]
+        for node in plan.nodes:
+            held = sum(w.weight_bytes for w, owner in zip(self.works, plan.owners, strict=True) if owner == node)
+            if node in self.stations:
+                seconds.append(max(0, held - plan.read_bytes.get(node, 0)) / self.stations[node].disk_bytes_per_s)
+        return max(seconds)
+
     def take_less(self, error: BudgetError) -> None:
         """This device has less room than it seemed."""
         own = self.stations[self._mesh.node]

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import mesh_faults
+import mesh_replan
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled
 from edge_run.base.units import MIB
@@ -204,3 +205,20 @@ def greedy(engine: Engine, prompt: Sequence[int]) -> list[int]:
         said.append(int(logits.argmax()))
         logits = session.step(said[-1])
     return said
+
+
+def test_a_worker_that_becomes_slow_loses_its_layers_in_the_middle_of_an_answer(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, mesh_replan.__file__, str(make_model("llama", folder))],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**ENVIRONMENT, "PYTHONPATH": str(Path(mesh_replan.__file__).parent)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["identical"], found
+    assert found["new_plans"] >= 1, found
+    assert found["from"] != found["to"], found
+    assert not found["left_out"], found

@@ -9,6 +9,7 @@ from edge_run.base.mesh import Message
 from edge_run.base.protocols import BatchToken
 from edge_run.runtime.mesh_log import MeshLog
 from edge_run.runtime.mesh_messages import Decode, Operate, command_header, command_parts, read_command
+from edge_run.runtime.mesh_promise import Pace, replay_s
 
 
 def batch(*positions: int, sequence: int = 0) -> list[BatchToken]:
@@ -74,3 +75,15 @@ def test_what_cannot_be_a_batch_is_refused(numbers: tuple[int, ...]) -> None:
 def test_an_unknown_command_is_refused() -> None:
     with pytest.raises(ProtocolError, match="unknown"):
         read_command(sent(Operate("format_disk")), vocabulary=10)
+
+
+def test_a_promise_counts_usual_tokens_a_slower_plan_and_what_is_read_besides() -> None:
+    log = MeshLog()
+    log.add_batch([BatchToken(i, i) for i in range(70)], 1.2)
+    for i in range(70, 80):
+        log.add_batch([BatchToken(i, i)], 5.0 if i == 75 else 0.05)  # one was disturbed
+    before = Pace(0.05, 0.05, 0.5)
+    assert replay_s(log, before, Pace(0.0, 0.05, 0.5)) == pytest.approx(1.2 + 10 * 0.05 + 0.05)
+    assert replay_s(log, before, Pace(0.0, 0.04, 0.2)) == pytest.approx(1.75), "a faster one promises no more"
+    assert replay_s(log, before, Pace(0.0, 0.10, 2.0)) == pytest.approx(2 * 1.75 + 1.5)
+    assert replay_s(log, before, Pace()) == pytest.approx(1.75)

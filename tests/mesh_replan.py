@@ -1,0 +1,118 @@
+"""A worker that becomes slow under an answer: a new plan must be made in the middle of it, and change no token.
+
+    python mesh_replan.py MODEL.gguf [--tokens 160]
+
+Of two workers the one that computes most is frozen for most of each fiftieth of a second, with SIGSTOP and SIGCONT, as
+a device is that does something else too; not before what was guessed of both was put right. Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.results import MeshUse
+from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
+from edge_run.partition.mesh_ring import Hops, plan_ring
+from edge_run.runtime import mesh_spread
+from edge_run.runtime.engine import Engine
+from edge_run.runtime.mesh_engine import MeshEngine
+from mesh_faults import OPTIONS, greedy
+from mesh_processes import WorkerProcess, mesh_of
+
+MOMENT, FROZEN_S, RUNNING_S = 60, 0.02, 0.001  # shorter than a token: the median of what tokens took tells
+
+
+class Slowed:
+    """Freezes a worker again and again, until it is over."""
+
+    def __init__(self, worker: WorkerProcess) -> None:
+        self._worker, self._is_over = worker, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            self._worker.freeze()
+            time.sleep(FROZEN_S)
+            self._worker.thaw()
+            time.sleep(RUNNING_S)
+
+    def end(self) -> None:
+        self._is_over.set()
+        if self._thread.is_alive():
+            self._thread.join(5)
+
+
+def with_little_room_here(works: Sequence[UnitWork], stations: Sequence[Station], hops: Hops) -> MeshPlan | None:
+    """Return the real plan, where this device has no room for layers, so that they go to the others."""
+    here, *others = stations
+    return plan_ring(works, [replace(here, memory_bytes=works[0].weight_bytes + works[-1].weight_bytes), *others], hops)
+
+
+def run(path: Path, tokens: int) -> dict[str, Any]:
+    """Answer, and slow the worker that has most layers from a moment on."""
+    mesh_spread.plan_ring = with_little_room_here
+    alone = Engine(path, ModelConfig(memory="4GiB", **OPTIONS))
+    wanted, _ = greedy(alone, tokens)
+    alone.close()
+    said: list[str] = []
+    with tempfile.TemporaryDirectory() as folder, mesh_of(Path(folder), path, list("bc")) as mesh:
+        here = mesh.join()
+        mesh.wait_for(here, 2)
+        engine = MeshEngine(path, ModelConfig(memory="4GiB", **OPTIONS), here, say=said.append, chunk_bytes=16384)
+        slowed: list[tuple[Slowed, MeshUse]] = []
+
+        def at(i: int) -> None:
+            if i == MOMENT:
+                use = engine.mesh_use
+                assert use is not None
+                slowed.append((Slowed(mesh.workers[busiest(use)]), use))
+                slowed[0][0].start()
+
+        try:
+            found, _ = greedy(engine, tokens, at)
+            after = engine.mesh_use
+        finally:
+            for one, _ in slowed:
+                one.end()
+            engine.close()
+    assert after is not None
+    before = slowed[0][1]
+    return {
+        "identical": found == wanted,
+        "new_plans": after.recoveries - before.recoveries,
+        "from": busiest(before),
+        "to": busiest(after),
+        "left_out": after.left_out,
+        "said": said,
+    }
+
+
+def busiest(use: MeshUse) -> str:
+    """Return the name of the device with most layers."""
+    return max(use.nodes, key=lambda node: len(node.blocks)).name
+
+
+def main() -> None:
+    """Run once, and print what came of it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--tokens", type=int, default=160)
+    arguments = parser.parse_args()
+    print(json.dumps(run(arguments.model, arguments.tokens)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
