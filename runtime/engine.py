@@ -27,8 +27,7 @@ from edge_run.base.profile import DeviceProfile
 from edge_run.base.protocols import BatchToken, Decoder
 from edge_run.base.results import Backend, ExpertUse, MemoryUse, MeshUse, Numerics, Plan
 from edge_run.devices.ledger import Ledger
-from edge_run.devices.memory import available_bytes, default_budget_bytes, process_memory
-from edge_run.runtime import _ggml as ggml
+from edge_run.devices.memory import default_budget_bytes, process_memory
 from edge_run.runtime import routing
 from edge_run.runtime.backend_choice import why_not_ours
 from edge_run.runtime.context_shape import context_shape
@@ -38,20 +37,18 @@ from edge_run.runtime.draft_model import DraftModel
 from edge_run.runtime.driver import Driver, PassShape, compile_program
 from edge_run.runtime.expert_streaming import ExpertStreaming
 from edge_run.runtime.forecast import PassTimes
-from edge_run.runtime.inspection import Inspection, inspect
-from edge_run.runtime.inspector_call import NoInspector
 from edge_run.runtime.kv_rules import check_kv_types
 from edge_run.runtime.library import library_version
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
 from edge_run.runtime.model_kind import check_kind
-from edge_run.runtime.offload import Offload, OffloadTooLarge, draft_host_bytes, plan_offload, shrink_offload
+from edge_run.runtime.offload import OffloadTooLarge, shrink_offload
 from edge_run.runtime.offload_loading import host_ranges, load_stubs, open_upload
-from edge_run.runtime.planner import Planner
 from edge_run.runtime.planning import (
     compute_threads,
     plan_plain,
     plan_resident,
 )
+from edge_run.runtime.preparing import check_budget, prepare
 from edge_run.runtime.progress import Timeline, pass_steps
 from edge_run.runtime.route_recorder import RouteRecorder
 from edge_run.runtime.speculation_shape import speculation_config
@@ -131,12 +128,12 @@ class Engine:
             self._draft_file = DraftFile(config.draft_model, config, self.gguf)
             self._draft_file.check_budget(self.budget_bytes)
         reason = why_not_ours(config)
-        self._planner: Planner | None = None
-        self.offload: Offload | None = None
-        self._draft_offload: Offload | None = None
+        prepared = prepare(self.gguf, config, self._draft_file, self.budget_bytes, may_offload=self.may_offload)
+        self._planner, self.offload, self._draft_offload = prepared.planner, prepared.offload, prepared.draft_offload
+        if self._planner and not reason:
+            check_budget(self._planner, self.budget_bytes, self._ledger.promised_bytes)
         self._upload: Upload | None = None
         self._is_warm = False
-        self._prepare_plan(is_budget_kept=not reason)
         self.backend = Backend("llama.cpp", reason) if reason else Backend("edge-run")
         self._driver = Driver()
         self._recorder = recorder
@@ -210,32 +207,6 @@ class Engine:
         """Keep what was learnt of a mixture for later runs."""
         levers = stream.tuning.found if stream.tuning else {}
         routing.remember(self.gguf, self.config.cache, stream.usage, levers)
-
-    def _prepare_plan(self, is_budget_kept: bool) -> None:
-        """Refuse what llama.cpp would end the process over, then budgets that are too small, before all else."""
-        is_known_library = not ggml.check_library()
-        known = self._inspect() if self.config.check_file and is_known_library else None
-        if self.may_offload and is_known_library:
-            parts = plan_offload(self.gguf, self.config, self.budget_bytes, self._draft_file)
-            self.offload, self._draft_offload = parts
-        if known:
-            self._check_budget(known, is_budget_kept)
-
-    def _inspect(self) -> Inspection | None:
-        if _libc.why_unavailable():
-            return None
-        try:
-            return inspect(self.gguf, self.config, library_version())
-        except NoInspector as error:
-            logger.warning("%s; it is opened all the same", error)
-            return None
-
-    def _check_budget(self, known: Inspection, is_budget_kept: bool) -> None:
-        draft_bytes = draft_host_bytes(self._draft_file, self._draft_offload)
-        self._planner = planned = Planner(self.gguf, self.config, known, draft_bytes, self.offload)
-        room = min(self.budget_bytes, available_bytes(promised_bytes=self._ledger.promised_bytes))
-        if is_budget_kept and planned.opening_bytes + draft_bytes > room:
-            planned.plan(room)
 
     def _open(self, *, is_ours: bool) -> Plan:
         """Open the model; where llama.cpp takes more of a GPU than it had said, with less there."""

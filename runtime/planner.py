@@ -132,7 +132,8 @@ class Planner:
     @property
     def opening_bytes(self) -> int:
         """What is taken of the machine's memory while the model opens."""
-        return self.known.program_bytes + self._holdings.kv_bytes + self._holdings.buffer_bytes
+        holdings = self._holdings
+        return self.known.program_bytes + holdings.kv_bytes + holdings.buffer_bytes + holdings.draft_bytes
 
     @functools.cached_property
     def _experience(self) -> routing.Experience:

@@ -1,0 +1,70 @@
+"""What is known of a model before it is opened: what llama.cpp would do with it, and what of it a GPU gets.
+
+A file that llama.cpp would end the process over is refused first, then budgets that are too small.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_run.base.config import ModelConfig
+from edge_run.devices.memory import available_bytes
+from edge_run.runtime import _ggml as ggml
+from edge_run.runtime.draft_file import DraftFile
+from edge_run.runtime.inspection import Inspection, inspect
+from edge_run.runtime.inspector_call import NoInspector
+from edge_run.runtime.library import library_version
+from edge_run.runtime.offload import Offload, draft_host_bytes, plan_offload
+from edge_run.runtime.planner import Planner
+from edge_run.tiers import _libc
+from edge_run.tiers.gguf import GgufModel
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """planner: None where the file was not looked at. offload, draft_offload: what a GPU gets of either model."""
+
+    planner: Planner | None = None
+    offload: Offload | None = None
+    draft_offload: Offload | None = None
+
+
+def prepare(
+    gguf: GgufModel, config: ModelConfig, draft: DraftFile | None, budget_bytes: int, *, may_offload: bool
+) -> Prepared:
+    """Return what is known of a model, and of its draft model, under a budget.
+
+    Raises ModelFileError and what `plan_offload` does.
+    """
+    if ggml.check_library():  # not the llama.cpp that we know: what it does cannot be said
+        return Prepared()
+    known = _inspect(gguf, config) if config.check_file else None
+    parts = plan_offload(gguf, config, budget_bytes, draft) if may_offload else (None, None)
+    if known is None:
+        return Prepared(None, *parts)
+    return Prepared(Planner(gguf, config, known, draft_host_bytes(draft, parts[1]), parts[0]), *parts)
+
+
+def check_budget(planner: Planner, budget_bytes: int, promised_bytes: Callable[[Path | None], int]) -> None:
+    """Refuse a budget that is too small already for opening the model. promised_bytes: see `available_bytes`.
+
+    Raises BudgetError.
+    """
+    room = min(budget_bytes, available_bytes(promised_bytes=promised_bytes))
+    if planner.opening_bytes > room:
+        planner.plan(room)
+
+
+def _inspect(gguf: GgufModel, config: ModelConfig) -> Inspection | None:
+    if _libc.why_unavailable():
+        return None
+    try:
+        return inspect(gguf, config, library_version())
+    except NoInspector as error:
+        logger.warning("%s; it is opened all the same", error)
+        return None
