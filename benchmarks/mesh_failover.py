@@ -58,7 +58,7 @@ def namespaces() -> Iterator[None]:
         subprocess.run(["ip", "link", "del", BRIDGE], check=False, capture_output=True)
 
 
-def in_equal_parts(works: Sequence[Any], stations: Sequence[Any]) -> Any:
+def in_equal_parts(works: Sequence[Any], stations: Sequence[Any], hops: Any) -> Any:
     """Return a plan in which each device has as many layers in a row."""
     from edge_run.partition.mesh_plan import MeshPlan
 
@@ -90,7 +90,7 @@ def measure(model: Path, fault: str, wanted: list[int]) -> dict[str, Any]:
     from edge_run.runtime.mesh_engine import MeshEngine
     from mesh_processes import MeshOfProcesses
 
-    mesh_spread.plan_mesh = in_equal_parts
+    mesh_spread.plan_ring = in_equal_parts
     budget = "500MiB"
     said: list[tuple[float, str]] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 
 from edge_run.base.errors import DeviceLost, MeshError
 from edge_run.base.mesh import Message
+
+logger = logging.getLogger(__name__)
 
 MOST_BYTES, MOST_MESSAGES = 256 << 20, 1024
 MOST_BULK_BYTES, MOST_BULK_MESSAGES = 16 << 20, 256
@@ -20,6 +23,7 @@ class Inbox:
         """`on_room` is called when it was full and is no more."""
         self._on_room = on_room
         self._most_bytes, self._most_messages = most_bytes, most_messages
+        self.hear: Callable[[Message | DeviceLost], None] = lambda item: None
         self._arrived = threading.Condition()
         self._items: deque[tuple[Message | DeviceLost, int]] = deque()
         self._bytes = 0
@@ -31,7 +35,11 @@ class Inbox:
         return self._bytes >= self._most_bytes or len(self._items) >= self._most_messages
 
     def put(self, item: Message | DeviceLost, size: int = 0) -> None:
-        """Add a message of `size` bytes, or a loss."""
+        """Add a message of `size` bytes, or a loss; `hear` is told first."""
+        try:
+            self.hear(item)
+        except Exception:
+            logger.exception("data link: a listener's mistake")
         with self._arrived:
             self._items.append((item, size))
             self._bytes += size

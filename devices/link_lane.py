@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import zmq
 
 PROBE_BYTES = (64, 64, 16 << 10, 16 << 10)  # the last is what a token's state has at width 4096
-RATE_PROBE_BYTES = (*[64] * 8, *[2 << 20] * 3)
+RATE_PROBE_BYTES = (*[64] * 8, 16 << 10, 64 << 10, 256 << 10, *[2 << 20] * 3)
+LONG_PROBE_S = 0.2  # what takes longer is not repeated, and larger ones are not tried: so much says enough
 OPEN_S, BETTER_S = 3.0, 0.25  # how long all may take; how long to wait for a better one than the first
 RETRY_S = 0.15  # after which whoever does not know us is asked again
 MOST_ABSENCES = 4
@@ -128,10 +129,17 @@ class Candidate:
                 continue
             took_s, size = time.perf_counter() - self._sent_s, sizes[self._next]
             self.times_s[size] = min(took_s, self.times_s.get(size, took_s))
-            self._next += 1
+            self._next = _next_probe(self._next, sizes, took_s)
             if self._next < len(sizes):
                 self._probe(sizes[self._next])
         return self._is_ready and self._next == len(sizes)
+
+    @property
+    def rate(self) -> LinkRate:
+        """What was measured, once there were echoes of probes of two sizes."""
+        least, most = min(self.times_s), max(self.times_s)
+        round_trip_s, large_s = self.times_s[least], self.times_s[most]
+        return LinkRate(self.place, round_trip_s, (most - least) / max(1e-9, large_s - round_trip_s))
 
     @property
     def is_hopeless(self) -> bool:
@@ -170,18 +178,14 @@ class Opening:
         return is_over or time.monotonic() >= self.deadline_s
 
     def best(self) -> Candidate | None:
-        """Return whose echoes came soonest; None where none came."""
-        return min(self._done, key=lambda one: one.times_s[self._sizes[-1]], default=None)
+        """Return the way on which a token's state is soonest; None where no echo came."""
+        return min(self._done, key=lambda one: _state_s(one.rate), default=None)
 
     @property
     def rate(self) -> LinkRate | None:
         """What was measured of the best way."""
         best = self.best()
-        if best is None:
-            return None
-        least, most = self._sizes[0], self._sizes[-1]
-        round_trip_s, large_s = best.times_s[least], best.times_s[most]
-        return LinkRate(best.place, round_trip_s, (most - least) / max(1e-9, large_s - round_trip_s))
+        return best.rate if best else None
 
     def why_not(self) -> str:
         """Return why there is no way, in words."""
@@ -239,3 +243,15 @@ class Lane:
     def _lost(self, why: str) -> DeviceLost:
         node = self.peer.node
         return DeviceLost(f"node {node} at {self.way.place}: {why}", node=node)
+
+
+def _next_probe(number: int, sizes: Sequence[int], took_s: float) -> int:
+    """Return which probe follows `number`: on a slow way one of the second size is enough."""
+    if took_s <= LONG_PROBE_S:
+        return number + 1
+    larger = next((i for i, size in enumerate(sizes) if size > sizes[number]), len(sizes))
+    return larger if sizes[number] == sizes[0] else len(sizes)
+
+
+def _state_s(rate: LinkRate) -> float:
+    return rate.round_trip_s + PROBE_BYTES[-1] / rate.bytes_per_s

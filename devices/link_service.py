@@ -44,6 +44,7 @@ class LinkService:
         self.peers: Mapping[str, Peer] = {}
         self.lanes: dict[str, Lane] = {}
         self.rates: dict[str, LinkRate] = {}
+        self.measured_s: dict[str, float] = {}
         self.failures: dict[str, str] = {}
         self.wanted: dict[tuple[str, bool], None] = {}  # nodes, and whether to measure only
         self.dropped: dict[str, str] = {}
@@ -237,7 +238,7 @@ class LinkService:
                     self.failures[node] = opening.why_not()
                     self._unsent = [one for one in self._unsent if one[0] != node]
                 elif is_measure:
-                    self.rates[node] = rate
+                    self.rates[node], self.measured_s[node] = rate, time.monotonic()
                 else:
                     self.lanes[node] = Lane(opening.peer, best, rate, is_talked_to=node in self._speakers)
                 self.changed.notify_all()

@@ -87,12 +87,15 @@ class MeshPlan:
         return 1 / self.token_s
 
 
-def plan_mesh(units: Sequence[UnitWork], stations: Sequence[Station]) -> MeshPlan | None:
+def plan_mesh(units: Sequence[UnitWork], stations: Sequence[Station], among: Sequence[int] = ROUNDS) -> MeshPlan | None:
     """Return the fastest plan; the first station has the head and the tail, which are the first and the last unit.
 
-    None when the model does not fit all of them together: each needs room for its window and what is kept.
+    among: numbers of rounds to try. None when the model does not fit all of them together: each needs room for its
+    window and what is kept.
     """
-    plans = [plan for rounds in _useful_rounds(units, stations) if (plan := _plan_rounds(units, stations, rounds))]
+    plans = [
+        plan for rounds in _useful_rounds(units, stations, among) if (plan := _plan_rounds(units, stations, rounds))
+    ]
     alone = token_time(units, stations, (stations[0].node,) * len(units))
     if alone < _NEVER:
         plans.append(_made(units, stations, (stations[0].node,) * len(units), alone))
@@ -148,12 +151,12 @@ def _together(units: Sequence[UnitWork]) -> UnitWork:
     return functools.reduce(UnitWork.plus, units, UnitWork(0))
 
 
-def _useful_rounds(units: Sequence[UnitWork], stations: Sequence[Station]) -> list[int]:
-    """Return the numbers of rounds to try: more than one only where weights stream."""
+def _useful_rounds(units: Sequence[UnitWork], stations: Sequence[Station], among: Sequence[int]) -> list[int]:
+    """Return the numbers of rounds to try: no more than there are blocks."""
     n_blocks = len(units) - 2
     if len(stations) < 2 or n_blocks < 1:
         return []
-    return [rounds for rounds in ROUNDS if rounds <= n_blocks]
+    return [rounds for rounds in among if rounds <= n_blocks]
 
 
 def _plan_rounds(units: Sequence[UnitWork], stations: Sequence[Station], rounds: int) -> MeshPlan | None:

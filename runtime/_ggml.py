@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -363,6 +364,31 @@ def cast_callback(function: Callable[[int, bool, int], bool], target: Any) -> tu
     """Return (the C callback, to be kept alive by the caller; the same as `target`'s pointer type)."""
     callback = EvalCallback(function)
     return callback, ctypes.cast(callback, type(target))
+
+
+class StopFlag:
+    """What llama.cpp looks at after each node: while it is up, a pass ends there, with code 2. Any thread may set it.
+
+    The callback is the C library's `strlen` over a text that is empty or not: Python's would take the interpreter's
+    lock a thousand times a pass.
+    """
+
+    def __init__(self) -> None:
+        self._text = ctypes.create_string_buffer(2)
+
+    def set(self, is_up: bool) -> None:
+        """Raise or lower it."""
+        self._text[0] = b"\1" if is_up else b"\0"
+
+    def watch(self, context: Any) -> None:
+        """Have passes of a llama.cpp context end while it is up; it must live as long as that."""
+        L.llama_set_abort_callback(context, _strlen(), ctypes.cast(self._text, ctypes.c_void_p))
+
+
+@functools.cache
+def _strlen() -> Any:
+    library = ctypes.CDLL("msvcrt" if os.name == "nt" else None)
+    return ctypes.cast(library.strlen, _llama.ggml_abort_callback)
 
 
 def no_devices() -> Any:

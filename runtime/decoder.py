@@ -19,6 +19,8 @@ from edge_run.runtime.graph import GraphMap
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
 from edge_run.runtime.progress import Timeline
 
+_STOPPED = 2  # what llama.cpp returns when it was told to stop
+
 
 class LocalDecoder:
     """A `Decoder` on this device. Not thread-safe but for `cancel`.
@@ -159,6 +161,8 @@ class LocalDecoder:
             )
         with deferred_interrupt(self._driver), self._driver.running(PassShape(len(tokens), len(outputs))):
             code = L.llama_decode(self._context.handle, self._batch)
+            if code == _STOPPED:
+                self._driver.check_cancelled()
         if code == 1:
             raise ContextFull(
                 f"context of {self._context.context_tokens} tokens is full; start a new conversation, or raise -c",

@@ -119,6 +119,7 @@ def compile_program(graph: GraphMap, features: Sequence[Feature]) -> Program:
 class Driver:
     """The callback of one llama.cpp context. One pass at a time; `cancel` may come from any thread.
 
+    stop: is up while the pass in progress is to end: llama.cpp looks at it after each node that it computes.
     is_partial: of its programs' graphs only some nodes are to be computed. Then a graph that is not the one expected is
     refused with GraphChanged.
     """
@@ -127,6 +128,7 @@ class Driver:
         self.features: list[Feature] = []
         self.programs: dict[PassShape, Program] = {}
         self.is_partial = False
+        self.stop = ggml.StopFlag()
         self._flow: FlowObserver | None = None
         self._observer = Observer()
         self._program = _EMPTY
@@ -144,10 +146,12 @@ class Driver:
     def cancel(self) -> None:
         """Stop the pass in progress at its next node; it raises Cancelled."""
         self._is_cancelled = True
+        self.stop.set(True)
 
     def forget_cancel(self) -> None:
         """Begin something new: what was cancelled before does not concern it."""
         self._is_cancelled = False
+        self.stop.set(False)
 
     def check_cancelled(self) -> None:
         """Raise Cancelled when the pass in progress was cancelled."""
@@ -170,12 +174,14 @@ class Driver:
     def mapping(self) -> Iterator[None]:
         """Passes in this block compute nothing; `take_map` then returns the graph."""
         self._is_mapping, self._seen = True, []
+        self.stop.set(False)
         self._flow = FlowObserver() if self.is_partial else None
         try:
             yield
         finally:
             self._is_mapping = False
             self._must_restore = True
+            self.stop.set(self._is_cancelled)
 
     def take_map(self) -> GraphMap:
         """Return the graph that was mapped."""
@@ -195,6 +201,9 @@ class Driver:
         self._cursor, self._seen, self._failure = 0, None, None
         try:
             yield
+        except BaseException:
+            self._abandon()
+            raise
         finally:
             self._must_restore = self._failure is not None
         if self._failure is not None:

@@ -287,6 +287,7 @@ class Engine:
         _libc.trim_heap()
         before = process_memory()
         self._context = LlamaContext(self.model, self.shape, callback)
+        self._context.stop_at(self._driver.stop)
         holdings = Holdings.since(before, self._context, work_bytes(self.gguf, self.shape.micro_batch_tokens))
         return self._with_draft(holdings)
 

@@ -179,6 +179,10 @@ class LlamaContext:
             for pattern in (_CACHE, _BUFFER)
         )
 
+    def stop_at(self, flag: ggml.StopFlag) -> None:
+        """End passes, with code 2, while `flag` is up; it must live as long as this does."""
+        flag.watch(self.handle)
+
     def use_threads(self, threads: int) -> None:
         """Compute with so many threads from now on."""
         L.llama_set_n_threads(self.handle, threads, threads)

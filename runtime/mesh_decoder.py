@@ -55,7 +55,9 @@ class MeshDecoder(MeshRun):
             predicted_token_s=plan.token_s if plan else 0.0,
             token_s=self._rates.token_s,
             hop_s=self._rates.hop_s,
-            sent_bytes=self._sent_bytes + self._wire.sent_bytes,
+            sent_bytes=self._sent.sent_bytes,
+            plain_bytes=self._sent.plain_bytes,
+            states=dict(self._sent.states),
             recoveries=self._failover.recoveries,
             left_out=dict(self._failover.left_out),
         )

@@ -36,6 +36,8 @@ class MeshEngine(SliceEngine):
         """Open the model and spread it over who is there. say: is told what the user should see. Raises as `Engine`."""
         self._over_all: MeshDecoder | None = None
         super().__init__(path, config, chunk_bytes)
+        if config.mesh_states == "compact":
+            say("states are rounded where a link is slow: tokens may differ from those of one device")
         try:
             spread = Spread(mesh, self, takes_any_numerics, say)
             exchange = PieceExchange(mesh.link)

@@ -21,6 +21,8 @@ from edge_run.base.mesh import Lost, Mesh, MeshEvent, Unled, is_worker
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.runtime.decoder import LocalDecoder
 from edge_run.runtime.driver import GraphChanged, PassShape
+from edge_run.runtime.mesh_coding import StateCoder, Tally
+from edge_run.runtime.mesh_commands import carry_out
 from edge_run.runtime.mesh_failover import (
     Deposed,
     Event,
@@ -48,7 +50,6 @@ from edge_run.runtime.mesh_spread import Failed, Spread
 from edge_run.runtime.mesh_wire import SEND_TIMEOUT_S, LinkWire, Overdue, PassFailed
 from edge_run.runtime.slice import Share
 from edge_run.runtime.slice_engine import SliceEngine
-from edge_run.runtime.worker import carry_out
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,8 @@ class MeshRun:
         self._log = MeshLog()
         self._rates = MeshRates()
         self._wire = LinkWire(mesh.link, 0, (mesh.node,))
-        self._number = self._sent_bytes = self._lease = 0
+        self._number = self._lease = 0
+        self._sent = Tally()
         self._reported_s = 0.0
         self._learned: set[PassShape] = set()
         self._heard: list[MeshEvent] = []
@@ -209,13 +211,13 @@ class MeshRun:
         if plan is None or set(plan.nodes) != set(instruction.nodes):
             plan = self._spread.alone()
         node = self._mesh.node
-        self._sent_bytes += self._wire.sent_bytes
-        self._wire = LinkWire(self._mesh.link, instruction.epoch, plan.owners)
+        coder = StateCoder(self._engine.config.mesh_states, self._spread.ways.speeds(node, plan.nodes), self._sent)
+        self._wire = LinkWire(self._mesh.link, instruction.epoch, plan.owners, coder)
         self._wire.node, self._wire.check = node, self._check
         self._number = 0
         self._learned.clear()
         self._spread.open(plan, instruction.epoch)
-        self._wire.clear()
+        self._wire.forget()
         try:
             self._engine.assign(Share(plan.owners, node), self._wire)
         except BudgetError as error:

@@ -12,7 +12,8 @@ from typing import TypeVar
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError, ProtocolError
 from edge_run.base.mesh import Document, JsonValue, Mesh
 from edge_run.base.results import MeshNode
-from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork, plan_mesh
+from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
+from edge_run.partition.mesh_ring import plan_ring
 from edge_run.runtime.driver import PassShape
 from edge_run.runtime.fingerprint import fingerprint
 from edge_run.runtime.mesh_failover import Gone, Refused
@@ -26,6 +27,7 @@ from edge_run.runtime.mesh_terms import (
     shared_settings,
     station,
 )
+from edge_run.runtime.mesh_ways import Ways
 from edge_run.runtime.mixture import routed_read
 from edge_run.runtime.slice_engine import SliceEngine
 from edge_run.runtime.terms import used_experts
@@ -33,7 +35,6 @@ from edge_run.runtime.terms import used_experts
 PREPARE_TIMEOUT_S, ASSIGN_TIMEOUT_S, STATUS_TIMEOUT_S = 120.0, 120.0, 3.0
 FETCH_TIMEOUT_S = 30.0  # of an order to fetch, which only begins it
 FETCH_TOKENS = 1000  # of this run and later ones, which find there what was fetched
-HOP_S = 0.001  # until it is measured
 
 
 _Answer = TypeVar("_Answer")
@@ -80,7 +81,7 @@ class Spread:
         self.works = unit_works(engine)
         self.fetch = MeshFetch(mesh, len(self.works), say, engine.check_cancelled)
         self.stations: dict[str, Station] = {}
-        self.hop_s = HOP_S
+        self.ways = Ways(mesh, self._order_all, max((unit.entry_bytes for unit in engine.layout.units[1:]), default=0))
         self.plan: MeshPlan | None = None
 
     def prepare(self, candidates: Sequence[str]) -> None:
@@ -91,18 +92,20 @@ class Spread:
         for node, answer in answers.items():
             self._check(node, answer)
             self._judged(node, functools.partial(self.fetch.note, node, answer))
-            found = self._judged(node, functools.partial(station, node, answer, self.hop_s))
+            found = self._judged(node, functools.partial(station, node, answer))
             lack = self.fetch.lacks.get(node)
             self.stations[node] = replace(found, most_weight_bytes=lack.most_bytes if lack else None)
 
     def make_plan(self, fetch_tokens: int = FETCH_TOKENS) -> MeshPlan:
         """Return the best plan over the devices that were asked, and this one; this one alone where none fits.
 
+        The ways between them are measured before. Raises Failed for the first that is not there any more.
         fetch_tokens: what a device has to fetch is worth it where it saves more within so many tokens.
         """
         node = self._mesh.node
         if node not in self.stations:
-            self.stations[node] = station(node, room_document(self._engine), self.hop_s)
+            self.stations[node] = station(node, room_document(self._engine))
+        self.ways.measure(list(self.stations))
         self.plan = self._best(self.stations, fetch_tokens) or self.alone()
         return self.plan
 
@@ -110,7 +113,10 @@ class Spread:
         """Return the best plan by what devices really took for a token, if it is another one than that in force."""
         if self.plan is None or len(self.stations) < 2:
             return None
-        self.hop_s = hop_s
+        try:
+            self.ways.correct(self.plan.owners, hop_s)
+        except Failed:  # who is gone is found out by the next batch
+            return None
         for node, seconds in spent.items():
             if node in self.stations and seconds > 0:
                 self.stations[node] = self._corrected(node, self.plan, seconds)
@@ -128,7 +134,7 @@ class Spread:
         """Return the best plan, having tried without those that would have to fetch, the slowest first."""
         left, best, least_s = dict(stations), None, math.inf
         while (plan := self._fastest(left)) is not None:
-            costs = {node: self.fetch.seconds(plan, node) for node in plan.nodes}
+            costs = {node: self.fetch.seconds(plan, node, self.ways.rate(self._mesh.node, node)) for node in plan.nodes}
             slowest = max(costs, key=lambda node: costs[node])
             if plan.token_s * fetch_tokens + costs[slowest] < least_s:
                 best, least_s = plan, plan.token_s * fetch_tokens + costs[slowest]
@@ -140,7 +146,7 @@ class Spread:
     def _fastest(self, stations: Mapping[str, Station]) -> MeshPlan | None:
         first = stations[self._mesh.node]
         others = [stations[node] for node in sorted(stations) if node != first.node]
-        return plan_mesh(self.works, [replace(s, hop_s=self.hop_s) for s in (first, *others)])
+        return plan_ring(self.works, [first, *others], self.ways.hop)
 
     def _corrected(self, node: str, plan: MeshPlan, seconds: float) -> Station:
         """Return a device as it was seen to be: at work for `seconds` a token."""
@@ -170,7 +176,10 @@ class Spread:
         if refusal is not None:
             raise Failed(refusal)
         others = [node for node in plan.nodes if node != self._mesh.node]
-        self._order_all(dict.fromkeys(others, order), ASSIGN_TIMEOUT_S)
+        orders: dict[str, Document] = {
+            node: {**order, "bytes_per_s": self.ways.speeds(node, plan.nodes)} for node in others
+        }
+        self._order_all(orders, ASSIGN_TIMEOUT_S)
 
     def release(self, nodes: Sequence[str]) -> None:
         """Let devices that take part no more give up what they hold, as far as they hear it."""

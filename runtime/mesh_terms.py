@@ -35,6 +35,7 @@ SHARED_FIELDS = (
     "kv_type",
     "flash_attention",
     "exact",
+    "mesh_states",
 )
 GUESSED_COMPUTE_BYTES_PER_S = 5e9  # where nobody has measured; live rates replace it
 GUESSED_DISK_BYTES_PER_S = 500e6
@@ -119,7 +120,7 @@ def room_document(engine: SliceEngine) -> Document:
     }
 
 
-def station(node: str, document: Document, hop_s: float) -> Station:
+def station(node: str, document: Document) -> Station:
     """Return a device as the planner sees it, from what it said of itself. Raises ProtocolError."""
 
     def number(key: str) -> float:
@@ -133,6 +134,5 @@ def station(node: str, document: Document, hop_s: float) -> Station:
         memory_bytes=int(number("room_bytes")),
         compute_bytes_per_s=max(1.0, number("compute_bytes_per_s")),
         disk_bytes_per_s=max(1.0, number("disk_bytes_per_s")),
-        hop_s=hop_s,
         window_bytes=int(number("window_bytes")),
     )

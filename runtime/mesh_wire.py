@@ -6,7 +6,7 @@ epoch is dropped.
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from edge_run.base.errors import Cancelled, DeviceLost, KernelError, ProtocolError
 from edge_run.base.mesh import Document, Link, Message
 from edge_run.base.protocols import Clock
+from edge_run.runtime.mesh_coding import StateCoder, decode
 from edge_run.runtime.mesh_messages import integer
-
-logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 MOST_WAITING = 256
@@ -38,14 +37,20 @@ class LinkWire:
     link's own. spent: what devices said that they were at work for in this pass, of those before this one in the ring.
     """
 
-    def __init__(self, link: Link, epoch: int, owners: Sequence[str], clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        link: Link,
+        epoch: int,
+        owners: Sequence[str],
+        coder: StateCoder | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.coder = coder or StateCoder("exact", {})
         self._link, self.epoch, self._owners, self._clock = link, epoch, tuple(owners), clock
         self._waiting: deque[Message] = deque()
         self.check: Callable[[], None] = lambda: None
         self.deadline_s: float | None = None
         self.number = 0
-        self.sent_bytes = 0
-        self.sent_states = 0
         self.spent: dict[str, float] = {}
         self.place = "idle"
         self.node = ""
@@ -56,15 +61,6 @@ class LinkWire:
     def hops(self) -> int:
         """How often a state is handed on in a pass."""
         return sum(a != b for a, b in zip(self._owners, self._owners[1:], strict=False))
-
-    def clear(self) -> None:
-        """Forget what has come so far: nothing under this epoch was said yet, and who was lost may be there again."""
-        while True:
-            try:
-                if self._link.receive(timeout_s=0.0) is None:
-                    return
-            except DeviceLost as error:
-                logger.info("before epoch %d: %s", self.epoch, error)
 
     def expect(self, number: int) -> None:
         """Command `number` begins; states of earlier ones are nobody's from now on."""
@@ -77,8 +73,16 @@ class LinkWire:
         while (message := self._next(0.0)) is not None:
             self._keep(message)
 
+    def forget(self) -> None:
+        """What came before this epoch is nobody's: also the loss of an earlier life of who coordinates now."""
+        while True:
+            with contextlib.suppress(DeviceLost):
+                if self._link.receive(timeout_s=0.0) is None:
+                    return
+
     def begin(self) -> None:
-        """A pass through the graph begins."""
+        """A pass through the graph begins. Raises what `check` does."""
+        self.check()
         self._round += 1
 
     def receive(self, unit: int) -> Sequence[memoryview]:
@@ -92,7 +96,7 @@ class LinkWire:
                 self._note(message.header)
                 self._since = self._clock()
                 self.place = f"computing from unit {unit}"
-                return message.parts
+                return decode(message.header.get("codes"), message.parts)
             if message is not None:
                 self._keep(message)
                 continue
@@ -105,6 +109,7 @@ class LinkWire:
     def send(self, unit: int, node: str, parts: Sequence[memoryview]) -> None:
         """Hand a state over. Raises DeviceLost when it cannot be."""
         self._leave()
+        codes, coded = self.coder.encode(node, parts)
         header: Document = {
             "kind": "state",
             "epoch": self.epoch,
@@ -112,10 +117,9 @@ class LinkWire:
             "round": self._round,
             "unit": unit,
             "spent": dict(self.spent),
+            "codes": codes,
         }
-        self._link.send(node, header, parts, timeout_s=SEND_TIMEOUT_S)
-        self.sent_bytes += sum(len(part) for part in parts)
-        self.sent_states += 1
+        self._link.send(node, header, coded, timeout_s=SEND_TIMEOUT_S)
         self.place = f"has sent the state before unit {unit}"
 
     def finish(self) -> None:

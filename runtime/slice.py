@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 from edge_run.base.errors import ProtocolError
 from edge_run.runtime import _ggml as ggml
@@ -128,7 +128,14 @@ class Slice:
         return receive
 
     def _send_step(self, unit: int, node: str, ordinals: Sequence[int]) -> Callable[[int], None]:
-        return lambda _: self._wire.send(unit, node, [_memory(self._at[ordinal]) for ordinal in ordinals])
+        return lambda _: self._wire.send(unit, node, [_numbers(self._at[ordinal]) for ordinal in ordinals])
+
+
+def _numbers(address: int) -> memoryview:
+    """Return the memory of the tensor at `address`, of format `f` where it is float32."""
+    memory = _memory(address)
+    is_float = ggml.tensor_at(address).type == ggml.TYPE_IDS["f32"]
+    return cast("memoryview", memory.cast("f")) if is_float else memory
 
 
 def _memory(address: int) -> memoryview:

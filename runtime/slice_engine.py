@@ -15,7 +15,7 @@ from pathlib import Path
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import NotSupported
 from edge_run.base.protocols import BatchToken
-from edge_run.base.results import Plan
+from edge_run.base.results import Numerics, Plan
 from edge_run.runtime.driver import PassShape, compile_program
 from edge_run.runtime.engine import Engine
 from edge_run.runtime.expert_streaming import ExpertStreaming
@@ -67,6 +67,11 @@ class SliceEngine(Engine):
     def chunk_bytes(self) -> int:
         """The size of a chunk."""
         return self._chunk_bytes
+
+    @property
+    def numerics(self) -> Numerics:
+        """The numerics key, with what states are that come from other devices."""
+        return replace(super().numerics, mesh_states=self.config.mesh_states)
 
     def check_cancelled(self) -> None:
         """Raise Cancelled when the pass in progress was cancelled."""

@@ -10,24 +10,26 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, DeviceLost, EdgeRunError, MeshError, ProtocolError
-from edge_run.base.mesh import Document, Mesh
+from edge_run.base.mesh import Document, Mesh, Message
 from edge_run.base.results import to_json
 from edge_run.devices.ledger import Ledger
 from edge_run.devices.memory import default_budget_bytes
-from edge_run.runtime.driver import PassShape
+from edge_run.runtime.mesh_coding import StateCoder
+from edge_run.runtime.mesh_commands import carry_out
 from edge_run.runtime.mesh_failover import ATTEMPT_BITS
 from edge_run.runtime.mesh_messages import Command, Decode, Operate, integer, read_command
 from edge_run.runtime.mesh_terms import config_from, layout_hash, room_document
+from edge_run.runtime.mesh_ways import MEASURE_TIMEOUT_S, measured, rates_document, read_speeds
 from edge_run.runtime.mesh_wire import SEND_TIMEOUT_S, LinkWire
 from edge_run.runtime.slice import Share
 from edge_run.runtime.slice_engine import SliceEngine
 from edge_run.runtime.worker_files import WorkerFiles
 from edge_run.runtime.worker_models import read_asked
+from edge_run.runtime.worker_run import WorkerRun
 from edge_run.tiers.territory import CHUNK_BYTES
 
 logger = logging.getLogger(__name__)
@@ -35,17 +37,6 @@ logger = logging.getLogger(__name__)
 IDLE_POLL_S = 0.1
 STOP_TIMEOUT_S = 30.0
 MOST_UNITS = 1 << 16
-
-
-@dataclass(slots=True)
-class _Run:
-    """The run that this worker takes part in. is_over: its coordinator is gone, or has a later plan."""
-
-    coordinator: str
-    epoch: int
-    wire: LinkWire
-    done: int = 0
-    is_over: bool = False
 
 
 class Worker:
@@ -68,7 +59,7 @@ class Worker:
         self._chunk_bytes = chunk_bytes
         self._engine: SliceEngine | None = None
         self._opened: tuple[str, Document] | None = None
-        self._run: _Run | None = None
+        self._run: WorkerRun | None = None
         self._changing = threading.Condition()
         self._is_closed = self._is_busy = False
         self._latest = 0
@@ -76,6 +67,7 @@ class Worker:
 
     def start(self) -> None:
         """Announce what is here, and begin to serve."""
+        self._mesh.link.overhear(self._overhear)
         memory_bytes = int(self._config.memory or default_budget_bytes(Ledger().promised_bytes))
         self._mesh.announce({"memory_bytes": memory_bytes, **self._files.capabilities})
         self._thread.start()
@@ -108,6 +100,8 @@ class Worker:
         what = order.get("order")
         if what == "status":
             return self.status
+        if what == "measure":
+            return self._measure(order)
         if what == "prepare":
             return self._prepare(coordinator, order)
         if what == "fetch":
@@ -119,6 +113,13 @@ class Worker:
             self._close_engine()
             return {}
         raise ProtocolError(f"order {what!r}: unknown here; the devices have different versions")
+
+    def _measure(self, order: Document) -> Document:
+        """Measure the ways from here to other devices."""
+        nodes, fresh_s = order.get("nodes"), order.get("fresh_s")
+        if not isinstance(nodes, list | tuple) or not isinstance(fresh_s, int | float):
+            raise ProtocolError("an order to measure names no devices, or not how old figures may be")
+        return rates_document(measured(self._mesh, [str(node) for node in nodes], MEASURE_TIMEOUT_S, fresh_s))
 
     def _prepare(self, coordinator: str, order: Document) -> Document:
         """Open the model that is asked for, as far as can be without knowing what of it will be computed here."""
@@ -162,11 +163,12 @@ class Worker:
         self._latest = number
         self._end_run()
         self._files.check(engine, share)
-        wire = LinkWire(self._mesh.link, number, share.owners)
+        coder = StateCoder(engine.config.mesh_states, read_speeds(order.get("bytes_per_s")))
+        wire = LinkWire(self._mesh.link, number, share.owners, coder)
         wire.node = self._mesh.node
-        wire.clear()
-        run = _Run(coordinator, number, wire)
-        wire.check = lambda: _check(run)
+        wire.forget()
+        run = WorkerRun(coordinator, number, wire)
+        wire.check = run.check
         engine.assign(share, wire)
         with self._changing:
             self._run = run
@@ -186,6 +188,12 @@ class Worker:
                 lambda: not self._is_busy, STOP_TIMEOUT_S
             ):
                 raise MeshError(f"the pass in progress did not stop in {STOP_TIMEOUT_S:.0f} s")
+
+    def _overhear(self, item: Message | DeviceLost) -> None:
+        """Stop the pass in progress at once when what comes ends it; it is received afterwards as ever."""
+        run, engine = self._run, self._engine
+        if run is not None and engine is not None and run.is_ended_by(item):
+            engine.decoder.cancel()
 
     def _close_engine(self) -> None:
         engine, self._engine, self._opened = self._engine, None, None
@@ -216,7 +224,7 @@ class Worker:
                     self._is_busy = False
                     self._changing.notify_all()
 
-    def _give_up(self, run: _Run) -> None:
+    def _give_up(self, run: WorkerRun) -> None:
         """The coordinator is gone: what was decoded is nobody's, and its weights need not stay."""
         run.is_over = True
         with self._changing:
@@ -225,7 +233,7 @@ class Worker:
         if self._engine:
             self._engine.release()
 
-    def _step(self, run: _Run) -> None:
+    def _step(self, run: WorkerRun) -> None:
         """Carry out the next command, if one comes."""
         message = run.wire.command(IDLE_POLL_S)
         engine = self._engine
@@ -240,19 +248,20 @@ class Worker:
                 run.wire.expect(number)
                 run.done = number
                 carry_out(engine, self._last)
-                run.wire.finish()
             except (Cancelled, DeviceLost):
                 raise
             except EdgeRunError as error:
                 self._report(run, number, error)
+            finally:
+                run.wire.finish()
 
-    def _undo(self, run: _Run, engine: SliceEngine, number: int) -> None:
+    def _undo(self, run: WorkerRun, engine: SliceEngine, number: int) -> None:
         """Take back a batch that was stopped when this device was done with it already."""
         if run.done == number and isinstance(self._last, Decode):
             engine.decoder.take_back(self._last.batch)
             self._last = Operate("clear")
 
-    def _report(self, run: _Run, number: int, error: EdgeRunError) -> None:
+    def _report(self, run: WorkerRun, number: int, error: EdgeRunError) -> None:
         """Tell the coordinator that this device cannot do its part."""
         header: Document = {
             "kind": "failed",
@@ -265,30 +274,3 @@ class Worker:
         self._mesh.link.send(run.coordinator, header, timeout_s=SEND_TIMEOUT_S)
 
     _last: Command = Operate("clear")
-
-
-def _check(run: _Run) -> None:
-    if run.is_over:
-        raise Cancelled("the run has ended, or has a later plan")
-
-
-def carry_out(engine: SliceEngine, command: Command) -> None:
-    """Do what the coordinator does too."""
-    decoder = engine.decoder
-    if isinstance(command, Decode):
-        decoder.decode(command.batch)
-        return
-    numbers = command.numbers
-    try:
-        if command.what == "clear":
-            decoder.clear()
-        elif command.what == "rewind":
-            decoder.rewind(numbers[0], numbers[1])
-        elif command.what == "branch":
-            decoder.branch(numbers[0], numbers[1:])
-        elif command.what == "keep":
-            decoder.keep(numbers[0], numbers[1], numbers[2], numbers[3:])
-        elif command.what == "learn":
-            engine.learn(PassShape(*numbers))
-    except (IndexError, TypeError) as error:
-        raise ProtocolError(f"a command {command.what} with numbers {numbers}: too few, or too many") from error

@@ -25,6 +25,7 @@ class Hub:
         self.can_lead = True
         self.link_bytes_per_s = 1e9
         self.liars: set[str] = set()  # who sends other bytes in bulk than it has
+        self.rates: dict[tuple[str, str], LinkRate] = {}
 
     def join(self, node: str) -> FakeMesh:
         mesh = FakeMesh(self, node)
@@ -42,7 +43,7 @@ class Hub:
         self.gone.add(node)
         for other in self.members.values():
             if other.node != node and not is_silent:
-                other.inbox.put(DeviceLost(f"{node} does not answer", node=node))
+                other.put(DeviceLost(f"{node} does not answer", node=node))
                 other.bulk.put(DeviceLost(f"{node} does not answer", node=node))
                 other.events.put(Lost(node, "it does not answer"))
 
@@ -61,6 +62,7 @@ class FakeMesh:
         self.orders = threading.Lock()
         self.plans: list[tuple[int, Document]] = []
         self.talked: set[str] = set()
+        self.hear: Callable[[Message | DeviceLost], None] = lambda item: None
 
     @property
     def link(self) -> FakeMesh:
@@ -141,11 +143,23 @@ class FakeMesh:
         copies = [bytearray(part) for part in parts]
         for part in copies if is_bulk and self.node in self.hub.liars else ():
             part[len(part) // 2] ^= 1
-        box = target.bulk if is_bulk else target.inbox
-        box.put(Message(self.node, header, tuple(memoryview(bytes(part)) for part in copies)))
+        message = Message(self.node, header, tuple(memoryview(bytes(part)) for part in copies))
+        if is_bulk:
+            target.bulk.put(message)
+        else:
+            target.put(message)
 
-    def measure(self, node: str, *, timeout_s: float) -> LinkRate:
-        return LinkRate("", 0.001, self.hub.link_bytes_per_s)
+    def put(self, item: Message | DeviceLost) -> None:
+        self.hear(item)
+        self.inbox.put(item)
+
+    def overhear(self, hear: Callable[[Message | DeviceLost], None]) -> None:
+        self.hear = hear
+
+    def measure(self, node: str, *, timeout_s: float, fresh_s: float = 0.0) -> LinkRate:
+        if node in self.hub.gone:
+            raise DeviceLost(f"{node}: is not there", node=node)
+        return self.hub.rates.get((self.node, node), LinkRate("", 0.0004, self.hub.link_bytes_per_s))
 
     def receive(self, *, timeout_s: float, is_bulk: bool = False) -> Message | None:
         try:

@@ -81,7 +81,7 @@ def schedule(seed: int, tokens: int, workers: str) -> list[tuple[int, str, str]]
 
 def run(path: Path, seed: int, tokens: int) -> dict[str, Any]:
     """Run one schedule."""
-    mesh_spread.plan_mesh = round_robin
+    mesh_spread.plan_ring = round_robin
     alone = Engine(path, ModelConfig(memory="4GiB", **OPTIONS))
     wanted, _ = greedy(alone, tokens)
     alone.close()

@@ -30,8 +30,8 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-def round_robin(works: Sequence[UnitWork], stations: Sequence[Station]) -> MeshPlan:
-    """Return a plan in which each device has every n-th unit, the others before this one; for `plan_mesh` in tests."""
+def round_robin(works: Sequence[UnitWork], stations: Sequence[Station], hops: object) -> MeshPlan:
+    """Return a plan in which each device has every n-th unit, the others before this one; for `plan_ring` in tests."""
     names = [station.node for station in stations]
     order = names[1:] + names[:1]
     owners = (names[0], *(order[i % len(order)] for i in range(len(works) - 2)), names[0])

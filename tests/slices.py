@@ -49,7 +49,7 @@ class QueueWire:
         return [memoryview(part) for part in parts]
 
     def send(self, unit: int, node: str, parts: Sequence[memoryview]) -> None:
-        self.sent_bytes += sum(map(len, parts))
+        self.sent_bytes += sum(part.nbytes for part in parts)
         self._queues[node, unit].put([bytes(part) for part in parts])
 
 

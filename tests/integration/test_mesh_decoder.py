@@ -5,6 +5,7 @@ In one process, over a mesh made of queues; with real processes and a real broke
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import pytest
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled
-from edge_run.base.mesh import Document, Unled
+from edge_run.base.mesh import Document, LinkRate, Unled
 from edge_run.runtime import mesh_run, mesh_spread, mesh_terms
 from edge_run.runtime.engine import Engine
 from edge_run.runtime.mesh_engine import MeshEngine
@@ -55,10 +56,14 @@ def alone(path: Path, tokens: int = 16) -> list[int]:
 class Run:
     """A coordinator `a` and workers over a hub."""
 
-    def __init__(self, path: Path, workers: str = "bc", options: dict[str, object] | None = None) -> None:
+    def __init__(
+        self, path: Path, workers: str = "bc", options: dict[str, object] | None = None, bytes_per_s: float = 0.0
+    ) -> None:
         self.hub = Hub()
+        if bytes_per_s:
+            self.hub.rates = {pair: LinkRate("", 0.001, bytes_per_s) for pair in itertools.permutations("abc", 2)}
         self.said: list[str] = []
-        mesh_spread.plan_mesh = round_robin
+        mesh_spread.plan_ring = round_robin
         self.path = path
         self.workers = {name: self.join(name) for name in workers}
         self.mesh = self.hub.join("a")
@@ -83,8 +88,10 @@ class Run:
 
 
 @contextmanager
-def running(path: Path, workers: str = "bc", options: dict[str, object] | None = None) -> Iterator[Run]:
-    run = Run(path, workers, options)
+def running(
+    path: Path, workers: str = "bc", options: dict[str, object] | None = None, bytes_per_s: float = 0.0
+) -> Iterator[Run]:
+    run = Run(path, workers, options, bytes_per_s)
     try:
         yield run
     finally:
@@ -170,7 +177,7 @@ def test_a_device_without_the_model_or_with_other_kernels_is_left_out(folder: Pa
     real = mesh_terms.numerics_document
     hub_run = Run.__new__(Run)
     hub_run.hub, hub_run.path, hub_run.said = Hub(), path, []
-    mesh_spread.plan_mesh = round_robin
+    mesh_spread.plan_ring = round_robin
     hub_run.workers = {"b": hub_run.join("b", other), "c": hub_run.join("c")}
     mesh_terms.numerics_document = lambda numerics: {**real(numerics), "kernels": "AVX9"}
     hub_run.mesh = hub_run.hub.join("a")
@@ -258,3 +265,27 @@ def test_guesses_are_verified_over_the_mesh(folder: Path) -> None:
             logits = session.step(said[-1])
         assert said == wanted
         assert session.speculation().passes > 0
+
+
+@pytest.mark.parametrize("name", ["granite", "kimi-linear"])
+@in_child
+def test_states_are_packed_for_slow_links_and_rounded_only_when_asked(name: str, folder: Path) -> None:
+    """At 50 kB/s: whatever coding takes here, the link takes longer. A device dies, too."""
+    path = make_model(name, folder)
+    wanted = alone(path)
+    with running(path, bytes_per_s=5e4) as run:
+        assert greedy(run.engine, at=lambda i: run.hub.kill("b") if i == 5 else None) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert set(use.states) <= {"packed", "plain"}
+        assert use.states["packed"] > 16
+        assert 0.8 < use.sent_bytes / use.plain_bytes < 0.95
+        assert run.engine.numerics.mesh_states == "exact"
+    with running(path, options={**OPTIONS, "mesh_states": "compact"}, bytes_per_s=5e4) as run:
+        assert len(greedy(run.engine, at=lambda i: run.hub.kill("b") if i == 5 else None)) == len(wanted)
+        use = run.engine.mesh_use
+        assert use is not None
+        assert use.states["compact"] > 16
+        assert use.sent_bytes / use.plain_bytes < 0.5
+        assert run.engine.numerics.mesh_states == "compact"
+        assert any("may differ" in line for line in run.said)

@@ -52,7 +52,7 @@ class Devices:
     """A coordinator `a` with the model, and workers with or without it, each with a cache of its own."""
 
     def __init__(self, path: Path, folder: Path) -> None:
-        mesh_spread.plan_mesh = round_robin
+        mesh_spread.plan_ring = round_robin
         self.path, self.folder = path, folder
         self.hub = Hub()
         self.workers: dict[str, Worker] = {}

@@ -57,7 +57,7 @@ def test_who_is_killed_while_it_fetches_goes_on_where_it_was(grown: Path, tmp_pa
     engine = Engine(grown, ModelConfig(memory="4GiB", **OPTIONS))
     wanted = greedy(engine)
     engine.close()
-    mesh_spread.plan_mesh = round_robin
+    mesh_spread.plan_ring = round_robin
     with mesh_of(tmp_path, grown, []) as mesh:
         mesh.spawn("b", fetch="1GiB").wait_ready()
         here = mesh.join()

@@ -8,14 +8,25 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mesh_faults
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import Cancelled
 from edge_run.base.units import MIB
-from mesh_processes import Mosquitto
+from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
+from edge_run.runtime import mesh_spread
+from edge_run.runtime.engine import Engine
+from edge_run.runtime.mesh_engine import MeshEngine
+from edge_run.runtime.session import Session
+from in_child import in_child
+from mesh_processes import Mosquitto, mesh_of
 from tiny_models import make_model
 
 pytestmark = pytest.mark.skipif(not shutil.which("mosquitto"), reason="mosquitto is not installed")
@@ -55,6 +66,41 @@ def edge_run(home: Path, *arguments: str) -> dict[str, Any]:
     return found
 
 
+def resident_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def kill_in_mid_answer(home: Path, model: str, worker: int) -> None:
+    """Kill -9 a coordinator that answers; its worker must be free again in seconds."""
+    idle_bytes = resident_bytes(worker)
+    asked = ["-p", "Once upon a time", "-n", "220", "--temp", "0", "-c", "256", "-t", "1", "--memory", "230MiB"]
+    for _ in range(5):  # it may not hear of the worker in time, and answer alone
+        coordinator = subprocess.Popen(
+            [sys.executable, "-u", "-m", "edge_run", model, *asked, "--mesh"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**ENVIRONMENT, "HOME": str(home), "XDG_CONFIG_HOME": "", "XDG_CACHE_HOME": ""},
+        )
+        assert coordinator.stdout is not None
+        assert coordinator.stderr is not None
+        if b"computes" in (said := coordinator.stderr.readline()):
+            break
+        coordinator.kill()
+        coordinator.communicate()
+    assert coordinator.stdout.read(40), "it answers"
+    assert coordinator.poll() is None
+    held_bytes = resident_bytes(worker)
+    assert held_bytes > idle_bytes + 30_000_000, f"the worker holds its layers: {said!r}"
+    coordinator.kill()
+    coordinator.communicate()
+    until = time.monotonic() + 5
+    while resident_bytes(worker) > held_bytes - 30_000_000:
+        assert time.monotonic() < until, "the worker still holds what nobody needs"
+        time.sleep(0.05)
+
+
 def test_the_program_spreads_a_model_and_says_what_it_did(grown: Path, tmp_path: Path) -> None:
     """120 MB of weights; each device has room for a part of them, so that the plan needs both; one fetches its part."""
     files = ["--models", str(tmp_path), "--fetch", "1GiB"]
@@ -87,8 +133,74 @@ def test_the_program_spreads_a_model_and_says_what_it_did(grown: Path, tmp_path:
         assert found["mesh"]["sent_bytes"] > 0
         fetched = sum(file.stat().st_blocks * 512 for file in homes[1].rglob("fetched/*/*.gguf"))
         assert fetched > 10 * MIB
+        kill_in_mid_answer(homes[0], str(grown), worker.pid)
+        left, until = [found["mesh"]["nodes"][1]["node"]], time.monotonic() + 20
+        while [member["node"] for member in edge_run(homes[0], "mesh", "status", "--json")["members"]] != left:
+            assert time.monotonic() < until, "only the worker is there"
+        again = edge_run(homes[0], *asked, "--mesh", "--memory", "230MiB")
+        assert again["token_ids"] == wanted["token_ids"]
+        assert len(again["mesh"]["nodes"]) == 2
+        assert again["mesh"]["recoveries"] == 0
     finally:
         if worker:
             worker.send_signal(signal.SIGTERM)
             worker.wait(15)
         broker.stop()
+
+
+@in_child
+def test_a_stop_reaches_a_worker_in_the_middle_of_a_long_prompt(grown: Path, tmp_path: Path) -> None:
+    """The worker computes all layers, of the whole prompt in one pass: it does not come to a border for seconds."""
+
+    def all_there(works: Sequence[UnitWork], stations: Sequence[Station], hops: object) -> MeshPlan:
+        here, there = (station.node for station in stations)
+        return MeshPlan((here, *[there] * (len(works) - 2), here), 1, 0.05, {})
+
+    mesh_spread.plan_ring = all_there
+    prompt = [(7 * i * i + 3) % 380 + 1 for i in range(300)]
+    config = ModelConfig(memory="4GiB", context_tokens=1024, threads=1, check_file=False)
+    with mesh_of(tmp_path, grown, ["b"]) as mesh:
+        here = mesh.join()
+        mesh.wait_for(here, 1)
+        engine = MeshEngine(grown, config, here, chunk_bytes=16384)
+        worker = mesh.workers["b"].node
+        moments: dict[str, Any] = {}
+
+        def place() -> str:
+            return str(here.order(worker, {"order": "status"}, timeout_s=5)["place"])
+
+        def stop() -> None:
+            while not place().startswith("computing"):
+                time.sleep(0.01)
+            time.sleep(0.1)
+            moments["place"], moments["stopped"] = place(), time.monotonic()
+            engine.front.cancel()
+
+        stopper = threading.Thread(target=stop)
+        stopper.start()
+        with pytest.raises(Cancelled):
+            Session(engine.front).feed(prompt)
+        stopper.join()
+        while place() != "idle":
+            time.sleep(0.01)
+        idle_s = time.monotonic() - moments["stopped"]
+        assert moments["place"].startswith("computing"), "else this shows nothing"
+        assert idle_s < 0.5
+        found = greedy(engine, prompt)
+        use = engine.mesh_use
+        assert use is not None
+        assert use.recoveries == 0
+        engine.close()
+    alone = Engine(grown, config)
+    assert greedy(alone, prompt) == found
+    alone.close()
+
+
+def greedy(engine: Engine, prompt: Sequence[int]) -> list[int]:
+    session = Session(engine.front)
+    logits, _ = session.feed(prompt)
+    said = []
+    for _ in range(4):
+        said.append(int(logits.argmax()))
+        logits = session.step(said[-1])
+    return said

@@ -10,24 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_run.partition.mesh_plan import ROUNDS, Station, UnitWork, plan_mesh, token_time
-
-MB = 1_000_000
-
-
-@st.composite
-def stations(draw: st.DrawFn, most: int = 4) -> list[Station]:
-    count = draw(st.integers(1, most))
-    return [
-        Station(
-            node=f"n{i}",
-            memory_bytes=draw(st.integers(20, 600)) * MB,
-            compute_bytes_per_s=draw(st.integers(200, 20_000)) * MB,
-            disk_bytes_per_s=draw(st.integers(50, 3_000)) * MB,
-            hop_s=draw(st.sampled_from([0.0002, 0.001, 0.01, 0.1])),
-            window_bytes=draw(st.integers(5, 40)) * MB,
-        )
-        for i in range(count)
-    ]
+from mesh_stations import MB, stations
 
 
 def every_plan(n_blocks: int, among: list[Station]) -> list[tuple[str, ...]]:

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from edge_run.base.errors import ProtocolError
-from edge_run.partition.state_codec import BLOCK, STEPS, decode_states, encode_states, is_worthwhile
+from edge_run.partition.state_codec import (
+    BLOCK,
+    MOST_VALUES,
+    STEPS,
+    decode_states,
+    encode_states,
+    is_worthwhile,
+    pack_floats,
+    unpack_floats,
+)
 
 SHAPES = st.tuples(st.integers(0, 5), st.integers(0, 150))
 VALUES = st.floats(-60000, 60000, width=32)
@@ -81,3 +90,39 @@ def test_when_it_pays() -> None:
     assert is_worthwhile(1 << 20, 1 << 18, 10e6, 500e6)
     assert not is_worthwhile(1 << 20, 1 << 18, 1e9, 500e6)
     assert not is_worthwhile(1 << 20, 1 << 20, 1e3, 500e6)
+
+
+@given(st.binary(max_size=600))
+def test_packed_numbers_come_back_bit_for_bit(noise: bytes) -> None:
+    """Whatever the bits are: also what is no number."""
+    floats = noise[: len(noise) // 4 * 4]
+    assert bytes(unpack_floats(pack_floats(memoryview(floats)))) == floats
+
+
+def test_packed_states_are_a_seventh_shorter() -> None:
+    states = trained_like(64, 4096, 8)
+    code = pack_floats(memoryview(states).cast("B"))
+    assert len(code) < 0.88 * states.nbytes
+    assert bytes(unpack_floats(memoryview(code))) == states.tobytes()
+
+
+@given(st.binary(max_size=300))
+def test_noise_that_says_to_be_packed_is_refused(noise: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        unpack_floats(noise)
+
+
+@given(st.data())
+def test_damage_to_packed_numbers_is_refused_or_gives_as_many(data: st.DataObject) -> None:
+    code = bytearray(pack_floats(memoryview(trained_like(2, 200, 3)).cast("B")))
+    for _ in range(data.draw(st.integers(1, 4))):
+        code[data.draw(st.integers(0, len(code) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(ProtocolError):
+        assert len(unpack_floats(code[: data.draw(st.integers(0, len(code)))])) == 1600
+
+
+def test_a_packed_code_cannot_ask_for_more_memory_than_it_has_bytes() -> None:
+    bomb = zstandard.ZstdCompressor().compress(bytes(MOST_VALUES))
+    for size in (MOST_VALUES, MOST_VALUES + 1, 1 << 31):
+        with pytest.raises(ProtocolError, match="cannot be"):
+            unpack_floats(struct.pack("<II", size, len(bomb)) + bomb)

@@ -18,6 +18,7 @@ MOST_CONTEXT_TOKENS = 2**31 - 1  # llama.cpp counts positions in 32 bits
 FLASH_ATTENTION = ("auto", "on", "off")
 EXPERT_POLICIES = ("default", "lru", "lfu", "layer-lru", "layer-lfu")
 EXPERT_PREFETCH = ("auto", "off", "1", "1+", "2")
+MESH_STATES = ("exact", "compact")
 SPECULATE = ("auto", "off", "ngram", "draft")
 MOST_DRAFT_TOKENS = 127
 
@@ -59,6 +60,8 @@ class ModelConfig:
     guessed, to be verified in one pass: `draft` (that model), `ngram` (what came before in the text), `off`, or `auto`,
     which is both with a draft model and nothing without one. draft_tokens: guesses in one pass at most.
     exact: compute so that tokens are the same, speculation or not: no flash attention, no pass of a single token.
+    mesh_states: what devices of a mesh hand each other: `exact`, or `compact` where that saves time on a slow link:
+    rounded to 8 bits a number, so that tokens may differ from those of one device.
     """
 
     memory: int | str | None = None
@@ -79,6 +82,7 @@ class ModelConfig:
     speculate: str = "auto"
     draft_tokens: int = 47
     exact: bool = False
+    mesh_states: str = "exact"
 
     def __post_init__(self) -> None:
         if self.memory is not None:
@@ -108,6 +112,10 @@ class ModelConfig:
         )
         for kind in self.kv_types:
             _require(kind in KV_TYPES, f"KV type {kind!r}: must be one of {', '.join(KV_TYPES)}, or two as K/V")
+        _require(
+            self.mesh_states in MESH_STATES,
+            f"mesh states {self.mesh_states!r}: must be one of {', '.join(MESH_STATES)}",
+        )
         self._check_speculation()
 
     def _check_speculation(self) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from edge_run.base.errors import DeviceLost
+
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 Document: TypeAlias = Mapping[str, JsonValue]
 
@@ -80,8 +82,18 @@ class Link(Protocol):
         """
         ...
 
-    def measure(self, node: str, *, timeout_s: float) -> LinkRate:
-        """Measure the way to `node` now; takes a few megabytes. Raises as `send` does."""
+    def overhear(self, hear: Callable[[Message | DeviceLost], None]) -> None:
+        """Have `hear` told of each message and each loss when it comes, before `receive` gives it.
+
+        It is called on a thread of the link's, and must not wait.
+        """
+        ...
+
+    def measure(self, node: str, *, timeout_s: float, fresh_s: float = 0.0) -> LinkRate:
+        """Measure the way to `node`, unless that was done at most `fresh_s` ago. Raises as `send` does.
+
+        Takes a few megabytes, or, on a slow way, what passes in half a second.
+        """
         ...
 
 

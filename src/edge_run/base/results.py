@@ -31,6 +31,7 @@ class Numerics:
     micro_batch_tokens: int
     sequences: int
     exact: bool = False
+    mesh_states: str = "exact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +221,9 @@ class MeshUse:
 
     epoch: of the plan in force. nodes: in the order of the ring, which a token goes around `rounds` times.
     predicted_token_s and token_s: what a token was expected to take, and took, the median of late. hop_s: from one
-    device to the next. sent_bytes: states that this device handed on. recoveries: new plans since the model was opened,
-    each with all computed again. left_out: devices that do not take part, and why.
+    device to the next. sent_bytes: states that this device handed on, which had plain_bytes before they were coded;
+    states: how many of them went `plain`, `packed` (exact) and `compact` (rounded). recoveries: new plans since the
+    model was opened, each with all computed again. left_out: devices that do not take part, and why.
     """
 
     epoch: int
@@ -231,6 +233,8 @@ class MeshUse:
     token_s: float
     hop_s: float
     sent_bytes: int
+    plain_bytes: int
+    states: dict[str, int]
     recoveries: int
     left_out: dict[str, str]
 

@@ -62,7 +62,7 @@ def describe(found: MeshStatus) -> str:
             f"{member.name} to {names.get(link.node, link.node)}",
             link.place.removeprefix("tcp://"),
             f"{link.round_trip_s * 1e3:.2f} ms",
-            f"{link.bytes_per_s / 1e6:,.0f} MB/s",
+            f"{link.bytes_per_s / 1e6:,.3g} MB/s",
         )
         for member in found.members
         for link in member.links

@@ -17,6 +17,7 @@ from edge_run.base.config import (
     EXPERT_PREFETCH,
     FLASH_ATTENTION,
     KV_TYPES,
+    MESH_STATES,
     SPECULATE,
     ModelConfig,
     SamplingConfig,
@@ -153,6 +154,11 @@ SETTINGS: tuple[Setting, ...] = (
     _memory(
         "--mesh-any-numerics/--no-mesh-any-numerics", default=None,
         help="Also use devices whose kernels may compute other last bits: tokens may then differ. [default: no]",
+    ),
+    _memory(
+        "--mesh-states", field="mesh_states", type=click.Choice(MESH_STATES),
+        help="What devices hand each other; compact: rounded to 8 bits a number where a link is slow, so that tokens "
+        "may differ." + _default("mesh_states"),
     ),
     _output("--json", is_flag=True, help="One JSON object on standard output, and nothing else."),
     _output("--display-prompt/--no-display-prompt", help="Repeat the prompt before the answer. [default: no]"),

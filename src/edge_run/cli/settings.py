@@ -22,6 +22,7 @@ from edge_run.cli.options import SETTINGS
 from edge_run.cli.terminal import Terminal
 
 _EXCLUDE_EACH_OTHER = (("prompt", "file"), ("grammar", "grammar_file", "json_schema", "json_schema_file"))
+_SECRETS = ("line",)  # of `mesh join`: who has it is a member
 _RANK = {click.core.ParameterSource.COMMANDLINE: 0, click.core.ParameterSource.ENVIRONMENT: 1}
 _MODEL_FIELDS = {s.name: s.field for s in SETTINGS if s.field in ModelConfig.__dataclass_fields__}
 _SAMPLING_FIELDS = {s.name: s.field for s in SETTINGS if s.field in SamplingConfig.__dataclass_fields__}
@@ -96,6 +97,7 @@ def report(context: click.Context, terminal: Terminal, *configs: ModelConfig | S
         value = resolved.get(field, context.params[name])
         if field or value not in (None, (), False):
             shown = "automatic" if value is None else format_size(value) if name in ("memory", "size") else value
+            shown = "a secret" if name in _SECRETS else shown
             terminal.say(f"{name.replace('_', '-')} = {shown} ({origin(context, name)})")
 
 

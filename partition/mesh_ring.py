@@ -1,0 +1,117 @@
+"""The layer plan over links of measured speed: what each hop costs, the order of the ring, and who is left out.
+
+`plan_mesh` takes a hop's cost to be its devices' own. With few devices every set of them is planned, on a ring ordered
+so that its links are the fastest. With many, who takes part is found from the shares that each device has in its links
+(the least squares of a star: each device's way to a common point), and only that set is planned with its real hops.
+
+A hop costs time at each token that is said, and at each of a prompt. The plan is the best for an answer that says as
+many tokens as it reads, and its `token_s` is what a token takes that is said.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from edge_run.partition.mesh_plan import ROUNDS, MeshPlan, Station, UnitWork, plan_mesh, token_time
+
+MOST_SETS, MOST_ORDERS = 3, 6  # devices besides the first of which all sets are tried (8), and all orders (720)
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """What it takes to hand a state on: that of a token that is said, and one token's share of a prompt's states."""
+
+    token_s: float
+    prompt_token_s: float = 0.0
+
+    @property
+    def cost_s(self) -> float:
+        """What is to be kept small."""
+        return self.token_s + self.prompt_token_s
+
+
+Hops = Callable[[str, str], Hop]  # from a node, to another
+
+
+def plan_ring(units: Sequence[UnitWork], stations: Sequence[Station], hops: Hops) -> MeshPlan | None:
+    """Return the fastest plan, as `plan_mesh` does; the stations' own `hop_s` do not count."""
+    first, others = stations[0], stations[1:]
+    among: Sequence[int] = ROUNDS
+    if len(others) <= MOST_SETS:
+        sets = [(first, *taken) for n in range(len(others) + 1) for taken in itertools.combinations(others, n)]
+    else:
+        shares = own_shares([station.node for station in stations], lambda a, b: hops(a, b).cost_s)
+        found = plan_mesh(units, [replace(s, hop_s=shares[s.node]) for s in stations])
+        if found is None:
+            return None
+        sets, among = [tuple(s for s in stations if s.node in found.nodes), (first,)], (found.rounds,)
+    plans = [plan for taken in sets if (plan := _plan_set(units, taken, hops, among))]
+    if not plans:
+        return None
+    plan = min(plans, key=lambda one: (one.token_s, len(one.nodes)))
+    on_ring = _on_ring(stations, plan.nodes, lambda a, b: hops(a, b).token_s)
+    return replace(plan, token_s=token_time(units, on_ring, plan.owners))
+
+
+def _plan_set(units: Sequence[UnitWork], taken: Sequence[Station], hops: Hops, among: Sequence[int]) -> MeshPlan | None:
+    """Return the best plan on a ring of a set of devices, or of those of it that are of use; its times are costs."""
+    order = ring([station.node for station in taken], lambda a, b: hops(a, b).cost_s)
+    plan = plan_mesh(units, _on_ring(taken, order, lambda a, b: hops(a, b).cost_s), among)
+    if plan is None or len(plan.nodes) == len(taken):
+        return plan
+    return _plan_set(units, [station for station in taken if station.node in plan.nodes], hops, among)
+
+
+def own_shares(nodes: Sequence[str], cost: Callable[[str, str], float]) -> dict[str, float]:
+    """Return what each node adds to a round, so that two nodes' halves together are as near as can be to their link."""
+    n = len(nodes)
+    link = {(a, b): (cost(a, b) + cost(b, a)) / 2 for a, b in itertools.combinations(nodes, 2)}
+    if n == 2:
+        return dict.fromkeys(nodes, link[nodes[0], nodes[1]])
+    sums = {node: sum(seconds for pair, seconds in link.items() if node in pair) for node in nodes}
+    together = sum(sums.values()) / (2 * n - 2)
+    return {node: 2 * max(0.0, (sums[node] - together) / (n - 2)) for node in nodes}
+
+
+def ring(nodes: Sequence[str], cost: Callable[[str, str], float]) -> list[str]:
+    """Return the nodes in the order, from the first on, in which a state is around the soonest; of many, nearly."""
+    first, rest = nodes[0], list(nodes[1:])
+    if not rest:
+        return [first]
+
+    def around(order: Sequence[str]) -> float:
+        return sum(cost(a, b) for a, b in itertools.pairwise((first, *order, first)))
+
+    if len(rest) <= MOST_ORDERS:
+        return [first, *min(itertools.permutations(rest), key=around, default=())]
+    order, left = [first], set(rest)
+    while left:
+        order.append(min(sorted(left), key=lambda node: cost(order[-1], node)))
+        left.remove(order[-1])
+    return _untangled(order, lambda found: around(found[1:]))
+
+
+def _untangled(order: list[str], around: Callable[[Sequence[str]], float]) -> list[str]:
+    """Return the order with parts of it turned around as long as that makes it shorter."""
+    best_s, is_better = around(order), True
+    while is_better:
+        is_better = False
+        for i, j in itertools.combinations(range(1, len(order) + 1), 2):
+            tried = order[:i] + order[i:j][::-1] + order[j:]
+            if (seconds := around(tried)) < best_s * (1 - 1e-9):
+                order, best_s, is_better = tried, seconds, True
+    return order
+
+
+def _on_ring(stations: Sequence[Station], order: Sequence[str], cost: Callable[[str, str], float]) -> list[Station]:
+    """Return the stations of a ring in its order, with half of the hop to each and of that from it as its own."""
+    known = {station.node: station for station in stations}
+    if len(order) == 1:
+        return [known[order[0]]]
+    before, after = [order[-1], *order[:-1]], [*order[1:], order[0]]
+    return [
+        replace(known[node], hop_s=(cost(previous, node) + cost(node, following)) / 2)
+        for previous, node, following in zip(before, order, after, strict=True)
+    ]

@@ -1,0 +1,136 @@
+"""Whether states go over the link as they are or in fewer bytes: decided for each by what the link was measured to do.
+
+Numbers are packed (exact) where that saves time. Only where the user asked for compact states may they be rounded to
+8 bits, and then too only where it saves time. What coding takes and saves is learnt as it goes, by size.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edge_run.base.errors import ProtocolError
+from edge_run.base.protocols import Clock
+from edge_run.partition.state_codec import decode_states, encode_states, is_worthwhile, pack_floats, unpack_floats
+
+KINDS = PLAIN, PACKED, COMPACT = "plain", "packed", "compact"  # the later, the further from what was computed
+DECODING_SHARE = 1.0  # of what coding takes, about; the other device does it
+LATEST_SHARE = 0.25  # what the latest figure counts for
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a code takes of a state of some size: seconds to make it and to read it, and the share of bytes left."""
+
+    seconds: float
+    ratio: float
+
+
+_GUESSES = {PACKED: (200e6, 0.87), COMPACT: (60e6, 0.3)}  # bytes a second both ways, ratio; until they are measured
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was handed on: bytes on the way, what they had before, and states by how they went."""
+
+    sent_bytes: int = 0
+    plain_bytes: int = 0
+    states: dict[str, int] = field(default_factory=dict)
+
+
+class StateCoder:
+    """Codes what one device hands on. Not thread-safe.
+
+    states: `exact` or `compact`, as in ModelConfig. bytes_per_s: of the ways to other nodes; to those that are not
+    there, states go as they are. tally: is kept up to date.
+    """
+
+    def __init__(
+        self,
+        states: str,
+        bytes_per_s: Mapping[str, float],
+        tally: Tally | None = None,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._kinds = (PACKED, COMPACT) if states == "compact" else (PACKED,)
+        self._bytes_per_s, self._clock = bytes_per_s, clock
+        self._costs: dict[tuple[str, int], Cost] = {}
+        self._tally = tally or Tally()
+
+    def encode(self, node: str, parts: Sequence[memoryview]) -> tuple[list[str], list[memoryview]]:
+        """Return how each part goes to `node`, and its bytes. Parts of format `f` are numbers."""
+        found = [self._encode(self._bytes_per_s.get(node), part) for part in parts]
+        kinds, coded = [kind for kind, _ in found], [code for _, code in found]
+        tally, worst = self._tally, max(kinds, key=KINDS.index, default=PLAIN)
+        tally.sent_bytes += sum(code.nbytes for code in coded)
+        tally.plain_bytes += sum(part.nbytes for part in parts)
+        tally.states[worst] = tally.states.get(worst, 0) + 1
+        return kinds, coded
+
+    def _encode(self, bytes_per_s: float | None, part: memoryview) -> tuple[str, memoryview]:
+        plain = part.cast("B")
+        if bytes_per_s is None or part.format != "f" or not plain.nbytes:
+            return PLAIN, plain
+        kind = self._choose(plain.nbytes, bytes_per_s)
+        if kind == PLAIN:
+            return PLAIN, plain
+        started = self._clock()
+        try:
+            code = memoryview(_ENCODE[kind](plain))
+        except ProtocolError:  # numbers that cannot be rounded
+            return PLAIN, plain
+        seconds = (1 + DECODING_SHARE) * (self._clock() - started)
+        self._learn(kind, plain.nbytes, Cost(seconds, code.nbytes / plain.nbytes))
+        return kind, code
+
+    def _choose(self, size: int, bytes_per_s: float) -> str:
+        """Return how `size` bytes arrive the soonest."""
+        costs = {kind: self._cost(kind, size) for kind in self._kinds}
+        better = [
+            kind
+            for kind, cost in costs.items()
+            if is_worthwhile(size, int(size * cost.ratio), bytes_per_s, size / max(cost.seconds, 1e-9))
+        ]
+        return min(better, key=lambda kind: size * costs[kind].ratio / bytes_per_s + costs[kind].seconds, default=PLAIN)
+
+    def _cost(self, kind: str, size: int) -> Cost:
+        known = self._costs.get((kind, size.bit_length()))
+        if known:
+            return known
+        per_s, ratio = _GUESSES[kind]
+        return Cost(size / per_s, ratio)
+
+    def _learn(self, kind: str, size: int, found: Cost) -> None:
+        before = self._costs.get((kind, size.bit_length()), found)
+        self._costs[kind, size.bit_length()] = Cost(
+            before.seconds + LATEST_SHARE * (found.seconds - before.seconds),
+            before.ratio + LATEST_SHARE * (found.ratio - before.ratio),
+        )
+
+
+def decode(kinds: object, parts: Sequence[memoryview]) -> list[memoryview]:
+    """Return the parts of a state as they were. Raises ProtocolError for what is no code of `kinds`."""
+    if kinds is None:
+        return list(parts)
+    if not isinstance(kinds, list | tuple) or len(kinds) != len(parts) or any(kind not in KINDS for kind in kinds):
+        raise ProtocolError(f"a state of {len(parts)} parts says {str(kinds)[:60]} of how they are coded")
+    return [_DECODE[kind](part) for kind, part in zip(kinds, parts, strict=True)]
+
+
+def _compact(plain: memoryview) -> bytes:
+    return encode_states(np.frombuffer(plain, np.float32).reshape(1, -1))
+
+
+def _from_compact(code: memoryview) -> memoryview:
+    return memoryview(np.ascontiguousarray(decode_states(code)).reshape(-1).view(np.uint8).data).cast("B")
+
+
+_ENCODE: dict[str, Callable[[memoryview], bytes]] = {PACKED: pack_floats, COMPACT: _compact}
+_DECODE: dict[str, Callable[[memoryview], memoryview]] = {
+    PLAIN: lambda part: part,
+    PACKED: unpack_floats,
+    COMPACT: _from_compact,
+}

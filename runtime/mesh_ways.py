@@ -1,0 +1,122 @@
+"""The ways between the devices of a run, measured before a plan is made, and what a plan takes a hop to cost.
+
+This device measures its own ways, and orders the others to measure theirs; what was measured lately is not measured
+again. A way that was not measured, or not in time, is taken to be as its other direction, or as a fast network is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from edge_run.base.errors import EdgeRunError
+from edge_run.base.mesh import Document, JsonValue, LinkRate, Mesh
+from edge_run.partition.mesh_ring import Hop
+
+HANDLING_S = 0.0008  # a state taken, handed on and computed with, besides the network; live rates correct it
+USUAL_RATE = LinkRate("", 0.0004, 100e6)
+FRESH_S = 600.0
+MEASURE_TIMEOUT_S, ORDER_TIMEOUT_S = 4.0, 6.0
+TOLERANCE = 1.2  # times what a hop was expected to take, before all ways are measured anew
+
+OrderAll = Callable[[dict[str, Document], float], Mapping[str, Document]]
+
+
+class Ways:
+    """What was measured of the ways between devices. Not thread-safe."""
+
+    def __init__(self, mesh: Mesh, order_all: OrderAll, state_bytes: int) -> None:
+        """order_all: gives orders to several nodes at once. state_bytes: what is handed on for one token."""
+        self._mesh, self._order_all, self._state_bytes = mesh, order_all, state_bytes
+        self._rates: dict[tuple[str, str], LinkRate] = {}
+        self._tried: set[tuple[str, str]] = set()
+        self.handling_s = HANDLING_S
+
+    def measure(self, nodes: Sequence[str], fresh_s: float = FRESH_S) -> None:
+        """Measure the ways between `nodes`, this one among them, those aside that this run has tried to measure.
+
+        fresh_s: how old a device's own figures may be. What does not answer in time stays unknown; what `order_all`
+        raises is raised.
+        """
+        here = self._mesh.node
+        asked = {
+            node: [other for other in nodes if other != node and (node, other) not in self._tried] for node in nodes
+        }
+        orders: dict[str, Document] = {
+            node: {"order": "measure", "nodes": others, "fresh_s": fresh_s}
+            for node, others in asked.items()
+            if others and node != here
+        }
+        self._tried |= {(node, other) for node, others in asked.items() for other in others}
+        if asked.get(here):
+            self._keep(here, measured(self._mesh, asked[here], MEASURE_TIMEOUT_S, fresh_s))
+        for node, answer in self._order_all(orders, ORDER_TIMEOUT_S).items():
+            self._keep(node, read_rates(answer))
+
+    def rate(self, source: str, target: str) -> LinkRate:
+        """Return what is known of a way."""
+        return self._rates.get((source, target)) or self._rates.get((target, source)) or USUAL_RATE
+
+    def hop(self, source: str, target: str) -> Hop:
+        """Return what a state takes from a node to another: a token's, and a token's share of a prompt's."""
+        rate = self.rate(source, target)
+        bulk_s = self._state_bytes / max(1.0, rate.bytes_per_s)
+        return Hop(self.handling_s + rate.round_trip_s / 2 + bulk_s, bulk_s)
+
+    def correct(self, owners: Sequence[str], hop_s: float) -> None:
+        """The hops of a plan took `hop_s` in the mean; what the ways do not explain is handling."""
+        pairs = [(a, b) for a, b in itertools.pairwise(owners) if a != b]
+        if not pairs:
+            return
+        if hop_s > TOLERANCE * self._mean_s(pairs):
+            self._tried.clear()
+            self.measure(sorted(set(owners)), fresh_s=FRESH_S / 10)
+        self.handling_s = max(0.0, self.handling_s + hop_s - self._mean_s(pairs))
+
+    def speeds(self, source: str, targets: Sequence[str]) -> dict[str, float]:
+        """Return bytes a second from a node to others, where the way was measured, in one direction at least."""
+        known = {target for target in targets if {(source, target), (target, source)} & self._rates.keys()}
+        return {target: self.rate(source, target).bytes_per_s for target in known}
+
+    def _mean_s(self, pairs: Sequence[tuple[str, str]]) -> float:
+        return sum(self.hop(a, b).token_s for a, b in pairs) / len(pairs)
+
+    def _keep(self, source: str, found: Mapping[str, LinkRate]) -> None:
+        self._rates.update({(source, target): rate for target, rate in found.items()})
+
+
+def measured(mesh: Mesh, nodes: Sequence[str], timeout_s: float, fresh_s: float) -> dict[str, LinkRate]:
+    """Return the ways from this device to `nodes`, as many as can be measured in time."""
+    until, found = time.monotonic() + timeout_s, {}
+    for node in nodes:
+        left_s = until - time.monotonic()
+        if node != mesh.node and left_s > 0:
+            with contextlib.suppress(EdgeRunError):
+                found[node] = mesh.link.measure(node, timeout_s=left_s, fresh_s=fresh_s)
+    return found
+
+
+def rates_document(rates: Mapping[str, LinkRate]) -> Document:
+    """Return measured ways as an answer to an order."""
+    return {"links": {node: [rate.round_trip_s, rate.bytes_per_s] for node, rate in rates.items()}}
+
+
+def read_rates(answer: Document) -> dict[str, LinkRate]:
+    """Return the measured ways of an answer; what is malformed is left out."""
+    links, found = answer.get("links"), {}
+    for node, values in links.items() if isinstance(links, Mapping) else ():
+        if isinstance(values, (list, tuple)) and len(values) == 2 and all(map(_is_time, values)):
+            found[str(node)] = LinkRate("", float(str(values[0])), max(1.0, float(str(values[1]))))
+    return found
+
+
+def read_speeds(speeds: JsonValue) -> dict[str, float]:
+    """Return the bytes a second to each node that an order names; what is malformed is left out."""
+    named = speeds.items() if isinstance(speeds, Mapping) else ()
+    return {str(node): max(1.0, float(str(speed))) for node, speed in named if _is_time(speed)}
+
+
+def _is_time(value: JsonValue) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e18

@@ -1,0 +1,110 @@
+"""Links of measured speed: how they are measured, and that a plan goes by them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import namespaces
+from edge_run.base.config import ModelConfig
+from edge_run.base.mesh import LinkRate
+from edge_run.devices.link import DataLink
+from edge_run.devices.link_lane import Peer
+from edge_run.devices.mesh import MeshConfig, open_mesh
+from edge_run.runtime import mesh_spread
+from edge_run.runtime.mesh_engine import MeshEngine
+from edge_run.runtime.mesh_ways import USUAL_RATE, Ways, measured, rates_document, read_rates
+from fake_mesh import Hub
+from in_child import in_child
+from mesh_processes import MeshOfProcesses
+from slow_relay import relay
+from tiny_models import make_model
+
+
+@pytest.mark.parametrize("mbits", [1, 20])
+def test_a_slow_way_is_measured_in_a_second_or_so(mbits: int) -> None:
+    with (
+        contextlib.closing(DataLink()) as a,
+        contextlib.closing(DataLink()) as b,
+        relay(b.port, mbits / 8 * 1e6) as port,
+    ):
+        a.set_peers({"b": Peer("b", "1", b.key, (f"tcp://127.0.0.1:{port}",))})
+        b.set_peers({"a": Peer("a", "1", a.key, (f"tcp://127.0.0.1:{a.port}",))})
+        started = time.monotonic()
+        rate = a.measure("b", timeout_s=5)
+        assert time.monotonic() - started < 3
+        assert rate.bytes_per_s == pytest.approx(mbits / 8 * 1e6, rel=0.3)
+        assert a.measure("b", timeout_s=0, fresh_s=60) is rate, "it was just measured"
+        assert a.measure("b", timeout_s=5) is not rate
+
+
+def test_ways_are_measured_once_in_a_run_and_answers_are_checked() -> None:
+    hub = Hub()
+    here, _, _ = (hub.join(node) for node in "abc")
+    hub.rates = {pair: LinkRate("", 0.002, 1e6 * i) for i, pair in enumerate(itertools.permutations("abc", 2), 1)}
+    given: list[str] = []
+
+    def order_all(orders: dict[str, dict[str, object]], timeout_s: float) -> dict[str, object]:
+        given.extend(orders)
+        return {
+            node: rates_document(measured(hub.members[node], order["nodes"], timeout_s, 0))  # type: ignore[arg-type]
+            for node, order in orders.items()
+        }
+
+    ways = Ways(here, order_all, 16384)  # type: ignore[arg-type]
+    assert ways.rate("a", "b") is USUAL_RATE
+    ways.measure("abc")
+    assert sorted(given) == ["b", "c"]
+    for pair, rate in hub.rates.items():
+        assert ways.rate(*pair).bytes_per_s == rate.bytes_per_s
+        assert ways.hop(*pair).token_s == pytest.approx(ways.handling_s + 0.001 + 16384 / rate.bytes_per_s)
+    ways.measure("abc")
+    assert sorted(given) == ["b", "c"], "nobody is asked twice"
+    before = ways.hop("a", "b").token_s
+    ways.correct("abba", before + 0.5)
+    assert sorted(given) == ["b", "b", "c"], "hops that take longer than expected are measured anew"
+    assert ways.hop("a", "b").token_s > before + 0.4
+    assert read_rates({"links": {"x": [1], "y": [True, 2], "z": [-1, 2], "w": "1,2", "v": [1, float("nan")]}}) == {}
+    assert read_rates({"links": 5}) == {}
+
+
+@pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not() or "there can be namespaces")
+@pytest.mark.skipif(not shutil.which("mosquitto"), reason="mosquitto is not installed")
+@in_child
+def test_a_device_behind_a_slow_link_is_left_out(folder: Path, tmp_path: Path) -> None:
+    """Each of three has room for half; what one more would hold is less to read than its link takes."""
+    path = make_model("llama", folder)
+    real = mesh_spread.plan_ring
+
+    def cramped(works, stations, hops):  # type: ignore[no-untyped-def]
+        room = sum(work.weight_bytes + work.kept_bytes for work in works) * 55 // 100
+        return real(works, [replace(s, memory_bytes=room, window_bytes=room // 8) for s in stations], hops)
+
+    mesh_spread.plan_ring = cramped
+    with namespaces.network(["near", "far"]) as net:
+        net.shape("far", "2mbit")
+        mesh = MeshOfProcesses(tmp_path, path, net.here)
+        try:
+            for name in ("near", "far"):
+                mesh.spawn(name, wrap=net.wrap(name), listen=net.addresses[name])
+            for worker in mesh.workers.values():
+                worker.wait_ready()
+            here = open_mesh(MeshConfig(mesh.prepare_folder(tmp_path / "here"), name="here", listen=(net.here,)))
+            with contextlib.closing(here):
+                mesh.wait_for(here, 2)
+                config = ModelConfig(memory="4GiB", context_tokens=256, threads=1, check_file=False)
+                engine = MeshEngine(path, config, here, chunk_bytes=16384)
+                with contextlib.closing(engine):
+                    use = engine.mesh_use
+                    assert use is not None
+                    assert [node.name for node in use.nodes] == ["here", "near"]
+                    far = next(m.node for m in here.members() if m.name == "far")
+                    assert here.link.rates()[far].bytes_per_s == pytest.approx(2e6 / 8, rel=0.3)
+        finally:
+            mesh.close()

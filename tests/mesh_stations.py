@@ -1,0 +1,25 @@
+"""Devices as the layer planner sees them, drawn at random."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from edge_run.partition.mesh_plan import Station
+
+MB = 1_000_000
+
+
+@st.composite
+def stations(draw: st.DrawFn, most: int = 4) -> list[Station]:
+    count = draw(st.integers(1, most))
+    return [
+        Station(
+            node=f"n{i}",
+            memory_bytes=draw(st.integers(20, 600)) * MB,
+            compute_bytes_per_s=draw(st.integers(200, 20_000)) * MB,
+            disk_bytes_per_s=draw(st.integers(50, 3_000)) * MB,
+            hop_s=draw(st.sampled_from([0.0002, 0.001, 0.01, 0.1])),
+            window_bytes=draw(st.integers(5, 40)) * MB,
+        )
+        for i in range(count)
+    ]

@@ -1,0 +1,76 @@
+"""Devices as network namespaces behind a bridge, with links of a given speed (root, iproute2)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+
+
+def why_not() -> str:
+    """Return why there can be none here, an empty string when there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [name for name in ("ip", "tc") if not shutil.which(name)]
+    return f"{missing[0]} is not installed" if missing else ""
+
+
+def run(*words: str) -> None:
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
+
+
+class Network:
+    """A bridge with an address of this process's own, and a namespace behind it for each device."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        number = os.getpid()
+        self._tag, self._net = f"e{number % 100000}", f"10.{100 + number % 100}.{number // 100 % 250}"
+        self.here = f"{self._net}.1"
+        self.addresses = {name: f"{self._net}.{i}" for i, name in enumerate(names, 2)}
+
+    def make(self) -> None:
+        bridge = f"{self._tag}br"
+        run("ip", "link", "add", bridge, "type", "bridge")
+        run("ip", "addr", "add", f"{self.here}/24", "dev", bridge)
+        run("ip", "link", "set", bridge, "up")
+        for name, address in self.addresses.items():
+            space = self._space(name)
+            run("ip", "netns", "add", space)
+            run("ip", "link", "add", space, "type", "veth", "peer", "name", "eth0", "netns", space)
+            run("ip", "link", "set", space, "master", bridge, "up")
+            run("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
+            run("ip", "-n", space, "link", "set", "eth0", "up")
+            run("ip", "-n", space, "link", "set", "lo", "up")
+
+    def wrap(self, name: str) -> list[str]:
+        """Return what a command is put behind to run on a device."""
+        return ["ip", "netns", "exec", self._space(name)]
+
+    def shape(self, name: str, rate: str) -> None:
+        """Give a device's card a speed, each way (`5mbit`); tbf, since netem is not in every kernel."""
+        space, limit = self._space(name), ("root", "tbf", "rate", rate, "burst", "3100", "latency", "2s")
+        run("tc", "qdisc", "replace", "dev", space, *limit)
+        run("tc", "-n", space, "qdisc", "replace", "dev", "eth0", *limit)
+
+    def remove(self) -> None:
+        for name in self.addresses:
+            subprocess.run(["ip", "link", "del", self._space(name)], check=False, capture_output=True)
+            subprocess.run(["ip", "netns", "del", self._space(name)], check=False, capture_output=True)
+        subprocess.run(["ip", "link", "del", f"{self._tag}br"], check=False, capture_output=True)
+
+    def _space(self, name: str) -> str:
+        return f"{self._tag}{name}"
+
+
+@contextlib.contextmanager
+def network(names: Sequence[str]) -> Iterator[Network]:
+    """Make namespaces, and remove them."""
+    one = Network(names)
+    try:
+        one.make()
+        yield one
+    finally:
+        one.remove()

@@ -1,0 +1,52 @@
+"""A network card of a given speed, where there is no root to make one: a relay before a port of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+PIECE_BYTES = 2048
+
+
+@contextlib.contextmanager
+def relay(target: int, bytes_per_s: float) -> Iterator[int]:
+    """Pass bytes on to a port and back, at this speed each way; give the port that stands for it."""
+    ends: list[socket.socket] = []
+    threads: list[threading.Thread] = []
+
+    def pass_on(source: socket.socket, sink: socket.socket) -> None:
+        free_s = time.monotonic()
+        with contextlib.suppress(OSError):
+            while data := source.recv(PIECE_BYTES):
+                free_s = max(free_s, time.monotonic()) + len(data) / bytes_per_s
+                time.sleep(max(0.0, free_s - time.monotonic()))
+                sink.sendall(data)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near = listener.accept()[0]
+                far = socket.create_connection(("127.0.0.1", target))
+                ends.extend((near, far))
+                for pair in ((near, far), (far, near)):
+                    start(pass_on, *pair)
+
+    def start(work: object, *arguments: object) -> None:
+        threads.append(threading.Thread(target=work, args=arguments))  # type: ignore[arg-type]
+        threads[-1].start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ends.append(listener)
+        start(accept)
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            for one in tuple(ends):
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+                one.close()
+            for thread in threads:
+                thread.join(5)
