@@ -6,24 +6,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edge_run.base.errors import DeviceLost, ProtocolError
-from edge_run.base.mesh import Document, Mesh
+from edge_run.base.errors import ProtocolError
+from edge_run.base.mesh import Document, LinkRate, Mesh
 from edge_run.base.units import format_size
 from edge_run.partition.mesh_plan import MeshPlan
 from edge_run.runtime.mesh_failover import Refused
 
 POLL_S, TELL_S = 0.25, 3.0
-MEASURE_TIMEOUT_S = 10.0
-SLOW_BYTES_PER_S = 1e6  # of a way that is not measured in time
 Orders = Callable[[dict[str, Document]], Mapping[str, Document]]
 
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """What a device lacks: bytes of each unit, and how fast they come to it. most_bytes: it may hold of weights."""
+    """What a device lacks: bytes of each unit. most_bytes: it may hold of weights."""
 
     missing: tuple[int, ...]
-    bytes_per_s: float
     most_bytes: int
 
 
@@ -36,7 +33,7 @@ class MeshFetch:
         self.lacks: dict[str, Lack] = {}
 
     def note(self, node: str, answer: Document) -> None:
-        """Take in what `node` said of itself, and measure the way to it. Raises ProtocolError for what cannot be."""
+        """Take in what `node` said of itself. Raises ProtocolError for what cannot be."""
         self.lacks.pop(node, None)
         missing, most_bytes = answer.get("missing_bytes"), answer.get("most_weight_bytes")
         if missing is None:
@@ -47,22 +44,17 @@ class MeshFetch:
             or not all(isinstance(size, int) and size >= 0 for size in (*missing, most_bytes))
         ):
             raise ProtocolError(f"{node} says that it lacks {str(missing)[:80]}: cannot be")
-        try:
-            bytes_per_s = self._mesh.link.measure(node, timeout_s=MEASURE_TIMEOUT_S).bytes_per_s
-        except DeviceLost:  # if it is, that is noticed elsewhere; else the way is slow
-            bytes_per_s = SLOW_BYTES_PER_S
         sizes = [size for size in missing if isinstance(size, int)]
-        self.lacks[node] = Lack(tuple(sizes), max(1.0, bytes_per_s), int(str(most_bytes)))
+        self.lacks[node] = Lack(tuple(sizes), int(str(most_bytes)))
 
     def missing_bytes(self, plan: MeshPlan, node: str) -> int:
         """Return what `node` has to fetch under `plan`."""
         lack = self.lacks.get(node)
         return sum(m for m, owner in zip(lack.missing, plan.owners, strict=True) if owner == node) if lack else 0
 
-    def seconds(self, plan: MeshPlan, node: str) -> float:
-        """Return how long `node` will fetch under `plan`."""
-        lack = self.lacks.get(node)
-        return self.missing_bytes(plan, node) / lack.bytes_per_s if lack else 0.0
+    def seconds(self, plan: MeshPlan, node: str, rate: LinkRate) -> float:
+        """Return how long `node` will fetch under `plan`, when the way to it is one of `rate`."""
+        return self.missing_bytes(plan, node) / max(1.0, rate.bytes_per_s)
 
     def run(self, plan: MeshPlan, order: Document, give_orders: Orders) -> Refused | None:
         """Have the devices of `plan` fetch what they lack, and wait for it; return which of them cannot.
@@ -94,7 +86,7 @@ class MeshFetch:
         for node in nodes:
             lack = self.lacks[node]
             left = (0 if o == node else m for m, o in zip(lack.missing, plan.owners, strict=True))
-            self.lacks[node] = Lack(tuple(left), lack.bytes_per_s, lack.most_bytes)
+            self.lacks[node] = Lack(tuple(left), lack.most_bytes)
         return None
 
     def _tell(self, nodes: Sequence[str], states: Mapping[str, Document]) -> None:

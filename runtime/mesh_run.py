@@ -220,7 +220,7 @@ class MeshRun:
         self._number = 0
         self._learned.clear()
         self._spread.open(plan, instruction.epoch)
-        self._wire.clear()
+        self._wire.forget()
         try:
             self._engine.assign(Share(plan.owners, node), self._wire)
         except BudgetError as error:

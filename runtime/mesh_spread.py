@@ -100,7 +100,6 @@ class Spread:
         """Return the best plan over the devices that were asked, and this one; this one alone where none fits.
 
         The ways between them are measured before. Raises Failed for the first that is not there any more.
-
         fetch_tokens: what a device has to fetch is worth it where it saves more within so many tokens.
         """
         node = self._mesh.node
@@ -144,7 +143,7 @@ class Spread:
         """Return the best plan, having tried without those that would have to fetch, the slowest first."""
         left, best, least_s = dict(stations), None, math.inf
         while (plan := self._fastest(left)) is not None:
-            costs = {node: self.fetch.seconds(plan, node) for node in plan.nodes}
+            costs = {node: self.fetch.seconds(plan, node, self.ways.rate(self._mesh.node, node)) for node in plan.nodes}
             slowest = max(costs, key=lambda node: costs[node])
             if plan.token_s * fetch_tokens + costs[slowest] < least_s:
                 best, least_s = plan, plan.token_s * fetch_tokens + costs[slowest]

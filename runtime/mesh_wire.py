@@ -6,7 +6,7 @@ epoch is dropped.
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,8 +16,6 @@ from edge_run.base.mesh import Document, Link, Message
 from edge_run.base.protocols import Clock
 from edge_run.runtime.mesh_coding import StateCoder, decode
 from edge_run.runtime.mesh_messages import integer
-
-logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 MOST_WAITING = 256
@@ -64,18 +62,6 @@ class LinkWire:
         """How often a state is handed on in a pass."""
         return sum(a != b for a, b in zip(self._owners, self._owners[1:], strict=False))
 
-    def clear(self) -> None:
-        """Forget what has come so far: nothing under this epoch was said yet, and who was lost may be there again.
-
-        That may be an earlier life of who coordinates now.
-        """
-        while True:
-            try:
-                if self._link.receive(timeout_s=0.0) is None:
-                    return
-            except DeviceLost as error:
-                logger.info("before epoch %d: %s", self.epoch, error)
-
     def expect(self, number: int) -> None:
         """Command `number` begins; states of earlier ones are nobody's from now on."""
         self.number, self._round, self.spent = number, 0, {}
@@ -86,6 +72,13 @@ class LinkWire:
         """Take in what has come already. Raises DeviceLost for a device of this run that is known to be gone."""
         while (message := self._next(0.0)) is not None:
             self._keep(message)
+
+    def forget(self) -> None:
+        """What came before this epoch is nobody's: also the loss of an earlier life of who coordinates now."""
+        while True:
+            with contextlib.suppress(DeviceLost):
+                if self._link.receive(timeout_s=0.0) is None:
+                    return
 
     def begin(self) -> None:
         """A pass through the graph begins. Raises what `check` does."""

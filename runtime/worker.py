@@ -166,7 +166,7 @@ class Worker:
         coder = StateCoder(engine.config.mesh_states, read_speeds(order.get("bytes_per_s")))
         wire = LinkWire(self._mesh.link, number, share.owners, coder)
         wire.node = self._mesh.node
-        wire.clear()
+        wire.forget()
         run = WorkerRun(coordinator, number, wire)
         wire.check = run.check
         engine.assign(share, wire)

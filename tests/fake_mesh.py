@@ -144,7 +144,10 @@ class FakeMesh:
         for part in copies if is_bulk and self.node in self.hub.liars else ():
             part[len(part) // 2] ^= 1
         message = Message(self.node, header, tuple(memoryview(bytes(part)) for part in copies))
-        target.bulk.put(message) if is_bulk else target.put(message)
+        if is_bulk:
+            target.bulk.put(message)
+        else:
+            target.put(message)
 
     def put(self, item: Message | DeviceLost) -> None:
         self.hear(item)
