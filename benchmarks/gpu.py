@@ -29,7 +29,8 @@ def compare(path: Path) -> list[dict[str, object]]:
     )
     runs = [json.loads(line) for line in done.stdout.splitlines()]
     if done.returncode != 0:
-        runs.append({"failure": " ".join(done.stderr.strip().splitlines()[-1:]) or done.returncode})
+        said = " ".join(done.stderr.strip().splitlines()[-1:])
+        runs.append({"failure": f"signal {-done.returncode}" if done.returncode < 0 else said})
     return runs
 
 
