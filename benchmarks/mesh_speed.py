@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tokens/s of a dense model over 1, 2 and 4 nodes, each with a throttled disk and a budget of a quarter of the model.
 
-    mesh_speed.py [--mbps 500] [--size 2G] [--micro-batch 8]
+    mesh_speed.py [--mbps 500] [--size 2G] [--micro-batch 32]
 
 All nodes are processes on one machine, each in a box with a disk speed of its own; they take turns computing, with all
 cores, as devices of a mesh do. Resident: the whole model in memory, one process. What is predicted comes from a probe
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--mbps", type=float, default=500)
     parser.add_argument("--size", default="2G")
     parser.add_argument("--layers", type=int, default=64)
-    parser.add_argument("--micro-batch", type=int, default=8)
+    parser.add_argument("--micro-batch", type=int, default=32)
     arguments = parser.parse_args()
     model = grown_model(arguments.size, arguments.layers)
     quarter = model.stat().st_size // 4
