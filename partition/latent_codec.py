@@ -31,6 +31,8 @@ VERSION = 1
 MOST_RATES = 16
 MOST_PAYLOAD_BYTES = 0xFFFF
 LARGEST_SYMBOL = 2047  # beyond, values are clipped: a table is as long as its symbols are far apart
+MOST_SCALE = 1.25  # of gains, after they were learnt
+_BESIDE_ENTROPY_BYTES = 8.0  # of a code: its header, and the end of the range coder's
 _HEADER = struct.Struct("<BHBHB")
 _LONG = struct.Struct("<H")
 _LENGTH_FOLLOWS = 0xFF
@@ -156,6 +158,21 @@ def fit_rate(tensors: NDArray[np.float32], gains: Sequence[float]) -> Rate:
     return Rate(tuple(float(one) for one in factors), tuple(fit_table(symbols[:, i]) for i in range(len(factors))))
 
 
+def fit_rate_to_size(tensors: NDArray[np.float32], gains: Sequence[float], mean_bytes: float) -> Rate:
+    """Return the rate whose codes of `tensors` have `mean_bytes` on average, header included, like `fit_rate`.
+
+    All gains are scaled by one factor, at most `MOST_SCALE` either way: whoever decodes was made for these gains.
+    """
+    factors, positions = np.array(gains), tensors.shape[2]
+    low, high = 1 / MOST_SCALE, MOST_SCALE
+    while high / low > 1.001:
+        middle = float(np.sqrt(low * high))
+        rate = fit_rate(tensors, (factors * middle).tolist())
+        taken_bytes = sum(table.entropy_bits for table in rate.tables) * positions / 8 + _BESIDE_ENTROPY_BYTES
+        low, high = (middle, high) if taken_bytes < mean_bytes else (low, middle)
+    return fit_rate(tensors, (factors * low).tolist())
+
+
 def fit_codec(
     tensors: NDArray[np.float32], model: str, cut: str, steps: Sequence[float] = (0.5, 0.25, 0.125)
 ) -> LatentCodec:
@@ -173,4 +190,4 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-__all__ = ["RANGE", "ZSTD", "LatentCodec", "Rate", "fit_codec", "fit_rate"]
+__all__ = ["RANGE", "ZSTD", "LatentCodec", "Rate", "fit_codec", "fit_rate", "fit_rate_to_size"]

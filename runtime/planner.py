@@ -47,7 +47,7 @@ from edge_run.tiers.territory import Span, Territory, clipped
 
 CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches
 OPENING_S_PER_NODE = 35e-6
-RUN_BYTES = 8 * MIB  # of Python modules that a run loads, and an inspection does not
+RUN_BYTES = 17 * MIB  # of Python modules that a run of the program loads, and an inspection does not
 SWEPT_SHARES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 

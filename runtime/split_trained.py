@@ -17,7 +17,7 @@ from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, TierRe
 from edge_run.base.extras import need
 from edge_run.base.split import RateReport, TrainReport
 from edge_run.partition.cuts import multiply_adds, operations_between
-from edge_run.partition.latent_codec import LatentCodec, fit_rate
+from edge_run.partition.latent_codec import LatentCodec, fit_rate_to_size
 from edge_run.runtime.bottleneck_graph import find_transform, make_decoder, make_encoder
 from edge_run.runtime.image_folder import ImageFolder, ImageSize
 from edge_run.runtime.onnx_file import OnnxModel, describe, extract
@@ -207,7 +207,8 @@ class _Workshop:
         head = open_session(files[HEAD], HEAD, self._config.threads)
         rows = (self._latent[0], self._latent[1] * self._latent[2])
         seen = np.concatenate([one for _, one in self._passes(head, self._chosen[:MOST_PRIOR_IMAGES])])
-        rates = tuple(fit_rate(seen.reshape(len(seen), *rows), tuple(float(g) for g in one)) for one in gains)
+        wanted = zip(gains.tolist(), self._config.rates_bytes, strict=True)
+        rates = tuple(fit_rate_to_size(seen.reshape(len(seen), *rows), one, size) for one, size in wanted)
         outputs = tuple(one.name for one in self._parts.rest.output)
         code = StoredCode(
             FORMAT, digest(files[MODEL]), digest(files[HEAD]), digest(files[TAIL]), self._parts.cut,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_run.base.errors import ProtocolError
-from edge_run.partition.latent_codec import RANGE, ZSTD, LatentCodec, fit_codec
+from edge_run.partition.latent_codec import MOST_SCALE, RANGE, ZSTD, LatentCodec, fit_codec, fit_rate, fit_rate_to_size
 
 CHANNELS, POSITIONS = 6, 20
 CODERS = (RANGE, ZSTD)
@@ -126,3 +126,21 @@ def test_numbers_that_are_none_are_coded_as_zero() -> None:
     tensor[0] = np.inf
     decoded, _ = codec(RANGE).decode(codec(RANGE).encode(tensor, 0), POSITIONS)
     assert np.all(np.isfinite(decoded))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.floats(0.97, 1.03), seeds)
+def test_a_rate_is_brought_to_its_size_as_far_as_its_gains_may_change(share: float, seed: int) -> None:
+    def mean_bytes(gains: tuple[float, ...]) -> float:
+        one = LatentCodec("model", "cut", (fit_rate(tensors, gains),))
+        return sum(len(one.encode(tensor, 0)) for tensor in tensors) / len(tensors)
+
+    tensors, gains = samples(200, seed), (2.0,) * CHANNELS
+    wanted = mean_bytes(gains) * share
+    found = fit_rate_to_size(tensors, gains, wanted)
+    scale = found.gains[0] / 2
+    assert found.gains == pytest.approx([2 * scale] * CHANNELS)
+    assert 1 / MOST_SCALE <= scale * 1.001 <= MOST_SCALE * 1.002
+    assert mean_bytes(found.gains) == pytest.approx(wanted, abs=2)
+    for impossible, end in ((1.0, 1 / MOST_SCALE), (1e9, MOST_SCALE)):
+        assert fit_rate_to_size(tensors, gains, impossible).gains[0] == pytest.approx(2 * end, rel=0.01)

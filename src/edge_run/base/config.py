@@ -44,8 +44,8 @@ class ModelConfig:
     """How a model is opened. Everything that changes the numbers is part of the numerics key.
 
     memory: budget for the whole process, bytes or text (`4GiB`); None is what is available less a margin.
-    gpu_memory: budget of a GPU's memory, for weights, keys and values, and buffers there; 0 leaves it out; None is what
-    is free less a margin, and nothing where the processor plays the GPU.
+    gpu_memory: budget of a GPU's memory, for weights, keys and values, and buffers there; 0 leaves it out, as long as
+    no real GPU was tried; None is what is free less a margin, and nothing where the processor plays the GPU.
     context_tokens: length of the context; None is the model's own, at most 4096; 0 is the model's own.
     threads: compute threads; None is one per core that this process may use.
     micro_batch_tokens: tokens in one pass of a prompt. sequences: conversations that may share the context.
@@ -67,7 +67,7 @@ class ModelConfig:
     """
 
     memory: int | str | None = None
-    gpu_memory: int | str | None = None
+    gpu_memory: int | str | None = 0
     context_tokens: int | None = None
     threads: int | None = None
     micro_batch_tokens: int = 512

@@ -92,8 +92,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _memory(
         "--gpu-memory", field="gpu_memory", callback=size_or_nothing_option, metavar="SIZE",
-        help="Budget of the GPU's memory, where llama.cpp is built for it; 0: leave it out. [default: what is free, "
-        "less a margin]",
+        help="Budget of the GPU's memory, where llama.cpp is built for it; 0: leave it out. [default: 0]",
     ),
     _memory(
         "-c", "--ctx-size", field="context_tokens", **_NUMBER,
