@@ -10,7 +10,7 @@ import functools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_run.base.config import ModelConfig, make_config
 from edge_run.base.errors import BudgetError, ConfigError
@@ -31,7 +31,6 @@ from edge_run.runtime.library import library_version
 from edge_run.runtime.mixture import routed_read
 from edge_run.runtime.mixture_planning import plan_mixture
 from edge_run.runtime.model_kind import check_kind
-from edge_run.runtime.offload import Offload, draft_host_bytes, plan_offload
 from edge_run.runtime.planning import (
     RowRange,
     compute_threads,
@@ -44,6 +43,9 @@ from edge_run.runtime.stretches import chunks_of, cut_into_stretches
 from edge_run.runtime.terms import Holdings, Terms, work_bytes
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.territory import Span, Territory, clipped
+
+if TYPE_CHECKING:
+    from edge_run.runtime.offload import Offload
 
 CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches
 OPENING_S_PER_NODE = 35e-6
@@ -62,6 +64,10 @@ def planner(path: Path, config: ModelConfig) -> Planner:
     config = speculation_config(config, gguf)
     draft_file = DraftFile(config.draft_model, config, gguf) if config.draft_model else None
     known = inspect(gguf, config, library_version(), is_tried=False)
+    if config.gpu_memory == 0:
+        return Planner(gguf, config, known, draft_file.size_bytes if draft_file else 0)
+    from edge_run.runtime.offload import draft_host_bytes, plan_offload  # and with it llama.cpp, which takes long
+
     memory_bytes = int(config.memory or default_budget_bytes(Ledger().promised_bytes))
     offload, draft = plan_offload(gguf, config, memory_bytes, draft_file)
     return Planner(gguf, config, known, draft_host_bytes(draft_file, draft), offload)
