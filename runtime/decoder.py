@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from edge_run.base.errors import ConfigError, ContextFull, KernelError
+from edge_run.base.errors import Cancelled, ConfigError, ContextFull, KernelError
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
@@ -162,7 +162,7 @@ class LocalDecoder:
         with deferred_interrupt(self._driver), self._driver.running(PassShape(len(tokens), len(outputs))):
             code = L.llama_decode(self._context.handle, self._batch)
             if code == _STOPPED:
-                self._driver.check_cancelled()
+                raise Cancelled("the pass was cancelled")
         if code == 1:
             raise ContextFull(
                 f"context of {self._context.context_tokens} tokens is full; start a new conversation, or raise -c",

@@ -203,9 +203,9 @@ class Driver:
             yield
         except BaseException:
             self._abandon()
+            self._must_restore = True  # a pass that was stopped has not restored what the one before left out
             raise
-        finally:
-            self._must_restore = self._failure is not None
+        self._must_restore = self._failure is not None
         if self._failure is not None:
             failure, self._failure = self._failure, None
             self._abandon()

@@ -12,13 +12,16 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edge_run import Cancelled, ModelConfig, ModelFileError, NotSupported, TierReadError
+from edge_run.base.protocols import BatchToken
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime import engine as engine_module
 from edge_run.runtime.engine import Engine
@@ -204,6 +207,35 @@ def test_a_long_prompt_can_be_cancelled_where_no_callback_is_installed(llama: Pa
         prompts = ([token, *PROMPT * 6] for token in itertools.cycle([1, 2]))
         with pytest.raises(Cancelled):
             list(map(session.feed, prompts))
+
+
+@in_child
+def test_a_pass_that_is_stopped_after_one_that_failed(llama: Path) -> None:
+    """The failed one leaves nodes out of the graph, which llama.cpp uses again; the stopped one ends before them."""
+    with streaming_engine(llama) as engine:
+        decoder, driver = engine.decoder, engine._driver
+
+        def decode() -> np.ndarray:
+            return decoder.decode([BatchToken(token, i, 0, True) for i, token in enumerate(PROMPT[:16])]).copy()
+
+        wanted = decode()
+        for failing in (3, 20, 60):
+            decoder.rewind(0, 0)
+            asked = itertools.count()
+
+            def fail(asked: Iterator[int] = asked, failing: int = failing) -> None:
+                if next(asked) == failing:
+                    raise Cancelled("here")
+
+            driver.check_cancelled = fail
+            with pytest.raises(Cancelled):
+                decode()
+            del driver.check_cancelled
+            driver.forget_cancel = lambda: driver.stop.set(True)
+            with pytest.raises(Cancelled):
+                decode()
+            del driver.forget_cancel
+            assert np.array_equal(decode(), wanted)
 
 
 @in_child
