@@ -3,7 +3,7 @@
 Real processes: a device, a server, and between them a relay that lets bytes through at a rate, each way, 1 ms later.
 The device is made 8 times slower than this machine's core by computing its part of a frame 8 times. The split is that
 of `benchmarks/split.py`; frames are files of CIFAR-10's test images. Each mode runs alone: 10 frames that do not count,
-then 80, or 4 s. Then the bandwidth changes under the chosen mode every 3 s; counted is what comes later than 1 s after.
+then 240, or 5 s. Then the bandwidth changes under the chosen mode every 3 s; counted is what comes later than 1 s after.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MEGABITS = (0.1, 0.5, 1.0, 5.0, 20.0, 100.0)
 CHANGES = (100.0, 0.1, 5.0, 0.1, 100.0, 1.0)
 FIXED = ("local", "image", "code 0", "code 1", "code 2", "code 3")
 SLOWER, DELAY_S = 8, 0.001
-FRAMES, WARM_FRAMES, MOST_S = 80, 10, 4.0
+FRAMES, WARM_FRAMES, MOST_S = 240, 10, 5.0
 CHANGE_EVERY_S, SETTLE_S = 3.0, 1.0
 
 
