@@ -7,7 +7,9 @@ experts, more than there may be room for: then one tensor after the other is bro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 from edge_run.base.results import ExpertUse
 from edge_run.prefetch.experts import ExpertCache, Unit
@@ -27,8 +29,8 @@ class ExpertStreaming:
     """The feature. n_frames: what experts have, kept and in use. n_used: experts that a token uses in a layer.
 
     micro_batch_tokens: of a pass that more of the same prompt follows. check runs while a pass waits and may raise to
-    stop it. wait_s counts those waits; usage what single tokens read. prefetch names what next layers will choose, and
-    foretold counts what came of it; tuning sets what can be set.
+    stop it. wait_s counts those waits, choosing_s the time to find out what to read; usage what passes took. prefetch
+    names what next layers will choose, and foretold counts what came of it; tuning sets what can be set.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class ExpertStreaming:
         self.tuning: Tuning | None = None
         self.prefetch: ExpertPrefetch | None = None
         self.foretold = Foretold()
-        self.wait_s = 0.0
+        self.wait_s = self.choosing_s = 0.0
 
     def is_resident(self, address: int, expert: int) -> bool:
         """Return whether `expert`, of the layer that has a tensor at `address`, is kept from an earlier token."""
@@ -123,15 +125,16 @@ class ExpertStreaming:
             return
         ids = rows.ravel().tolist()
         if tensor is self._experts.layers[tensor.layer][0] or (tensor.layer, ids) != (self._layer, self._ids):
-            self._choose(tensor.layer, ids, len(rows))
-            if self.prefetch and len(rows) == 1:
-                self._read_foretold(self.prefetch.when_chosen(tensor.layer, self._chosen, address))
+            with self._choosing():
+                self._choose(tensor.layer, ids, len(rows))
+                if self.prefetch and len(rows) == 1:
+                    self._read_foretold(self.prefetch.when_chosen(tensor.layer, self._chosen, address))
         self._use(tensor)
 
     def _choose(self, layer: int, ids: list[int], n_tokens: int) -> None:
         """Look the chosen experts up, and begin to read those that are missing."""
         if layer <= self._layer or self._layer < 0:
-            self.usage.begin(is_token=n_tokens == 1)
+            self.usage.begin(n_tokens, self.wait_s, self.choosing_s)
             if self.tuning:
                 self.tuning.begin(n_tokens == 1, self._need)
             self._need = 0
@@ -157,7 +160,14 @@ class ExpertStreaming:
 
     def _when_done(self, layer: int, address: int) -> None:
         if self.prefetch and layer == self._layer and len(self._ids) == self._n_used:
-            self._read_foretold(self.prefetch.when_done(layer, address))
+            with self._choosing():
+                self._read_foretold(self.prefetch.when_done(layer, address))
+
+    @contextlib.contextmanager
+    def _choosing(self) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.choosing_s += time.monotonic() - started
 
     def _read_foretold(self, named: Named) -> None:
         """Begin to read what is expected to be chosen, in place of what is worth less."""

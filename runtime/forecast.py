@@ -104,7 +104,8 @@ class PassTimes:
         self._shares_cores = threads >= profile.logical_cores
         self._plan, self._disk = plan, disk
         self._is_resident = plan.mode == "resident"
-        self._s_per_byte = self._found(earlier)
+        self._choosing_s, self._s_per_byte = self._found(earlier)
+        self._moves_s_per_byte = self._found_wide(earlier)
         self._first_use_s_per_byte = self._found_first_use(earlier)
         self.read_s = self._token_read_s()
         self.reading_s = self._read(plan.model_bytes, 0).wall_s if self._is_resident else 0.0
@@ -114,16 +115,32 @@ class PassTimes:
             return self._reading(1, 1, is_first=False).wall_s
         return self._plan.streamed_bytes_per_pass * self._s_per_byte
 
-    def _found(self, earlier: Sequence[Point]) -> float | None:
-        """Return what a byte that a token reads takes beside computing, as the run most like this found it.
+    def _found(self, earlier: Sequence[Point]) -> tuple[float, float | None]:
+        """Return what choosing takes a token, and each byte it reads beside that and computing, in a run like this.
 
         None where there was none, and where it is not to be believed of this drive: it may have been another then.
         """
         if not earlier or not self._plan.expert_bytes or self._disk is None:
+            return 0.0, None
+        seen = min(
+            (p.token for p in earlier), key=lambda seen: abs(seen.read_bytes - self._plan.streamed_bytes_per_pass)
+        )
+        s_per_byte = (seen.wall_s - seen.choosing_s - self.compute_s(1, 0)) / max(seen.read_bytes, 1)
+        if not SLOWEST < 1 / max(s_per_byte, 1e-15) / self._disk.bytes_per_s < FASTEST:
+            return 0.0, None
+        return seen.choosing_s, s_per_byte
+
+    def _found_wide(self, earlier: Sequence[Point]) -> float | None:
+        """Return what each byte that a wide pass reads adds to its computing, as the run most like this found it."""
+        nearest = min(
+            (point for point in earlier if point.wide.read_bytes),
+            key=lambda point: abs(point.room_share * self._touched(math.inf, math.inf) - self._plan.expert_bytes),
+            default=None,
+        )
+        if nearest is None:
             return None
-        nearest = min(earlier, key=lambda point: abs(point.token_bytes - self._plan.streamed_bytes_per_pass))
-        bytes_per_s = nearest.token_bytes / max(nearest.token_s - self.compute_s(1, 0), 1e-9)
-        return 1 / bytes_per_s if SLOWEST < bytes_per_s / self._disk.bytes_per_s < FASTEST else None
+        seen = nearest.wide
+        return max(0.0, seen.wall_s - seen.wait_s - self.compute_s(int(seen.n_tokens), 0)) / seen.read_bytes
 
     def _found_first_use(self, earlier: Sequence[Point]) -> float:
         """Return what a byte that is read into new memory takes: as the run most like this found it, or the probe."""
@@ -133,8 +150,9 @@ class PassTimes:
         slowest, fastest = SLOWEST * self._disk.first_use_bytes_per_s, FASTEST * bytes_per_s
         everything = self._touched(math.inf, math.inf)
         for point in sorted(earlier, key=lambda point: abs(point.room_share * everything - room)):
-            new = min(point.first_bytes, point.room_share * everything)
-            speed = new / max(point.first_s - (point.first_bytes - new) / bytes_per_s, 1e-9)
+            read_bytes, busy_s = point.first.read_bytes, point.first.busy_s
+            new = min(read_bytes, point.room_share * everything)
+            speed = new / max(busy_s - (read_bytes - new) / bytes_per_s, 1e-9)
             if new >= LEAST_NEW_SHARE * everything and slowest < speed < fastest:
                 return 1 / speed
         return 1 / self._disk.first_use_bytes_per_s
@@ -175,8 +193,9 @@ class PassTimes:
         if self._disk is None:
             return _Reading(0.0, 0.0)
         used_cpu, new_cpu = self._disk.cpu_s_per_byte
+        moves = used_cpu * WITH_MOVES if self._moves_s_per_byte is None else self._moves_s_per_byte
         wall_s = new_bytes * self._first_use_s_per_byte + used_bytes / self._disk.bytes_per_s
-        return _Reading(wall_s, new_bytes * new_cpu + used_bytes * used_cpu * WITH_MOVES)
+        return _Reading(wall_s, new_bytes * new_cpu + used_bytes * moves)
 
     def compute_s(self, tokens: int, position: int, n_outputs: int = 1) -> float:
         """Return the seconds of computing alone."""
@@ -189,9 +208,10 @@ class PassTimes:
         read and computed overlaps as far as the window reaches: not quite, where both take the same time.
         """
         if tokens == 1 and self._s_per_byte is not None and not is_first:
-            return self.compute_s(tokens, position, n_outputs) + self.read_s
+            return self.compute_s(tokens, position, n_outputs) + self._choosing_s + self.read_s
         reading = self._reading(tokens, n_outputs, is_first)
-        taken_s = min(reading.cpu_s, reading.wall_s) if self._shares_cores else 0.0
+        is_taken = self._shares_cores or self._moves_s_per_byte is not None
+        taken_s = min(reading.cpu_s, reading.wall_s) if is_taken else 0.0
         busy_s = self.compute_s(tokens, position, n_outputs) + taken_s
         if is_first:
             return max(reading.wall_s, busy_s)

@@ -13,64 +13,88 @@ import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from edge_run.base.protocols import Clock
 from edge_run.tiers.gguf import GgufModel
-from edge_run.tiers.readers import Readers, ReadTotals
+from edge_run.tiers.readers import Readers
 
 LEAST_TOKENS = 12
 MOST_POINTS = 8
 ALIKE = 0.02  # shares that are so near are one point, the latest
-
-MOST_TIMES = 256
+MOST_PASSES = 256
+OUTLIER = 3.0  # of the median
 logger = logging.getLogger(__name__)
+
+
+class PassSeen(NamedTuple):
+    """What passes of one width did, in the mean: `n_tokens` tokens, `read_bytes` read.
+
+    wall_s: from one pass to the next; of these wait_s were waited for reads, and choosing_s taken to find out what to
+    read. busy_s: with a read in flight.
+    """
+
+    n_tokens: float = 0.0
+    read_bytes: float = 0.0
+    wall_s: float = 0.0
+    wait_s: float = 0.0
+    choosing_s: float = 0.0
+    busy_s: float = 0.0
 
 
 class Point(NamedTuple):
     """What a run found.
 
-    room_share: of all experts' bytes, what there was room for; hit_rate: of a token's bytes, what was there.
-    token_bytes: what a token read; token_s: how long it took, in the median. first_bytes, first_s: what the first pass
-    read, into memory that was not used before as far as there was room, and how long it did.
+    room_share: of all experts' bytes, what there was room for; hit_rate: of a token's bytes, what was there. token:
+    what single tokens took; wide: full passes of a prompt, if there were any; first: the first pass, which reads into
+    memory that was not used before as far as there is room.
     """
 
     room_share: float
     hit_rate: float
-    token_bytes: float
-    token_s: float
-    first_bytes: float = 0.0
-    first_s: float = 0.0
+    token: PassSeen
+    first: PassSeen = PassSeen()
+    wide: PassSeen = PassSeen()
 
 
 class Usage:
-    """What single tokens read, of the `token_bytes` of experts that each uses, where `room_share` has room."""
+    """What passes took. Single tokens use `token_bytes` of experts each, of which `room_share` of all have room."""
 
     def __init__(self, room_share: float, token_bytes: int, readers: Readers, clock: Clock = time.monotonic) -> None:
         self.room_share = room_share
-        self._clock, self._began_s = clock, 0.0
-        self._times: deque[float] = deque(maxlen=MOST_TIMES)
-        self.n_tokens = 0
-        self._token_bytes, self._readers = token_bytes, readers
-        self._read_bytes = 0
-        self._is_token = False
-        self._mark: ReadTotals | None = None
-        self._first = ReadTotals()
+        self._token_bytes, self._readers, self._clock = token_bytes, readers, clock
+        self.n_tokens = self._read_bytes = 0
+        self._tokens: deque[PassSeen] = deque(maxlen=MOST_PASSES)
+        self._wide: deque[PassSeen] = deque(maxlen=MOST_PASSES)
+        self._first: PassSeen | None = None
+        self._began: PassSeen | None = None  # the pass that runs, with the counters as it began
 
-    def begin(self, *, is_token: bool) -> None:
-        """A pass comes to its first layer with experts; what was read since the last one did was for that one."""
-        totals, now_s = self._readers.totals, self._clock()
-        read = totals.since(self._mark or totals)
-        if self._mark and not self._first.bytes_read:
-            self._first = read
-        if self._is_token:
+    def begin(self, n_tokens: int, wait_s: float, choosing_s: float) -> None:
+        """A pass of `n_tokens` tokens comes to its first layer with experts; what was done since belongs to the last.
+
+        wait_s and choosing_s: counted since the start, as in PassSeen.
+        """
+        read = self._readers.totals
+        now = PassSeen(n_tokens, read.bytes_read, self._clock(), wait_s, choosing_s, read.busy_s)
+        if self._began is not None:
+            since = (after - before for after, before in zip(now[1:], self._began[1:], strict=True))
+            self._note(PassSeen(self._began.n_tokens, *since))
+        self._began = now
+
+    def _note(self, seen: PassSeen) -> None:
+        if seen.n_tokens == 1:
             self.n_tokens += 1
-            self._read_bytes += read.bytes_read
-            self._times.append(now_s - self._began_s)
-        self._is_token, self._mark, self._began_s = is_token, totals, now_s
+            self._read_bytes += int(seen.read_bytes)
+            self._tokens.append(seen)
+        elif self._first is not None and (not self._wide or seen.n_tokens >= self._wide[0].n_tokens):
+            if self._wide and seen.n_tokens > self._wide[0].n_tokens:
+                self._wide.clear()
+            self._wide.append(seen)
+        if self._first is None:
+            self._first = seen
 
     @property
     def hit_rate(self) -> float:
@@ -83,8 +107,16 @@ class Usage:
         share, rate = self.room_share, self.hit_rate
         if self.n_tokens < LEAST_TOKENS or not 0 < share < 1 or not 0 < rate < 1:
             return None
-        token_bytes, first = self._read_bytes / self.n_tokens, self._first
-        return Point(share, rate, token_bytes, statistics.median(self._times), first.bytes_read, first.busy_s)
+        return Point(share, rate, _mean(self._tokens), self._first or PassSeen(), _mean(self._wide))
+
+
+def _mean(passes: Collection[PassSeen]) -> PassSeen:
+    """Return the mean of `passes`, without those that something else held up, such as the wait for a question."""
+    if not passes:
+        return PassSeen()
+    most_s = OUTLIER * statistics.median(seen.wall_s for seen in passes)
+    usual = [seen for seen in passes if seen.wall_s <= most_s]
+    return PassSeen(*map(statistics.fmean, zip(*usual, strict=True)))
 
 
 def hit_rate(points: Sequence[Point], share: float) -> float:
@@ -115,11 +147,16 @@ def recall(gguf: GgufModel, cache_folder: Path) -> Experience:
     """Return what runs of `gguf` have found so far."""
     try:
         found = json.loads(_place(gguf, cache_folder).read_text())
-        points = [Point(*map(float, point)) for point in found["points"]]
+        points = [_point(*point) for point in found["points"]]
         points = [point for point in points if 0 < point.room_share < 1 and 0 < point.hit_rate < 1]
         return Experience(points, {str(name): str(setting) for name, setting in found["levers"].items()})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return Experience()
+
+
+def _point(room_share: float, hit_rate: float, *passes: Iterable[float]) -> Point:
+    token, first, wide = (PassSeen(*map(float, seen)) for seen in passes)
+    return Point(float(room_share), float(hit_rate), token, first, wide)
 
 
 def remember(gguf: GgufModel, cache_folder: Path, usage: Usage, levers: Mapping[str, str]) -> None:

@@ -73,7 +73,8 @@ class WeightStreaming:
         table = self.tables[number]
 
         def fetch(address: int) -> None:
-            table.fetch((read.address + row * read.row_bytes, read.row_bytes) for row in looked_up_rows(address))
+            rows = looked_up_rows(address)
+            self.wait_s += table.fetch((read.address + row * read.row_bytes, read.row_bytes) for row in rows)
 
         return fetch
 

@@ -7,6 +7,7 @@ already.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from functools import partial
@@ -36,10 +37,10 @@ class RowTable:
         _libc.map_anonymous(stop - start, _libc.PROT_READ_WRITE, at=start)
         _libc.prepare_for_weights(start, stop - start, is_sparse=True)
 
-    def fetch(self, rows: Iterable[tuple[int, int]]) -> None:
+    def fetch(self, rows: Iterable[tuple[int, int]]) -> float:
         """Make rows readable, each given as (address, length in bytes); what lies outside the table is left alone.
 
-        Raises TierReadError or ModelFileError; what was resident stays so.
+        Returns the seconds waited for reads. Raises TierReadError or ModelFileError; what was resident stays so.
         """
         needed = {page for address, length in rows for page in self._pages_of(address, length)}
         for page in needed & self._pages.keys():
@@ -52,6 +53,7 @@ class RowTable:
             del self._pages[oldest]
             _libc.drop_pages(oldest, _libc.PAGE)
         runs = _runs(missing)
+        started = time.monotonic()
         try:
             self._read(runs)
         except EdgeRunError:
@@ -59,6 +61,7 @@ class RowTable:
                 _libc.drop_pages(*run)
             raise
         self._pages.update(dict.fromkeys(missing))
+        return time.monotonic() - started if runs else 0.0
 
     def _pages_of(self, address: int, length: int) -> range:
         first = address - address % _libc.PAGE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from bench_samples import PLAN, PROFILE
 from edge_run.partition.cost import MatmulWork, PassWork
 from edge_run.runtime.forecast import PassTimes
-from edge_run.runtime.routing import Point
+from edge_run.runtime.routing import PassSeen, Point
 
 DISK = PROFILE.disks[0]  # 1e9 bytes a second
 WORK = PassWork((MatmulWork("Q4_0", 512, int(1e8), 32, 4),), 0, 0, 0.0)
@@ -27,22 +28,45 @@ def test_without_an_earlier_run_reading_and_computing_take_turns() -> None:
     assert token_s() == pytest.approx(2e7 / 1e9 + COMPUTE_S, rel=0.01)
 
 
+def tokens_seen(share: float, read_bytes: float, seconds: float, choosing_s: float = 0.0) -> Point:
+    return Point(share, 0.5, PassSeen(1, read_bytes, seconds, choosing_s=choosing_s))
+
+
 def test_a_token_reads_as_fast_as_in_the_run_most_like_it() -> None:
-    near, far = Point(0.5, 0.8, 2.2e7, COMPUTE_S + 0.044), Point(0.1, 0.2, 9e7, COMPUTE_S + 0.09)
+    near, far = tokens_seen(0.5, 2.2e7, COMPUTE_S + 0.044), tokens_seen(0.1, 9e7, COMPUTE_S + 0.09)
     assert token_s(far, near) == pytest.approx(COMPUTE_S + 2e7 / 5e8)
     assert token_s(far) == pytest.approx(COMPUTE_S + 2e7 / 1e9)
 
 
+def test_a_token_takes_as_long_to_choose_whatever_it_reads() -> None:
+    assert token_s(tokens_seen(0.1, 9e7, COMPUTE_S + 0.09 + 0.03, 0.03)) == pytest.approx(COMPUTE_S + 0.02 + 0.03)
+
+
 @pytest.mark.parametrize("seconds", [COMPUTE_S / 2, COMPUTE_S + 0.001, 60.0])
 def test_what_this_drive_cannot_have_done_is_not_believed(seconds: float) -> None:
-    assert token_s(Point(0.5, 0.8, 2e7, seconds)) == token_s()
+    assert token_s(tokens_seen(0.5, 2e7, seconds)) == token_s()
 
 
 def test_the_first_pass_and_wide_ones_do_not_hang_on_what_tokens_read() -> None:
-    point = Point(0.5, 0.8, 2e7, COMPUTE_S + 0.04)
+    point = tokens_seen(0.5, 2e7, COMPUTE_S + 0.04)
     known, unknown = (PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, earlier) for earlier in ([point], []))
     assert known.pass_s(1, 0, 1, is_first=True) == unknown.pass_s(1, 0, 1, is_first=True)
     assert known.pass_s(64, 0, 1, is_first=False) == unknown.pass_s(64, 0, 1, is_first=False)
+
+
+def test_what_bytes_add_to_computing_in_wide_passes_is_taken_from_the_run_most_like_this() -> None:
+    """There: 0.03 s for 0.01 GB, beside computing and waiting."""
+    plain = PassTimes(MIXTURE, WORK, PROFILE, DISK, 1)
+    compute_s, read_bytes = plain.compute_s(64, 0), plain._reading(64, 1, is_first=False).wall_s * DISK.bytes_per_s
+    assert read_bytes > 0
+
+    def seen(room_share: float, adds_s: float) -> Point:
+        wide = PassSeen(64, 1e7, compute_s + adds_s + 0.5, wait_s=0.5)
+        return tokens_seen(room_share, 2e7, COMPUTE_S + 0.02)._replace(wide=wide)
+
+    times = PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, [seen(0.1, 0.3), seen(0.5, 0.0075)])
+    reading = read_bytes / DISK.bytes_per_s
+    assert times.pass_s(64, 0, 1, is_first=False) == pytest.approx(math.hypot(reading, compute_s + 0.75 * reading))
 
 
 def test_reading_and_computing_overlap_where_most_experts_are_used_anyway() -> None:
@@ -75,12 +99,15 @@ def first_s(*earlier: Point) -> float:
     return PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, earlier)._reading(1000, 1, is_first=True).wall_s
 
 
+def first_seen(room_share: float, busy_s: float) -> Point:
+    return Point(room_share, 0.5, PassSeen(), first=PassSeen(1000, 1e8, busy_s=busy_s))
+
+
 def test_new_memory_is_as_fast_as_in_the_run_most_like_this() -> None:
     """Of 0.1 GB of experts half have room; the pinned share of the model is read into new memory too."""
     used_s, new_bytes = 5e7 / 1e9, MIXTURE.pinned_bytes + 5e7
     assert first_s() == pytest.approx(new_bytes / DISK.first_use_bytes_per_s + used_s)
-    near = Point(0.4, 0.5, 1.0, 1.0, first_bytes=1e8, first_s=4e7 / 8e8 + 6e7 / 1e9)
-    far = Point(0.1, 0.2, 1.0, 1.0, first_bytes=1e8, first_s=1e7 / 3e8 + 9e7 / 1e9)
+    near, far = first_seen(0.4, 4e7 / 8e8 + 6e7 / 1e9), first_seen(0.1, 1e7 / 3e8 + 9e7 / 1e9)
     assert first_s(far, near) == pytest.approx(new_bytes / 8e8 + used_s)
-    for point in (Point(0.5, 0.5, 1.0, 1.0), near._replace(first_s=50.0), near._replace(first_s=0.06)):
+    for point in (tokens_seen(0.5, 1.0, 1.0), first_seen(0.4, 50.0), first_seen(0.4, 0.06)):
         assert first_s(point) == first_s()

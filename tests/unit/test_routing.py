@@ -18,7 +18,7 @@ def test_without_runs_experts_are_taken_to_be_chosen_evenly() -> None:
 
 
 def test_a_point_is_met_and_others_follow_from_it() -> None:
-    points = [routing.Point(0.5, 0.7, 1.0, 1.0), routing.Point(0.1, 0.3, 1.0, 1.0)]
+    points = [routing.Point(0.5, 0.7, routing.PassSeen()), routing.Point(0.1, 0.3, routing.PassSeen())]
     assert routing.hit_rate(points, 0.5) == pytest.approx(0.7)
     assert routing.hit_rate(points, 0.1) == pytest.approx(0.3)
     rates = [routing.hit_rate(points, share / 50) for share in range(51)]
@@ -36,18 +36,18 @@ class Drive:
         self.totals = ReadTotals(self.totals.bytes_read + n_bytes, self.totals.busy_s + 0.2)
 
 
+WIDTH = 64
+
+
 def usage(share: float, rate: float, n_tokens: int = routing.LEAST_TOKENS) -> routing.Usage:
+    """Two prompts of two full passes and a rest, and tokens after the second, the last of which is held up."""
     drive = Drive()
-    now = [0.0]
-    found = routing.Usage(share, 1000, drive, lambda: now[0])  # type: ignore[arg-type]
-    for _ in range(n_tokens):
-        found.begin(is_token=True)
-        drive.read(round(1000 * (1 - rate)))
-        now[0] += 0.25
-    found.begin(is_token=False)
-    drive.read(12345)
-    now[0] += 77
-    found.begin(is_token=False)
+    now, wait_s, choosing_s = 0.0, 0.0, 0.0
+    found = routing.Usage(share, 1000, drive, lambda: now)  # type: ignore[arg-type]
+    for width in [WIDTH, WIDTH, 8, WIDTH, WIDTH, 8, *[1] * n_tokens, 2]:
+        found.begin(width, wait_s, choosing_s)
+        drive.read(round(1000 * (1 - rate)) if width == 1 else 50 * width)
+        now, wait_s, choosing_s = now + (0.25 if width == 1 else 3.0), wait_s + 0.125, choosing_s + 0.0625
     return found
 
 
@@ -57,16 +57,29 @@ def test_what_tokens_read_is_counted_and_what_prompts_read_is_not() -> None:
     assert usage(0.5, 0.7, 0).hit_rate == 0
 
 
+def test_a_token_that_waited_for_a_question_does_not_count() -> None:
+    drive, now = Drive(), [0.0]
+    found = routing.Usage(0.5, 1000, drive, lambda: now[0])  # type: ignore[arg-type]
+    for i in range(2 * routing.LEAST_TOKENS + 1):
+        found.begin(1, 0.0, 0.0)
+        drive.read(400)
+        now[0] += 60.0 if i % 4 == 3 else 0.25
+    assert found.point is not None
+    assert found.point.token.wall_s == pytest.approx(0.25)
+
+
 def test_what_was_found_is_kept_under_the_file(tmp_path: Path) -> None:
     gguf = read_gguf(KIT)
     for share, rate in ((0.25, 0.5), (0.5, 0.6), (0.26, 0.4)):  # the last instead of the first
         routing.remember(gguf, tmp_path, usage(share, rate), {"prefetch": str(share)})
     routing.remember(gguf, tmp_path, usage(0.5, 0.6), {"readers": "2"})
     known = routing.recall(gguf, tmp_path)
-    assert known.points == [
-        pytest.approx((0.26, 0.4, 600, 0.25, 600, 0.2)),
-        pytest.approx((0.5, 0.6, 400, 0.25, 400, 0.2)),
-    ]
+    wide = routing.PassSeen(WIDTH, 50 * WIDTH, 3.0, 0.125, 0.0625, 0.2)
+    for point, share, rate in zip(known.points, (0.26, 0.5), (0.4, 0.6), strict=True):
+        assert point[:2] == pytest.approx((share, rate))
+        assert point.token == pytest.approx((1, 1000 * (1 - rate), 0.25, 0.125, 0.0625, 0.2))
+        assert point.first == pytest.approx(wide)
+        assert point.wide == pytest.approx(wide)
     assert known.levers == {"prefetch": "0.26", "readers": "2"}
 
 
@@ -86,6 +99,8 @@ def test_a_file_that_is_broken_or_cannot_be_written(tmp_path: Path) -> None:
         "",
         "[[1]]",
         '{"points": [["a", 1]], "levers": {}}',
+        '{"points": [[0.5, 0.5, 1.0, 1.0, 1.0, 1.0]], "levers": {}}',
+        '{"points": [[0.5, 0.5, [1, 1, 1, 1, 1, 1, 1], [], []]], "levers": {}}',
         '{"points": []}',
         '{"points": [], "levers": 3}',
         "7",

@@ -51,8 +51,9 @@ class Table:
     stop: int
     fetched: list[tuple[int, int]] = field(default_factory=list)
 
-    def fetch(self, rows: Iterable[tuple[int, int]]) -> None:
+    def fetch(self, rows: Iterable[tuple[int, int]]) -> float:
         self.fetched.extend(rows)
+        return 0.25
 
 
 @pytest.fixture
@@ -184,3 +185,4 @@ def test_rows_are_fetched_before_the_lookup_in_both_kinds_of_pass(
     feature.register((lookup, nodes(range(20, 22))), steps)
     steps.before[0][0](0)
     assert table.fetched == wanted * 2
+    assert feature.wait_s >= 0.5  # of the two fetches
