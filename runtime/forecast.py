@@ -15,14 +15,13 @@ from edge_run.base.profile import DeviceProfile, DiskProfile
 from edge_run.base.results import Forecast, Plan
 from edge_run.partition.cost import CostModel, MatmulWork, PassWork
 from edge_run.runtime.graph import GraphMap, choice_of_outputs
+from edge_run.runtime.learned import Learned, learn
 from edge_run.runtime.mixture import MOST_SHARE
 from edge_run.runtime.routing import Point
 from edge_run.tiers.gguf import GgufModel, TensorInfo
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 
 WITH_MOVES = 4.0  # of the CPU time of reading alone: frames are moved, and books kept
-SLOWEST, FASTEST = 0.2, 1.5  # of the drive's bandwidth: what an earlier run may have read at
-LEAST_NEW_SHARE = 0.1  # of all experts: what a first pass must have read into new memory to tell how fast that is
 _MATMULS = ("MUL_MAT", "MUL_MAT_ID")
 _COSTS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
@@ -77,10 +76,11 @@ def _attention_flops(gguf: GgufModel, graph: GraphMap) -> float:
 
 
 class _Reading(NamedTuple):
-    """What is read in a pass: how long that takes, and how long it keeps a core busy."""
+    """What is read in a pass: how much, how long that takes, and how long it keeps a core busy."""
 
-    wall_s: float
-    cpu_s: float
+    n_bytes: float = 0.0
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
 
 
 class PassTimes:
@@ -104,72 +104,32 @@ class PassTimes:
         self._shares_cores = threads >= profile.logical_cores
         self._plan, self._disk = plan, disk
         self._is_resident = plan.mode == "resident"
-        self._choosing_s, self._s_per_byte = self._found(earlier)
-        self._moves_s_per_byte = self._found_wide(earlier)
-        self._first_use_s_per_byte = self._found_first_use(earlier)
-        self.read_s = self._token_read_s()
+        self._learned = self._learn(earlier)
+        reading = self._reading(1, 1, is_first=False)
+        self.read_s = self._learned.wait_byte_s * reading.n_bytes or reading.wall_s
         self.reading_s = self._read(plan.model_bytes, 0).wall_s if self._is_resident else 0.0
 
-    def _token_read_s(self) -> float:
-        if self._s_per_byte is None:
-            return self._reading(1, 1, is_first=False).wall_s
-        return self._plan.streamed_bytes_per_pass * self._s_per_byte
-
-    def _found(self, earlier: Sequence[Point]) -> tuple[float, float | None]:
-        """Return what choosing takes a token, and each byte it reads beside that and computing, in a run like this.
-
-        None where there was none, and where it is not to be believed of this drive: it may have been another then.
-        """
+    def _learn(self, earlier: Sequence[Point]) -> Learned:
         if not earlier or not self._plan.expert_bytes or self._disk is None:
-            return 0.0, None
-        seen = min(
-            (p.token for p in earlier), key=lambda seen: abs(seen.read_bytes - self._plan.streamed_bytes_per_pass)
+            return Learned()
+        token_bytes, room = self._plan.streamed_bytes_per_pass, self._plan.expert_bytes
+        return learn(
+            earlier, self._disk, lambda n: self.compute_s(n, 0), token_bytes, room, self._touched(math.inf, math.inf)
         )
-        s_per_byte = (seen.wall_s - seen.choosing_s - self.compute_s(1, 0)) / max(seen.read_bytes, 1)
-        if not SLOWEST < 1 / max(s_per_byte, 1e-15) / self._disk.bytes_per_s < FASTEST:
-            return 0.0, None
-        return seen.choosing_s, s_per_byte
-
-    def _found_wide(self, earlier: Sequence[Point]) -> float | None:
-        """Return what each byte that a wide pass reads adds to its computing, as the run most like this found it."""
-        nearest = min(
-            (point for point in earlier if point.wide.read_bytes),
-            key=lambda point: abs(point.room_share * self._touched(math.inf, math.inf) - self._plan.expert_bytes),
-            default=None,
-        )
-        if nearest is None:
-            return None
-        seen = nearest.wide
-        return max(0.0, seen.wall_s - seen.wait_s - self.compute_s(int(seen.n_tokens), 0)) / seen.read_bytes
-
-    def _found_first_use(self, earlier: Sequence[Point]) -> float:
-        """Return what a byte that is read into new memory takes: as the run most like this found it, or the probe."""
-        if self._disk is None:
-            return 0.0
-        room, bytes_per_s = self._plan.expert_bytes, self._disk.bytes_per_s
-        slowest, fastest = SLOWEST * self._disk.first_use_bytes_per_s, FASTEST * bytes_per_s
-        everything = self._touched(math.inf, math.inf)
-        for point in sorted(earlier, key=lambda point: abs(point.room_share * everything - room)):
-            read_bytes, busy_s = point.first.read_bytes, point.first.busy_s
-            new = min(read_bytes, point.room_share * everything)
-            speed = new / max(busy_s - (read_bytes - new) / bytes_per_s, 1e-9)
-            if new >= LEAST_NEW_SHARE * everything and slowest < speed < fastest:
-                return 1 / speed
-        return 1 / self._disk.first_use_bytes_per_s
 
     def _reading(self, tokens: int, n_outputs: int, is_first: bool) -> _Reading:
         """Return the reading of a pass: into memory that is used for the first time, as far as it is not yet."""
         plan = self._plan
         if self._is_resident:
-            return _Reading(0.0, 0.0)
+            return _Reading()
         if not plan.expert_bytes:
             new = min(plan.model_bytes, plan.pinned_bytes + plan.window_bytes)
             return self._read(new, plan.model_bytes - new) if is_first else self._read(0, plan.streamed_bytes_per_pass)
-        touched = self._touched(tokens, n_outputs)
-        if not is_first:
-            return self._read(0, plan.streamed_bytes_per_pass if tokens == 1 else touched * self._missing())
-        at_first = plan.pinned_bytes + min(touched, plan.expert_bytes)
-        return self._read(at_first, plan.pinned_bytes + touched - at_first)
+        if is_first:
+            touched = self._touched(tokens, n_outputs)
+            at_first = plan.pinned_bytes + min(touched, plan.expert_bytes)
+            return self._read(at_first, plan.pinned_bytes + touched - at_first)
+        return self._read(0, plan.streamed_bytes_per_pass if tokens == 1 else self._missing(tokens, n_outputs))
 
     def _touched(self, tokens: float, n_outputs: float) -> float:
         """Return the bytes of the experts that so many tokens use, chosen evenly: all of them for infinitely many."""
@@ -177,25 +137,28 @@ class PassTimes:
         unused = [(1 - work.n_used / work.n_experts) ** (n_outputs if work.is_head else tokens) for work in experts]
         return sum(work.size_bytes * (1 - share) for work, share in zip(experts, unused, strict=True))
 
-    def _missing(self) -> float:
-        """Return what share of the experts that a prompt's pass uses is not there from the pass before.
+    def _missing(self, tokens: int, n_outputs: int) -> float:
+        """Return the bytes of the experts that a prompt's pass uses and that are not there from the pass before.
 
-        Where not all have room, some is left for what is used and not kept: of one tensor, and of the next.
+        Where not all have room, some is left for what is used and not kept: of one tensor, and of the next. Those that
+        only the last token uses get what room the others leave.
         """
-        room, used = self._plan.expert_bytes, self._touched(math.inf, 0)
-        if used <= room:
-            return 0.0
-        passing = self._work.expert_tensor_bytes
-        return 1 - max(0.0, room - (2 if room >= 2 * passing else 1) * passing) / used
+        room, passing = self._plan.expert_bytes, self._work.expert_tensor_bytes
+        inner, outer = (self._touched(math.inf, 0), self._touched(0, math.inf))
+        if inner > room:
+            room = max(0, room - (2 if room >= 2 * passing else 1) * passing)
+        kept_inner, kept_outer = min(inner, room), min(outer, max(0.0, room - inner))
+        missing = self._touched(tokens, 0) * (1 - kept_inner / inner) if inner else 0.0
+        return missing + (self._touched(0, n_outputs) * (1 - kept_outer / outer) if outer else 0.0)
 
     def _read(self, new_bytes: float, used_bytes: float) -> _Reading:
         """Return the reading of so much into memory that is new, and so much into memory that was used before."""
         if self._disk is None:
-            return _Reading(0.0, 0.0)
+            return _Reading()
         used_cpu, new_cpu = self._disk.cpu_s_per_byte
-        moves = used_cpu * WITH_MOVES if self._moves_s_per_byte is None else self._moves_s_per_byte
-        wall_s = new_bytes * self._first_use_s_per_byte + used_bytes / self._disk.bytes_per_s
-        return _Reading(wall_s, new_bytes * new_cpu + used_bytes * moves)
+        new_byte_s = self._learned.first_use_byte_s or 1 / self._disk.first_use_bytes_per_s
+        wall_s = new_bytes * new_byte_s + used_bytes / self._disk.bytes_per_s
+        return _Reading(new_bytes + used_bytes, wall_s, new_bytes * new_cpu + used_bytes * used_cpu * WITH_MOVES)
 
     def compute_s(self, tokens: int, position: int, n_outputs: int = 1) -> float:
         """Return the seconds of computing alone."""
@@ -205,21 +168,23 @@ class PassTimes:
         """Return the seconds of a pass of `tokens` tokens after `position` others.
 
         Readers that find no idle core take their time from the computing threads, which wait for each other. What is
-        read and computed overlaps as far as the window reaches: not quite, where both take the same time.
+        read and computed overlaps as far as the window reaches: not quite, where both take the same time. Experts are
+        known when they are needed; of many, one tensor is read while one is computed. But a limit of the bandwidth that
+        a control group sets is one over some time: what was not read while computing, is read the faster afterwards.
         """
-        if tokens == 1 and self._s_per_byte is not None and not is_first:
-            return self.compute_s(tokens, position, n_outputs) + self._choosing_s + self.read_s
         reading = self._reading(tokens, n_outputs, is_first)
-        is_taken = self._shares_cores or self._moves_s_per_byte is not None
-        taken_s = min(reading.cpu_s, reading.wall_s) if is_taken else 0.0
-        busy_s = self.compute_s(tokens, position, n_outputs) + taken_s
+        taken_s = min(reading.cpu_s, reading.wall_s) if self._shares_cores else 0.0
+        compute_s = self.compute_s(tokens, position, n_outputs)
         if is_first:
-            return max(reading.wall_s, busy_s)
-        if self._plan.expert_bytes:
-            # What few tokens need is known when they need it; of many, one tensor is read while one is computed.
-            is_ahead = self._touched(tokens, 0) >= MOST_SHARE * self._touched(math.inf, 0)
-            return math.hypot(reading.wall_s, busy_s) if is_ahead else reading.wall_s + busy_s
-        return math.hypot(reading.wall_s**2, busy_s**2) ** 0.5
+            return max(reading.wall_s, compute_s + taken_s)
+        found = self._learned.token if tokens == 1 else self._learned.wide
+        busy_s = compute_s + (found.at(reading.n_bytes) if found else taken_s)
+        if not self._plan.expert_bytes or (self._disk and self._disk.limit):
+            return math.hypot(reading.wall_s**2, busy_s**2) ** 0.5
+        if tokens == 1:
+            return busy_s + self.read_s
+        is_ahead = self._touched(tokens, 0) >= MOST_SHARE * self._touched(math.inf, 0)
+        return math.hypot(reading.wall_s, busy_s) if is_ahead else busy_s + reading.wall_s
 
     def prefill_s(self, tokens: int, micro_batch_tokens: int, is_first: bool) -> float:
         """Return the seconds from a prompt of `tokens` tokens to the first token; is_first: in a model just opened."""

@@ -1,0 +1,111 @@
+"""What earlier runs of a mixture say about passes to come: pure, from points to seconds.
+
+A pass computes, waits for reads, and does some things beside: it finds out what to read, moves frames, and computes
+slower while others read. Two points or more tell what of this is for each pass, and what for each byte.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from edge_run.base.profile import DiskProfile
+from edge_run.runtime.routing import PassSeen, Point
+
+SLOWEST, FASTEST = 0.2, 1.5  # of the drive's bandwidth: what an earlier run may have read at
+LEAST_NEW_SHARE = 0.1  # of all experts: what a first pass must have read into new memory to tell how fast that is
+LEAST_SPREAD = 1.25  # from the fewest bytes of a pass to the most, for a line through them
+
+
+class Line(NamedTuple):
+    """Seconds for each pass, and for each byte that it reads."""
+
+    pass_s: float
+    byte_s: float
+
+    def at(self, n_bytes: float) -> float:
+        """Return the seconds of a pass that reads `n_bytes`."""
+        return self.pass_s + self.byte_s * n_bytes
+
+
+def line_through(seen: Sequence[tuple[float, float]], most_byte_s: float) -> Line:
+    """Return the line nearest to what was seen, (bytes, seconds); neither of its parts is below 0.
+
+    Where the bytes are too much alike for a line, as much goes with them as `most_byte_s` allows.
+    """
+    sizes, times = zip(*seen, strict=True)
+    mean_bytes, mean_s = statistics.fmean(sizes), statistics.fmean(times)
+    byte_s = mean_s / max(mean_bytes, 1)
+    if max(sizes) > LEAST_SPREAD * min(sizes):
+        byte_s = min(byte_s, statistics.linear_regression(sizes, times).slope)
+    byte_s = min(max(0.0, byte_s), most_byte_s)
+    return Line(mean_s - byte_s * mean_bytes, byte_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What was learned; None where nothing was.
+
+    token: what single tokens take beside computing and waiting; wait_byte_s: what they wait for each byte. wide: as
+    token, of full passes of a prompt. first_use_byte_s: of reading into new memory.
+    """
+
+    token: Line | None = None
+    wait_byte_s: float = 0.0
+    wide: Line | None = None
+    first_use_byte_s: float | None = None
+
+
+def learn(
+    earlier: Sequence[Point],
+    disk: DiskProfile,
+    compute_s: Callable[[int], float],
+    token_bytes: float,
+    room_bytes: float,
+    expert_bytes: float,
+) -> Learned:
+    """Return what `earlier` runs say of a run that has room for `room_bytes` of `expert_bytes`.
+
+    compute_s: of passes of so many tokens, computing alone. token_bytes: what a token will read. Runs that this drive
+    cannot have had are not believed: it may have been another then.
+    """
+
+    def beside_s(seen: PassSeen) -> float:
+        return seen.wall_s - seen.wait_s - compute_s(round(seen.n_tokens))
+
+    def is_believed(seen: PassSeen) -> bool:
+        reading_s = seen.wall_s - seen.choosing_s - compute_s(1)
+        return reading_s > 0 and SLOWEST < seen.read_bytes / reading_s / disk.bytes_per_s < FASTEST
+
+    first_use = _first_use_byte_s(earlier, disk, room_bytes, expert_bytes)
+    tokens = [point.token for point in earlier if is_believed(point.token)]
+    if not tokens:
+        return Learned(first_use_byte_s=first_use)
+    most_byte_s = 1 / disk.bytes_per_s  # what is done with bytes beside reading them takes no longer than that
+    nearest = min(tokens, key=lambda seen: abs(seen.read_bytes - token_bytes))
+    token = line_through(
+        [(seen.read_bytes, max(0.0, beside_s(seen) - seen.choosing_s)) for seen in tokens], most_byte_s
+    )
+    wide = [(point.wide.read_bytes, max(0.0, beside_s(point.wide))) for point in earlier if point.wide.read_bytes]
+    return Learned(
+        Line(token.pass_s + nearest.choosing_s, token.byte_s),
+        nearest.wait_s / nearest.read_bytes,
+        line_through(wide, most_byte_s) if wide else None,
+        first_use,
+    )
+
+
+def _first_use_byte_s(
+    earlier: Sequence[Point], disk: DiskProfile, room_bytes: float, expert_bytes: float
+) -> float | None:
+    """Return what a byte that is read into new memory takes, as the run most like this found it."""
+    slowest, fastest = SLOWEST * disk.first_use_bytes_per_s, FASTEST * disk.bytes_per_s
+    for point in sorted(earlier, key=lambda point: abs(point.room_share * expert_bytes - room_bytes)):
+        read_bytes, busy_s = point.first.read_bytes, point.first.busy_s
+        new = min(read_bytes, point.room_share * expert_bytes)
+        speed = new / max(busy_s - (read_bytes - new) / disk.bytes_per_s, 1e-9)
+        if new >= LEAST_NEW_SHARE * expert_bytes and slowest < speed < fastest:
+            return 1 / speed
+    return None
