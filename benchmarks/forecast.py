@@ -4,9 +4,10 @@ Four budgets x two disk speeds x a dense model (the kit model grown to 2 GB, 64 
 grown to 2 GB, F16). Each box is probed from nothing; then, in a process for each budget, the prediction is made, the
 model opened and measured: a prompt of 200 tokens in micro-batches of 64 (cold: the first token), another one (prefill),
 8 tokens (decode; 96 of the mixture, since of 32 the share that misses the cache varies by half), all of them held-out
-English. How evenly a mixture chooses its experts, and how fast new memory is, is known from a run before, under another
-budget. The machine rests for some seconds before each process: a virtual machine takes memory from its host when it is
-first used, up to two seconds a GB, but less when it was in use a moment ago.
+English. How evenly a mixture chooses its experts, how fast new memory is, and what passes take beside reading, is known
+from runs before, under other budgets: one at 40 %, and those of the table. The machine rests for some seconds before
+each process: a virtual machine takes memory from its host when it is first used, up to two seconds a GB, but less when
+it was in use a moment ago.
 """
 
 from __future__ import annotations
