@@ -1,12 +1,11 @@
 """What earlier runs of a mixture say about passes to come: pure, from points to seconds.
 
 A pass computes, waits for reads, and does some things beside: it finds out what to read, moves frames, and computes
-slower while others read. Two points or more tell what of this is for each pass, and what for each byte.
+slower while others read. The run most like the one to come says how long that took.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from edge_run.runtime.routing import PassSeen, Point
 
 SLOWEST, FASTEST = 0.2, 1.5  # of the drive's bandwidth: what an earlier run may have read at
 LEAST_NEW_SHARE = 0.1  # of all experts: what a first pass must have read into new memory to tell how fast that is
-LEAST_SPREAD = 1.25  # from the fewest bytes of a pass to the most, for a line through them
+WIDE_PASS_SHARE = 0.5  # of what wide passes take beside, for the pass; the rest goes with the bytes it reads
 
 
 class Line(NamedTuple):
@@ -28,20 +27,6 @@ class Line(NamedTuple):
     def at(self, n_bytes: float) -> float:
         """Return the seconds of a pass that reads `n_bytes`."""
         return self.pass_s + self.byte_s * n_bytes
-
-
-def line_through(seen: Sequence[tuple[float, float]], most_byte_s: float) -> Line:
-    """Return the line nearest to what was seen, (bytes, seconds); neither of its parts is below 0.
-
-    Where the bytes are too much alike for a line, as much goes with them as `most_byte_s` allows.
-    """
-    sizes, times = zip(*seen, strict=True)
-    mean_bytes, mean_s = statistics.fmean(sizes), statistics.fmean(times)
-    byte_s = mean_s / max(mean_bytes, 1)
-    if max(sizes) > LEAST_SPREAD * min(sizes):
-        byte_s = min(byte_s, statistics.linear_regression(sizes, times).slope)
-    byte_s = min(max(0.0, byte_s), most_byte_s)
-    return Line(mean_s - byte_s * mean_bytes, byte_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,27 +57,26 @@ def learn(
     cannot have had are not believed: it may have been another then.
     """
 
-    def beside_s(seen: PassSeen) -> float:
-        return seen.wall_s - seen.wait_s - compute_s(round(seen.n_tokens))
-
     def is_believed(seen: PassSeen) -> bool:
         reading_s = seen.wall_s - seen.choosing_s - compute_s(1)
         return reading_s > 0 and SLOWEST < seen.read_bytes / reading_s / disk.bytes_per_s < FASTEST
 
     first_use = _first_use_byte_s(earlier, disk, room_bytes, expert_bytes)
-    tokens = [point.token for point in earlier if is_believed(point.token)]
-    if not tokens:
+    believed = [point for point in earlier if is_believed(point.token)]
+    if not believed:
         return Learned(first_use_byte_s=first_use)
-    most_byte_s = 1 / disk.bytes_per_s  # what is done with bytes beside reading them takes no longer than that
-    nearest = min(tokens, key=lambda seen: abs(seen.read_bytes - token_bytes))
-    token = line_through(
-        [(seen.read_bytes, max(0.0, beside_s(seen) - seen.choosing_s)) for seen in tokens], most_byte_s
-    )
-    wide = [(point.wide.read_bytes, max(0.0, beside_s(point.wide))) for point in earlier if point.wide.read_bytes]
+    nearest = min(believed, key=lambda point: abs(point.token.read_bytes - token_bytes))
+
+    def beside(seen: PassSeen, pass_share: float) -> Line:
+        """Split what is neither computing nor waiting; what is done with a byte takes no longer than reading it."""
+        beside_s = max(0.0, seen.wall_s - seen.wait_s - compute_s(round(seen.n_tokens)) - seen.choosing_s)
+        byte_s = min((1 - pass_share) * beside_s / max(seen.read_bytes, 1), 1 / disk.bytes_per_s)
+        return Line(seen.choosing_s + pass_share * beside_s, byte_s)
+
     return Learned(
-        Line(token.pass_s + nearest.choosing_s, token.byte_s),
-        nearest.wait_s / nearest.read_bytes,
-        line_through(wide, most_byte_s) if wide else None,
+        beside(nearest.token, 0.0),
+        nearest.token.wait_s / nearest.token.read_bytes,
+        beside(nearest.wide, WIDE_PASS_SHARE) if nearest.wide.n_tokens else None,
         first_use,
     )
 

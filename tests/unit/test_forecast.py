@@ -38,10 +38,11 @@ def test_a_token_waits_for_its_bytes_as_in_the_run_most_like_it() -> None:
     assert token_s(far) == pytest.approx(COMPUTE_S + 2e7 / 1e9)
 
 
-def test_what_a_token_takes_beside_is_taken_from_all_runs() -> None:
-    """In both 0.005 s, and as much for every 0.01 GB."""
-    many, few = tokens_seen(0.1, 8e7, 0.08, 0.045), tokens_seen(0.4, 4e7, 0.04, 0.025)
-    assert token_s(many, few) == pytest.approx(COMPUTE_S + 2e7 / 1e9 + 0.005 + 2 * 0.005)
+def test_a_token_takes_as_long_to_choose_whatever_it_reads_and_the_rest_goes_with_bytes() -> None:
+    """There, of 0.035 s beside computing and waiting for 0.04 GB, 0.005 s were choosing."""
+    seen = tokens_seen(0.1, 4e7, 0.04, 0.035)
+    point = seen._replace(token=seen.token._replace(choosing_s=0.005))
+    assert token_s(point) == pytest.approx(COMPUTE_S + 0.02 + 0.005 + 0.015)
 
 
 @pytest.mark.parametrize("seconds", [-COMPUTE_S / 2, 0.001, 60.0])
@@ -56,13 +57,13 @@ def test_the_first_pass_and_wide_ones_do_not_hang_on_what_tokens_read() -> None:
 
 
 def test_what_wide_passes_take_beside_is_taken_from_wide_ones() -> None:
-    """There: 0.005 s for 0.01 GB."""
+    """There: 0.005 s for 0.01 GB, of which a half is for each pass."""
     plain = PassTimes(MIXTURE, WORK, PROFILE, DISK, 1)
     compute_s, read_s = plain.compute_s(64, 0), plain._reading(64, 1, is_first=False).wall_s
     wide = PassSeen(64, 1e7, compute_s + 0.505, wait_s=0.5)
     times = PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, [tokens_seen(0.5, 2e7, 0.02)._replace(wide=wide)])
     assert read_s > 0
-    assert times.pass_s(64, 0, 1, is_first=False) == pytest.approx(math.hypot(read_s, compute_s + read_s / 2))
+    assert times.pass_s(64, 0, 1, is_first=False) == pytest.approx(math.hypot(read_s, compute_s + 0.0025 + read_s / 4))
 
 
 def test_a_limit_of_the_control_group_is_made_up_for() -> None:

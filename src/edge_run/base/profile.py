@@ -34,7 +34,9 @@ class DiskProfile:
 
     @property
     def bytes_per_s(self) -> float:
-        """The bandwidth of the largest blocks."""
+        """The bandwidth of the largest blocks; under a limit, which is the same for all sizes, the highest found."""
+        if self.limit:
+            return max(read.bytes_per_s for read in self.reads)
         return max(self.reads, key=lambda read: read.block_bytes).bytes_per_s
 
 
