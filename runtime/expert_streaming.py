@@ -8,6 +8,7 @@ experts, more than there may be room for: then one tensor after the other is bro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from edge_run.base.results import ExpertUse
 from edge_run.prefetch.experts import ExpertCache, Unit
@@ -20,6 +21,9 @@ from edge_run.runtime.routing import Usage
 from edge_run.runtime.tuning import Tuning
 from edge_run.tiers.weights import Weights
 
+if TYPE_CHECKING:
+    from edge_run.tiers.packed import PackedBlocks
+
 GUESSED_TOKENS = 16  # at most, of a pass that verifies guesses; others come after it
 
 
@@ -28,7 +32,7 @@ class ExpertStreaming:
 
     micro_batch_tokens: of a pass that more of the same prompt follows. check runs while a pass waits and may raise to
     stop it. wait_s counts those waits; usage what single tokens read. prefetch names what next layers will choose, and
-    foretold counts what came of it; tuning sets what can be set.
+    foretold counts what came of it; tuning sets what can be set; packed is what experts are read from, where they are.
     """
 
     def __init__(
@@ -60,6 +64,12 @@ class ExpertStreaming:
         self.prefetch: ExpertPrefetch | None = None
         self.foretold = Foretold()
         self.wait_s = 0.0
+        self.packed: PackedBlocks | None = None
+
+    def close(self) -> None:
+        """Let go of what experts are read from besides the model, when nobody reads any more."""
+        if self.packed:
+            self.packed.close()
 
     def is_resident(self, address: int, expert: int) -> bool:
         """Return whether `expert`, of the layer that has a tensor at `address`, is kept from an earlier token."""
@@ -194,7 +204,7 @@ class ExpertStreaming:
         is_wide = len(self._chosen) >= WIDE_SHARE * layer[0].n_experts
         self._is_ahead = is_wide and both + self._n_used * max(self._experts.sizes) <= self._n_frames
         if not self._is_ahead:
-            return len(self._chosen) * piece
+            return piece * sum((self._layer, expert) not in self._cache for expert in self._chosen)
         passing = piece * sum((self._layer, expert) not in self._cache for expert in self._chosen)
         return min(both, passing + max(passing, len(self._ahead)))
 
