@@ -65,8 +65,11 @@ class OnDemand:
         return self._feed()
 
     def release(self, chunks: Iterable[int]) -> list[Load]:
-        """Hold each of `chunks` once less. Return the reads that can start."""
-        for chunk in chunks:
+        """Hold each of `chunks` once less. Return the reads that can start.
+
+        Frames of chunks in a row go on in that order, so that they can be moved together.
+        """
+        for chunk in reversed(list(chunks)):
             self._holders[chunk] -= 1
             self._wanted.discard(chunk)
             if self._holders[chunk] == 0 and self._state[chunk] is ChunkState.HELD:

@@ -67,6 +67,7 @@ class Territory:
             self._grid.append(grid)
             count += -(-(span.stop - grid) // chunk_bytes)
         self.n_chunks = count
+        self._starts = frozenset(self._first)
         self._places: dict[int, Place] = {}
         ends = {
             chunk
@@ -120,6 +121,8 @@ class Territory:
 
     def is_followed_by(self, chunk: int, other: int) -> bool:
         """Return whether `other` begins where `chunk` ends, in memory and so in the file."""
+        if other == chunk + 1 and other not in self._starts:
+            return True
         place, next_place = self.place(chunk), self.place(other)
         return place.shard == next_place.shard and place.address + place.length == next_place.address
 
