@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edge_run.base.results import Plan, PlanItem
@@ -38,10 +38,10 @@ def least_frames(experts: ExpertMap, n_used: int) -> int:
     return experts.largest_tensor + 2 * n_used * max(experts.sizes)
 
 
-def token_bytes(terms: Terms, tensors: Sequence[ExpertTensor]) -> int:
-    """Return what the experts that a token uses have on the drive."""
+def token_bytes(terms: Terms, tensors: Iterable[ExpertTensor], *, is_packed: bool) -> int:
+    """Return what the experts that a token uses have on the drive, in the model or in its packed file."""
     size = used_experts(terms.gguf) * sum(tensor.stride for tensor in tensors)
-    return int(size * terms.packed.share) if terms.packed else size
+    return int(size * terms.packed.share) if terms.packed and is_packed else size
 
 
 def plan_mixture(
@@ -75,7 +75,7 @@ def plan_mixture(
     everything = sum(layer[0].n_experts * size for layer, size in layers)
     n_frames = min(n_frames, everything + in_use)
     pinned, room = territory.total_bytes(dense), n_frames * territory.chunk_bytes
-    used = token_bytes(terms, tensors)
+    used = token_bytes(terms, tensors, is_packed=True)
     room_share = room / sum(tensor.stride * tensor.n_experts for tensor in tensors)
     plan = make_plan(
         terms,

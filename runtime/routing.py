@@ -47,15 +47,18 @@ class Point(NamedTuple):
 
 
 class Usage:
-    """What single tokens read, of the `token_bytes` of experts that each uses, where `room_share` has room."""
+    """What single tokens read, of the `token_bytes` of experts that each uses, where `room_share` has room.
+
+    token_bytes: as on the drive; may be set between passes, where another file is read.
+    """
 
     def __init__(self, room_share: float, token_bytes: int, readers: Readers, clock: Clock = time.monotonic) -> None:
         self.room_share = room_share
         self._clock, self._began_s = clock, 0.0
         self._times: deque[float] = deque(maxlen=MOST_TIMES)
         self.n_tokens = 0
-        self._token_bytes, self._readers = token_bytes, readers
-        self._read_bytes = 0
+        self.token_bytes, self._readers = token_bytes, readers
+        self._read_bytes = self._used_bytes = 0
         self._is_token = False
         self._mark: ReadTotals | None = None
         self._first = ReadTotals()
@@ -69,13 +72,14 @@ class Usage:
         if self._is_token:
             self.n_tokens += 1
             self._read_bytes += read.bytes_read
+            self._used_bytes += self.token_bytes
             self._times.append(now_s - self._began_s)
         self._is_token, self._mark, self._began_s = is_token, totals, now_s
 
     @property
     def hit_rate(self) -> float:
         """The share of what tokens used that was in memory; 0 where nothing was decoded."""
-        return 1 - self._read_bytes / (self.n_tokens * self._token_bytes) if self.n_tokens else 0.0
+        return 1 - self._read_bytes / self._used_bytes if self.n_tokens else 0.0
 
     @property
     def point(self) -> Point | None:

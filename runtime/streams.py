@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from edge_run.prefetch.policies import make_policy
 from edge_run.runtime.expert_prefetch import OFF, SETTINGS, ExpertPrefetch
 from edge_run.runtime.expert_streaming import ExpertStreaming
 from edge_run.runtime.graph import GraphMap
+from edge_run.runtime.mixture import ExpertTensor
 from edge_run.runtime.mixture_planning import MixturePlan, plan_mixture, token_bytes
 from edge_run.runtime.planning import RowRange, plan_streamed, row_ranges
 from edge_run.runtime.routing import Usage
@@ -100,10 +101,11 @@ def _by_expert(mixture: MixturePlan, memory: WeightMemory, terms: Terms) -> Stre
     shape = Mixture(tuple(range(len(experts.layers))), experts.n_experts, n_used)
     policy = make_policy(terms.expert_policy, shape)
     cache = ExpertCache(n_frames, dict(enumerate(experts.sizes)), policy, experts.size_of)
-    usage = Usage(mixture.room_share, token_bytes(terms, list(experts.at.values())), memory.readers)
+    usage = Usage(mixture.room_share, token_bytes(terms, experts.at.values(), is_packed=True), memory.readers)
     streaming = ExpertStreaming(experts, cache, weights, n_frames, n_used, terms.micro_batch_tokens, usage)
     streaming.packed = blocks
-    _add_levers(streaming, memory.readers, ExpertPrefetch(terms.gguf, shape, cache.__contains__), terms)
+    prefetch = ExpertPrefetch(terms.gguf, shape, cache.__contains__)
+    _add_levers(streaming, memory.readers, prefetch, experts.at.values(), terms)
     return [pinned, streaming]
 
 
@@ -117,9 +119,15 @@ def _unpacking(sources: Sequence[SourceFile], terms: Terms) -> tuple[Sequence[So
     return [PackedSource(source, shard, blocks) for shard, source in enumerate(sources)], blocks
 
 
-def _add_levers(streaming: ExpertStreaming, readers: Readers, prefetch: ExpertPrefetch, terms: Terms) -> None:
+def _add_levers(
+    streaming: ExpertStreaming,
+    readers: Readers,
+    prefetch: ExpertPrefetch,
+    tensors: Collection[ExpertTensor],
+    terms: Terms,
+) -> None:
     """Let what can be set be set by measuring, as far as nobody has said what it is to be."""
-    asked = terms.expert_prefetch
+    asked, usage = terms.expert_prefetch, streaming.usage
     streaming.prefetch = prefetch
 
     def set_prefetch(setting: str) -> None:
@@ -128,6 +136,7 @@ def _add_levers(streaming: ExpertStreaming, readers: Readers, prefetch: ExpertPr
     def set_packed(setting: str) -> None:
         assert streaming.packed
         streaming.packed.is_on = setting == ON
+        usage.token_bytes = token_bytes(terms, tensors, is_packed=setting == ON)
 
     few = [str(terms.readers // 2)] if terms.readers > 1 else []
     levers: dict[str, tuple[Sequence[str], Callable[[str], None]]] = {
