@@ -12,11 +12,13 @@ import datetime
 import json
 import os
 import platform
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
@@ -26,6 +28,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 KIT = ROOT / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 WORKER = ROOT / "benchmarks" / "_worker.py"
 READAHEAD_KB = 128
+SKIPPED, SKIPPED_MAGIC = struct.Struct("<II"), 0x184D2A50  # a frame that zstd skips
 
 
 def grown_model(size: str, layers: int) -> Path:
@@ -50,6 +53,33 @@ def grown_mixture(size: str) -> Path:
         MODELS.mkdir(parents=True, exist_ok=True)
         inflate(SHARED / "models" / "kit-moe.gguf", path, parse_size(size))
     return path
+
+
+def packed_mixture(model: Path) -> Path:
+    """Return the packed file of a grown `model`, made when missing; it is as large as one of trained weights would be.
+
+    What growing adds to down projections are zeros, which would pack to nothing: frames of these are filled up with
+    noise that is read and skipped, to the share that kit-moe's trained experts pack to.
+    """
+    from edge_run.runtime import pack as packing
+
+    target = model.with_name(f"{model.name}.as-trained")
+    if target.exists() and target.stat().st_mtime > model.stat().st_mtime:
+        return target
+    trained = packing.pack(SHARED / "models" / "kit-moe.gguf", MODELS / "kit-moe.packed", is_replacing=True)
+    compress = packing._compressor()
+
+    def filled_up(block: bytes) -> bytes:
+        frame = compress(block)
+        missing = int(trained.share * len(block)) - len(frame) - SKIPPED.size
+        if len(frame) > len(block) // 2:
+            return frame
+        return frame + SKIPPED.pack(SKIPPED_MAGIC, missing) + os.urandom(missing)
+
+    with mock.patch.object(packing, "_compressor", return_value=filled_up):
+        made = packing.pack(model, target, is_replacing=True)
+    print(f"kit-moe packs to {trained.share:.3f} of its size, {model.name} was made to {made.share:.3f}", flush=True)
+    return target
 
 
 def run_worker(

@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=200_000, help="characters of the text before the prompt")
     parser.add_argument("--prefetch", default="auto")
     parser.add_argument("--policy", default="default")
+    parser.add_argument("--packed", default="off", help="a packed file of the model")
     parser.add_argument("--readers", type=int, default=4)
     parser.add_argument("--no-cache", action="store_true", help="keep no expert from one token to the next")
     parser.add_argument("--trace", type=Path, help="write down here what the routers choose")
@@ -60,6 +61,7 @@ def main() -> None:
         readers=arguments.readers,
         expert_policy=arguments.policy,
         expert_prefetch=arguments.prefetch,
+        packed=arguments.packed,
     )
     with arguments.trace.open("w") if arguments.trace else nullcontext() as file:
         header = route_header(read_gguf(arguments.model))

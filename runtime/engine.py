@@ -43,6 +43,7 @@ from edge_run.runtime.llama_model import LlamaContext, LlamaModel
 from edge_run.runtime.model_kind import check_kind
 from edge_run.runtime.offload import OffloadTooLarge, shrink_offload
 from edge_run.runtime.offload_loading import host_ranges, load_stubs, open_upload
+from edge_run.runtime.packed_choice import choose_packed
 from edge_run.runtime.planning import (
     compute_threads,
     plan_plain,
@@ -93,9 +94,11 @@ class Engine:
     """An open model: its decoder, its plan, its figures. One pass at a time; closing is idempotent.
 
     may_be_whole: a model that fits is read as a whole, and computed without a callback. may_offload: a GPU may be used.
+    may_be_packed: a mixture may be read from a packed file.
     """
 
     may_be_whole = True
+    may_be_packed = True
     may_offload = True
 
     def __init__(
@@ -128,6 +131,7 @@ class Engine:
             self._draft_file = DraftFile(config.draft_model, config, self.gguf)
             self._draft_file.check_budget(self.budget_bytes)
         reason = why_not_ours(config)
+        self._packed = choose_packed(self.gguf, config) if self.may_be_packed and not reason else None
         prepared = prepare(self.gguf, config, self._draft_file, self.budget_bytes, may_offload=self.may_offload)
         self._planner, self.offload, self._draft_offload = prepared.planner, prepared.offload, prepared.draft_offload
         if self._planner and not reason:
@@ -201,6 +205,7 @@ class Engine:
         self._stack.close()
         for stream in streams:
             if isinstance(stream, ExpertStreaming):
+                stream.close()
                 self._remember(stream)
 
     def _remember(self, stream: ExpertStreaming) -> None:
@@ -309,7 +314,9 @@ class Engine:
         config, known = self.config, routing.recall(self.gguf, self.config.cache)
         levers = config.expert_policy, config.expert_prefetch
         gpu = self.offload.plan if self.offload else None
-        return Terms(self.gguf, self.budget_bytes, holdings, tokens, width, config.readers, known, *levers, gpu)
+        return Terms(
+            self.gguf, self.budget_bytes, holdings, tokens, width, config.readers, known, *levers, gpu, self._packed
+        )
 
     def _make_decoder(self, prepare: Callable[[Sequence[BatchToken]], None]) -> None:
         self.decoder = LocalDecoder(self.model, self._context, self._driver, self.shape, prepare, self.timeline)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from edge_run.base.results import ExpertUse
 from edge_run.prefetch.experts import ExpertCache, Unit
@@ -22,6 +23,9 @@ from edge_run.runtime.routing import Usage
 from edge_run.runtime.tuning import Tuning
 from edge_run.tiers.weights import Weights
 
+if TYPE_CHECKING:
+    from edge_run.tiers.packed import PackedBlocks
+
 GUESSED_TOKENS = 16  # at most, of a pass that verifies guesses; others come after it
 
 
@@ -30,7 +34,8 @@ class ExpertStreaming:
 
     micro_batch_tokens: of a pass that more of the same prompt follows. check runs while a pass waits and may raise to
     stop it. wait_s counts those waits, choosing_s the time to find out what to read; usage what passes took. prefetch
-    names what next layers will choose, and foretold counts what came of it; tuning sets what can be set.
+    names what next layers will choose, and foretold counts what came of it; tuning sets what can be set; packed is what
+    experts are read from, where they are.
     """
 
     def __init__(
@@ -62,6 +67,12 @@ class ExpertStreaming:
         self.prefetch: ExpertPrefetch | None = None
         self.foretold = Foretold()
         self.wait_s = self.choosing_s = 0.0
+        self.packed: PackedBlocks | None = None
+
+    def close(self) -> None:
+        """Let go of what experts are read from besides the model, when nobody reads any more."""
+        if self.packed:
+            self.packed.close()
 
     def is_resident(self, address: int, expert: int) -> bool:
         """Return whether `expert`, of the layer that has a tensor at `address`, is kept from an earlier token."""
@@ -204,7 +215,7 @@ class ExpertStreaming:
         is_wide = len(self._chosen) >= WIDE_SHARE * layer[0].n_experts
         self._is_ahead = is_wide and both + self._n_used * max(self._experts.sizes) <= self._n_frames
         if not self._is_ahead:
-            return len(self._chosen) * piece
+            return piece * sum((self._layer, expert) not in self._cache for expert in self._chosen)
         passing = piece * sum((self._layer, expert) not in self._cache for expert in self._chosen)
         return min(both, passing + max(passing, len(self._ahead)))
 

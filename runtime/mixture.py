@@ -11,7 +11,7 @@ from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.territory import CHUNK_BYTES, Territory
 
 LEAST_CHUNK_BYTES = 64 * KIB
-CHUNKS_PER_PIECE = 12  # more would read less beside the piece, but each costs some 25 µs
+CHUNKS_PER_PIECE = 48  # more would read less beside the piece, but each costs some 25 µs
 WIDE_SHARE = 0.5  # of a layer's experts, in use at once: they come tensor by tensor, each while one is computed
 MOST_SHARE = 0.9  # the next layer will want as many of its own
 MOST_FRAMES = 24_000  # each may be a mapping of its own, of which Linux allows 65,530

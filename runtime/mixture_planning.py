@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edge_run.base.results import Plan, PlanItem
 from edge_run.prefetch.experts import prediction_bytes
 from edge_run.runtime.graph import GraphMap
-from edge_run.runtime.mixture import ExpertMap, expert_chunk_bytes, expert_tensors
+from edge_run.runtime.mixture import ExpertMap, ExpertTensor, expert_chunk_bytes, expert_tensors
 from edge_run.runtime.planning import RowRange, items_besides_weights, make_plan, row_ranges, with_page_tables
 from edge_run.runtime.routing import hit_rate
 from edge_run.runtime.stretches import chunks_of
@@ -38,6 +38,12 @@ def least_frames(experts: ExpertMap, n_used: int) -> int:
     return experts.largest_tensor + 2 * n_used * max(experts.sizes)
 
 
+def token_bytes(terms: Terms, tensors: Iterable[ExpertTensor], *, is_packed: bool) -> int:
+    """Return what the experts that a token uses have on the drive, in the model or in its packed file."""
+    size = used_experts(terms.gguf) * sum(tensor.stride for tensor in tensors)
+    return int(size * terms.packed.share) if terms.packed and is_packed else size
+
+
 def plan_mixture(
     terms: Terms, graph: GraphMap, spans: Sequence[Span], chunk_bytes: int = CHUNK_BYTES
 ) -> MixturePlan | None:
@@ -58,7 +64,7 @@ def plan_mixture(
 
     rows = sum(r.budget_bytes for r in ranges)
     prediction = prediction_bytes(len(experts.layers), experts.n_experts) if terms.expert_prefetch != "off" else 0
-    other = with_page_tables(terms.holdings.total_bytes + rows + prediction)
+    other = with_page_tables(terms.holdings.total_bytes + rows + prediction + terms.packed_bytes)
     chunk_cost = with_page_tables(territory.chunk_bytes)
     n_used = used_experts(terms.gguf)
     in_use, least = n_used * max(experts.sizes), least_frames(experts, n_used)
@@ -69,7 +75,7 @@ def plan_mixture(
     everything = sum(layer[0].n_experts * size for layer, size in layers)
     n_frames = min(n_frames, everything + in_use)
     pinned, room = territory.total_bytes(dense), n_frames * territory.chunk_bytes
-    used = n_used * sum(tensor.stride for tensor in tensors)
+    used = token_bytes(terms, tensors, is_packed=True)
     room_share = room / sum(tensor.stride * tensor.n_experts for tensor in tensors)
     plan = make_plan(
         terms,
@@ -83,6 +89,11 @@ def plan_mixture(
             *items_besides_weights(terms, rows, pinned + room),
             PlanItem("pinned", pinned, "weights that every token needs: all but the experts"),
             PlanItem("prediction", prediction, "what is learnt of which experts follow which"),
+            *(
+                [PlanItem("packed", terms.packed_bytes, "to read packed experts and unpack them")]
+                if terms.packed
+                else []
+            ),
             PlanItem("experts", room, "experts in use, and those that are likely to be used again"),
         ),
     )

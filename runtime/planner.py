@@ -31,6 +31,7 @@ from edge_run.runtime.library import library_version
 from edge_run.runtime.mixture import routed_read
 from edge_run.runtime.mixture_planning import plan_mixture
 from edge_run.runtime.model_kind import check_kind
+from edge_run.runtime.packed_choice import choose_packed
 from edge_run.runtime.planning import (
     RowRange,
     compute_threads,
@@ -42,6 +43,7 @@ from edge_run.runtime.speculation_shape import speculation_config
 from edge_run.runtime.stretches import chunks_of, cut_into_stretches
 from edge_run.runtime.terms import Holdings, Terms, work_bytes
 from edge_run.tiers.gguf import GgufModel, read_gguf
+from edge_run.tiers.packed_file import PackedFile
 from edge_run.tiers.territory import Span, Territory, clipped
 
 if TYPE_CHECKING:
@@ -146,6 +148,10 @@ class Planner:
         return routing.recall(self.gguf, self.config.cache)
 
     @functools.cached_property
+    def _packed(self) -> PackedFile | None:
+        return choose_packed(self.gguf, self.config)
+
+    @functools.cached_property
     def _ranges(self) -> list[RowRange]:
         return row_ranges(self._graph, self._territory, self.known.micro_batch_tokens)
 
@@ -159,7 +165,7 @@ class Planner:
         known, readers = self.known, self.config.readers
         width = known.micro_batch_tokens
         terms = Terms(self.gguf, budget, self._holdings, known.context_tokens, width, readers, self._experience)
-        terms = replace(terms, gpu=self.offload.plan if self.offload else None)
+        terms = replace(terms, gpu=self.offload.plan if self.offload else None, packed=self._packed)
         if self._whole_bytes <= budget:
             return plan_resident(terms, self._territory, self._chunks)
         if mixture := plan_mixture(terms, self._graph, self._spans):

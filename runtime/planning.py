@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edge_run.base.results import Plan, PlanItem
-from edge_run.base.units import MIB, round_down, round_up
+from edge_run.base.units import MIB, round_up
 from edge_run.partition.plan import ResidencyPlan, plan_residency
 from edge_run.runtime.budget_causes import cause_named
 from edge_run.runtime.graph import GraphMap
@@ -52,11 +52,11 @@ def row_ranges(graph: GraphMap, territory: Territory, micro_batch_tokens: int) -
             continue
         if any(start < read.address + read.length and read.address < stop for start, stop in whole):
             continue
-        start = round_up(read.address, territory.chunk_bytes)
-        stop = round_down(read.address + read.length, territory.chunk_bytes)
+        span = territory.span_of(read.address)
+        start = territory.border_before(read.address + territory.chunk_bytes - 1, span)
+        stop = territory.border_before(read.address + read.length, span)
         if stop - start < LEAST_TABLE_CHUNKS * territory.chunk_bytes:
             continue
-        span = territory.span_of(read.address)
         wanted = micro_batch_tokens * (round_up(read.row_bytes, PAGE) + PAGE)
         budget = min(max(wanted, LEAST_TABLE_BUDGET_BYTES), stop - start)
         ranges.append(RowRange(start, stop, span.shard, start - span.base, budget))

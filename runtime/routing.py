@@ -61,12 +61,15 @@ class Point(NamedTuple):
 
 
 class Usage:
-    """What passes took. Single tokens use `token_bytes` of experts each, of which `room_share` of all have room."""
+    """What passes took. Single tokens use `token_bytes` of experts each, of which `room_share` of all have room.
+
+    token_bytes: as on the drive; may be set between passes, where another file is read.
+    """
 
     def __init__(self, room_share: float, token_bytes: int, readers: Readers, clock: Clock = time.monotonic) -> None:
-        self.room_share = room_share
-        self._token_bytes, self._readers, self._clock = token_bytes, readers, clock
-        self.n_tokens = self._read_bytes = 0
+        self.room_share, self.token_bytes = room_share, token_bytes
+        self._readers, self._clock = readers, clock
+        self.n_tokens = self._read_bytes = self._used_bytes = 0
         self._tokens: deque[PassSeen] = deque(maxlen=MOST_PASSES)
         self._wide: deque[PassSeen] = deque(maxlen=MOST_PASSES)
         self._first: PassSeen | None = None
@@ -88,6 +91,7 @@ class Usage:
         if seen.n_tokens == 1:
             self.n_tokens += 1
             self._read_bytes += int(seen.read_bytes)
+            self._used_bytes += self.token_bytes
             self._tokens.append(seen)
         elif self._first is not None and (not self._wide or seen.n_tokens >= self._wide[0].n_tokens):
             if self._wide and seen.n_tokens > self._wide[0].n_tokens:
@@ -99,7 +103,7 @@ class Usage:
     @property
     def hit_rate(self) -> float:
         """The share of what tokens used that was in memory; 0 where nothing was decoded."""
-        return 1 - self._read_bytes / (self.n_tokens * self._token_bytes) if self.n_tokens else 0.0
+        return 1 - self._read_bytes / self._used_bytes if self.n_tokens else 0.0
 
     @property
     def point(self) -> Point | None:

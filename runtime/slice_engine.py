@@ -38,6 +38,7 @@ class SliceEngine(Engine):
     """An open model of which this device computes a share. Until `assign` it computes nothing."""
 
     may_be_whole = False
+    may_be_packed = False
     may_offload = False
 
     def __init__(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from edge_run.base.results import Plan
 from edge_run.prefetch.experts import ExpertCache, Mixture
 from edge_run.prefetch.policies import make_policy
-from edge_run.runtime.expert_prefetch import SETTINGS, ExpertPrefetch
+from edge_run.runtime.expert_prefetch import OFF, SETTINGS, ExpertPrefetch
 from edge_run.runtime.expert_streaming import ExpertStreaming
 from edge_run.runtime.graph import GraphMap
-from edge_run.runtime.mixture_planning import MixturePlan, plan_mixture
+from edge_run.runtime.mixture import ExpertTensor
+from edge_run.runtime.mixture_planning import MixturePlan, plan_mixture, token_bytes
 from edge_run.runtime.planning import RowRange, plan_streamed, row_ranges
 from edge_run.runtime.routing import Usage
 from edge_run.runtime.streaming import PinnedWeights, WeightStreaming
@@ -21,9 +23,14 @@ from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.residency import Residency
 from edge_run.tiers.rows import RowTable
-from edge_run.tiers.source import SourceFile
+from edge_run.tiers.source import Source, SourceFile
 from edge_run.tiers.territory import Territory
 from edge_run.tiers.weights import READ_BYTES, Weights
+
+if TYPE_CHECKING:
+    from edge_run.tiers.packed import PackedBlocks
+
+ON = "on"
 
 Streams = Sequence[WeightStreaming | ExpertStreaming]
 
@@ -86,32 +93,57 @@ def _by_expert(mixture: MixturePlan, memory: WeightMemory, terms: Terms) -> Stre
     territory, experts, n_frames = mixture.territory, mixture.experts, mixture.n_frames
     states = OnDemand(territory.n_chunks, len(mixture.dense) + n_frames)
     run_chunks = READ_BYTES // territory.chunk_bytes
-    weights = Weights(territory, memory.sources, memory.readers, states, run_chunks=run_chunks)
+    sources, blocks = _unpacking(memory.sources, terms)
+    weights = Weights(territory, sources, memory.readers, states, run_chunks=run_chunks)
     pinned = PinnedWeights(territory, experts.at.keys())
     pinned.tables, pinned.weights = memory.tables(mixture.ranges), weights
     weights.hold(mixture.dense)
     shape = Mixture(tuple(range(len(experts.layers))), experts.n_experts, n_used)
     policy = make_policy(terms.expert_policy, shape)
     cache = ExpertCache(n_frames, dict(enumerate(experts.sizes)), policy, experts.size_of)
-    usage = Usage(mixture.room_share, n_used * sum(tensor.stride for tensor in experts.at.values()), memory.readers)
+    usage = Usage(mixture.room_share, token_bytes(terms, experts.at.values(), is_packed=True), memory.readers)
     streaming = ExpertStreaming(experts, cache, weights, n_frames, n_used, terms.micro_batch_tokens, usage)
-    _add_levers(streaming, memory.readers, ExpertPrefetch(terms.gguf, shape, cache.__contains__), terms)
+    streaming.packed = blocks
+    prefetch = ExpertPrefetch(terms.gguf, shape, cache.__contains__)
+    _add_levers(streaming, memory.readers, prefetch, experts.at.values(), terms)
     return [pinned, streaming]
 
 
-def _add_levers(streaming: ExpertStreaming, readers: Readers, prefetch: ExpertPrefetch, terms: Terms) -> None:
+def _unpacking(sources: Sequence[SourceFile], terms: Terms) -> tuple[Sequence[Source], PackedBlocks | None]:
+    """Return where weights are read from, and the packed blocks among it."""
+    if not terms.packed:
+        return sources, None
+    from edge_run.tiers.packed import PackedBlocks, PackedSource
+
+    blocks = PackedBlocks(terms.packed)
+    return [PackedSource(source, shard, blocks) for shard, source in enumerate(sources)], blocks
+
+
+def _add_levers(
+    streaming: ExpertStreaming,
+    readers: Readers,
+    prefetch: ExpertPrefetch,
+    tensors: Collection[ExpertTensor],
+    terms: Terms,
+) -> None:
     """Let what can be set be set by measuring, as far as nobody has said what it is to be."""
-    asked = terms.expert_prefetch
+    asked, usage = terms.expert_prefetch, streaming.usage
     streaming.prefetch = prefetch
 
     def set_prefetch(setting: str) -> None:
         prefetch.setting = setting
 
+    def set_packed(setting: str) -> None:
+        assert streaming.packed
+        streaming.packed.is_on = setting == ON
+        usage.token_bytes = token_bytes(terms, tensors, is_packed=setting == ON)
+
     few = [str(terms.readers // 2)] if terms.readers > 1 else []
-    streaming.tuning = Tuning(
-        {
-            "prefetch": (list(SETTINGS) if asked == "auto" else [asked], set_prefetch),
-            "readers": ([str(terms.readers), *few], lambda setting: readers.set_active(int(setting))),
-        },
-        terms.experience.levers,
-    )
+    levers: dict[str, tuple[Sequence[str], Callable[[str], None]]] = {
+        "prefetch": (list(SETTINGS) if asked == "auto" else [asked], set_prefetch),
+        "readers": ([str(terms.readers), *few], lambda setting: readers.set_active(int(setting))),
+    }
+    if streaming.packed:
+        is_named = streaming.packed.packed.is_named
+        levers = {"packed": ([ON] if is_named else [ON, OFF], set_packed), **levers}
+    streaming.tuning = Tuning(levers, terms.experience.levers)

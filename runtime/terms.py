@@ -10,6 +10,7 @@ from edge_run.base.units import MIB
 from edge_run.devices.memory import ProcessMemory, process_memory
 from edge_run.runtime.routing import Experience
 from edge_run.tiers.gguf import GgufModel
+from edge_run.tiers.packed_file import PackedFile
 
 if TYPE_CHECKING:
     from edge_run.runtime.llama_model import LlamaContext
@@ -78,7 +79,8 @@ class Terms:
     """A model of which weights are to be placed, under a budget, beside what is held; `readers` read what streams.
 
     experience: what is known of how a mixture's experts are chosen and best read. expert_policy and
-    expert_prefetch: as in `ModelConfig`. gpu: what lies on a GPU, and is not placed any more.
+    expert_prefetch: as in `ModelConfig`. gpu: what lies on a GPU, and is not placed any more. packed: the
+    experts again, compressed.
     """
 
     gguf: GgufModel
@@ -91,6 +93,12 @@ class Terms:
     expert_policy: str = "default"
     expert_prefetch: str = "auto"
     gpu: GpuPlan | None = None
+    packed: PackedFile | None = None
+
+    @property
+    def packed_bytes(self) -> int:
+        """What reading packed experts takes besides them."""
+        return self.packed.memory_bytes(self.readers) if self.packed else 0
 
 
 def work_bytes(gguf: GgufModel, micro_batch_tokens: int) -> int:

@@ -1,7 +1,8 @@
 """Which chunks are in memory when what is needed next is not known beforehand: a state machine without I/O.
 
 A chunk is held as often as somebody asked for it: by a pass that computes on it, by a cache that keeps it. A chunk that
-nobody holds any more stays as it is until its frame is needed, the one that was let go first before the others.
+nobody holds any more stays as it is until its frame is needed, the one that was let go last before the others: layers
+take turns, so what was used last is needed the latest, and what is older has a chance to be used where it is.
 
     ABSENT -> LOADING -> HELD -> SPENT -> (its frame moves under another chunk) ABSENT
 
@@ -64,8 +65,11 @@ class OnDemand:
         return self._feed()
 
     def release(self, chunks: Iterable[int]) -> list[Load]:
-        """Hold each of `chunks` once less. Return the reads that can start."""
-        for chunk in chunks:
+        """Hold each of `chunks` once less. Return the reads that can start.
+
+        Frames of chunks in a row go on in that order, so that they can be moved together.
+        """
+        for chunk in reversed(list(chunks)):
             self._holders[chunk] -= 1
             self._wanted.discard(chunk)
             if self._holders[chunk] == 0 and self._state[chunk] is ChunkState.HELD:
@@ -165,7 +169,6 @@ class OnDemand:
             return self._vacant.pop()
         if not self._spent:
             return None
-        victim = next(iter(self._spent))
-        del self._spent[victim]
+        victim, _ = self._spent.popitem()
         self._state[victim] = ChunkState.ABSENT
         return victim

@@ -19,8 +19,8 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 NEW_FRAME = -1
 
@@ -36,8 +36,7 @@ class ChunkState(Enum):
     PINNED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """Read `chunk` into its own memory (source None), a new frame (negative), or the frame under chunk `source`."""
 
     chunk: int

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Protocol
 
 from edge_run.base.errors import ModelFileError, TierReadError
 from edge_run.tiers import _libc
+
+
+class Source(Protocol):
+    """Bytes of one shard, wherever they come from. Thread-safe."""
+
+    def read_into(self, address: int, length: int, offset: int) -> int:
+        """Fill memory at `address` from `offset`, both page-aligned; return the bytes read from storage."""
+        ...
 
 
 class SourceFile:

@@ -2,8 +2,9 @@
 
 llama.cpp maps a stub of each file; the territory takes those mappings over. Nothing is under a chunk until it is
 furnished: what is not resident is unmapped (PROT_NONE), so that a read of missing weights stops the process instead of
-giving wrong text. Chunks are aligned to their size, so that a frame moves as one huge page. Where a chunk sticks out of
-its mapping (the two ends of a file) only the part inside is ours; such chunks cannot change frames and are pinned.
+giving wrong text. Chunks of 2 MiB are aligned to their size, so that a frame moves as one huge page; smaller ones lie
+at multiples of their size in the file, where a packed file has its blocks. Where a chunk sticks out of its mapping (the
+two ends of a file) only the part inside is ours; such chunks cannot change frames and are pinned.
 """
 
 from __future__ import annotations
@@ -61,11 +62,12 @@ class Territory:
         self._grid: list[int] = []
         count = 0
         for span in self.spans:
-            grid = round_down(span.start, chunk_bytes)
+            grid = self.border_before(span.start, span)
             self._first.append(count)
             self._grid.append(grid)
-            count += (round_up(span.stop, chunk_bytes) - grid) // chunk_bytes
+            count += -(-(span.stop - grid) // chunk_bytes)
         self.n_chunks = count
+        self._starts = frozenset(self._first)
         self._places: dict[int, Place] = {}
         ends = {
             chunk
@@ -84,6 +86,11 @@ class Territory:
         for span in self.spans:
             _libc.map_anonymous(span.stop - span.start, _libc.PROT_READ, at=span.start)
             _libc.prepare_for_weights(span.start, span.stop - span.start)
+
+    def border_before(self, address: int, span: Span) -> int:
+        """Return where the chunk at `address`, which is in `span`, begins, the mapping's end left aside."""
+        origin = span.base if self.chunk_bytes < CHUNK_BYTES else 0
+        return origin + round_down(address - origin, self.chunk_bytes)
 
     def chunks_of(self, address: int, length: int) -> range:
         """Return the numbers of the chunks that hold [address, address + length). Raises ValueError outside."""
@@ -114,6 +121,8 @@ class Territory:
 
     def is_followed_by(self, chunk: int, other: int) -> bool:
         """Return whether `other` begins where `chunk` ends, in memory and so in the file."""
+        if other == chunk + 1 and other not in self._starts:
+            return True
         place, next_place = self.place(chunk), self.place(other)
         return place.shard == next_place.shard and place.address + place.length == next_place.address
 

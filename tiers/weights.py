@@ -18,7 +18,7 @@ from edge_run.base.units import MIB
 from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.residency import Load, Residency
-from edge_run.tiers.source import SourceFile
+from edge_run.tiers.source import Source
 from edge_run.tiers.territory import Territory
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Weights:
     def __init__(
         self,
         territory: Territory,
-        sources: Sequence[SourceFile],
+        sources: Sequence[Source],
         readers: Readers,
         state: Residency | OnDemand,
         clock: Clock = time.monotonic,

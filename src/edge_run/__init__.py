@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ModelFileError,
         NotSupported,
         NotTrusted,
+        PackedFileError,
         ProtocolError,
         TierReadError,
     )
@@ -62,7 +63,7 @@ _HOME = {
         "edge_run.base.errors",
     ),
     **dict.fromkeys(
-        ("DeviceLost", "MeshError", "NotSupported", "NotTrusted", "ProtocolError", "TierReadError"),
+        ("DeviceLost", "MeshError", "NotSupported", "NotTrusted", "PackedFileError", "ProtocolError", "TierReadError"),
         "edge_run.base.errors",
     ),
 }
@@ -86,6 +87,7 @@ __all__ = [
     "ModelFileError",
     "NotSupported",
     "NotTrusted",
+    "PackedFileError",
     "Piece",
     "Plan",
     "Progress",

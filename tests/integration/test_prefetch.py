@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from edge_run.base.config import EXPERT_POLICIES, EXPERT_PREFETCH, ModelConfig
+from edge_run.base.errors import PackedFileError
 from edge_run.runtime.driver import Steps
 from edge_run.runtime.engine import Engine
 from edge_run.runtime.expert_streaming import ExpertStreaming
 from edge_run.runtime.graph import GraphMap, Node
 from edge_run.runtime.observer import chosen_experts
+from edge_run.runtime.pack import pack
 from edge_run.runtime.session import Session
 from edge_run.runtime.taps import RoutedLayer, routed_layers
 from edge_run.tiers.gguf import GgufModel, read_gguf
+from edge_run.tiers.packed_file import HEAD
 from exactness import open_at
 from in_child import in_child
 from tiny_models import N_VOCAB, make_model
@@ -99,18 +103,18 @@ def test_a_router_that_runs_before_attention_is_left_alone(folder: Path) -> None
     assert all(layer is None or layer.chosen is None for layer in watcher.layers)
 
 
+def greedy(engine: Engine) -> list[int]:
+    session = Session(engine.decoder)
+    logits, _ = session.feed(PROMPT)
+    tokens = [int(logits.argmax())]
+    while len(tokens) < 100:
+        tokens.append(int(session.step(tokens[-1]).argmax()))
+    return tokens
+
+
 @in_child
 def _tokens_are_the_same(name: str, folder: Path) -> None:
     path = make_model(name, folder)
-
-    def greedy(engine: Engine) -> list[int]:
-        session = Session(engine.decoder)
-        logits, _ = session.feed(PROMPT)
-        tokens = [int(logits.argmax())]
-        while len(tokens) < 100:
-            tokens.append(int(session.step(tokens[-1]).argmax()))
-        return tokens
-
     plain = Engine(path, ModelConfig(**OPTIONS, backend="llama.cpp"))
     wanted = greedy(plain)
     plain.close()
@@ -136,3 +140,65 @@ def _tokens_are_the_same(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("name", ["qwen3moe", "deepseek32"])
 def test_tokens_are_the_same_whatever_is_read_ahead(name: str, folder: Path) -> None:
     _tokens_are_the_same(name=name, folder=folder)
+
+
+@in_child
+def _tokens_are_the_same_packed(name: str, folder: Path) -> None:
+    path = make_model(name, folder)
+    made = pack(path, folder / f"{name}.packed", is_replacing=True)
+    plain = Engine(path, ModelConfig(**OPTIONS, backend="llama.cpp"))
+    wanted = greedy(plain)
+    plain.close()
+    for prefetch in ("off", "2"):
+        options = {**OPTIONS, "expert_prefetch": prefetch, "packed": made.path}
+        engine = open_at(path, 0.3, options, by_expert=True)
+        try:
+            (streaming,) = (stream for stream in engine._streams if isinstance(stream, ExpertStreaming))
+            assert streaming.packed is not None
+            with mock.patch.object(streaming.packed, "read", wraps=streaming.packed.read) as read:
+                assert greedy(engine) == wanted, prefetch
+            assert read.call_count > 0
+            assert engine.expert_use is not None
+            assert engine.expert_use.levers["packed"] == "on"
+            assert any(item.what == "packed" and item.size_bytes > 0 for item in engine.plan.items)
+            streaming._weights._residency.check()
+        finally:
+            engine.close()
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "deepseek32"])
+def test_tokens_are_the_same_packed(name: str, folder: Path) -> None:
+    _tokens_are_the_same_packed(name=name, folder=folder)
+
+
+@in_child
+def test_a_packed_file_beside_the_model_is_compared_with_the_model_itself(folder: Path) -> None:
+    """Tokens are the same while what is read changes every few of them."""
+    path = make_model("qwen3moe", folder, seed=3)
+    pack(path)
+    plain = Engine(path, ModelConfig(**OPTIONS, backend="llama.cpp"))
+    wanted = greedy(plain)
+    plain.close()
+    engine = open_at(path, 0.3, {**OPTIONS, "expert_prefetch": "off"}, by_expert=True)
+    try:
+        assert greedy(engine) == wanted
+        assert engine.expert_use is not None
+        assert [found for found in engine.expert_use.decisions if found.lever == "packed"]
+    finally:
+        engine.close()
+
+
+@in_child
+def test_a_damaged_block_ends_the_answer_and_says_why(folder: Path) -> None:
+    path = make_model("qwen3moe", folder, seed=4)
+    made = pack(path, folder / "damaged.packed", is_replacing=True)
+    content = bytearray(made.path.read_bytes())
+    for place in range(HEAD.size, HEAD.size + made.packed_bytes, 512):
+        content[place] ^= 1
+    made.path.write_bytes(content)
+    engine = open_at(path, 0.3, {**OPTIONS, "packed": made.path}, by_expert=True)
+    try:
+        with pytest.raises(PackedFileError, match=r"damaged.*edge-run pack"):
+            greedy(engine)
+    finally:
+        engine.close()

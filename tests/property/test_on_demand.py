@@ -137,3 +137,12 @@ class OnDemandMachine(RuleBasedStateMachine):
 
 OnDemandMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestOnDemand = OnDemandMachine.TestCase
+
+
+def test_frames_of_chunks_in_a_row_go_to_others_in_the_same_order() -> None:
+    """So they can be moved together."""
+    state = OnDemand(20, 8)
+    for load in state.acquire(range(8)):
+        state.loaded(load.chunk)
+    state.release(range(8))
+    assert [(load.chunk, load.source) for load in state.acquire(range(12, 16))] == [(12 + i, i) for i in range(4)]

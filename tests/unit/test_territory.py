@@ -9,7 +9,7 @@ import pytest
 from edge_run.base.units import round_up
 from edge_run.tiers import _libc
 from edge_run.tiers.residency import NEW_FRAME
-from edge_run.tiers.territory import Territory
+from edge_run.tiers.territory import CHUNK_BYTES, Span, Territory
 from mapped import PAGE, advice_at, content, is_readable, mapped
 
 CHUNK = 4 * PAGE
@@ -47,7 +47,7 @@ def test_chunks_cover_every_span_once_on_the_grid(shift_pages: int) -> None:
             covered[place.shard] += place.length
             assert place.file_offset == place.address - territory.spans[place.shard].base
             assert place.is_whole == (place.length == CHUNK) == (chunk not in territory.ragged)
-            assert not place.is_whole or place.address % CHUNK == 0, "a frame on the grid moves as one huge page"
+            assert not place.is_whole or place.file_offset % CHUNK == 0, "on the grid of the file, as packed blocks are"
         assert all(covered[span.shard] == span.stop for span in territory.spans)
         assert territory.total_bytes(range(territory.n_chunks)) == sum(s.stop - s.start for s in territory.spans)
 
@@ -187,3 +187,12 @@ def test_shards_are_never_followed_by_each_other() -> None:
             (first, territory.spans[1].__class__(1, first.stop, first.stop + CHUNK, first.stop)), CHUNK
         )
         assert not touching.is_followed_by(1, 2)
+
+
+def test_large_chunks_lie_on_a_grid_of_addresses() -> None:
+    """There a frame moves as one huge page."""
+    spans = [Span(0, 5 * PAGE, 5 * PAGE + 4 * CHUNK_BYTES, 5 * PAGE)]
+    territory = Territory(spans)
+    places = [territory.place(chunk) for chunk in range(territory.n_chunks)]
+    assert all(place.address % CHUNK_BYTES == 0 for place in places if place.is_whole)
+    assert sum(place.length for place in places) == 4 * CHUNK_BYTES

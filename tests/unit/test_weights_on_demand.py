@@ -128,3 +128,14 @@ def test_guesses_are_read_in_small_pieces_and_can_be_taken_back(
         assert streamed.weights.unread(range(16)) == 0
         assert streamed.is_right(0)
         assert streamed.is_right(8)
+
+
+def test_what_was_let_go_last_makes_room_first(tmp_path: Path) -> None:
+    """A cycle larger than the memory finds again what is older: the other way round, it would find nothing."""
+    with tier(tmp_path, [24 * CHUNK], (), n_frames=8, is_on_demand=True) as streamed:
+        for _ in range(3):
+            for chunk in range(12):
+                streamed.weights.acquire([chunk])
+                assert streamed.is_right(chunk)
+                streamed.weights.release([chunk])
+        assert len(streamed.reads) == 12 + 4 + 4

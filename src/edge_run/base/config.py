@@ -18,6 +18,7 @@ MOST_CONTEXT_TOKENS = 2**31 - 1  # llama.cpp counts positions in 32 bits
 FLASH_ATTENTION = ("auto", "on", "off")
 EXPERT_POLICIES = ("default", "lru", "lfu", "layer-lru", "layer-lfu")
 EXPERT_PREFETCH = ("auto", "off", "1", "1+", "2")
+PACKED_OFF = "off"
 MESH_STATES = ("exact", "compact")
 SPECULATE = ("auto", "off", "ngram", "draft")
 MOST_DRAFT_TOKENS = 127
@@ -55,9 +56,10 @@ class ModelConfig:
     backend: `edge-run` (our memory), `llama.cpp` (its own loader), or `auto` (ours where it works).
     readers: reader threads; a mixture streamed by expert tries half as many too. expert_policy: what a mixture's memory
     for experts keeps. expert_prefetch: how many layers ahead experts are read that are likely to be chosen (`1+`: one,
-    asked twice); `auto` compares them as it goes. cache_folder: where stubs are kept while a model loads, and what is
-    known of models; None is `~/.cache/edge-run`. check_file: open a file that is not known in a child process first:
-    llama.cpp ends the process over some broken files.
+    asked twice); `auto` compares them as it goes. packed: a file of a mixture's experts, compressed (`edge-run pack`),
+    to be read; None is the one beside the model, where it is there and measures faster; `off` is none. cache_folder:
+    where stubs are kept while a model loads, and what is known of models; None is `~/.cache/edge-run`. check_file: open
+    a file that is not known in a child process first: llama.cpp ends the process over some broken files.
     draft: a small model with the same tokens, which guesses what comes next. speculate: with what several tokens are
     guessed, to be verified in one pass: `draft` (that model), `ngram` (what came before in the text), `off`, or `auto`,
     which is both with a draft model and nothing without one. draft_tokens: guesses in one pass at most.
@@ -79,6 +81,7 @@ class ModelConfig:
     readers: int = 4
     expert_policy: str = "default"
     expert_prefetch: str = "auto"
+    packed: Path | str | None = None
     cache_folder: Path | None = None
     check_file: bool = True
     draft: Path | str | None = None
@@ -149,6 +152,11 @@ class ModelConfig:
     def draft_model(self) -> Path | None:
         """The draft model that is used; None where there is none."""
         return Path(self.draft) if self.draft is not None and self.speculate in ("auto", "draft") else None
+
+    @property
+    def packed_file(self) -> Path | None:
+        """The packed file that was named; None where none was."""
+        return Path(self.packed) if self.packed is not None and self.packed != PACKED_OFF else None
 
     @property
     def uses_lookup(self) -> bool:

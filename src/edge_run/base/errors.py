@@ -12,6 +12,7 @@
     ├── MeshError               10   the mesh cannot do it: no broker, no lease, a member that refuses
     │   ├── DeviceLost          11   a device went away, froze, or was cut off
     │   └── NotTrusted          12   a device, key or model that was not allowed
+    ├── PackedFileError         13   a packed file that is another model's, damaged, or cannot be read
     └── Cancelled              130   the caller stopped the work (Ctrl-C)
 
 A message says what was tried, on what, what was found against what was needed, and what to do next,
@@ -95,6 +96,12 @@ class NotTrusted(MeshError):
     """A device, a key or a model that nobody allowed."""
 
     exit_code = 12
+
+
+class PackedFileError(EdgeRunError):
+    """A packed file is another model's, damaged, of another version, or cannot be read."""
+
+    exit_code = 13
 
 
 class Cancelled(EdgeRunError):

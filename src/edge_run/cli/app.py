@@ -18,6 +18,7 @@ from edge_run.cli.demo import demo
 from edge_run.cli.doctor import doctor
 from edge_run.cli.inflate import inflate
 from edge_run.cli.mesh import mesh
+from edge_run.cli.pack import pack
 from edge_run.cli.plan import plan
 from edge_run.cli.probe import probe
 from edge_run.cli.process import end_on_termination, prepare_streams, release_streams
@@ -28,7 +29,7 @@ from edge_run.cli.terminal import Terminal
 from edge_run.cli.trace import trace
 
 NAME = "edge-run"
-COMMANDS = (run, plan, demo, inflate, doctor, probe, bench, trace, replay, split, mesh)
+COMMANDS = (run, plan, demo, inflate, pack, doctor, probe, bench, trace, replay, split, mesh)
 SIGPIPE_CODE = 141
 
 _HELP = """Run GGUF models that are larger than memory, inside a memory budget; the text is llama.cpp's.
@@ -56,6 +57,7 @@ Exit codes:
   10   the mesh cannot do it: no broker, another device leads, a member refused
   11   a device of the mesh ended, froze, or was cut off
   12   a device, a key or a model that nobody allowed
+  13   a packed file: another model's, damaged, or not to be read
   130  stopped with Ctrl-C
   141  nobody read the output any more
   143  ended by SIGTERM (129: by SIGHUP)

@@ -21,7 +21,8 @@ PROMPT_TOKENS, PREDICT_TOKENS, ROUNDS = 64, 8, 2
 _MODEL = click.Argument(["model_file"], metavar="MODEL", type=click.Path(path_type=Path))
 _SETTINGS = (
     "memory", "ctx_size", "threads", "ubatch_size", "batch_size", "kv_type", "cache_type_k", "cache_type_v",
-    "flash_attn", "readers", "expert_policy", "expert_prefetch", "cache_dir", "json", "verbose",
+    "flash_attn", "readers", "expert_policy", "expert_prefetch", "packed", "cache_dir", "json",
+    "verbose",
 )  # fmt: skip
 _EPILOG = """
 Needs root, or a session with memory control groups of its own, to give llama.cpp's mmap no more memory than edge-run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -23,23 +22,10 @@ def grow(
     from edge_run.runtime.inflate import inflate
 
     started = time.monotonic()
-    inflate(source, target, size_bytes, layers, seed, progress=_progress(terminal))
+    inflate(source, target, size_bytes, layers, seed, progress=terminal.percents("written"))
     terminal.erase()
     size = format_size(target.stat().st_size)
     terminal.say(f"Wrote {target}: {size} in {time.monotonic() - started:.1f} s", NOTICE)
-
-
-def _progress(terminal: Terminal) -> Callable[[int, int], None]:
-    shown = -1
-
-    def show(done_bytes: int, all_bytes: int) -> None:
-        nonlocal shown
-        percent = 100 * done_bytes // all_bytes
-        if percent > shown:
-            shown = percent
-            terminal.show(f"{percent:3} % of {format_size(all_bytes)} written")
-
-    return show
 
 
 @click.command(cls=SettingsCommand, short_help="Grow a small model, to have something to stream.")

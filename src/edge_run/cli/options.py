@@ -126,6 +126,10 @@ SETTINGS: tuple[Setting, ...] = (
         help="Layers ahead that likely experts are read; auto: what measures faster." + _default("expert_prefetch"),
     ),
     _memory(
+        "--packed", field="packed", metavar="FILE",
+        help="A mixture's experts, compressed by edge-run pack; off: none. [default: MODEL.packed, where it is there]",
+    ),
+    _memory(
         "--cache-dir", field="cache_folder", type=click.Path(path_type=Path), metavar="FOLDER",
         help="For small files: stubs, and what is known of models and devices. [default: ~/.cache/edge-run]",
     ),

@@ -26,7 +26,8 @@ PROMPT_TOKENS = 512
 _MODEL = click.Argument(["model_file"], metavar="MODEL", type=click.Path(path_type=Path))
 _SETTINGS = (
     "memory", "gpu_memory", "ctx_size", "threads", "ubatch_size", "batch_size", "kv_type", "cache_type_k",
-    "cache_type_v", "flash_attn", "readers", "cache_dir", "draft", "speculate", "draft_max", "exact", "json", "verbose",
+    "cache_type_v", "flash_attn", "readers", "packed", "cache_dir", "draft", "speculate", "draft_max", "exact",
+    "json", "verbose",
 )  # fmt: skip
 
 

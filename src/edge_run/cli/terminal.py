@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from edge_run.base.errors import ConfigError, TierReadError
+from edge_run.base.units import format_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,6 +57,19 @@ class Terminal:
         self.erase()
         self._is_in_line = not text.endswith("\n")
         self._put(text.translate(_CONTROL) if self.shows_answer else text)
+
+    def percents(self, done: str) -> Callable[[int, int], None]:
+        """Return what shows how much of so many bytes is `done` (a word for it), when told both."""
+        shown = -1
+
+        def show(done_bytes: int, all_bytes: int) -> None:
+            nonlocal shown
+            percent = 100 * done_bytes // all_bytes
+            if percent > shown:
+                shown = percent
+                self.show(f"{percent:3} % of {format_size(all_bytes)} {done}")
+
+        return show
 
     def end_line(self) -> None:
         """Finish the answer's last line, where it has not ended with one."""

@@ -20,8 +20,8 @@ DEFAULT_TOKENS = 128
 _MODEL = click.Argument(["model_file"], metavar="MODEL", type=click.Path(path_type=Path))
 _SETTINGS = (
     "prompt", "file", "memory", "ctx_size", "threads", "ubatch_size", "batch_size", "kv_type", "cache_type_k",
-    "cache_type_v", "flash_attn", "readers", "expert_policy", "expert_prefetch", "backend", "cache_dir",
-    "json", "verbose",
+    "cache_type_v", "flash_attn", "readers", "expert_policy", "expert_prefetch", "packed", "backend",
+    "cache_dir", "json", "verbose",
 )  # fmt: skip
 
 

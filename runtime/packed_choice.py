@@ -1,0 +1,34 @@
+"""Whether a run reads a mixture's experts from a packed file."""
+
+from __future__ import annotations
+
+import logging
+
+from edge_run.base.config import PACKED_OFF, ModelConfig
+from edge_run.base.errors import NotSupported
+from edge_run.base.extras import need
+from edge_run.tiers.gguf import GgufModel
+from edge_run.tiers.packed_file import PackedFile, find_packed
+
+logger = logging.getLogger(__name__)
+
+
+def choose_packed(gguf: GgufModel, config: ModelConfig) -> PackedFile | None:
+    """Return the packed file of `gguf` that is named, or beside it; None where there is none, or none is to be used.
+
+    Raises PackedFileError where it is another model's or damaged, ModelFileError; NotSupported where a file was named,
+    and zstandard is not there.
+    """
+    if config.packed == PACKED_OFF:
+        return None
+    packed = find_packed(gguf, config.packed_file)
+    if packed is None:
+        return None
+    try:
+        need("zstandard", "pack")
+    except NotSupported as error:
+        if config.packed_file:
+            raise
+        logger.warning("%s: left alone: %s", packed.path, error)
+        return None
+    return packed

@@ -1,0 +1,93 @@
+"""`edge-run pack` as a user runs it: a file beside the model that plans and runs find, if it is this model's."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import edge_run
+from edge_run.base.errors import ConfigError, NotSupported, PackedFileError
+from edge_run.runtime.pack import pack
+from edge_run.tiers.packed_file import packed_path
+from tiny_models import make_model
+
+Result = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def run() -> Callable[..., Result]:
+    def run(*words: object) -> Result:
+        command = [sys.executable, "-m", "edge_run", *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    return run
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model("qwen3moe", tmp_path)
+
+
+def test_a_packed_model_runs_as_before_and_another_is_refused(
+    model: Path, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    answer = ["-p", "a", "-n", "4", "--temp", "0", "-c", "128", "-t", "1", "--no-check-file"]
+    before = run(model, *answer).stdout
+    done = run("pack", model)
+    packed = packed_path(model)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert f"Wrote {packed}" in done.stderr
+    assert run(model, *answer).stdout == before
+    assert run("pack", model).returncode == ConfigError.exit_code
+    assert run("pack", model, "--force").returncode == 0
+    other = make_model("qwen3moe", tmp_path, seed=1)
+    packed.rename(packed_path(other))
+    for words in ([other, *answer], ["plan", other, "-c", "128", "--no-probe"]):
+        refused = run(*words)
+        assert refused.returncode == PackedFileError.exit_code == 13
+        assert refused.stderr.count("\n") == 1
+        assert "packed from another model" in refused.stderr
+        assert run(*words, "--packed", "off").returncode == 0
+
+
+def test_what_gains_nothing_is_refused_and_leaves_no_file(run: Callable[..., Result], tmp_path: Path) -> None:
+    for path in (make_model("qwen3moe", tmp_path, quantisation="Q4_0"), make_model("llama", tmp_path)):
+        done = run("pack", path)
+        assert (done.returncode, done.stderr.count("\n")) == (NotSupported.exit_code, 1), done.stderr
+        assert not packed_path(path).exists()
+
+
+def test_the_plan_counts_what_unpacking_takes(model: Path, tmp_path: Path) -> None:
+    options = {"context_tokens": 128, "micro_batch_tokens": 16, "threads": 1, "cache_folder": tmp_path}
+    grown = edge_run.inflate(model, tmp_path / "grown.gguf", 96 << 20)
+    least = edge_run.plan(grown, memory="1GiB", **options).minimum_bytes  # type: ignore[arg-type]
+    assert least
+    budget = 150 << 20
+    without = edge_run.plan(grown, memory=budget, **options)  # type: ignore[arg-type]
+    pack(grown)
+    packed = edge_run.plan(grown, memory=budget, **options)  # type: ignore[arg-type]
+    sizes = {item.what: item.size_bytes for item in packed.items}
+    assert without.expert_bytes > packed.expert_bytes > 0
+    assert sizes["packed"] > 0
+    assert sum(sizes.values()) <= budget
+    assert packed.streamed_bytes_per_pass < 0.9 * without.streamed_bytes_per_pass
+
+
+def test_ctrl_c_leaves_nothing(model: Path, tmp_path: Path) -> None:
+    grown = edge_run.inflate(model, tmp_path / "grown.gguf", 1 << 30)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edge_run", "pack", str(grown)], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("*.part")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, notices = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in notices) == (130, False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([model.name, grown.name])

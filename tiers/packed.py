@@ -1,0 +1,204 @@
+"""A model file as a source of bytes, some of which are read packed from another file and unpacked in the reader."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_run.base.errors import PackedFileError
+from edge_run.base.extras import need
+from edge_run.base.units import round_down, round_up
+from edge_run.tiers import _libc
+from edge_run.tiers.packed_file import ENTRY, READ_BYTES, PackedFile
+from edge_run.tiers.source import SourceFile
+
+Bytes = npt.NDArray[np.uint8]
+
+_TABLE = np.dtype([("shard", "<u4"), ("number", "<u4"), ("start", "<u8"), ("first", "<u4"), ("second", "<u4")])
+assert _TABLE.itemsize == ENTRY.size
+
+Frame = tuple[memoryview, memoryview]
+
+
+def set_apart(block: bytes, number_bytes: int) -> tuple[bytes, bytes]:
+    """Return the last bytes of all numbers of `block`, and the first ones; half a number at its end is a first byte.
+
+    number_bytes: 2; or 1, which gives the block itself, and nothing.
+    """
+    return (block[1::2], block[::2]) if number_bytes == 2 else (block, b"")
+
+
+def set_together(last: bytes, first: bytes, target: Bytes) -> None:
+    """Undo `set_apart`, into `target`."""
+    if not first:
+        target[:] = np.frombuffer(last, np.uint8)
+        return
+    numbers = target[: 2 * len(last)].view("<u2")
+    np.left_shift(np.frombuffer(last, np.uint8), 8, out=numbers, dtype=np.uint16)
+    np.bitwise_or(numbers, np.frombuffer(first, np.uint8, len(last)), out=numbers)
+    if len(first) > len(last):
+        target[-1] = first[-1]
+
+
+class PackedBlocks:
+    """The blocks of one packed file, open for reading. is_on: whether sources read from it. Thread-safe."""
+
+    def __init__(self, packed: PackedFile) -> None:
+        """Open it. Raises PackedFileError where the table cannot be, ModelFileError, NotSupported without zstandard."""
+        self._zstandard = need("zstandard", "pack")
+        self.packed = packed
+        self.is_on = True
+        self.file = SourceFile(packed.path)
+        table = np.frombuffer(packed.table, _TABLE)
+        self._starts = table["start"].astype(np.int64)
+        self._firsts = table["first"].astype(np.int64)
+        self._lengths = self._firsts + table["second"]
+        self._shards = table["shard"]
+        self._numbers = table["number"]
+        ends = self._starts + self._lengths
+        if len(table) and (int(ends.max()) > self.file.size_bytes or int(self._lengths.max()) > READ_BYTES):
+            self.file.close()
+            raise PackedFileError(f"{packed.path}: damaged, a block is outside; make it again with edge-run pack")
+        self._own = threading.local()
+        self._buffers: list[int] = []
+        self._lock = threading.Lock()
+
+    def entries_of(self, shard: int, size_bytes: int) -> npt.NDArray[np.int32]:
+        """Return for each block of a shard of `size_bytes` which entry of the table it is; -1 for none."""
+        n_blocks = -(-size_bytes // self.packed.block_bytes)
+        entries = np.full(n_blocks, -1, np.int32)
+        mine = np.flatnonzero((self._shards == shard) & (self._numbers < n_blocks))
+        entries[self._numbers[mine]] = mine
+        return entries
+
+    def run_of(self, entries: Sequence[int]) -> int:
+        """Return how many of `entries`, from the first on, follow each other in the file and fit in one read."""
+        first = entries[0]
+        start = round_down(int(self._starts[first]), _libc.PAGE)
+        count = 1
+        while (
+            count < len(entries)
+            and entries[count] == first + count
+            and int(self._starts[first + count])
+            == int(self._starts[first + count - 1] + self._lengths[first + count - 1])
+            and int(self._starts[first + count] + self._lengths[first + count]) - start <= READ_BYTES
+        ):
+            count += 1
+        return count
+
+    def read(self, first: int, count: int) -> tuple[list[Frame], int]:
+        """Return `count` packed blocks from entry `first` on, and the bytes read; good until the thread's next read.
+
+        Raises TierReadError or ModelFileError.
+        """
+        start = round_down(int(self._starts[first]), _libc.PAGE)
+        stop = int(self._starts[first + count - 1] + self._lengths[first + count - 1])
+        address = self._buffer()
+        n_bytes = self.file.read_into(address, round_up(stop, _libc.PAGE) - start, start)
+        data = _libc.view(address, READ_BYTES + 2 * _libc.PAGE)
+        frames = []
+        for entry in range(first, first + count):
+            begin = int(self._starts[entry]) - start
+            middle, end = begin + int(self._firsts[entry]), begin + int(self._lengths[entry])
+            frames.append((data[begin:middle], data[middle:end]))
+        return frames, n_bytes
+
+    def unpack(self, frame: Frame, target: Bytes) -> None:
+        """Fill `target` with the block that was packed as `frame`. Raises PackedFileError where it is damaged."""
+        is_apart = self.packed.number_bytes == 2
+        length = len(target) // 2 if is_apart else len(target)
+        last = self._content(frame[0], length)
+        set_together(last, self._content(frame[1], len(target) - length) if is_apart else b"", target)
+
+    def _content(self, frame: memoryview, length: int) -> bytes:
+        try:
+            if self._zstandard.frame_content_size(frame) != length:
+                raise self._damaged("its length is another")
+            return bytes(self._unpacker().decompress(frame))
+        except self._zstandard.ZstdError as error:
+            raise self._damaged(str(error)) from error
+
+    def close(self) -> None:
+        """Close the file and free what was read into; nobody reads any more. Idempotent."""
+        self.file.close()
+        with self._lock:
+            while self._buffers:
+                _libc.unmap(self._buffers.pop(), READ_BYTES + 2 * _libc.PAGE)
+
+    def _damaged(self, why: str) -> PackedFileError:
+        return PackedFileError(
+            f"{self.packed.path}: a block is damaged ({why}); make it again with edge-run pack, or leave it out with "
+            "--packed off",
+            path=str(self.packed.path),
+        )
+
+    def _buffer(self) -> int:
+        """Return the address of the memory that this thread reads into."""
+        if not hasattr(self._own, "buffer"):
+            self._own.buffer = _libc.map_anonymous(READ_BYTES + 2 * _libc.PAGE)
+            with self._lock:
+                self._buffers.append(self._own.buffer)
+        address: int = self._own.buffer
+        return address
+
+    def _unpacker(self) -> Any:
+        if not hasattr(self._own, "unpacker"):
+            self._own.unpacker = self._zstandard.ZstdDecompressor()
+        return self._own.unpacker
+
+
+class PackedSource:
+    """A shard whose packed blocks are read from `blocks`, and all else from `plain`. Thread-safe."""
+
+    def __init__(self, plain: SourceFile, shard: int, blocks: PackedBlocks) -> None:
+        self._plain, self._blocks = plain, blocks
+        self._block_bytes = blocks.packed.block_bytes
+        self._entries = blocks.entries_of(shard, plain.size_bytes)
+
+    def read_into(self, address: int, length: int, offset: int) -> int:
+        """Fill memory at `address` from `offset`, both page-aligned; return the bytes read from storage.
+
+        Raises like `SourceFile.read_into`, and PackedFileError where a packed block is damaged.
+        """
+        if not self._blocks.is_on:
+            return self._plain.read_into(address, length, offset)
+        block, stop = self._block_bytes, min(offset + length, self._plain.size_bytes)
+        n_bytes, position = 0, offset
+        while position < stop:
+            first, last = position // block, (stop - 1) // block
+            entries = self._entries[first : last + 1].tolist()
+            if entries[0] >= 0:
+                count = self._blocks.run_of(entries)
+                n_bytes += self._unpack(address - offset, position, stop, entries[0], count)
+            else:
+                count = next((i for i, entry in enumerate(entries) if entry >= 0), len(entries))
+                plain_stop = min((first + count) * block, offset + length)
+                n_bytes += self._plain.read_into(address + position - offset, plain_stop - position, position)
+            position = (first + count) * block
+        return n_bytes
+
+    def _unpack(self, base: int, position: int, stop: int, entry: int, count: int) -> int:
+        """Unpack `count` blocks from `entry` on, as far as they lie in [position, stop), at `base` + offset."""
+        frames, n_bytes = self._blocks.read(entry, count)
+        start = round_down(position, self._block_bytes)
+        for frame in frames:
+            end = min(start + self._block_bytes, self._plain.size_bytes)
+            low, high = max(start, position), min(end, stop)
+            target = np.frombuffer(_libc.view(base + low, high - low), np.uint8)
+            if (low, high) == (start, end):
+                self._blocks.unpack(frame, target)
+            else:
+                whole = np.empty(end - start, np.uint8)
+                self._blocks.unpack(frame, whole)
+                target[:] = whole[low - start : high - start]
+            start += self._block_bytes
+        return n_bytes
+
+    def check_unchanged(self) -> None:
+        """Raise ModelFileError when a file was written to since it was opened."""
+        self._plain.check_unchanged()
+        self._blocks.file.check_unchanged()

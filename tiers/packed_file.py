@@ -1,0 +1,166 @@
+"""Packed files: the experts of one model again, compressed without loss, to be read instead of the model's own bytes.
+
+A packed file stands beside its model, which stays as it is. It holds blocks of the model's files, each a range that
+begins at a multiple of the block's size, each compressed by itself: the last bytes of all its numbers (sign, exponent)
+as one frame, the first ones (they hardly become smaller) as another, both of zstd, with its checksum. The file begins
+with a fixed head that says where its index is; the index, written last, is JSON and a table of blocks, and has a
+digest. The JSON says of which model it is: a hash of its sizes, of its headers, and of a page out of the middle of
+every packed tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edge_run.base.errors import ModelFileError, PackedFileError
+from edge_run.base.units import KIB, MIB
+from edge_run.tiers._libc import PAGE
+from edge_run.tiers.gguf import GgufModel, TensorInfo
+
+SUFFIX = ".packed"
+MAGIC = b"edge-run packed\n"
+VERSION = 1
+HEAD = struct.Struct(f"<{len(MAGIC)}sIQQQ32s")  # magic, version; index: where, JSON's length, table's length; digest
+ENTRY = struct.Struct("<IIQII")  # shard, number of the block in it, where it is packed, lengths of its two frames
+READ_BYTES = MIB  # of packed blocks in a row, in one read
+WORK_BYTES = 256 * KIB  # of a reader that unpacks: what zstd keeps
+_MOST_INDEX_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFile:
+    """A packed file whose head and index were found good.
+
+    block_bytes: of a block before it was packed. number_bytes: of a number, 2; or 1 where bytes are not set apart, and
+    the second frame is empty. names: of the tensors that it holds. raw_bytes, packed_bytes: of all blocks, before and
+    after. table: of the blocks, as in the file. is_named: it was asked for.
+    """
+
+    path: Path
+    model: str
+    block_bytes: int
+    number_bytes: int
+    names: tuple[str, ...]
+    raw_bytes: int
+    packed_bytes: int
+    table: bytes
+    is_named: bool = False
+
+    @property
+    def share(self) -> float:
+        """What packed blocks have of their size."""
+        return self.packed_bytes / max(1, self.raw_bytes)
+
+    def memory_bytes(self, n_readers: int) -> int:
+        """Return what reading from it takes: the table, and for each reader a read, two blocks, and what zstd keeps."""
+        return 2 * len(self.table) + n_readers * (READ_BYTES + 2 * PAGE + 2 * self.block_bytes + WORK_BYTES)
+
+
+def packed_path(model: Path) -> Path:
+    """Return where the packed file of the model at `model` is looked for."""
+    return model.with_name(model.name + SUFFIX)
+
+
+def model_key(gguf: GgufModel, names: Sequence[str]) -> str:
+    """Return the hash that says which model a packed file of the tensors `names` is of. Raises ModelFileError."""
+    known = {tensor.name: tensor for tensor in gguf.tensors}
+    digest = hashlib.blake2b(digest_size=32)
+    try:
+        for number, shard in enumerate(gguf.shards):
+            digest.update(struct.pack("<Q", shard.size_bytes))
+            with shard.path.open("rb", buffering=0) as file:
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+                for start in range(0, shard.data_offset, MIB):
+                    digest.update(os.pread(file.fileno(), min(MIB, shard.data_offset - start), start))
+                for tensor in (known[name] for name in names if name in known and known[name].shard == number):
+                    digest.update(os.pread(file.fileno(), *_middle(tensor)))
+    except OSError as error:
+        raise ModelFileError(f"{gguf.shards[0].path}: cannot be read ({error.strerror})") from error
+    return digest.hexdigest()
+
+
+def _middle(tensor: TensorInfo) -> tuple[int, int]:
+    """Return the length of a page in the middle of `tensor`, and where it begins."""
+    length = min(PAGE, tensor.size_bytes)
+    return length, tensor.offset + (tensor.size_bytes - length) // 2
+
+
+def write_head(index_start: int, index: bytes, table: bytes) -> bytes:
+    """Return what a packed file begins with, whose index, JSON and then table, was written at `index_start`."""
+    digest = hashlib.blake2b(index + table, digest_size=32).digest()
+    return HEAD.pack(MAGIC, VERSION, index_start, len(index), len(table), digest)
+
+
+def write_index(
+    model: str, block_bytes: int, number_bytes: int, names: Sequence[str], raw_bytes: int, packed_bytes: int
+) -> bytes:
+    """Return the JSON of an index."""
+    facts = {
+        "model": model,
+        "block_bytes": block_bytes,
+        "number_bytes": number_bytes,
+        "names": list(names),
+        "raw_bytes": raw_bytes,
+        "packed_bytes": packed_bytes,
+    }
+    return json.dumps(facts).encode()
+
+
+def read_packed(path: Path) -> PackedFile:
+    """Return the packed file at `path`. Raises PackedFileError where it is missing, damaged or of another kind."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD.size)
+            if len(head) < HEAD.size or not head.startswith(MAGIC):
+                raise PackedFileError(f"{path}: is no packed file; make one with edge-run pack")
+            _, version, start, n_index, n_table, digest = HEAD.unpack(head)
+            if version != VERSION:
+                raise PackedFileError(
+                    f"{path}: was packed by another version of edge-run ({version}, known is {VERSION}); make it again "
+                    "with edge-run pack",
+                    found=version,
+                    needed=VERSION,
+                )
+            size = os.fstat(file.fileno()).st_size
+            if n_index + n_table > _MOST_INDEX_BYTES or start + n_index + n_table != size:
+                raise _damaged(path, "its index does not end where the file does")
+            file.seek(start)
+            index, table = file.read(n_index), file.read(n_table)
+    except OSError as error:
+        raise PackedFileError(f"{path}: cannot be read ({error.strerror}); leave it out with --packed off") from error
+    if hashlib.blake2b(index + table, digest_size=32).digest() != digest:
+        raise _damaged(path, "its index is not the one that was written")
+    facts = json.loads(index)
+    names = tuple(facts.pop("names"))
+    return PackedFile(path, names=names, table=table, **facts)
+
+
+def find_packed(gguf: GgufModel, wanted: Path | None) -> PackedFile | None:
+    """Return the packed file of `gguf` at `wanted`, or the one beside the model; None where none is named or there.
+
+    Raises PackedFileError where it is another model's, damaged, or missing though it was named; ModelFileError.
+    """
+    path = wanted or packed_path(gguf.shards[0].path)
+    if wanted is None and not path.exists():
+        return None
+    packed = replace(read_packed(path), is_named=wanted is not None)
+    if packed.model != model_key(gguf, packed.names):
+        raise PackedFileError(
+            f"{path}: was packed from another model than {gguf.shards[0].path}; make it again with edge-run pack, or "
+            "leave it out with --packed off",
+            path=str(path),
+        )
+    return packed
+
+
+def _damaged(path: Path, why: str) -> PackedFileError:
+    return PackedFileError(
+        f"{path}: damaged, {why}; make it again with edge-run pack, or leave it out with --packed off", path=str(path)
+    )
