@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import socket
 import ssl
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 KEEPALIVE_S, CONNECT_S, CONFIRM_S = 20, 5.0, 10.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0
+NICENESS = 5  # of the thread: what is said here has seconds, and threads that compute wait for each other
 MOST_QUEUED = 1000
 
 
@@ -99,6 +101,8 @@ class Channel:
             logger.warning("%s: dropped, %d messages wait already", message.topic, MOST_QUEUED)
 
     def _run(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):  # not on every system
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         asyncio.run(self._main())
 
     async def _main(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from edge_run.base.mesh import Document, JsonValue, Member
 from edge_run.base.mesh_status import MeshLink, MeshMember, MeshStatus
@@ -22,6 +22,7 @@ def look(node: MeshNode, cluster: Cluster, look_s: float = LOOK_S) -> MeshStatus
         epoch, plan = state.plan or (0, {})
         holder = state.lease.holder or ""
         is_current = bool(holder) and epoch == state.lease.epoch
+        members = state.members()
         return MeshStatus(
             cluster=cluster.id,
             broker=node.broker,
@@ -29,10 +30,18 @@ def look(node: MeshNode, cluster: Cluster, look_s: float = LOOK_S) -> MeshStatus
             epoch=state.lease.epoch,
             plan=plan if is_current else {},
             members=tuple(
-                _member(member, holder, plan if is_current else {}, state.loads.get(member.node, {}))
-                for member in state.members()
+                _member(member, holder, plan if is_current else {}, present(state.loads.get(member.node, {}), members))
+                for member in members
             ),
         )
+
+
+def present(load: Document, members: Collection[Member]) -> Document:
+    """Return `load` without the links to devices that are not among `members`: the ways to them are gone too."""
+    nodes, links = {member.node for member in members}, load.get("links")
+    if not isinstance(links, dict):
+        return load
+    return {**load, "links": {node: link for node, link in links.items() if node in nodes}}
 
 
 def _member(member: Member, holder: str, plan: Document, load: Document) -> MeshMember:

@@ -224,8 +224,14 @@ class ProfileStore:
 
 
 def disk_of(profile: DeviceProfile, path: Path) -> DiskProfile | None:
-    """Return the disk of `profile` that holds `path` under the limits of this process, None where it has none."""
-    mount = find_mount(path)
+    """Return the disk of `profile` that holds `path` under the limits of this process.
+
+    None where the profile has none, or `path` cannot be looked at.
+    """
+    try:
+        mount = find_mount(path)
+    except OSError:
+        return None
     return next(
         (
             disk

@@ -7,6 +7,9 @@ and R rounds is at work for max(compute + what reading takes of its cores, (S - 
 
     max( sum of what each is at work + hops,  max over devices of S / D )
 
+The window is what lacks a place, divided by R - 1, where that is less (`partition/turns.py`): then w is all that
+streams of a turn.
+
 Rounds (prima.cpp, Li et al. 2025, "Prioritizing ring assignment") shorten the first term where devices stream, and cost
 hops. What a hop costs is taken to be each device's own: its way to a common switch or access point, so that the order
 in the ring does not matter, the search over counts is exact (dynamic programming under a bound on S / D), and a device
@@ -18,11 +21,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 ROUNDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 READ_CPU_S_PER_BYTE = 8e-11  # what readers take from computing; so that nothing streams that need not
+READ_SHARE = 0.93  # of a drive's speed, which reading for one turn after the other comes to
 _NEVER = math.inf
 
 
@@ -108,41 +113,54 @@ def plan_mesh(units: Sequence[UnitWork], stations: Sequence[Station], among: Seq
 def token_time(units: Sequence[UnitWork], stations: Sequence[Station], owners: Sequence[str]) -> float:
     """Return the seconds that a token takes when `owners` compute the units; infinite where one has no room."""
     works = {station.node: UnitWork(0) for station in stations}
-    ranges = dict.fromkeys(works, 0)
-    for i, (unit, owner) in enumerate(zip(units, owners, strict=True)):
+    for unit, owner in zip(units, owners, strict=True):
         works[owner] = works[owner].plus(unit)
-        ranges[owner] += i == 0 or owners[i - 1] != owner
-    first = stations[0].node
-    ranges[first] -= owners[-1] == first and ranges[first] > 1  # the tail goes on where the next token's head begins
+    turns, first = _turns(owners), stations[0].node
     is_alone = set(owners) == {first}
     at_work = reading = 0.0
     for station in stations:
         if works[station.node].weight_bytes or works[station.node].kept_bytes:
-            rounds = ranges[station.node]
-            streamed = _streamed_bytes(station, works[station.node])
+            rounds = turns[station.node]
+            streamed = _streamed_bytes(station, works[station.node], rounds)
             at_work += _at_work_s(station, works[station.node], streamed, rounds)
             at_work += 0.0 if is_alone else rounds * station.hop_s
             reading = max(reading, _read_s(station, streamed))
     return max(at_work, reading)
 
 
-def _streamed_bytes(station: Station, work: UnitWork) -> float:
+def _turns(owners: Sequence[str]) -> Counter[str]:
+    """Return how often each node has its turn in a token; the tail goes on where the next token's head begins."""
+    turns = Counter(owner for i, owner in enumerate(owners) if i == 0 or owners[i - 1] != owner)
+    turns[owners[0]] -= owners[-1] == owners[0] and turns[owners[0]] > 1
+    return turns
+
+
+def _window_bytes(station: Station, work: UnitWork, rounds: int) -> float:
+    """Return what of a device's memory weights stream through."""
+    lacking = work.weight_bytes - (station.memory_bytes - work.kept_bytes)
+    if rounds < 2 or work.used_bytes not in (None, work.weight_bytes):
+        return station.window_bytes
+    return min(station.window_bytes, max(lacking, 0) / (rounds - 1))
+
+
+def _streamed_bytes(station: Station, work: UnitWork, rounds: int) -> float:
     """Return the bytes that are read for every token; infinite where there is no room to do so."""
     if station.most_weight_bytes is not None and work.weight_bytes > station.most_weight_bytes:
         return _NEVER
     room = station.memory_bytes - work.kept_bytes
     if work.weight_bytes <= room:
         return 0.0
-    pinned = room - station.window_bytes
-    return work.token_bytes * (1 - pinned / work.weight_bytes) if pinned >= 0 else _NEVER
+    if room < station.window_bytes:
+        return _NEVER
+    return work.token_bytes * (1 - (room - _window_bytes(station, work, rounds)) / work.weight_bytes)
 
 
 def _read_s(station: Station, streamed_bytes: float) -> float:
-    return streamed_bytes / station.disk_bytes_per_s if streamed_bytes else 0.0
+    return streamed_bytes / (READ_SHARE * station.disk_bytes_per_s) if streamed_bytes else 0.0
 
 
 def _at_work_s(station: Station, work: UnitWork, streamed_bytes: float, rounds: int) -> float:
-    behind = _read_s(station, max(0.0, streamed_bytes - rounds * station.window_bytes))
+    behind = _read_s(station, max(0.0, streamed_bytes - rounds * _window_bytes(station, work, rounds)))
     reading = streamed_bytes * READ_CPU_S_PER_BYTE if streamed_bytes else 0.0
     return max(work.token_bytes / station.compute_bytes_per_s + reading, behind)
 
@@ -171,12 +189,12 @@ def _plan_rounds(units: Sequence[UnitWork], stations: Sequence[Station], rounds:
 def _made(
     units: Sequence[UnitWork], stations: Sequence[Station], owners: Sequence[str], token_s: float, rounds: int = 1
 ) -> MeshPlan:
-    read_bytes = {}
+    read_bytes, turns = {}, _turns(owners)
     for station in stations:
         own = [unit for unit, owner in zip(units, owners, strict=True) if owner == station.node]
         if own:
             work = _together(own)
-            streamed = _streamed_bytes(station, work)
+            streamed = _streamed_bytes(station, work, turns[station.node])
             read_bytes[station.node] = math.ceil(streamed) if streamed < _NEVER else work.weight_bytes
     return MeshPlan(tuple(owners), rounds, token_s, read_bytes)
 
@@ -220,8 +238,8 @@ def _costs(work: UnitWork, station: Station, count: int, rounds: int, is_first: 
     """Return the seconds at work, hops included, and of reading, with `count` blocks, `work` in all."""
     if not count and not is_first:
         return 0.0, 0.0
-    taken = min(rounds, max(count, int(is_first)))
-    streamed = _streamed_bytes(station, work)
+    taken = min(rounds, count) + (is_first and count < rounds)  # the head and the tail may be a turn of their own
+    streamed = _streamed_bytes(station, work, taken)
     return _at_work_s(station, work, streamed, taken) + taken * station.hop_s, _read_s(station, streamed)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 from edge_run.base.errors import BudgetError
@@ -24,7 +24,9 @@ MOST_RUNS = 512  # longer reads cost less CPU; and each run is a mapping, of whi
 class ResidencyPlan:
     """pinned: chunks that stay. streamed: those that come and go, in order of use. n_frames: what they share.
 
-    streamed_uses: reads of streamed chunks in a pass. minimum_chunks: the least that could work.
+    streamed_uses: reads of streamed chunks in a pass. minimum_chunks: the least that could work. guests: streamed
+    chunks that stay too while memory is lent for them; streamed_uses is then for passes in which they do. by_turns:
+    what streams of each turn fits the frames, if the guests stay.
     """
 
     pinned: tuple[int, ...]
@@ -32,6 +34,8 @@ class ResidencyPlan:
     n_frames: int
     streamed_uses: int
     minimum_chunks: int
+    guests: tuple[int, ...] = ()
+    by_turns: bool = False
 
 
 def plan_residency(
@@ -78,6 +82,18 @@ def plan_residency(
     return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, len(fixed) + largest)
 
 
+def with_guests(plan: ResidencyPlan, stretches: Sequence[Sequence[int]], most_guests: int) -> ResidencyPlan:
+    """Return `plan` with at most `most_guests` of its streamed chunks as guests, spread evenly over the pass."""
+    if not most_guests:
+        return plan
+    guests = spread_evenly(plan.streamed, min(most_guests, len(plan.streamed)))
+    left = frozenset(plan.streamed).difference(guests)
+    taken = _taken(stretches)
+    largest = max((len(left.intersection(stretch)) for stretch in stretches), default=0)
+    n_reads = _count_reads(taken, left, Counter(chain.from_iterable(taken)), plan.n_frames - largest)
+    return replace(plan, guests=tuple(guests), streamed_uses=n_reads)
+
+
 def _taken(stretches: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return what each stretch needs and the one before did not hold, in order."""
     taken = []
@@ -111,6 +127,11 @@ def _choose_streamed(movable: Sequence[int], uses: Counter[int], count: int, run
     more = [chunk for chunk in movable if uses[chunk] > 1]
     chosen = frozenset(once + _spread(more, count - len(once), run))
     return [chunk for chunk in movable if chunk in chosen]
+
+
+def spread_evenly(chunks: Sequence[int], count: int) -> list[int]:
+    """Return `count` of `chunks`, in order, spread evenly over them, neighbours together where there are very many."""
+    return _spread(chunks, count, -(-len(chunks) // MOST_RUNS)) if count else []
 
 
 def _spread(chunks: Sequence[int], count: int, run: int) -> list[int]:

@@ -5,6 +5,7 @@ A dense pass reads its weights in an order that is known beforehand; what to bri
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -25,6 +26,30 @@ class Stretch:
     needs: tuple[int, ...]
     acquire: tuple[int, ...]
     release: tuple[int, ...]
+
+
+def join_turns(stretches: Sequence[Stretch], borders: Collection[int]) -> list[Stretch]:
+    """Return `stretches` joined to one for each turn: what is computed between two of `borders`.
+
+    What a turn acquires is in the order of the stretches, as their chunks will be used.
+    """
+    starts = sorted(borders)
+    turns: dict[int, list[Stretch]] = {}
+    for stretch in stretches:
+        turns.setdefault(bisect_right(starts, stretch.first), []).append(stretch)
+    orders = [list(dict.fromkeys(c for part in parts for c in part.needs)) for parts in turns.values()]
+    befores: list[list[int]] = [[], *orders[:-1]]
+    afters: list[list[int]] = [*orders[1:], []]
+    return [
+        Stretch(
+            parts[0].first,
+            parts[-1].last,
+            tuple(order),
+            tuple(chunk for chunk in order if chunk not in before),
+            tuple(chunk for chunk in order if chunk not in after),
+        )
+        for parts, order, before, after in zip(turns.values(), orders, befores, afters, strict=True)
+    ]
 
 
 def schedule_pass(

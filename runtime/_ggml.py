@@ -31,7 +31,7 @@ logger = logging.getLogger("edge_run.llama")
 
 _LOG_LEVEL_DEBUG = 1
 FLAG_COMPUTE = 16
-USAGE_WEIGHTS = 1
+USAGE_WEIGHTS, USAGE_COMPUTE = 1, 2
 I32 = 26
 LOAD_MODE_NONE, LOAD_MODE_MMAP = 0, 1
 _OVERRIDE_INTEGER, _OVERRIDE_TEXT = 0, 3
@@ -89,6 +89,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_blck_size": (ctypes.c_int64, [ctypes.c_int]),
     "ggml_backend_buffer_get_usage": (ctypes.c_int, [ctypes.c_void_p]),
     "ggml_backend_buffer_get_base": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "ggml_backend_buffer_get_size": (ctypes.c_size_t, [ctypes.c_void_p]),
     "ggml_backend_buffer_get_type": (ctypes.c_void_p, [ctypes.c_void_p]),
     "ggml_backend_buffer_is_host": (ctypes.c_bool, [ctypes.c_void_p]),
     "ggml_backend_buft_alloc_buffer": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t]),
@@ -186,6 +187,14 @@ def is_weight(address: int) -> bool:
     """Return whether the tensor at `address` lies in a buffer of weights."""
     buffer = tensor_at(address).buffer
     return bool(buffer) and functions().ggml_backend_buffer_get_usage(buffer) == USAGE_WEIGHTS
+
+
+def compute_buffer(address: int) -> tuple[int, int] | None:
+    """Return address and bytes of the buffer that llama.cpp computes in, if the tensor at `address` lies there."""
+    buffer, ggml = tensor_at(address).buffer, functions()
+    if not buffer or ggml.ggml_backend_buffer_get_usage(buffer) != USAGE_COMPUTE or not is_on_host(address):
+        return None
+    return ggml.ggml_backend_buffer_get_base(buffer), ggml.ggml_backend_buffer_get_size(buffer)
 
 
 def set_compute_flag(address: int, is_computed: bool) -> None:

@@ -24,6 +24,7 @@ from edge_run.runtime.flow import Flow
 from edge_run.runtime.flow_observer import FlowObserver
 from edge_run.runtime.graph import GraphMap, Node
 from edge_run.runtime.observer import Observer
+from edge_run.runtime.scratch import Scratch
 
 Step = Callable[[int], None]
 
@@ -120,14 +121,16 @@ class Driver:
     """The callback of one llama.cpp context. One pass at a time; `cancel` may come from any thread.
 
     stop: is up while the pass in progress is to end: llama.cpp looks at it after each node that it computes.
-    is_partial: of its programs' graphs only some nodes are to be computed. Then a graph that is not the one expected is
-    refused with GraphChanged.
+    before_pass: runs before each pass, and may raise; nothing is computed then.
+    scratch: what the pass in progress computes in, or the last one did. is_partial: of its programs' graphs only some
+    nodes are to be computed. Then a graph that is not the one expected is refused with GraphChanged.
     """
 
     def __init__(self) -> None:
         self.features: list[Feature] = []
         self.programs: dict[PassShape, Program] = {}
         self.is_partial = False
+        self.before_pass: Callable[[PassShape], None] = lambda shape: None
         self.stop = ggml.StopFlag()
         self._flow: FlowObserver | None = None
         self._observer = Observer()
@@ -137,6 +140,7 @@ class Driver:
         self._pending: list[Feature] = []
         self._failure: BaseException | None = None
         self._is_mapping = self._must_restore = self._is_cancelled = False
+        self.scratch = Scratch()
 
     @property
     def share_done(self) -> float:
@@ -163,6 +167,8 @@ class Driver:
         try:
             if not is_asking:
                 return self._told(address)
+            if not self.scratch.size_bytes:
+                self.scratch.note(address)
             if self._failure is not None or self._is_mapping:
                 return self._skip(address)
             return self._ask(address)
@@ -174,6 +180,7 @@ class Driver:
     def mapping(self) -> Iterator[None]:
         """Passes in this block compute nothing; `take_map` then returns the graph."""
         self._is_mapping, self._seen = True, []
+        self.scratch.forget()
         self.stop.set(False)
         self._flow = FlowObserver() if self.is_partial else None
         try:
@@ -196,6 +203,8 @@ class Driver:
     @contextlib.contextmanager
     def running(self, shape: PassShape) -> Iterator[None]:
         """Run one pass of the given shape in this block; raise what went wrong in the callback at its end."""
+        self.before_pass(shape)
+        self.scratch.forget()
         is_guessed = shape not in self.programs
         self._program = self._guess(shape) if is_guessed else self.programs[shape]
         self._cursor, self._seen, self._failure = 0, None, None

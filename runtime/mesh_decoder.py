@@ -25,7 +25,6 @@ from edge_run.runtime.mesh_failover import (
     Appeared,
     Better,
     Deposed,
-    Event,
     Gone,
     Phase,
 )
@@ -148,19 +147,19 @@ class MeshDecoder(MeshRun):
         """Hear who came and who went; between conversations, a new device is given its part."""
         if self._failover.phase is not Phase.RUNNING:  # it was broken off, by Ctrl-C or an error
             self._drive(self._failover.start())
-        gone: list[Event] = []
         heard, self._heard = [*self._heard, *self._mesh.wait(timeout_s=0.0)], []
         for event in heard:
             if isinstance(event, Joined):
-                self._names[event.member.node] = event.member.name
+                self._members[event.member.node] = event.member
                 if is_worker(event.member):
                     self._failover.handle(Appeared(event.member.node))
-            elif isinstance(event, Lost):
-                gone.append(Gone(event.node, event.why))
+            elif isinstance(event, Lost):  # in their order: who was started anew is lost first, and then there
+                self._drive(self._failover.handle(Gone(event.node, event.why)))
             elif isinstance(event, Unled) and event.epoch >= self._lease:
-                gone.append(Deposed(LED_BY_ANOTHER))
-        for loss in gone:
-            self._drive(self._failover.handle(loss))
+                self._drive(self._failover.handle(Deposed(LED_BY_ANOTHER)))
+        for member in self._mesh.members():
+            if is_worker(member) and self._boots.get(member.node, member.boot) != member.boot:
+                self._failover.handle(Appeared(member.node))  # in another life than that which was asked, and lost
         if self._failover.wants_more and not len(self._log):
             self._drive(self._failover.handle(Better("a device joined")))
         elif why := self._rates.why_replan(self._spread, self._log.tokens):

@@ -14,6 +14,7 @@ from edge_run.runtime.mesh_decoder import MeshDecoder
 from edge_run.runtime.mesh_spread import Spread
 from edge_run.runtime.piece_exchange import PieceExchange
 from edge_run.runtime.slice_engine import SliceEngine
+from edge_run.runtime.terms import RESERVE_BYTES
 from edge_run.tiers.territory import CHUNK_BYTES
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 class MeshEngine(SliceEngine):
     """An open model on several devices. is_own: the mesh is closed with it."""
+
+    least_reserve_bytes = RESERVE_BYTES  # it makes the text
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from edge_run.base.errors import (
     NotSupported,
     ProtocolError,
 )
-from edge_run.base.mesh import Lost, Mesh, MeshEvent, Unled, is_worker
+from edge_run.base.mesh import Lost, Mesh, MeshEvent, Unled, is_worker, names_apart
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.runtime.decoder import LocalDecoder
 from edge_run.runtime.driver import GraphChanged, PassShape
@@ -81,8 +81,9 @@ class MeshRun:
         self._before = self._pace = Pace()
         self._learned: set[PassShape] = set()
         self._heard: list[MeshEvent] = []
+        self._boots: dict[str, str] = {}  # the lives of devices that were asked
         members = mesh.members()
-        self._names = {member.node: member.name for member in members}
+        self._members = {member.node: member for member in members}
         self._failover = Failover(mesh.node, [member.node for member in members if is_worker(member)])
         self._drive(self._failover.start())
 
@@ -119,10 +120,13 @@ class MeshRun:
     def _check(self) -> None:
         """While a state is waited for: was the pass stopped, is a device of the plan gone, does another lead?"""
         self._engine.check_cancelled()
-        for event in self._mesh.wait(timeout_s=0.0):
+        events = self._mesh.wait(timeout_s=0.0)
+        for i, event in enumerate(events):
             if isinstance(event, Lost) and event.node in self._others:
+                self._heard += events[i + 1 :]  # whoever was started anew is there again
                 raise DeviceLost(event.why, node=event.node)
             if isinstance(event, Unled) and event.epoch >= self._lease:
+                self._heard += events[i + 1 :]
                 raise LeaseLost(LED_BY_ANOTHER)
             self._heard.append(event)
 
@@ -189,6 +193,7 @@ class MeshRun:
             elif isinstance(instruction, Lead):
                 return self._lead()
             elif isinstance(instruction, MakePlan):
+                self._boots |= {m.node: m.boot for m in self._mesh.members() if m.node in instruction.candidates}
                 self._spread.prepare(instruction.candidates)
                 midway = (PAYS_BACK_TOKENS,) if self._log.tokens else ()
                 return Planned(self._spread.make_plan(*midway).nodes)
@@ -256,6 +261,6 @@ class MeshRun:
 
     def _named(self, text: str) -> str:
         """Return `text` with devices called what people call them."""
-        for node, name in self._names.items():
+        for node, name in names_apart(self._members.values()).items():
             text = text.replace(node, name)
         return text

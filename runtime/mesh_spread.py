@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError, ProtocolError
-from edge_run.base.mesh import Document, JsonValue, Mesh
+from edge_run.base.mesh import Document, JsonValue, Mesh, names_apart
 from edge_run.base.results import MeshNode
 from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
 from edge_run.partition.mesh_ring import plan_ring
@@ -213,7 +213,7 @@ class Spread:
         """Return who computes what."""
         if self.plan is None:
             return ()
-        names = {member.node: member.name for member in self._mesh.members()}
+        names = names_apart(self._mesh.members())
         units = self._engine.layout.units
         return tuple(
             MeshNode(

@@ -84,8 +84,8 @@ def layout_hash(layout: Layout) -> str:
 
 
 def room_bytes(engine: SliceEngine) -> int:
-    """Return what weights, keys and values may take in `engine`'s budget."""
-    besides = engine.holdings.total_bytes - engine.holdings.kv_bytes
+    """Return what weights, keys and values may take in `engine`'s budget while passes are of one token."""
+    besides = engine.holdings.total_bytes - engine.holdings.kv_bytes - engine.lendable_bytes
     return max(0, engine.budget_bytes - with_page_tables(besides) - engine.budget_bytes // 512)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from edge_run.base.results import Plan, PlanItem
 from edge_run.base.units import MIB, round_up
-from edge_run.partition.plan import ResidencyPlan, plan_residency
+from edge_run.partition.plan import ResidencyPlan, plan_residency, with_guests
+from edge_run.partition.turns import plan_turns
 from edge_run.runtime.budget_causes import cause_named
 from edge_run.runtime.graph import GraphMap
 from edge_run.runtime.terms import Terms
@@ -81,14 +82,25 @@ def plan_resident(terms: Terms, territory: Territory, chunks: Collection[int]) -
 
 
 def plan_streamed(
-    terms: Terms, territory: Territory, stretches: Sequence[Sequence[int]], ranges: Sequence[RowRange]
+    terms: Terms,
+    territory: Territory,
+    stretches: Sequence[Sequence[int]],
+    ranges: Sequence[RowRange],
+    turns: Sequence[Sequence[int]] = (),
 ) -> tuple[Plan, ResidencyPlan]:
-    """Return the plan of a model that does not fit, and which chunks stay. Raises BudgetError below the minimum."""
+    """Return the plan of a model that does not fit, and which chunks stay. Raises BudgetError below the minimum.
+
+    turns: the chunks of each turn, where other devices compute in between.
+    """
     holdings, rows = terms.holdings, sum(r.budget_bytes for r in ranges)
     other = with_page_tables(holdings.total_bytes + rows)
     chunk_bytes = with_page_tables(territory.chunk_bytes)
     with cause_named(terms):
         residency = plan_residency(stretches, territory.ragged, chunk_bytes, terms.budget_bytes - other, other)
+    if residency.n_frames:
+        n_guests = terms.lent_bytes // chunk_bytes
+        in_turns = plan_turns(residency, turns, territory.ragged, n_guests)
+        residency = in_turns or with_guests(residency, stretches, n_guests)
     pinned = territory.total_bytes(residency.pinned)
     window = residency.n_frames * territory.chunk_bytes
     plan = make_plan(
@@ -99,6 +111,7 @@ def plan_streamed(
         window_bytes=window,
         streamed_bytes_per_pass=residency.streamed_uses * territory.chunk_bytes,
         readers=terms.readers,
+        lent_bytes=len(residency.guests) * territory.chunk_bytes,
         items=(
             *items_besides_weights(terms, rows, pinned + window),
             PlanItem("pinned", pinned, "weights that never leave: each saves its size of reading per token"),

@@ -21,11 +21,13 @@ from edge_run.runtime.engine import Engine
 from edge_run.runtime.expert_streaming import ExpertStreaming
 from edge_run.runtime.graph import GraphMap
 from edge_run.runtime.layout import Layout, lay_out
+from edge_run.runtime.lending import Lending, lendable_bytes
 from edge_run.runtime.planning import make_plan
 from edge_run.runtime.slice import Share, Slice, Wire, own_part
 from edge_run.runtime.slice_pieces import pieces_read
+from edge_run.runtime.streaming import WeightStreaming
 from edge_run.runtime.streams import WeightMemory, open_streams
-from edge_run.runtime.terms import Holdings
+from edge_run.runtime.terms import RESERVE_BYTES, WORKER_RESERVE_BYTES, Holdings, used_experts
 from edge_run.tiers import _libc
 from edge_run.tiers.partial import PartialModel, PartialSource
 from edge_run.tiers.pieces import Pieces
@@ -40,6 +42,7 @@ class SliceEngine(Engine):
     may_be_whole = False
     may_be_packed = False
     may_offload = False
+    least_reserve_bytes = WORKER_RESERVE_BYTES
 
     def __init__(
         self, path: Path, config: ModelConfig, chunk_bytes: int = CHUNK_BYTES, partial: PartialModel | None = None
@@ -53,6 +56,8 @@ class SliceEngine(Engine):
         self._share: tuple[Share, Wire] | None = None
         self._assigned = contextlib.ExitStack()
         self._past_reads, self._past_wait_s = ReadTotals(), 0.0
+        self._lendable_bytes = 0
+        self._lending: Lending | None = None
         super().__init__(path, config, chunk_bytes)
 
     @property
@@ -64,6 +69,11 @@ class SliceEngine(Engine):
     def holdings(self) -> Holdings:
         """What the process held when the model was open, and nothing was assigned."""
         return self._holdings
+
+    @property
+    def lendable_bytes(self) -> int:
+        """Of the buffers, what passes of one token leave to weights."""
+        return self._lendable_bytes
 
     @property
     def chunk_bytes(self) -> int:
@@ -117,7 +127,7 @@ class SliceEngine(Engine):
         self.release()
         graph, layout = self._maps[PassShape(1, 1)]
         kept_bytes = self._drop_foreign(share)
-        terms = self._terms(replace(self._holdings, kv_bytes=kept_bytes))
+        terms = replace(self._terms(replace(self._holdings, kv_bytes=kept_bytes)), lent_bytes=self._lendable_bytes)
         readers = self._readers = Readers(self.config.readers)
         self._assigned.callback(readers.close)
         memory = WeightMemory(self._territory, self._sources, readers, self._chunk_bytes)
@@ -128,10 +138,10 @@ class SliceEngine(Engine):
             )
             for stream in self._streams:
                 stream.check = self._driver.check_cancelled
+            self._lending = self._lend(self.plan)
             self._slice = Slice(share, wire, layout)
             self._driver.features[:] = [self._slice, *self._streams]
-            for shape in self._maps:
-                self._compile(shape)
+            self._compile_all()
         except BaseException:
             self.release()
             raise
@@ -153,7 +163,7 @@ class SliceEngine(Engine):
         """Give up all weights and all that was decoded. Idempotent."""
         self._remember_experts()
         self._past_reads, self._past_wait_s = self.read_totals, self.wait_s
-        self._streams, self._share, self._readers = (), None, None
+        self._streams, self._share, self._readers, self._lending = (), None, None, None
         self._driver.features.clear()
         self._driver.programs.clear()
         self._assigned.close()
@@ -163,6 +173,8 @@ class SliceEngine(Engine):
 
     def learn(self, shape: PassShape) -> None:
         """Map the graph of passes of `shape`, which is not yet known; nothing is kept of what was decoded."""
+        if self._lending:
+            self._lending.take_back()
         self.decoder.clear()
         # Of another shape first: llama.cpp uses its last graph again, and a pass that failed has cleared flags in it.
         self.decoder.map_graph(PassShape(2 if shape.tokens == 1 else 1, 1))
@@ -191,9 +203,35 @@ class SliceEngine(Engine):
         self._stack.callback(self._assigned.close)
         self._holdings = holdings
         self._make_decoder(self._begin)
-        self._driver.is_partial = True
+        self._driver.is_partial, self._driver.before_pass = True, self._before_pass
         self._map(PassShape(1, 1))
+        self._holdings = replace(holdings, reserve_bytes=self._reserve())
+        self._lendable_bytes = self._lendable()
         return make_plan(self._terms(holdings), mode="streamed", items=holdings.items())
+
+    def _before_pass(self, shape: PassShape) -> None:
+        if self._lending:
+            self._lending.before_pass(shape.tokens)
+
+    def _reserve(self) -> int:
+        """Return what to keep for later: besides the least, for states on their way, in and out, twice each."""
+        state_bytes = max(unit.entry_bytes for unit in self.layout.units)
+        return min(RESERVE_BYTES, self.least_reserve_bytes + 4 * self.width * state_bytes)
+
+    def _lendable(self) -> int:
+        """Return what of llama.cpp's buffer weights may have; nothing where narrow passes are not the rule."""
+        config = self.config
+        is_narrow = config.sequences == 1 and not config.exact and used_experts(self.gguf) == 1
+        return lendable_bytes(self._driver.scratch, self.layout.flow) if is_narrow else 0
+
+    def _lend(self, plan: Plan) -> Lending | None:
+        """Return what lends memory to the weights that stream under `plan`."""
+        stream = self._streams[0]
+        if not plan.lent_bytes or isinstance(stream, ExpertStreaming) or stream.weights is None:
+            return None
+        lending = Lending(self._driver.scratch, stream.weights, stream.guests, plan.lent_bytes)
+        lending.check, lending.on_end = self._driver.check_cancelled, self._compile_all
+        return lending
 
     def _map(self, shape: PassShape) -> None:
         graph = self.decoder.map_graph(shape)
@@ -204,10 +242,22 @@ class SliceEngine(Engine):
             )
         self._maps[shape] = graph, layout
 
-    def _compile(self, shape: PassShape) -> None:
+    def _compile_all(self) -> None:
+        for shape in self._maps:
+            self._compile(shape)
+        wide = PassShape(2, 1)
+        if wide not in self._maps:  # from which wide shapes that are not known are guessed: they take no turns
+            self._compile(wide, like=PassShape(1, 1))
+
+    def _compile(self, shape: PassShape, like: PassShape | None = None) -> None:
+        """Make the program of `shape`, which has its own graph, or that of `like`."""
         assert self._share is not None
-        graph, self._slice.layout = self._maps[shape]
+        graph, self._slice.layout = self._maps[like or shape]
         own = own_part(graph, self._slice.layout, self._share[0])
+        is_lent = shape.tokens == 1 and not (self._lending and self._lending.is_over)
+        for stream in self._streams:
+            if isinstance(stream, WeightStreaming):
+                stream.takes_turns = stream.may_take_turns and is_lent
         self._driver.programs[shape] = compile_program(own, self._driver.features)
 
     def _drop_foreign(self, share: Share) -> int:

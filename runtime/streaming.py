@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from edge_run.prefetch.schedule import Stretch
+from edge_run.prefetch.schedule import Stretch, join_turns
 from edge_run.runtime.driver import Step, Steps
 from edge_run.runtime.graph import GraphMap, Node, WeightRead
 from edge_run.runtime.observer import looked_up_rows
@@ -17,7 +17,9 @@ from edge_run.tiers.weights import Weights
 class WeightStreaming:
     """The feature. `tables` and `weights` are set once they are planned; the chunks inside a table are never streamed.
 
-    check runs while a pass waits for weights and may raise to stop it. wait_s counts those waits.
+    check runs while a pass waits for weights and may raise to stop it. wait_s counts those waits. guests: chunks that
+    stay while there is memory lent for them. may_take_turns: passes in which they do may hold all that a turn needs for
+    as long as it lasts; takes_turns: those of the graph that is registered next do.
     """
 
     def __init__(self, territory: Territory) -> None:
@@ -26,6 +28,8 @@ class WeightStreaming:
         self._cut: tuple[GraphMap, list[Stretch]] | None = None
         self.tables: Sequence[RowTable] = ()
         self.weights: Weights | None = None
+        self.guests: Sequence[int] = ()
+        self.may_take_turns = self.takes_turns = False
         self.check: Callable[[], None] = lambda: None
         self.wait_s = 0.0
 
@@ -35,10 +39,14 @@ class WeightStreaming:
             self._cut = graph, cut_into_stretches(graph, self._chunks_of)
         return self._cut[1]
 
+    def turns(self, graph: GraphMap) -> list[Stretch]:
+        """Return the stretches of `graph` joined between its borders."""
+        return join_turns(self.stretches(graph), [i for i, node in enumerate(graph) if node.is_border])
+
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Acquire before each stretch, release after it; fetch rows where rows are looked up."""
         self._register_fetches(graph, steps)
-        for stretch in self.stretches(graph):
+        for stretch in self.turns(graph) if self.takes_turns else self.stretches(graph):
             steps.add_before(stretch.first, self._acquire_step(stretch.acquire))
             steps.add_after(stretch.last, self._release_step(stretch.release))
 

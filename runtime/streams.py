@@ -75,12 +75,16 @@ def _in_order(
     ranges = row_ranges(graph, territory, terms.micro_batch_tokens)
     streaming.tables = memory.tables(ranges)
     stretches = streaming.stretches(graph)
-    plan, residency = plan_streamed(terms, territory, [stretch.needs for stretch in stretches], ranges)
+    turns = [turn.needs for turn in streaming.turns(graph)]
+    if len(turns) > 2 and graph[0].is_computed:  # with the head, and so the tail: the two follow each other
+        turns = [(*turns[0], *turns.pop()), *turns[1:]]
+    plan, residency = plan_streamed(terms, territory, [stretch.needs for stretch in stretches], ranges, turns)
     if not residency.n_frames:  # nothing ever leaves, so no pass need stop for it
         tables, streaming = streaming.tables, PinnedWeights(territory)
         streaming.tables = tables
     grant(plan)
     order = [chunk for stretch in stretches for chunk in stretch.acquire]
+    streaming.guests, streaming.may_take_turns = residency.guests, residency.by_turns
     states = Residency(territory.n_chunks, order, residency.pinned, residency.n_frames)
     streaming.weights = Weights(territory, memory.sources, memory.readers, states)
     streaming.weights.start()

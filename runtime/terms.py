@@ -10,12 +10,15 @@ from edge_run.base.units import MIB
 from edge_run.devices.memory import ProcessMemory, process_memory
 from edge_run.runtime.routing import Experience
 from edge_run.tiers.gguf import GgufModel
+from edge_run.tiers.gguf_header import TensorInfo
 from edge_run.tiers.packed_file import PackedFile
 
 if TYPE_CHECKING:
     from edge_run.runtime.llama_model import LlamaContext
 
 RESERVE_BYTES = 32 * MIB
+WORKER_RESERVE_BYTES = 12 * MIB  # of a device that computes layers for others, and makes no text
+_WHOLE_NUMBERS = frozenset((0, 1, 30))  # f32, f16, bf16: of such weights the inputs stay, or get 2 bytes a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Holdings:
     draft_bytes: int = 0
     upload_bytes: int = 0
     gpu_bytes: int = 0
+    reserve_bytes: int = RESERVE_BYTES
 
     @classmethod
     def now(cls) -> Holdings:
@@ -70,7 +74,7 @@ class Holdings:
             PlanItem("kv", self.kv_bytes, "the context's keys and values"),
             PlanItem("buffers", self.buffer_bytes, "llama.cpp's compute and output buffers, as it reports them"),
             PlanItem("work", self.work_bytes, "inputs of matrix multiplications, converted for the kernels"),
-            PlanItem("reserve", RESERVE_BYTES, "for what is allocated later: text, samplers, thread stacks"),
+            PlanItem("reserve", self.reserve_bytes, "for what is allocated later: text, samplers, thread stacks"),
         )
 
 
@@ -80,7 +84,7 @@ class Terms:
 
     experience: what is known of how a mixture's experts are chosen and best read. expert_policy and
     expert_prefetch: as in `ModelConfig`. gpu: what lies on a GPU, and is not placed any more. packed: the
-    experts again, compressed.
+    experts again, compressed. lent_bytes: of the buffers, what passes of one token leave to weights.
     """
 
     gguf: GgufModel
@@ -94,6 +98,7 @@ class Terms:
     expert_prefetch: str = "auto"
     gpu: GpuPlan | None = None
     packed: PackedFile | None = None
+    lent_bytes: int = 0
 
     @property
     def packed_bytes(self) -> int:
@@ -102,10 +107,18 @@ class Terms:
 
 
 def work_bytes(gguf: GgufModel, micro_batch_tokens: int) -> int:
-    """Return what ggml allocates to convert the widest input of a matrix multiplication, at 2 bytes a number."""
+    """Return what ggml allocates to convert the widest input of a matrix multiplication.
+
+    For quantised weights blocks of 8 bits a number, of which those with the most besides (Q8_K) take 1.14 bytes.
+    """
     experts = used_experts(gguf)
-    widths = (t.shape[0] * (experts if len(t.shape) > 2 else 1) for t in gguf.tensors if len(t.shape) > 1)
-    return 2 * micro_batch_tokens * max(widths, default=0)
+
+    def row_bytes(tensor: TensorInfo) -> int:
+        if len(tensor.shape) > 2:
+            return 2 * tensor.shape[0] * experts
+        return 2 * tensor.shape[0] if tensor.type_id in _WHOLE_NUMBERS else -(-tensor.shape[0] * 8 // 7)
+
+    return micro_batch_tokens * max((row_bytes(t) for t in gguf.tensors if len(t.shape) > 1), default=0)
 
 
 def used_experts(gguf: GgufModel) -> int:

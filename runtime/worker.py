@@ -127,7 +127,8 @@ class Worker:
         if not isinstance(settings, dict):
             raise ProtocolError("an order to open a model names no settings; the devices have different versions")
         self._end_run()
-        if self._opened != (asked.model, settings) or self._engine is None:
+        is_there = self._engine is not None and all(shard.path.exists() for shard in self._engine.gguf.shards)
+        if self._opened != (asked.model, settings) or not is_there or self._engine is None:
             self._close_engine()
             path, partial = self._files.open(coordinator, asked)
             self._engine = SliceEngine(path, config_from(settings, self._config), self._chunk_bytes, partial)

@@ -19,7 +19,7 @@ class Hub:
     def __init__(self) -> None:
         self.members: dict[str, FakeMesh] = {}
         self.gone: set[str] = set()
-        self.epochs = itertools.count(1)
+        self.epochs, self.boots = itertools.count(1), itertools.count(1)
         self.lock = threading.Lock()
         self.on_send: Callable[[str, str, Document], None] = lambda source, target, header: None
         self.can_lead = True
@@ -58,7 +58,7 @@ class FakeMesh:
         self.events: queue.Queue[MeshEvent] = queue.Queue()
         self.handler: Handler | None = None
         self.capabilities: Document = {}
-        self.epoch = 0
+        self.epoch, self.boot = 0, f"boot {next(hub.boots)}"
         self.orders = threading.Lock()
         self.plans: list[tuple[int, Document]] = []
         self.talked: set[str] = set()
@@ -70,7 +70,7 @@ class FakeMesh:
 
     @property
     def member(self) -> Member:
-        return Member(self.node, f"name of {self.node}", "boot", self.capabilities)
+        return Member(self.node, f"name of {self.node}", self.boot, self.capabilities)
 
     def members(self) -> tuple[Member, ...]:
         alive = (m.member for n, m in sorted(self.hub.members.items()) if n not in self.hub.gone)

@@ -3,7 +3,9 @@
     python slices.py MODEL.gguf --owners 3,1 [--prefill 70] [--decode 6] [--streams]
 
 Run as a child process: a read of weights that are not resident ends it. Prints one JSON line. --streams: each engine
-has the fewest frames that can work.
+has the fewest frames that can work. --lends: and what passes of one token leave of the buffers is lent to weights,
+however little it is, while prompts and single tokens alternate. --turns: that too, and each engine has room for most of
+its share, so that it holds what streams of a turn for all of it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import contextlib
 import json
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled
 from edge_run.base.protocols import BatchToken
 from edge_run.base.units import KIB
+from edge_run.partition.plan import ResidencyPlan
+from edge_run.runtime import lending, planning
 from edge_run.runtime.driver import GraphChanged, PassShape
 from edge_run.runtime.engine import Engine
 from edge_run.runtime.slice import Share
@@ -108,6 +112,48 @@ def batches_of(tokens: Sequence[int], prefill: int, width: int) -> list[list[Bat
     return [[BatchToken(tokens[i], i, 0, i == part[-1]) for i in part] for part in parts]
 
 
+def alternating(tokens: Sequence[int], prefill: int, width: int) -> list[list[BatchToken]]:
+    """Return batches of a prompt in parts, with two single tokens after each, and of single tokens after it."""
+    batches, position = [], 0
+    while position < len(tokens):
+        sizes = (width, 1, 1) if position + width <= prefill else (1,)
+        for size in sizes:
+            part = range(position, min(position + size, len(tokens)))
+            batches.append([BatchToken(tokens[i], i, 0, i == part[-1]) for i in part])
+            position += size
+    return [batch for batch in batches if batch]
+
+
+@contextlib.contextmanager
+def room_for_most() -> Iterator[None]:
+    """Let plans in this block lack a little room, whatever the budget."""
+    real = planning.plan_residency
+
+    def plan(
+        stretches: Sequence[Sequence[int]], must_pin: frozenset[int], chunk_bytes: int, available: int, other: int
+    ) -> ResidencyPlan:
+        n_chunks = len({chunk for stretch in stretches for chunk in stretch})
+        places = max(n_chunks - 64, real(stretches, must_pin, chunk_bytes, available, other).minimum_chunks)
+        return real(stretches, must_pin, chunk_bytes, places * chunk_bytes, other)
+
+    planning.plan_residency = plan
+    try:
+        yield
+    finally:
+        planning.plan_residency = real
+
+
+@contextlib.contextmanager
+def least_lent() -> Iterator[None]:
+    """Let memory be lent in this block however little it is."""
+    real = lending.LEAST_LENT_BYTES, lending.MARGIN_BYTES
+    lending.LEAST_LENT_BYTES, lending.MARGIN_BYTES = 1, 0
+    try:
+        yield
+    finally:
+        lending.LEAST_LENT_BYTES, lending.MARGIN_BYTES = real
+
+
 def run_slices(together: Together, batches: Sequence[Sequence[BatchToken]]) -> list[np.ndarray]:
     """Return the logits of each batch; a graph that is not known yet is learned, and all is said again."""
     for _ in range(8):
@@ -129,14 +175,16 @@ def compare(path: Path, counts: Sequence[int], options: dict[str, Any]) -> dict[
     prefill, decode = options["prefill"], options["decode"]
     with_plain = Engine(path, ModelConfig(backend="llama.cpp", **common))
     tokens = np.random.default_rng(0).integers(1, with_plain.model.vocabulary, prefill + decode).tolist()
-    batches = batches_of(tokens, prefill, 32)
+    batches = (alternating if options["lends"] or options["turns"] else batches_of)(tokens, prefill, 32)
     wanted = [with_plain.decoder.decode(batch).copy() for batch in batches]
     with_plain.close()
     names = [chr(ord("a") + i) for i in range(len(counts))]
-    engines = {n: SliceEngine(path, ModelConfig(memory="8GiB", **common), CHUNK_BYTES) for n in names}
+    with least_lent() if options["lends"] or options["turns"] else contextlib.nullcontext():
+        engines = {n: SliceEngine(path, ModelConfig(memory="8GiB", **common), CHUNK_BYTES) for n in names}
     layout = engines["a"].layout
     owners = owners_of(len(layout.units), counts)
-    with fewest_frames(0.0) if options["streams"] else contextlib.nullcontext():
+    rooms = [(options["streams"] or options["lends"], fewest_frames(0.0)), (options["turns"], room_for_most())]
+    with next((room for is_wanted, room in rooms if is_wanted), contextlib.nullcontext()):
         together = Together(engines, owners)
     found = run_slices(together, batches)
     streamed = [engine.plan.streamed_bytes_per_pass for engine in engines.values()]
@@ -152,6 +200,9 @@ def compare(path: Path, counts: Sequence[int], options: dict[str, Any]) -> dict[
         "different_again": differing(wanted, again) if again is not None else 0,
         "sent_bytes": sum(wire.sent_bytes for wire in together.wires.values()),
         "streamed_bytes": streamed,
+        "lent_bytes": [engine.plan.lent_bytes for engine in engines.values()],
+        "takes_turns": [getattr(engine._streams[0], "may_take_turns", False) for engine in engines.values()],
+        "times_lent": [engine._lending.times_lent if engine._lending else 0 for engine in engines.values()],
         "pinned_bytes": [engine.plan.pinned_bytes for engine in engines.values()],
         "kv_bytes": [engine.plan.kv_bytes for engine in engines.values()],
         "expert_bytes": [engine.plan.expert_bytes for engine in engines.values()],
@@ -173,6 +224,8 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=70)
     parser.add_argument("--decode", type=int, default=6)
     parser.add_argument("--streams", action="store_true")
+    parser.add_argument("--turns", action="store_true")
+    parser.add_argument("--lends", action="store_true")
     parser.add_argument("--again", action="store_true")
     arguments = vars(parser.parse_args())
     print(json.dumps(compare(arguments["model"], [int(n) for n in arguments["owners"].split(",")], arguments)))

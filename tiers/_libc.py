@@ -22,6 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 if sys.platform == "linux":
     _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
@@ -63,6 +64,14 @@ def drop_pages(address: int, length: int) -> None:
     """Free the pages of an anonymous range; it reads as zeros afterwards."""
     if _libc.madvise(address, length, _MADV_DONTNEED) != 0:
         _checked(None, f"madvise of {length} bytes")
+
+
+def resident_bytes(address: int, length: int) -> int:
+    """Return how much of a range is in memory."""
+    pages = (ctypes.c_ubyte * -(-length // PAGE))()
+    if _libc.mincore(address, length, pages) != 0:
+        _checked(None, f"mincore of {length} bytes")
+    return PAGE * (len(pages) - bytes(pages).count(0))
 
 
 def punch_hole(descriptor: int, offset: int, length: int) -> None:

@@ -64,7 +64,7 @@ class Residency:
             for i, chunk in enumerate(self._order):
                 if (first := self._first_use[chunk]) != i:
                     self._uses.setdefault(chunk, [first]).append(i)
-        self._pinned = frozenset(pinned)
+        self._pinned = set(pinned)
         self._n_frames = n_frames
         self._n_unmade = n_frames
         self._vacant: set[int] = set()
@@ -169,6 +169,37 @@ class Residency:
         self._wanted.add(chunk)
         self._starved.append(chunk)
         return self._feed_starved()
+
+    def keep(self, chunks: Iterable[int]) -> list[Load]:
+        """Let `chunks` stay from now on, in memory of their own. Return the reads that can start.
+
+        Those that have a frame keep it, and another one is made for the rest.
+        """
+        for chunk in chunks:
+            state = self._state[chunk]
+            if chunk in self._pinned:
+                continue
+            self._pinned.add(chunk)
+            if state is not ChunkState.ABSENT or chunk in self._vacant:
+                self._n_unmade += 1
+            self._vacant.discard(chunk)
+            self._fresh.discard(chunk)
+            if state not in (ChunkState.ABSENT, ChunkState.LOADING):
+                self._state[chunk] = ChunkState.PINNED
+        return self.pump()
+
+    def is_loading(self, chunks: Iterable[int]) -> bool:
+        """Return whether any of `chunks` is on its way."""
+        return any(self._state[chunk] is ChunkState.LOADING for chunk in chunks)
+
+    def give_up(self, chunks: Iterable[int]) -> None:
+        """Let `chunks`, which stay and are not on their way, have no memory, and stream from now on."""
+        for chunk in chunks:
+            assert chunk in self._pinned, chunk
+            assert self._state[chunk] is not ChunkState.LOADING, chunk
+            self._pinned.remove(chunk)
+            self._state[chunk] = ChunkState.ABSENT
+        self._frontier = self._consumer
 
     def check(self) -> None:
         """Raise AssertionError unless every frame is in exactly one place and no state contradicts another."""

@@ -152,6 +152,12 @@ class Territory:
             _libc.map_anonymous(length, _libc.PROT_NONE, at=address)  # the kernel may have left a hole
             raise
 
+    def vacate(self, chunks: Collection[int]) -> None:
+        """Give the memory under `chunks` back."""
+        for chunk in chunks:
+            place = self.place(chunk)
+            _libc.map_anonymous(place.length, _libc.PROT_NONE, at=place.address)
+
     def _move_together(self, source: int, address: int, length: int) -> bool:
         """Move the frames from chunk `source` on; return whether the kernel did: it moves one mapping at a time."""
         old = self.place(source).address

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from edge_run.base.errors import BudgetError, EdgeRunError, TierReadError
 from edge_run.base.protocols import Clock
@@ -102,6 +102,25 @@ class Weights:
         assert isinstance(self._residency, OnDemand)
         with self._changed:
             self._submit(self._residency.hold(chunks), self._guess_chunks if is_guess else self._run_chunks)
+
+    def keep(self, chunks: Collection[int]) -> None:
+        """Let `chunks` stay from now on, each in memory of its own; only of a `Residency`."""
+        assert isinstance(self._residency, Residency)
+        with self._changed:
+            self._submit(self._residency.keep(chunks))
+
+    def give_up(self, chunks: Collection[int], check: Callable[[], None] = lambda: None) -> None:
+        """Free the memory of `chunks`, which were kept and nobody holds; they stream again.
+
+        check runs while reads in progress are waited for, and may raise to stop; then all is as it was.
+        """
+        assert isinstance(self._residency, Residency)
+        with self._changed:
+            while self._residency.is_loading(chunks):
+                self._changed.wait(timeout=0.1)
+                check()
+            self._residency.give_up(chunks)
+            self._territory.vacate(chunks)
 
     def unread(self, chunks: Iterable[int]) -> int:
         """Return how many of `chunks` somebody holds whose reads have not begun, and nobody waits for."""

@@ -171,6 +171,21 @@ def test_a_device_that_joins_gets_its_part_when_a_conversation_begins(folder: Pa
 
 
 @in_child
+def test_a_device_that_was_started_anew_is_asked_at_once(folder: Path) -> None:
+    """Its loss and its new life may be heard together, and that its old connection broke after both."""
+    path = make_model("granite", folder)
+    wanted = alone(path)
+    with running(path) as run:
+        assert greedy(run.engine) == wanted
+        run.hub.kill("b")
+        run.workers["b"].close()
+        run.workers["b"] = run.join("b")
+        run.engine.front.rewind(0, 0)
+        assert greedy(run.engine) == wanted
+        assert {node.node for node in run.engine.mesh_use.nodes} == {"a", "b", "c"}
+
+
+@in_child
 def test_a_device_without_the_model_or_with_other_kernels_is_left_out(folder: Path) -> None:
     path, other = make_model("llama", folder), make_model("llama", folder / "other", seed=1)
     wanted = alone(path)

@@ -56,6 +56,24 @@ def test_and_so_they_do_when_they_stream(name: str, folder: Path) -> None:
     assert found["streamed_bytes"][0] > 0
 
 
+@pytest.mark.parametrize("name", ["granite", "gemma3n", "mamba", "gpt2"])
+def test_and_when_what_wide_passes_compute_in_is_lent_in_between(name: str, folder: Path) -> None:
+    found = compare(make_model(name, folder), "--owners", "1,1", "--lends", "--prefill", "150", "--decode", "12")
+    assert found["different_rows"] == 0
+    assert min(found["lent_bytes"]) > 0
+    assert min(found["times_lent"]) > 2
+
+
+@pytest.mark.parametrize("name", ["granite", "mamba"])
+def test_and_when_what_streams_of_a_turn_is_held_for_all_of_it(name: str, folder: Path) -> None:
+    flags = ("--prefill", "150", "--decode", "12", "--turns")
+    found = compare(make_model(name, folder), "--owners", "1,1", *flags)
+    assert found["different_rows"] == 0
+    assert found["takes_turns"] == [True, True]
+    assert min(found["streamed_bytes"]) > 0
+    assert min(found["times_lent"]) > 2
+
+
 @in_child
 def test_a_budget_without_room_for_the_whole_context_is_refused_before_that_is_made(folder: Path) -> None:
     """While a slice opens, the keys and values of all layers are there; they must not be more than was allowed."""

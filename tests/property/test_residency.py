@@ -64,6 +64,27 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.held: set[int] = set()
         self.asked: tuple[int, ...] = ()
         self.position = 0
+        self.guests: frozenset[int] = frozenset()
+
+    # Between passes
+
+    @precondition(lambda self: not self.asked and not self.held and not self.guests)
+    @rule(data=st.data())
+    def keep_more(self, data: st.DataObject) -> None:
+        """Chunks that stream get memory of their own; a frame that is under one of them already is theirs."""
+        self.guests = data.draw(st.frozensets(st.sampled_from(self.movable)) if self.movable else st.just(frozenset()))
+        for chunk in self.guests:
+            self.memory.frame_under.pop(chunk, None)
+        self.memory.pinned |= self.guests
+        self._start(self.residency.keep(self.guests))
+
+    @precondition(lambda self: not self.asked and not self.held and not self.residency.is_loading(self.guests))
+    @rule()
+    def keep_no_more(self) -> None:
+        self.residency.give_up(self.guests)
+        self.memory.pinned -= self.guests
+        self.memory.readable -= self.guests
+        self.guests = frozenset()
 
     # The consumer
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_run.prefetch.schedule import schedule_pass
+from edge_run.prefetch.schedule import join_turns, schedule_pass
 
 Nodes = list[tuple[frozenset[int], bool]]
 nodes = st.lists(st.tuples(st.frozensets(st.integers(0, 30), max_size=6), st.booleans()), min_size=1, max_size=40)
@@ -50,3 +50,23 @@ def test_no_cut_without_need(nodes: Nodes, stretch_chunks: int) -> None:
     schedule = schedule_pass([needs for needs, _ in nodes], [may_cut for _, may_cut in nodes], stretch_chunks)
     for before, after in pairwise(schedule):
         assert not nodes[after.first][0] <= set(before.needs)
+
+
+@given(nodes=nodes, stretch_chunks=st.integers(1, 8), borders=st.sets(st.integers(1, 39)))
+def test_a_turn_holds_what_its_stretches_need(nodes: Nodes, stretch_chunks: int, borders: set[int]) -> None:
+    needs, may_cut = [needs for needs, _ in nodes], [may_cut for _, may_cut in nodes]
+    inside = {border for border in borders if border < len(nodes)}
+    stretches = schedule_pass(needs, may_cut, stretch_chunks, inside)
+    turns = join_turns(stretches, inside)
+    assert len(turns) <= len(inside) + 1
+    held: set[int] = set()
+    for turn in turns:
+        assert not any(turn.first < border <= turn.last for border in inside), "it goes over a border"
+        parts = [stretch for stretch in stretches if turn.first <= stretch.first <= turn.last]
+        assert (parts[0].first, parts[-1].last) == (turn.first, turn.last)
+        assert not held & set(turn.acquire), "held already"
+        held |= set(turn.acquire)
+        assert held == {chunk for part in parts for chunk in part.needs}
+        assert set(turn.release) <= held
+        held -= set(turn.release)
+    assert not held

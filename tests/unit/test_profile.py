@@ -230,6 +230,7 @@ def test_the_disk_of_a_path(tmp_path: Path) -> None:
     profile = DeviceProfile(at(), "", "", 1, 1, 1, 0, 1e-6, 1e-6, (1.0, 1.0), (), (other, here), ())
     assert disk_of(profile, tmp_path) == here
     assert disk_of(dataclasses.replace(profile, disks=(other,)), tmp_path) is None
+    assert disk_of(profile, tmp_path / "deleted meanwhile") is None
 
 
 def test_decoding_names_what_is_wrong() -> None:

@@ -252,3 +252,45 @@ def test_what_is_released_and_replaced_cannot_be_read(tmp_path: Path) -> None:
         streamed.weights.release([0])
         streamed.weights.acquire([2])
         assert not is_readable(streamed.territory.place(0).address)
+
+
+def test_what_is_kept_is_read_once_and_what_is_given_up_is_not_there(tmp_path: Path) -> None:
+    """Chunks come into memory of their own while others stream, and stream again afterwards; their memory is gone."""
+    schedule = schedule_pass([frozenset([i]) for i in range(1, 11)], [True] * 10, 1)
+    order = [chunk for stretch in schedule for chunk in stretch.acquire]
+    guests = (2, 5, 6, 9)
+    with tier(tmp_path, [12 * CHUNK], order, (), 2) as streamed:
+        streamed.weights.start()
+        for _ in range(3):
+            run_pass(streamed, schedule)
+            streamed.weights.keep(guests)
+            run_pass(streamed, schedule)
+            streamed.settle()
+            streamed.residency.check()
+            streamed.reads.clear()
+            run_pass(streamed, schedule)
+            read = {offset // CHUNK + i for offset, length in streamed.reads for i in range(length // CHUNK)}
+            assert not read.intersection(guests)
+            assert all(streamed.is_right(chunk) for chunk in guests)
+            streamed.weights.give_up(guests)
+            streamed.residency.check()
+            assert not any(is_readable(streamed.territory.place(chunk).address) for chunk in guests)
+        run_pass(streamed, schedule)
+
+
+def test_giving_up_waits_for_reads_in_progress_and_can_be_stopped(tmp_path: Path) -> None:
+    with tier(tmp_path, [8 * CHUNK], range(1, 7), (), 2) as streamed:
+        may_read = streamed.hold_reads()
+        streamed.weights.keep([1, 2])
+        streamed.await_read()
+
+        def stop() -> None:
+            raise Cancelled("the pass was cancelled")
+
+        with pytest.raises(Cancelled):
+            streamed.weights.give_up([1, 2], stop)
+        threading.Timer(0.05, may_read.set).start()
+        streamed.weights.give_up([1, 2])
+        assert streamed.residency.state(1) is streamed.residency.state(2) is ChunkState.ABSENT
+        streamed.residency.check()
+        run_pass(streamed, schedule_pass([frozenset([i]) for i in range(1, 7)], [True] * 6, 1))

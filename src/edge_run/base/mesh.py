@@ -6,7 +6,8 @@ of models and knows nothing of MQTT. Both speak through these protocols, so eith
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -28,6 +29,27 @@ class Member:
     name: str
     boot: str
     capabilities: Document
+
+
+class Named(Protocol):
+    """A device with an id and a name, which need not be its own."""
+
+    @property
+    def node(self) -> str:
+        """Its id."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        ...
+
+
+def names_apart(members: Iterable[Named]) -> dict[str, str]:
+    """Return what to call each of `members`, by id: its name, with its id where another one has that name too."""
+    members = list(members)
+    count = Counter(member.name for member in members)
+    return {one.node: one.name if count[one.name] == 1 else f"{one.name} ({one.node})" for one in members}
 
 
 def is_worker(member: Member) -> bool:

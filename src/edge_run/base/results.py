@@ -94,6 +94,7 @@ class Plan:
     promised). items: what the budget is spent on; their sizes add up to at most budget_bytes. forecast: None where the
     device was not measured. expert_bytes: of a mixture streamed by expert, what its experts have; a pass then reads
     what it lacks of those it uses, and streamed_bytes_per_pass is for one token, if they are chosen as in earlier runs.
+    lent_bytes: of the buffers, what weights have while passes are of one token; streamed_bytes_per_pass is for those.
     """
 
     mode: str
@@ -110,6 +111,7 @@ class Plan:
     forecast: Forecast | None = None
     expert_bytes: int = 0
     gpu: GpuPlan | None = None
+    lent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

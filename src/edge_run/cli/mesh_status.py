@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from edge_run.base.mesh import Document, JsonValue
+from edge_run.base.mesh import Document, JsonValue, names_apart
 from edge_run.base.mesh_status import MeshMember, MeshStatus
 from edge_run.base.results import to_json
 from edge_run.base.units import format_size
@@ -48,7 +48,7 @@ def status(terminal: Terminal, /, broker: str | None, **given: Any) -> None:
 
 def describe(found: MeshStatus) -> str:
     """Return `found` as text: a device on a line, then the links."""
-    names = {member.node: member.name for member in found.members}
+    names = names_apart(found.members)
     count = len(found.members)
     lines = [f"cluster {found.cluster}, broker {found.broker}: {count} device{'s' * (count != 1)}"]
     if found.coordinator:
@@ -59,7 +59,7 @@ def describe(found: MeshStatus) -> str:
         lines += ["", *align([head, *map(_row, found.members)])]
     links = [
         (
-            f"{member.name} to {names.get(link.node, link.node)}",
+            f"{names[member.node]} to {names.get(link.node, link.node)}",
             link.place.removeprefix("tcp://"),
             f"{link.round_trip_s * 1e3:.2f} ms",
             f"{link.bytes_per_s / 1e6:,.3g} MB/s",

@@ -1,0 +1,57 @@
+"""Which chunks stream where a pass is computed in turns, with other devices' turns between them. Pure.
+
+In a mesh of several rounds a device waits for its next turn longer than it computes. Where all that streams of a turn
+fits the frames, it is read while others compute, and held for the whole turn: no pass stops within a turn, reads are
+long, and the frames are fewer than what running ahead through stretches takes. With D chunks that have no place and R
+turns, D / (R - 1) frames are enough: so many chunks of each turn stream, and all others stay.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from edge_run.partition.plan import ResidencyPlan, spread_evenly
+
+
+def plan_turns(
+    plan: ResidencyPlan, turns: Sequence[Sequence[int]], must_pin: Collection[int], most_guests: int
+) -> ResidencyPlan | None:
+    """Return `plan` with so few frames that each turn's share of what streams just fits them; None where that is more.
+
+    turns: the chunks of each, in the order of their use. most_guests: chunks that may have lent memory besides; passes
+    that are not computed in turns have none, and stream those too.
+    """
+    fixed = [chunk for chunk in plan.pinned if chunk in must_pin]
+    uses = Counter(chain.from_iterable(turns))
+    order = [chunk for chunk in uses if chunk not in must_pin]
+    n_places = len(plan.pinned) - len(fixed) + plan.n_frames
+    n_lacking = len(order) - n_places - most_guests
+    largest = plan.minimum_chunks - len(fixed)
+    if len(turns) < 2:
+        return None
+    n_frames = max(largest, -(-n_lacking // (len(turns) - 1)))
+    n_streamed = max(0, n_lacking + n_frames)
+    streamed: list[int] = []
+    for i, turn in enumerate(turns):
+        count = n_streamed * (i + 1) // len(turns) - n_streamed * i // len(turns)
+        own = [chunk for chunk in turn if uses[chunk] == 1 and chunk not in must_pin]
+        if count > len(own):
+            return None
+        streamed += own[:count]
+    if n_frames > plan.n_frames:
+        return None
+    chosen = frozenset(streamed)
+    rest = [chunk for chunk in order if chunk not in chosen]
+    guests = frozenset(spread_evenly(rest, max(0, len(rest) - (n_places - n_frames))))
+    return replace(
+        plan,
+        pinned=(*fixed, *(chunk for chunk in rest if chunk not in guests)),
+        streamed=tuple(chunk for chunk in order if chunk in chosen or chunk in guests),
+        n_frames=n_frames,
+        streamed_uses=n_streamed if n_streamed > n_frames else 0,
+        guests=tuple(chunk for chunk in order if chunk in guests),
+        by_turns=True,
+    )
