@@ -50,7 +50,7 @@ class Acceptance:
     """
 
     PRIOR_TRIALS = 4.0
-    MAKER_TRIALS = 2.0
+    MAKER_TRIALS = 1.0
     HIGHEST = 0.98
     MOST_TRIALS = 400.0  # then older ones count half: text changes
 
