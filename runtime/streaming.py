@@ -18,8 +18,9 @@ class WeightStreaming:
     """The feature. `tables` and `weights` are set once they are planned; the chunks inside a table are never streamed.
 
     check runs while a pass waits for weights and may raise to stop it. wait_s counts those waits. guests: chunks that
-    stay while there is memory lent for them. may_take_turns: passes in which they do may hold all that a turn needs for
-    as long as it lasts; takes_turns: those of the graph that is registered next do.
+    stay while there is memory lent for them; staying: these, and those that always stay. may_take_turns: passes in
+    which they do may hold all that a turn needs from its start on; takes_turns: those of the graph that is registered
+    next do.
     """
 
     def __init__(self, territory: Territory) -> None:
@@ -29,6 +30,7 @@ class WeightStreaming:
         self.tables: Sequence[RowTable] = ()
         self.weights: Weights | None = None
         self.guests: Sequence[int] = ()
+        self.staying: frozenset[int] = frozenset()
         self.may_take_turns = self.takes_turns = False
         self.check: Callable[[], None] = lambda: None
         self.wait_s = 0.0
@@ -46,9 +48,17 @@ class WeightStreaming:
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Acquire before each stretch, release after it; fetch rows where rows are looked up."""
         self._register_fetches(graph, steps)
-        for stretch in self.turns(graph) if self.takes_turns else self.stretches(graph):
+        stretches = self.stretches(graph)
+        for stretch in self.turns(graph) if self.takes_turns else stretches:
             steps.add_before(stretch.first, self._acquire_step(stretch.acquire))
-            steps.add_after(stretch.last, self._release_step(stretch.release))
+            steps.add_after(self._last_need(stretch, stretches), self._release_step(stretch.release))
+
+    def _last_need(self, turn: Stretch, stretches: Sequence[Stretch]) -> int:
+        """Return the last node of the last of `stretches` within `turn` that needs something that does not stay."""
+        if not self.takes_turns:
+            return turn.last
+        parts = (one for one in stretches if turn.first <= one.first and not self.staying.issuperset(one.needs))
+        return max((part.last for part in parts if part.last <= turn.last), default=turn.last)
 
     def before_unknown(self, node: Node, address: int) -> bool:
         """Acquire what `node` reads; stop after it when it reads anything."""
