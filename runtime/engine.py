@@ -42,7 +42,7 @@ from edge_run.runtime.library import library_version
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
 from edge_run.runtime.model_kind import check_kind
 from edge_run.runtime.offload import OffloadTooLarge, shrink_offload
-from edge_run.runtime.offload_loading import host_ranges, load_stubs, open_upload
+from edge_run.runtime.offload_loading import host_ranges, host_weights, load_stubs, open_upload
 from edge_run.runtime.planning import (
     compute_threads,
     plan_plain,
@@ -52,9 +52,11 @@ from edge_run.runtime.preparing import check_budget, prepare
 from edge_run.runtime.progress import Timeline, pass_steps
 from edge_run.runtime.route_recorder import RouteRecorder
 from edge_run.runtime.speculation_shape import speculation_config
+from edge_run.runtime.streaming import WeightStreaming
 from edge_run.runtime.streams import Streams, WeightMemory, open_streams
 from edge_run.runtime.terms import Holdings, Terms, work_bytes
 from edge_run.runtime.warm_up import warm_up
+from edge_run.runtime.weight_copies import WeightCopies
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.readers import Readers, ReadTotals
@@ -192,7 +194,7 @@ class Engine:
 
     def expect(self, profile: DeviceProfile) -> None:
         """Let progress be told in seconds, as the device of `profile` would take."""
-        if self._planner and self.plan.mode != "llama.cpp" and not self.offload:
+        if self._planner and self.plan.mode != "llama.cpp" and self._planner.can_time(profile):
             self.pass_times = self._planner.times(self.plan, profile, self.gguf.shards[0].path)
 
     def close(self) -> None:
@@ -243,9 +245,12 @@ class Engine:
         weights_bytes = len(self._chunks) * self._territory.chunk_bytes
         room = self.budget_bytes - weights_bytes
         is_resident = self.may_be_whole and self._with_draft(Holdings.now()).total_bytes <= room
+        if self.offload and not is_resident:
+            self.offload = self.offload.streamed(self.gguf)
         holdings = self._make_context(self._callback(is_needed=not is_resident))
         if is_resident and holdings.total_bytes + weights_bytes > self.budget_bytes:
             self._context.close()
+            self.offload = self.offload and self.offload.streamed(self.gguf)
             is_resident, holdings = False, self._make_context(self._callback(is_needed=True))
         self._stack.callback(lambda: self._upload.close() if self._upload else None)  # after the readers
         self._readers = Readers(self.config.readers)
@@ -337,16 +342,31 @@ class Engine:
     def _open_streamed(self, holdings: Holdings, readers: Readers) -> Plan:
         """Map the graph, plan, and begin to read."""
         self._make_decoder(self._begin)
+        copies = self._follow_copies()
         graph, terms = self.decoder.map_graph(), self._terms(holdings)
+        if copies:
+            self._territory.claim()
         memory = WeightMemory(self._territory, self._sources, readers, self._chunk_bytes)
         plan, self._streams = open_streams(graph, terms, memory, self._enter_in_ledger)
         for stream in self._streams:
             stream.check = self._driver.check_cancelled
             if self._recorder and isinstance(stream, ExpertStreaming):
                 self._recorder.is_resident = stream.is_resident
+            if copies and isinstance(stream, WeightStreaming):
+                stream.follow(copies)
         self._driver.features += self._streams
-        self._driver.programs[PassShape(1, 1)] = compile_program(graph, self._driver.features)
+        splits = copies.schedule() if copies else ()
+        self._driver.programs[PassShape(1, 1)] = compile_program(graph, self._driver.features, splits)
         return plan
+
+    def _follow_copies(self) -> WeightCopies | None:
+        """Let the driver follow what is copied to a GPU, if anything, and let weights read as zeros meanwhile."""
+        if not (self.offload and self.offload.is_wide):
+            return None
+        copies = WeightCopies(host_weights(self.model))
+        self._driver.follow_copies(copies)
+        self._territory.blank()
+        return copies
 
     def _enter_in_ledger(self, plan: Plan) -> None:
         """Let this user's other runs know what `plan` takes. Raises BudgetError when that is more than is free."""

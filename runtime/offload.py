@@ -51,13 +51,17 @@ class OffloadSizes:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """A part of a model on a GPU, under a budget. draft_bytes: what a draft model has there, of the same budget."""
+    """A part of a model on a GPU, under a budget. draft_bytes: what a draft model has there, of the same budget.
+
+    is_wide: passes of many tokens are computed there whole; what lies in DRAM is copied there for each of them.
+    """
 
     gpu: Gpu
     budget_bytes: int
     placement: Placement
     sizes: OffloadSizes
     draft_bytes: int = 0
+    is_wide: bool = False
 
     @property
     def plan(self) -> GpuPlan:
@@ -72,19 +76,26 @@ class Offload:
             layers=self.placement.n_layers,
             narrow_layers=self.placement.n_narrow,
             draft_bytes=self.draft_bytes,
+            wide_passes=self.is_wide,
         )
 
     @property
     def key(self) -> str:
         """What of it decides the numbers."""
         return f"{self.gpu.name} ({self.gpu.description}): {self.placement.n_layers} layers, " + (
-            f"{self.placement.n_narrow} of them narrow" if self.placement.n_narrow else "all whole"
+            (f"{self.placement.n_narrow} of them narrow" if self.placement.n_narrow else "all whole")
+            + (", and wide passes" if self.is_wide else "")
         )
 
     @property
     def process_bytes(self) -> int:
         """What of it is in this process's resident memory once a context is made; counted only where that is sure."""
         return self.sizes.weights_bytes + self.sizes.kv_bytes if self.gpu.kind == SOFTWARE else 0
+
+    def streamed(self, gguf: GgufModel) -> Offload:
+        """Return it as it is where what lies in DRAM streams: nothing is copied from where only chosen experts are."""
+        is_mixture = bool(gguf.value("expert_count"))
+        return replace(self, is_wide=False) if is_mixture else self
 
     def on_host(self, graph: GraphMap) -> GraphMap:
         """Return `graph`, of a model without a GPU, with what is read from the machine's memory besides."""
@@ -151,14 +162,15 @@ def plan_offload(
     if (chosen := choose_gpu(wanted, find_gpus())) is None:
         return Offloads()
     gpu, budget_bytes = chosen
+    is_wide = gpu.has_own_memory if config.op_offload is None else config.op_offload
     if wanted is None and not gpu.has_own_memory:
         budget_bytes = min(budget_bytes, memory_bytes // 2)
     draft = _fitted(draft_file.gguf, draft_file.config, gpu, budget_bytes, is_asked=False) if draft_file else None
     if draft and draft_file and draft.placement == _choices(draft_file.gguf)[-1]:
         taken_bytes = draft.sizes.total_bytes
-        if beside := _fitted(gguf, config, gpu, budget_bytes - taken_bytes, is_asked=False):
+        if beside := _fitted(gguf, config, gpu, budget_bytes - taken_bytes, is_asked=False, is_wide=is_wide):
             return Offloads(replace(beside, budget_bytes=budget_bytes, draft_bytes=taken_bytes), draft)
-    return Offloads(_fitted(gguf, config, gpu, budget_bytes, is_asked=wanted is not None))
+    return Offloads(_fitted(gguf, config, gpu, budget_bytes, is_asked=wanted is not None, is_wide=is_wide))
 
 
 def draft_host_bytes(file: DraftFile | None, offload: Offload | None) -> int:
@@ -175,22 +187,25 @@ def _choices(gguf: GgufModel) -> list[Placement]:
 def shrink_offload(gguf: GgufModel, config: ModelConfig, offload: Offload, taken_bytes: int) -> Offload | None:
     """Return a smaller one than `offload`, which took `taken_bytes`, more than its budget; None for nothing."""
     excess_bytes = taken_bytes - offload.budget_bytes
-    less = _fitted(gguf, config, offload.gpu, offload.sizes.total_bytes - excess_bytes, is_asked=False)
+    room_bytes = offload.sizes.total_bytes - excess_bytes
+    less = _fitted(gguf, config, offload.gpu, room_bytes, is_asked=False, is_wide=offload.is_wide)
     return replace(less, budget_bytes=offload.budget_bytes, draft_bytes=offload.draft_bytes) if less else None
 
 
-def _fitted(gguf: GgufModel, config: ModelConfig, gpu: Gpu, budget_bytes: int, *, is_asked: bool) -> Offload | None:
+def _fitted(
+    gguf: GgufModel, config: ModelConfig, gpu: Gpu, budget_bytes: int, *, is_asked: bool, is_wide: bool = False
+) -> Offload | None:
     choices = _choices(gguf)
     with Stubs(gguf.shards, outline_heads(gguf)) as stubs:
 
         @functools.cache
         def sizes(placement: Placement) -> OffloadSizes:
-            return _sizes(gguf, config, stubs, Offload(gpu, budget_bytes, placement, _NO_SIZES))
+            return _sizes(gguf, config, stubs, Offload(gpu, budget_bytes, placement, _NO_SIZES, is_wide=is_wide))
 
         best = best_placement(
             choices, budget_bytes, lambda one: sizes(one).total_bytes if one != NOTHING else 0, is_asked=is_asked
         )
-        return Offload(gpu, budget_bytes, best, sizes(best)) if best != NOTHING else None
+        return Offload(gpu, budget_bytes, best, sizes(best), is_wide=is_wide) if best != NOTHING else None
 
 
 _NO_SIZES = OffloadSizes(0, 0, 0, 0, 0, frozenset())

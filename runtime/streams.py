@@ -67,7 +67,7 @@ def _in_order(
     streaming = WeightStreaming(territory)
     ranges = row_ranges(graph, territory, terms.micro_batch_tokens)
     streaming.tables = memory.tables(ranges)
-    stretches = streaming.stretches(graph)
+    stretches = streaming.stretches_of_plan(graph)
     plan, residency = plan_streamed(terms, territory, [stretch.needs for stretch in stretches], ranges)
     if not residency.n_frames:  # nothing ever leaves, so no pass need stop for it
         tables, streaming = streaming.tables, PinnedWeights(territory)
