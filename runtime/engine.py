@@ -289,7 +289,8 @@ class Engine:
         if self.offload and not self._is_warm:
             warm_up(self.model, self.shape)
             self._is_warm = True
-        self._context = LlamaContext(self.model, self.shape, callback)
+        may_copy = self.offload is not None and self.offload.is_wide
+        self._context = LlamaContext(self.model, self.shape, callback, may_copy_weights=may_copy)
         self._context.stop_at(self._driver.stop)
         holdings = Holdings.since(before, self._context, work_bytes(self.gguf, self.shape.micro_batch_tokens))
         return self._with_draft(self._with_gpu(holdings))

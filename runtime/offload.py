@@ -8,6 +8,7 @@ the GPU lacks a kernel, and how large its buffers are.
 from __future__ import annotations
 
 import functools
+import logging
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError
 from edge_run.base.results import GpuPlan
 from edge_run.base.units import MIB, format_size
-from edge_run.partition.placement import NOTHING, Placement, best_placement, placements
+from edge_run.partition.placement import NOTHING, Placement, best_placement, has_biased_experts, placements
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.context_shape import context_shape
 from edge_run.runtime.draft_file import DraftFile
@@ -28,6 +29,8 @@ from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.outline import outline_heads, outline_metadata
 from edge_run.tiers.stub import Stubs
 from edge_run.tiers.upload import STAGING_BYTES
+
+logger = logging.getLogger(__name__)
 
 ROUNDED_BYTES = 2 * (MIB // 100)  # llama.cpp tells sizes in hundredths of a MiB, here keys and values, and buffers
 
@@ -166,7 +169,7 @@ def plan_offload(
     if wanted is None and not gpu.has_own_memory:
         budget_bytes = min(budget_bytes, memory_bytes // 2)
     draft = _fitted(draft_file.gguf, draft_file.config, gpu, budget_bytes, is_asked=False) if draft_file else None
-    if draft and draft_file and draft.placement == _choices(draft_file.gguf)[-1]:
+    if draft and draft_file and draft.placement == _choices(draft_file.gguf, gpu)[-1]:
         taken_bytes = draft.sizes.total_bytes
         if beside := _fitted(gguf, config, gpu, budget_bytes - taken_bytes, is_asked=False, is_wide=is_wide):
             return Offloads(replace(beside, budget_bytes=budget_bytes, draft_bytes=taken_bytes), draft)
@@ -179,9 +182,13 @@ def draft_host_bytes(file: DraftFile | None, offload: Offload | None) -> int:
     return max(0, file.size_bytes - on_gpu) if file else 0
 
 
-def _choices(gguf: GgufModel) -> list[Placement]:
-    layers = gguf.value("block_count")
-    return placements([tensor.name for tensor in gguf.tensors], layers if isinstance(layers, int) else 0)
+def _choices(gguf: GgufModel, gpu: Gpu) -> list[Placement]:
+    """Return what of `gguf` may lie on `gpu`. Mesa's software driver ends the process over experts with biases."""
+    layers, names = gguf.value("block_count"), [tensor.name for tensor in gguf.tensors]
+    may_hold_experts = gpu.kind != SOFTWARE or not has_biased_experts(names)
+    if not may_hold_experts:
+        logger.warning("%s: experts with biases stay in memory; this driver would end the process", gpu.description)
+    return placements(names, layers if isinstance(layers, int) else 0, may_hold_experts=may_hold_experts)
 
 
 def shrink_offload(gguf: GgufModel, config: ModelConfig, offload: Offload, taken_bytes: int) -> Offload | None:
@@ -195,7 +202,7 @@ def shrink_offload(gguf: GgufModel, config: ModelConfig, offload: Offload, taken
 def _fitted(
     gguf: GgufModel, config: ModelConfig, gpu: Gpu, budget_bytes: int, *, is_asked: bool, is_wide: bool = False
 ) -> Offload | None:
-    choices = _choices(gguf)
+    choices = _choices(gguf, gpu)
     with Stubs(gguf.shards, outline_heads(gguf)) as stubs:
 
         @functools.cache

@@ -36,7 +36,7 @@ def n_copied(engine: Engine) -> int:
     return max(sum(name in copies.reads for split in program.splits for name in split.inputs) for program in programs)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "jamba"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "mamba"])
 def test_logits_are_those_of_llama_cpp_that_copies_the_same(name: str, folder: Path) -> None:
     """A pass of 32 tokens, one of 18, and single ones; qwen3 has norms that are copied for a few tokens too."""
     _logits_are_the_same(path=make_model(name, folder))
