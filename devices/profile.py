@@ -119,12 +119,16 @@ class DiskFigure:
 
 @dataclass(frozen=True, slots=True)
 class GpuKernelFigure:
-    """The speed of a kernel on the GPU of that name, measured as a `KernelFigure` is; 0 where it has no such kernel."""
+    """The speed of a kernel on the GPU of that name, measured as a `KernelFigure` is.
+
+    is_there: else it has no such kernel, and the speed says nothing.
+    """
 
     measured_at: str
     is_disturbed: bool
     gpu: str
     speed: KernelSpeed
+    is_there: bool
 
     @property
     def key(self) -> Key:

@@ -59,8 +59,7 @@ class CostModel:
         matmuls = sum(self._matmul_s(matmul, n_outputs if matmul.is_head else tokens) for matmul in work.matmuls)
         pairs = tokens * (position + (tokens + 1) / 2)
         narrow, wide = self._profile.attention_flops_per_s
-        flops_per_s = narrow if tokens == 1 else wide
-        attention = work.attention_flops * pairs / flops_per_s if flops_per_s else 0.0
+        attention = work.attention_flops * pairs / (narrow if tokens == 1 else wide)
         return matmuls + attention + work.n_nodes * self._profile.node_s + work.n_stops * self._profile.stop_s
 
     def _matmul_s(self, work: MatmulWork, tokens: float) -> float:

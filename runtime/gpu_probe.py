@@ -31,7 +31,7 @@ BORDER_BYTES, BORDER_S = 16 << 10, 0.1
 
 def gpu_profile(gpu: Gpu, known: Measurements, upload_bytes_per_s: float = 0.0) -> GpuProfile:
     """Return what is known of `gpu`. upload_bytes_per_s: where its costs are not known."""
-    speeds = tuple(figure.speed for figure in known.gpu_kernels if figure.gpu == gpu.description)
+    figures = [figure for figure in known.gpu_kernels if figure.gpu == gpu.description and figure.is_there]
     profile = GpuProfile(
         gpu.description,
         gpu.name,
@@ -39,7 +39,7 @@ def gpu_profile(gpu: Gpu, known: Measurements, upload_bytes_per_s: float = 0.0) 
         gpu.free_bytes,
         gpu.kind,
         upload_bytes_per_s,
-        tuple(speed for speed in speeds if speed.bytes_per_s),
+        tuple(figure.speed for figure in figures),
     )
     costs = next((figure.costs for figure in known.gpu_costs if figure.gpu == gpu.description), None)
     return dataclasses.replace(profile, **dataclasses.asdict(costs)) if costs else profile
@@ -69,9 +69,15 @@ def measure_gpu(
     missing = missing_of(gpu, wanted, known)
     for number, (type_name, row_elements, tokens, by_expert) in enumerate(missing, 1):
         on_step(f"{gpu.name}: multiplying {type_name}, {tokens} wide ({number} of {len(missing)})")
-        load = OtherLoad()
-        speed = _speed(type_name, row_elements, tokens, by_expert, bench)
-        keep(Measurements(gpu_kernels=(GpuKernelFigure(_now(), _is_disturbed(load, gpu), gpu.description, speed),)))
+        load, is_there = OtherLoad(), True
+        try:
+            speed = kernels.measure_matmul(type_name, row_elements, tokens, 1, by_expert, bench)
+        except NotSupported as error:
+            logger.info("%s, rows of %d: %s", type_name, row_elements, error)
+            speed, is_there = KernelSpeed(type_name, row_elements, tokens, 0, by_expert, 1.0), False
+        speed = dataclasses.replace(speed, threads=0)
+        figure = GpuKernelFigure(_now(), _is_disturbed(load, gpu), gpu.description, speed, is_there)
+        keep(Measurements(gpu_kernels=(figure,)))
     if not is_known(gpu, (), known):
         on_step(f"{gpu.name}: attention, nodes, and the way there")
         load = OtherLoad()
@@ -99,21 +105,12 @@ def _fitting(gpu: Gpu, wanted: Sequence[Multiplication]) -> list[Multiplication]
     return [one for one in wanted if one[2] <= most]
 
 
-def _speed(type_name: str, row_elements: int, tokens: int, by_expert: bool, bench: GpuBench) -> KernelSpeed:
-    """Return how fast it is; 0 where there is no such kernel, and the processor computes what is to be computed."""
-    try:
-        speed = kernels.measure_matmul(type_name, row_elements, tokens, 1, by_expert, bench)
-    except NotSupported as error:
-        logger.info("%s, rows of %d: %s", type_name, row_elements, error)
-        return KernelSpeed(type_name, row_elements, tokens, 0, by_expert, 0.0)
-    return dataclasses.replace(speed, threads=0)
-
-
 def _attention(tokens: int, bench: GpuBench) -> float:
+    """Return the speed of attention: the processor's where the GPU has no kernel for it, as it is computed there."""
     try:
         return kernels.measure_attention(tokens, **ATTENTION, threads=1, gpu=bench)
     except NotSupported:
-        return 0.0
+        return kernels.measure_attention(tokens, **ATTENTION, threads=1)
 
 
 def _is_disturbed(load: OtherLoad, gpu: Gpu) -> bool:
