@@ -183,8 +183,8 @@ class Driver:
 
     @contextlib.contextmanager
     def mapping(self) -> Iterator[None]:
-        """Passes in this block compute nothing; `take_map` then returns the graph."""
-        self._is_mapping, self._seen = True, []
+        """Passes in this block compute nothing; `take_map` then returns the graph. Raises what went wrong in them."""
+        self._is_mapping, self._seen, self._failure = True, [], None
         self.stop.set(False)
         self._flow = FlowObserver() if self.is_partial else None
         try:
@@ -194,6 +194,11 @@ class Driver:
             self._is_mapping = False
             self._must_restore = True
             self.stop.set(self._is_cancelled)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            if self._copies:
+                self._copies.end(is_whole=False)
+            raise failure
 
     def take_map(self) -> GraphMap:
         """Return the graph that was mapped."""

@@ -194,6 +194,14 @@ def test_mapping_computes_nothing_and_sees_everything(feature: Feature) -> None:
     assert run(driver, feature, graph) == STEP_BY_STEP
 
 
+def test_what_goes_wrong_while_mapping_is_raised(feature: Feature) -> None:
+    graph = Graph(SMALL)
+    driver = driver_for(feature, Graph(SMALL[:2]))
+    with pytest.raises(KeyError), driver.mapping():
+        compute(driver, feature, graph)
+    assert feature.events == []
+
+
 def test_a_node_that_llama_cpp_does_not_compute_is_not_computed_after_a_map_either(feature: Feature) -> None:
     graph = Graph(SMALL, uncomputed=("b",))
     driver = driver_for(feature, graph)
