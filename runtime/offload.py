@@ -23,7 +23,7 @@ from edge_run.runtime.draft_file import DraftFile
 from edge_run.runtime.gpus import SOFTWARE, Gpu, choose_gpu, find_gpus
 from edge_run.runtime.graph import GraphMap
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
-from edge_run.runtime.offload_loading import gpu_tensors
+from edge_run.runtime.offload_loading import gpu_tensors, host_weights
 from edge_run.runtime.terms import Holdings
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.outline import outline_heads, outline_metadata
@@ -32,12 +32,16 @@ from edge_run.tiers.upload import STAGING_BYTES
 
 logger = logging.getLogger(__name__)
 
+ROWS_ONLY = b"token_embd.weight"  # as the output is on the GPU where anything is
 ROUNDED_BYTES = 2 * (MIB // 100)  # llama.cpp tells sizes in hundredths of a MiB, here keys and values, and buffers
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadSizes:
-    """Bytes that a placement takes on the GPU, and that its context takes in DRAM; names of the tensors on the GPU."""
+    """Bytes that a placement takes on the GPU, and that its context takes in DRAM; names of the tensors on the GPU.
+
+    copied_bytes: of the largest weight that is copied there for a pass, through as much memory of the machine.
+    """
 
     weights_bytes: int
     kv_bytes: int
@@ -45,6 +49,7 @@ class OffloadSizes:
     host_kv_bytes: int
     host_buffer_bytes: int
     names: frozenset[str]
+    copied_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -115,7 +120,7 @@ class Offload:
             holdings,
             kv_bytes=self.sizes.host_kv_bytes,
             buffer_bytes=self.sizes.host_buffer_bytes,
-            upload_bytes=STAGING_BYTES,
+            upload_bytes=STAGING_BYTES + (self.sizes.copied_bytes if self.is_wide else 0),
             gpu_bytes=taken_bytes,  # less a draft model's, which has a line of its own
         )
 
@@ -233,4 +238,11 @@ def _sizes(gguf: GgufModel, config: ModelConfig, stubs: Stubs, offload: Offload)
             host_kv_bytes=sum(size for size, _ in context.caches) - kv_bytes,
             host_buffer_bytes=context.buffer_bytes,
             names=frozenset(ggml.tensor_name(tensor).decode("utf-8", "replace") for tensor in on_gpu),
+            copied_bytes=_largest_copied(model) if offload.is_wide and offload.gpu.has_own_memory else 0,
         )
+
+
+def _largest_copied(model: LlamaModel) -> int:
+    """Return the bytes of the largest weight of `model` in DRAM that is not only looked up by row."""
+    weights = host_weights(model)
+    return max((weight.length for name, weight in weights.items() if name != ROWS_ONLY), default=0)
