@@ -19,7 +19,7 @@ from edge_run.runtime.gpu_probe import is_known
 from edge_run.runtime.gpus import find_gpus
 from edge_run.runtime.planner import planner
 from edge_run.runtime.probe import probe, recall
-from gpu_pairs import OPTIONS, differing, logits_of, offloads, open_engine, smallest, tokens_of
+from gpu_pairs import OPTIONS, bytes_of, differing, logits_of, offloads, open_engine, smallest, tokens_of
 from in_child import in_child
 from sabotage import sabotage
 from tiny_models import make_model
@@ -71,7 +71,8 @@ def test_a_mixture_copies_its_experts_where_they_stay_and_not_where_they_stream(
     choice = offloads(path, 3, op_offload=True)[1]
     budget = choice.sizes.total_bytes
     for memory, is_copied in ((None, True), (0, False)):
-        with open_engine(path, budget, backend="llama.cpp", op_offload=is_copied) as engine:
+        same = bytes_of(path, choice.placement, op_offload=is_copied)
+        with open_engine(path, same, backend="llama.cpp", op_offload=is_copied) as engine:
             wanted = logits_of(engine)
         with open_engine(path, budget, memory, op_offload=True) as engine:
             assert engine.plan.gpu
