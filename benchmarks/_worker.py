@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--backend", default="edge-run")
     parser.add_argument("--memory", default="1024GiB")
+    parser.add_argument("--gpu-memory", default="0")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
@@ -76,6 +77,7 @@ def main() -> None:
     arguments = parser.parse_args()
     config = ModelConfig(
         memory=None if arguments.backend == "llama.cpp" else arguments.memory,
+        gpu_memory=arguments.gpu_memory,
         context_tokens=arguments.context,
         micro_batch_tokens=arguments.micro_batch,
         threads=arguments.threads,

@@ -23,7 +23,7 @@ from edge_run.base.profile import DeviceProfile, DiskProfile, KernelSpeed
 from edge_run.devices.mount import Mount, find_mount
 from edge_run.devices.strict_json import decode
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 LIFE, DISTURBED_LIFE = timedelta(days=30), timedelta(minutes=10)
 CLOCK_ERROR = timedelta(days=1)  # a figure from later than this is of a clock that was wrong
 MOST_FILE_BYTES = 4 << 20
@@ -117,7 +117,51 @@ class DiskFigure:
         return found == mount and disk.reads[0].readers == readers
 
 
-_Figure = TypeVar("_Figure", KernelFigure, CostsFigure, DiskFigure)
+@dataclass(frozen=True, slots=True)
+class GpuKernelFigure:
+    """The speed of a kernel on the GPU of that name, measured as a `KernelFigure` is.
+
+    is_there: else it has no such kernel, and the speed says nothing.
+    """
+
+    measured_at: str
+    is_disturbed: bool
+    gpu: str
+    speed: KernelSpeed
+    is_there: bool
+
+    @property
+    def key(self) -> Key:
+        """What it was measured on."""
+        return self.gpu, self.speed.type_name, self.speed.row_elements, self.speed.tokens, self.speed.by_expert
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCosts:
+    """What a pass on a GPU costs besides weights, as in `GpuProfile`."""
+
+    upload_bytes_per_s: float
+    node_s: float
+    border_s: float
+    attention_flops_per_s: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCostsFigure:
+    """The costs of a pass on the GPU of that name, measured as a `KernelFigure` is."""
+
+    measured_at: str
+    is_disturbed: bool
+    gpu: str
+    costs: GpuCosts
+
+    @property
+    def key(self) -> Key:
+        """What it was measured on."""
+        return (self.gpu,)
+
+
+_Figure = TypeVar("_Figure", KernelFigure, CostsFigure, DiskFigure, GpuKernelFigure, GpuCostsFigure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +171,8 @@ class Measurements:
     kernels: tuple[KernelFigure, ...] = ()
     costs: tuple[CostsFigure, ...] = ()
     disks: tuple[DiskFigure, ...] = ()
+    gpu_kernels: tuple[GpuKernelFigure, ...] = ()
+    gpu_costs: tuple[GpuCostsFigure, ...] = ()
 
     def with_later(self, later: Measurements) -> Measurements:
         """Return both, `later` in place of what it measured again."""
@@ -134,6 +180,8 @@ class Measurements:
             _latest((*self.kernels, *later.kernels)),
             _latest((*self.costs, *later.costs)),
             _latest((*self.disks, *later.disks)),
+            _latest((*self.gpu_kernels, *later.gpu_kernels)),
+            _latest((*self.gpu_costs, *later.gpu_costs)),
         )
 
     def fresh_at(self, now: datetime) -> Measurements:
@@ -147,7 +195,9 @@ class Measurements:
                 if -CLOCK_ERROR <= age <= (DISTURBED_LIFE if figure.is_disturbed else LIFE)
             )
 
-        return Measurements(fresh(self.kernels), fresh(self.costs), fresh(self.disks))
+        return Measurements(
+            fresh(self.kernels), fresh(self.costs), fresh(self.disks), fresh(self.gpu_kernels), fresh(self.gpu_costs)
+        )
 
 
 def _latest(figures: Iterable[_Figure]) -> tuple[_Figure, ...]:

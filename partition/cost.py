@@ -10,9 +10,11 @@ was not measured is taken to be like the nearest that was: a device is known by 
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from edge_run.base.profile import DeviceProfile
+from edge_run.base.profile import DeviceProfile, GpuProfile
+
+WIDE_TOKENS = 32  # from which on llama.cpp copies weights to a GPU rather than compute with them where they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +91,34 @@ class CostModel:
             if kernel.row_elements == nearest:
                 by_width.setdefault(kernel.tokens, []).append(1 / kernel.bytes_per_s)
         return [(tokens, statistics.median(values)) for tokens, values in sorted(by_width.items())]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuWork:
+    """What of a pass a GPU computes. n_borders: how often the pass goes from one to the other.
+
+    is_wide: passes of many tokens are computed there whole, with copies of the weights that are not there.
+    """
+
+    work: PassWork
+    n_borders: int
+    is_wide: bool
+
+
+class SharedCost:
+    """Seconds of passes that the processor and a GPU share, one after the other."""
+
+    def __init__(self, profile: DeviceProfile, threads: int, gpu: GpuProfile, part: GpuWork) -> None:
+        self._processor = CostModel(profile, threads)
+        speeds = replace(profile, kernels=gpu.kernels, attention_flops_per_s=gpu.attention_flops_per_s)
+        self._gpu = CostModel(replace(speeds, node_s=gpu.node_s, stop_s=profile.stop_s), 0)
+        self._profile, self._part = gpu, part
+
+    def compute_s(self, work: PassWork, tokens: int, position: int, n_outputs: int = 1) -> float:
+        """Return the seconds of a pass of which the processor has `work`; see `CostModel.compute_s`."""
+        is_copied = self._part.is_wide and tokens >= WIDE_TOKENS
+        rest_s = (self._gpu if is_copied else self._processor).compute_s(work, tokens, position, n_outputs)
+        copied_bytes = sum(matmul.size_bytes for matmul in work.matmuls) if is_copied else 0
+        there_s = self._gpu.compute_s(self._part.work, tokens, position, n_outputs)
+        handing_s = self._part.n_borders * self._profile.border_s
+        return rest_s + there_s + handing_s + copied_bytes / self._profile.upload_bytes_per_s

@@ -17,6 +17,7 @@ from edge_run.base.units import MIB, format_size, round_up
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _EXPERTS = re.compile(r"ffn_.*_exps\.")
+_BIASED_EXPERTS = re.compile(r"blk\.\d+\.ffn_.*_exps\.bias")
 _FEED = re.compile(r"ffn_(up|gate|down|gate_up)\.weight")
 
 
@@ -36,8 +37,16 @@ class Placement:
 NOTHING = Placement(0, 0)
 
 
-def placements(names: Iterable[str], n_layers: int) -> list[Placement]:
-    """Return all placements of a model of `n_layers` layers and tensors of these names, from nothing to everything."""
+def has_biased_experts(names: Iterable[str]) -> bool:
+    """Return whether a mixture with tensors of these names adds a bias to what its experts compute."""
+    return any(_BIASED_EXPERTS.fullmatch(name) for name in names)
+
+
+def placements(names: Iterable[str], n_layers: int, *, may_hold_experts: bool = True) -> list[Placement]:
+    """Return all placements of a model of `n_layers` layers and tensors of these names, from nothing to everything.
+
+    may_hold_experts: else everything is all but a mixture's experts.
+    """
     by_layer = [match.groups() for name in names if (match := _LAYER.fullmatch(name))]
     experts = sorted({rest for _, rest in by_layer if _EXPERTS.match(rest)})
     wide = experts or sorted({rest for _, rest in by_layer if _FEED.fullmatch(rest)})
@@ -50,7 +59,7 @@ def placements(names: Iterable[str], n_layers: int) -> list[Placement]:
 
     if experts:
         steps = [(n, max(0, n - 1)) for n in range(n_layers + 2)]
-        steps += [(n_layers + 1, n_narrow) for n_narrow in range(n_layers - 1, -1, -1)]
+        steps += [(n_layers + 1, n_narrow) for n_narrow in range(n_layers - 1, -1, -1)] * may_hold_experts
     else:
         steps = [(0, 0), (1, 0)]
         steps += [(n, n_narrow) for n in range(2, n_layers + 2) for n_narrow in (1, 0)]

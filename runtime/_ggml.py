@@ -37,6 +37,7 @@ LOAD_MODE_NONE, LOAD_MODE_MMAP = 0, 1
 _OVERRIDE_INTEGER, _OVERRIDE_TEXT = 0, 3
 _GPU_KINDS = (1, 2)  # with memory of their own, and with the host's
 LAZY_MODE_OFF = 0
+_TELL_SPLITS = "GGML_SCHED_DEBUG"
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 TYPE_IDS = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
@@ -98,6 +99,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_buft_get_max_size": (ctypes.c_size_t, [ctypes.c_void_p]),
     "ggml_backend_cpu_buffer_type": (ctypes.c_void_p, []),
     "ggml_backend_dev_buffer_type": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "ggml_backend_dev_init": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]),
+    "ggml_backend_dev_supports_op": (ctypes.c_bool, [ctypes.c_void_p] * 2),
+    "ggml_backend_view_init": (ctypes.c_int, [ctypes.c_void_p]),
     "ggml_backend_tensor_set": (None, [*[ctypes.c_void_p] * 2, *[ctypes.c_size_t] * 2]),
     "ggml_backend_tensor_get": (None, [*[ctypes.c_void_p] * 2, *[ctypes.c_size_t] * 2]),
     "ggml_backend_dev_count": (ctypes.c_size_t, []),
@@ -348,6 +352,14 @@ def cpu_backend(threads: int) -> int:
     return backend
 
 
+def gpu_backend(device: int) -> int:
+    """Return a new backend of ggml on the GPU `device`."""
+    backend: int | None = functions().ggml_backend_dev_init(device, None)
+    if not backend:
+        raise KernelError("the GPU cannot be used at present; see edge-run doctor")
+    return backend
+
+
 def quantize(type_id: int, values: npt.NDArray[np.float32], size_bytes: int) -> npt.NDArray[np.uint8]:
     """Return `values`, whole blocks of them, in the type `type_id`, where they take `size_bytes`.
 
@@ -426,10 +438,13 @@ class _Log:
 
     def __init__(self) -> None:
         self._listeners: list[tuple[int, Callable[[str], None]]] = []
+        self._overhearers: list[tuple[int, Callable[[bytes], None]]] = []
         self._callback = L.llama_log_callback(self._on_line)
         self._failure: BaseException | None = None
 
     def _on_line(self, level: int, text: bytes, _: Any) -> None:
+        if self._overhearers:
+            self._tell_overhearers(text)
         if level <= _LOG_LEVEL_DEBUG and not logger.isEnabledFor(logging.DEBUG):
             return  # thousands of lines while a large model loads
         try:
@@ -440,6 +455,25 @@ class _Log:
             logger.debug("%s", line)
         except BaseException as error:  # it cannot travel through llama.cpp: raised when the listening ends
             self._failure = error
+
+    def _tell_overhearers(self, text: bytes) -> None:
+        try:
+            for thread, overhear in self._overhearers:
+                if thread == threading.get_ident():
+                    overhear(text)
+        except BaseException as error:
+            self._failure = error
+
+    @contextlib.contextmanager
+    def overhearing(self, overhear: Callable[[bytes], None]) -> Iterator[None]:
+        """Pass all that is logged by this thread, piece by piece, to `overhear`; else as `listening`."""
+        entry = threading.get_ident(), overhear
+        self._overhearers.append(entry)
+        try:
+            with self.listening(lambda line: None):
+                yield
+        finally:
+            self._overhearers.remove(entry)
 
     @contextlib.contextmanager
     def listening(self, listener: Callable[[str], None]) -> Iterator[None]:
@@ -457,6 +491,23 @@ class _Log:
 
 
 log = _Log()
+
+
+@contextlib.contextmanager
+def telling_splits() -> Iterator[None]:
+    """Contexts that are made in this block log how each graph is cut, with the names of what is copied.
+
+    ggml asks the environment about that, and has no other way to be told.
+    """
+    before = os.environ.get(_TELL_SPLITS)
+    os.environ[_TELL_SPLITS] = "2"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_TELL_SPLITS]
+        else:
+            os.environ[_TELL_SPLITS] = before
 
 
 def cast_callback(function: Callable[[int, bool, int], bool], target: Any) -> tuple[Any, Any]:

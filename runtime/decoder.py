@@ -7,10 +7,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from edge_run.base.errors import Cancelled, ConfigError, ContextFull, KernelError
-from edge_run.base.protocols import BatchToken, Capabilities, Logits
+from edge_run.base.protocols import BatchToken, Capabilities, Decoder, Logits
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
 from edge_run.runtime.context_shape import ContextShape
@@ -20,6 +20,14 @@ from edge_run.runtime.llama_model import LlamaContext, LlamaModel
 from edge_run.runtime.progress import Timeline
 
 _STOPPED = 2  # what llama.cpp returns when it was told to stop
+
+
+class FrontDecoder(Decoder, Protocol):
+    """A decoder whose pass can be stopped."""
+
+    def cancel(self) -> None:
+        """Stop the pass in progress, from any thread; `decode` raises Cancelled."""
+        ...
 
 
 class LocalDecoder:

@@ -6,16 +6,17 @@ the first node that is not the one expected, it goes on node by node, asking the
 it saw becomes the program of that shape. So an unexpected graph is slower once, never wrong.
 
 All nodes up to the next stop are asked before any of them is computed: a feature makes a node's weights readable in a
-step before it, and that holds for the whole stretch. The callback never raises. After a failure it clears the compute
-flag of all nodes that follow, so that nothing is computed on memory that is not there, and the error is raised when
-llama.cpp returns.
+step before it, and that holds for the whole stretch. What a GPU is to read is copied there earlier
+(`runtime/weight_copies.py`); then a graph is the one expected when it is cut as expected, too. The callback never
+raises. After a failure it clears the compute flag of all nodes that follow, so that nothing is computed on memory that
+is not there, and the error is raised when llama.cpp returns.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from edge_run.base.errors import Cancelled, KernelError
@@ -25,6 +26,8 @@ from edge_run.runtime.flow_observer import FlowObserver
 from edge_run.runtime.graph import GraphMap, Node
 from edge_run.runtime.observer import Observer
 from edge_run.runtime.scratch import Scratch
+from edge_run.runtime.splits import Split
+from edge_run.runtime.weight_copies import WeightCopies
 
 Step = Callable[[int], None]
 
@@ -95,15 +98,16 @@ class Feature(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A graph and its steps, as tables by ordinal."""
+    """A graph and its steps, as tables by ordinal; splits: how it is cut where weights are copied to a GPU."""
 
     graph: GraphMap
     names: tuple[bytes, ...]
     before: tuple[tuple[Step, ...], ...]
     after: tuple[tuple[Step, ...], ...]
+    splits: tuple[Split, ...] = ()
 
 
-def compile_program(graph: GraphMap, features: Sequence[Feature]) -> Program:
+def compile_program(graph: GraphMap, features: Sequence[Feature], splits: tuple[Split, ...] = ()) -> Program:
     """Return the program of `graph` with the steps of all features, in the features' order."""
     steps = Steps()
     for feature in features:
@@ -114,6 +118,7 @@ def compile_program(graph: GraphMap, features: Sequence[Feature]) -> Program:
         tuple(node.name for node in graph),
         tuple(tuple(steps.before.get(i, ())) for i in ordinals),
         tuple(tuple(steps.after.get(i, ())) for i in ordinals),
+        splits,
     )
 
 
@@ -141,6 +146,12 @@ class Driver:
         self._failure: BaseException | None = None
         self._is_mapping = self._must_restore = self._is_cancelled = False
         self.scratch = Scratch()
+        self._copies: WeightCopies | None = None
+        self._at = 0
+
+    def follow_copies(self, copies: WeightCopies) -> None:
+        """Stop for what llama.cpp copies to a GPU."""
+        self._copies, self._observer = copies, Observer(copies.reads)
 
     @property
     def share_done(self) -> float:
@@ -178,17 +189,23 @@ class Driver:
 
     @contextlib.contextmanager
     def mapping(self) -> Iterator[None]:
-        """Passes in this block compute nothing; `take_map` then returns the graph."""
-        self._is_mapping, self._seen = True, []
+        """Passes in this block compute nothing; `take_map` then returns the graph. Raises what went wrong in them."""
+        self._is_mapping, self._seen, self._failure = True, [], None
         self.scratch.forget()
         self.stop.set(False)
         self._flow = FlowObserver() if self.is_partial else None
         try:
-            yield
+            with self._overhearing():
+                yield
         finally:
             self._is_mapping = False
             self._must_restore = True
             self.stop.set(self._is_cancelled)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            if self._copies:
+                self._copies.end(is_whole=False)
+            raise failure
 
     def take_map(self) -> GraphMap:
         """Return the graph that was mapped."""
@@ -209,7 +226,8 @@ class Driver:
         self._program = self._guess(shape) if is_guessed else self.programs[shape]
         self._cursor, self._seen, self._failure = 0, None, None
         try:
-            yield
+            with self._overhearing():
+                yield
         except BaseException:
             self._abandon()
             self._must_restore = True  # a pass that was stopped has not restored what the one before left out
@@ -222,6 +240,8 @@ class Driver:
                 # Node by node next time: a wrong guess may hold more than there is room for.
                 self.programs[shape] = _EMPTY
             raise failure
+        if self._copies:
+            self._copies.end(is_whole=True)
         if self._seen is None and 0 < self._cursor < len(self._program.graph):
             self._abandon()  # the graph ended in the middle of what was expected: what is held there is not released
             self._check_known("its end")
@@ -233,6 +253,11 @@ class Driver:
     def _abandon(self) -> None:
         for feature in self.features:
             feature.abandon()
+        if self._copies:
+            self._copies.end(is_whole=False)
+
+    def _overhearing(self) -> contextlib.AbstractContextManager[None]:
+        return ggml.log.overhearing(self._copies.hear) if self._copies else contextlib.nullcontext()
 
     def _guess(self, shape: PassShape) -> Program:
         met = [(known, program) for known, program in reversed(self.programs.items()) if program.graph]
@@ -240,22 +265,37 @@ class Driver:
         return next(alike, None) or next((program for _, program in met), _EMPTY)
 
     def _program_of(self, graph: GraphMap) -> Program:
-        known = next((program for program in self.programs.values() if program.graph == graph), None)
-        return known or compile_program(graph, self.features)
+        splits = self._copies.schedule() if self._copies else ()
+        known = (program for program in self.programs.values() if program.graph == graph and program.splits == splits)
+        return next(known, None) or compile_program(graph, self.features, splits)
 
     def _ask(self, address: int) -> bool:
         self.check_cancelled()
         program, i = self._program, self._cursor
         if self._seen is None and i == len(program.names):
             i = 0  # llama.cpp has cut the batch: the same graph once more
+        if i == 0 and self._copies and self._seen is None:
+            program = self._cut_alike(self._copies.schedule())
         if self._seen is None and i < len(program.names) and program.names[i] == ggml.tensor_name(address):
             self._cursor = i + 1
             if self._must_restore or self.is_partial:
                 ggml.set_compute_flag(address, program.graph[i].is_computed)
             for step in program.before[i]:
                 step(address)
-            return bool(program.after[i])
+            return self._ends_part(i) or bool(program.after[i])
         return self._ask_unknown(address)
+
+    def _cut_alike(self, splits: tuple[Split, ...]) -> Program:
+        """Return the program expected, or where it is cut otherwise, one of a graph that is cut as this one is."""
+        if self._program.splits != splits:
+            self._program = next((known for known in self.programs.values() if known.splits == splits), _EMPTY)
+            self._cursor = 0
+        return self._program
+
+    def _ends_part(self, ordinal: int) -> bool:
+        """Return whether the pass stops after node `ordinal` for what is copied next."""
+        self._at = ordinal
+        return self._copies is not None and self._copies.is_border(ordinal + 1)
 
     def _ask_unknown(self, address: int) -> bool:
         self._check_known(ggml.tensor_name(address).decode("utf-8", "replace"))
@@ -263,10 +303,21 @@ class Driver:
             ggml.set_compute_flag(address, True)
         if self._seen is None:
             self._seen = list(self._program.graph[: self._cursor])
-        node = self._observer.observe(address, self._seen)
-        self._seen.append(node)
+        node = self._note(address, self._seen)
         self._pending = [feature for feature in self.features if feature.before_unknown(node, address)]
-        return bool(self._pending)
+        return self._ends_part(self._at) or bool(self._pending)
+
+    def _note(self, address: int, seen: list[Node]) -> Node:
+        """Observe a node, and add it to those that were `seen`."""
+        node = self._observer.observe(address, seen)
+        # The first node again: llama.cpp has cut the batch.
+        self._at = self._at + 1 if seen and node.name != seen[0].name else 0
+        if self._copies:
+            self._copies.schedule()
+            if self._copies.is_border(self._at):
+                node = replace(node, is_border=True)
+        seen.append(node)
+        return node
 
     def _check_known(self, where: str) -> None:
         if self.is_partial:
@@ -280,11 +331,13 @@ class Driver:
         else:
             for step in self._program.after[self._cursor - 1]:
                 step(address)
+        if self._copies:
+            self._copies.cross(self._at + 1)
         return True
 
     def _skip(self, address: int) -> bool:
         if self._is_mapping and self._seen is not None:
-            self._seen.append(self._observer.observe(address, self._seen))
+            self._note(address, self._seen)
             if self._flow:
                 self._flow.observe(address)
         ggml.set_compute_flag(address, False)
@@ -293,6 +346,8 @@ class Driver:
     def _fail(self, error: BaseException, address: int) -> None:
         self._failure = self._failure or error
         ggml.set_compute_flag(address, False)
+        if self._copies:
+            self._copies.give_up()
 
 
 _EMPTY = Program((), (), (), ())

@@ -19,19 +19,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import NotSupported
 from edge_run.base.profile import DeviceProfile
-from edge_run.base.protocols import BatchToken, Decoder
+from edge_run.base.protocols import BatchToken
 from edge_run.base.results import Backend, ExpertUse, MemoryUse, MeshUse, Numerics, Plan
 from edge_run.devices.ledger import Ledger
 from edge_run.devices.memory import default_budget_bytes, process_memory
 from edge_run.runtime import routing
 from edge_run.runtime.backend_choice import why_not_ours
 from edge_run.runtime.context_shape import context_shape
-from edge_run.runtime.decoder import LocalDecoder
+from edge_run.runtime.decoder import FrontDecoder, LocalDecoder
 from edge_run.runtime.draft_file import DraftFile
 from edge_run.runtime.draft_model import DraftModel
 from edge_run.runtime.driver import Driver, PassShape, compile_program
@@ -42,7 +41,7 @@ from edge_run.runtime.library import library_version
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
 from edge_run.runtime.model_kind import check_kind
 from edge_run.runtime.offload import OffloadTooLarge, shrink_offload
-from edge_run.runtime.offload_loading import host_ranges, load_stubs, open_upload
+from edge_run.runtime.offload_loading import host_ranges, host_weights, load_stubs, open_upload
 from edge_run.runtime.packed_choice import choose_packed
 from edge_run.runtime.planning import (
     compute_threads,
@@ -53,9 +52,11 @@ from edge_run.runtime.preparing import check_budget, prepare
 from edge_run.runtime.progress import Timeline, pass_steps
 from edge_run.runtime.route_recorder import RouteRecorder
 from edge_run.runtime.speculation_shape import speculation_config
+from edge_run.runtime.streaming import WeightStreaming
 from edge_run.runtime.streams import Streams, WeightMemory, open_streams
 from edge_run.runtime.terms import Holdings, Terms, work_bytes
 from edge_run.runtime.warm_up import warm_up
+from edge_run.runtime.weight_copies import WeightCopies
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.readers import Readers, ReadTotals
@@ -80,14 +81,6 @@ def _garbage_collection_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-class FrontDecoder(Decoder, Protocol):
-    """A decoder whose pass can be stopped."""
-
-    def cancel(self) -> None:
-        """Stop the pass in progress, from any thread; `decode` raises Cancelled."""
-        ...
 
 
 class Engine:
@@ -196,7 +189,7 @@ class Engine:
 
     def expect(self, profile: DeviceProfile) -> None:
         """Let progress be told in seconds, as the device of `profile` would take."""
-        if self._planner and self.plan.mode != "llama.cpp" and not self.offload:
+        if self._planner and self.plan.mode != "llama.cpp" and self._planner.can_time(profile):
             self.pass_times = self._planner.times(self.plan, profile, self.gguf.shards[0].path)
 
     def close(self) -> None:
@@ -248,9 +241,12 @@ class Engine:
         weights_bytes = len(self._chunks) * self._territory.chunk_bytes
         room = self.budget_bytes - weights_bytes
         is_resident = self.may_be_whole and self._with_draft(Holdings.now()).total_bytes <= room
+        if self.offload and not is_resident:
+            self.offload = self.offload.streamed(self.gguf)
         holdings = self._make_context(self._callback(is_needed=not is_resident))
         if is_resident and holdings.total_bytes + weights_bytes > self.budget_bytes:
             self._context.close()
+            self.offload = self.offload and self.offload.streamed(self.gguf)
             is_resident, holdings = False, self._make_context(self._callback(is_needed=True))
         self._stack.callback(lambda: self._upload.close() if self._upload else None)  # after the readers
         self._readers = Readers(self.config.readers)
@@ -289,7 +285,8 @@ class Engine:
         if self.offload and not self._is_warm:
             warm_up(self.model, self.shape)
             self._is_warm = True
-        self._context = LlamaContext(self.model, self.shape, callback)
+        may_copy = self.offload is not None and self.offload.is_wide
+        self._context = LlamaContext(self.model, self.shape, callback, may_copy_weights=may_copy)
         self._context.stop_at(self._driver.stop)
         holdings = Holdings.since(before, self._context, work_bytes(self.gguf, self.shape.micro_batch_tokens))
         return self._with_draft(self._with_gpu(holdings))
@@ -344,16 +341,31 @@ class Engine:
     def _open_streamed(self, holdings: Holdings, readers: Readers) -> Plan:
         """Map the graph, plan, and begin to read."""
         self._make_decoder(self._begin)
+        copies = self._follow_copies()
         graph, terms = self.decoder.map_graph(), self._terms(holdings)
+        if copies:
+            self._territory.claim()
         memory = WeightMemory(self._territory, self._sources, readers, self._chunk_bytes)
         plan, self._streams = open_streams(graph, terms, memory, self._enter_in_ledger)
         for stream in self._streams:
             stream.check = self._driver.check_cancelled
             if self._recorder and isinstance(stream, ExpertStreaming):
                 self._recorder.is_resident = stream.is_resident
+            if copies and isinstance(stream, WeightStreaming):
+                stream.follow(copies)
         self._driver.features += self._streams
-        self._driver.programs[PassShape(1, 1)] = compile_program(graph, self._driver.features)
+        splits = copies.schedule() if copies else ()
+        self._driver.programs[PassShape(1, 1)] = compile_program(graph, self._driver.features, splits)
         return plan
+
+    def _follow_copies(self) -> WeightCopies | None:
+        """Let the driver follow what is copied to a GPU, if anything, and let weights read as zeros meanwhile."""
+        if not (self.offload and self.offload.is_wide):
+            return None
+        copies = WeightCopies(host_weights(self.model))
+        self._driver.follow_copies(copies)
+        self._territory.blank()
+        return copies
 
     def _enter_in_ledger(self, plan: Plan) -> None:
         """Let this user's other runs know what `plan` takes. Raises BudgetError when that is more than is free."""

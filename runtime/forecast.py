@@ -7,14 +7,14 @@ that was not used before.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from edge_run.base.profile import DeviceProfile, DiskProfile
+from edge_run.base.profile import DeviceProfile, DiskProfile, GpuProfile
 from edge_run.base.results import Forecast, Plan
-from edge_run.partition.cost import CostModel, MatmulWork, PassWork
-from edge_run.runtime.graph import GraphMap, choice_of_outputs
+from edge_run.partition.cost import CostModel, GpuWork, MatmulWork, PassWork, SharedCost
+from edge_run.runtime.graph import GraphMap, Node, choice_of_outputs
 from edge_run.runtime.learned import Learned, learn
 from edge_run.runtime.mixture import MOST_SHARE
 from edge_run.runtime.routing import Point
@@ -26,20 +26,45 @@ _MATMULS = ("MUL_MAT", "MUL_MAT_ID")
 _COSTS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
-def pass_work(gguf: GgufModel, graph: GraphMap, n_stops: int) -> PassWork:
-    """Return what a pass over `graph` computes, when it is stopped at `n_stops` places."""
+def pass_work(gguf: GgufModel, graph: GraphMap, n_stops: int, part: Collection[int] | None = None) -> PassWork:
+    """Return what a pass over `graph` computes, when it is stopped at `n_stops` places.
+
+    part: ordinals of the nodes that count; None for all.
+    """
     tensors = {tensor.name: tensor for tensor in gguf.tensors}
     choice = choice_of_outputs(graph)
+    nodes = [(i, node) for i, node in enumerate(graph) if part is None or i in part]
     matmuls = [
         _matmul(gguf, tensor, node.op == "MUL_MAT_ID", i > choice)
-        for i, node in enumerate(graph)
+        for i, node in nodes
         if node.op in _MATMULS
         for read in node.reads
         if (tensor := tensors.get(read.name))
     ]
-    n_nodes = sum(node.op not in _COSTS_NOTHING for node in graph)
+    n_nodes = sum(node.op not in _COSTS_NOTHING for _, node in nodes)
     largest = max((matmul.size_bytes for matmul in matmuls if matmul.n_experts), default=0)
-    return PassWork(_together(matmuls), n_nodes, n_stops, _attention_flops(gguf, graph), largest)
+    flops = _attention_flops(gguf, [node for _, node in nodes])
+    return PassWork(_together(matmuls), n_nodes, n_stops, flops, largest)
+
+
+def shared_work(
+    gguf: GgufModel, graph: GraphMap, n_stops: int, on_gpu: Collection[str], *, is_wide: bool
+) -> tuple[PassWork, GpuWork]:
+    """Return what of a pass over `graph` the processor computes, and what a GPU, which has the weights `on_gpu`.
+
+    A node without weights is computed where the last one with weights was.
+    """
+    part: set[int] = set()
+    n_borders, is_there = 0, False
+    for i, node in enumerate(graph):
+        weights = [read for read in node.reads if not read.row_bytes]
+        was_there, is_there = is_there, any(read.name in on_gpu for read in weights) if weights else is_there
+        n_borders += is_there != was_there
+        if is_there:
+            part.add(i)
+    rest = frozenset(range(len(graph))) - part
+    there = pass_work(gguf, graph, 0, part)
+    return pass_work(gguf, graph, n_stops, rest), GpuWork(there, n_borders, is_wide)
 
 
 def _matmul(gguf: GgufModel, tensor: TensorInfo, is_expert: bool, is_head: bool) -> MatmulWork:
@@ -64,7 +89,7 @@ def _together(matmuls: Sequence[MatmulWork]) -> tuple[MatmulWork, ...]:
     return tuple(replace(kind, size_bytes=size) for kind, size in sizes.items())
 
 
-def _attention_flops(gguf: GgufModel, graph: GraphMap) -> float:
+def _attention_flops(gguf: GgufModel, graph: Sequence[Node]) -> float:
     """Return the work of attention per token and position that it looks at, over all layers."""
     heads, width = gguf.value("attention.head_count"), gguf.value("embedding_length")
     if not isinstance(heads, int) or not isinstance(width, int) or not heads:
@@ -98,9 +123,11 @@ class PassTimes:
         disk: DiskProfile | None,
         threads: int,
         earlier: Sequence[Point] = (),
+        gpu: tuple[GpuProfile, GpuWork] | None = None,
     ) -> None:
-        """Times for `plan`. earlier: what runs of a mixture found."""
-        self._work, self._costs = work, CostModel(profile, threads)
+        """Times for `plan`. earlier: what runs of a mixture found. gpu: which has the rest of the work, and what."""
+        self._work = work
+        self._costs = SharedCost(profile, threads, *gpu) if gpu else CostModel(profile, threads)
         self._shares_cores = threads >= profile.logical_cores
         self._plan, self._disk = plan, disk
         self._is_resident = plan.mode == "resident"

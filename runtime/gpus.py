@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.profile import GpuProfile
 from edge_run.base.units import MIB
 from edge_run.runtime import _ggml as ggml
 from edge_run.tiers import _libc
@@ -97,11 +96,3 @@ def measure_upload(gpu: Gpu) -> float:
             return n_uploads * UPLOAD_BYTES / elapsed_s
     finally:
         _libc.unmap(memory, UPLOAD_BYTES)
-
-
-def gpu_profiles() -> list[GpuProfile]:
-    """Return what there is to know of each GPU, measured now."""
-    return [
-        GpuProfile(gpu.description, gpu.name, gpu.total_bytes, gpu.free_bytes, gpu.kind, measure_upload(gpu))
-        for gpu in find_gpus()
-    ]

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WeightRead:
-    """One weight that a node reads: `length` bytes at `address`. row_bytes: above 0 when only rows are looked up."""
+    """One weight that a node reads: `length` bytes at `address`. row_bytes: above 0 when only rows are looked up.
+
+    is_copied: the node, on a GPU, reads a copy, which llama.cpp makes before anybody is asked about the node.
+    """
 
     name: str
     address: int
     length: int
     row_bytes: int = 0
+    is_copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)

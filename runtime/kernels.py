@@ -1,26 +1,24 @@
-"""How fast llama.cpp's CPU kernels are on this device: ggml graphs of what a model's layers consist of, timed.
+"""How fast llama.cpp's kernels are on this device: ggml graphs of what a model's layers consist of, timed.
 
-Weights lie as in a streamed run: in memory that asks for huge pages, in the layout of the file (nothing repacked). What
-a pass takes follows from these figures: weights by speed for each type and length of rows, attention, gates, nodes.
-Not covered: GPUs, and element-wise work other than the gate, which is small beside the weights.
+Weights lie as in a streamed run: in memory that asks for huge pages, in the layout of the file (nothing repacked); or
+in a GPU's. What a pass takes follows from these figures: weights by speed for each type and length of rows, attention,
+gates, nodes. Not covered: element-wise work other than the gate, which is small beside the weights.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from edge_run.base.errors import ConfigError, KernelError, NotSupported
+from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.profile import KernelSpeed
 from edge_run.base.units import MIB
 from edge_run.runtime import _ggml
+from edge_run.runtime.workbench import ALIGNMENT_BYTES, GpuBench, workbench
 from edge_run.tiers.gguf_format import F16, F32, TENSOR_TYPES, TensorType
 from edge_run.tiers.residency import Residency
 
@@ -33,15 +31,10 @@ MATRICES = 4
 EXPERTS = 8
 I32 = 26
 ROWS_MULTIPLE = 128  # as models have them; odd numbers are slower, few rows are shared out otherwise
-ENOUGH_S, MIN_REPETITIONS = 0.2, 3
-TOO_LONG_S = 0.4
 ATTENTION_LAYERS = 256
 STOPS, STOP_NODES, STOP_CHUNKS = 200, 10, 4
 NODES, NODE_ELEMENTS = 512, 320
 PATTERN_ELEMENTS = 4096
-HUGE_PAGE_BYTES = 2 * MIB
-MIN_ARENA_BYTES = 34 * MIB  # glibc returns so large a block to the kernel as soon as it is freed
-ALIGNMENT_BYTES = 64
 PRECISION_F32 = 10  # as llama.cpp asks of attention
 NO_KERNEL = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # results of conversions, ids: never weights
 GRID_TYPES = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"}
@@ -49,11 +42,11 @@ IQ1_M_SCALES = slice(49, None, 2)  # the bytes of a block that have a fourth of 
 
 
 def measure_matmul(
-    type_name: str, row_elements: int, tokens: int, threads: int, by_expert: bool = False
+    type_name: str, row_elements: int, tokens: int, threads: int, by_expert: bool = False, gpu: GpuBench | None = None
 ) -> KernelSpeed:
     """Return how fast `threads` threads multiply weights of a type, as `Q4_0`, with `tokens` tokens in a pass.
 
-    by_expert: as a mixture does, each of several experts with `tokens` tokens.
+    by_expert: as a mixture does, each of several experts with `tokens` tokens. gpu: which does it instead.
 
     Takes about half a second, and as memory 96 MiB (or three times the processor's last cache; 16 MiB for wide
     passes) and 9 bytes for each element of the activations, `(tokens, row_elements)`. Raises NotSupported for a type
@@ -65,11 +58,12 @@ def measure_matmul(
         raise ConfigError(f"{type_name} rows are multiples of {kind.block_elements} elements, not {row_elements}")
     row_bytes = kind.size_bytes(row_elements)
     wanted_bytes = WIDE_BYTES if tokens > NARROW_TOKENS else max(NARROW_BYTES, CACHE_MULTIPLE * last_cache_bytes())
+    wanted_bytes //= gpu.slowness if gpu else 1
     rows = max(1, round(wanted_bytes / (MATRICES * ROWS_MULTIPLE * row_bytes))) * ROWS_MULTIPLE
     matrices = max(1, round(wanted_bytes / (rows * row_bytes)))
     arena_bytes = matrices * rows * row_bytes + 4 * tokens * (row_elements + rows)
     n_experts = EXPERTS if by_expert else 1
-    with _workbench(threads, arena_bytes + 4 * EXPERTS * tokens, matrices) as bench:
+    with workbench(threads, arena_bytes + 4 * EXPERTS * tokens, matrices, gpu) as bench:
         weights = [bench.tensor(type_id, row_elements, rows // n_experts, n_experts) for _ in range(matrices)]
         bench.fill(weights, _pattern(type_id))
         activations = (
@@ -89,7 +83,13 @@ def measure_matmul(
 
 
 def measure_attention(
-    tokens: int, kv_tokens: int, head_elements: int, heads: int, kv_heads: int, threads: int
+    tokens: int,
+    kv_tokens: int,
+    head_elements: int,
+    heads: int,
+    kv_heads: int,
+    threads: int,
+    gpu: GpuBench | None = None,
 ) -> float:
     """Return the floating point operations a second of flash attention on f16 keys and values.
 
@@ -103,9 +103,9 @@ def measure_attention(
     layers = 1
     if tokens <= NARROW_TOKENS:
         wanted_bytes = max(NARROW_BYTES, CACHE_MULTIPLE * last_cache_bytes())
-        layers = min(ATTENTION_LAYERS, max(1, wanted_bytes // (4 * kv_elements)))
+        layers = min(ATTENTION_LAYERS, max(1, wanted_bytes // (gpu.slowness if gpu else 1) // (4 * kv_elements)))
     arena_bytes = 4 * kv_elements * layers + 8 * head_elements * heads * tokens + 2 * kv_tokens * tokens
-    with _workbench(threads, arena_bytes, layers) as bench:
+    with workbench(threads, arena_bytes, layers, gpu) as bench:
         ggml, context = bench.ggml, bench.context
         keys_values = [bench.tensor(F16, head_elements, kv_heads, kv_tokens) for _ in range(2 * layers)]
         queries = bench.tensor(F32, head_elements, heads, tokens)
@@ -115,7 +115,7 @@ def measure_attention(
         bench.fill([mask], np.zeros(1, np.uint8))
         room = bench.reserve(4 * head_elements * heads * tokens)
         # As in llama.cpp's graphs: a token's heads lie side by side, and views turn that around.
-        q, *kv = [ggml.ggml_permute(context, tensor, 0, 2, 1, 3) for tensor in (queries, *keys_values)]
+        q, *kv = [bench.view(ggml.ggml_permute(context, tensor, 0, 2, 1, 3)) for tensor in (queries, *keys_values)]
         for k, v in zip(kv[::2], kv[1::2], strict=True):
             node = ggml.ggml_flash_attn_ext(context, q, k, v, mask, 1 / math.sqrt(head_elements), 0.0, 0.0)
             ggml.ggml_prec_set_acc(node, PRECISION_F32)
@@ -124,10 +124,10 @@ def measure_attention(
     return 4 * tokens * kv_tokens * head_elements * heads * layers / pass_s
 
 
-def measure_node_s(threads: int) -> float:
+def measure_node_s(threads: int, gpu: GpuBench | None = None) -> float:
     """Return the seconds that a node of a graph costs besides its work: threads meet at a barrier after each."""
     _check_positive(threads=threads)
-    with _workbench(threads, (NODES + 2) * (4 * NODE_ELEMENTS + ALIGNMENT_BYTES), NODES) as bench:
+    with workbench(threads, (NODES + 2) * (4 * NODE_ELEMENTS + ALIGNMENT_BYTES), NODES, gpu) as bench:
         total, term = (bench.tensor(F32, NODE_ELEMENTS, 1) for _ in range(2))
         bench.fill([total, term], np.zeros(1, np.uint8))
         for _ in range(NODES):
@@ -156,7 +156,7 @@ def measure_stop_s(threads: int) -> float:
             loads = [more for load in loads for more in state.loaded(load.chunk)]
 
     callback = _ggml.EvalCallback(ask)
-    with _workbench(threads, 4096, 1) as bench:
+    with workbench(threads, 4096, 1) as bench:
         total, term = (bench.tensor(F32, 1, 1) for _ in range(2))
         node = bench.ggml.ggml_add(bench.context, total, term)
         bench.node(node, bench.reserve(4))
@@ -182,90 +182,6 @@ def last_cache_bytes(root: Path = CACHES) -> int:
             continue  # a virtual machine may name only some
     last = max((level for level, _ in caches), default=0)
     return sum(size for (level, _), size in caches.items() if level == last)
-
-
-class _Workbench:
-    """Tensors in one block of memory, and a graph of nodes over them. Made and freed by `_workbench`."""
-
-    def __init__(self, context: int, backend: int, arena: npt.NDArray[np.uint8], nodes: int) -> None:
-        self.ggml, self.context = _ggml.functions(), context
-        self._backend, self._arena, self._used_bytes = backend, arena, 0
-        self._graph = self.ggml.ggml_new_graph_custom(context, 4 * nodes + 8, False)
-        self._buffer = self.ggml.ggml_backend_cpu_buffer_from_ptr(arena.ctypes.data, arena.size)
-
-    def reserve(self, size_bytes: int) -> int:
-        """Return the address of so many bytes that nothing else uses, filled with zeros."""
-        start = -(-self._used_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self._used_bytes = start + size_bytes
-        assert self._used_bytes <= self._arena.size
-        self._arena[start : self._used_bytes] = 0  # otherwise the first computation pays for fresh pages
-        return int(self._arena.ctypes.data + start)
-
-    def tensor(self, type_id: int, *shape: int) -> int:
-        """Return a new tensor with memory of its own; `shape` has 2 or 3 dimensions, the contiguous one first."""
-        tensor: int = self.ggml.ggml_new_tensor_3d(self.context, type_id, *(*shape, 1)[:3])
-        self._place(tensor, self.reserve(self.ggml.ggml_nbytes(tensor)))
-        return tensor
-
-    def fill(self, tensors: list[int], pattern: npt.NDArray[np.uint8]) -> None:
-        """Repeat `pattern` through the tensors' memory."""
-        for tensor in tensors:
-            start = _ggml.tensor_at(tensor).data - self._arena.ctypes.data
-            memory = self._arena[start : start + self.ggml.ggml_nbytes(tensor)]
-            whole = memory.size // pattern.size * pattern.size
-            memory[:whole].reshape(-1, pattern.size)[:] = pattern
-            memory[whole:] = pattern[: memory.size - whole]
-
-    def node(self, tensor: int, address: int) -> None:
-        """Let the graph compute `tensor` into the memory at `address`."""
-        self._place(tensor, address)
-        self.ggml.ggml_build_forward_expand(self._graph, tensor)
-
-    def measure_s(self) -> float:
-        """Return the median time of computing the whole graph; the first computation counts when it took too long."""
-        times = [self.compute_s()]
-        if times[0] < TOO_LONG_S:
-            times.clear()
-            while sum(times) < ENOUGH_S or len(times) < MIN_REPETITIONS:
-                times.append(self.compute_s())
-        return statistics.median(times)
-
-    def free(self) -> None:
-        self.ggml.ggml_backend_buffer_free(self._buffer)
-
-    def _place(self, tensor: int, address: int) -> None:
-        status = self.ggml.ggml_backend_tensor_alloc(self._buffer, tensor, address)
-        assert status == 0, f"ggml_backend_tensor_alloc: {status}"
-
-    def compute_s(self) -> float:
-        """Return the seconds of computing the whole graph once."""
-        started = time.perf_counter()
-        status = self.ggml.ggml_backend_graph_compute(self._backend, self._graph)
-        if status != 0:
-            raise KernelError(f"ggml failed to compute a graph made to measure its kernels ({status})")
-        return time.perf_counter() - started
-
-
-@contextmanager
-def _workbench(threads: int, arena_bytes: int, nodes: int) -> Iterator[_Workbench]:
-    """Give a workbench for `nodes` nodes with room for `arena_bytes` and the gaps between tensors."""
-    ggml = _ggml.functions()
-    room_bytes = max(MIN_ARENA_BYTES, arena_bytes + ALIGNMENT_BYTES * (4 * nodes + 8))
-    block = np.empty(room_bytes + HUGE_PAGE_BYTES, np.uint8)  # NumPy asks for huge pages
-    start = -block.ctypes.data % HUGE_PAGE_BYTES
-    context = _ggml.describing_context(8 * nodes + 8, 4 * nodes + 8)
-    try:
-        backend = _ggml.cpu_backend(threads)
-        try:
-            bench = _Workbench(context, backend, block[start : start + room_bytes], nodes)
-            try:
-                yield bench
-            finally:
-                bench.free()
-        finally:
-            ggml.ggml_backend_free(backend)
-    finally:
-        ggml.ggml_free(context)
 
 
 def _weight_type(name: str) -> tuple[int, TensorType]:

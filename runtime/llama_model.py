@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -175,9 +176,12 @@ class LlamaContext:
     bytes of each cache, wherever they are, and how many layers it has.
     """
 
-    def __init__(self, model: LlamaModel, shape: ContextShape, callback: Any = None) -> None:
+    def __init__(
+        self, model: LlamaModel, shape: ContextShape, callback: Any = None, *, may_copy_weights: bool = True
+    ) -> None:
         """Make a context; `callback(address, is_asking, user_data)` is shown every node, for the context's whole life.
 
+        may_copy_weights: to a GPU, for passes of many tokens, where the model's offload says so.
         Raises KernelError with llama.cpp's own reason when it refuses.
         """
         params = L.llama_context_default_params()
@@ -189,11 +193,14 @@ class LlamaContext:
         params.n_threads = params.n_threads_batch = shape.threads
         params.type_k, params.type_v = ggml.TYPE_IDS[shape.kv_type_k], ggml.TYPE_IDS[shape.kv_type_v]
         params.flash_attn_type = ggml.FLASH_ATTENTION[shape.flash_attention]
-        params.no_perf, params.op_offload, params.offload_kqv = True, False, model.offload is not None
+        offload = model.offload
+        params.no_perf, params.offload_kqv = True, offload is not None
+        params.op_offload = offload is not None and offload.is_wide and may_copy_weights
         if callback is not None:
             self._callback, params.cb_eval = ggml.cast_callback(callback, params.cb_eval)
         lines = _Lines()
-        with ggml.log.listening(lines.add):
+        is_telling = params.op_offload and callback is not None
+        with ggml.log.listening(lines.add), ggml.telling_splits() if is_telling else contextlib.nullcontext():
             self.handle = L.llama_init_from_model(model.handle, params)
         if not self.handle:
             raise KernelError(
@@ -207,7 +214,7 @@ class LlamaContext:
             for line in lines.lines
             for size, layers in _CACHE.findall(line)
         ]
-        gpu = model.offload.gpu.name if model.offload else ""
+        gpu = offload.gpu.name if offload else ""
         self.gpu_kv_bytes, _ = lines.sizes(_CACHE_PART, gpu)
         self.gpu_buffer_bytes, self.buffer_bytes = lines.sizes(_BUFFER, gpu)
         self.kv_bytes = sum(size for size, _ in self.caches) - self.gpu_kv_bytes

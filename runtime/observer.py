@@ -6,7 +6,7 @@ of the graph (token embeddings, learned positions) reads just those rows; all el
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge_run.base.errors import KernelError, NotSupported
@@ -22,7 +22,10 @@ _READS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
 class Observer:
-    """Turns the nodes that the callback shows into `Node`s."""
+    """Turns the nodes that the callback shows into `Node`s. copied: weights that may be copied to a GPU, by name."""
+
+    def __init__(self, copied: Mapping[bytes, WeightRead] | None = None) -> None:
+        self._may_be_copied = copied or {}
 
     def observe(self, address: int, seen: Sequence[Node]) -> Node:
         """Return what the tensor struct at `address` says; `seen` are the nodes before it."""
@@ -40,7 +43,8 @@ class Observer:
     def _read(self, op: str, tensor: Any, index: int, source: int) -> WeightRead | None:
         part = ggml.tensor_at(source)
         root = part.view_src or source
-        _check_not_copied(root)
+        if copied := self._copied_weight(root):
+            return copied
         if not ggml.is_weight(root) or not ggml.is_on_host(root):
             return None
         row_bytes = 0
@@ -48,6 +52,19 @@ class Observer:
             row_bytes = part.nb[1]
         length = ggml.functions().ggml_nbytes(source)
         return WeightRead(ggml.tensor_name(root).decode("utf-8", "replace"), part.data, length, row_bytes)
+
+    def _copied_weight(self, source: int) -> WeightRead | None:
+        """Return of which weight `source` is a copy. Raises NotSupported where none was to be copied."""
+        name = ggml.tensor_name(source)
+        original = _copied(name)
+        if original is name or not (read := self._may_be_copied.get(original)):
+            if original is not name and original.endswith(_ENDS_OF_WEIGHTS):
+                raise NotSupported(
+                    f"GPU: llama.cpp would copy {original.decode('utf-8', 'replace')} there for every pass; give "
+                    "another --gpu-memory, or 0"
+                )
+            return None
+        return read
 
     def _is_input(self, address: int) -> bool:
         ids = ggml.tensor_at(address)
@@ -59,16 +76,6 @@ def _producer(source: int, seen: Sequence[Node]) -> int | None:
     """Return the ordinal of the node that computes what `source` is, or is a view of; None when it is an input."""
     name = _copied(ggml.tensor_name(ggml.tensor_at(source).view_src or source))
     return next((i for i in range(len(seen) - 1, -1, -1) if seen[i].name == name), None)
-
-
-def _check_not_copied(source: int) -> None:
-    """Raise NotSupported for a copy of a weight, which llama.cpp makes before anybody is asked whether it is there."""
-    name = ggml.tensor_name(source)
-    if (original := _copied(name)) is not name and original.endswith(_ENDS_OF_WEIGHTS):
-        raise NotSupported(
-            f"GPU: llama.cpp would copy {original.decode('utf-8', 'replace')} there for every pass; give another "
-            "--gpu-memory, or 0"
-        )
 
 
 def _copied(name: bytes) -> bytes:

@@ -8,6 +8,7 @@ the GPU lacks a kernel, and how large its buffers are.
 from __future__ import annotations
 
 import functools
+import logging
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,26 +16,32 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError
 from edge_run.base.results import GpuPlan
 from edge_run.base.units import MIB, format_size
-from edge_run.partition.placement import NOTHING, Placement, best_placement, placements
+from edge_run.partition.placement import NOTHING, Placement, best_placement, has_biased_experts, placements
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.context_shape import context_shape
 from edge_run.runtime.draft_file import DraftFile
 from edge_run.runtime.gpus import SOFTWARE, Gpu, choose_gpu, find_gpus
 from edge_run.runtime.graph import GraphMap
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
-from edge_run.runtime.offload_loading import gpu_tensors
+from edge_run.runtime.offload_loading import gpu_tensors, host_weights
 from edge_run.runtime.terms import Holdings
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.outline import outline_heads, outline_metadata
 from edge_run.tiers.stub import Stubs
 from edge_run.tiers.upload import STAGING_BYTES
 
+logger = logging.getLogger(__name__)
+
+ROWS_ONLY = b"token_embd.weight"  # as the output is on the GPU where anything is
 ROUNDED_BYTES = 2 * (MIB // 100)  # llama.cpp tells sizes in hundredths of a MiB, here keys and values, and buffers
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadSizes:
-    """Bytes that a placement takes on the GPU, and that its context takes in DRAM; names of the tensors on the GPU."""
+    """Bytes that a placement takes on the GPU, and that its context takes in DRAM; names of the tensors on the GPU.
+
+    copied_bytes: of the largest weight that is copied there for a pass, through as much memory of the machine.
+    """
 
     weights_bytes: int
     kv_bytes: int
@@ -42,6 +49,7 @@ class OffloadSizes:
     host_kv_bytes: int
     host_buffer_bytes: int
     names: frozenset[str]
+    copied_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -51,13 +59,17 @@ class OffloadSizes:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """A part of a model on a GPU, under a budget. draft_bytes: what a draft model has there, of the same budget."""
+    """A part of a model on a GPU, under a budget. draft_bytes: what a draft model has there, of the same budget.
+
+    is_wide: passes of many tokens are computed there whole; what lies in DRAM is copied there for each of them.
+    """
 
     gpu: Gpu
     budget_bytes: int
     placement: Placement
     sizes: OffloadSizes
     draft_bytes: int = 0
+    is_wide: bool = False
 
     @property
     def plan(self) -> GpuPlan:
@@ -72,19 +84,26 @@ class Offload:
             layers=self.placement.n_layers,
             narrow_layers=self.placement.n_narrow,
             draft_bytes=self.draft_bytes,
+            wide_passes=self.is_wide,
         )
 
     @property
     def key(self) -> str:
         """What of it decides the numbers."""
         return f"{self.gpu.name} ({self.gpu.description}): {self.placement.n_layers} layers, " + (
-            f"{self.placement.n_narrow} of them narrow" if self.placement.n_narrow else "all whole"
+            (f"{self.placement.n_narrow} of them narrow" if self.placement.n_narrow else "all whole")
+            + (", and wide passes" if self.is_wide else "")
         )
 
     @property
     def process_bytes(self) -> int:
         """What of it is in this process's resident memory once a context is made; counted only where that is sure."""
         return self.sizes.weights_bytes + self.sizes.kv_bytes if self.gpu.kind == SOFTWARE else 0
+
+    def streamed(self, gguf: GgufModel) -> Offload:
+        """Return it as it is where what lies in DRAM streams: nothing is copied from where only chosen experts are."""
+        is_mixture = bool(gguf.value("expert_count"))
+        return replace(self, is_wide=False) if is_mixture else self
 
     def on_host(self, graph: GraphMap) -> GraphMap:
         """Return `graph`, of a model without a GPU, with what is read from the machine's memory besides."""
@@ -101,7 +120,7 @@ class Offload:
             holdings,
             kv_bytes=self.sizes.host_kv_bytes,
             buffer_bytes=self.sizes.host_buffer_bytes,
-            upload_bytes=STAGING_BYTES,
+            upload_bytes=STAGING_BYTES + (self.sizes.copied_bytes if self.is_wide else 0),
             gpu_bytes=taken_bytes,  # less a draft model's, which has a line of its own
         )
 
@@ -151,14 +170,15 @@ def plan_offload(
     if (chosen := choose_gpu(wanted, find_gpus())) is None:
         return Offloads()
     gpu, budget_bytes = chosen
+    is_wide = gpu.has_own_memory if config.op_offload is None else config.op_offload
     if wanted is None and not gpu.has_own_memory:
         budget_bytes = min(budget_bytes, memory_bytes // 2)
     draft = _fitted(draft_file.gguf, draft_file.config, gpu, budget_bytes, is_asked=False) if draft_file else None
-    if draft and draft_file and draft.placement == _choices(draft_file.gguf)[-1]:
+    if draft and draft_file and draft.placement == _choices(draft_file.gguf, gpu)[-1]:
         taken_bytes = draft.sizes.total_bytes
-        if beside := _fitted(gguf, config, gpu, budget_bytes - taken_bytes, is_asked=False):
+        if beside := _fitted(gguf, config, gpu, budget_bytes - taken_bytes, is_asked=False, is_wide=is_wide):
             return Offloads(replace(beside, budget_bytes=budget_bytes, draft_bytes=taken_bytes), draft)
-    return Offloads(_fitted(gguf, config, gpu, budget_bytes, is_asked=wanted is not None))
+    return Offloads(_fitted(gguf, config, gpu, budget_bytes, is_asked=wanted is not None, is_wide=is_wide))
 
 
 def draft_host_bytes(file: DraftFile | None, offload: Offload | None) -> int:
@@ -167,30 +187,37 @@ def draft_host_bytes(file: DraftFile | None, offload: Offload | None) -> int:
     return max(0, file.size_bytes - on_gpu) if file else 0
 
 
-def _choices(gguf: GgufModel) -> list[Placement]:
-    layers = gguf.value("block_count")
-    return placements([tensor.name for tensor in gguf.tensors], layers if isinstance(layers, int) else 0)
+def _choices(gguf: GgufModel, gpu: Gpu) -> list[Placement]:
+    """Return what of `gguf` may lie on `gpu`. Mesa's software driver ends the process over experts with biases."""
+    layers, names = gguf.value("block_count"), [tensor.name for tensor in gguf.tensors]
+    may_hold_experts = gpu.kind != SOFTWARE or not has_biased_experts(names)
+    if not may_hold_experts:
+        logger.warning("%s: experts with biases stay in memory; this driver would end the process", gpu.description)
+    return placements(names, layers if isinstance(layers, int) else 0, may_hold_experts=may_hold_experts)
 
 
 def shrink_offload(gguf: GgufModel, config: ModelConfig, offload: Offload, taken_bytes: int) -> Offload | None:
     """Return a smaller one than `offload`, which took `taken_bytes`, more than its budget; None for nothing."""
     excess_bytes = taken_bytes - offload.budget_bytes
-    less = _fitted(gguf, config, offload.gpu, offload.sizes.total_bytes - excess_bytes, is_asked=False)
+    room_bytes = offload.sizes.total_bytes - excess_bytes
+    less = _fitted(gguf, config, offload.gpu, room_bytes, is_asked=False, is_wide=offload.is_wide)
     return replace(less, budget_bytes=offload.budget_bytes, draft_bytes=offload.draft_bytes) if less else None
 
 
-def _fitted(gguf: GgufModel, config: ModelConfig, gpu: Gpu, budget_bytes: int, *, is_asked: bool) -> Offload | None:
-    choices = _choices(gguf)
+def _fitted(
+    gguf: GgufModel, config: ModelConfig, gpu: Gpu, budget_bytes: int, *, is_asked: bool, is_wide: bool = False
+) -> Offload | None:
+    choices = _choices(gguf, gpu)
     with Stubs(gguf.shards, outline_heads(gguf)) as stubs:
 
         @functools.cache
         def sizes(placement: Placement) -> OffloadSizes:
-            return _sizes(gguf, config, stubs, Offload(gpu, budget_bytes, placement, _NO_SIZES))
+            return _sizes(gguf, config, stubs, Offload(gpu, budget_bytes, placement, _NO_SIZES, is_wide=is_wide))
 
         best = best_placement(
             choices, budget_bytes, lambda one: sizes(one).total_bytes if one != NOTHING else 0, is_asked=is_asked
         )
-        return Offload(gpu, budget_bytes, best, sizes(best)) if best != NOTHING else None
+        return Offload(gpu, budget_bytes, best, sizes(best), is_wide=is_wide) if best != NOTHING else None
 
 
 _NO_SIZES = OffloadSizes(0, 0, 0, 0, 0, frozenset())
@@ -211,4 +238,11 @@ def _sizes(gguf: GgufModel, config: ModelConfig, stubs: Stubs, offload: Offload)
             host_kv_bytes=sum(size for size, _ in context.caches) - kv_bytes,
             host_buffer_bytes=context.buffer_bytes,
             names=frozenset(ggml.tensor_name(tensor).decode("utf-8", "replace") for tensor in on_gpu),
+            copied_bytes=_largest_copied(model) if offload.is_wide and offload.gpu.has_own_memory else 0,
         )
+
+
+def _largest_copied(model: LlamaModel) -> int:
+    """Return the bytes of the largest weight of `model` in DRAM that is not only looked up by row."""
+    weights = host_weights(model)
+    return max((weight.length for name, weight in weights.items() if name != ROWS_ONLY), default=0)

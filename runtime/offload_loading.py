@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edge_run.runtime import _ggml as ggml
+from edge_run.runtime.graph import WeightRead
 from edge_run.runtime.llama_model import LlamaModel
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.readers import Readers
@@ -43,6 +44,16 @@ def host_ranges(model: LlamaModel) -> list[tuple[int, int]]:
     """Return where in the machine's memory the tensors of `model` lie: (address, length)."""
     on_host = filter(ggml.is_on_host, ggml.model_tensors(model.handle))
     return [(ggml.tensor_at(tensor).data, ggml.functions().ggml_nbytes(tensor)) for tensor in on_host]
+
+
+def host_weights(model: LlamaModel) -> dict[bytes, WeightRead]:
+    """Return the tensors of `model` that are in the machine's memory by name, as a GPU reads copies of them."""
+    nbytes, found = ggml.functions().ggml_nbytes, {}
+    for tensor in filter(ggml.is_on_host, ggml.model_tensors(model.handle)):
+        name = ggml.tensor_name(tensor)
+        text = name.decode("utf-8", "replace")
+        found[name] = WeightRead(text, ggml.tensor_at(tensor).data, nbytes(tensor), is_copied=True)
+    return found
 
 
 def open_upload(model: LlamaModel, gguf: GgufModel, sources: Sequence[SourceFile], readers: Readers) -> Upload:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_run.base.config import ModelConfig, make_config
 from edge_run.base.errors import BudgetError, ConfigError
-from edge_run.base.profile import DeviceProfile
+from edge_run.base.profile import DeviceProfile, GpuProfile
 from edge_run.base.results import Plan
 from edge_run.base.units import MIB, round_up
 from edge_run.devices.ledger import Ledger
@@ -23,7 +23,7 @@ from edge_run.devices.profile import disk_of
 from edge_run.prefetch.schedule import Stretch
 from edge_run.runtime import routing
 from edge_run.runtime.draft_file import DraftFile
-from edge_run.runtime.forecast import PassTimes, forecast, pass_work
+from edge_run.runtime.forecast import PassTimes, forecast, pass_work, shared_work
 from edge_run.runtime.graph import GraphMap
 from edge_run.runtime.inspection import SHARD_BYTES, Inspection, inspect
 from edge_run.runtime.kv_rules import check_kv_types
@@ -168,6 +168,7 @@ class Planner:
         terms = replace(terms, gpu=self.offload.plan if self.offload else None, packed=self._packed)
         if self._whole_bytes <= budget:
             return plan_resident(terms, self._territory, self._chunks)
+        terms = replace(terms, gpu=self.offload.streamed(self.gguf).plan if self.offload else None)
         if mixture := plan_mixture(terms, self._graph, self._spans):
             return mixture.plan
         needs = [stretch.needs for stretch in self._stretches]
@@ -200,15 +201,28 @@ class Planner:
             n_stops = sum(routed_read(node) is not None for node in self.known.graph)
         elif plan.mode == "streamed":
             n_stops = len(self._stretches)
+        disk, points = disk_of(profile, model), self._experience.points
+        if self.offload and plan.gpu and (gpu := self._gpu_of(profile)):
+            names, is_wide = self.offload.sizes.names, plan.gpu.wide_passes
+            work, there = shared_work(self.gguf, self.known.graph, n_stops, names, is_wide=is_wide)
+            return PassTimes(plan, work, profile, disk, self.threads, points, (gpu, there))
         work = pass_work(self.gguf, self.known.graph, n_stops)
-        return PassTimes(plan, work, profile, disk_of(profile, model), self.threads, self._experience.points)
+        return PassTimes(plan, work, profile, disk, self.threads, points)
+
+    def can_time(self, profile: DeviceProfile) -> bool:
+        """Return whether `profile` says how fast everything is that computes."""
+        return self.offload is None or self._gpu_of(profile) is not None
+
+    def _gpu_of(self, profile: DeviceProfile) -> GpuProfile | None:
+        name = self.offload.gpu.name if self.offload else ""
+        return next((gpu for gpu in profile.gpus if gpu.backend == name and gpu.kernels), None)
 
     def timed(self, plan: Plan, profile: DeviceProfile, model: Path, prompt_tokens: int) -> Plan:
         """Return `plan` with what it would take on the device of `profile`, for a prompt of `prompt_tokens` tokens.
 
-        With a part of the model on a GPU nothing is said: how fast a GPU computes is not measured.
+        With a part of the model on a GPU whose speed is not known nothing is said.
         """
-        if self.offload:
+        if not self.can_time(profile):
             return plan
         load_s = self.known.load_s + len(self.known.graph) * OPENING_S_PER_NODE + plan.kv_bytes / CLEARED_BYTES_PER_S
         times = self.times(plan, profile, model)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError, NotSupported
@@ -40,7 +41,7 @@ EXPERT_TOKENS = (1, 8, 64)  # of each expert; more take as much longer
 USUAL_TOKENS = (1, 512)
 USUAL_KINDS = tuple((name, 4096, False) for name in ("Q4_0", "Q8_0", "Q4_K", "F16"))
 LEAST_SHARE = 0.01  # of a model's bytes: a kind of weights below this is not measured
-ATTENTION = {"kv_tokens": 1024, "head_elements": 128, "heads": 32, "kv_heads": 8}
+ATTENTION: dict[str, Any] = {"kv_tokens": 1024, "head_elements": 128, "heads": 32, "kv_heads": 8}
 MANY_TOKENS = 512
 DISTURBED = (
     "other programs were at work while this was measured, so that some figures are too low; those are kept for ten "
@@ -95,9 +96,7 @@ def probe(
     figures: list[CostsFigure | KernelFigure | DiskFigure] = [costs, *kernel_figures, *disks]
     if any(figure.is_disturbed for figure in figures) and not store.problem:
         store.problem = DISTURBED
-    from edge_run.runtime.gpus import gpu_profiles
-
-    return session.profile(costs, kernel_figures, disks, gpu_profiles())
+    return session.profile(costs, kernel_figures, disks, session.gpus(_kernels(gguf), config))
 
 
 def recall(gguf: GgufModel, config: ModelConfig) -> DeviceProfile | None:
@@ -111,7 +110,8 @@ def recall(gguf: GgufModel, config: ModelConfig) -> DeviceProfile | None:
     found = [disk for disk in disks if disk is not None]
     if costs is None or len(found) < len(disks) or not is_complete:
         return None
-    return session.profile(costs, kernel_figures, found, [])
+    gpus = session.known_gpus(_kernels(gguf), config) if config.gpu_memory != 0 else []
+    return session.profile(costs, kernel_figures, found, gpus) if gpus is not None else None
 
 
 class _Session:
@@ -205,6 +205,30 @@ class _Session:
                 logger.info("%s", error)
                 continue
             self._keep(Measurements(kernels=(KernelFigure(_now(), load.share > OTHERS_SHARE, speed),)))
+
+    def gpus(self, wanted: Sequence[Multiplication], config: ModelConfig) -> list[GpuProfile]:
+        """Return the GPUs that are there, and how fast the first one computes, which a run would use.
+
+        Of one that the processor plays this is measured only where it is asked for: it takes long.
+        """
+        from edge_run.runtime.gpu_probe import gpu_profile, measure_gpu
+        from edge_run.runtime.gpus import SOFTWARE, find_gpus, measure_upload
+
+        found = find_gpus()
+        if found and (found[0].kind != SOFTWARE or config.gpu_memory != 0):
+            measure_gpu(found[0], wanted, self.known, self._keep, self._on_step)
+        return [gpu_profile(gpu, self.known, measure_upload(gpu)) for gpu in found]
+
+    def known_gpus(self, wanted: Sequence[Multiplication], config: ModelConfig) -> list[GpuProfile] | None:
+        """Return the GPUs that are there, None where one that a run would use was not measured."""
+        from edge_run.runtime.gpu_probe import gpu_profile, is_known
+        from edge_run.runtime.gpus import choose_gpu, find_gpus
+
+        found = find_gpus()
+        wanted_bytes = None if config.gpu_memory is None else int(config.gpu_memory)
+        if choose_gpu(wanted_bytes, found) and not is_known(found[0], wanted, self.known):
+            return None
+        return [gpu_profile(gpu, self.known) for gpu in found]
 
     def costs(self, threads: int) -> CostsFigure:
         """Return what a pass costs besides weights."""

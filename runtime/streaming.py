@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 
 from edge_run.prefetch.schedule import Stretch, join_turns
 from edge_run.runtime.driver import Step, Steps
 from edge_run.runtime.graph import GraphMap, Node, WeightRead
 from edge_run.runtime.observer import looked_up_rows
 from edge_run.runtime.stretches import chunks_of, cut_into_stretches, table_of
+from edge_run.runtime.weight_copies import WeightCopies
 from edge_run.tiers.rows import RowTable
 from edge_run.tiers.territory import Territory
 from edge_run.tiers.weights import Weights
@@ -25,7 +28,8 @@ class WeightStreaming:
 
     def __init__(self, territory: Territory) -> None:
         self._territory = territory
-        self._held: set[int] = set()
+        self._held: Counter[int] = Counter()  # how often: a stretch may need what is copied to a GPU
+        self._being_copied: Counter[int] = Counter()
         self._cut: tuple[GraphMap, list[Stretch]] | None = None
         self.tables: Sequence[RowTable] = ()
         self.weights: Weights | None = None
@@ -45,6 +49,18 @@ class WeightStreaming:
         """Return the stretches of `graph` joined between its borders."""
         return join_turns(self.stretches(graph), [i for i, node in enumerate(graph) if node.is_border])
 
+    def stretches_of_plan(self, graph: GraphMap) -> list[Stretch]:
+        """Return the stretches of `graph`, and with them what is copied to a GPU."""
+        return cut_into_stretches(graph, self._copied_chunks)
+
+    def follow(self, copies: WeightCopies) -> None:
+        """Bring what is copied to a GPU, too."""
+        assert self.weights is not None, "copies before the plan was made"
+        inside = [chunk for table in self.tables for chunk in self._chunks_inside(table)]
+        copies.bring, copies.let_go = self._bring, self._let_go
+        copies.expose = partial(self.weights.expose, frozenset(inside))
+        copies.hide = self.weights.hide
+
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Acquire before each stretch, release after it; fetch rows where rows are looked up."""
         self._register_fetches(graph, steps)
@@ -61,22 +77,41 @@ class WeightStreaming:
         return max((part.last for part in parts if part.last <= turn.last), default=turn.last)
 
     def before_unknown(self, node: Node, address: int) -> bool:
-        """Acquire what `node` reads; stop after it when it reads anything."""
+        """Acquire what `node` reads; stop after it when it reads anything that is not copied."""
         if fetch := self._fetch_step(node):
             fetch(address)
-        self._acquire([c for read in node.reads for c in self._chunks_of(read) if c not in self._held])
-        return bool(node.reads)
+        self._acquire(list(dict.fromkeys(chunk for read in node.reads for chunk in self._chunks_of(read))))
+        return any(not read.is_copied for read in node.reads)
 
     def after_unknown(self) -> None:
-        """Release all that is held."""
-        self._release(tuple(self._held))
+        """Release all that is held, but what is copied."""
+        self._release(tuple((self._held - self._being_copied).elements()))
 
     def abandon(self) -> None:
         """Release all that is held."""
-        self._release(tuple(self._held))
+        self._being_copied.clear()
+        self._release(tuple(self._held.elements()))
 
     def _chunks_of(self, read: WeightRead) -> Iterable[int]:
+        return () if read.is_copied else self._copied_chunks(read)
+
+    def _copied_chunks(self, read: WeightRead) -> Iterable[int]:
         return chunks_of(read, self._territory, self.tables)
+
+    def _chunks_copied(self, reads: Sequence[WeightRead]) -> list[int]:
+        return sorted({chunk for read in reads for chunk in self._copied_chunks(read)})
+
+    def _bring(self, reads: Sequence[WeightRead]) -> None:
+        chunks = self._chunks_copied(reads)
+        self._acquire(chunks)
+        self._being_copied.update(chunks)
+
+    def _let_go(self, reads: Sequence[WeightRead]) -> None:
+        self._being_copied.clear()
+        self._release(self._chunks_copied(reads))
+
+    def _chunks_inside(self, table: RowTable) -> Iterable[int]:
+        return self._territory.chunks_of(table.start, table.stop - table.start)
 
     def _register_fetches(self, graph: GraphMap, steps: Steps) -> None:
         for i, node in enumerate(graph):
@@ -104,13 +139,16 @@ class WeightStreaming:
 
     def _acquire(self, chunks: Sequence[int]) -> None:
         assert self.weights is not None, "a pass before the plan was made"
-        self.wait_s += self.weights.acquire(chunks, self.check)
+        self.wait_s += self.weights.acquire([chunk for chunk in chunks if chunk not in self._held], self.check)
         self._held.update(chunks)
 
     def _release(self, chunks: Sequence[int]) -> None:
         assert self.weights is not None, "a pass before the plan was made"
-        self.weights.release(chunks)
-        self._held.difference_update(chunks)
+        self._held.subtract(chunks)
+        gone = [chunk for chunk in dict.fromkeys(chunks) if self._held[chunk] <= 0]
+        for chunk in gone:
+            del self._held[chunk]
+        self.weights.release(gone)
 
 
 class PinnedWeights(WeightStreaming):

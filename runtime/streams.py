@@ -74,7 +74,7 @@ def _in_order(
     streaming = WeightStreaming(territory)
     ranges = row_ranges(graph, territory, terms.micro_batch_tokens)
     streaming.tables = memory.tables(ranges)
-    stretches = streaming.stretches(graph)
+    stretches = streaming.stretches_of_plan(graph)
     turns = [turn.needs for turn in streaming.turns(graph)]
     if len(turns) > 2 and graph[0].is_computed:  # with the head, and so the tail: the two follow each other
         turns = [(*turns[0], *turns.pop()), *turns[1:]]

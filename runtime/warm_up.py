@@ -17,7 +17,8 @@ from edge_run.runtime.llama_model import LlamaContext, LlamaModel
 
 def warm_up(model: LlamaModel, shape: ContextShape) -> None:
     """Compute a pass of one token and one as wide as can be on the GPU's part of `model`, in a context for that."""
-    context = LlamaContext(model, replace(shape, outputs_per_pass=max(2, shape.sequences)), _follow)
+    outputs = max(2, shape.sequences)
+    context = LlamaContext(model, replace(shape, outputs_per_pass=outputs), _follow, may_copy_weights=False)
     decoder = LocalDecoder(model, context, Driver(), shape)
     try:
         for width in {1, shape.micro_batch_tokens}:

@@ -12,10 +12,14 @@ import numpy as np
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import KIB, MIB
+from edge_run.partition.placement import Placement
+from edge_run.runtime import offload
 from edge_run.runtime.engine import Engine
 from edge_run.runtime.gpus import find_gpus
 from edge_run.runtime.offload import Offload, plan_offload
 from edge_run.tiers.gguf import read_gguf
+from edge_run.tiers.outline import outline_heads
+from edge_run.tiers.stub import Stubs
 from exactness import run
 
 OPTIONS: dict[str, Any] = {
@@ -58,6 +62,14 @@ def smallest(path: Path, **options: Any) -> int:
     except BudgetError as error:
         return int(str(error.figures["minimum_bytes"]))
     raise AssertionError("one byte is enough")
+
+
+def bytes_of(path: Path, placement: Placement, **options: Any) -> int:
+    """Return what a placement takes of the GPU's memory."""
+    gguf, config = read_gguf(path), ModelConfig(**{**OPTIONS, **options})
+    wanted = offload.Offload(find_gpus()[0], 0, placement, offload._NO_SIZES, is_wide=bool(config.op_offload))
+    with Stubs(gguf.shards, outline_heads(gguf)) as stubs:
+        return offload._sizes(gguf, config, stubs, wanted).total_bytes
 
 
 @contextmanager

@@ -108,6 +108,11 @@ class OnDemand:
         self._starved.append(chunk)
         return self._feed()
 
+    def without_memory(self) -> list[int]:
+        """Return the chunks under which no frame is, once all moves are made."""
+        absent = (chunk for chunk, state in enumerate(self._state) if state is ChunkState.ABSENT)
+        return [chunk for chunk in absent if chunk not in self._vacant]
+
     def check(self) -> None:
         """Raise AssertionError unless every frame is in exactly one place and no state contradicts another."""
         framed = {c for c, state in enumerate(self._state) if state is not ChunkState.ABSENT}

@@ -201,6 +201,11 @@ class Residency:
             self._state[chunk] = ChunkState.ABSENT
         self._frontier = self._consumer
 
+    def without_memory(self) -> list[int]:
+        """Return the chunks under which no frame is, once all moves are made, and those whose memory is made anew."""
+        absent = (chunk for chunk, state in enumerate(self._state) if state is ChunkState.ABSENT)
+        return [chunk for chunk in absent if chunk not in self._vacant]
+
     def check(self) -> None:
         """Raise AssertionError unless every frame is in exactly one place and no state contradicts another."""
         framed = [c for c, state in enumerate(self._state) if c not in self._pinned and state is not ChunkState.ABSENT]

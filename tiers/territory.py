@@ -92,6 +92,28 @@ class Territory:
         origin = span.base if self.chunk_bytes < CHUNK_BYTES else 0
         return origin + round_down(address - origin, self.chunk_bytes)
 
+    def expose(self, chunks: Iterable[int]) -> None:
+        """Let `chunks`, under which nothing is, read as zeros, which takes no memory."""
+        for address, length in self._runs(chunks):
+            _libc.map_anonymous(length, _libc.PROT_READ, at=address)
+            _libc.prepare_for_weights(address, length)
+
+    def hide(self, chunks: Iterable[int]) -> None:
+        """Leave `chunks` unreadable, with nothing under them."""
+        for address, length in self._runs(chunks):
+            _libc.map_anonymous(length, _libc.PROT_NONE, at=address)
+
+    def _runs(self, chunks: Iterable[int]) -> list[tuple[int, int]]:
+        """Return where `chunks` are, (address, length), those in a row as one."""
+        runs: list[tuple[int, int]] = []
+        for chunk in sorted(chunks):
+            place = self.place(chunk)
+            if runs and sum(runs[-1]) == place.address:
+                runs[-1] = runs[-1][0], runs[-1][1] + place.length
+            else:
+                runs.append((place.address, place.length))
+        return runs
+
     def chunks_of(self, address: int, length: int) -> range:
         """Return the numbers of the chunks that hold [address, address + length). Raises ValueError outside."""
         for span, first, grid in zip(self.spans, self._first, self._grid, strict=True):

@@ -54,6 +54,8 @@ class Weights:
         self._lost: dict[int, OSError] = {}
         self._patient: dict[int, Callable[[], int]] = {}  # reads that wait, and that nobody waits for, by chunk
         self._error: EdgeRunError | None = None
+        self._exposed: list[int] | None = None
+        self._delayed: list[tuple[list[Load], int | None]] = []
 
     def start(self) -> None:
         """Begin to read ahead."""
@@ -127,7 +129,29 @@ class Weights:
         with self._changed:
             return sum(chunk in self._patient for chunk in chunks)
 
+    def expose(self, but: Collection[int] = ()) -> None:
+        """Let all chunks be read, as zeros where nothing is in memory, until `hide`; no read begins meanwhile.
+
+        but: chunks that are none of its business.
+        """
+        with self._changed:
+            self._carry_out_moves(self._promised)
+            self._exposed = [chunk for chunk in self._residency.without_memory() if chunk not in but]
+            self._territory.expose(self._exposed)
+
+    def hide(self) -> None:
+        """End what `expose` began."""
+        with self._changed:
+            exposed, self._exposed = self._exposed, None
+            self._territory.hide(exposed or ())
+            delayed, self._delayed = self._delayed, []
+            for loads, run_chunks in delayed:
+                self._submit(loads, run_chunks)
+
     def _submit(self, loads: Sequence[Load], run_chunks: int | None = None) -> None:
+        if self._exposed is not None:
+            self._delayed.append((list(loads), run_chunks))
+            return
         for run in _coalesce(loads, self._territory, run_chunks or self._run_chunks):
             self._moves.extend(run)
             self._promised += len(run)

@@ -16,7 +16,7 @@ from edge_run.devices.memory import process_memory
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime import offload
 from edge_run.runtime.drafting import Acceptance
-from edge_run.runtime.gpus import find_gpus, gpu_profiles
+from edge_run.runtime.gpus import find_gpus, measure_upload
 from edge_run.runtime.offload_loading import gpu_tensors
 from edge_run.tiers.gguf import read_gguf
 from gpu_pairs import differing, logits_of, offloads, open_engine, smallest, tokens_of
@@ -36,10 +36,9 @@ def held(tensor: int, length: int) -> bytes:
 
 @in_child
 def test_what_a_gpu_is() -> None:
-    (first, *_), (profile, *_) = find_gpus(), gpu_profiles()
-    assert profile.backend == first.name
-    assert 0 < profile.free_bytes <= profile.total_bytes
-    assert profile.upload_bytes_per_s > 10e6
+    first = find_gpus()[0]
+    assert 0 < first.free_bytes <= first.total_bytes
+    assert measure_upload(first) > 10e6
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3moe", "gemma3", "jamba"])

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from edge_run.base.profile import DeviceProfile, KernelSpeed
-from edge_run.partition.cost import CostModel, MatmulWork, PassWork
+from edge_run.base.profile import DeviceProfile, GpuProfile, KernelSpeed
+from edge_run.partition.cost import WIDE_TOKENS, CostModel, GpuWork, MatmulWork, PassWork, SharedCost
 
 KERNELS = (
     KernelSpeed("Q4_0", 4096, 1, 2, False, 10e9),
@@ -76,3 +76,36 @@ def test_what_was_not_measured_is_like_the_nearest_that_was() -> None:
     assert COSTS.compute_s(work(other_row), 1, 0) == COSTS.compute_s(work(dense(1e9)), 1, 0)
     other_type = MatmulWork("Q6_K", 5000, int(1e9))
     assert COSTS.compute_s(work(other_type), 1, 0) == COSTS.compute_s(work(dense(1e9)), 1, 0)
+
+
+GPU = GpuProfile(
+    "a GPU",
+    "GPU0",
+    1 << 33,
+    1 << 33,
+    "discrete",
+    upload_bytes_per_s=4e9,
+    kernels=(KernelSpeed("Q4_0", 4096, 1, 0, False, 2e11), KernelSpeed("Q4_0", 4096, 512, 0, False, 1e10)),
+    node_s=1e-6,
+    border_s=1e-4,
+    attention_flops_per_s=(1e12, 1e13),
+)
+HERE = PassWork((MatmulWork("Q4_0", 4096, 10**9),), 0, 0, 0.0)
+THERE = PassWork((MatmulWork("Q4_0", 4096, 4 * 10**9),), 100, 0, 1e9)
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_the_processor_and_a_gpu_take_turns(is_wide: bool) -> None:
+    """One token: what each has to compute, at its own speed, and two ways."""
+    shared = SharedCost(PROFILE, 2, GPU, GpuWork(THERE, 2, is_wide))
+    there_s = 4e9 / 2e11 + 100e-6 + 1e9 * 11 / 1e12
+    assert shared.compute_s(HERE, 1, 10) == pytest.approx(COSTS.compute_s(HERE, 1, 10) + there_s + 2e-4)
+
+
+def test_a_wide_pass_copies_what_is_not_on_the_gpu() -> None:
+    """It costs the way there, and then what the GPU takes for it."""
+    narrow, wide = (SharedCost(PROFILE, 2, GPU, GpuWork(THERE, 2, is_wide)) for is_wide in (False, True))
+    there_s = 4e9 / 1e10 + 100e-6 + 1e9 * 512 * 513 / 2 / 1e13
+    assert wide.compute_s(HERE, 512, 0) == pytest.approx(1e9 / 4e9 + 1e9 / 1e10 + there_s + 2e-4)
+    assert narrow.compute_s(HERE, 512, 0) == pytest.approx(COSTS.compute_s(HERE, 512, 0) + there_s + 2e-4)
+    assert wide.compute_s(HERE, WIDE_TOKENS - 1, 0) == narrow.compute_s(HERE, WIDE_TOKENS - 1, 0)

@@ -2,112 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-
 import pytest
 
 from edge_run.base.errors import BudgetError, Cancelled, TierReadError
-from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.driver import Driver, PassShape, Steps, compile_program
-from edge_run.runtime.graph import GraphMap, Node, WeightRead
+from edge_run.runtime.graph import GraphMap
+from graph_runs import Feature, Graph, compute, driver_for
 
 ONE = PassShape(1, 1)
 MANY = PassShape(64, 0)
 
 
-class Graph:
-    """A graph of llama.cpp: tensor structs in memory, and the nodes that an observer would see in them."""
-
-    def __init__(self, names: Sequence[str], uncomputed: Sequence[str] = ()) -> None:
-        self.tensors = []
-        self.nodes: dict[int, Node] = {}
-        for name in names:
-            tensor = ggml.Tensor()
-            tensor.name = name.encode()
-            tensor.flags = 0 if name in uncomputed else ggml.FLAG_COMPUTE
-            reads = (WeightRead(name, 0, 1),) if name.startswith("w") else ()
-            node = Node(name.encode(), "MUL_MAT" if reads else "ADD", reads, name not in uncomputed)
-            self.tensors.append(tensor)
-            self.nodes[ctypes.addressof(tensor)] = node
-
-    @property
-    def map(self) -> GraphMap:
-        return tuple(self.nodes.values())
-
-
-class Observer:
-    """Sees what the graphs hold, and counts how often it had to look."""
-
-    def __init__(self, *graphs: Graph) -> None:
-        self.nodes = {address: node for graph in graphs for address, node in graph.nodes.items()}
-        self.n_looks = 0
-
-    def observe(self, address: int, seen: Sequence[Node]) -> Node:
-        self.n_looks += 1
-        return self.nodes[address]
-
-
-@dataclass
-class Feature:
-    """Holds what nodes read from one stop to the next, as streaming does; notes all that happens."""
-
-    events: list[str] = field(default_factory=list)
-    on_event: Callable[[str], None] = lambda event: None
-
-    def note(self, event: str) -> None:
-        self.events.append(event)
-        self.on_event(event)
-
-    def _noting(self, event: str) -> Callable[[int], None]:
-        return lambda address: self.note(event)
-
-    def register(self, graph: GraphMap, steps: Steps) -> None:
-        for i, node in enumerate(graph):
-            if node.reads:
-                steps.add_before(i, self._noting(f"take {node.name.decode()}"))
-                steps.add_after(i, self._noting(f"give {node.name.decode()}"))
-
-    def before_unknown(self, node: Node, address: int) -> bool:
-        if node.reads:
-            self.note(f"meet {node.name.decode()}")
-        return bool(node.reads)
-
-    def after_unknown(self) -> None:
-        self.note("part")
-
-    def abandon(self) -> None:
-        self.events.append("abandon")
-
-
-def compute(driver: Driver, feature: Feature, graph: Graph) -> None:
-    """Run a graph as ggml's scheduler does: ask up to a stop, compute what is flagged, tell; False then ends it."""
-    first = 0
-    while first < len(graph.tensors):
-        last = first
-        while not (must_stop := driver.callback(ctypes.addressof(graph.tensors[last]), True, 0)):
-            if last + 1 == len(graph.tensors):
-                break
-            last += 1
-        for tensor in graph.tensors[first : last + 1]:
-            if tensor.flags & ggml.FLAG_COMPUTE:
-                feature.events.append(tensor.name.decode())
-        if must_stop and not driver.callback(ctypes.addressof(graph.tensors[last]), False, 0):
-            break
-        first = last + 1
-
-
 @pytest.fixture
 def feature() -> Feature:
     return Feature()
-
-
-def driver_for(feature: Feature, *graphs: Graph) -> Driver:
-    driver = Driver()
-    driver.features.append(feature)
-    driver._observer = Observer(*graphs)  # type: ignore[assignment]
-    return driver
 
 
 def run(driver: Driver, feature: Feature, graph: Graph, shape: PassShape = ONE) -> list[str]:
@@ -284,6 +192,14 @@ def test_mapping_computes_nothing_and_sees_everything(feature: Feature) -> None:
     assert feature.events == []
     assert driver.take_map() == graph.map
     assert run(driver, feature, graph) == STEP_BY_STEP
+
+
+def test_what_goes_wrong_while_mapping_is_raised(feature: Feature) -> None:
+    graph = Graph(SMALL)
+    driver = driver_for(feature, Graph(SMALL[:2]))
+    with pytest.raises(KeyError), driver.mapping():
+        compute(driver, feature, graph)
+    assert feature.events == []
 
 
 def test_a_node_that_llama_cpp_does_not_compute_is_not_computed_after_a_map_either(feature: Feature) -> None:

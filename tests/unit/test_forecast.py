@@ -9,8 +9,11 @@ import pytest
 
 from bench_samples import PLAN, PROFILE
 from edge_run.partition.cost import MatmulWork, PassWork
-from edge_run.runtime.forecast import PassTimes
+from edge_run.runtime.forecast import PassTimes, pass_work, shared_work
+from edge_run.runtime.graph import Node, WeightRead
 from edge_run.runtime.routing import PassSeen, Point
+from edge_run.tiers.gguf import read_gguf
+from kit_models import KIT
 
 DISK = PROFILE.disks[0]  # 1e9 bytes a second
 WORK = PassWork((MatmulWork("Q4_0", 512, int(1e8), 32, 4),), 0, 0, 0.0)
@@ -119,3 +122,31 @@ def test_new_memory_is_as_fast_as_in_the_run_most_like_this() -> None:
     assert first_s(far, near) == pytest.approx(new_bytes / 8e8 + used_s)
     for point in (tokens_seen(0.5, 2e7, 0.02), first_seen(0.4, 50.0), first_seen(0.4, 0.06)):
         assert first_s(point) == first_s()
+
+
+def test_what_a_gpu_has_is_counted_there_and_nothing_twice() -> None:
+    """The last two of four layers; a node without weights is where the last one with some was."""
+    gguf = read_gguf(KIT)
+    graph = tuple(
+        Node(name.encode(), op, tuple(WeightRead(weight, 0, 1) for weight in weights), True)
+        for layer in range(4)
+        for name, op, weights in (
+            (f"norm-{layer}", "MUL", (f"blk.{layer}.attn_norm.weight",)),
+            (f"q-{layer}", "MUL_MAT", (f"blk.{layer}.attn_q.weight",)),
+            (f"attention-{layer}", "FLASH_ATTN_EXT", ()),
+            (f"down-{layer}", "MUL_MAT", (f"blk.{layer}.ffn_down.weight",)),
+        )
+    )
+    names = {tensor.name for tensor in gguf.tensors if tensor.name.startswith(("blk.2.", "blk.3."))}
+    here, there = shared_work(gguf, graph, 5, names, is_wide=True)
+    whole = pass_work(gguf, graph, 5)
+    assert (there.n_borders, there.is_wide) == (1, True)
+    assert (here.n_stops, there.work.n_stops) == (5, 0)
+    assert here.n_nodes == there.work.n_nodes == whole.n_nodes / 2
+    assert here.attention_flops == there.work.attention_flops == whole.attention_flops / 2 > 0
+    sizes = [sum(matmul.size_bytes for matmul in work.matmuls) for work in (here, there.work, whole)]
+    assert sizes[0] + sizes[1] == sizes[2]
+    assert sizes[0] > 0
+    assert sizes[1] > 0
+    narrow = {name for name in names if "ffn" not in name}
+    assert shared_work(gguf, graph, 5, narrow, is_wide=False)[1].n_borders == 4

@@ -6,9 +6,13 @@ import pytest
 
 from edge_run import ConfigError
 from edge_run.base.units import GIB, MIB
+from edge_run.partition.placement import Placement
 from edge_run.runtime import gpus
 from edge_run.runtime._ggml import GpuDevice
 from edge_run.runtime.gpus import DISCRETE, INTEGRATED, SOFTWARE, Gpu, choose_gpu
+from edge_run.runtime.offload import Offload, OffloadSizes
+from edge_run.runtime.terms import Holdings
+from edge_run.tiers.upload import STAGING_BYTES
 
 LARGE = Gpu(1, "CUDA1", "GeForce", DISCRETE, 8 * GIB, 7 * GIB)
 SOFT = Gpu(3, "Vulkan0", "llvmpipe (LLVM 15.0.6, 256 bits)", SOFTWARE, 8 * GIB, 8 * GIB)
@@ -47,3 +51,14 @@ def test_without_a_gpu() -> None:
 
 def test_a_full_gpu_is_not_used() -> None:
     assert choose_gpu(None, [Gpu(1, "CUDA0", "GeForce", DISCRETE, 8 * GIB, 100 * MIB)]) is None
+
+
+def test_what_is_copied_for_a_pass_takes_memory_of_the_machine_on_its_way() -> None:
+    sizes = OffloadSizes(500, 20, 30, 4, 5, frozenset(), copied_bytes=700)
+    narrow, wide = (Offload(LARGE, 1000, Placement(3, 0), sizes, is_wide=is_wide) for is_wide in (False, True))
+    held = Holdings(100, kv_bytes=40, buffer_bytes=50)
+    taken = [offload.added_to(held) for offload in (narrow, wide)]
+    assert [holdings.upload_bytes for holdings in taken] == [STAGING_BYTES, STAGING_BYTES + 700]
+    assert [(holdings.kv_bytes, holdings.buffer_bytes, holdings.gpu_bytes) for holdings in taken] == [(4, 5, 0)] * 2
+    assert "wide passes" in wide.key
+    assert "wide passes" not in narrow.key

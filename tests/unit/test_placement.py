@@ -9,7 +9,7 @@ import pytest
 
 from edge_run import BudgetError
 from edge_run.base.units import MIB
-from edge_run.partition.placement import NOTHING, Placement, best_placement, placements
+from edge_run.partition.placement import NOTHING, Placement, best_placement, has_biased_experts, placements
 
 ATTENTION = ("attn_norm.weight", "attn_q.weight", "attn_output.weight", "ffn_norm.weight")
 FEED = ("ffn_up.weight", "ffn_gate.weight", "ffn_down.weight")
@@ -53,6 +53,16 @@ def test_a_dense_model_goes_layer_by_layer_attention_before_the_rest() -> None:
     ]  # fmt: skip
     kept = on_gpu(found[3], tensors, 3) ^ on_gpu(found[2], tensors, 3)
     assert kept == {f"blk.2.{name}" for name in FEED}
+
+
+def test_experts_that_may_not_be_there_stay_in_memory() -> None:
+    tensors = names(3, *EXPERTS, *SHARED)
+    assert has_biased_experts(tensors)
+    assert not has_biased_experts(names(3, *EXPERTS[:3], *SHARED, "ffn_gate_inp.bias"))
+    found = placements(tensors, 3, may_hold_experts=False)
+    assert found == placements(tensors, 3)[: len(found)]
+    assert not any("exps" in name for name in on_gpu(found[-1], tensors, 3))
+    assert "blk.0.attn_q.weight" in on_gpu(found[-1], tensors, 3)
 
 
 def test_the_experts_of_a_mixture_come_after_all_else() -> None:

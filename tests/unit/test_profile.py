@@ -14,6 +14,7 @@ import pytest
 from edge_run.base.profile import DeviceProfile, DiskProfile, KernelSpeed, ReadSpeed
 from edge_run.devices.mount import Mount, find_mount
 from edge_run.devices.profile import (
+    FORMAT_VERSION,
     CostsFigure,
     DiskFigure,
     Identity,
@@ -117,7 +118,7 @@ BROKEN = {
     "binary": lambda text: "\0" * 100,
     "deep": lambda text: "[" * 100_000,
     "a list": lambda text: "[]",
-    "another version": lambda text: changed(json.loads(text), "format_version", value=2),
+    "another version": lambda text: changed(json.loads(text), "format_version", value=FORMAT_VERSION + 1),
     "another device": lambda text: changed(json.loads(text), "identity", "cpu", value="Intel"),
     "unknown key": lambda text: changed(json.loads(text), "more", value=1),
     "text for a number": lambda text: changed(

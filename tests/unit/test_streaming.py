@@ -13,6 +13,7 @@ from edge_run.runtime.driver import Steps
 from edge_run.runtime.graph import Node, WeightRead
 from edge_run.runtime.streaming import WeightStreaming
 from edge_run.runtime.stretches import chunks_of
+from edge_run.runtime.weight_copies import WeightCopies
 from edge_run.tiers.territory import Territory
 from mapped import PAGE, mapped
 
@@ -26,6 +27,7 @@ class Weights:
 
     held: set[int] = field(default_factory=set)
     asked: list[tuple[int, ...]] = field(default_factory=list)
+    exposed: list[frozenset[int] | None] = field(default_factory=list)
     fails_at: int = -1
 
     def acquire(self, chunks: Iterable[int], check: Callable[[], None]) -> float:
@@ -41,6 +43,12 @@ class Weights:
     def release(self, chunks: Iterable[int]) -> None:
         assert set(chunks) <= self.held, "released what was not held"
         self.held -= set(chunks)
+
+    def expose(self, but: frozenset[int]) -> None:
+        self.exposed.append(but)
+
+    def hide(self) -> None:
+        self.exposed.append(None)
 
 
 @dataclass
@@ -210,3 +218,39 @@ def test_rows_are_fetched_before_the_lookup_in_both_kinds_of_pass(
     steps.before[0][0](0)
     assert table.fetched == wanted * 2
     assert feature.wait_s >= 0.5  # of the two fetches
+
+
+def test_what_is_copied_to_a_gpu_is_held_beside_stretches_and_by_no_stretch(
+    feature: WeightStreaming, weights: Weights, nodes: Nodes
+) -> None:
+    """A chunk may hold a part of what is copied and of what the processor reads: who ends first leaves it there."""
+    copied = replace(nodes.read(range(2, 6)), is_copied=True)
+    graph = (nodes(range(0, 3)), Node(b"on gpu", "MUL_MAT", (copied,), True, is_on_gpu=True), nodes(range(5, 8)))
+    assert {c for stretch in feature.stretches(graph) for c in stretch.needs} == {0, 1, 2, 5, 6, 7}
+    assert {c for stretch in feature.stretches_of_plan(graph) for c in stretch.needs} == set(range(8))
+    copies = WeightCopies({})
+    feature.follow(copies)
+    feature.before_unknown(graph[0], 0)
+    copies.bring([copied])
+    assert weights.held == set(range(6))
+    assert not feature.before_unknown(graph[1], 0), "no stop where a GPU computes"
+    feature.after_unknown()
+    assert weights.held == set(range(2, 6))
+    feature.before_unknown(graph[2], 0)
+    copies.let_go([copied])
+    assert weights.held == {5, 6, 7}
+    copies.bring([copied])
+    feature.abandon()
+    assert weights.held == set()
+
+
+def test_all_but_the_inside_of_tables_can_be_exposed(
+    feature: WeightStreaming, weights: Weights, nodes: Nodes, territory: Territory
+) -> None:
+    """A table's rows lie there, whatever the account of chunks says."""
+    feature.tables = [Table(nodes.base + 11 * CHUNK, nodes.base + 19 * CHUNK)]  # type: ignore[list-item]
+    copies = WeightCopies({})
+    feature.follow(copies)
+    copies.give_up()
+    copies.end(is_whole=False)
+    assert weights.exposed == [frozenset(range(11, 19)), None]

@@ -294,3 +294,31 @@ def test_giving_up_waits_for_reads_in_progress_and_can_be_stopped(tmp_path: Path
         assert streamed.residency.state(1) is streamed.residency.state(2) is ChunkState.ABSENT
         streamed.residency.check()
         run_pass(streamed, schedule_pass([frozenset([i]) for i in range(1, 7)], [True] * 6, 1))
+
+
+@pytest.mark.parametrize("is_on_demand", [False, True])
+def test_what_is_exposed_reads_as_zeros_and_what_is_in_memory_stays(tmp_path: Path, is_on_demand: bool) -> None:
+    """Reads that were about to begin wait until it ends; then all is as before."""
+    order = range(12)
+    with tier(tmp_path, [12 * CHUNK], order, (), 4, is_on_demand=is_on_demand) as streamed:
+        weights, place = streamed.weights, streamed.territory.place
+        weights.acquire([2, 3, 7])
+        streamed.settle()
+        weights.expose(but=[9])
+        assert not is_readable(place(9).address)
+        absent = [c for c in range(12) if c != 9 and streamed.residency.state(c) is ChunkState.ABSENT]
+        assert len(absent) >= 7
+        assert all(content(place(c).address, CHUNK) == bytes(CHUNK) for c in absent)
+        assert all(streamed.is_right(chunk) for chunk in (2, 3, 7))
+        weights.release([2, 3, 7])
+        assert all(content(place(c).address, CHUNK) == bytes(CHUNK) for c in absent), "no read begins"
+        weights.hide()
+        streamed.settle()
+        streamed.residency.check()
+        states = [streamed.residency.state(chunk) for chunk in range(12)]
+        absent = [c for c, state in enumerate(states) if state is ChunkState.ABSENT]
+        assert not any(is_readable(place(chunk).address) for chunk in absent)
+        for chunk in range(12):
+            weights.acquire([chunk])
+            assert streamed.is_right(chunk)
+            weights.release([chunk])

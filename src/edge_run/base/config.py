@@ -47,6 +47,8 @@ class ModelConfig:
     memory: budget for the whole process, bytes or text (`4GiB`); None is what is available less a margin.
     gpu_memory: budget of a GPU's memory, for weights, keys and values, and buffers there; 0 leaves it out, as long as
     no real GPU was tried; None is what is free less a margin, and nothing where the processor plays the GPU.
+    op_offload: passes of many tokens are computed on the GPU whole, with weights in DRAM copied to it for each of them;
+    None: where it has memory of its own.
     context_tokens: length of the context; None is the model's own, at most 4096; 0 is the model's own.
     threads: compute threads; None is one per core that this process may use.
     micro_batch_tokens: tokens in one pass of a prompt. sequences: conversations that may share the context.
@@ -70,6 +72,7 @@ class ModelConfig:
 
     memory: int | str | None = None
     gpu_memory: int | str | None = 0
+    op_offload: bool | None = None
     context_tokens: int | None = None
     threads: int | None = None
     micro_batch_tokens: int = 512

@@ -44,8 +44,8 @@ class DiskProfile:
 class KernelSpeed:
     """How fast llama.cpp's kernels go through weights: bytes of weights a second, in a pass of `tokens` tokens.
 
-    type_name: ggml's name of the type, as `Q4_0`. row_elements: length of the weights' rows. by_expert: as in a
-    mixture, each expert multiplied with `tokens` tokens.
+    type_name: ggml's name of the type, as `Q4_0`. row_elements: length of the weights' rows. threads: 0 on a GPU.
+    by_expert: as in a mixture, each expert multiplied with `tokens` tokens.
     """
 
     type_name: str
@@ -62,6 +62,8 @@ class GpuProfile:
 
     name: what it is; backend: llama.cpp's name of it. kind: `discrete` (with memory of its own), `integrated` (with
     the machine's) or `software` (the processor plays one). upload_bytes_per_s: from the machine's memory to its own.
+    kernels, node_s, attention_flops_per_s: as of the processor in `DeviceProfile`; nothing where they were not
+    measured. border_s: what it costs to hand a pass from the processor to the GPU, or back.
     """
 
     name: str
@@ -70,6 +72,10 @@ class GpuProfile:
     free_bytes: int
     kind: str
     upload_bytes_per_s: float
+    kernels: tuple[KernelSpeed, ...] = ()
+    node_s: float = 0.0
+    border_s: float = 0.0
+    attention_flops_per_s: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class GpuPlan:
 
     layers: of the model's, counted from the end, and the output as one more; narrow_layers: of those, the first ones,
     which leave their widest weights in DRAM (experts, or the feed-forward network). draft_bytes: what a draft model
-    has there.
+    has there. wide_passes: passes of many tokens are computed there whole, with copies of the weights in DRAM.
     """
 
     device: str
@@ -84,6 +84,7 @@ class GpuPlan:
     layers: int
     narrow_layers: int
     draft_bytes: int = 0
+    wide_passes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ def describe_gpu(gpu: GpuPlan) -> str:
     parts = ", ".join(f"{format_size(size)} of {what}" for what, size in sizes)
     narrow = f", {gpu.narrow_layers} of them without their widest weights" if gpu.narrow_layers else ""
     layers = f"{gpu.layers - 1} layers and the output" if gpu.layers > 1 else "the output"
-    return f"{gpu.device} has {layers}{narrow}: {parts}, within {format_size(gpu.budget_bytes)}"
+    wide = "; passes of many tokens run there whole" if gpu.wide_passes else ""
+    return f"{gpu.device} has {layers}{narrow}: {parts}, within {format_size(gpu.budget_bytes)}{wide}"
 
 
 def describe_items(plan: Plan, columns: int | None) -> str:

@@ -95,6 +95,11 @@ SETTINGS: tuple[Setting, ...] = (
         help="Budget of the GPU's memory, where llama.cpp is built for it; 0: leave it out. [default: 0]",
     ),
     _memory(
+        "--op-offload/--no-op-offload", field="op_offload", default=None,
+        help="Passes of many tokens run on the GPU, weights in memory copied there for each. [default: where it has "
+        "memory of its own]",
+    ),
+    _memory(
         "-c", "--ctx-size", field="context_tokens", **_NUMBER,
         help="Tokens of context; 0: the model's own. [default: the model's own, at most 4096]",
     ),

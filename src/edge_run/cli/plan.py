@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PROMPT_TOKENS = 512
 _MODEL = click.Argument(["model_file"], metavar="MODEL", type=click.Path(path_type=Path))
 _SETTINGS = (
-    "memory", "gpu_memory", "ctx_size", "threads", "ubatch_size", "batch_size", "kv_type", "cache_type_k",
+    "memory", "gpu_memory", "op_offload", "ctx_size", "threads", "ubatch_size", "batch_size", "kv_type", "cache_type_k",
     "cache_type_v", "flash_attn", "readers", "packed", "cache_dir", "draft", "speculate", "draft_max", "exact",
     "json", "verbose",
 )  # fmt: skip

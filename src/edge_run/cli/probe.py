@@ -133,10 +133,12 @@ def _tables(profile: DeviceProfile) -> Iterator[_Table]:
             columns if has_limits else columns[:-1],
             rows if has_limits else tuple(row[:-1] for row in rows),
         )
-    if profile.kernels:
-        widths = sorted({kernel.tokens for kernel in profile.kernels})
-        columns = ("weights", *(f"{tokens} token{'s' * (tokens > 1)}" for tokens in widths))
-        yield _Table("Computing: weights gone through, MiB/s", columns, tuple(_kernel_rows(profile.kernels, widths)))
+    for place, kernels in ("", profile.kernels), *((f" on {gpu.backend}", gpu.kernels) for gpu in profile.gpus):
+        if kernels:
+            widths = sorted({kernel.tokens for kernel in kernels})
+            columns = (f"weights{place}", *(f"{tokens} token{'s' * (tokens > 1)}" for tokens in widths))
+            rows = tuple(_kernel_rows(kernels, widths))
+            yield _Table(f"Computing{place}: weights gone through, MiB/s", columns, rows)
     if profile.gpus:
         columns = ("GPU", "name", "kind", "memory", "free", "upload, MiB/s")
         yield _Table("GPUs", columns, tuple(map(_gpu_row, profile.gpus)))

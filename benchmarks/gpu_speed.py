@@ -1,0 +1,63 @@
+"""A model that fits in the GPU's memory: tokens per second against llama-cpp-python alone, interleaved.
+
+Model: the kit model grown to 64 MB. Both sides have all of it on the GPU that llama.cpp names first, the same context
+and micro-batches of 32; llama-cpp-python alone is its low-level interface with default settings, in a process of its
+own, without anything of ours. Reached when the median speed is within 2 % of llama.cpp's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+from _box import KIT, ROOT, run_worker, write_results
+
+PLAIN = ROOT / "benchmarks" / "_plain_worker.py"
+
+
+def main() -> None:
+    """Measure and write the results."""
+    from edge_run import inflate
+    from edge_run.base.units import MIB
+    from edge_run.runtime.gpus import SOFTWARE, find_gpus
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--decode", type=int, default=16)
+    parser.add_argument("--prompt", type=int, default=64)
+    arguments = parser.parse_args()
+    gpu, rows = find_gpus()[0], []
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "kit.gguf"
+        inflate(KIT, model, 64 * MIB)
+        for number in range(arguments.rounds):
+            flags = ["--prompt", arguments.prompt, "--decode", arguments.decode, "--warm", 2, "--again"]
+            ours = run_worker([model, *flags, "--gpu-memory", "1GiB"])
+            plain = run_worker([model, arguments.prompt, arguments.decode], worker=PLAIN)
+            rows.append(
+                {
+                    "round": number,
+                    "edge_run_token_s": ours["token_s"],
+                    "llama_cpp_token_s": plain["token_s"],
+                    "speed_ratio": plain["token_s"] / ours["token_s"],
+                    "prompt_speed_ratio": plain["prompt_again_s"] / ours["prompt_again_s"],
+                    "same_token": ours["last_token"] == plain["last_token"],
+                }
+            )
+            print(rows[-1], flush=True)
+    ratios, prompts = (sorted(row[key] for row in rows) for key in ("speed_ratio", "prompt_speed_ratio"))
+    note = "The processor plays this GPU: this says what edge-run adds to llama.cpp, and nothing of a GPU's speed."
+    finding = (
+        f"{__doc__}\n* GPU: {gpu.name} ({gpu.description}). {note if gpu.kind == SOFTWARE else ''}\n"
+        f"* A token: edge-run is {statistics.median(ratios):.3f} times as fast as llama.cpp (spread {ratios[0]:.3f} to "
+        f"{ratios[-1]:.3f} over {len(ratios)} rounds); a prompt of {arguments.prompt} tokens: "
+        f"{statistics.median(prompts):.3f} ({prompts[0]:.3f} to {prompts[-1]:.3f}). The same last token in "
+        f"{sum(row['same_token'] for row in rows)} of {len(rows)}."
+    )
+    write_results("gpu-speed", rows, finding)
+
+
+if __name__ == "__main__":
+    main()
