@@ -2,35 +2,44 @@
 
     python _gpu_worker.py MODEL.gguf STEPS
 
-Prints a line of JSON for each part (STEPS budgets of the GPU, from the smallest that works to all of the model) and
-each budget of memory: whatever is free, and the smallest that works.
+Prints a line of JSON for each part (STEPS budgets of the GPU, from the smallest that works to all of the model), before
+anything is computed with it, and then for each budget of memory: whatever is free, and the smallest that works.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from edge_run.runtime.engine import Engine
 from edge_run.runtime.offload import Offload
-from gpu_pairs import differing, logits_of, offloads, open_engine
+from gpu_pairs import bytes_of, differing, logits_of, offloads, open_engine
 
 
 def main() -> None:
     """Compare, and print."""
     path, steps = Path(sys.argv[1]), int(sys.argv[2])
-    for choice in offloads(path, steps):
-        gpu_memory = choice.sizes.total_bytes
-        with open_engine(path, gpu_memory, backend="llama.cpp") as engine:
-            wanted = logits_of(engine)
+    for choice, may_copy in itertools.product(offloads(path, steps, op_offload=True), (False, True)):
+        gpu_memory, placement = choice.sizes.total_bytes, choice.placement
+        part = {"layers": placement.n_layers, "narrow": placement.n_narrow, "on_host": placement.host_patterns}
+        print(json.dumps({"part": part}), flush=True)
+        wanted: dict[bool, list[np.ndarray]] = {}
         for memory in (None, 0):
-            with open_engine(path, gpu_memory, memory) as engine:
-                found = logits_of(engine)
-                print(json.dumps(figures(choice, engine) | {"different": differing(wanted, found)}), flush=True)
+            with open_engine(path, gpu_memory, memory, op_offload=may_copy) as engine:
+                found, taken = logits_of(engine), figures(choice, engine)
+                used = engine.offload.placement if engine.offload else placement
+            if (copies := bool(taken["copies"])) not in wanted:
+                same = bytes_of(path, used, op_offload=copies)
+                with open_engine(path, same, backend="llama.cpp", op_offload=copies) as engine:
+                    wanted[copies] = logits_of(engine)
+            print(json.dumps(taken | {"different": differing(wanted[copies], found)}), flush=True)
 
 
 def figures(choice: Offload, engine: Engine) -> dict[str, Any]:
@@ -41,6 +50,7 @@ def figures(choice: Offload, engine: Engine) -> dict[str, Any]:
         "gpu": f"{choice.gpu.name} ({choice.gpu.description})",
         "layers": gpu.layers,
         "narrow": gpu.narrow_layers,
+        "copies": gpu.wide_passes,
         "gpu_budget": gpu.budget_bytes,
         "gpu_taken": gpu.weights_bytes + gpu.kv_bytes + gpu.buffer_bytes,
         "mode": engine.plan.mode,

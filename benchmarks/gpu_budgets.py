@@ -1,0 +1,77 @@
+"""Both budgets, of the GPU's memory and of the machine's, at ten different pairs for each model: what is held at most.
+
+Models: the kit model grown to 64 MB, and a tiny random mixture. Five budgets of the GPU's memory from the smallest that
+works to all of the model, each with the smallest budget of memory that works, and with half of the model more. Each run
+is a process of its own: a prompt of 50 tokens in passes of 32, and 6 tokens; where weights stream, passes of many
+tokens run on the GPU in every second pair. Reached when the process's highest resident size is within one budget, and
+what llama.cpp allocated on the GPU within the other.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from _box import KIT, ROOT, write_results
+
+sys.path.insert(0, str(ROOT / "tests"))
+WORKER = ROOT / "benchmarks" / "_gpu_budget_worker.py"
+STEPS = 5
+
+
+def measure(path: Path, gpu_bytes: int, memory_bytes: int, *flags: str) -> dict[str, Any]:
+    """Return the figures of one run."""
+    command = [sys.executable, str(WORKER), str(path), str(gpu_bytes), str(memory_bytes), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}\nfailed with {done.returncode}:\n{done.stderr}")
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def pairs(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the figures of ten pairs."""
+    from gpu_pairs import offloads
+
+    for number, choice in enumerate(offloads(path, STEPS, op_offload=True)):
+        flags = ["copies"] if number % 2 else []
+        least = measure(path, choice.sizes.total_bytes, 0, *flags)
+        yield least
+        more = int(least["memory_budget"]) + path.stat().st_size // 2
+        yield measure(path, choice.sizes.total_bytes, more, *flags)
+
+
+def main() -> None:
+    """Measure and write the results."""
+    from edge_run import inflate
+    from edge_run.base.units import MIB
+    from tiny_models import make_model
+
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        dense = Path(folder) / "kit.gguf"
+        inflate(KIT, dense, 64 * MIB)
+        for name, path in ("dense", dense), ("mixture", make_model("qwen3moe", Path(folder))):
+            for figures in pairs(path):
+                rows.append({"model": name, **figures})
+                print(rows[-1], flush=True)
+    within = [row["gpu_taken"] <= row["gpu_budget"] and row["memory_peak"] <= row["memory_budget"] for row in rows]
+    worst_gpu = max(row["gpu_taken"] / row["gpu_budget"] for row in rows)
+    worst = max(row["memory_peak"] / row["memory_budget"] for row in rows)
+    finding = (
+        f"{__doc__}\n* GPU: {', '.join(sorted({row['gpu'] for row in rows}))}. Where the processor plays it, its "
+        "memory is the machine's, and counts in that budget too.\n"
+        f"* Within both budgets: {sum(within)} of {len(rows)} pairs, {sum(row['mode'] == 'streamed' for row in rows)} "
+        f"of them streamed, {sum(bool(row['copies']) for row in rows)} with wide passes on the GPU; highest: "
+        f"{worst_gpu:.3f} of the GPU's, {worst:.3f} of the machine's; swapped {sum(r['swapped'] for r in rows)} bytes."
+    )
+    write_results("gpu-budgets", [{k: v for k, v in row.items() if k != "gpu"} for row in rows], finding)
+
+
+if __name__ == "__main__":
+    main()
