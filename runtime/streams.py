@@ -75,7 +75,8 @@ def _in_order(
     ranges = row_ranges(graph, territory, terms.micro_batch_tokens)
     streaming.tables = memory.tables(ranges)
     stretches = streaming.stretches_of_plan(graph)
-    turns = [turn.needs for turn in streaming.turns(graph)]
+    # Where a GPU's parts begin are borders too, but nobody else computes in between.
+    turns = [turn.needs for turn in streaming.turns(graph)] if terms.gpu is None else []
     if len(turns) > 2 and graph[0].is_computed:  # with the head, and so the tail: the two follow each other
         turns = [(*turns[0], *turns.pop()), *turns[1:]]
     plan, residency = plan_streamed(terms, territory, [stretch.needs for stretch in stretches], ranges, turns)
