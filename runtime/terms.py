@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edge_run.runtime.llama_model import LlamaContext
 
 RESERVE_BYTES = 32 * MIB
-WORKER_RESERVE_BYTES = 12 * MIB  # of a device that computes layers for others, and makes no text
+WORKER_RESERVE_BYTES = 20 * MIB  # of a device that computes layers for others, and makes no text
 _WHOLE_NUMBERS = frozenset((0, 1, 30))  # f32, f16, bf16: of such weights the inputs stay, or get 2 bytes a number
 
 

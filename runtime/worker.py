@@ -127,8 +127,7 @@ class Worker:
         if not isinstance(settings, dict):
             raise ProtocolError("an order to open a model names no settings; the devices have different versions")
         self._end_run()
-        is_there = self._engine is not None and all(shard.path.exists() for shard in self._engine.gguf.shards)
-        if self._opened != (asked.model, settings) or not is_there or self._engine is None:
+        if self._opened != (asked.model, settings) or self._engine is None or _are_gone(self._engine):
             self._close_engine()
             path, partial = self._files.open(coordinator, asked)
             self._engine = SliceEngine(path, config_from(settings, self._config), self._chunk_bytes, partial)
@@ -149,6 +148,8 @@ class Worker:
         engine, owners = self._engine, order.get("owners")
         if engine is None:
             raise MeshError("no model is open here; prepare comes first")
+        if _are_gone(engine):
+            raise MeshError(f"{engine.gguf.shards[0].path}: was deleted meanwhile; the next run opens the model anew")
         if order.get("layout") != layout_hash(engine.layout):
             raise MeshError("the model is cut in other places here; the devices have different versions")
         if not isinstance(owners, list | tuple) or len(owners) != len(engine.layout.units):
@@ -275,3 +276,8 @@ class Worker:
         self._mesh.link.send(run.coordinator, header, timeout_s=SEND_TIMEOUT_S)
 
     _last: Command = Operate("clear")
+
+
+def _are_gone(engine: SliceEngine) -> bool:
+    """Return whether files of an open model were deleted."""
+    return not all(shard.path.exists() for shard in engine.gguf.shards)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,26 +133,6 @@ def test_devices_without_the_model_fetch_what_they_compute(folder: Path, tmp_pat
             assert greedy(engine) == wanted
             assert nodes(engine) == {"a", "b"}
         assert disk_bytes(tmp_path / "d") < size_bytes // 2
-
-
-@in_child
-def test_a_worker_whose_cache_folder_is_deleted_fetches_anew(folder: Path, tmp_path: Path) -> None:
-    path = make_model("granite", folder)
-    wanted = alone(path)
-    with devices(path, tmp_path) as found:
-        found.join("b")
-        found.join("c", models=(path,))
-        with found.engine() as engine:
-            assert greedy(engine) == wanted
-            assert nodes(engine) == {"a", "b", "c"}
-            shutil.rmtree(tmp_path / "b")
-            found.leave("c")  # so all are asked again
-            engine.front.rewind(0, 0)
-            assert greedy(engine) == wanted
-            assert engine.mesh_use is not None
-            assert set(engine.mesh_use.left_out) == set()
-            assert nodes(engine) == {"a", "b"}
-        assert disk_bytes(tmp_path / "b") > 0
 
 
 @in_child
