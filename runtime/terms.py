@@ -114,9 +114,10 @@ def work_bytes(gguf: GgufModel, micro_batch_tokens: int) -> int:
     experts = used_experts(gguf)
 
     def row_bytes(tensor: TensorInfo) -> int:
+        width = tensor.shape[0]
         if len(tensor.shape) > 2:
-            return 2 * tensor.shape[0] * experts
-        return 2 * tensor.shape[0] if tensor.type_id in _WHOLE_NUMBERS else -(-tensor.shape[0] * 8 // 7)
+            return 2 * width * experts
+        return 2 * width if tensor.type_id in _WHOLE_NUMBERS else -(-width * 8 // 7)
 
     return micro_batch_tokens * max((row_bytes(t) for t in gguf.tensors if len(t.shape) > 1), default=0)
 
