@@ -20,14 +20,17 @@ ranges then moved as long as that helps.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 ROUNDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 READ_CPU_S_PER_BYTE = 8e-11  # what readers take from computing; so that nothing streams that need not
 READ_SHARE = 0.93  # of a drive's speed, which reading for one turn after the other comes to
+MOST_TRIED = 20_000  # units, in all ways to share out so few blocks
 _NEVER = math.inf
 
 
@@ -178,12 +181,29 @@ def _useful_rounds(units: Sequence[UnitWork], stations: Sequence[Station], among
 
 
 def _plan_rounds(units: Sequence[UnitWork], stations: Sequence[Station], rounds: int) -> MeshPlan | None:
-    """Return the best plan of so many rounds."""
-    counts = _best_counts(units, stations, rounds)
-    if counts is None:
+    """Return the best plan of so many rounds.
+
+    Turns of a device run together where nobody has one in between, which the search does not see: so few blocks that
+    all ways to share them out can be tried are shared out in all ways.
+    """
+    n_blocks, n_others = len(units) - 2, len(stations) - 1
+    if math.comb(n_blocks + n_others, n_others) * len(units) <= MOST_TRIED:
+        ways = _all_counts(n_blocks, len(stations))
+    else:
+        found = _best_counts(units, stations, rounds)
+        ways = iter([found] if found else [])
+    plans = [_dealt(stations, counts, rounds) for counts in ways]
+    if not plans:
         return None
-    owners = _dealt(stations, counts, rounds)
-    return _made(units, stations, owners, token_time(units, stations, owners), rounds)
+    token_s, owners = min(((token_time(units, stations, owners), owners) for owners in plans), key=itemgetter(0))
+    return _made(units, stations, owners, token_s, rounds) if token_s < _NEVER else None
+
+
+def _all_counts(n_blocks: int, n_stations: int) -> Iterator[list[int]]:
+    """Yield all ways to share out `n_blocks`, as numbers for each station."""
+    for bars in itertools.combinations(range(n_blocks + n_stations - 1), n_stations - 1):
+        borders = (-1, *bars, n_blocks + n_stations - 1)
+        yield [right - left - 1 for left, right in itertools.pairwise(borders)]
 
 
 def _made(

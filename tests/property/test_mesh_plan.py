@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_run.partition import mesh_plan
 from edge_run.partition.mesh_plan import ROUNDS, Station, UnitWork, plan_mesh, token_time
 from mesh_stations import MB, stations
 
@@ -38,6 +40,21 @@ def test_no_plan_of_all_is_faster(among: list[Station], n_blocks: int, weight: i
         assert best == float("inf")
         return
     assert plan.token_s == pytest.approx(token_time(units, among, plan.owners))
+    assert plan.token_s <= best * (1 + 1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(stations(), st.integers(1, 6), st.integers(10, 200), st.integers(0, 10))
+def test_the_search_finds_the_best_plan_where_nothing_streams(
+    among: list[Station], n_blocks: int, weight: int, kept: int
+) -> None:
+    among = [replace(station, memory_bytes=2000 * MB) for station in among]
+    units = [UnitWork(0), *[UnitWork(weight * MB, kept * MB)] * n_blocks, UnitWork(30 * MB)]
+    best = min(token_time(units, among, owners) for owners in every_plan(n_blocks, among))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mesh_plan, "MOST_TRIED", 0)
+        plan = plan_mesh(units, among)
+    assert plan is not None
     assert plan.token_s <= best * (1 + 1e-6)
 
 
