@@ -73,7 +73,9 @@ class Engine:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     ggml.L.llama_backend_init()
-    model = ggml.L.llama_model_load_from_file(os.fsencode(MODEL), ggml.L.llama_model_default_params())
+    model_params = ggml.L.llama_model_default_params()
+    model_params.use_extra_bufts = False  # as runs do; and kernels with AMX end the process on some virtual machines
+    model = ggml.L.llama_model_load_from_file(os.fsencode(MODEL), model_params)
     assert model, f"llama.cpp cannot load {MODEL}"
     params = ggml.L.llama_context_default_params()
     params.n_ctx, params.n_threads, params.n_threads_batch = 512, 2, 2
