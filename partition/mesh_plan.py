@@ -30,7 +30,7 @@ from operator import itemgetter
 ROUNDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 READ_CPU_S_PER_BYTE = 8e-11  # what readers take from computing; so that nothing streams that need not
 READ_SHARE = 0.93  # of a drive's speed, which reading for one turn after the other comes to
-MOST_TRIED = 20_000  # units, in all ways to share out so few blocks
+MOST_TRIED = 2_000  # units, in all ways to share out so few blocks
 _NEVER = math.inf
 
 

@@ -11,7 +11,7 @@ many tokens as it reads, and its `token_s` is what a token takes that is said.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from edge_run.partition.mesh_plan import ROUNDS, MeshPlan, Station, UnitWork, plan_mesh, token_time
@@ -47,21 +47,28 @@ def plan_ring(units: Sequence[UnitWork], stations: Sequence[Station], hops: Hops
         if found is None:
             return None
         sets, among = [tuple(s for s in stations if s.node in found.nodes), (first,)], (found.rounds,)
-    plans = [plan for taken in sets if (plan := _plan_set(units, taken, hops, among))]
+    plans = [plan for taken in sets for plan in _plans_of_set(units, taken, hops, among)]
     if not plans:
         return None
-    plan = min(plans, key=lambda one: (one.token_s, len(one.nodes)))
-    on_ring = _on_ring(stations, plan.nodes, lambda a, b: hops(a, b).token_s)
-    return replace(plan, token_s=token_time(units, on_ring, plan.owners))
+
+    def on_ring(plan: MeshPlan, cost: Callable[[Hop], float]) -> float:
+        ring = _on_ring(stations, plan.nodes, lambda a, b: cost(hops(a, b)))
+        return token_time(units, ring, plan.owners)
+
+    plan = min(plans, key=lambda one: (on_ring(one, lambda hop: hop.cost_s), len(one.nodes)))
+    return replace(plan, token_s=on_ring(plan, lambda hop: hop.token_s))
 
 
-def _plan_set(units: Sequence[UnitWork], taken: Sequence[Station], hops: Hops, among: Sequence[int]) -> MeshPlan | None:
-    """Return the best plan on a ring of a set of devices, or of those of it that are of use; its times are costs."""
-    order = ring([station.node for station in taken], lambda a, b: hops(a, b).cost_s)
-    plan = plan_mesh(units, _on_ring(taken, order, lambda a, b: hops(a, b).cost_s), among)
-    if plan is None or len(plan.nodes) == len(taken):
-        return plan
-    return _plan_set(units, [station for station in taken if station.node in plan.nodes], hops, among)
+def _plans_of_set(
+    units: Sequence[UnitWork], taken: Sequence[Station], hops: Hops, among: Sequence[int]
+) -> Iterator[MeshPlan]:
+    """Yield the best plans on the rings of a set of devices, or of those of it that are of use."""
+    for order in rings([station.node for station in taken], lambda a, b: hops(a, b).cost_s):
+        plan = plan_mesh(units, _on_ring(taken, order, lambda a, b: hops(a, b).cost_s), among)
+        if plan and len(plan.nodes) < len(taken):
+            yield from _plans_of_set(units, [s for s in taken if s.node in plan.nodes], hops, among)
+        elif plan:
+            yield plan
 
 
 def own_shares(nodes: Sequence[str], cost: Callable[[str, str], float]) -> dict[str, float]:
@@ -75,22 +82,28 @@ def own_shares(nodes: Sequence[str], cost: Callable[[str, str], float]) -> dict[
     return {node: 2 * max(0.0, (sums[node] - together) / (n - 2)) for node in nodes}
 
 
-def ring(nodes: Sequence[str], cost: Callable[[str, str], float]) -> list[str]:
-    """Return the nodes in the order, from the first on, in which a state is around the soonest; of many, nearly."""
+def rings(nodes: Sequence[str], cost: Callable[[str, str], float]) -> list[list[str]]:
+    """Return the orders, from the first node on, in which a state is around the soonest: of few nodes all, of many one.
+
+    One of many is nearly the soonest. In which of several the rounds fall best, their devices decide.
+    """
     first, rest = nodes[0], list(nodes[1:])
     if not rest:
-        return [first]
+        return [[first]]
 
     def around(order: Sequence[str]) -> float:
         return sum(cost(a, b) for a, b in itertools.pairwise((first, *order, first)))
 
     if len(rest) <= MOST_ORDERS:
-        return [first, *min(itertools.permutations(rest), key=around, default=())]
+        orders = list(itertools.permutations(rest))
+        soonest_s = min(map(around, orders))
+        found = [[first, *order] for order in orders if around(order) <= soonest_s * (1 + 1e-9)]
+        return found if len(rest) <= MOST_SETS else found[:1]
     order, left = [first], set(rest)
     while left:
         order.append(min(sorted(left), key=lambda node: cost(order[-1], node)))
         left.remove(order[-1])
-    return _untangled(order, lambda found: around(found[1:]))
+    return [_untangled(order, lambda found: around(found[1:]))]
 
 
 def _untangled(order: list[str], around: Callable[[Sequence[str]], float]) -> list[str]:
