@@ -3,7 +3,7 @@
 Four budgets x two disk speeds x a dense model (the kit model grown to 2 GB, 64 layers, Q4_0) and a mixture (kit-moe
 grown to 2 GB, F16). Each box is probed from nothing; then, in a process for each budget, the prediction is made, the
 model opened and measured: a prompt of 200 tokens in micro-batches of 64 (cold: the first token), another one (prefill),
-8 tokens (decode; 96 of the mixture, since of 32 the share that misses the cache varies by half), all of them held-out
+32 tokens (decode; 96 of the mixture, since of 32 the share that misses the cache varies by half), all of them held-out
 English. How evenly a mixture chooses its experts, how fast new memory is, and what passes take beside reading, is known
 from runs before, under other budgets: one at 40 %, and those of the table. The machine rests for some seconds before
 each process: a virtual machine takes memory from its host when it is first used, up to two seconds a GB, but less when
@@ -27,7 +27,7 @@ from _box import EDGEBOX, READAHEAD_KB, ROOT, grown_mixture, grown_model, write_
 WORKER = ROOT / "benchmarks" / "_forecast_worker.py"
 SHARES = (0.25, 0.5, 0.75, 0.95)
 EARLIER_SHARE = 0.4
-DECODE = {"dense": "8", "mixture": "96"}
+DECODE = {"dense": "32", "mixture": "96"}
 REST_S = 30.0
 FIGURES = ("first_token_s", "prefill_tokens_per_s", "decode_tokens_per_s")
 
