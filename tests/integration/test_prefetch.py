@@ -112,12 +112,18 @@ def greedy(engine: Engine) -> list[int]:
     return tokens
 
 
+def plain_tokens(path: Path) -> list[int]:
+    engine = Engine(path, ModelConfig(**OPTIONS, backend="llama.cpp"))
+    try:
+        return greedy(engine)
+    finally:
+        engine.close()
+
+
 @in_child
 def _tokens_are_the_same(name: str, folder: Path) -> None:
     path = make_model(name, folder)
-    plain = Engine(path, ModelConfig(**OPTIONS, backend="llama.cpp"))
-    wanted = greedy(plain)
-    plain.close()
+    wanted = plain_tokens(path)
     ways = [("default", prefetch) for prefetch in EXPERT_PREFETCH] + [(policy, "2") for policy in EXPERT_POLICIES[1:]]
     for policy, prefetch in ways:
         options = {**OPTIONS, "expert_policy": policy, "expert_prefetch": prefetch}
@@ -146,9 +152,7 @@ def test_tokens_are_the_same_whatever_is_read_ahead(name: str, folder: Path) -> 
 def _tokens_are_the_same_packed(name: str, folder: Path) -> None:
     path = make_model(name, folder)
     made = pack(path, folder / f"{name}.packed", is_replacing=True)
-    plain = Engine(path, ModelConfig(**OPTIONS, backend="llama.cpp"))
-    wanted = greedy(plain)
-    plain.close()
+    wanted = plain_tokens(path)
     for prefetch in ("off", "2"):
         options = {**OPTIONS, "expert_prefetch": prefetch, "packed": made.path}
         engine = open_at(path, 0.3, options, by_expert=True)
@@ -176,9 +180,7 @@ def test_a_packed_file_beside_the_model_is_compared_with_the_model_itself(folder
     """Tokens are the same while what is read changes every few of them."""
     path = make_model("qwen3moe", folder, seed=3)
     pack(path)
-    plain = Engine(path, ModelConfig(**OPTIONS, backend="llama.cpp"))
-    wanted = greedy(plain)
-    plain.close()
+    wanted = plain_tokens(path)
     engine = open_at(path, 0.3, {**OPTIONS, "expert_prefetch": "off"}, by_expert=True)
     try:
         assert greedy(engine) == wanted
