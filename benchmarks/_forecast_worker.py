@@ -11,6 +11,7 @@ import dataclasses
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 from _box import SHARED
 
@@ -43,7 +44,7 @@ def main() -> None:
     )
     if arguments.share is None:
         started = time.monotonic()
-        probe([], arguments.model, config)
+        probe([], arguments.model, config, is_fresh=True)
         print(json.dumps({"probe_s": time.monotonic() - started}))
         return
     planned = planner(arguments.model, config)
@@ -54,10 +55,12 @@ def main() -> None:
     assert plan.forecast is not None
     row = {f"predicted_{key}": value for key, value in dataclasses.asdict(plan.forecast).items()}
     row |= {"share": arguments.share, "budget_bytes": budget}
-    print(json.dumps(row | measure(arguments, dataclasses.replace(config, memory=budget))))
+    row |= measure(arguments, dataclasses.replace(config, memory=budget))
+    row["drive"] = row["read_bytes_per_s"] / profile.disks[0].bytes_per_s
+    print(json.dumps(row))
 
 
-def measure(arguments: argparse.Namespace, config: ModelConfig) -> dict[str, object]:
+def measure(arguments: argparse.Namespace, config: ModelConfig) -> dict[str, Any]:
     """Open the model, feed two prompts and decode; return the figures."""
     from edge_run.runtime import _ggml as ggml
     from edge_run.runtime.engine import Engine
@@ -74,16 +77,19 @@ def measure(arguments: argparse.Namespace, config: ModelConfig) -> dict[str, obj
 
     first_token_s, again_s = feed(0), feed(n)
     times = []
+    before = engine.read_totals
     for i in range(arguments.decode + 1):
         started = time.monotonic()
         engine.decoder.decode([BatchToken(tokens[2 * n + i], n + i, 0, True)])
         times.append(time.monotonic() - started)
-    figures: dict[str, object] = {
+    after = engine.read_totals
+    figures: dict[str, Any] = {
         "mode": engine.plan.mode,
         "load_s": engine.load_s,
         "first_token_s": first_token_s,
         "prefill_tokens_per_s": n / again_s,
         "decode_tokens_per_s": arguments.decode / sum(times[1:]),
+        "read_bytes_per_s": (after.bytes_read - before.bytes_read) / max(1e-9, after.busy_s - before.busy_s),
         "peak_bytes": process_memory().peak_bytes,
     }
     engine.close()

@@ -2,10 +2,12 @@
 
 Dense: the kit model grown to 4 GB (32 layers, Q4_0) under half of it, drafter kit-draft. Mixture: kit-moe grown to 8 GB
 (6 layers, F16) under a quarter. In one row, each is run once, in turn, cold, in a control group of the budget, 128 KiB
-read-ahead, and continues the same text greedily: a novel, a grade-school question, text that repeats (summaries and
-retrieval, look-up alone), or random tokens, which nobody can guess. `expected` is the gain that the controller expected
-before each pass, `measured` the one against plain decoding in the same row. Where tokens differ, `gap` is how far apart
-the two best logits were there in plain decoding, and `noise` the largest difference between widths that the run saw.
+read-ahead; plain decoding once before and once after where the drive is not limited, since its speed changes within
+minutes (`off_change`), and their mean counts. Each continues the same text greedily: a novel, a grade-school question,
+text that repeats (summaries and retrieval, look-up alone), or random tokens, which nobody can guess. `expected` is the
+gain that the controller expected before each pass, `measured` the one against plain decoding in the same row. Where
+tokens differ, `gap` is how far apart the two best logits were there in plain decoding, and `noise` the largest
+difference between widths that the run saw.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +44,21 @@ def main() -> None:
     common = [model, "--memory", budget, "--text", arguments.text, "--prompts", arguments.prompts]
     common += ["--tokens", arguments.tokens]
     guessing = ["--speculate", "ngram"] if arguments.text == "repeating" else ["--draft", DRAFT]
-    off = run_worker([*common, "--speculate", "off"], box, model, WORKER)
+    plain = [run_worker([*common, "--speculate", "off"], box, model, WORKER)]
     on = run_worker([*common, *guessing], box, model, WORKER)
+    if not arguments.disk:
+        plain.append(run_worker([*common, "--speculate", "off"], box, model, WORKER))
+    off, off_speed = plain[0], statistics.harmonic_mean(each["tokens_per_s"] for each in plain)
     row: dict[str, Any] = {
         "model": arguments.model,
         "disk_mbps": arguments.disk or "unthrottled",
         "text": arguments.text,
         "round": arguments.round,
         "tokens": arguments.tokens * arguments.prompts,
-        "off_tokens_per_s": off["tokens_per_s"],
+        "off_tokens_per_s": off_speed,
+        "off_change": plain[-1]["tokens_per_s"] / off["tokens_per_s"],
         "on_tokens_per_s": on["tokens_per_s"],
-        "measured": on["tokens_per_s"] / off["tokens_per_s"],
+        "measured": on["tokens_per_s"] / off_speed,
     }
     if arguments.mmap_tokens:
         short = [*common, "--tokens", arguments.mmap_tokens, "--prompts", 1, "--backend", "llama.cpp"]
@@ -84,6 +91,8 @@ def _compared(off: dict[str, Any], on: dict[str, Any]) -> dict[str, Any]:
     return {
         "expected": mean,
         "tokens_per_pass": tokens / max(1, passes),
+        "expected_tokens_per_pass": sum(s["expected_tokens_per_pass"] * s["passes"] for s in speculations) / passes,
+        "plain_token_s": sum(s["plain_token_s"] * s["passes"] for s in speculations) / passes,
         "drafted": sum(each["drafted"] for each in speculations),
         "accepted": sum(each["accepted"] for each in speculations),
         "widths": " ".join(f"{width}:{count}" for width, count in sorted(widths.items(), key=lambda w: int(w[0]))),
@@ -112,7 +121,8 @@ def _line(row: dict[str, Any]) -> str:
     over = f", {float(row['over_mmap']):.2f} x mmap" if row.get("over_mmap") else ""
     return (
         f"* **{row['model']}, {row['disk_mbps']}, {row['text']}**: {float(row['on_tokens_per_s']):.2f} tokens/s, "
-        f"{float(row['measured']):.2f} x plain decoding (expected {float(row['expected']):.2f}){over}; "
+        f"{float(row['measured']):.2f} x plain decoding (expected {float(row['expected']):.2f}, over "
+        f"{row['tokens']} tokens){over}; "
         f"{float(row['tokens_per_pass']):.2f} tokens a pass, {float(row['draft_s_per_pass']):.3f} s of guessing each, "
         f"off in {float(row['switched_off_share']):.0%} of the passes, widths {row['widths']}; peak "
         f"{float(row['peak_bytes']) / float(row['budget_bytes']):.3f} of the budget; texts differ {row['differing']} "

@@ -152,6 +152,7 @@ class Channel:
         assert self._outbox is not None
         while not self._outbox.empty():  # of the connection before
             self._outbox.get_nowait()
+            self._outbox.task_done()
         try:
             async with self._client(broker) as client:
                 await client.subscribe([(topic, 1) for topic in self._topics])

@@ -32,7 +32,7 @@ class Tally:
         self._trials: Counter[int] = Counter()
         self._hits: Counter[int] = Counter()
         self._wall_s = self._draft_s = self._expected_s = self._expected_tokens = 0.0
-        self._n_off = self._n_accepted = 0
+        self._n_off = self._n_accepted = self._n_planned = 0
         self._gaps: list[float] = []
 
     def planned(self, control: WidthControl, values: Sequence[float], width: int) -> None:
@@ -40,6 +40,7 @@ class Tally:
         if control.plain_s() < float("inf"):
             self._expected_tokens += control.expected_tokens([0.0, *accumulate(values)], width)
             self._expected_s += control.expected_s(width)
+            self._n_planned += 1
         self._n_off += not control.is_on
 
     def drafted(self, drafting_s: float) -> None:
@@ -81,10 +82,12 @@ class Tally:
             drafted=sum((width - 1) * count for width, count in self._widths.items()),
             accepted=self._n_accepted,
             tokens_per_pass=tokens / passes if passes else 0.0,
+            expected_tokens_per_pass=self._expected_tokens / self._n_planned if self._n_planned else 0.0,
             acceptance_by_depth=tuple(self._hits[depth] / max(1, self._trials[depth]) for depth in depths),
             widths=dict(sorted(self._widths.items())),
             switched_off_share=self._n_off / passes if passes else 0.0,
             draft_s=self._draft_s,
+            plain_token_s=plain_s if passes else 0.0,
             gain=tokens / spent_s * plain_s if spent_s else 1.0,
             expected_gain=self._expected_tokens / self._expected_s * plain_s if self._expected_s else 1.0,
             noise=self._noise,

@@ -207,9 +207,10 @@ class Speculation:
     passes: after the prompt. drafted: guesses that were verified; accepted: those that came true and were used.
     acceptance_by_depth: of the guesses at depth 1, 2, ... how many came true. widths: passes by their number of tokens.
     switched_off_share: of the passes, those in which plain decoding was expected to be faster. draft_s: making guesses.
-    gain: speed of decoding over what it would be without, as passes of one token took; expected_gain: what the
-    controller expected. noise: how far a logit may differ between widths (0: not at all); near_ties: tokens that
-    were chosen in a wider pass where the two best logits were closer than that: plain decoding may choose otherwise.
+    plain_token_s: of a token without speculation, as passes of one token took here; gain: speed of decoding over that.
+    expected_tokens_per_pass, expected_gain: what the controller expected before each pass. noise: how far a logit may
+    differ between widths (0: not at all); near_ties: tokens that were chosen in a wider pass where the two best logits
+    were closer than that: plain decoding may choose otherwise.
     decisions: whether guessing beside the passes (`overlap`) was found to pay, once that was compared.
     """
 
@@ -219,10 +220,12 @@ class Speculation:
     drafted: int = 0
     accepted: int = 0
     tokens_per_pass: float = 0.0
+    expected_tokens_per_pass: float = 0.0
     acceptance_by_depth: tuple[float, ...] = ()
     widths: dict[int, int] = field(default_factory=dict)
     switched_off_share: float = 0.0
     draft_s: float = 0.0
+    plain_token_s: float = 0.0
     gain: float = 1.0
     expected_gain: float = 1.0
     noise: float = 0.0
