@@ -115,6 +115,7 @@ class Channel:
             asyncio.create_task(self._ended.wait(), name="edge-run mesh end"),
         ]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        self._is_ending = True
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -125,7 +126,7 @@ class Channel:
 
     async def _keep_ticking(self) -> None:
         assert self._tick is not None
-        while True:
+        while not self._is_ending:  # until Python 3.12, wait_for forgets to be cancelled when what it awaits comes
             wait_s = self._wiring.on_tick()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._tick.wait(), wait_s)
@@ -193,7 +194,7 @@ class Channel:
 
     async def _send_out(self, client: Any) -> None:
         assert self._outbox is not None
-        while True:
+        while self._is_up:
             message = await self._outbox.get()
             try:
                 await client.publish(
