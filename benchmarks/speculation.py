@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--text", choices=("novels", "gsm8k", "repeating", "random"), default="novels")
     parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--prompts", type=int, default=1)
+    parser.add_argument("--off-prompts", type=int, help="plain decoding: of the first ones only")
     parser.add_argument("--mmap-tokens", type=int, default=16, help="0 leaves mmap out")
     parser.add_argument("--round", type=int, default=0)
     arguments = parser.parse_args()
@@ -41,13 +42,13 @@ def main() -> None:
     model = grown_model("4G", 32) if is_dense else grown_mixture("8G")
     budget = model.stat().st_size // (2 if is_dense else 4)
     box = {"memory": budget, "disk_mbps": arguments.disk}
-    common = [model, "--memory", budget, "--text", arguments.text, "--prompts", arguments.prompts]
-    common += ["--tokens", arguments.tokens]
+    common = [model, "--memory", budget, "--text", arguments.text, "--tokens", arguments.tokens]
+    short = [*common, "--prompts", arguments.off_prompts or arguments.prompts, "--speculate", "off"]
     guessing = ["--speculate", "ngram"] if arguments.text == "repeating" else ["--draft", DRAFT]
-    plain = [run_worker([*common, "--speculate", "off"], box, model, WORKER)]
-    on = run_worker([*common, *guessing], box, model, WORKER)
+    plain = [run_worker(short, box, model, WORKER)]
+    on = run_worker([*common, "--prompts", arguments.prompts, *guessing], box, model, WORKER)
     if not arguments.disk:
-        plain.append(run_worker([*common, "--speculate", "off"], box, model, WORKER))
+        plain.append(run_worker(short, box, model, WORKER))
     off, off_speed = plain[0], statistics.harmonic_mean(each["tokens_per_s"] for each in plain)
     row: dict[str, Any] = {
         "model": arguments.model,
@@ -61,8 +62,8 @@ def main() -> None:
         "measured": on["tokens_per_s"] / off_speed,
     }
     if arguments.mmap_tokens:
-        short = [*common, "--tokens", arguments.mmap_tokens, "--prompts", 1, "--backend", "llama.cpp"]
-        mmap = run_worker([*short, "--speculate", "off"], box, model, WORKER)
+        few = ["--tokens", arguments.mmap_tokens, "--prompts", 1, "--backend", "llama.cpp"]
+        mmap = run_worker([*short, *few], box, model, WORKER)
         row["mmap_tokens_per_s"] = mmap["tokens_per_s"]
         row["over_mmap"] = on["tokens_per_s"] / mmap["tokens_per_s"]
     row |= _compared(off, on)
@@ -79,7 +80,7 @@ def _compared(off: dict[str, Any], on: dict[str, Any]) -> dict[str, Any]:
     tokens = sum(each["passes"] + each["accepted"] for each in speculations)
     differing = [
         (gap, place)
-        for a, b, gaps in zip(off["answers"], on["answers"], off["gaps"], strict=True)
+        for a, b, gaps in zip(off["answers"], on["answers"], off["gaps"], strict=False)
         if (place := next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)) is not None
         for gap in [gaps[place]]
     ]
@@ -99,6 +100,7 @@ def _compared(off: dict[str, Any], on: dict[str, Any]) -> dict[str, Any]:
         "switched_off_share": sum(each["switched_off_share"] * each["passes"] for each in speculations) / passes,
         "draft_s_per_pass": sum(each["draft_s"] for each in speculations) / max(1, passes),
         "noise": max(each["noise"] for each in speculations),
+        "compared": sum(map(len, off["answers"])),
         "differing": len(differing),
         "gap": max((gap for gap, _ in differing), default=0.0),
         "off_bytes_per_token": off["bytes_per_token"],
