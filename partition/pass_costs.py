@@ -2,7 +2,7 @@
 
 A pass takes about the longer of computing and reading; computing grows with the number of tokens, reading only in a
 mixture, with the union of the experts that the tokens choose. Between widths that were seen a straight line is drawn;
-what was seen at a width itself counts most.
+what was seen at a width itself counts most, at the speed that the drive has now.
 """
 
 from __future__ import annotations
@@ -64,40 +64,60 @@ class WidthCurve:
 
 
 class PassCosts:
-    """Seconds of a pass by its width. union_growth: what a pass of a width reads, over what one token does."""
+    """Seconds of a pass by its width. union_growth: what a pass of a width reads, over what one token does.
+
+    A drive may change its speed within minutes, and passes of one width may be long ago: how fast it is now, every pass
+    that reads tells.
+    """
 
     def __init__(self, union_growth: Callable[[int], float] = lambda width: 1.0) -> None:
         self._union_growth = union_growth
-        self._compute, self._read, self._wall = WidthCurve(), WidthCurve(), WidthCurve()
+        self._compute, self._bytes, self._factor = WidthCurve(), WidthCurve(), WidthCurve()
+        self._reads: deque[tuple[float, float]] = deque(maxlen=LATEST)  # seconds a byte, bytes
 
-    def observe(self, width: int, wall_s: float, wait_s: float, read_s: float) -> None:
-        """Note a pass: how long it took, waited for weights, and had a read in flight."""
-        self._compute.observe(width, max(0.0, wall_s - wait_s))
-        self._read.observe(width, min(read_s, wall_s))
-        self._wall.observe(width, wall_s)
+    def observe(self, width: int, wall_s: float, wait_s: float, read_s: float, read_bytes: int) -> None:
+        """Note a pass: how long it took, waited for weights, and had a read in flight, and what it read."""
+        compute_s, read_s = max(0.0, wall_s - wait_s), min(read_s, wall_s)
+        self._compute.observe(width, compute_s)
+        self._bytes.observe(width, read_bytes)
+        if read_bytes > 0:
+            self._reads.append((read_s / read_bytes, read_bytes))
+        self._factor.observe(width, wall_s / _together_s(compute_s, read_s))
 
     @property
     def is_known(self) -> bool:
         """Whether a pass was seen."""
-        return bool(self._wall)
+        return bool(self._compute)
 
     def pass_s(self, width: int) -> float:
-        """Return the seconds of a pass of `width` tokens. Not before one was seen."""
-        return self._wall.at(width, self._modelled_s)
+        """Return the seconds of a pass of `width` tokens now. Not before one was seen."""
+        read_s = self._byte_s() * self._bytes.at(width, self._union_growth)
+        compute_s = self._compute.at(width, self._compute_growth)
+        return self._factor.at(width, lambda _: 1.0) * _together_s(compute_s, read_s)
 
     def is_within_reach(self, width: int) -> bool:
         """Return whether a pass of `width` may be tried: what is expected of it may be wrong, and must not cost much.
 
         In a mixture a wide pass can take as long as many narrow ones; in a dense model that is streamed, hardly longer.
         """
-        widest = self._wall.widest
+        widest = self._compute.widest
         return width <= widest or self.pass_s(width) <= MOST_STEP * self.pass_s(widest)
 
-    def _modelled_s(self, width: int) -> float:
-        compute_s, read_s = self._compute.at(width, self._compute_growth), self._read.at(width, self._union_growth)
-        return max(1e-9, math.sqrt(math.hypot(compute_s**2, read_s**2)))
+    def _byte_s(self) -> float:
+        """Return what reading a byte takes now: half of the bytes read last took longer."""
+        half, so_far = sum(n_bytes for _, n_bytes in self._reads) / 2, 0.0
+        for byte_s, n_bytes in sorted(self._reads):
+            so_far += n_bytes
+            if so_far >= half:
+                return byte_s
+        return 0.0
 
     def _compute_growth(self, width: int) -> float:
         line = self._compute.line()
         first_s, slope_s = line if line and min(line) > 0 else (1.0, SLOPE)
         return first_s + slope_s * (width - 1)
+
+
+def _together_s(compute_s: float, read_s: float) -> float:
+    """Return what a pass takes that computes and reads for so long: about the longer of the two."""
+    return max(1e-9, math.sqrt(math.hypot(compute_s**2, read_s**2)))

@@ -50,7 +50,8 @@ class SpeculativeSession(Session):
     """A `Session` on sequence 0. Not thread-safe.
 
     tally: what its figures are counted in. branches: sequences for the branches of trees; none where guesses must be a
-    chain. counters: seconds that passes have waited for weights so far, and in which a read was in flight.
+    chain. counters: seconds that passes have waited for weights so far, and in which a read was in flight, and bytes
+    read.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class SpeculativeSession(Session):
         *,
         branches: Sequence[int] = (),
         is_exact: bool = False,
-        counters: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
+        counters: Callable[[], tuple[float, float, int]] = lambda: (0.0, 0.0, 0),
         clock: Clock = time.monotonic,
     ) -> None:
         super().__init__(decoder)
@@ -104,7 +105,7 @@ class SpeculativeSession(Session):
     def speculation(self) -> Speculation:
         """Return the figures since the last prompt."""
         decisions = tuple(itertools.chain.from_iterable(overlap.decisions for overlap in self._overlaps))
-        return replace(self._tally.figures(self._control.plain_s()), decisions=decisions)
+        return replace(self._tally.figures(), decisions=decisions)
 
     def _advance(self, token: int) -> int | None:
         """Hold the tree's guesses against the token that came; return its node, None where nobody guessed it."""
@@ -212,16 +213,17 @@ class SpeculativeSession(Session):
             self._tree = self._plain_row = None
             del self.history[self._decoder.rewind(self._sequence, len(self.history)) :]
             raise
-        wait_s, read_s = (now - then for now, then in zip(self._counters(), before, strict=True))
+        wait_s, read_s, read_bytes = self._counters()
+        seen = wait_s - before[0], read_s - before[1], read_bytes - before[2]
         wall_s = self._clock() - started
         if again and self._plain_row is not None:
             self._tally.differed(float(np.abs(rows[0] - self._plain_row).max()))
             rows = rows[1:]
-        self._control.observe_pass(len(tree) + again, wall_s, wait_s, read_s)
+        self._control.observe_pass(len(tree) + again, wall_s, *seen)
         if len(tree) > 1:
             for overlap in self._overlaps:
                 overlap.note(self._guessed_s, wall_s, len(tree) + again)
-        self._tally.passed(len(tree), wall_s)
+        self._tally.passed(self._control, len(tree), wall_s)
         return rows
 
     @contextmanager

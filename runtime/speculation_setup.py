@@ -42,8 +42,13 @@ def open_session(engine: Engine) -> Session:
         if capabilities.can_branch
         else (),
         is_exact=config.exact,
-        counters=lambda: (engine.wait_s, engine.read_totals.busy_s),
+        counters=lambda: _counters(engine),
     )
+
+
+def _counters(engine: Engine) -> tuple[float, float, int]:
+    totals = engine.read_totals
+    return engine.wait_s, totals.busy_s, totals.bytes_read
 
 
 def _union_growth(engine: Engine) -> Callable[[int], float]:

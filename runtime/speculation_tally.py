@@ -31,13 +31,13 @@ class Tally:
         self._widths: Counter[int] = Counter()
         self._trials: Counter[int] = Counter()
         self._hits: Counter[int] = Counter()
-        self._wall_s = self._draft_s = self._expected_s = self._expected_tokens = 0.0
+        self._wall_s = self._draft_s = self._expected_s = self._expected_tokens = self._plain_s = 0.0
         self._n_off = self._n_accepted = self._n_planned = 0
         self._gaps: list[float] = []
 
     def planned(self, control: WidthControl, values: Sequence[float], width: int) -> None:
         """Note what `control` expects of a pass of `width` tokens, with guesses of `values`."""
-        if control.plain_s() < float("inf"):
+        if control.plain_s() is not None:
             self._expected_tokens += control.expected_tokens([0.0, *accumulate(values)], width)
             self._expected_s += control.expected_s(width)
             self._n_planned += 1
@@ -47,10 +47,11 @@ class Tally:
         """Note what making guesses took."""
         self._draft_s += drafting_s
 
-    def passed(self, width: int, wall_s: float) -> None:
-        """Note a pass."""
+    def passed(self, control: WidthControl, width: int, wall_s: float) -> None:
+        """Note a pass, which `control` knows of."""
         self._widths[width] += 1
         self._wall_s += wall_s
+        self._plain_s += control.plain_s() or 0.0
 
     def guessed(self, depth: int, is_hit: bool) -> None:
         """Note whether a guess came true, where what is before it did."""
@@ -70,9 +71,10 @@ class Tally:
         """Note how far the logits of a token differed between two widths."""
         self._noise = max(self._noise, difference)
 
-    def figures(self, plain_s: float) -> Speculation:
-        """Return the figures; plain_s: of a token without speculation."""
+    def figures(self) -> Speculation:
+        """Return the figures."""
         passes = sum(self._widths.values())
+        plain_s = self._plain_s / passes if passes else 0.0
         tokens, spent_s = passes + self._n_accepted, self._wall_s + self._draft_s
         depths = range(1, max(self._trials, default=0) + 1)
         return Speculation(
@@ -87,7 +89,7 @@ class Tally:
             widths=dict(sorted(self._widths.items())),
             switched_off_share=self._n_off / passes if passes else 0.0,
             draft_s=self._draft_s,
-            plain_token_s=plain_s if passes else 0.0,
+            plain_token_s=plain_s,
             gain=tokens / spent_s * plain_s if spent_s else 1.0,
             expected_gain=self._expected_tokens / self._expected_s * plain_s if self._expected_s else 1.0,
             noise=self._noise,

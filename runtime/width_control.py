@@ -9,7 +9,6 @@ gains.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 
 from edge_run.partition.pass_costs import PassCosts
@@ -62,9 +61,9 @@ class WidthControl:
         """Note what making guesses took."""
         self._draft_s += (seconds - self._draft_s) * (0.25 if self._draft_s else 1.0)
 
-    def observe_pass(self, width: int, wall_s: float, wait_s: float, read_s: float) -> None:
+    def observe_pass(self, width: int, wall_s: float, wait_s: float, read_s: float, read_bytes: int) -> None:
         """Note a pass; see `PassCosts.observe`."""
-        self._costs.observe(width, wall_s, wait_s, read_s)
+        self._costs.observe(width, wall_s, wait_s, read_s, read_bytes)
 
     def choose(self, values: Sequence[float]) -> int:
         """Return the tokens of the next pass, given the values of the guesses in the order in which they are taken."""
@@ -96,6 +95,6 @@ class WidthControl:
         """Return the seconds that a pass is expected to take, with the guesses for it."""
         return self._costs.pass_s(width) + (self._draft_s if width > 1 else 0.0)
 
-    def plain_s(self) -> float:
-        """Return what a token takes without speculation; infinite before a pass was seen."""
-        return self._costs.pass_s(1) if self._costs.is_known else math.inf
+    def plain_s(self) -> float | None:
+        """Return what a token takes without speculation now, None before a pass was seen."""
+        return self._costs.pass_s(1) if self._costs.is_known else None

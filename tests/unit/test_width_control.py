@@ -12,18 +12,18 @@ from edge_run.partition.pass_costs import PassCosts
 from edge_run.runtime.width_control import LEAST_GAIN, PLAIN_EVERY, TRIAL_SHARE, WidthControl
 
 
-def streamed(width: int) -> tuple[float, float, float]:
+def streamed(width: int) -> tuple[float, float, float, int]:
     """A pass that reads for 4 s, and computes 0.1 s a token."""
     compute_s = 0.3 + 0.1 * width
-    return max(4.0, compute_s), max(0.0, 4.0 - compute_s), 4.0
+    return max(4.0, compute_s), max(0.0, 4.0 - compute_s), 4.0, 4 * 10**9
 
 
-def resident(width: int) -> tuple[float, float, float]:
+def resident(width: int) -> tuple[float, float, float, int]:
     """A pass that reads nothing."""
-    return 0.3 + 0.1 * width, 0.0, 0.0
+    return 0.3 + 0.1 * width, 0.0, 0.0, 0
 
 
-def controlled(device: Callable[[int], tuple[float, float, float]], widths: tuple[int, ...]) -> WidthControl:
+def controlled(device: Callable[[int], tuple[float, float, float, int]], widths: tuple[int, ...]) -> WidthControl:
     control = WidthControl(PassCosts(), 64)
     for width in widths:
         control.observe_pass(width, *device(width))
@@ -81,17 +81,24 @@ def test_nothing_is_guessed_before_a_pass_was_seen() -> None:
 @given(
     st.lists(st.floats(0, 1), max_size=40).map(lambda values: sorted(values, reverse=True)),
     st.lists(
-        st.tuples(st.sampled_from([1, 2, 4, 8, 32]), st.floats(0.01, 9), st.floats(0, 9), st.floats(0, 9)), min_size=1
+        st.tuples(
+            st.sampled_from([1, 2, 4, 8, 32]),
+            st.floats(0.01, 9),
+            st.floats(0, 9),
+            st.floats(0, 9),
+            st.integers(0, 10**10),
+        ),
+        min_size=1,
     ),
     st.integers(1, 64),
     st.floats(0, 2),
 )
 def test_the_choice_is_never_worse_than_plain_decoding_by_its_own_figures(
-    values: list[float], passes: list[tuple[int, float, float, float]], most_tokens: int, draft_s: float
+    values: list[float], passes: list[tuple[int, float, float, float, int]], most_tokens: int, draft_s: float
 ) -> None:
     control = WidthControl(PassCosts(), most_tokens)
-    for width, wall_s, wait_s, read_s in passes:
-        control.observe_pass(width, wall_s, wait_s, read_s)
+    for one in passes:
+        control.observe_pass(*one)
     control.observe_drafting(draft_s)
     width, rates = control.choose(values), control.rates(values)
     assert 1 <= width <= min(most_tokens, len(values) + 1)
@@ -120,15 +127,23 @@ def test_reading_grows_with_the_union_of_experts() -> None:
         return float((1 - 0.875**width) / 0.125)
 
     costs = PassCosts(union)
-    costs.observe(1, 1.0, 0.9, 1.0)
+    costs.observe(1, 1.0, 0.9, 1.0, 10**9)
     assert costs.pass_s(8) == pytest.approx(union(8), rel=0.02)
 
 
 def test_one_slow_pass_does_not_count() -> None:
     costs = PassCosts()
     for wall_s in (1.0, 1.0, 9.0, 1.0):
-        costs.observe(1, wall_s, 0.0, 0.0)
+        costs.observe(1, wall_s, 0.0, 0.0, 0)
     assert costs.pass_s(1) == 1.0
+
+
+def test_a_drive_that_got_slower_is_known_for_all_widths() -> None:
+    costs = PassCosts()
+    costs.observe(1, 1.0, 0.6, 1.0, 10**9)
+    for _ in range(8):
+        costs.observe(8, 2.0, 0.8, 2.0, 10**9)
+    assert costs.pass_s(1) == pytest.approx(2.0, rel=0.05)
 
 
 def test_what_was_not_seen_is_tried_in_steps_of_at_most_twice_the_time() -> None:
@@ -143,13 +158,13 @@ def test_what_was_not_seen_is_tried_in_steps_of_at_most_twice_the_time() -> None
         return 0.05 * width + 0.4 * growth(width)
 
     dearest, spent = pass_s(1), []
-    control.observe_pass(1, pass_s(1), 0.4, 0.4)
+    control.observe_pass(1, pass_s(1), 0.4, 0.4, 4 * 10**8)
     for _ in range(12):
         width = control.choose([0.99] * 63)
         assert pass_s(width) <= 2.2 * dearest
         dearest = max(dearest, pass_s(width))
         spent.append(width)
-        control.observe_pass(width, pass_s(width), 0.4 * growth(width), 0.4 * growth(width))
+        control.observe_pass(width, pass_s(width), 0.4 * growth(width), 0.4 * growth(width), int(4e8 * growth(width)))
     assert max(spent) > 16, "it goes on where hopes come true"
 
 
