@@ -2,7 +2,7 @@
 
 A pass takes about the longer of computing and reading; computing grows with the number of tokens, reading only in a
 mixture, with the union of the experts that the tokens choose. Between widths that were seen a straight line is drawn;
-what was seen at a width itself counts most, at the speed that the drive has now.
+what was seen at a width itself counts most, at the pace that the drive has now.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from collections import deque
 from collections.abc import Callable
 
 LATEST = 7  # passes of a width that count
+LATEST_PACED = 31  # of what does not change with the drive's pace: more, or it would wander off
+LEAST_READ_S = 1e-6  # else it says nothing of the drive
 MOST_STEP = 2.0  # in time, from the widest pass that was seen to one that may be tried
 SLOPE = 0.25  # of computing one token, for each further one, where only one width was seen: more than most devices
 
 
 class WidthCurve:
-    """A quantity by width: the median of what was seen there last, straight lines between."""
+    """A quantity by width: the median of the `latest` seen there, straight lines between."""
 
-    def __init__(self) -> None:
+    def __init__(self, latest: int = LATEST) -> None:
+        self._latest = latest
         self._seen: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
         self._widths: list[int] = []
@@ -30,14 +33,17 @@ class WidthCurve:
         """Note `value` at `width`."""
         if width not in self._medians:
             self._widths.insert(bisect_left(self._widths, width), width)
-        seen = self._seen.setdefault(width, deque(maxlen=LATEST))
+        seen = self._seen.setdefault(width, deque(maxlen=self._latest))
         seen.append(value)
         self._medians[width] = statistics.median(seen)
 
     def __bool__(self) -> bool:
         return bool(self._widths)
 
-    def at(self, width: int, growth: Callable[[int], float]) -> float:
+    def __contains__(self, width: int) -> bool:
+        return width in self._medians
+
+    def at(self, width: int, growth: Callable[[int], float] = lambda width: 1.0) -> float:
         """Return the quantity at `width`; beyond what was seen it grows as `growth` (of a width) does."""
         if width in self._medians:
             return self._medians[width]
@@ -66,22 +72,26 @@ class WidthCurve:
 class PassCosts:
     """Seconds of a pass by its width. union_growth: what a pass of a width reads, over what one token does.
 
-    A drive may change its speed within minutes, and passes of one width may be long ago: how fast it is now, every pass
-    that reads tells.
+    A drive may change its speed within minutes, and passes of one width may be long ago. A byte takes longer in wide
+    passes, too, which need the processor and the memory themselves. So what a byte takes is known for each width, at
+    a pace that all share: every pass tells how it compares with those of its own width before.
     """
 
     def __init__(self, union_growth: Callable[[int], float] = lambda width: 1.0) -> None:
         self._union_growth = union_growth
         self._compute, self._bytes, self._factor = WidthCurve(), WidthCurve(), WidthCurve()
-        self._reads: deque[tuple[float, float]] = deque(maxlen=LATEST)  # seconds a byte, bytes
+        self._byte_s = WidthCurve(LATEST_PACED)  # at pace 1
+        self._paces: deque[tuple[float, float]] = deque(maxlen=LATEST)  # over what was usual at the width, bytes
 
     def observe(self, width: int, wall_s: float, wait_s: float, read_s: float, read_bytes: int) -> None:
         """Note a pass: how long it took, waited for weights, and had a read in flight, and what it read."""
         compute_s, read_s = max(0.0, wall_s - wait_s), min(read_s, wall_s)
         self._compute.observe(width, compute_s)
         self._bytes.observe(width, read_bytes)
-        if read_bytes > 0:
-            self._reads.append((read_s / read_bytes, read_bytes))
+        if read_bytes > 0 and read_s > LEAST_READ_S:
+            if width in self._byte_s:
+                self._paces.append((read_s / read_bytes / self._byte_s.at(width), read_bytes))
+            self._byte_s.observe(width, read_s / read_bytes / self._pace)
         self._factor.observe(width, wall_s / _together_s(compute_s, read_s))
 
     @property
@@ -91,9 +101,9 @@ class PassCosts:
 
     def pass_s(self, width: int) -> float:
         """Return the seconds of a pass of `width` tokens now. Not before one was seen."""
-        read_s = self._byte_s() * self._bytes.at(width, self._union_growth)
+        read_s = self._read_byte_s(width) * self._bytes.at(width, self._union_growth)
         compute_s = self._compute.at(width, self._compute_growth)
-        return self._factor.at(width, lambda _: 1.0) * _together_s(compute_s, read_s)
+        return self._factor.at(width) * _together_s(compute_s, read_s)
 
     def is_within_reach(self, width: int) -> bool:
         """Return whether a pass of `width` may be tried: what is expected of it may be wrong, and must not cost much.
@@ -103,14 +113,18 @@ class PassCosts:
         widest = self._compute.widest
         return width <= widest or self.pass_s(width) <= MOST_STEP * self.pass_s(widest)
 
-    def _byte_s(self) -> float:
-        """Return what reading a byte takes now: half of the bytes read last took longer."""
-        half, so_far = sum(n_bytes for _, n_bytes in self._reads) / 2, 0.0
-        for byte_s, n_bytes in sorted(self._reads):
+    @property
+    def _pace(self) -> float:
+        """What reading a byte takes now, over what was usual: half of the bytes read last took longer."""
+        half, so_far = sum(n_bytes for _, n_bytes in self._paces) / 2, 0.0
+        for pace, n_bytes in sorted(self._paces):
             so_far += n_bytes
             if so_far >= half:
-                return byte_s
-        return 0.0
+                return pace
+        return 1.0
+
+    def _read_byte_s(self, width: int) -> float:
+        return self._pace * self._byte_s.at(width) if self._byte_s else 0.0
 
     def _compute_growth(self, width: int) -> float:
         line = self._compute.line()

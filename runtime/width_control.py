@@ -2,8 +2,8 @@
 
 A state machine without I/O: what was measured goes in, a width comes out. Width 1, which is plain decoding, is always a
 candidate. While it is the best, guesses are still made now and then, at a hundredth of the time, and held against what
-comes: so speculation begins again when it would pay. Plain passes are made now and then while it pays: they say what it
-gains.
+comes: so speculation begins again when it would pay. Plain passes are made now and then while it pays, at first more
+often: they say what it gains.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ LEAST_GAIN = 1.03
 # estimate, and was 5 to 8 % where wide passes were expected to be worth a little.
 LEAST_GAIN_BY_EXPERT = 1.15
 TRIAL_SHARE = 0.01  # of the time, for guesses that are only held against what comes
-PLAIN_EVERY, PLAIN_EVERY_IF_CLOSE, CLOSE_GAIN = 96, 24, 1.3
+PLAIN_FIRST, PLAIN_EVERY, PLAIN_EVERY_IF_CLOSE, CLOSE_GAIN = 8, 96, 24, 1.3
+PLAIN_GROWTH = 4  # of the passes to the next plain one
 
 
 class WidthControl:
@@ -33,6 +34,7 @@ class WidthControl:
         self._draft_s = 0.0
         self._is_on = True
         self._since_draft = self._since_plain = 0
+        self._plain_after = PLAIN_FIRST
         self._gain = 1.0
 
     @property
@@ -75,8 +77,9 @@ class WidthControl:
         if not self._is_on:
             return 1
         every = PLAIN_EVERY_IF_CLOSE if self._gain < CLOSE_GAIN else PLAIN_EVERY
-        if self._since_plain >= every:
+        if self._since_plain >= min(every, self._plain_after):
             self._since_plain = 0
+            self._plain_after *= PLAIN_GROWTH
             return 1
         return best
 

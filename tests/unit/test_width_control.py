@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -71,7 +72,8 @@ def test_guesses_that_cost_nothing_are_made_always() -> None:
 def test_plain_decoding_is_tried_again() -> None:
     control = controlled(streamed, (1, 8))
     widths = [control.choose([0.9] * 7) for _ in range(3 * PLAIN_EVERY)]
-    assert widths.count(1) == 3
+    tried = [number for number, width in enumerate(widths, 1) if width == 1]
+    assert tried == [8, 8 + 32, 8 + 32 + PLAIN_EVERY, 8 + 32 + 2 * PLAIN_EVERY]
 
 
 def test_nothing_is_guessed_before_a_pass_was_seen() -> None:
@@ -139,11 +141,25 @@ def test_one_slow_pass_does_not_count() -> None:
 
 
 def test_a_drive_that_got_slower_is_known_for_all_widths() -> None:
+    """A byte takes longer in wide passes, here by a quarter: that is no change of the drive's."""
     costs = PassCosts()
-    costs.observe(1, 1.0, 0.6, 1.0, 10**9)
-    for _ in range(8):
-        costs.observe(8, 2.0, 0.8, 2.0, 10**9)
+    for pace in (1.0, 2.0):
+        for width in (1, 8) if pace == 1 else (8,) * 8:
+            read_s = pace * (1.0 if width == 1 else 1.25)
+            costs.observe(width, read_s, read_s - 0.4, read_s, 10**9)
     assert costs.pass_s(1) == pytest.approx(2.0, rel=0.05)
+    assert costs.pass_s(8) == pytest.approx(2.5, rel=0.05)
+    assert costs.pass_s(4) == pytest.approx(2.0 + 0.5 * 3 / 7, rel=0.05)
+
+
+@given(st.integers(0, 10**9))
+def test_noise_does_not_let_the_costs_of_plain_passes_wander_off(seed: int) -> None:
+    chance, costs = random.Random(seed), PassCosts()
+    for number in range(300):
+        width = 1 if number in (0, 8, 40, 136, 232) else 12
+        read_s = chance.gauss(1, 0.03) * (1.0 if width == 1 else 1.25)
+        costs.observe(width, read_s, read_s - 0.2, read_s, 10**9)
+    assert costs.pass_s(1) == pytest.approx(1.0, rel=0.15)
 
 
 def test_what_was_not_seen_is_tried_in_steps_of_at_most_twice_the_time() -> None:
