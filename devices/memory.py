@@ -17,12 +17,16 @@ Promised = Callable[[Path | None], int]
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Bytes of this process: resident now, resident at most so far, swapped out, and private writable mappings."""
+    """Bytes of this process: resident now, resident at most so far, swapped out, and private writable mappings.
+
+    file_bytes: the part of what is resident that is of files, which the kernel counts as page cache.
+    """
 
     resident_bytes: int
     peak_bytes: int
     swapped_bytes: int
     data_bytes: int
+    file_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +60,11 @@ def process_memory() -> ProcessMemory:
 
         info = psutil.Process().memory_info()
         return ProcessMemory(info.rss, getattr(info, "peak_wset", info.rss), 0, info.vms)
-    fields = dict(line.split(":", 1) for line in text.splitlines() if line.startswith("Vm"))
-    resident, peak, swapped, data = (
-        int(fields.get(key, "0 kB").split()[0]) * 1024 for key in ("VmRSS", "VmHWM", "VmSwap", "VmData")
+    fields = dict(line.split(":", 1) for line in text.splitlines() if line.startswith(("Vm", "Rss")))
+    resident, peak, swapped, data, files = (
+        int(fields.get(key, "0 kB").split()[0]) * 1024 for key in ("VmRSS", "VmHWM", "VmSwap", "VmData", "RssFile")
     )
-    return ProcessMemory(resident, peak, swapped, data)
+    return ProcessMemory(resident, peak, swapped, data, files)
 
 
 def available_bytes(root: Path = Path("/"), promised_bytes: Promised = _nothing) -> int:
@@ -71,8 +75,8 @@ def available_bytes(root: Path = Path("/"), promised_bytes: Promised = _nothing)
     """
     import psutil  # which takes long to load, and is only needed here where there is procfs
 
-    own = process_memory().resident_bytes
-    rooms: list[tuple[Path | None, int]] = [(None, psutil.virtual_memory().available + own)]
+    own = process_memory()
+    rooms: list[tuple[Path | None, int]] = [(None, psutil.virtual_memory().available + own.resident_bytes)]
     for group in memory_groups("self", root):
         if (room := _room(group, own)) is not None:
             rooms.append((group.folder, room))
@@ -105,8 +109,12 @@ def memory_groups(process: int | str = "self", root: Path = Path("/")) -> Iterat
             folder = folder.parent
 
 
-def _room(group: MemoryGroup, own_bytes: int) -> int | None:
-    """Return what a cgroup leaves us, what we hold ourselves included; None where it has no limit."""
+def _room(group: MemoryGroup, own: ProcessMemory) -> int | None:
+    """Return what a cgroup leaves us, what we hold ourselves included; None where it has no limit.
+
+    Its page cache is no one's: the kernel gives it back first, as it does of the whole machine. Nor is what the kernel
+    itself keeps, of which most is for our pages.
+    """
     limit = group.limit_bytes
     if limit is None:
         return None
@@ -115,6 +123,13 @@ def _room(group: MemoryGroup, own_bytes: int) -> int | None:
         stat = dict(line.split() for line in (group.folder / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return None
-    cache = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
-    others = max(0, usage - cache - own_bytes)
+    cache = sum(int(stat.get(f"total_{kind}", stat.get(kind, 0))) for kind in ("inactive_file", "active_file"))
+    others = max(0, usage - cache - _kernel_bytes(group, stat) - (own.resident_bytes - own.file_bytes))
     return max(0, limit - others)
+
+
+def _kernel_bytes(group: MemoryGroup, stat: dict[str, str]) -> int:
+    try:
+        return int(stat["kernel"] if "kernel" in stat else (group.folder / "memory.kmem.usage_in_bytes").read_text())
+    except (OSError, ValueError):
+        return 0

@@ -72,7 +72,7 @@ def test_the_limit_of_a_group_further_up_counts_too(tmp_path: Path) -> None:
 
 
 def test_what_others_in_the_group_hold_is_not_ours(tmp_path: Path) -> None:
-    """Their page cache that nobody used lately is: the kernel gives it back first."""
+    """Their page cache is: the kernel gives it back first."""
     tree = Tree(tmp_path, "0::/app\n")
     tree.version_2("/app", str(4 * GIB), usage_bytes=GIB + OWN + 512 * MIB, inactive_file=512 * MIB)
     assert available_bytes(tmp_path) == 3 * GIB
@@ -82,6 +82,26 @@ def test_version_1_counts_the_cache_of_the_whole_subtree(tmp_path: Path) -> None
     tree = Tree(tmp_path, "4:memory:/app\n")
     tree.version_1("/app", str(4 * GIB), usage_bytes=OWN + GIB, inactive_file=GIB)
     assert available_bytes(tmp_path) == 4 * GIB
+
+
+def test_a_budget_of_a_whole_group_is_there_though_files_were_read_and_the_kernel_keeps_tables(tmp_path: Path) -> None:
+    """Libraries that were read twice are "active" pages of the group, and those that are mapped are resident here."""
+    own = memory.ProcessMemory(OWN, OWN, 0, OWN, file_bytes=30 * MIB)
+    cache, kernel = {"inactive_file": 5 * MIB, "active_file": 40 * MIB}, 7 * MIB
+    usage_bytes = OWN - own.file_bytes + sum(cache.values()) + kernel
+    tree = Tree(tmp_path, "0::/app\n")
+    tree.version_2("/app", str(GIB), usage_bytes)
+    tree.write("sys/fs/cgroup/app/memory.stat", "".join(f"{k} {v}\n" for k, v in {**cache, "kernel": kernel}.items()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "process_memory", lambda: own)
+        assert available_bytes(tmp_path) == GIB
+        tree = Tree(tmp_path, "4:memory:/app\n")
+        tree.version_1("/app", str(GIB), usage_bytes)
+        folder = "sys/fs/cgroup/memory/app"
+        tree.write(f"{folder}/memory.stat", "".join(f"total_{k} {v}\n" for k, v in cache.items()))
+        assert available_bytes(tmp_path) == GIB - kernel
+        tree.write(f"{folder}/memory.kmem.usage_in_bytes", f"{kernel}\n")
+        assert available_bytes(tmp_path) == GIB
 
 
 @pytest.mark.parametrize("unlimited", ["max", str(2**63 - 4096)])
