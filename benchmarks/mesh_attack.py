@@ -35,7 +35,7 @@ from edge_run.devices.link_lane import Candidate, Keys, Peer
 from edge_run.devices.mesh import MeshConfig, open_mesh
 from edge_run.devices.mesh_cluster import new_cluster, write_cluster
 from edge_run.devices.mesh_node import MeshNode
-from mesh_processes import Mosquitto
+from mosquitto import Mosquitto
 
 COUNT = 1000
 

@@ -27,14 +27,15 @@ class MeshConfig:
     """How to take part in a mesh.
 
     folder: where the key and the cluster are kept. broker: another address than the cluster's. name: what people call
-    this device. listen: addresses for the data link; 0.0.0.0 is all of them. port: of the data link, 0: any that is
-    free. is_watching: look on, without being a member. connect_s: how long to wait for the broker; 0: not at all.
+    this device. listen: addresses for the data link, 0.0.0.0 being all of them; empty: what `edge-run mesh join` was
+    told last, or loopback. port: of the data link, 0: any that is free. is_watching: look on, without being a member.
+    connect_s: how long to wait for the broker; 0: not at all.
     """
 
     folder: Path
     broker: str | None = None
     name: str = ""
-    listen: tuple[str, ...] = (LOOPBACK,)
+    listen: tuple[str, ...] = ()
     port: int = 0
     is_watching: bool = False
     connect_s: float = CONNECT_S
@@ -52,12 +53,13 @@ def open_mesh(config: MeshConfig) -> MeshNode:
     identity = make_identity(time.time) if config.is_watching else take_identity(config.folder, time.time)
     try:
         name = config.name or socket.gethostname() or identity.node
-        places = None if config.is_watching else config.listen
+        listen = config.listen or cluster.listen or (LOOPBACK,)
+        places = None if config.is_watching else listen
         node = MeshNode(identity, cluster, name, broker_finder(cluster), places, config.port)
     except BaseException:
         identity.release()
         raise
-    link = {} if config.is_watching else {"key": node.link.key, "places": reachable(config.listen, node.link.port)}
+    link = {} if config.is_watching else {"key": node.link.key, "places": reachable(listen, node.link.port)}
     try:
         node.start(link, config.capabilities)
         if config.connect_s:

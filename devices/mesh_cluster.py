@@ -50,7 +50,8 @@ class Cluster:
     """What makes a device a member.
 
     broker: its URL; a password in it is a secret too. serves: where this device runs the broker itself, as HOST:PORT.
-    authority: PEM file of who vouches for a TLS broker, for one that the system does not know.
+    authority: PEM file of who vouches for a TLS broker, for one that the system does not know. listen: where the data
+    links of this device's programs listen; empty: on loopback.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Cluster:
     broker: str = field(repr=False)
     serves: str | None = None
     authority: str | None = None
+    listen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id) or len(self.secret) != SECRET_BYTES:
@@ -139,7 +141,8 @@ def read_cluster(folder: Path) -> Cluster | None:
     try:
         content = json.loads(path.read_bytes())
         check_private(path)
-        return Cluster(**content | {"secret": base64.b64decode(content["secret"])})
+        listen = tuple(map(str, content.get("listen", ())))
+        return Cluster(**content | {"secret": base64.b64decode(content["secret"]), "listen": listen})
     except FileNotFoundError:
         return None
     except OSError as error:

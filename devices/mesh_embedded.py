@@ -32,7 +32,10 @@ class EmbeddedBroker:
         self._thread.start()
         if not self._started.wait(START_S) or self._error:
             self.close()
-            raise MeshError(f"broker: cannot listen on {self._place} ({self._error or 'it does not start'})")
+            raise MeshError(
+                f"broker: cannot listen on {self._place} ({self._error or 'it does not start'}); end what listens "
+                "there, or choose another place: `edge-run mesh init --serve HOST:PORT --replace`"
+            )
 
     def close(self) -> None:
         """End it. Idempotent."""

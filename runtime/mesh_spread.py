@@ -87,6 +87,8 @@ class Spread:
     def prepare(self, candidates: Sequence[str]) -> None:
         """Ask all candidates at once what they have. Raises Failed for the first that cannot take part."""
         asked = [node for node in candidates if node not in self.stations]
+        for node in asked:
+            self.ways.forget(node)
         self.stations = {n: s for n, s in self.stations.items() if n in candidates or n == self._mesh.node}
         answers = self._order_all({node: {"order": "prepare", **self._model} for node in asked}, PREPARE_TIMEOUT_S)
         for node, answer in answers.items():
@@ -99,13 +101,16 @@ class Spread:
     def make_plan(self, fetch_tokens: int = FETCH_TOKENS) -> MeshPlan:
         """Return the best plan over the devices that were asked, and this one; this one alone where none fits.
 
-        The ways between them are measured before. Raises Failed for the first that is not there any more.
+        The ways between them are measured before. Raises Failed for the first that is not there, or not reached.
         fetch_tokens: what a device has to fetch is worth it where it saves more within so many tokens.
         """
         node = self._mesh.node
         if node not in self.stations:
             self.stations[node] = station(node, room_document(self._engine))
         self.ways.measure(list(self.stations))
+        for other in self.stations:
+            if why := self.ways.why_apart(other):
+                raise Failed(Refused(other, why))
         self.plan = self._best(self.stations, fetch_tokens) or self.alone()
         return self.plan
 

@@ -1,7 +1,8 @@
 """The ways between the devices of a run, measured before a plan is made, and what a plan takes a hop to cost.
 
 This device measures its own ways, and orders the others to measure theirs; what was measured lately is not measured
-again. A way that was not measured, or not in time, is taken to be as its other direction, or as a fast network is.
+again. A way that was not measured, or not in time, is taken to be as its other direction, or as a fast network is; one
+on which nobody answers is a hop that no plan takes.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from edge_run.base.errors import EdgeRunError
+from edge_run.base.errors import DeviceLost, EdgeRunError
 from edge_run.base.mesh import Document, JsonValue, LinkRate, Mesh
 from edge_run.partition.mesh_ring import Hop
 
@@ -19,9 +21,19 @@ HANDLING_S = 0.0008  # a state taken, handed on and computed with, besides the n
 USUAL_RATE = LinkRate("", 0.0004, 100e6)
 FRESH_S = 600.0
 MEASURE_TIMEOUT_S, ORDER_TIMEOUT_S = 4.0, 6.0
+MOST_WHY = 300  # characters of another device's words
+UNREACHED_S = 60.0  # what a hop on which nobody answers is taken to cost
 TOLERANCE = 1.2  # times what a hop was expected to take, before all ways are measured anew
 
 OrderAll = Callable[[dict[str, Document], float], Mapping[str, Document]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a device found of its ways to others: their rates, and why some are not reached."""
+
+    rates: Mapping[str, LinkRate]
+    unreached: Mapping[str, str]
 
 
 class Ways:
@@ -31,6 +43,7 @@ class Ways:
         """order_all: gives orders to several nodes at once. state_bytes: what is handed on for one token."""
         self._mesh, self._order_all, self._state_bytes = mesh, order_all, state_bytes
         self._rates: dict[tuple[str, str], LinkRate] = {}
+        self._unreached: dict[tuple[str, str], str] = {}
         self._tried: set[tuple[str, str]] = set()
         self.handling_s = HANDLING_S
 
@@ -51,9 +64,30 @@ class Ways:
         }
         self._tried |= {(node, other) for node, others in asked.items() for other in others}
         if asked.get(here):
-            self._keep(here, measured(self._mesh, asked[here], MEASURE_TIMEOUT_S, fresh_s))
+            self._keep(here, measure_ways(self._mesh, asked[here], MEASURE_TIMEOUT_S, fresh_s))
         for node, answer in self._order_all(orders, ORDER_TIMEOUT_S).items():
-            self._keep(node, read_rates(answer))
+            self._keep(node, read_measured(answer))
+
+    def forget(self, node: str) -> None:
+        """A device is there anew: what was tried of its ways says nothing."""
+        self._tried = {pair for pair in self._tried if node not in pair}
+        self._unreached = {pair: why for pair, why in self._unreached.items() if node not in pair}
+
+    def why_apart(self, node: str) -> str:
+        """Return why a device and this one do not reach each other, an empty string where they do, or may do."""
+        here = self._mesh.node
+        there, back = self._unreached.get((here, node)), self._unreached.get((node, here))
+        if not there and not back:
+            return ""
+        which = (
+            f"its data link is not reached from here ({there})"
+            if there
+            else f"it does not reach this device's data link ({back})"
+        )
+        return (
+            f"{which}; `edge-run mesh join --listen 0.0.0.0` opens a device's data link to the network, "
+            "`edge-run mesh doctor` says more"
+        )
 
     def rate(self, source: str, target: str) -> LinkRate:
         """Return what is known of a way."""
@@ -61,6 +95,8 @@ class Ways:
 
     def hop(self, source: str, target: str) -> Hop:
         """Return what a state takes from a node to another: a token's, and a token's share of a prompt's."""
+        if (source, target) in self._unreached:
+            return Hop(UNREACHED_S)
         rate = self.rate(source, target)
         bulk_s = self._state_bytes / max(1.0, rate.bytes_per_s)
         return Hop(self.handling_s + rate.round_trip_s / 2 + bulk_s, bulk_s)
@@ -83,33 +119,47 @@ class Ways:
     def _mean_s(self, pairs: Sequence[tuple[str, str]]) -> float:
         return sum(self.hop(a, b).token_s for a, b in pairs) / len(pairs)
 
-    def _keep(self, source: str, found: Mapping[str, LinkRate]) -> None:
-        self._rates.update({(source, target): rate for target, rate in found.items()})
+    def _keep(self, source: str, found: Measured) -> None:
+        for target, rate in found.rates.items():
+            self._rates[source, target] = rate
+            self._unreached.pop((source, target), None)
+        for target, why in found.unreached.items():
+            self._unreached[source, target] = why
 
 
-def measured(mesh: Mesh, nodes: Sequence[str], timeout_s: float, fresh_s: float) -> dict[str, LinkRate]:
-    """Return the ways from this device to `nodes`, as many as can be measured in time."""
-    until, found = time.monotonic() + timeout_s, {}
+def measure_ways(mesh: Mesh, nodes: Sequence[str], timeout_s: float, fresh_s: float) -> Measured:
+    """Measure the ways from this device to `nodes`, as many as can be in time."""
+    until = time.monotonic() + timeout_s
+    rates: dict[str, LinkRate] = {}
+    unreached: dict[str, str] = {}
     for node in nodes:
         left_s = until - time.monotonic()
-        if node != mesh.node and left_s > 0:
-            with contextlib.suppress(EdgeRunError):
-                found[node] = mesh.link.measure(node, timeout_s=left_s, fresh_s=fresh_s)
-    return found
+        if node == mesh.node or left_s <= 0:
+            continue
+        with contextlib.suppress(EdgeRunError):
+            try:
+                rates[node] = mesh.link.measure(node, timeout_s=left_s, fresh_s=fresh_s)
+            except DeviceLost as error:
+                if time.monotonic() < until:  # else there was not the time to find out
+                    unreached[node] = str(error).removeprefix(f"node {node}: ").replace("tcp://", "")
+    return Measured(rates, unreached)
 
 
-def rates_document(rates: Mapping[str, LinkRate]) -> Document:
+def measured_document(found: Measured) -> Document:
     """Return measured ways as an answer to an order."""
-    return {"links": {node: [rate.round_trip_s, rate.bytes_per_s] for node, rate in rates.items()}}
+    links = {node: [rate.round_trip_s, rate.bytes_per_s] for node, rate in found.rates.items()}
+    return {"links": links, "unreached": dict(found.unreached)}
 
 
-def read_rates(answer: Document) -> dict[str, LinkRate]:
+def read_measured(answer: Document) -> Measured:
     """Return the measured ways of an answer; what is malformed is left out."""
-    links, found = answer.get("links"), {}
+    links, unreached = answer.get("links"), answer.get("unreached")
+    rates = {}
     for node, values in links.items() if isinstance(links, Mapping) else ():
         if isinstance(values, (list, tuple)) and len(values) == 2 and all(map(_is_time, values)):
-            found[str(node)] = LinkRate("", float(str(values[0])), max(1.0, float(str(values[1]))))
-    return found
+            rates[str(node)] = LinkRate("", float(str(values[0])), max(1.0, float(str(values[1]))))
+    why = unreached.items() if isinstance(unreached, Mapping) else ()
+    return Measured(rates, {str(node): str(text)[:MOST_WHY] for node, text in why})
 
 
 def read_speeds(speeds: JsonValue) -> dict[str, float]:

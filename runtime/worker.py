@@ -23,7 +23,7 @@ from edge_run.runtime.mesh_commands import carry_out
 from edge_run.runtime.mesh_failover import ATTEMPT_BITS
 from edge_run.runtime.mesh_messages import Command, Decode, Operate, integer, read_command
 from edge_run.runtime.mesh_terms import config_from, layout_hash, room_document
-from edge_run.runtime.mesh_ways import MEASURE_TIMEOUT_S, measured, rates_document, read_speeds
+from edge_run.runtime.mesh_ways import MEASURE_TIMEOUT_S, measure_ways, measured_document, read_speeds
 from edge_run.runtime.mesh_wire import SEND_TIMEOUT_S, LinkWire
 from edge_run.runtime.slice import Share
 from edge_run.runtime.slice_engine import SliceEngine
@@ -119,7 +119,7 @@ class Worker:
         nodes, fresh_s = order.get("nodes"), order.get("fresh_s")
         if not isinstance(nodes, list | tuple) or not isinstance(fresh_s, int | float):
             raise ProtocolError("an order to measure names no devices, or not how old figures may be")
-        return rates_document(measured(self._mesh, [str(node) for node in nodes], MEASURE_TIMEOUT_S, fresh_s))
+        return measured_document(measure_ways(self._mesh, [str(node) for node in nodes], MEASURE_TIMEOUT_S, fresh_s))
 
     def _prepare(self, coordinator: str, order: Document) -> Document:
         """Open the model that is asked for, as far as can be without knowing what of it will be computed here."""

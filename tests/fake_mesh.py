@@ -26,6 +26,7 @@ class Hub:
         self.link_bytes_per_s = 1e9  # where `rates` says nothing else
         self.liars: set[str] = set()  # who sends other bytes in bulk than it has
         self.rates: dict[tuple[str, str], LinkRate] = {}
+        self.unreached: dict[tuple[str, str], str] = {}  # why the one does not reach the other
 
     def join(self, node: str) -> FakeMesh:
         mesh = FakeMesh(self, node)
@@ -159,6 +160,8 @@ class FakeMesh:
     def measure(self, node: str, *, timeout_s: float, fresh_s: float = 0.0) -> LinkRate:
         if node in self.hub.gone:
             raise DeviceLost(f"{node}: is not there", node=node)
+        if why := self.hub.unreached.get((self.node, node)):
+            raise DeviceLost(f"node {node}: {why}", node=node)
         return self.hub.rates.get((self.node, node), LinkRate("", 0.0004, self.hub.link_bytes_per_s))
 
     def receive(self, *, timeout_s: float, is_bulk: bool = False) -> Message | None:

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,15 +18,10 @@ from edge_run.devices.mesh import MeshConfig, open_mesh
 from edge_run.devices.mesh_cluster import Cluster, new_cluster, write_cluster
 from edge_run.devices.mesh_node import MeshNode
 from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
+from mosquitto import Mosquitto
 
 WORKER = Path(__file__).with_name("mesh_worker.py")
 START_S = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 def round_robin(works: Sequence[UnitWork], stations: Sequence[Station], hops: object) -> MeshPlan:
@@ -75,40 +69,12 @@ class WorkerProcess:
                 self.process.wait()
 
 
-class Mosquitto:
-    """A broker that can be stopped and started again on its port."""
-
-    def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
-        self.port, self._folder = free_port(), folder
-        self.url = f"mqtt://{address}:{self.port}"
-        self._config = folder / "mosquitto.conf"
-        self._config.write_text(f"listener {self.port} {address}\nallow_anonymous true\npersistence false\n")
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(
-            ["mosquitto", "-c", str(self._config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        until = time.monotonic() + 10
-        while time.monotonic() < until:
-            with contextlib.suppress(OSError), socket.create_connection((self.url[7:].split(":")[0], self.port), 1):
-                return
-            time.sleep(0.05)
-        raise AssertionError("mosquitto did not start")
-
-    def stop(self) -> None:
-        if self._process:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-
 class MeshOfProcesses:
     """A broker, workers, and this process's own place in the mesh."""
 
     def __init__(self, folder: Path, models: Path, address: str = "127.0.0.1") -> None:
         self._folder, self._models = folder, models
-        self.broker = Mosquitto(folder, address)
+        self.broker = Mosquitto(folder, address=address)
         self.broker.start()
         self.cluster: Cluster = new_cluster(self.broker.url)
         self.workers: dict[str, WorkerProcess] = {}

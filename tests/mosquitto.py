@@ -1,4 +1,4 @@
-"""A real mosquitto, on a free port of loopback, with its own configuration; without one, tests are skipped."""
+"""A real mosquitto, on a free port, with its own configuration; without one, tests are skipped."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def free_port() -> int:
 class Mosquitto:
     """A broker that can be stopped and started again at the same address."""
 
-    def __init__(self, folder: Path, settings: str = "allow_anonymous true") -> None:
-        self.port = free_port()
+    def __init__(self, folder: Path, settings: str = "allow_anonymous true", address: str = "127.0.0.1") -> None:
+        self.port, self.address = free_port(), address
         self._configuration = folder / "mosquitto.conf"
         user = "user root\n" if os.geteuid() == 0 else ""  # or it could not read files in a folder of root's
-        self._configuration.write_text(f"{user}listener {self.port} 127.0.0.1\npersistence false\n{settings}\n")
+        self._configuration.write_text(f"{user}listener {self.port} {address}\npersistence false\n{settings}\n")
         self.log = folder / "mosquitto.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"mqtt://127.0.0.1:{self.port}"
+        return f"mqtt://{self.address}:{self.port}"
 
     def start(self) -> None:
         assert PROGRAM is not None
@@ -46,7 +46,7 @@ class Mosquitto:
             self._process = subprocess.Popen([PROGRAM, "-c", str(self._configuration)], stdout=log, stderr=log)
         deadline = time.monotonic() + START_S
         while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0):
+            with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), 1.0):
                 return
             assert self._process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, "mosquitto does not answer"
@@ -68,11 +68,11 @@ class Mosquitto:
 
 
 @contextlib.contextmanager
-def mosquitto(folder: Path, settings: str = "allow_anonymous true") -> Iterator[Mosquitto]:
+def mosquitto(folder: Path, settings: str = "allow_anonymous true", address: str = "127.0.0.1") -> Iterator[Mosquitto]:
     """Run a broker in this block."""
     if PROGRAM is None:
         pytest.skip("mosquitto is not installed (apt-get install mosquitto)")
-    broker = Mosquitto(folder, settings)
+    broker = Mosquitto(folder, settings, address)
     broker.start()
     try:
         yield broker

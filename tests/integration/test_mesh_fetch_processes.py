@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 
@@ -17,8 +16,9 @@ from edge_run.runtime.piece_exchange import PieceExchange
 from edge_run.runtime.session import Session
 from in_child import in_child
 from mesh_processes import MeshOfProcesses, mesh_of, round_robin
+from mosquitto import PROGRAM
 
-pytestmark = pytest.mark.skipif(not shutil.which("mosquitto"), reason="mosquitto is not installed")
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not installed")
 
 OPTIONS = {"context_tokens": 256, "micro_batch_tokens": 32, "threads": 1, "check_file": False}
 PIECE_S = 0.012

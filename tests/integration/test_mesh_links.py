@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +18,19 @@ from edge_run.devices.link_lane import Peer
 from edge_run.devices.mesh import MeshConfig, open_mesh
 from edge_run.runtime import mesh_spread
 from edge_run.runtime.mesh_engine import MeshEngine
-from edge_run.runtime.mesh_ways import USUAL_RATE, Ways, measured, rates_document, read_rates
+from edge_run.runtime.mesh_ways import (
+    UNREACHED_S,
+    USUAL_RATE,
+    Measured,
+    Ways,
+    measure_ways,
+    measured_document,
+    read_measured,
+)
 from fake_mesh import Hub
 from in_child import in_child
 from mesh_processes import MeshOfProcesses
+from mosquitto import PROGRAM
 from slow_relay import relay
 from tiny_models import make_model
 
@@ -53,7 +61,7 @@ def test_ways_are_measured_once_in_a_run_and_answers_are_checked() -> None:
     def order_all(orders: dict[str, dict[str, object]], timeout_s: float) -> dict[str, object]:
         given.extend(orders)
         return {
-            node: rates_document(measured(hub.members[node], order["nodes"], timeout_s, 0))  # type: ignore[arg-type]
+            node: measured_document(measure_ways(hub.members[node], order["nodes"], timeout_s, 0))  # type: ignore[arg-type]
             for node, order in orders.items()
         }
 
@@ -70,12 +78,48 @@ def test_ways_are_measured_once_in_a_run_and_answers_are_checked() -> None:
     ways.correct("abba", before + 0.5)
     assert sorted(given) == ["b", "b", "c"], "hops that take longer than expected are measured anew"
     assert ways.hop("a", "b").token_s > before + 0.4
-    assert read_rates({"links": {"x": [1], "y": [True, 2], "z": [-1, 2], "w": "1,2", "v": [1, float("nan")]}}) == {}
-    assert read_rates({"links": 5}) == {}
+
+
+def test_answers_of_other_devices_are_checked() -> None:
+    bad = {"x": [1], "y": [True, 2], "z": [-1, 2], "w": "1,2", "v": [1, float("nan")]}
+    assert read_measured({"links": bad, "unreached": ["x"]}) == Measured({}, {})
+    assert read_measured({"links": 5, "unreached": 5}) == Measured({}, {})
+    assert len(read_measured({"unreached": {"x": 1000 * "y"}}).unreached["x"]) < 1000
+    found = Measured({"x": LinkRate("", 0.5, 1e6)}, {"y": "nothing listens there"})
+    assert read_measured(measured_document(found)) == found
+
+
+def test_a_way_on_which_nobody_answers_is_no_hop_until_its_device_comes_anew() -> None:
+    hub = Hub()
+    here, _, _ = (hub.join(node) for node in "abc")
+    hub.rates = {pair: LinkRate("", 0.002, 1e6) for pair in itertools.permutations("abc", 2)}
+    hub.unreached = {("b", "a"): "tcp://127.0.0.1:7: nothing listens there", ("c", "b"): "does not answer"}
+
+    def order_all(orders: dict[str, dict[str, object]], timeout_s: float) -> dict[str, object]:
+        return {
+            node: measured_document(measure_ways(hub.members[node], order["nodes"], timeout_s, 0))  # type: ignore[arg-type]
+            for node, order in orders.items()
+        }
+
+    ways = Ways(here, order_all, 16384)  # type: ignore[arg-type]
+    ways.measure("abc")
+    assert "it does not reach this device's data link (127.0.0.1:7: nothing listens there); " in ways.why_apart("b")
+    assert ways.why_apart("c") == ""
+    assert ways.hop("c", "b").token_s == UNREACHED_S
+    assert ways.hop("b", "c").token_s < 1
+    hub.unreached = {("a", "c"): "does not answer"}
+    ways.measure("abc")
+    assert ways.why_apart("b"), "it was tried"
+    for node in "bc":
+        ways.forget(node)
+    ways.measure("abc")
+    assert ways.why_apart("b") == ""
+    assert "its data link is not reached from here (does not answer)" in ways.why_apart("c")
+    assert ways.hop("c", "b").token_s < 1
 
 
 @pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not() or "there can be namespaces")
-@pytest.mark.skipif(not shutil.which("mosquitto"), reason="mosquitto is not installed")
+@pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not installed")
 @in_child
 def test_a_device_behind_a_slow_link_is_left_out(folder: Path, tmp_path: Path) -> None:
     """Each of three has room for half; what one more would hold is less to read than its link takes."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 
 import mesh_faults
 import mesh_replan
+import namespaces
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled
 from edge_run.base.units import MIB
@@ -27,10 +28,11 @@ from edge_run.runtime.engine import Engine
 from edge_run.runtime.mesh_engine import MeshEngine
 from edge_run.runtime.session import Session
 from in_child import in_child
-from mesh_processes import Mosquitto, mesh_of
+from mesh_processes import mesh_of
+from mosquitto import PROGRAM, mosquitto
 from tiny_models import make_model
 
-pytestmark = pytest.mark.skipif(not shutil.which("mosquitto"), reason="mosquitto is not installed")
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not installed")
 
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"}
 
@@ -102,26 +104,41 @@ def kill_in_mid_answer(home: Path, model: str, worker: int) -> None:
         time.sleep(0.05)
 
 
+@contextlib.contextmanager
+def two_machines() -> Iterator[tuple[str, str, list[str]]]:
+    """Yield the addresses of this machine and another one, and what a command is put behind to run on the other one.
+
+    The other is a network namespace; where there can be none, it is this machine too.
+    """
+    if namespaces.why_not():
+        yield "127.0.0.1", "127.0.0.1", []
+        return
+    with namespaces.network(["there"]) as net:
+        yield net.here, net.addresses["there"], net.wrap("there")
+
+
 def test_the_program_spreads_a_model_and_says_what_it_did(grown: Path, tmp_path: Path) -> None:
     """120 MB of weights; each device has room for a part of them, so that the plan needs both; one fetches its part."""
     files = ["--models", str(tmp_path), "--fetch", "1GiB"]
     homes = [tmp_path / name for name in ("here", "there")]
     for home in homes:
         home.mkdir()
-    broker = Mosquitto(tmp_path)
-    broker.start()
-    worker = None
-    try:
-        line = edge_run(homes[0], "mesh", "init", "--broker", broker.url, "--json", "--show-line")["join_line"]
+    with contextlib.ExitStack() as stack:
+        here, there, on_the_other = stack.enter_context(two_machines())
+        broker = stack.enter_context(mosquitto(tmp_path, address=here))
+        made = edge_run(homes[0], "mesh", "init", "--broker", broker.url, "--listen", here, "--json", "--show-line")
+        asked = [str(grown), "-p", "Once upon a time", "-n", "12", "--temp", "0", "-c", "256", "-t", "1", "--json"]
+        wanted = edge_run(homes[0], *asked)
+        command = [sys.executable, "-m", "edge_run", "mesh", "join", made["join_line"], "--listen", there]
         worker = subprocess.Popen(
-            [sys.executable, "-m", "edge_run", "mesh", "join", line, *files, "--memory", "400MiB"],
+            [*on_the_other, *command, *files, "--memory", "400MiB"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**ENVIRONMENT, "HOME": str(homes[1]), "XDG_CONFIG_HOME": "", "XDG_CACHE_HOME": ""},
         )
-        asked = [str(grown), "-p", "Once upon a time", "-n", "12", "--temp", "0", "-c", "256", "-t", "1", "--json"]
-        wanted = edge_run(homes[0], *asked)
+        stack.callback(worker.wait, 15)
+        stack.callback(worker.send_signal, signal.SIGTERM)
         for _ in range(10):  # the worker may not be there yet
             found = edge_run(homes[0], *asked, "--mesh", "--memory", "230MiB")
             if found["mesh"]:
@@ -142,11 +159,6 @@ def test_the_program_spreads_a_model_and_says_what_it_did(grown: Path, tmp_path:
         assert again["token_ids"] == wanted["token_ids"]
         assert len(again["mesh"]["nodes"]) == 2
         assert again["mesh"]["recoveries"] == 0
-    finally:
-        if worker:
-            worker.send_signal(signal.SIGTERM)
-            worker.wait(15)
-        broker.stop()
 
 
 @in_child

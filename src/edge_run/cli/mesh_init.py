@@ -16,6 +16,7 @@ from edge_run.cli.mesh_options import (
     broker_option,
     check_free,
     checked_authority,
+    listen_option,
     mesh_folder,
     replace_option,
 )
@@ -35,6 +36,7 @@ from edge_run.cli.terminal import Terminal
             "[default: 127.0.0.1:1883]",
         ),
         click.Option(["--find"], is_flag=True, help="No address in the join line: devices look for the broker."),
+        listen_option(),
         replace_option(),
         click.Option(["--show-line"], is_flag=True, help="The join line, a secret, also with --json."),
         *some_settings("json"),
@@ -48,12 +50,13 @@ def init(terminal: Terminal, /, broker: str | None, serve: str | None, find: boo
     Whoever has the line is a member: treat it as a password. Without --broker this device runs one, as long as
     `edge-run mesh join` runs on it. Needs the `mesh` extra.
     """
-    from edge_run.devices.mesh import EVERYWHERE, own_addresses
+    from edge_run.devices.mesh import EVERYWHERE, check_listen, own_addresses
     from edge_run.devices.mesh_cluster import FIND_BROKER, PORT, join_line, new_cluster, parse_broker, write_cluster
     from edge_run.devices.mesh_embedded import parse_place
 
     if broker is not None and (serve is not None or find):
         raise ConfigError("--broker: names a broker that is there, so --serve and --find go without it")
+    check_listen(given["listen"])
     folder, authority, serves = mesh_folder(), checked_authority(given), None
     check_free(folder, "", given["replace"])
     shown = own = broker or ""
@@ -63,7 +66,7 @@ def init(terminal: Terminal, /, broker: str | None, serve: str | None, find: boo
         reached = own_addresses(host)[0] if host in EVERYWHERE else host
         own = f"mqtt://127.0.0.1:{port}" if host in EVERYWHERE else f"mqtt://{serves}"
         shown = f"mqtt://[{reached}]:{port}" if ":" in reached else f"mqtt://{reached}:{port}"
-    cluster = new_cluster(own, serves, authority)
+    cluster = dataclasses.replace(new_cluster(own, serves, authority), listen=given["listen"])
     write_cluster(folder, cluster)
     line = join_line(dataclasses.replace(cluster, broker=FIND_BROKER if find else shown))
     place = parse_broker(shown).place
@@ -72,9 +75,13 @@ def init(terminal: Terminal, /, broker: str | None, serve: str | None, find: boo
         terminal.write_json(to_json(MeshJoin(cluster.id, place, str(folder), shown_line)))
         return
     terminal.say(f"Cluster {cluster.id}, broker {place}{', which this device runs' if serves else ''}.")
+    is_local = place.startswith(("127.", "localhost", "::1"))
+    listen = "" if is_local else " --listen 0.0.0.0"
     if serves:
-        terminal.say("On this device, first:  edge-run mesh join")
-        if place.startswith(("127.", "localhost", "::1")):
+        terminal.say(f"On this device, first:  edge-run mesh join{'' if given['listen'] else listen}")
+        if is_local:
             terminal.say("Only this device reaches it: for others, --serve 0.0.0.0 --replace, or --broker.")
-    terminal.say("On each other device, with this line, which is a secret:")
-    terminal.write(f"edge-run mesh join {line}\n")
+    terminal.say(
+        "On each other device, with --models FOLDER or --fetch SIZE where it is to compute; the line is a secret:"
+    )
+    terminal.write(f"edge-run mesh join {line}{listen}\n")

@@ -19,6 +19,7 @@ from edge_run.cli.mesh_options import (
     broker_option,
     check_free,
     checked_authority,
+    listen_option,
     mesh_folder,
     replace_option,
 )
@@ -49,10 +50,7 @@ _PATH = click.Path(path_type=Path)
             "[default: none]",
         ),
         click.Option(["--name"], metavar="TEXT", help="What people call this device.  [default: its host name]"),
-        click.Option(
-            ["--listen"], multiple=True, metavar="ADDRESS",
-            help="For the data link; 0.0.0.0 is every network card; may be repeated.  [default: 127.0.0.1]",
-        ),
+        listen_option(),
         click.Option(
             ["--port"], type=click.IntRange(0, 65535), default=0, metavar="N",
             help="Of the data link; 0: any that is free.  [default: 0]",
@@ -78,8 +76,7 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
     terminal: Terminal = context.obj
     config = model_config(context, given)
     report(context, terminal, config)
-    listen = given["listen"] or ("127.0.0.1",)
-    check_listen(listen)
+    check_listen(given["listen"])
     for path in models:
         if not Path(os.path.expanduser(path)).exists():
             raise ConfigError(f"--models {path}: is not there")
@@ -87,7 +84,7 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
     cluster = _cluster(line, folder, given)
     with contextlib.ExitStack() as stack:
         stack.enter_context(serving(cluster))
-        settings = MeshConfig(folder, given["broker"], given["name"] or "", listen, given["port"])
+        settings = MeshConfig(folder, given["broker"], given["name"] or "", port=given["port"])
         node = open_mesh(settings)
         stack.callback(node.close)
         stack.enter_context(cleaned_up(node.close))
@@ -109,15 +106,21 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
 
 
 def _cluster(line: str | None, folder: Path, given: dict[str, Any]) -> Cluster:
+    """Return the cluster to join, and keep it: that of `line`, or the one that is known already."""
     from edge_run.devices.mesh import known_cluster
-    from edge_run.devices.mesh_cluster import parse_join_line, write_cluster
+    from edge_run.devices.mesh_cluster import parse_join_line, read_cluster, write_cluster
 
     if line is None:
-        return known_cluster(folder)
-    cluster = parse_join_line(sys.stdin.readline() if line == "-" else line)
-    cluster = dataclasses.replace(cluster, authority=checked_authority(given))
-    check_free(folder, cluster.id, given["replace"])
-    write_cluster(folder, cluster)
+        cluster = known_cluster(folder)
+    else:
+        cluster = parse_join_line(sys.stdin.readline() if line == "-" else line)
+        check_free(folder, cluster.id, given["replace"])
+        cluster = dataclasses.replace(cluster, authority=checked_authority(given))
+    known = read_cluster(folder)
+    kept = known.listen if known and known.id == cluster.id else ()
+    cluster = dataclasses.replace(cluster, listen=given["listen"] or kept)
+    if cluster != known:
+        write_cluster(folder, cluster)
     return cluster
 
 

@@ -24,6 +24,15 @@ def broker_option(help: str) -> click.Option:
     return click.Option(["--broker"], metavar="URL", help=help)
 
 
+def listen_option() -> click.Option:
+    """Return --listen."""
+    help = (
+        "For data links, also of runs on this device; 0.0.0.0 is every network card; may be repeated; is remembered.  "
+        "[default: 127.0.0.1]"
+    )
+    return click.Option(["--listen"], multiple=True, metavar="ADDRESS", help=help)
+
+
 def authority_option() -> click.Option:
     """Return --authority."""
     help = "PEM file of who vouches for a TLS broker that the system does not know."
