@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _box import write_results
+from _box import grown_model, write_results
 from _mesh_box import peak_bytes, run
 
 from edge_run.base.units import GIB, MIB
@@ -25,9 +25,10 @@ SAID = re.compile(r"after ([\d.]+) s")
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=Path, nargs="?", help="[default: the kit model grown to 1 GB]")
     parser.add_argument("--budget", default="450MiB", help="of the coordinator")
     given = parser.parse_args()
+    given.model = given.model or grown_model("1G", 24)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=Path.home()) as temporary:
         folder = Path(temporary)

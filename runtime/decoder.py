@@ -177,7 +177,10 @@ class LocalDecoder:
                 context_tokens=self._context.context_tokens,
             )
         if code != 0:
-            raise KernelError(f"llama.cpp failed to decode {len(tokens)} tokens (code {code})")
+            raise KernelError(
+                f"llama.cpp failed to decode {len(tokens)} tokens (code {code}); -v shows what it says, and "
+                "`edge-run doctor` looks at the installation"
+            )
         for i in outputs:
             row = L.llama_get_logits_ith(self._context.handle, i)
             logits[filled] = ggml.float_rows(row, self._model.vocabulary)

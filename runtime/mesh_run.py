@@ -183,7 +183,10 @@ class MeshRun:
                 continue
             waiting = self._failover.handle(event) or waiting
         if self._failover.phase is not Phase.RUNNING:
-            raise MeshError(f"the mesh does not get on: it waits for {self._failover.phase.value}")
+            raise MeshError(
+                f"the mesh does not get on: it waits for {self._failover.phase.value}; `edge-run mesh doctor` says "
+                "what is in the way, without --mesh the model runs here"
+            )
 
     def _execute(self, instruction: Instruction) -> Event | None:
         """Carry out one instruction; return what came of it."""

@@ -31,8 +31,8 @@ Message = Mapping[str, str]
 class Model:
     """A model that generates text, inside a memory budget.
 
-    A context manager. Not thread-safe, but for `cancel`: one generation runs at a time, and starting another while one
-    is being iterated ends the first. Use `AsyncModel` to share a model between tasks.
+    A context manager. Not thread-safe, but for `cancel` and `progress`: one generation runs at a time, and starting
+    another while one is being iterated ends the first. Use `AsyncModel` to share a model between tasks.
     """
 
     def __init__(
@@ -137,7 +137,8 @@ class Model:
         """Continue `prompt` (text, or tokens); iterate over the result for pieces, or call its `result()`.
 
         max_tokens: None is until the model ends or the context is full. options: the fields of `SamplingConfig`.
-        Raises ConfigError and ContextFull at once; iterating raises TierReadError, ModelFileError or KernelError.
+        Raises ConfigError at once; iterating raises ContextFull, TierReadError, ModelFileError, KernelError, and on a
+        mesh MeshError.
         """
         tokens = self.tokenize(prompt, parse_special=True) if isinstance(prompt, str) else list(prompt)
         return self._start(tokens, max_tokens, _sampling(sampling, options))

@@ -48,7 +48,10 @@ def bench_split(
     bench = _Bench(bundle, images, most_bytes, threads, show)
     uncut, classes = bench.uncut()
     if classes != len(images.classes):
-        raise NotSupported(f"{data}: has {len(images.classes)} folders, the network answers {classes} classes")
+        raise NotSupported(
+            f"{data}: has {len(images.classes)} folders, the network answers {classes} classes; give images of its own "
+            "classes, a folder for each"
+        )
     codes = list(bench.codes())
     points = (*codes, *(bench.baselines() if baselines else ()))
     worst = max(bench.overheads, default=0.0)

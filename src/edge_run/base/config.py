@@ -60,8 +60,8 @@ class ModelConfig:
     for experts keeps. expert_prefetch: how many layers ahead experts are read that are likely to be chosen (`1+`: one,
     asked twice); `auto` compares them as it goes. packed: a file of a mixture's experts, compressed (`edge-run pack`),
     to be read; None is the one beside the model, where it is there and measures faster; `off` is none. cache_folder:
-    where stubs are kept while a model loads, and what is known of models; None is `~/.cache/edge-run`. check_file: open
-    a file that is not known in a child process first: llama.cpp ends the process over some broken files.
+    where what is known of models and devices is kept; None is `~/.cache/edge-run`. check_file: open a file that is not
+    known in a child process first: llama.cpp ends the process over some broken files.
     draft: a small model with the same tokens, which guesses what comes next. speculate: with what several tokens are
     guessed, to be verified in one pass: `draft` (that model), `ngram` (what came before in the text), `off`, or `auto`,
     which is both with a draft model and nothing without one. draft_tokens: guesses in one pass at most.

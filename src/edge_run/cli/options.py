@@ -136,7 +136,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _memory(
         "--cache-dir", field="cache_folder", type=click.Path(path_type=Path), metavar="FOLDER",
-        help="For small files: stubs, and what is known of models and devices. [default: ~/.cache/edge-run]",
+        help="For what is known of models and devices, and layers fetched over a mesh. [default: ~/.cache/edge-run]",
     ),
     _memory(
         "--check-file/--no-check-file", field="check_file", default=None,
