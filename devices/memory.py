@@ -76,7 +76,9 @@ def available_bytes(root: Path = Path("/"), promised_bytes: Promised = _nothing)
     import psutil  # which takes long to load, and is only needed here where there is procfs
 
     own = process_memory()
-    rooms: list[tuple[Path | None, int]] = [(None, psutil.virtual_memory().available + own.resident_bytes)]
+    rooms: list[tuple[Path | None, int]] = [
+        (None, psutil.virtual_memory().available + own.resident_bytes - own.file_bytes)
+    ]
     for group in memory_groups("self", root):
         if (room := _room(group, own)) is not None:
             rooms.append((group.folder, room))

@@ -28,8 +28,8 @@ class MeshConfig:
 
     folder: where the key and the cluster are kept. broker: another address than the cluster's. name: what people call
     this device. listen: addresses for the data link, 0.0.0.0 being all of them; empty: what `edge-run mesh join` was
-    told last, or loopback. port: of the data link, 0: any that is free. is_watching: look on, without being a member.
-    connect_s: how long to wait for the broker; 0: not at all.
+    told last, or loopback. port: of the data link; 0: the one after that of `edge-run mesh join`, or any that is free.
+    is_watching: look on, without being a member. connect_s: how long to wait for the broker; 0: not at all.
     """
 
     folder: Path
@@ -54,8 +54,11 @@ def open_mesh(config: MeshConfig) -> MeshNode:
     try:
         name = config.name or socket.gethostname() or identity.node
         listen = config.listen or cluster.listen or (LOOPBACK,)
+        if not config.is_watching:
+            check_listen(listen)
         places = None if config.is_watching else listen
-        node = MeshNode(identity, cluster, name, broker_finder(cluster), places, config.port)
+        port = config.port or (cluster.port + 1 if cluster.port else 0)
+        node = MeshNode(identity, cluster, name, broker_finder(cluster), places, port)
     except BaseException:
         identity.release()
         raise
@@ -118,5 +121,6 @@ def check_listen(listen: tuple[str, ...]) -> None:
     for address in listen:
         if address not in own and address not in EVERYWHERE:
             raise ConfigError(
-                f"--listen {address}: is no address of this device; it has {', '.join(sorted(own))[:200]}"
+                f"--listen {address}: is no address of this device; it has {', '.join(sorted(own))[:200]}, and "
+                "`edge-run mesh join --listen ADDRESS` remembers another one"
             )

@@ -140,7 +140,8 @@ def _way(member: Member, times_s: dict[str, float | str]) -> Finding:
     if all(place.removeprefix("tcp://").strip("[").startswith(_LOOPBACK) for place in times_s):
         return Finding(topic, PROBLEM, "it listens to itself only", "edge-run mesh join --listen 0.0.0.0, on it")
     ports = ", ".join(sorted({str(urlsplit(place).port) for place in times_s}))
-    advice = f"let port {ports} through on it (edge-run mesh join --port N keeps it the same), or another --listen"
+    keeping = "edge-run mesh join --port N keeps it the same, that of runs being N + 1"
+    advice = f"let port {ports} through on it ({keeping}), or another --listen"
     return Finding(topic, PROBLEM, f"no address answers: {', '.join(missed)}", advice)
 
 

@@ -51,7 +51,8 @@ class Cluster:
 
     broker: its URL; a password in it is a secret too. serves: where this device runs the broker itself, as HOST:PORT.
     authority: PEM file of who vouches for a TLS broker, for one that the system does not know. listen: where the data
-    links of this device's programs listen; empty: on loopback.
+    links of this device's programs listen; empty: on loopback. port: of that of `mesh join`; a run beside it takes the
+    next one; 0: any that is free.
     """
 
     id: str
@@ -60,6 +61,7 @@ class Cluster:
     serves: str | None = None
     authority: str | None = None
     listen: tuple[str, ...] = ()
+    port: int = 0
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id) or len(self.secret) != SECRET_BYTES:
@@ -147,5 +149,5 @@ def read_cluster(folder: Path) -> Cluster | None:
         return None
     except OSError as error:
         raise MeshError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise MeshError(f"{path}: is damaged; join once more with `edge-run mesh join LINE`") from error

@@ -157,12 +157,17 @@ class MeshNode:
             if not state.lease.held:
                 state.want_lease()
         self._channel.hurry()
-        with self._changed:
-            if self._changed.wait_for(lambda: self._state.lease.held or self._is_closed, timeout_s):
-                return self._state.lease.held
-        holder = self._state.lease.holder
-        with self.held() as state:
-            state.free_lease()
+        is_led = False
+        try:
+            with self._changed:
+                is_led = self._changed.wait_for(lambda: bool(self._state.lease.held) or self._is_closed, timeout_s)
+        finally:
+            holder = self._state.lease.holder
+            if not is_led:  # Ctrl-C, too: it must not come later, when nobody waits for it
+                with self.held() as state:
+                    state.free_lease()
+        if is_led:
+            return self._state.lease.held
         if not self.is_connected:
             raise MeshError(f"mesh: no lease without the broker ({self._why_down})")
         raise MeshError(

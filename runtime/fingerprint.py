@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,13 +30,16 @@ class Fingerprint:
         return model_hash(self.sizes, self.digests)
 
 
-def fingerprint(paths: Sequence[Path], cache_folder: Path) -> Fingerprint:
-    """Return that of the shards at `paths` together. Raises ModelFileError where one cannot be read."""
-    found = [_digests(path, cache_folder) for path in paths]
+def fingerprint(paths: Sequence[Path], cache_folder: Path, check: Callable[[], None] = lambda: None) -> Fingerprint:
+    """Return that of the shards at `paths` together. Raises ModelFileError where one cannot be read.
+
+    check: runs after each piece that is read, and may raise.
+    """
+    found = [_digests(path, cache_folder, check) for path in paths]
     return Fingerprint(tuple(size for size, _ in found), b"".join(digests for _, digests in found))
 
 
-def _digests(path: Path, cache_folder: Path) -> tuple[int, bytes]:
+def _digests(path: Path, cache_folder: Path, check: Callable[[], None]) -> tuple[int, bytes]:
     """Return a file's size, and the digests of its pieces."""
     try:
         found = path.stat()
@@ -47,7 +50,7 @@ def _digests(path: Path, cache_folder: Path) -> tuple[int, bytes]:
             digests = content[:-DIGEST_BYTES]
             if content == digests + _seal(key, digests):
                 return found.st_size, digests
-        digests = _read(path)
+        digests = _read(path, check)
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read ({error})") from error
     with contextlib.suppress(OSError):
@@ -63,12 +66,13 @@ def _seal(key: bytes, digests: bytes) -> bytes:
     return hashlib.blake2b(key + digests, digest_size=DIGEST_BYTES).digest()
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, check: Callable[[], None]) -> bytes:
     """Return the digests of a file's pieces; what it leaves in the page cache is dropped."""
     digests = []
     with path.open("rb", buffering=0) as file:
         while piece := _read_piece(file.fileno()):
             digests.append(piece_digest(piece))
+            check()
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return b"".join(digests)

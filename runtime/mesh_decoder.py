@@ -12,11 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from edge_run.base.errors import (
-    DeviceLost,
-    MeshError,
-    ProtocolError,
-)
+from edge_run.base.errors import DeviceLost, ProtocolError
 from edge_run.base.mesh import Document, Joined, Lost, Unled, is_worker
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.base.results import MeshUse
@@ -104,17 +100,6 @@ class MeshDecoder(MeshRun):
         numbers = (sequence, position, branch, *branches)
         self._log.add(Operate("keep", numbers))
         self._operate("keep", numbers)
-
-    def close(self) -> None:
-        """Let the other devices go. Idempotent."""
-        others, self._failover.nodes = self._others, ()
-        if others:
-            self._spread.release(others)
-        if self._lease:
-            try:
-                self._mesh.resign()
-            except MeshError as error:
-                logger.info("%s", error)
 
     def _report(self) -> None:
         """Let others see how fast it goes, once a second."""

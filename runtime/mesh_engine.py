@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class MeshEngine(SliceEngine):
-    """An open model on several devices. is_own: the mesh is closed with it."""
+    """An open model on several devices."""
 
     least_reserve_bytes = RESERVE_BYTES  # it makes the text
 
@@ -33,16 +33,16 @@ class MeshEngine(SliceEngine):
         *,
         takes_any_numerics: bool = False,
         say: Callable[[str], None] = logger.warning,
+        check: Callable[[], None] = lambda: None,
         chunk_bytes: int = CHUNK_BYTES,
-        is_own: bool = False,
     ) -> None:
-        """Open the model and spread it over who is there. say: is told what the user should see. Raises as `Engine`."""
+        """Open the model and spread it over who is there. say, check: as of `MeshOptions`. Raises as `Engine`."""
         self._over_all: MeshDecoder | None = None
         super().__init__(path, config, chunk_bytes)
         if config.mesh_states == "compact":
             say("states are rounded where a link is slow: tokens may differ from those of one device")
         try:
-            spread = Spread(mesh, self, takes_any_numerics, say)
+            spread = Spread(mesh, self, takes_any_numerics, say, check)
             exchange = PieceExchange(mesh.link)
             self._stack.callback(exchange.close)
             exchange.offer(spread.fingerprint, [shard.path for shard in self.gguf.shards])
@@ -51,8 +51,10 @@ class MeshEngine(SliceEngine):
         except BaseException:
             self.close()
             raise
-        if is_own:
-            self._stack.callback(mesh.close)
+
+    def own(self, mesh: Mesh) -> None:
+        """Close `mesh` together with the model."""
+        self._stack.callback(mesh.close)
 
     @property
     def front(self) -> MeshDecoder:
@@ -71,6 +73,8 @@ class MeshEngine(SliceEngine):
     def close(self) -> None:
         """Let the other devices go, and free everything. Idempotent."""
         over_all, self._over_all = self._over_all, None
-        if over_all:
-            over_all.close()
-        super().close()
+        try:
+            if over_all:
+                over_all.close()
+        finally:
+            super().close()

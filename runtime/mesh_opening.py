@@ -25,13 +25,15 @@ class MeshOptions:
 
     mesh: an open one, which stays open, or the address of its broker; an empty one is what this device joined with.
     folder: where this device's key and cluster are kept. takes_any_numerics: devices whose kernels may compute other
-    bits take part too. say: is told what the user should see.
+    bits take part too. say: is told what the user should see. check: runs now and then while the model opens, which can
+    take long where a device fetches its layers; what it raises ends that.
     """
 
     mesh: Mesh | str
     folder: Path | None = None
     takes_any_numerics: bool = False
     say: Callable[[str], None] = logger.warning
+    check: Callable[[], None] = lambda: None
 
 
 def open_over(path: Path, config: ModelConfig, options: MeshOptions) -> Engine:
@@ -41,14 +43,21 @@ def open_over(path: Path, config: ModelConfig, options: MeshOptions) -> Engine:
     mesh = _connect(options) if isinstance(options.mesh, str) else options.mesh
     is_own = mesh is not options.mesh
     try:
-        if not _meet(mesh):
+        if not _meet(mesh, options.check):
             options.say("nobody else is in the mesh: this device runs the model alone")
             engine = Engine(path, config)
         else:
-            engine = MeshEngine(
-                path, config, mesh, takes_any_numerics=options.takes_any_numerics, say=options.say, is_own=is_own
+            over_all = MeshEngine(
+                path,
+                config,
+                mesh,
+                takes_any_numerics=options.takes_any_numerics,
+                say=options.say,
+                check=options.check,
             )
-            is_own = False
+            if is_own:
+                over_all.own(mesh)
+            return over_all
     except BaseException:
         if is_own:
             mesh.close()
@@ -58,10 +67,11 @@ def open_over(path: Path, config: ModelConfig, options: MeshOptions) -> Engine:
     return engine
 
 
-def _meet(mesh: Mesh) -> bool:
+def _meet(mesh: Mesh, check: Callable[[], None]) -> bool:
     """Return whether there is another device that computes, having waited a little for it."""
     until = time.monotonic() + MEET_S
     while True:
+        check()
         if any(is_worker(member) for member in mesh.members() if member.node != mesh.node):
             return True
         left = until - time.monotonic()

@@ -6,6 +6,7 @@ plan all caches can be emptied and the recorded batches run again, in their reco
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -85,7 +86,23 @@ class MeshRun:
         members = mesh.members()
         self._members = {member.node: member for member in members}
         self._failover = Failover(mesh.node, [member.node for member in members if is_worker(member)])
-        self._drive(self._failover.start())
+        try:
+            self._drive(self._failover.start())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let the other devices go, and the lease. Idempotent."""
+        self._failover.nodes = ()
+        try:
+            self._spread.release()
+        except MeshError as error:
+            logger.info("%s", error)
+        finally:
+            if self._lease:
+                with contextlib.suppress(MeshError):  # it ends soon
+                    self._mesh.resign()
 
     @property
     def _others(self) -> list[str]:

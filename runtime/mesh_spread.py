@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -68,10 +69,21 @@ class Spread:
     takes_any_numerics: devices with another numerics key take part, though tokens may then differ.
     """
 
-    def __init__(self, mesh: Mesh, engine: SliceEngine, takes_any_numerics: bool, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        engine: SliceEngine,
+        takes_any_numerics: bool,
+        say: Callable[[str], None],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """say, check: as of `MeshOptions`."""
         self._mesh, self._engine, self._takes_any, self._say = mesh, engine, takes_any_numerics, say
+        self._check_stopped = check
+        self._asked: set[str] = set()  # who opened the model, or a slice of it, and was not released
+        self._apart: set[tuple[str, str]] = set()  # who does not reach whom, as was said
         shards = engine.gguf.shards
-        self.fingerprint = fingerprint([shard.path for shard in shards], engine.config.cache)
+        self.fingerprint = fingerprint([shard.path for shard in shards], engine.config.cache, check)
         self._model: Document = {
             "model": self.fingerprint.model,
             "name": shards[0].path.name,
@@ -79,7 +91,7 @@ class Spread:
             "settings": shared_settings(engine),
         }
         self.works = unit_works(engine)
-        self.fetch = MeshFetch(mesh, len(self.works), say, engine.check_cancelled)
+        self.fetch = MeshFetch(mesh, len(self.works), say, self._check_stop)
         self.stations: dict[str, Station] = {}
         self.ways = Ways(mesh, self._order_all, max((unit.entry_bytes for unit in engine.layout.units[1:]), default=0))
         self.plan: MeshPlan | None = None
@@ -87,6 +99,7 @@ class Spread:
     def prepare(self, candidates: Sequence[str]) -> None:
         """Ask all candidates at once what they have. Raises Failed for the first that cannot take part."""
         asked = [node for node in candidates if node not in self.stations]
+        self._asked.update(asked)
         for node in asked:
             self.ways.forget(node)
         self.stations = {n: s for n, s in self.stations.items() if n in candidates or n == self._mesh.node}
@@ -160,7 +173,17 @@ class Spread:
     def _fastest(self, stations: Mapping[str, Station]) -> MeshPlan | None:
         first = stations[self._mesh.node]
         others = [stations[node] for node in sorted(stations) if node != first.node]
-        return plan_ring(self.works, [first, *others], self.ways.hop)
+        plan = plan_ring(self.works, [first, *others], self.ways.hop)
+        apart = self.ways.apart(plan.owners) if plan else None
+        if apart is None:
+            return plan
+        dropped = apart[0] if apart[1] == first.node else apart[1]
+        if apart not in self._apart:
+            self._apart.add(apart)
+            names = names_apart(self._mesh.members())
+            source, target, without = (names.get(node, node) for node in (*apart, dropped))
+            self._say(f"{source} does not reach {target}: the run does without {without}")
+        return self._fastest({node: station for node, station in stations.items() if node != dropped})
 
     def _corrected(self, node: str, plan: MeshPlan, seconds: float) -> Station:
         """Return a device as it was seen to be: at work for `seconds` a token."""
@@ -195,12 +218,12 @@ class Spread:
         }
         self._order_all(orders, ASSIGN_TIMEOUT_S)
 
-    def release(self, nodes: Sequence[str]) -> None:
-        """Let devices that take part no more give up what they hold, as far as they hear it."""
-        try:
-            self._order_all({node: {"order": "close"} for node in nodes}, STATUS_TIMEOUT_S)
-        except Failed:
-            return
+    def release(self) -> None:
+        """Let all that were asked give up what they hold, as far as they hear it."""
+        present = {member.node for member in self._mesh.members()}
+        freed, self._asked = self._asked & present, set()
+        with contextlib.suppress(Failed):
+            self._order_all({node: {"order": "close"} for node in freed}, STATUS_TIMEOUT_S)
 
     def who_is_stuck(self, nodes: Sequence[str]) -> Gone:
         """Return which of `nodes` keeps the others waiting: one that does not answer, or else one that computes."""
@@ -249,11 +272,18 @@ class Spread:
     def _order_all(self, orders: dict[str, Document], timeout_s: float) -> dict[str, Document]:
         if not orders:
             return {}
+        calls: dict[str, Callable[[], Document]] = {
+            node: functools.partial(self._mesh.order, node, order, timeout_s=timeout_s)
+            for node, order in orders.items()
+        }
         with ThreadPoolExecutor(len(orders), thread_name_prefix="edge-run-order") as pool:
-            calls = {
-                node: pool.submit(self._mesh.order, node, order, timeout_s=timeout_s) for node, order in orders.items()
-            }
-            return {node: self._judged(node, call.result) for node, call in calls.items()}
+            with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads: in turn, then
+                calls = {node: pool.submit(call).result for node, call in calls.items()}
+            return {node: self._judged(node, call) for node, call in calls.items()}
+
+    def _check_stop(self) -> None:
+        self._check_stopped()
+        self._engine.check_cancelled()
 
     def _judged(self, node: str, call: Callable[[], _Answer]) -> _Answer:
         try:

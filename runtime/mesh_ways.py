@@ -89,6 +89,10 @@ class Ways:
             "`edge-run mesh doctor` says more"
         )
 
+    def apart(self, owners: Sequence[str]) -> tuple[str, str] | None:
+        """Return two devices of a plan that hand states on and do not reach each other; None where all do."""
+        return next((pair for pair in itertools.pairwise(owners) if pair in self._unreached), None)
+
     def rate(self, source: str, target: str) -> LinkRate:
         """Return what is known of a way."""
         return self._rates.get((source, target)) or self._rates.get((target, source)) or USUAL_RATE
@@ -103,7 +107,7 @@ class Ways:
 
     def correct(self, owners: Sequence[str], hop_s: float) -> None:
         """The hops of a plan took `hop_s` in the mean; what the ways do not explain is handling."""
-        pairs = [(a, b) for a, b in itertools.pairwise(owners) if a != b]
+        pairs = [(a, b) for a, b in itertools.pairwise(owners) if a != b and (a, b) not in self._unreached]
         if not pairs:
             return
         if hop_s > TOLERANCE * self._mean_s(pairs):

@@ -184,6 +184,8 @@ class LinkWire:
         if kind == "failed":
             if number == self.number:
                 why, error = str(header.get("why"))[:300], str(header.get("error"))
+                if (lost := header.get("lost")) in self._owners and lost != self._owners[0]:
+                    raise DeviceLost(f"{message.node} does not reach it ({why})", node=str(lost))
                 raise PassFailed(f"{message.node}: {why}", node=message.node, error=error)
             return
         if kind in ("stop", "command") and message.node == self._owners[0] and number >= self.number:

@@ -146,8 +146,8 @@ class ServerLink:
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 raise LinkLost("the server did not answer in time")
-            self._socket.settimeout(left_s)
             try:
+                self._socket.settimeout(left_s)
                 piece = self._socket.recv(min(count - len(pieces), 1 << 20))
             except OSError as error:
                 raise LinkLost(str(error)) from error

@@ -6,6 +6,7 @@ patches of the last layer are put together. onnxruntime runs them patch after pa
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -259,10 +260,14 @@ def _join(nodes: list[Any], parts: list[str], axis: int, name: str) -> str:
 
 
 def _write(proto: Any, out: Path) -> None:
+    draft = out.with_name(f"{out.name}.{os.getpid()}.part")
     try:
-        out.write_bytes(proto.SerializeToString())
+        draft.write_bytes(proto.SerializeToString())
+        draft.replace(out)
     except OSError as error:
         raise TierReadError(f"{out}: cannot be written ({error.strerror}); choose another name") from error
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _report(model: OnnxModel, made: OnnxModel, chosen: tuple[str, int, float], out: str) -> PatchReport:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,6 +37,7 @@ from edge_run.runtime.split_link import (
 
 IDLE_S, BODY_S, SEND_S = 3600.0, 30.0, 30.0
 MOST_CONNECTIONS = 64
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # a device without power is gone in a minute
 _log = logging.getLogger(__name__)
 
 
@@ -96,6 +99,7 @@ class SplitServer:
 
     async def _welcome(self, stream: anyio.abc.SocketStream) -> None:
         async with stream, self._places:
+            _keep_alive(stream.extra(anyio.abc.SocketAttribute.raw_socket))
             try:
                 await self._talk(stream)
             except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, TimeoutError, OSError):
@@ -151,6 +155,15 @@ class SplitServer:
 def _refusal(number: int, message: str) -> bytes:
     text = message.encode()[:1000]
     return REPLY.pack(REFUSED, number, 0.0, 0.0, len(text)) + text
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Let the system ask now and then whether the other side is there; else its place would be taken for an hour."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 async def _send(stream: anyio.abc.SocketStream, data: bytes) -> None:

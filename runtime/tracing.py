@@ -29,7 +29,7 @@ def trace(
     config: ModelConfig | None = None,
     is_overwritten: bool = False,
     on_token: Callable[[int], None] = lambda n_tokens: None,
-    opening: AbstractContextManager[None] | None = None,
+    opening: AbstractContextManager[object] | None = None,
     **options: Any,
 ) -> Recording:
     """Let the model at `path` continue `prompt` by its likeliest tokens; write what its routers choose to `output`.

@@ -250,7 +250,11 @@ class Worker:
                 run.wire.expect(number)
                 run.done = number
                 carry_out(engine, self._last)
-            except (Cancelled, DeviceLost):
+            except Cancelled:
+                raise
+            except DeviceLost as error:  # the coordinator cannot know that a state went nowhere
+                if error.figures.get("node") != run.coordinator:
+                    self._report(run, number, error)
                 raise
             except EdgeRunError as error:
                 self._report(run, number, error)
@@ -271,6 +275,7 @@ class Worker:
             "number": number,
             "error": type(error).__name__,
             "why": str(error)[:500],
+            "lost": str(error.figures.get("node", "")) if isinstance(error, DeviceLost) else "",
         }
         logger.warning("%s", error)
         self._mesh.link.send(run.coordinator, header, timeout_s=SEND_TIMEOUT_S)

@@ -59,7 +59,7 @@ class FakeMesh:
         self.events: queue.Queue[MeshEvent] = queue.Queue()
         self.handler: Handler | None = None
         self.capabilities: Document = {}
-        self.epoch, self.boot = 0, f"boot {next(hub.boots)}"
+        self.epoch, self.is_leading, self.boot = 0, False, f"boot {next(hub.boots)}"
         self.orders = threading.Lock()
         self.plans: list[tuple[int, Document]] = []
         self.talked: set[str] = set()
@@ -95,11 +95,11 @@ class FakeMesh:
     def lead(self, *, timeout_s: float) -> int:
         if not self.hub.can_lead:
             raise MeshError("the broker is away")
-        self.epoch = next(self.hub.epochs)
+        self.epoch, self.is_leading = next(self.hub.epochs), True
         return self.epoch
 
     def resign(self) -> None:
-        pass
+        self.is_leading = False
 
     def publish_plan(self, epoch: int, plan: Document) -> None:
         self.plans.append((epoch, plan))

@@ -13,11 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edge_run import __version__
+from edge_run.base.errors import ConfigError, MeshError
 from edge_run.devices.mesh import MeshConfig, open_mesh
 from edge_run.devices.mesh_checkup import examine
 from edge_run.devices.mesh_cluster import Cluster, new_cluster, read_cluster, write_cluster
@@ -88,6 +90,57 @@ def test_a_cluster_without_a_broker_from_init_to_doctor(tmp_path: Path) -> None:
     report = json.loads(second.run("doctor", "--json", code=1).stdout)
     assert "nothing listens there" in report["findings"][-1]["finding"]
     second.run("status", code=10)
+
+
+def test_where_data_links_listen_is_remembered(tmp_path: Path) -> None:
+    device, place, port = Device(tmp_path / "one"), f"127.0.0.1:{free_port()}", free_port()
+    line = json.loads(device.run("init", "--serve", place, "--json", "--show-line").stdout)["join_line"]
+    with device.joined("--listen", "127.0.0.1", "--port", str(port)):
+        pass
+    known = read_cluster(device.mesh_folder)
+    assert known is not None
+    assert (known.listen, known.port, known.serves) == (("127.0.0.1",), port, place)
+    with device.joined():
+        socket.create_connection(("127.0.0.1", port), 5).close()
+        with contextlib.closing(open_mesh(MeshConfig(device.mesh_folder))) as run:
+            assert run.places == (f"tcp://127.0.0.1:{port + 1}",)
+    joiner = Device(tmp_path / "two")
+    joiner.run("join", line, "--listen", "127.0.0.1", "--port", "7", code=10)  # no broker there
+    joiner.run("join", line, "--port", "0", code=10)
+    known = read_cluster(joiner.mesh_folder)
+    assert known is not None
+    assert (known.listen, known.port) == (("127.0.0.1",), 0)
+    other = json.loads(device.run("init", "--replace", "--json", "--listen", "0.0.0.0", "--show-line").stdout)
+    joiner.run("join", other["join_line"], "--replace", code=10)
+    known = read_cluster(joiner.mesh_folder)
+    assert known is not None
+    assert known.listen == (), "another cluster's"
+
+
+def test_joining_once_more_loses_nothing_that_only_this_device_knows(tmp_path: Path) -> None:
+    device = Device(tmp_path / "one")
+    line = json.loads(device.run("init", "--serve", f"127.0.0.1:{free_port()}", "--json", "--show-line").stdout)[
+        "join_line"
+    ]
+    before = read_cluster(device.mesh_folder)
+    assert before is not None
+    with device.joined(line):
+        pass
+    assert read_cluster(device.mesh_folder) == before, "it goes on to run the broker"
+    joiner = Device(tmp_path / "two")
+    other = f"mqtt://me:hidden@127.0.0.1:{free_port()}"
+    done = joiner.run("join", line, "--broker", other, "-v", code=10)
+    assert "hidden" not in done.stdout + done.stderr
+    known = read_cluster(joiner.mesh_folder)
+    assert known is not None
+    assert known.broker == other
+    assert "no PEM file" in joiner.run("join", "--authority", __file__, code=2).stderr
+    write_cluster(joiner.mesh_folder, replace(known, listen=("192.0.2.9",)))
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.9: is no address of this device.*remembers another"):
+        open_mesh(MeshConfig(joiner.mesh_folder))
+    (joiner.mesh_folder / "cluster.json").write_text("[]")
+    with pytest.raises(MeshError, match="damaged"):
+        read_cluster(joiner.mesh_folder)
 
 
 def test_what_init_and_join_refuse(tmp_path: Path) -> None:

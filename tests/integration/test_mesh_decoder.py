@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import Cancelled
+from edge_run.base.errors import Cancelled, DeviceLost
 from edge_run.base.mesh import Document, LinkRate, Unled
 from edge_run.runtime import mesh_run, mesh_spread, mesh_terms
 from edge_run.runtime.engine import Engine
@@ -132,6 +132,52 @@ def test_a_device_that_dies_in_the_middle_of_a_pass(folder: Path) -> None:
 
                 run.hub.on_send = strike
                 assert greedy(run.engine) == wanted
+
+
+@in_child
+def test_a_way_between_two_workers_that_breaks_costs_no_more_than_a_device_that_dies(folder: Path) -> None:
+    """Both are there, and the one that hands nothing on says so: else the coordinator would wait, a long time."""
+    path = make_model("llama", folder)
+    wanted = alone(path)
+    with running(path) as run:
+
+        def cut(source: str, target: str, header: Document) -> None:
+            if {source, target} == {"b", "c"}:
+                raise DeviceLost(f"node {target}: the connection broke", node=target)
+
+        started = time.monotonic()
+        assert greedy(run.engine, at=lambda i: setattr(run.hub, "on_send", cut) if i == 5 else None) == wanted
+        assert time.monotonic() - started < 9, "less than the least deadline of a pass"
+        use = run.engine.mesh_use
+        assert use is not None
+        assert len(use.nodes) == 2
+        assert use.recoveries == 1
+        assert any("is lost" in line for line in run.said), run.said
+
+
+@in_child
+def test_an_opening_that_is_broken_off_leaves_no_lease_and_nothing_open_on_others(folder: Path, tmp_path: Path) -> None:
+    path = make_model("llama", folder)
+    fresh = ModelConfig(memory="4GiB", cache_folder=tmp_path, **OPTIONS)  # type: ignore[arg-type]
+
+    def open_with(**options: object) -> None:
+        MeshEngine(path, fresh, mesh, chunk_bytes=CHUNK_BYTES, **options)  # type: ignore[arg-type]
+
+    def interrupt(text: str) -> None:
+        raise KeyboardInterrupt
+
+    with running(path) as run:
+        run.engine.close()
+        assert not run.mesh.is_leading
+        mesh = run.hub.join("d")
+        with pytest.raises(KeyboardInterrupt):  # while the file is looked at
+            open_with(check=lambda: interrupt(""))
+        assert not mesh.epoch
+        with pytest.raises(KeyboardInterrupt):  # as soon as there is a plan to be told
+            open_with(say=interrupt)
+        assert mesh.epoch, "it had led"
+        assert not mesh.is_leading
+        assert {worker._engine for worker in run.workers.values()} == {None}
 
 
 @in_child

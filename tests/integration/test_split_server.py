@@ -213,6 +213,21 @@ def test_fuzzed_connections_do_not_stop_the_server(head: Path, server: int) -> N
     link.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's timers are read from /proc/net/tcp")
+def test_a_device_that_vanishes_does_not_keep_its_place(server: int) -> None:
+    """Without its power it says nothing, so the system asks: its timer of the server's end is that of keep-alives."""
+    with socket.create_connection(("127.0.0.1", server), 5) as raw:
+        raw.settimeout(5)
+        assert raw.recv(4), "the hello"
+        own = f":{raw.getsockname()[1]:04X}"
+
+        def timer() -> str:
+            rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+            return next(row[5] for row in rows if row[1].endswith(f":{server:04X}") and row[2].endswith(own))
+
+        wait_until(lambda: timer().startswith("02:"))
+
+
 def test_what_is_no_server_is_said_to_be_none(head: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

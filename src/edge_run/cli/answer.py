@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +46,9 @@ def opened(
     from edge_run.tiers.gguf import read_gguf
 
     terminal.show(f"Opening {path.name}")
-    with delayed_interrupt():
-        model = Model(path, config=config, chat_template=chat_template, mesh=mesh)
+    with delayed_interrupt() as check:
+        over = dataclasses.replace(mesh, check=check) if mesh else None
+        model = Model(path, config=config, chat_template=chat_template, mesh=over)
     terminal.erase()
     with model:
         if terminal.shows_notices and (profile := recall(read_gguf(path), config)):

@@ -18,6 +18,7 @@ from edge_run.cli.mesh_options import (
     checked_authority,
     listen_option,
     mesh_folder,
+    port_option,
     replace_option,
 )
 from edge_run.cli.options import some_settings
@@ -37,6 +38,7 @@ from edge_run.cli.terminal import Terminal
         ),
         click.Option(["--find"], is_flag=True, help="No address in the join line: devices look for the broker."),
         listen_option(),
+        port_option(),
         replace_option(),
         click.Option(["--show-line"], is_flag=True, help="The join line, a secret, also with --json."),
         *some_settings("json"),
@@ -63,10 +65,11 @@ def init(terminal: Terminal, /, broker: str | None, serve: str | None, find: boo
     if broker is None:
         host, port = parse_place(serve or "127.0.0.1", PORT)
         serves = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        reached = own_addresses(host)[0] if host in EVERYWHERE else host
+        reached = next(iter(own_addresses(host)), host) if host in EVERYWHERE else host
         own = f"mqtt://127.0.0.1:{port}" if host in EVERYWHERE else f"mqtt://{serves}"
         shown = f"mqtt://[{reached}]:{port}" if ":" in reached else f"mqtt://{reached}:{port}"
-    cluster = dataclasses.replace(new_cluster(own, serves, authority), listen=given["listen"])
+    own_link = {"listen": given["listen"], "port": given["port"] or 0}
+    cluster = dataclasses.replace(new_cluster(own, serves, authority), **own_link)
     write_cluster(folder, cluster)
     line = join_line(dataclasses.replace(cluster, broker=FIND_BROKER if find else shown))
     place = parse_broker(shown).place

@@ -21,6 +21,7 @@ from edge_run.cli.mesh_options import (
     checked_authority,
     listen_option,
     mesh_folder,
+    port_option,
     replace_option,
 )
 from edge_run.cli.options import some_settings
@@ -51,11 +52,8 @@ _PATH = click.Path(path_type=Path)
         ),
         click.Option(["--name"], metavar="TEXT", help="What people call this device.  [default: its host name]"),
         listen_option(),
-        click.Option(
-            ["--port"], type=click.IntRange(0, 65535), default=0, metavar="N",
-            help="Of the data link; 0: any that is free.  [default: 0]",
-        ),
-        broker_option("Another address of the broker than the join line's."),
+        port_option(),
+        broker_option("Another address of the broker than the join line's; is remembered."),
         authority_option(),
         click.Option(["--home-assistant"], is_flag=True, help="Show it to Home Assistant, by the same broker."),
         replace_option(),
@@ -84,7 +82,7 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
     cluster = _cluster(line, folder, given)
     with contextlib.ExitStack() as stack:
         stack.enter_context(serving(cluster))
-        settings = MeshConfig(folder, given["broker"], given["name"] or "", port=given["port"])
+        settings = MeshConfig(folder, name=given["name"] or "", port=cluster.port)
         node = open_mesh(settings)
         stack.callback(node.close)
         stack.enter_context(cleaned_up(node.close))
@@ -106,7 +104,7 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
 
 
 def _cluster(line: str | None, folder: Path, given: dict[str, Any]) -> Cluster:
-    """Return the cluster to join, and keep it: that of `line`, or the one that is known already."""
+    """Return the cluster to join, and keep it: that of `line`, or the one that is known already, with what is new."""
     from edge_run.devices.mesh import known_cluster
     from edge_run.devices.mesh_cluster import parse_join_line, read_cluster, write_cluster
 
@@ -115,10 +113,16 @@ def _cluster(line: str | None, folder: Path, given: dict[str, Any]) -> Cluster:
     else:
         cluster = parse_join_line(sys.stdin.readline() if line == "-" else line)
         check_free(folder, cluster.id, given["replace"])
-        cluster = dataclasses.replace(cluster, authority=checked_authority(given))
     known = read_cluster(folder)
-    kept = known.listen if known and known.id == cluster.id else ()
-    cluster = dataclasses.replace(cluster, listen=given["listen"] or kept)
+    if known and known.id == cluster.id:  # what only this device knows stays
+        broker = known.broker if known.serves else cluster.broker
+        cluster = dataclasses.replace(known, secret=cluster.secret, broker=broker)
+    new: dict[str, Any] = {name: given[name] for name in ("broker", "listen") if given[name]}
+    if given["authority"]:
+        new["authority"] = checked_authority(given)
+    if given["port"] is not None:
+        new["port"] = given["port"]
+    cluster = dataclasses.replace(cluster, **new)
     if cluster != known:
         write_cluster(folder, cluster)
     return cluster

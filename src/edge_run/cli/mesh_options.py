@@ -33,6 +33,12 @@ def listen_option() -> click.Option:
     return click.Option(["--listen"], multiple=True, metavar="ADDRESS", help=help)
 
 
+def port_option() -> click.Option:
+    """Return --port."""
+    help = "Of the data link, that of a run being the next one; 0: any that is free; is remembered.  [default: 0]"
+    return click.Option(["--port"], type=click.IntRange(0, 65534), metavar="N", help=help)
+
+
 def authority_option() -> click.Option:
     """Return --authority."""
     help = "PEM file of who vouches for a TLS broker that the system does not know."

@@ -87,13 +87,20 @@ def on_interrupt(action: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def delayed_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt for Ctrl-C at the end of this block: within, it could be lost in a callback."""
+def delayed_interrupt() -> Iterator[Callable[[], None]]:
+    """Raise KeyboardInterrupt for Ctrl-C at the end of this block: within, it could be lost in a callback.
+
+    Yields a function that raises it at once, for where that does no harm.
+    """
     interrupts: list[None] = []
+
+    def check() -> None:
+        if interrupts:
+            raise KeyboardInterrupt
+
     with on_interrupt(lambda: interrupts.append(None)):
-        yield
-    if interrupts:
-        raise KeyboardInterrupt
+        yield check
+    check()
 
 
 def _terminal_modes() -> list[Any] | None:

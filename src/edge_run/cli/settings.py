@@ -22,7 +22,7 @@ from edge_run.cli.options import SETTINGS
 from edge_run.cli.terminal import Terminal
 
 _EXCLUDE_EACH_OTHER = (("prompt", "file"), ("grammar", "grammar_file", "json_schema", "json_schema_file"))
-_SECRETS = ("line",)  # of `mesh join`: who has it is a member
+_SECRETS = ("line", "broker")  # of `mesh join`: who has the line is a member, and a URL may have a password
 _RANK = {click.core.ParameterSource.COMMANDLINE: 0, click.core.ParameterSource.ENVIRONMENT: 1}
 _MODEL_FIELDS = {s.name: s.field for s in SETTINGS if s.field in ModelConfig.__dataclass_fields__}
 _SAMPLING_FIELDS = {s.name: s.field for s in SETTINGS if s.field in SamplingConfig.__dataclass_fields__}
