@@ -167,14 +167,15 @@ class PassTimes:
     def _missing(self, tokens: int, n_outputs: int) -> float:
         """Return the bytes of the experts that a prompt's pass uses and that are not there from the pass before.
 
-        Where not all have room, some is left for what is used and not kept: of one tensor, and of the next. Those that
-        only the last token uses get what room the others leave.
+        Where not all have room, some is left for what is used and not kept: as much of one tensor, and of the next, as
+        is not there. Those that only the last token uses get what room the others leave.
         """
         room, passing = self._plan.expert_bytes, self._work.expert_tensor_bytes
         inner, outer = (self._touched(math.inf, 0), self._touched(0, math.inf))
-        if inner > room:
-            room = max(0, room - (2 if room >= 2 * passing else 1) * passing)
         kept_inner, kept_outer = min(inner, room), min(outer, max(0.0, room - inner))
+        if inner > room:
+            passing *= 2 if room >= 2 * passing else 1
+            kept_inner = max(0.0, inner - (inner - room) / max(1 - passing / inner, 1e-9))
         missing = self._touched(tokens, 0) * (1 - kept_inner / inner) if inner else 0.0
         return missing + (self._touched(0, n_outputs) * (1 - kept_outer / outer) if outer else 0.0)
 
