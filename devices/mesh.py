@@ -53,9 +53,10 @@ def open_mesh(config: MeshConfig) -> MeshNode:
     identity = make_identity(time.time) if config.is_watching else take_identity(config.folder, time.time)
     try:
         name = config.name or socket.gethostname() or identity.node
-        listen = config.listen or cluster.listen or (LOOPBACK,)
+        told = config.listen or cluster.listen
         if not config.is_watching:
-            check_listen(listen)
+            check_listen(told)  # a card may have another address than when it was told
+        listen = told or (LOOPBACK,)
         places = None if config.is_watching else listen
         port = config.port or (cluster.port + 1 if cluster.port else 0)
         node = MeshNode(identity, cluster, name, broker_finder(cluster), places, port)

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError
+from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, NotSupported, TierReadError
 from edge_run.base.extras import need
 from edge_run.base.units import KIB, format_size
 from edge_run.runtime.mixture import CHUNKS_PER_PIECE
@@ -90,6 +90,8 @@ def pack(
     try:
         raw_bytes, packed_bytes = _write(draft, gguf, chosen, block_bytes, compress, progress)
         draft.replace(target)
+    except EdgeRunError:  # of the model's file, and an OSError perhaps
+        raise
     except OSError as error:
         raise TierReadError(
             f"{target}: writing some {format_size(needed_bytes)} failed: {error.strerror}; check the disk and the "
@@ -249,8 +251,12 @@ def _read_blocks(
 
 def _read(file: BinaryIO, offset: int, length: int) -> bytes:
     found = b""
-    while len(found) < length and (more := os.pread(file.fileno(), length - len(found), offset + len(found))):
-        found += more
+    try:
+        while len(found) < length and (more := os.pread(file.fileno(), length - len(found), offset + len(found))):
+            found += more
+    except OSError as error:
+        at = f"at byte {offset + len(found):,}"
+        raise TierReadError(f"{file.name}: cannot be read {at} ({error.strerror}); check the drive") from error
     if len(found) < length:
         raise ModelFileError(
             f"{file.name}: ended at byte {offset + len(found):,}; it changed while it was read: try again"

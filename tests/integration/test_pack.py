@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import edge_run
-from edge_run.base.errors import ConfigError, NotSupported, PackedFileError
+from edge_run.base.errors import ConfigError, NotSupported, PackedFileError, TierReadError
 from edge_run.runtime.pack import pack
 from edge_run.tiers.packed_file import packed_path
 from tiny_models import make_model
@@ -75,6 +77,22 @@ def test_the_plan_counts_what_unpacking_takes(model: Path, tmp_path: Path) -> No
     assert sizes["packed"] > 0
     assert sum(sizes.values()) <= budget
     assert packed.streamed_bytes_per_pass < 0.9 * without.streamed_bytes_per_pass
+
+
+def test_a_drive_that_cannot_read_the_model_is_not_said_to_be_full(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, asked = os.pread, iter(range(1000))
+
+    def failing(descriptor: int, length: int, offset: int) -> bytes:
+        if next(asked) == 40:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(descriptor, length, offset)
+
+    monkeypatch.setattr(os, "pread", failing)
+    with pytest.raises(TierReadError, match=r"cannot be read at byte .*Input/output error"):
+        pack(model)
+    assert list(tmp_path.glob("*packed*")) == []
 
 
 def test_ctrl_c_leaves_nothing(model: Path, tmp_path: Path) -> None:
