@@ -121,7 +121,9 @@ class Spread:
         if node not in self.stations:
             self.stations[node] = station(node, room_document(self._engine))
         self.ways.measure(list(self.stations))
-        for other in self.stations:
+        for other in [other for other in self.stations if self.ways.why_apart(other)]:
+            self.ways.forget(other)  # it may have been frozen for a moment
+            self.ways.measure([node, other])
             if why := self.ways.why_apart(other):
                 raise Failed(Refused(other, why))
         self.plan = self._best(self.stations, fetch_tokens) or self.alone()

@@ -50,7 +50,7 @@ class Ways:
     def measure(self, nodes: Sequence[str], fresh_s: float = FRESH_S) -> None:
         """Measure the ways between `nodes`, this one among them, those aside that this run has tried to measure.
 
-        fresh_s: how old a device's own figures may be. What does not answer in time stays unknown; what `order_all`
+        fresh_s: how old a device's own figures may be. What cannot be measured in time stays unknown; what `order_all`
         raises is raised.
         """
         here = self._mesh.node
@@ -107,18 +107,21 @@ class Ways:
 
     def correct(self, owners: Sequence[str], hop_s: float) -> None:
         """The hops of a plan took `hop_s` in the mean; what the ways do not explain is handling."""
-        pairs = [(a, b) for a, b in itertools.pairwise(owners) if a != b and (a, b) not in self._unreached]
-        if not pairs:
-            return
-        if hop_s > TOLERANCE * self._mean_s(pairs):
+        pairs = self._hops(owners)
+        if pairs and hop_s > TOLERANCE * self._mean_s(pairs):
             self._tried.clear()
             self.measure(sorted(set(owners)), fresh_s=FRESH_S / 10)
-        self.handling_s = max(0.0, self.handling_s + hop_s - self._mean_s(pairs))
+            pairs = self._hops(owners)
+        if pairs:
+            self.handling_s = max(0.0, self.handling_s + hop_s - self._mean_s(pairs))
 
     def speeds(self, source: str, targets: Sequence[str]) -> dict[str, float]:
         """Return bytes a second from a node to others, where the way was measured, in one direction at least."""
         known = {target for target in targets if {(source, target), (target, source)} & self._rates.keys()}
         return {target: self.rate(source, target).bytes_per_s for target in known}
+
+    def _hops(self, owners: Sequence[str]) -> list[tuple[str, str]]:
+        return [pair for pair in itertools.pairwise(owners) if len(set(pair)) == 2 and pair not in self._unreached]
 
     def _mean_s(self, pairs: Sequence[tuple[str, str]]) -> float:
         return sum(self.hop(a, b).token_s for a, b in pairs) / len(pairs)
