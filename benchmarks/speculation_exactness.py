@@ -10,16 +10,19 @@ Drawn: a random model of 384 tokens at temperature 1, drafter the same model in 
 is drawn 20,000 times with speculation and twice without, each draw with a seed of its own. The total variation between
 speculation and plain decoding is held against that between the two plain runs, and that against what is to be expected
 of two such samples. Since guesses are held against the token that the seed draws, there is a sharper test: with the
-seeds of a plain run, speculation must draw the same tokens but for the noise between widths.
+seeds of a plain run, speculation must draw the same tokens but for the noise between widths, and with --exact all.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import random
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +133,11 @@ def compare(name: str, model: Path, mode: dict[str, Any], n_prompts: int, n_toke
     }
 
 
-def draws(model: Path, draft: Path | None, n_draws: int, first_seed: int) -> np.ndarray:
+def draws(model: Path, draft: Path | None, n_draws: int, first_seed: int, is_exact: bool = False) -> np.ndarray:
     """Return the fourth token after the prompt, of each draw."""
-    engine = engine_of(model, draft=draft, speculate="draft" if draft else "off", context_tokens=64, threads=1)
+    speculation_setup.WidthControl = AnyWidth  # type: ignore[misc]
+    speculate = "draft" if draft else "off"
+    engine = engine_of(model, draft=draft, speculate=speculate, context_tokens=64, threads=1, exact=is_exact)
     session = speculation_setup.open_session(engine)
     fourth = []
     for number in range(n_draws):
@@ -156,16 +161,32 @@ def variation(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.abs(np.bincount(one, minlength=size) - np.bincount(other, minlength=size)).sum() / 2 / len(one))
 
 
-def compare_draws(n_draws: int) -> tuple[list[dict[str, object]], list[str]]:
-    """Return the rows of the distribution of what is drawn, and lines that say them."""
+def compare_exact_draws(n_draws: int) -> tuple[list[dict[str, object]], list[str]]:
+    """Return the row, and the line, of what is drawn with --exact under the same seeds; each way in a process."""
+    model, draft = draw_models()
+    with ProcessPoolExecutor(2) as pool:
+        plain, guessed = (pool.submit(draws, model, way, n_draws, 0, True) for way in (None, draft))
+        n_differing = int((plain.result() != guessed.result()).sum())
+    row: dict[str, object] = {"what": "drawn", "mode": "exact, the same seeds", "tokens": n_draws}
+    line = f"* With --exact and the same seeds {n_differing} of {n_draws:,} tokens differ."
+    return [row | {"differing": n_differing}], [line]
+
+
+def draw_models() -> tuple[Path, Path]:
+    """Return a random model of 384 tokens, and the same in 4 bits; they go when the process ends."""
     sys.path.append(str(ROOT / "tests"))
     from tiny_models import make_model
 
-    with tempfile.TemporaryDirectory() as folder:
-        model = make_model("llama", Path(folder))
-        draft = make_model("llama", Path(folder), quantisation="Q4_0")
-        one, other = (draws(model, None, n_draws, seed) for seed in (0, 10**6))
-        apart, alike = (draws(model, draft, n_draws, seed) for seed in (2 * 10**6, 0))
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return make_model("llama", folder), make_model("llama", folder, quantisation="Q4_0")
+
+
+def compare_draws(n_draws: int) -> tuple[list[dict[str, object]], list[str]]:
+    """Return the rows of the distribution of what is drawn, and lines that say them."""
+    model, draft = draw_models()
+    one, other = (draws(model, None, n_draws, seed) for seed in (0, 10**6))
+    apart, alike = (draws(model, draft, n_draws, seed) for seed in (2 * 10**6, 0))
     pairs = {
         "plain against plain": (one, other),
         "speculation against plain": (apart, one),
@@ -197,7 +218,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=6, help="of each kind of text")
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--draws", type=int, default=20_000)
-    parser.add_argument("--only", choices=("greedy", "drawn"), help="one half")
+    parser.add_argument("--only", choices=("greedy", "drawn", "drawn-exact"), help="one part")
     arguments = parser.parse_args()
     speculation_setup.WidthControl = AnyWidth  # type: ignore[misc]
     modes: list[dict[str, Any]] = [
@@ -206,7 +227,7 @@ def main() -> None:
         for mode in ({"speculate": "ngram"}, {"speculate": "draft", "draft": DRAFT}, {"draft": DRAFT})
     ]
     rows: list[dict[str, object]] = []
-    for name, model in MODELS.items() if arguments.only != "drawn" else ():
+    for name, model in MODELS.items() if arguments.only in (None, "greedy") else ():
         for mode in modes:
             rows.append(compare(name, model, mode, arguments.prompts, arguments.tokens))
             print(rows[-1], flush=True)
@@ -215,9 +236,10 @@ def main() -> None:
         f"{float(str(row['largest_gap'])):.4f}, noise {float(str(row['noise'])):.4f}."
         for row in rows
     ]
-    if arguments.only != "greedy":
-        drawn, said = compare_draws(arguments.draws)
-        rows, lines = rows + drawn, lines + said
+    for part, compare_them in (("drawn", compare_draws), ("drawn-exact", compare_exact_draws)):
+        if arguments.only in (None, part):
+            drawn, said = compare_them(arguments.draws)
+            rows, lines = rows + drawn, lines + said
     write_results(
         "-".join(["speculation-exactness", *filter(None, [arguments.only])]), rows, "\n".join([__doc__ or "", *lines])
     )
