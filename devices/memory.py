@@ -11,6 +11,7 @@ from edge_run.base.units import MIB
 
 MARGIN_BYTES = 256 * MIB
 MARGIN_SHARE = 0.05
+LAG_BYTES_PER_CORE = MIB // 2  # each core keeps back 64 pages of what a group uses, and as many of what its cache has
 
 Promised = Callable[[Path | None], int]
 
@@ -127,7 +128,7 @@ def _room(group: MemoryGroup, own: ProcessMemory) -> int | None:
         return None
     cache = sum(int(stat.get(f"total_{kind}", stat.get(kind, 0))) for kind in ("inactive_file", "active_file"))
     others = max(0, usage - cache - _kernel_bytes(group, stat) - (own.resident_bytes - own.file_bytes))
-    return max(0, limit - others)
+    return max(0, limit - (others if others > LAG_BYTES_PER_CORE * (os.cpu_count() or 1) else 0))
 
 
 def _kernel_bytes(group: MemoryGroup, stat: dict[str, str]) -> int:
