@@ -2,12 +2,13 @@
 
 Dense: the kit model grown to 4 GB (32 layers, Q4_0) under half of it, drafter kit-draft. Mixture: kit-moe grown to 8 GB
 (6 layers, F16) under a quarter. In one row, each is run once, in turn, cold, in a control group of the budget, 128 KiB
-read-ahead; plain decoding once before and once after where the drive is not limited, since its speed changes within
-minutes (`off_change`), and their mean counts. Each continues the same text greedily: a novel, a grade-school question,
-text that repeats (summaries and retrieval, look-up alone), or random tokens, which nobody can guess. `expected` is the
-gain that the controller expected before each pass, `measured` the one against plain decoding in the same row. Where
-tokens differ, `gap` is how far apart the two best logits were there in plain decoding, and `noise` the largest
-difference between widths that the run saw.
+read-ahead. Where the drive is not limited, its speed changes within minutes: there plain decoding runs once before and
+once after, and their mean counts; `--pairs` goes on so, by turns, and the median counts (`ratios`: of each;
+`off_change`: the fastest of plain decoding against the slowest). Each continues the same text greedily: a novel, a
+grade-school question, text that repeats (summaries and retrieval, look-up alone), or random tokens, which nobody can
+guess. `expected` is the gain that the controller expected before each pass, `measured` the one against plain decoding
+in the same row. Where tokens differ, `gap` is how far apart the two best logits were there in plain decoding, and
+`noise` the largest difference between widths that the run saw.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import itertools
 import statistics
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ def main() -> None:
     parser.add_argument("--off-prompts", type=int, help="plain decoding: of the first ones only")
     parser.add_argument("--mmap-tokens", type=int, default=16, help="0 leaves mmap out")
     parser.add_argument("--round", type=int, default=0)
+    parser.add_argument("--pairs", type=int, default=1, help="of runs, by turns, where the drive is not limited")
     arguments = parser.parse_args()
     is_dense = arguments.model == "dense"
     model = grown_model("4G", 32) if is_dense else grown_mixture("8G")
@@ -45,27 +48,32 @@ def main() -> None:
     common = [model, "--memory", budget, "--text", arguments.text, "--tokens", arguments.tokens]
     short = [*common, "--prompts", arguments.off_prompts or arguments.prompts, "--speculate", "off"]
     guessing = ["--speculate", "ngram"] if arguments.text == "repeating" else ["--draft", DRAFT]
-    plain = [run_worker(short, box, model, WORKER)]
-    on = run_worker([*common, "--prompts", arguments.prompts, *guessing], box, model, WORKER)
-    if not arguments.disk:
-        plain.append(run_worker(short, box, model, WORKER))
-    off, off_speed = plain[0], statistics.harmonic_mean(each["tokens_per_s"] for each in plain)
+    plain, guessed = [run_worker(short, box, model, WORKER)], []
+    for _ in range(arguments.pairs):
+        guessed.append(run_worker([*common, "--prompts", arguments.prompts, *guessing], box, model, WORKER))
+        if not arguments.disk:
+            plain.append(run_worker(short, box, model, WORKER))
+    speeds = [each["tokens_per_s"] for each in plain]
+    beside = [statistics.harmonic_mean(pair) for pair in itertools.pairwise(speeds)] or speeds
+    ratios = [each["tokens_per_s"] / speed for each, speed in zip(guessed, beside, strict=True)]
+    off, on = plain[0], guessed[0]
     row: dict[str, Any] = {
         "model": arguments.model,
         "disk_mbps": arguments.disk or "unthrottled",
         "text": arguments.text,
         "round": arguments.round,
         "tokens": arguments.tokens * arguments.prompts,
-        "off_tokens_per_s": off_speed,
-        "off_change": plain[-1]["tokens_per_s"] / off["tokens_per_s"],
-        "on_tokens_per_s": on["tokens_per_s"],
-        "measured": on["tokens_per_s"] / off_speed,
+        "off_tokens_per_s": statistics.median(beside),
+        "off_change": max(speeds) / min(speeds),
+        "on_tokens_per_s": statistics.median(each["tokens_per_s"] for each in guessed),
+        "measured": statistics.median(ratios),
+        "ratios": " ".join(f"{ratio:.3f}" for ratio in ratios),
     }
     if arguments.mmap_tokens:
         few = ["--tokens", arguments.mmap_tokens, "--prompts", 1, "--backend", "llama.cpp"]
         mmap = run_worker([*short, *few], box, model, WORKER)
         row["mmap_tokens_per_s"] = mmap["tokens_per_s"]
-        row["over_mmap"] = on["tokens_per_s"] / mmap["tokens_per_s"]
+        row["over_mmap"] = row["on_tokens_per_s"] / mmap["tokens_per_s"]
     row |= _compared(off, on)
     print(row, flush=True)
     rows = [old for old in _rows_of_today() if any(str(old[key]) != str(row[key]) for key in KEYS)]
