@@ -31,7 +31,7 @@ class Stretch:
 def join_turns(stretches: Sequence[Stretch], borders: Collection[int]) -> list[Stretch]:
     """Return `stretches` joined to one for each turn: what is computed between two of `borders`.
 
-    What a turn acquires is in the order of the stretches, as their chunks will be used.
+    A turn acquires use after use, in the order of the stretches: a chunk that it uses twice stands there twice.
     """
     starts = sorted(borders)
     turns: dict[int, list[Stretch]] = {}
@@ -45,7 +45,7 @@ def join_turns(stretches: Sequence[Stretch], borders: Collection[int]) -> list[S
             parts[0].first,
             parts[-1].last,
             tuple(order),
-            tuple(chunk for chunk in order if chunk not in before),
+            tuple(chunk for part in parts for chunk in part.acquire if chunk not in before),
             tuple(chunk for chunk in order if chunk not in after),
         )
         for parts, order, before, after in zip(turns.values(), orders, befores, afters, strict=True)

@@ -20,10 +20,9 @@ from edge_run.tiers.weights import Weights
 class WeightStreaming:
     """The feature. `tables` and `weights` are set once they are planned; the chunks inside a table are never streamed.
 
-    check runs while a pass waits for weights and may raise to stop it. wait_s counts those waits. guests: chunks that
-    stay while there is memory lent for them; staying: these, and those that always stay. may_take_turns: passes in
-    which they do may hold all that a turn needs from its start on; takes_turns: those of the graph that is registered
-    next do.
+    check runs while a pass waits for weights and may raise to stop it. wait_s counts those waits. pinned: chunks that
+    stay; guests: those that do while there is memory lent for them. may_take_turns: passes in which they do may hold
+    all that a turn needs from its start on; takes_turns: those of the graph that is registered next do.
     """
 
     def __init__(self, territory: Territory) -> None:
@@ -34,7 +33,7 @@ class WeightStreaming:
         self.tables: Sequence[RowTable] = ()
         self.weights: Weights | None = None
         self.guests: Sequence[int] = ()
-        self.staying: frozenset[int] = frozenset()
+        self.pinned: frozenset[int] = frozenset()
         self.may_take_turns = self.takes_turns = False
         self.check: Callable[[], None] = lambda: None
         self.wait_s = 0.0
@@ -73,7 +72,8 @@ class WeightStreaming:
         """Return the last node of the last of `stretches` within `turn` that needs something that does not stay."""
         if not self.takes_turns:
             return turn.last
-        parts = (one for one in stretches if turn.first <= one.first and not self.staying.issuperset(one.needs))
+        staying = self.pinned.union(self.guests)
+        parts = (one for one in stretches if turn.first <= one.first and not staying.issuperset(one.needs))
         return max((part.last for part in parts if part.last <= turn.last), default=turn.last)
 
     def before_unknown(self, node: Node, address: int) -> bool:
@@ -132,15 +132,28 @@ class WeightStreaming:
         return fetch
 
     def _acquire_step(self, chunks: tuple[int, ...]) -> Step:
-        return lambda _: self._acquire(chunks)
+        leaving, may_lack = self._leaving(chunks), True
+
+        def acquire(_: int) -> None:
+            nonlocal may_lack
+            self._acquire(chunks if may_lack else leaving)
+            if may_lack:
+                self._release(tuple(self.pinned.intersection(chunks)))
+                may_lack = False  # what is pinned is there from now on
+
+        return acquire
 
     def _release_step(self, chunks: tuple[int, ...]) -> Step:
-        return lambda _: self._release(chunks)
+        leaving = self._leaving(chunks)
+        return lambda _: self._release(leaving)
+
+    def _leaving(self, chunks: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(chunk for chunk in chunks if chunk not in self.pinned)
 
     def _acquire(self, chunks: Sequence[int]) -> None:
         assert self.weights is not None, "a pass before the plan was made"
         self.wait_s += self.weights.acquire([chunk for chunk in chunks if chunk not in self._held], self.check)
-        self._held.update(chunks)
+        self._held.update(dict.fromkeys(chunks, 1))
 
     def _release(self, chunks: Sequence[int]) -> None:
         assert self.weights is not None, "a pass before the plan was made"

@@ -86,7 +86,7 @@ def _in_order(
     grant(plan)
     order = [chunk for stretch in stretches for chunk in stretch.acquire]
     streaming.guests, streaming.may_take_turns = residency.guests, residency.by_turns
-    streaming.staying = frozenset(residency.pinned).union(residency.guests)
+    streaming.pinned = frozenset(residency.pinned)
     states = Residency(territory.n_chunks, order, residency.pinned, residency.n_frames)
     streaming.weights = Weights(territory, memory.sources, memory.readers, states)
     streaming.weights.start()

@@ -111,20 +111,25 @@ class Residency:
         return loads
 
     def acquire(self, chunks: Iterable[int]) -> list[Load]:
-        """Hold `chunks` until they are released; wait while `is_waiting`. Return the reads that this needs at once."""
-        for chunk in dict.fromkeys(chunks):
+        """Hold `chunks` until they are released; wait while `is_waiting`. Return the reads that this needs at once.
+
+        What is used several times before it is released stands in `chunks` as often, in the order of use.
+        """
+        met: set[int] = set()
+        for chunk in chunks:
             state = self._state[chunk]
             if state is ChunkState.PINNED:
                 continue
             if state in (ChunkState.FRESH, ChunkState.SPENT):
                 self._fresh.discard(chunk)
                 self._state[chunk] = ChunkState.HELD
-            elif state is not ChunkState.HELD:
+            elif state is not ChunkState.HELD and chunk not in met:
                 self._wanted.add(chunk)
                 if state is ChunkState.ABSENT:
                     self._starved.append(chunk)
-            if chunk in self._first_use:
+            if chunk in (self._uses if chunk in met else self._first_use):
                 self._consumer = self._next_use(chunk) + 1
+            met.add(chunk)
         return self._feed_starved()
 
     def release(self, chunks: Iterable[int]) -> list[Load]:

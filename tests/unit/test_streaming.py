@@ -149,22 +149,26 @@ def test_a_pass_in_turns_stops_where_what_streams_of_a_turn_is_done_with(
     """The rest of a turn is computed on what stays, while readers are at the next one."""
     graph = tuple(nodes(range(i, i + 5)) for i in range(0, 30, 5))
     graph = (*graph[:3], replace(graph[3], is_border=True), *graph[4:])
-    feature.staying = frozenset(range(30)).difference(range(0, 7), range(15, 18))
+    leaving = {*range(0, 7), *range(15, 18)}
+    feature.pinned, feature.guests = frozenset(range(7, 25)) - leaving, tuple(range(25, 30))
     feature.takes_turns = True
     steps = Steps()
     feature.register(graph, steps)
     assert weights.asked == []
     assert set(steps.before) == {0, 3}
     assert set(steps.after) == {1, 3}
-    for i, node in enumerate(graph):
-        for step in steps.before.get(i, ()):
-            step(0)
-        needed = {chunk for read in node.reads for chunk in feature._chunks_of(read)}
-        assert needed - feature.staying <= weights.held
-        for step in steps.after.get(i, ()):
-            step(0)
-    assert weights.held == set()
-    assert weights.asked == [tuple(range(15)), tuple(range(15, 30))]
+    for _ in range(2):
+        for i, node in enumerate(graph):
+            for step in steps.before.get(i, ()):
+                step(0)
+            needed = {chunk for read in node.reads for chunk in feature._chunks_of(read)}
+            assert needed & leaving <= weights.held
+            for step in steps.after.get(i, ()):
+                step(0)
+        assert weights.held == set()
+    first, again = weights.asked[:2], weights.asked[2:]
+    assert first == [tuple(range(15)), tuple(range(15, 30))]
+    assert again == [tuple(range(7)), (15, 16, 17, *range(25, 30))], "what is pinned is waited for once"
 
 
 def test_a_pass_over_an_unknown_graph_holds_what_each_node_needs(
