@@ -161,16 +161,25 @@ def fit_rate(tensors: NDArray[np.float32], gains: Sequence[float]) -> Rate:
 def fit_rate_to_size(tensors: NDArray[np.float32], gains: Sequence[float], mean_bytes: float) -> Rate:
     """Return the rate whose codes of `tensors` have `mean_bytes` on average, header included, like `fit_rate`.
 
-    All gains are scaled by one factor, at most `MOST_SCALE` either way: whoever decodes was made for these gains.
+    All gains are scaled by one factor, at most `MOST_SCALE` either way: whoever decodes was made for these gains. What
+    codes take beside the entropy of their numbers is assumed at first, then seen.
     """
-    factors, positions = np.array(gains), tensors.shape[2]
-    low, high = 1 / MOST_SCALE, MOST_SCALE
-    while high / low > 1.001:
-        middle = float(np.sqrt(low * high))
-        rate = fit_rate(tensors, (factors * middle).tolist())
-        taken_bytes = sum(table.entropy_bits for table in rate.tables) * positions / 8 + _BESIDE_ENTROPY_BYTES
-        low, high = (middle, high) if taken_bytes < mean_bytes else (low, middle)
-    return fit_rate(tensors, (factors * low).tolist())
+    factors, beside_bytes = np.array(gains), _BESIDE_ENTROPY_BYTES
+    for _ in range(2):
+        low, high = 1 / MOST_SCALE, MOST_SCALE
+        while high / low > 1.001:
+            middle = float(np.sqrt(low * high))
+            entropy_bytes = _entropy_bytes(fit_rate(tensors, (factors * middle).tolist()), tensors.shape[2])
+            low, high = (middle, high) if entropy_bytes + beside_bytes < mean_bytes else (low, middle)
+        rate = fit_rate(tensors, (factors * low).tolist())
+        codec = LatentCodec("", "", (rate,))
+        taken_bytes = sum(len(codec.encode(tensor, 0)) for tensor in tensors) / len(tensors)
+        beside_bytes = taken_bytes - _entropy_bytes(rate, tensors.shape[2])
+    return rate
+
+
+def _entropy_bytes(rate: Rate, positions: int) -> float:
+    return sum(table.entropy_bits for table in rate.tables) * positions / 8
 
 
 def fit_codec(
