@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib.util
+import sys
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -171,6 +173,9 @@ def learnt(known: Array, uses: Array) -> Array:
 def main() -> None:
     """Replay and write the results."""
     argparse.ArgumentParser(description=__doc__).parse_args()
+    if importlib.util.find_spec("sklearn") is None:
+        print("scikit-learn is not installed: nothing is measured", file=sys.stderr)
+        return
     rows: list[dict[str, object]] = []
     given: dict[str, tuple[Trace, Array, Array]] = {}
     for name, budget_mib in CHECKED:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from edge_run.partition.plan import plan_residency
-from edge_run.prefetch.schedule import Stretch, schedule_pass
+from edge_run.prefetch.schedule import Stretch, join_turns, schedule_pass
 from edge_run.tiers.residency import ChunkState, Load, Residency
 from frames_model import Memory
 
@@ -292,6 +292,22 @@ def test_a_chunk_met_twice_in_the_window_stays() -> None:
     passes_run = [drive.run_pass([10**6]) for _ in range(4)]
     assert sum(n_in_vain for _, n_in_vain in passes_run) == 0
     assert sum(n_reads for n_reads, _ in passes_run) <= 4 * 7 + 4
+
+
+def test_what_streams_of_a_turn_is_all_read_before_it() -> None:
+    """Its last stretch uses a chunk again: taken for wanted once more, that one kept its frame, and a read was late."""
+    stretches = schedule_pass([{0}, {1}, {2, 3}, {0}, {4}, {5}, {6, 7}, {4}], [True] * 8, stretch_chunks=1, borders=[4])
+    turns = join_turns(stretches, [4])
+    assert [turn.acquire for turn in turns] == [(0, 1, 2, 3, 0), (4, 5, 6, 7, 4)]
+    drive = Drive(8, turns, (), 4)
+    drive.run_pass([0])
+    for turn in turns * 2:
+        while drive.queue:
+            drive._end_a_read()
+        assert drive.residency.acquire(turn.acquire) == []
+        assert not drive.residency.is_waiting
+        drive._queue(drive.residency.release(turn.release))
+        drive.residency.check()
 
 
 def test_after_failed_reads_each_chunk_gets_its_own_frame_back() -> None:
