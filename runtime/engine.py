@@ -283,7 +283,7 @@ class Engine:
         _libc.trim_heap()
         before = process_memory()
         if self.offload and not self._is_warm:
-            warm_up(self.model, self.shape)
+            warm_up(self.model, self.shape, self.budget_bytes)
             self._is_warm = True
         may_copy = self.offload is not None and self.offload.is_wide
         self._context = LlamaContext(self.model, self.shape, callback, may_copy_weights=may_copy)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from edge_run.base.errors import BudgetError
 from edge_run.base.protocols import BatchToken
+from edge_run.base.units import MIB, format_size, round_up
+from edge_run.devices.memory import process_memory
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.context_shape import ContextShape
 from edge_run.runtime.decoder import LocalDecoder
@@ -15,8 +18,12 @@ from edge_run.runtime.driver import Driver
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
 
 
-def warm_up(model: LlamaModel, shape: ContextShape) -> None:
-    """Compute a pass of one token and one as wide as can be on the GPU's part of `model`, in a context for that."""
+def warm_up(model: LlamaModel, shape: ContextShape, budget_bytes: int | None = None) -> None:
+    """Compute a pass of one token and one as wide as can be on the GPU's part of `model`, in a context for that.
+
+    Raises BudgetError when the process came to hold more than `budget_bytes` at a time meanwhile.
+    """
+    before = process_memory().peak_bytes
     outputs = max(2, shape.sequences)
     context = LlamaContext(model, replace(shape, outputs_per_pass=outputs), _follow, may_copy_weights=False)
     decoder = LocalDecoder(model, context, Driver(), shape)
@@ -27,6 +34,15 @@ def warm_up(model: LlamaModel, shape: ContextShape) -> None:
     finally:
         decoder.close()
         context.close()
+    peak = process_memory().peak_bytes
+    if budget_bytes is not None and before < peak > budget_bytes:
+        needed = round_up(peak, MIB)
+        raise BudgetError(
+            f"memory budget {format_size(budget_bytes)}: the process held {format_size(peak)} while the GPU's driver "
+            f"compiled its kernels; raise --memory to {needed // MIB}MiB or more, or leave --gpu-memory out",
+            found_bytes=budget_bytes,
+            minimum_bytes=needed,
+        )
 
 
 def _follow(address: int, is_asking: bool, _: int) -> bool:
