@@ -164,18 +164,21 @@ def fit_rate_to_size(tensors: NDArray[np.float32], gains: Sequence[float], mean_
     All gains are scaled by one factor, at most `MOST_SCALE` either way: whoever decodes was made for these gains. What
     codes take beside the entropy of their numbers is assumed at first, then seen.
     """
-    factors, beside_bytes = np.array(gains), _BESIDE_ENTROPY_BYTES
-    for _ in range(2):
-        low, high = 1 / MOST_SCALE, MOST_SCALE
-        while high / low > 1.001:
-            middle = float(np.sqrt(low * high))
-            entropy_bytes = _entropy_bytes(fit_rate(tensors, (factors * middle).tolist()), tensors.shape[2])
-            low, high = (middle, high) if entropy_bytes + beside_bytes < mean_bytes else (low, middle)
-        rate = fit_rate(tensors, (factors * low).tolist())
-        codec = LatentCodec("", "", (rate,))
-        taken_bytes = sum(len(codec.encode(tensor, 0)) for tensor in tensors) / len(tensors)
-        beside_bytes = taken_bytes - _entropy_bytes(rate, tensors.shape[2])
-    return rate
+    assumed = _rate_of_size(tensors, gains, mean_bytes, _BESIDE_ENTROPY_BYTES)
+    codec = LatentCodec("", "", (assumed,))
+    taken_bytes = sum(len(codec.encode(tensor, 0)) for tensor in tensors) / len(tensors)
+    return _rate_of_size(tensors, gains, mean_bytes, taken_bytes - _entropy_bytes(assumed, tensors.shape[2]))
+
+
+def _rate_of_size(tensors: NDArray[np.float32], gains: Sequence[float], mean_bytes: float, beside_bytes: float) -> Rate:
+    """Return the rate whose entropy and `beside_bytes` together are `mean_bytes`."""
+    factors, low, high = np.array(gains), 1 / MOST_SCALE, MOST_SCALE
+    while high / low > 1.001:
+        middle = float(np.sqrt(low * high))
+        rate = fit_rate(tensors, (factors * middle).tolist())
+        is_below = _entropy_bytes(rate, tensors.shape[2]) + beside_bytes < mean_bytes
+        low, high = (middle, high) if is_below else (low, middle)
+    return fit_rate(tensors, (factors * low).tolist())
 
 
 def _entropy_bytes(rate: Rate, positions: int) -> float:
