@@ -34,8 +34,13 @@ def warm_up(model: LlamaModel, shape: ContextShape, budget_bytes: int | None = N
     finally:
         decoder.close()
         context.close()
-    peak = process_memory().peak_bytes
-    if budget_bytes is not None and before < peak > budget_bytes:
+    if budget_bytes is not None:
+        check_peak(before, process_memory().peak_bytes, budget_bytes)
+
+
+def check_peak(before: int, peak: int, budget_bytes: int) -> None:
+    """Raise BudgetError where the most that the process ever held has grown, from `before`, over the budget."""
+    if before < peak > budget_bytes:
         needed = round_up(peak, MIB)
         raise BudgetError(
             f"memory budget {format_size(budget_bytes)}: the process held {format_size(peak)} while the GPU's driver "
