@@ -183,8 +183,22 @@ def tensor_at(address: int) -> Any:
 
 
 def tensor_name(address: int) -> bytes:
-    """Return the name of the tensor at `address`; quick enough for every node of every pass."""
-    return ctypes.string_at(address + NAME_OFFSET)
+    """Return the name of the tensor at `address`."""
+    name: bytes = Tensor.from_address(address).name
+    return name
+
+
+def settle(address: int, name: bytes, is_computed: bool) -> bool:
+    """Let llama.cpp compute the node at `address` or skip it, if that is its name; return whether it is.
+
+    Quick enough for every node of every pass.
+    """
+    tensor = Tensor.from_address(address)
+    if tensor.name != name:
+        return False
+    if (tensor.flags & FLAG_COMPUTE != 0) is not is_computed:
+        tensor.flags ^= FLAG_COMPUTE
+    return True
 
 
 def is_weight(address: int) -> bool:

@@ -98,13 +98,16 @@ class Feature(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A graph and its steps, as tables by ordinal; splits: how it is cut where weights are copied to a GPU."""
+    """A graph and its steps, as tables by ordinal; splits: how it is cut where weights are copied to a GPU.
+
+    quiet: the nodes at which nothing is done, None for the others.
+    """
 
     graph: GraphMap
-    names: tuple[bytes, ...]
     before: tuple[tuple[Step, ...], ...]
     after: tuple[tuple[Step, ...], ...]
     splits: tuple[Split, ...] = ()
+    quiet: tuple[Node | None, ...] = ()
 
 
 def compile_program(graph: GraphMap, features: Sequence[Feature], splits: tuple[Split, ...] = ()) -> Program:
@@ -115,10 +118,10 @@ def compile_program(graph: GraphMap, features: Sequence[Feature], splits: tuple[
     ordinals = range(len(graph))
     return Program(
         graph,
-        tuple(node.name for node in graph),
         tuple(tuple(steps.before.get(i, ())) for i in ordinals),
         tuple(tuple(steps.after.get(i, ())) for i in ordinals),
         splits,
+        tuple(None if i in steps.before or i in steps.after else node for i, node in enumerate(graph)),
     )
 
 
@@ -140,6 +143,7 @@ class Driver:
         self._flow: FlowObserver | None = None
         self._observer = Observer()
         self._program = _EMPTY
+        self._quiet = _EMPTY.quiet  # of the program, while the pass goes as expected
         self._cursor = 0
         self._seen: list[Node] | None = None
         self._pending: list[Feature] = []
@@ -160,7 +164,7 @@ class Driver:
 
     def cancel(self) -> None:
         """Stop the pass in progress at its next node; it raises Cancelled."""
-        self._is_cancelled = True
+        self._is_cancelled, self._quiet = True, _EMPTY.quiet
         self.stop.set(True)
 
     def forget_cancel(self) -> None:
@@ -178,6 +182,10 @@ class Driver:
         try:
             if not is_asking:
                 return self._told(address)
+            i, quiet = self._cursor, self._quiet
+            if i < len(quiet) and (node := quiet[i]) and ggml.settle(address, node.name, node.is_computed):
+                self._cursor = i + 1
+                return False
             if not self.scratch.size_bytes:
                 self.scratch.note(address)
             if self._failure is not None or self._is_mapping:
@@ -190,7 +198,7 @@ class Driver:
     @contextlib.contextmanager
     def mapping(self) -> Iterator[None]:
         """Passes in this block compute nothing; `take_map` then returns the graph. Raises what went wrong in them."""
-        self._is_mapping, self._seen, self._failure = True, [], None
+        self._is_mapping, self._seen, self._failure, self._quiet = True, [], None, _EMPTY.quiet
         self.scratch.forget()
         self.stop.set(False)
         self._flow = FlowObserver() if self.is_partial else None
@@ -224,7 +232,7 @@ class Driver:
         self.scratch.forget()
         is_guessed = shape not in self.programs
         self._program = self._guess(shape) if is_guessed else self.programs[shape]
-        self._cursor, self._seen, self._failure = 0, None, None
+        self._cursor, self._seen, self._failure, self._quiet = 0, None, None, _EMPTY.quiet
         try:
             with self._overhearing():
                 yield
@@ -272,17 +280,19 @@ class Driver:
     def _ask(self, address: int) -> bool:
         self.check_cancelled()
         program, i = self._program, self._cursor
-        if self._seen is None and i == len(program.names):
+        if self._seen is None and i == len(program.graph):
             i = 0  # llama.cpp has cut the batch: the same graph once more
         if i == 0 and self._copies and self._seen is None:
             program = self._cut_alike(self._copies.schedule())
-        if self._seen is None and i < len(program.names) and program.names[i] == ggml.tensor_name(address):
+        node = program.graph[i] if self._seen is None and i < len(program.graph) else None
+        if node and ggml.settle(address, node.name, node.is_computed):
             self._cursor = i + 1
-            if self._must_restore or self.is_partial:
-                ggml.set_compute_flag(address, program.graph[i].is_computed)
+            if self.scratch.size_bytes and not self._copies:
+                self._quiet = program.quiet
             for step in program.before[i]:
                 step(address)
             return self._ends_part(i) or bool(program.after[i])
+        self._quiet = _EMPTY.quiet
         return self._ask_unknown(address)
 
     def _cut_alike(self, splits: tuple[Split, ...]) -> Program:
@@ -344,10 +354,10 @@ class Driver:
         return False
 
     def _fail(self, error: BaseException, address: int) -> None:
-        self._failure = self._failure or error
+        self._failure, self._quiet = self._failure or error, _EMPTY.quiet
         ggml.set_compute_flag(address, False)
         if self._copies:
             self._copies.give_up()
 
 
-_EMPTY = Program((), (), (), ())
+_EMPTY = Program((), (), ())

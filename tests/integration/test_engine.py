@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -213,7 +214,7 @@ def test_a_long_prompt_can_be_cancelled_where_no_callback_is_installed(llama: Pa
 def test_a_pass_that_is_stopped_after_one_that_failed(llama: Path) -> None:
     """The failed one leaves nodes out of the graph, which llama.cpp uses again; the stopped one ends before them."""
     with streaming_engine(llama) as engine:
-        decoder, driver = engine.decoder, engine._driver
+        decoder, driver, settle = engine.decoder, engine._driver, ggml.settle
 
         def decode() -> np.ndarray:
             return decoder.decode([BatchToken(token, i, 0, True) for i, token in enumerate(PROMPT[:16])]).copy()
@@ -223,14 +224,13 @@ def test_a_pass_that_is_stopped_after_one_that_failed(llama: Path) -> None:
             decoder.rewind(0, 0)
             asked = itertools.count()
 
-            def fail(asked: Iterator[int] = asked, failing: int = failing) -> None:
+            def fail(*node: Any, asked: Iterator[int] = asked, failing: int = failing) -> bool:
                 if next(asked) == failing:
                     raise Cancelled("here")
+                return settle(*node)
 
-            driver.check_cancelled = fail
-            with pytest.raises(Cancelled):
+            with mock.patch.object(ggml, "settle", fail), pytest.raises(Cancelled):
                 decode()
-            del driver.check_cancelled
             driver.forget_cancel = lambda: driver.stop.set(True)
             with pytest.raises(Cancelled):
                 decode()

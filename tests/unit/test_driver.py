@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_run.base.errors import BudgetError, Cancelled, TierReadError
+from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.driver import Driver, PassShape, Steps, compile_program
 from edge_run.runtime.graph import GraphMap
 from graph_runs import Feature, Graph, compute, driver_for
@@ -173,6 +174,43 @@ class _OneStretch(Feature):
         weights = [i for i, node in enumerate(graph) if node.reads]
         steps.add_before(weights[0], lambda _: self.feature.note("take all"))
         steps.add_after(weights[-1], lambda _: self.feature.note("give all"))
+
+
+LONG = ("a", "b", "w1", "c", "d", "e")
+
+
+@pytest.mark.parametrize("knows_scratch", [False, True])
+@pytest.mark.parametrize("other", [i for i, name in enumerate(LONG) if not name.startswith("w")])
+def test_another_node_is_noticed_wherever_it_is(feature: Feature, other: int, knows_scratch: bool) -> None:
+    """Where nothing is to be done, too: the pass goes on node by node, and computes all of them."""
+    names = (*LONG[:other], "x", *LONG[other + 1 :])
+    graph, changed = Graph(LONG), Graph(names)
+    driver = driver_for(feature, graph, changed, knows_scratch=knows_scratch)
+    run(driver, feature, graph)
+    taken, met = ["take w1", *LONG[:3], "give w1"], ["meet w1", *names[:3], "part"]
+    first = taken if other > 2 else met
+    assert run(driver, feature, changed, MANY) == [*first, *names[3:]]
+    assert run(driver, feature, graph) == [*taken, *LONG[3:]]
+
+
+@pytest.mark.parametrize("is_cancelled_in", LONG)
+def test_cancelling_in_a_known_graph_ends_the_pass_at_its_next_node(feature: Feature, is_cancelled_in: str) -> None:
+    """What was asked about before is computed: what it reads is held."""
+    graph = Graph(LONG)
+    driver = driver_for(feature, graph)
+    run(driver, feature, graph)
+    feature.events.clear()
+
+    def ask(address: int, is_asking: bool, data: int) -> bool:
+        if is_asking and ggml.tensor_name(address).decode() == is_cancelled_in:
+            driver.cancel()
+        return answer(address, is_asking, data)
+
+    answer, driver.callback = driver.callback, ask  # type: ignore[method-assign]
+    with pytest.raises(Cancelled), driver.running(ONE):
+        compute(driver, feature, graph)
+    computed = [name for name in feature.events if name in LONG]
+    assert computed == list(LONG[: LONG.index(is_cancelled_in)])
 
 
 def test_cancelling_ends_the_pass_at_its_next_node(feature: Feature) -> None:
