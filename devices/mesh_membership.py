@@ -39,7 +39,7 @@ class Pace:
     grace_s: float = 60.0
 
 
-IDLE, QUICK = Pace(10.0, 32.0), Pace(0.7, 2.7)
+IDLE, QUICK = Pace(10.0, 32.0), Pace(1.2, 2.7)
 
 
 @dataclass(slots=True)

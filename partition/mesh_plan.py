@@ -3,7 +3,7 @@
 The devices form a ring that a token goes around `rounds` times; in each round a device computes some consecutive units
 (a unit is as a rule a layer). What does not fit its memory it streams, and all of them at once: while others compute,
 its readers run ahead, as far as its window reaches. So a device with bytes S to stream, at D bytes a second, a window w
-and R rounds is at work for max(compute + what reading takes of its cores, (S - R w) / D), and a token takes
+and R rounds is at work for max(compute + what reading and stopping take of it, (S - R w) / D), and a token takes
 
     max( sum of what each is at work + hops,  max over devices of S / D )
 
@@ -29,6 +29,7 @@ from operator import itemgetter
 
 ROUNDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 READ_CPU_S_PER_BYTE = 8e-11  # what readers take from computing; so that nothing streams that need not
+STOPS_S_PER_BYTE = 7e-12  # of weights that are waited for stretch by stretch, as those of a turn at once are not
 READ_SHARE = 0.93  # of a drive's speed, which reading for one turn after the other comes to
 MOST_TRIED = 2_000  # units, in all ways to share out so few blocks
 _NEVER = math.inf
@@ -163,9 +164,13 @@ def _read_s(station: Station, streamed_bytes: float) -> float:
 
 
 def _at_work_s(station: Station, work: UnitWork, streamed_bytes: float, rounds: int) -> float:
-    behind = _read_s(station, max(0.0, streamed_bytes - rounds * _window_bytes(station, work, rounds)))
-    reading = streamed_bytes * READ_CPU_S_PER_BYTE if streamed_bytes else 0.0
-    return max(work.token_bytes / station.compute_bytes_per_s + reading, behind)
+    if not streamed_bytes:
+        return work.token_bytes / station.compute_bytes_per_s
+    window_bytes = _window_bytes(station, work, rounds)
+    behind = _read_s(station, max(0.0, streamed_bytes - rounds * window_bytes))
+    stops = work.token_bytes * STOPS_S_PER_BYTE if window_bytes == station.window_bytes else 0.0
+    reading = streamed_bytes * READ_CPU_S_PER_BYTE
+    return max(work.token_bytes / station.compute_bytes_per_s + reading + stops, behind)
 
 
 def _together(units: Sequence[UnitWork]) -> UnitWork:

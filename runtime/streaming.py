@@ -144,8 +144,8 @@ class WeightStreaming:
         return acquire
 
     def _release_step(self, chunks: tuple[int, ...]) -> Step:
-        leaving = self._leaving(chunks)
-        return lambda _: self._release(leaving)
+        leaving, is_turn = self._leaving(chunks), self.takes_turns
+        return lambda _: self._release(leaving, is_turn)
 
     def _leaving(self, chunks: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(chunk for chunk in chunks if chunk not in self.pinned)
@@ -155,13 +155,14 @@ class WeightStreaming:
         self.wait_s += self.weights.acquire([chunk for chunk in chunks if chunk not in self._held], self.check)
         self._held.update(dict.fromkeys(chunks, 1))
 
-    def _release(self, chunks: Sequence[int]) -> None:
+    def _release(self, chunks: Sequence[int], is_turn: bool = False) -> None:
+        """Let `chunks` go; at the end of a turn, when frames have time, others do what follows."""
         assert self.weights is not None, "a pass before the plan was made"
         self._held.subtract(chunks)
         gone = [chunk for chunk in dict.fromkeys(chunks) if self._held[chunk] <= 0]
         for chunk in gone:
             del self._held[chunk]
-        self.weights.release(gone)
+        (self.weights.release_soon if is_turn else self.weights.release)(gone)
 
 
 class PinnedWeights(WeightStreaming):
@@ -191,5 +192,5 @@ class PinnedWeights(WeightStreaming):
     def _acquire(self, chunks: Sequence[int]) -> None:
         super()._acquire([chunk for chunk in chunks if chunk not in self._held])
 
-    def _release(self, chunks: Sequence[int]) -> None:
+    def _release(self, chunks: Sequence[int], is_turn: bool = False) -> None:
         """They stay."""

@@ -66,6 +66,7 @@ class Tier:
 
     def settle(self) -> None:
         """Wait until every read that was asked for is done."""
+        self.weights.release(())  # with what was let go before
         while any(self.residency.state(chunk) is ChunkState.LOADING for chunk in range(self.territory.n_chunks)):
             threading.Event().wait(0.002)
 

@@ -50,6 +50,7 @@ class Weights:
         self._guess_chunks = max(1, GUESS_BYTES // territory.chunk_bytes)
         self._changed = threading.Condition()
         self._moves: deque[Load] = deque()
+        self._leaving: deque[int] = deque()  # chunks that were let go, of which no account was taken yet
         self._moved = self._promised = self._asked = 0
         self._lost: dict[int, OSError] = {}
         self._patient: dict[int, Callable[[], int]] = {}  # reads that wait, and that nobody waits for, by chunk
@@ -75,6 +76,7 @@ class Weights:
             self._asked += 1
             started = self._clock()
             try:
+                self._let_go()
                 self._submit(self._residency.acquire(chunks))
                 if not self._residency.is_waiting:
                     return 0.0
@@ -93,8 +95,14 @@ class Weights:
 
     def release(self, chunks: Iterable[int]) -> None:
         """Let `chunks` go and read ahead into their frames."""
+        self._leaving.extend(chunks)
         with self._changed:
-            self._submit(self._residency.release(chunks))
+            self._let_go()
+
+    def release_soon(self, chunks: Iterable[int]) -> None:
+        """As `release`, by a reader, while the consumer goes on; before it acquires again at the latest."""
+        self._leaving.extend(chunks)
+        self._readers.submit(self._release_there, is_urgent=True)
 
     def hold(self, chunks: Iterable[int], is_guess: bool = False) -> None:
         """Hold `chunks`, which are read when no other read is waited for; only of an `OnDemand`.
@@ -109,6 +117,7 @@ class Weights:
         """Let `chunks` stay from now on, each in memory of its own; only of a `Residency`."""
         assert isinstance(self._residency, Residency)
         with self._changed:
+            self._let_go()
             self._submit(self._residency.keep(chunks))
 
     def give_up(self, chunks: Collection[int], check: Callable[[], None] = lambda: None) -> None:
@@ -118,6 +127,7 @@ class Weights:
         """
         assert isinstance(self._residency, Residency)
         with self._changed:
+            self._let_go()
             while self._residency.is_loading(chunks):
                 self._changed.wait(timeout=0.1)
                 check()
@@ -147,6 +157,17 @@ class Weights:
             delayed, self._delayed = self._delayed, []
             for loads, run_chunks in delayed:
                 self._submit(loads, run_chunks)
+
+    def _release_there(self) -> int:
+        with self._changed:
+            self._let_go()
+        return 0
+
+    def _let_go(self) -> None:
+        """Take account of what was let go; the lock is held."""
+        leaving = [self._leaving.popleft() for _ in range(len(self._leaving))]
+        if leaving:
+            self._submit(self._residency.release(leaving))
 
     def _submit(self, loads: Sequence[Load], run_chunks: int | None = None) -> None:
         if self._exposed is not None:

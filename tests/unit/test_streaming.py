@@ -44,6 +44,8 @@ class Weights:
         assert set(chunks) <= self.held, "released what was not held"
         self.held -= set(chunks)
 
+    release_soon = release
+
     def expose(self, but: frozenset[int]) -> None:
         self.exposed.append(but)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,12 +20,13 @@ from mapped import PAGE, content, is_readable, mapped
 from weights_tier import CHUNK, WAIT_S, Tier, tier
 
 
-def run_pass(tier: Tier, schedule: Sequence[Stretch], seed: int = 0) -> None:
-    """Compute one pass: look at every byte of every stretch."""
+def run_pass(tier: Tier, schedule: Sequence[Stretch], *, is_soon: bool = False) -> None:
+    """Compute one pass: look at every byte of every stretch. is_soon: frames are given back by readers."""
+    release = tier.weights.release_soon if is_soon else tier.weights.release
     for stretch in schedule:
         tier.weights.acquire(stretch.acquire)
         assert all(tier.is_right(chunk) for chunk in stretch.needs)
-        tier.weights.release(stretch.release)
+        release(stretch.release)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -51,10 +53,35 @@ def test_what_is_acquired_is_what_the_file_holds(tmp_path: Path, n_readers: int,
         tmp_path, sizes, order, plan.pinned, plan.n_frames, n_readers=n_readers, shift_bytes=shift
     ) as weights_tier:
         weights_tier.weights.start()
-        for _ in range(6):
-            run_pass(weights_tier, schedule)
+        for i in range(6):
+            run_pass(weights_tier, schedule, is_soon=i % 2 == seed % 2)
         weights_tier.settle()
         weights_tier.residency.check()
+
+
+def test_what_is_let_go_soon_is_read_over_by_readers(tmp_path: Path) -> None:
+    with tier(tmp_path, [8 * CHUNK], range(8), (), 2, n_readers=1) as streamed:
+        streamed.weights.acquire([0, 1])
+        streamed.weights.release_soon([0, 1])
+        until = time.monotonic() + WAIT_S
+        while ChunkState.FRESH not in (streamed.residency.state(2), streamed.residency.state(3)):
+            assert time.monotonic() < until
+            time.sleep(0.002)
+
+
+def test_who_acquires_does_not_wait_for_a_reader_to_take_what_was_let_go(tmp_path: Path) -> None:
+    """All of them may be at a long read: the frames are taken by whoever needs them."""
+    with tier(tmp_path, [8 * CHUNK], range(8), (), 3, n_readers=1) as streamed:
+        streamed.weights.acquire([0, 1])
+        may_read = streamed.hold_reads()
+        streamed.reads.clear()
+        streamed.weights.start()
+        streamed.await_read()
+        streamed.weights.release_soon([0, 1])
+        assert {streamed.residency.state(chunk) for chunk in (0, 1)} == {ChunkState.HELD}
+        threading.Timer(0.05, may_read.set).start()
+        streamed.weights.acquire([4, 5, 6])
+        assert all(streamed.is_right(chunk) for chunk in (4, 5, 6))
 
 
 def test_neighbours_are_read_together(tmp_path: Path) -> None:
