@@ -29,12 +29,64 @@ def box(disk_mbps: float | None, model: Path) -> list[str]:
 def run(folder: Path, model: Path, flags: Sequence[str], disk_mbps: float | None = None) -> dict[str, Any]:
     """Run a coordinator, and return its figures."""
     command = [*box(disk_mbps, model), sys.executable, str(RUN), str(folder), str(model), *flags]
-    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=_environment())
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr[-3000:]}")
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
+
+
+class Stepping:
+    """A coordinator that makes as many tokens as it is asked for; others can be measured in between."""
+
+    def __init__(self, folder: Path, model: Path, flags: Sequence[str], disk_mbps: float | None = None) -> None:
+        """Start it, as `run` does; `step` waits until it is ready."""
+        self._command = [*box(disk_mbps, model), sys.executable, str(RUN), str(folder), str(model), *flags]
+        self._errors = folder / "errors"
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                [*self._command, "--tokens", "0"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=_environment(),
+            )
+        self.pid = self._process.pid
+        self._is_ready = False
+
+    def step(self, n_tokens: int) -> list[float]:
+        """Return the seconds of each of the next `n_tokens` tokens."""
+        self._is_ready = self._is_ready or self._answer() == []
+        assert self._process.stdin
+        self._process.stdin.write(f"{n_tokens}\n")
+        self._process.stdin.flush()
+        seconds: list[float] = self._answer()
+        return seconds
+
+    def finish(self) -> dict[str, Any]:
+        """End it, and return its figures."""
+        assert self._process.stdin
+        self._process.stdin.close()
+        figures: dict[str, Any] = self._answer()
+        self._process.wait(TIMEOUT_S)
+        return figures
+
+    def close(self) -> None:
+        """End it, if it still runs."""
+        self._process.kill()
+        self._process.wait()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{' '.join(self._command)}\n{self._errors.read_text()[-3000:]}")
+        return json.loads(line)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_WAIT_POLICY": "passive"}
 
 
 def peak_bytes(pid: int) -> int:

@@ -2,7 +2,9 @@
 
     _mesh_run.py FOLDER MODEL --memory SIZE --workers 2 [--tokens 8] [--prompt 16] [--cache DIR] [--probe]
 
-With --alone the model runs without a mesh, on an ordinary engine. With --probe the device is measured, and no more.
+With --tokens 0 it makes as many as it is asked for: numbers on standard input, a line each, answered by the seconds of
+each token, after a first line that says that it is ready. With --alone the model runs without a mesh, on an ordinary
+engine. With --probe the device is measured, and no more.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from edge_run import probe
@@ -21,6 +25,18 @@ from edge_run.devices.mesh import MeshConfig, open_mesh
 from edge_run.runtime.engine import Engine
 from edge_run.runtime.mesh_engine import MeshEngine
 from edge_run.runtime.session import Session
+
+
+def asked(n_tokens: int, seconds: list[float]) -> Iterator[int]:
+    """Yield how many tokens to make next; say what was added to `seconds` by each that was asked for."""
+    if n_tokens:
+        yield n_tokens
+        return
+    print("[]", flush=True)
+    for line in sys.stdin:
+        known = len(seconds)
+        yield int(line)
+        print(json.dumps(seconds[known:]), flush=True)
 
 
 def main() -> None:
@@ -64,12 +80,14 @@ def main() -> None:
     started = time.monotonic()
     logits, _ = session.feed([(7 * i * i + 3) % 200 + 1 for i in range(arguments.prompt)])
     prompt_s = time.monotonic() - started
-    tokens, seconds = [], []
-    for _ in range(arguments.tokens):
-        tokens.append(int(logits.argmax()))
-        started = time.monotonic()
-        logits = session.step(tokens[-1])
-        seconds.append(time.monotonic() - started)
+    tokens: list[int] = []
+    seconds: list[float] = []
+    for count in asked(arguments.tokens, seconds):
+        for _ in range(count):
+            tokens.append(int(logits.argmax()))
+            started = time.monotonic()
+            logits = session.step(tokens[-1])
+            seconds.append(time.monotonic() - started)
     use = engine.mesh_use
     engine_plan = engine.plan
     figures = {
