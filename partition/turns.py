@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 
 from edge_run.partition.plan import ResidencyPlan, spread_evenly
+
+LONG_RUN = 8  # chunks: longer reads gain nothing
 
 
 def plan_turns(
@@ -40,7 +42,7 @@ def plan_turns(
         own = [chunk for chunk in turn if uses[chunk] == 1 and chunk not in must_pin]
         if count > len(own):
             return None
-        streamed += own[:count]
+        streamed += _in_runs(own, count)
     if n_frames > plan.n_frames:
         return None
     chosen = frozenset(streamed)
@@ -55,3 +57,16 @@ def plan_turns(
         guests=tuple(chunk for chunk in order if chunk in guests),
         by_turns=True,
     )
+
+
+def _in_runs(chunks: Sequence[int], count: int) -> list[int]:
+    """Return `count` of `chunks`, in order: those with many neighbours, which are read at once, the earliest first."""
+    runs: list[list[int]] = []
+    for chunk in chunks:
+        if runs and chunk == runs[-1][-1] + 1 and len(runs[-1]) < LONG_RUN:
+            runs[-1].append(chunk)
+        else:
+            runs.append([chunk])
+    longest = sorted(runs, key=len, reverse=True)
+    chosen = frozenset(islice(chain.from_iterable(longest), count))
+    return [chunk for chunk in chunks if chunk in chosen]

@@ -23,7 +23,7 @@ from edge_run.tiers.pieces import PIECE_BYTES, Pieces
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.1
+POLL_S, IDLE_POLL_S = 0.1, 0.5  # while something is fetched, and else
 SEND_TIMEOUT_S = 4.0
 CLOSE_TIMEOUT_S = 30.0
 
@@ -108,8 +108,10 @@ class PieceExchange:
 
     def _run(self) -> None:
         while not self._is_closed:
+            transfer = self._transfer
+            is_idle = transfer is None or transfer.over.is_set()
             try:
-                message = self._link.receive(timeout_s=POLL_S, is_bulk=True)
+                message = self._link.receive(timeout_s=IDLE_POLL_S if is_idle else POLL_S, is_bulk=True)
             except DeviceLost as error:
                 self._lose(str(error.figures.get("node")), str(error))
                 continue

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_run.base.results import Plan
+from edge_run.partition.turns import LONG_RUN
 from edge_run.prefetch.experts import ExpertCache, Mixture
 from edge_run.prefetch.policies import make_policy
 from edge_run.runtime.expert_prefetch import OFF, SETTINGS, ExpertPrefetch
@@ -25,7 +26,7 @@ from edge_run.tiers.residency import Residency
 from edge_run.tiers.rows import RowTable
 from edge_run.tiers.source import Source, SourceFile
 from edge_run.tiers.territory import Territory
-from edge_run.tiers.weights import READ_BYTES, Weights
+from edge_run.tiers.weights import MAX_READ_CHUNKS, READ_BYTES, Weights
 
 if TYPE_CHECKING:
     from edge_run.tiers.packed import PackedBlocks
@@ -88,7 +89,8 @@ def _in_order(
     streaming.guests, streaming.may_take_turns = residency.guests, residency.by_turns
     streaming.pinned = frozenset(residency.pinned)
     states = Residency(territory.n_chunks, order, residency.pinned, residency.n_frames)
-    streaming.weights = Weights(territory, memory.sources, memory.readers, states)
+    run_chunks = LONG_RUN if residency.by_turns else MAX_READ_CHUNKS
+    streaming.weights = Weights(territory, memory.sources, memory.readers, states, run_chunks=run_chunks)
     streaming.weights.start()
     return plan, [streaming]
 

@@ -96,3 +96,14 @@ def test_with_room_for_all_as_guests_nothing_is_read() -> None:
     plan = with_guests(plan_for(stretches, 80), stretches, 1000)
     assert set(plan.guests) == set(plan.streamed)
     assert plan.streamed_uses == 0
+
+
+def test_what_streams_of_a_turn_has_many_neighbours() -> None:
+    """Tensors are used in another order than they lie in: what is read at once is rather one long part than several."""
+    turn = (40, 3, 9, 20, 21, 22, 23, 24, 25, 50, 30, 31, 32)
+    stretches = [turn, *[tuple(range(60 + 12 * i, 72 + 12 * i)) for i in range(7)]]
+    n_chunks = len({chunk for stretch in stretches for chunk in stretch})
+    plan = plan_turns(plan_for(stretches, n_chunks - 21), stretches, frozenset(), most_guests=0)
+    assert plan is not None
+    streamed = [chunk for chunk in turn if chunk in plan.streamed]
+    assert streamed == [20, 21, 22, 23], "of the longest, the first"
