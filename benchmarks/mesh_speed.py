@@ -9,7 +9,8 @@ in such a box. A fifth run gives each of four nodes a third of the model, so tha
 and what llama.cpp computes in is as wide: for each token of a micro-batch some 3 MB of each budget of a 4 GB model.
 
 Four nodes and the model in memory are there at once and take turns, some tokens each, since the speed of a machine that
-others use too changes within minutes; their ratio is the median of all turns. What the four take of the cores while the
+others use too changes within minutes; their ratio is the median of all turns. (Where there is no room for both, they
+run one after the other, as often as there are rounds.) What the four take of the cores while the
 other computes (heartbeats) is measured, and counted against them.
 """
 
@@ -122,6 +123,23 @@ def by_turns(resident: Nodes, four: Nodes, n_turns: int) -> tuple[list[float], f
     return ratios, idle_cpu_s / others_s / (psutil.cpu_count() or 1)
 
 
+def one_after_the_other(
+    model: Path, quarter: int, mbps: float, flags: list[str], n_pairs: int
+) -> tuple[list[float], list[dict[str, Any]]]:
+    """Return the same ratios where there is no room for both at once, for pairs of runs; and the rows of the last."""
+    ratios, rows = [], []
+    for _ in range(n_pairs):
+        rows = []
+        for n, memory in ((RESIDENT, 0), (4, quarter)):
+            with nodes(model, n, memory, mbps, flags) as found:
+                found.step(2)
+                found.step(2 * TURN_TOKENS)
+                rows.append(found.finish())
+        ratios.append(rows[1]["tokens_per_s"] / rows[0]["tokens_per_s"])
+        print(f"{ratios[-1]:.3f} ({rows[0]['tokens_per_s']} tokens/s resident)", file=sys.stderr)
+    return ratios, rows
+
+
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -139,12 +157,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         flags = ["--cache", cache, "--micro-batch", str(arguments.micro_batch), "--threads", str(arguments.threads)]
         run(Path(cache), model, ["--probe", *flags], arguments.mbps)
-        with (
-            nodes(model, RESIDENT, 0, arguments.mbps, flags) as resident,
-            nodes(model, 4, quarter, arguments.mbps, flags) as four,
-        ):
-            ratios, idle_share = by_turns(resident, four, arguments.rounds)
-            rows += [resident.finish(), four.finish()]
+        if 2.1 * model.stat().st_size > psutil.virtual_memory().available:
+            what, idle_share = f"in pairs of runs, {2 * TURN_TOKENS} tokens each", 0.0
+            ratios, rows = one_after_the_other(model, quarter, arguments.mbps, flags, arguments.rounds)
+        else:
+            what = f"in {arguments.rounds} turns of {TURN_TOKENS} tokens each"
+            with (
+                nodes(model, RESIDENT, 0, arguments.mbps, flags) as resident,
+                nodes(model, 4, quarter, arguments.mbps, flags) as four,
+            ):
+                ratios, idle_share = by_turns(resident, four, arguments.rounds)
+                rows = [resident.finish(), four.finish()]
         for n, memory in () if arguments.only_four else ((1, quarter), (2, quarter), (4, quarter * 4 // 3)):
             with nodes(model, n, memory, arguments.mbps, flags) as found:
                 found.step(TOKENS[n])
@@ -174,7 +197,7 @@ def main() -> None:
         rows,
         f"{model.name}, micro-batches of {arguments.micro_batch}, {arguments.threads} threads, every node with a disk "
         f"of {arguments.mbps:.0f} MB/s and a budget of a quarter of the model for its whole process. {scaling}Four "
-        f"nodes against the model in memory, in {len(ratios)} turns of {TURN_TOKENS} tokens each: "
+        f"nodes against the model in memory, {what}: "
         f"{ratio * (1 - idle_share):.3f} of its tokens/s: {ratio:.3f}, the median of "
         f"{', '.join(f'{one:.2f}' for one in sorted(ratios))}, less {100 * idle_share:.1f} % that the four took of "
         f"the cores while the other computed. Predicted against measured: within {100 * max(errors):.0f} %. All nodes "

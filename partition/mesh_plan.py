@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from typing import Any, NamedTuple
 
 ROUNDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 READ_CPU_S_PER_BYTE = 8e-11  # what readers take from computing; so that nothing streams that need not
@@ -62,9 +63,10 @@ class Station:
     """A device as the planner sees it.
 
     memory_bytes: for weights and what is kept, all else taken off. compute_bytes_per_s: weights it computes with per
-    second when they are in memory. window_bytes: of memory_bytes, what streaming runs ahead through. hop_s: what a
-    state spends on its way to it or from it, both together, and in being taken and handed on. most_weight_bytes: of
-    weights that it may have at all, None for any number.
+    second when they are in memory. window_bytes: of memory_bytes, what streaming runs ahead through; pair_bytes: what
+    it holds besides where all weights stream, two tensors, the one in use and the next; in proportion where few do.
+    hop_s: what a state spends on its way to it or from it, both together, and in being taken and handed on.
+    most_weight_bytes: of weights that it may have at all, None for any number.
     """
 
     node: str
@@ -73,6 +75,7 @@ class Station:
     disk_bytes_per_s: float
     hop_s: float = 0.0
     window_bytes: int = 0
+    pair_bytes: int = 0
     most_weight_bytes: int | None = None
 
 
@@ -125,10 +128,10 @@ def token_time(units: Sequence[UnitWork], stations: Sequence[Station], owners: S
     for station in stations:
         if works[station.node].weight_bytes or works[station.node].kept_bytes:
             rounds = turns[station.node]
-            streamed = _streamed_bytes(station, works[station.node], rounds)
-            at_work += _at_work_s(station, works[station.node], streamed, rounds)
+            streaming = _streaming(station, works[station.node], rounds)
+            at_work += _at_work_s(station, works[station.node], streaming, rounds)
             at_work += 0.0 if is_alone else rounds * station.hop_s
-            reading = max(reading, _read_s(station, streamed))
+            reading = max(reading, _read_s(station, streaming.streamed_bytes))
     return max(at_work, reading)
 
 
@@ -139,38 +142,48 @@ def _turns(owners: Sequence[str]) -> Counter[str]:
     return turns
 
 
-def _window_bytes(station: Station, work: UnitWork, rounds: int) -> float:
-    """Return what of a device's memory weights stream through."""
-    lacking = work.weight_bytes - (station.memory_bytes - work.kept_bytes)
-    if rounds < 2 or work.used_bytes not in (None, work.weight_bytes):
-        return station.window_bytes
-    return min(station.window_bytes, max(lacking, 0) / (rounds - 1))
+class _Streaming(NamedTuple):
+    """What a device reads for every token, through which window, and the seconds that it stops for it."""
+
+    streamed_bytes: float
+    window_bytes: float = 0.0
+    stops_s: float = 0.0
 
 
-def _streamed_bytes(station: Station, work: UnitWork, rounds: int) -> float:
-    """Return the bytes that are read for every token; infinite where there is no room to do so."""
+_NOTHING, _NO_ROOM = _Streaming(0.0), _Streaming(_NEVER)
+
+
+def _streaming(station: Station, work: UnitWork, rounds: int) -> _Streaming:
+    """Return how a device streams `work` in so many turns; infinite bytes where there is no room to do so."""
     if station.most_weight_bytes is not None and work.weight_bytes > station.most_weight_bytes:
-        return _NEVER
+        return _NO_ROOM
     room = station.memory_bytes - work.kept_bytes
-    if work.weight_bytes <= room:
-        return 0.0
-    if room < station.window_bytes:
-        return _NEVER
-    return work.token_bytes * (1 - (room - _window_bytes(station, work, rounds)) / work.weight_bytes)
+    lacking = work.weight_bytes - room
+    if lacking <= 0:
+        return _NOTHING
+    if room < station.window_bytes + station.pair_bytes:
+        return _NO_ROOM
+    token_bytes, window, stops_s = work.token_bytes, float(station.window_bytes), 0.0
+    if token_bytes == work.weight_bytes:
+        window += station.pair_bytes * min(1.0, lacking / work.weight_bytes)
+    if token_bytes == work.weight_bytes and rounds > 1 and lacking / (rounds - 1) < window:
+        window = lacking / (rounds - 1)
+    else:
+        stops_s = token_bytes * STOPS_S_PER_BYTE
+    return _Streaming(token_bytes * (lacking + window) / work.weight_bytes, window, stops_s)
 
 
 def _read_s(station: Station, streamed_bytes: float) -> float:
     return streamed_bytes / (READ_SHARE * station.disk_bytes_per_s) if streamed_bytes else 0.0
 
 
-def _at_work_s(station: Station, work: UnitWork, streamed_bytes: float, rounds: int) -> float:
+def _at_work_s(station: Station, work: UnitWork, streaming: _Streaming, rounds: int) -> float:
+    streamed_bytes, window_bytes, stops_s = streaming
+    compute_s = work.token_bytes / station.compute_bytes_per_s
     if not streamed_bytes:
-        return work.token_bytes / station.compute_bytes_per_s
-    window_bytes = _window_bytes(station, work, rounds)
+        return compute_s
     behind = _read_s(station, max(0.0, streamed_bytes - rounds * window_bytes))
-    stops = work.token_bytes * STOPS_S_PER_BYTE if window_bytes == station.window_bytes else 0.0
-    reading = streamed_bytes * READ_CPU_S_PER_BYTE
-    return max(work.token_bytes / station.compute_bytes_per_s + reading + stops, behind)
+    return max(compute_s + streamed_bytes * READ_CPU_S_PER_BYTE + stops_s, behind)
 
 
 def _together(units: Sequence[UnitWork]) -> UnitWork:
@@ -219,7 +232,7 @@ def _made(
         own = [unit for unit, owner in zip(units, owners, strict=True) if owner == station.node]
         if own:
             work = _together(own)
-            streamed = _streamed_bytes(station, work, turns[station.node])
+            streamed = _streaming(station, work, turns[station.node]).streamed_bytes
             read_bytes[station.node] = math.ceil(streamed) if streamed < _NEVER else work.weight_bytes
     return MeshPlan(tuple(owners), rounds, token_s, read_bytes)
 
@@ -230,11 +243,12 @@ def _best_counts(units: Sequence[UnitWork], stations: Sequence[Station], rounds:
 
     n = len(units) - 2
     blocks, ends = _together(units[1:-1]), _together((units[0], units[-1]))
-    shares = [_share(blocks, count, n) for count in range(n + 1)]
-    chain, reading = np.full((len(stations), n + 1), _NEVER), np.zeros((len(stations), n + 1))
-    for s, station in enumerate(stations):
-        for count, work in enumerate(shares):
-            chain[s, count], reading[s, count] = _costs(work if s else ends.plus(work), station, count, rounds, s == 0)
+    costs = [
+        _costs(replace(station, hop_s=0.0), blocks, None if s else ends, n, rounds)
+        for s, station in enumerate(stations)
+    ]
+    chain = np.stack([at_work + turns * s.hop_s for s, (at_work, turns, _) in zip(stations, costs, strict=True)])
+    reading = np.stack([seconds for _, _, seconds in costs])
     bounds = np.unique(reading[np.isfinite(reading)])
     low, high = 0, len(bounds) - 1
     best: tuple[float, list[int]] | None = None
@@ -259,13 +273,23 @@ def _share(blocks: UnitWork, count: int, n_blocks: int) -> UnitWork:
     return UnitWork(*(-(-size * count // n_blocks) for size in sizes))
 
 
-def _costs(work: UnitWork, station: Station, count: int, rounds: int, is_first: bool) -> tuple[float, float]:
-    """Return the seconds at work, hops included, and of reading, with `count` blocks, `work` in all."""
-    if not count and not is_first:
-        return 0.0, 0.0
-    taken = min(rounds, count) + (is_first and count < rounds)  # the head and the tail may be a turn of their own
-    streamed = _streamed_bytes(station, work, taken)
-    return _at_work_s(station, work, streamed, taken) + taken * station.hop_s, _read_s(station, streamed)
+@functools.lru_cache(maxsize=1024)  # the same for all rings that a device may be in, but for the hops
+def _costs(station: Station, blocks: UnitWork, ends: UnitWork | None, n_blocks: int, rounds: int) -> Sequence[Any]:
+    """Return, by how many of the `blocks` a device has, arrays of seconds at work, of turns, and of seconds reading.
+
+    ends: the head and the tail, which the first device has too.
+    """
+    import numpy as np
+
+    at_work, turns, reading = (np.zeros(n_blocks + 1) for _ in range(3))
+    for count in range(0 if ends else 1, n_blocks + 1):
+        share = _share(blocks, count, n_blocks)
+        work = ends.plus(share) if ends else share
+        taken = min(rounds, count) + (ends is not None and count < rounds)  # the ends may be a turn of their own
+        streaming = _streaming(station, work, taken)
+        at_work[count] = _at_work_s(station, work, streaming, taken)
+        turns[count], reading[count] = taken, _read_s(station, streaming.streamed_bytes)
+    return at_work, turns, reading
 
 
 def _shortest_chain(cost: object) -> tuple[float, list[int]] | None:
@@ -275,11 +299,13 @@ def _shortest_chain(cost: object) -> tuple[float, list[int]] | None:
     table = np.asarray(cost)
     n = table.shape[1] - 1
     total, chosen = table[0], [np.arange(n + 1)]
-    index = np.subtract.outer(np.arange(n + 1), np.arange(n + 1))  # columns left for the rows before
+    left_before = np.subtract.outer(np.arange(n + 1), np.arange(n + 1))  # columns for the rows before
+    never = np.full(n, _NEVER)  # at the end, from where columns below 0 are counted
     for row in table[1:]:
-        sums = np.where(index >= 0, total[np.maximum(index, 0)] + row[None, :], _NEVER)
-        chosen.append(sums.argmin(axis=1))
-        total = sums.min(axis=1)
+        sums = np.concatenate((total, never))[left_before] + row
+        choice = sums.argmin(axis=1)
+        chosen.append(choice)
+        total = sums[np.arange(n + 1), choice]
     if not np.isfinite(total[n]):
         return None
     counts, left = [], n

@@ -16,7 +16,6 @@ from edge_run.devices.profile import disk_of
 from edge_run.partition.cost import CostModel
 from edge_run.partition.mesh_plan import Station
 from edge_run.partition.plan import LOOKAHEAD_CHUNKS
-from edge_run.prefetch.schedule import STRETCH_CHUNKS
 from edge_run.runtime._ggml import L
 from edge_run.runtime.driver import PassShape
 from edge_run.runtime.forecast import pass_work
@@ -90,8 +89,8 @@ def room_bytes(engine: SliceEngine) -> int:
 
 
 def window_bytes(engine: SliceEngine) -> int:
-    """Return what streaming runs ahead through, as a plan gives it."""
-    return (LOOKAHEAD_CHUNKS + 3 * STRETCH_CHUNKS) * engine.chunk_bytes
+    """Return what streaming runs ahead through, besides what is in use, as a plan gives it."""
+    return (LOOKAHEAD_CHUNKS + 2) * engine.chunk_bytes
 
 
 def rates(engine: SliceEngine) -> tuple[float, float, bool]:
@@ -112,6 +111,7 @@ def room_document(engine: SliceEngine) -> Document:
     return {
         "room_bytes": room_bytes(engine),
         "window_bytes": window_bytes(engine),
+        "pair_bytes": engine.pair_chunks * engine.chunk_bytes,
         "compute_bytes_per_s": compute,
         "disk_bytes_per_s": disk,
         "is_measured": is_measured,
@@ -135,4 +135,5 @@ def station(node: str, document: Document) -> Station:
         compute_bytes_per_s=max(1.0, number("compute_bytes_per_s")),
         disk_bytes_per_s=max(1.0, number("disk_bytes_per_s")),
         window_bytes=int(number("window_bytes")),
+        pair_bytes=int(number("pair_bytes")),
     )

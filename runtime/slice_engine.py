@@ -76,6 +76,13 @@ class SliceEngine(Engine):
         return self._lendable_bytes
 
     @property
+    def pair_chunks(self) -> int:
+        """The chunks of two stretches in a row, where they are most: streaming holds both at once."""
+        stretches = WeightStreaming(self._territory).stretches_of_plan(self.graph(PassShape(1, 1)))
+        sizes = [len(stretch.needs) for stretch in stretches]
+        return max((a + b for a, b in itertools.pairwise(sizes)), default=0)
+
+    @property
     def chunk_bytes(self) -> int:
         """The size of a chunk."""
         return self._chunk_bytes
