@@ -161,11 +161,11 @@ def _streaming(station: Station, work: UnitWork, rounds: int) -> _Streaming:
     lacking = work.weight_bytes - room
     if lacking <= 0:
         return _NOTHING
-    if room < station.window_bytes + station.pair_bytes:
+    if room < station.window_bytes:
         return _NO_ROOM
     token_bytes, window, stops_s = work.token_bytes, float(station.window_bytes), 0.0
     if token_bytes == work.weight_bytes:
-        window += station.pair_bytes * min(1.0, lacking / work.weight_bytes)
+        window = min(room, window + station.pair_bytes * min(1.0, lacking / work.weight_bytes))
     if token_bytes == work.weight_bytes and rounds > 1 and lacking / (rounds - 1) < window:
         window = lacking / (rounds - 1)
     else:
