@@ -14,6 +14,7 @@ import random
 import socket
 import ssl
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -156,18 +157,17 @@ class Channel:
             self._outbox.task_done()
         try:
             async with self._client(broker) as client:
-                await client.subscribe([(topic, 1) for topic in self._topics])
-                self._is_up = self._was_up = True
-                self._wiring.on_change(True, broker.place)
-                await self._serve(client)
+                await self._serve(client, broker)
         except (aiomqtt.MqttError, OSError) as error:
             why = f"broker {broker.place}: the connection broke" if self._was_up else explain(error, broker)
             raise MeshError(why) from error
 
-    async def _serve(self, client: Any) -> None:
+    async def _serve(self, client: Any, broker: Broker) -> None:
+        """Take in and send out. What ends the connection is noticed by taking in, whatever the other waits for."""
+        early: deque[Any] = deque(maxlen=MOST_QUEUED)
         tasks = [
-            asyncio.create_task(self._take_in(client), name="edge-run mesh incoming"),
-            asyncio.create_task(self._send_out(client), name="edge-run mesh outgoing"),
+            asyncio.create_task(self._take_in(client, early), name="edge-run mesh incoming"),
+            asyncio.create_task(self._send_out(client, broker, early), name="edge-run mesh outgoing"),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -187,13 +187,24 @@ class Channel:
         assert self._outbox is not None
         await self._outbox.join()
 
-    async def _take_in(self, client: Any) -> None:
+    async def _take_in(self, client: Any, early: deque[Any]) -> None:
         async for message in client.messages:
-            payload = message.payload
-            self._wiring.on_message(str(message.topic), payload if isinstance(payload, bytes) else b"", message.retain)
+            if self._is_up:
+                self._hand_on(message)
+            else:
+                early.append(message)
 
-    async def _send_out(self, client: Any) -> None:
+    def _hand_on(self, message: Any) -> None:
+        payload = message.payload
+        self._wiring.on_message(str(message.topic), payload if isinstance(payload, bytes) else b"", message.retain)
+
+    async def _send_out(self, client: Any, broker: Broker, early: deque[Any]) -> None:
         assert self._outbox is not None
+        await client.subscribe([(topic, 1) for topic in self._topics])
+        self._is_up = self._was_up = True
+        self._wiring.on_change(True, broker.place)
+        while early:
+            self._hand_on(early.popleft())
         while self._is_up:
             message = await self._outbox.get()
             try:
@@ -242,6 +253,8 @@ def explain(error: BaseException, broker: Broker) -> str:
             return f"{place}: the name is unknown; use the address in numbers, or see to the name service"
         if isinstance(one, (TimeoutError, asyncio.TimeoutError)) or "timed out" in str(one).lower():
             return f"{place}: does not answer; a firewall may block port {broker.port}, or the address is wrong"
+    if "disconnect" in str(error).lower():
+        return f"{place}: ended the connection; it is starting anew, or its access list forbids the topics edge/v1/#"
     return f"{place}: {' '.join(str(error).split()) or type(error).__name__}"
 
 

@@ -287,7 +287,8 @@ class MeshNode:
         state = self._state
         outgoing, state.outgoing = state.outgoing, []
         for message in outgoing:
-            if not self._channel.publish(message) and message.node is not None:
+            is_sent = not message.is_direct and self._channel.publish(message)
+            if not is_sent and message.node is not None:
                 self._link.send_control_soon(message.node, str(message.topic), message.payload)
         given, state.given = state.given, []
         for one in given:

@@ -19,23 +19,28 @@ MOST_WAITING, MOST_ANSWERS = 16, 64
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An order that came: from whom and which life of him, under which epoch, and which of his orders it is."""
+    """An order that came: from whom and which life of him, under which epoch, and which of his orders it is.
+
+    is_direct: it came over the data link, and so does its answer go.
+    """
 
     node: str
     boot: str
     epoch: int
     number: int
     order: Document
+    is_direct: bool = False
 
 
 @dataclass(slots=True)
 class Pending:
-    """An order whose answer is waited for."""
+    """An order whose answer is waited for. is_direct: it was sent over the data link last."""
 
     node: str
     epoch: int
     body: Document
     sent_s: float = 0.0
+    is_direct: bool = False
     answer: Document | None = None
     error: Exception | None = None
 

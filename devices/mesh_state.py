@@ -39,11 +39,15 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message to be sent, by the topic. node: whom it is for, where it is for one."""
+    """A message to be sent, by the topic.
+
+    node: whom it is for, where it is for one. is_direct: over the data link to it, also while the broker is there.
+    """
 
     topic: Topic
     payload: bytes
     node: str | None = None
+    is_direct: bool = False
 
     @property
     def is_confirmed(self) -> bool:
@@ -108,7 +112,7 @@ class MeshState:
             envelope = self._gate.open(topic, payload, is_kept=is_kept)
             if sender not in (None, envelope.node):
                 raise ProtocolError(f"node {sender}: brings a message of node {envelope.node}", node=sender)
-            self._understand(topic, envelope, is_kept)
+            self._understand(topic, envelope, is_kept, is_direct=sender is not None)
         except EdgeRunError as error:
             if error.figures.get("node") != self.identity.node:
                 self.refusals.add(error)
@@ -136,8 +140,8 @@ class MeshState:
         self._carry_out(self.membership.handle(events.PaceChanged(self.lease.holder is not None)))
         now_s = self._clocks.steady()
         for number, pending in self.asked.pending.items():
-            if not pending.is_done and now_s - pending.sent_s >= RESEND_S:  # its node may have been away
-                self.send_order(number)
+            if not pending.is_done and now_s - pending.sent_s >= RESEND_S:  # its node, or its broker, may be away
+                self.send_order(number, is_direct=not pending.is_direct)
         if self._announce_s is not None and now_s >= self._announce_s:
             self._announce_s = None
             self.announce()
@@ -173,16 +177,16 @@ class MeshState:
         self._send("plan", {"plan": plan}, epoch=epoch)
         self.plan = (epoch, plan)
 
-    def send_order(self, number: int) -> None:
+    def send_order(self, number: int, *, is_direct: bool = False) -> None:
         """Send an order, for the first time or again."""
         pending: Pending = self.asked.pending[number]
-        pending.sent_s = self._clocks.steady()
-        self._send("cmd", pending.body, owner=pending.node, epoch=pending.epoch)
+        pending.sent_s, pending.is_direct = self._clocks.steady(), is_direct
+        self._send("cmd", pending.body, owner=pending.node, epoch=pending.epoch, is_direct=is_direct)
 
     def answer(self, given: Given, answer: Document) -> None:
         """Send the answer of an order that was carried out."""
         body = {"to": given.node, "life": given.boot, "number": given.number, **answer}
-        self._send("rsp", body, to=given.node)
+        self._send("rsp", body, to=given.node, is_direct=given.is_direct)
 
     def leave(self) -> None:
         """Say that this device leaves."""
@@ -193,7 +197,7 @@ class MeshState:
         """Whether an order is of the coordinator, and of no past epoch."""
         return self.lease.obeys(node, epoch)
 
-    def _understand(self, topic: Topic, envelope: Envelope, is_kept: bool) -> None:
+    def _understand(self, topic: Topic, envelope: Envelope, is_kept: bool, *, is_direct: bool) -> None:
         node = envelope.node
         if topic.kind == "lease":
             state = envelope.body.get("state")
@@ -224,7 +228,7 @@ class MeshState:
             number, order = envelope.body.get("number"), document_in(envelope, "order")
             if not isinstance(number, int):
                 raise ProtocolError(f"node {node}: an order without a number", node=node)
-            self.given.append(Given(node, envelope.boot, envelope.epoch, number, order))
+            self.given.append(Given(node, envelope.boot, envelope.epoch, number, order, is_direct))
 
     def _carry_out(self, instructions: Sequence[events.Instruction]) -> None:
         for instruction in instructions:
@@ -265,9 +269,16 @@ class MeshState:
         return Topic(self._cluster.id, kind, owner, epoch if kind == "plan" else 0)
 
     def _send(
-        self, kind: str, body: Document, *, owner: str | None = None, epoch: int | None = None, to: str | None = None
+        self,
+        kind: str,
+        body: Document,
+        *,
+        owner: str | None = None,
+        epoch: int | None = None,
+        to: str | None = None,
+        is_direct: bool = False,
     ) -> None:
         epoch = self.lease.epoch if epoch is None else epoch
         topic = self._topic(kind, owner, epoch)
         payload, _ = self._writer.seal(topic, epoch, body)
-        self.outgoing.append(Outgoing(topic, payload, to or owner))
+        self.outgoing.append(Outgoing(topic, payload, to or owner, is_direct))
