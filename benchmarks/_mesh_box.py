@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from _box import EDGEBOX, READAHEAD_KB, ROOT
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-RUN = ROOT / "benchmarks" / "_mesh_run.py"
+RUN, READER = (ROOT / "benchmarks" / name for name in ("_mesh_run.py", "_plain_reader.py"))
 TIMEOUT_S = 280
 
 
@@ -83,6 +84,44 @@ class Stepping:
         if not line:
             raise SystemExit(f"{' '.join(self._command)}\n{self._errors.read_text()[-3000:]}")
         return json.loads(line)
+
+
+class PlainReading:
+    """Processes that read a file at a pace and do nothing else, each in a box with a disk of its own."""
+
+    def __init__(self, model: Path, n: int, disk_mbps: float) -> None:
+        """Start `n` of them, which wait."""
+        part = model.stat().st_size // n
+        self._processes = [
+            subprocess.Popen(
+                [*box(disk_mbps, model), sys.executable, str(READER), str(model), str(i * part)],
+                stdin=subprocess.PIPE,
+                text=True,
+            )
+            for i in range(n)
+        ]
+
+    @contextlib.contextmanager
+    def at(self, bytes_per_s: float) -> Iterator[None]:
+        """Have so much read by all together for a block."""
+        self._tell(bytes_per_s / len(self._processes))
+        try:
+            yield
+        finally:
+            self._tell(0)
+
+    def close(self) -> None:
+        """End them."""
+        for process in self._processes:
+            assert process.stdin
+            process.stdin.close()
+            process.wait(TIMEOUT_S)
+
+    def _tell(self, bytes_per_s: float) -> None:
+        for process in self._processes:
+            assert process.stdin
+            process.stdin.write(f"{bytes_per_s}\n")
+            process.stdin.flush()
 
 
 def _environment() -> dict[str, str]:

@@ -5,13 +5,15 @@
 
 All nodes are processes on one machine, each in a box with a disk speed of its own; they take turns computing, with all
 cores, as devices of a mesh do. Resident: the whole model in memory, one process. What is predicted comes from a probe
-in such a box. A fifth run gives each of four nodes a third of the model, so that all of it fits. A grown model is wide,
+in such a box. Another run gives each of four nodes a third of the model, so that all of it fits. A grown model is wide,
 and what llama.cpp computes in is as wide: for each token of a micro-batch some 3 MB of each budget of a 4 GB model.
 
 Four nodes and the model in memory are there at once and take turns, some tokens each, since the speed of a machine that
 others use too changes within minutes; their ratio is the median of all turns. (Where there is no room for both, they
 run one after the other, as often as there are rounds.) What the four take of the cores while the
-other computes (heartbeats) is measured, and counted against them.
+other computes (heartbeats) is measured, and counted against them. In a third turn the model in memory runs while four
+processes that do nothing else read as many bytes for each token as the four nodes did: what reading alone takes of
+such a machine, whoever does it.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ import contextlib
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from _box import grown_model, write_results
-from _mesh_box import Stepping, box, peak_bytes, run
+from _mesh_box import PlainReading, Stepping, box, peak_bytes, run
 
 TOKENS = {1: 5, 2: 8, 4: 16}
 TURN_TOKENS = 4
@@ -69,9 +71,18 @@ class Nodes:
     @property
     def cpu_s(self) -> float:
         """What all its processes took of the cores so far."""
+        return sum(sum(process.cpu_times()[:2]) for process in self._processes)
+
+    @property
+    def read_bytes(self) -> int:
+        """What all its processes read from their disks so far."""
+        return sum(process.io_counters().read_bytes for process in self._processes)
+
+    @property
+    def _processes(self) -> list[psutil.Process]:
         roots = [psutil.Process(pid) for pid in [self._run.pid, *(worker.pid for worker in self._workers)]]
         every = {process.pid: process for root in roots for process in [root, *root.children(recursive=True)]}
-        return sum(sum(process.cpu_times()[:2]) for process in every.values())
+        return list(every.values())
 
     def finish(self) -> dict[str, Any]:
         """End it, and return its row."""
@@ -108,9 +119,36 @@ def nodes(*arguments: Any) -> Iterator[Nodes]:
             found.close()
 
 
-def by_turns(resident: Nodes, four: Nodes, n_turns: int) -> tuple[list[float], float]:
-    """Return how many times as fast `four` is as `resident`, for each turn, and the cores' share it has in others'."""
-    ratios, idle_cpu_s, others_s = [], 0.0, 0.0
+class Turns(NamedTuple):
+    """What came of turns: how many times as fast as resident four nodes were, and resident beside plain reading.
+
+    idle_share: what the four took of the cores while the other computed.
+    """
+
+    ratios: Sequence[float]
+    beside_reading: Sequence[float] = ()
+    idle_share: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """In words: what four nodes have of resident's tokens/s."""
+        ratio = statistics.median(self.ratios)
+        beside = (
+            "; beside processes that read as many bytes a token and do nothing else, the model in memory keeps "
+            f"{statistics.median(self.beside_reading):.3f}"
+        )
+        return (
+            f"{ratio * (1 - self.idle_share):.3f}: {ratio:.3f}, the median of "
+            f"{', '.join(f'{one:.2f}' for one in sorted(self.ratios))}, less {100 * self.idle_share:.1f} % that the "
+            f"four took of the cores while the other computed{beside if self.beside_reading else ''}"
+        )
+
+
+def by_turns(resident: Nodes, four: Nodes, reading: PlainReading | None, n_turns: int) -> Turns:
+    """Have both and plain reading take turns."""
+    ratios: list[float] = []
+    beside: list[float] = []
+    idle_cpu_s = others_s = 0.0
     resident.step(2)
     four.step(2)
     for _ in range(n_turns):
@@ -118,9 +156,15 @@ def by_turns(resident: Nodes, four: Nodes, n_turns: int) -> tuple[list[float], f
         resident_s = resident.step(TURN_TOKENS)
         idle_cpu_s += four.cpu_s - before
         others_s += sum(resident.seconds[-TURN_TOKENS:])
+        read = four.read_bytes
         ratios.append(resident_s / four.step(TURN_TOKENS))
-        print(f"{ratios[-1]:.3f} ({1 / resident_s:.3f} tokens/s resident)", file=sys.stderr)
-    return ratios, idle_cpu_s / others_s / (psutil.cpu_count() or 1)
+        token_bytes = (four.read_bytes - read) / TURN_TOKENS
+        if reading:
+            with reading.at(token_bytes / resident_s):
+                beside.append(resident_s / resident.step(TURN_TOKENS))
+            del resident.seconds[-TURN_TOKENS:]
+        print(f"{ratios[-1]:.3f} ({1 / resident_s:.3f} tokens/s resident)", *beside[-1:], file=sys.stderr)
+    return Turns(ratios, beside, idle_cpu_s / others_s / (psutil.cpu_count() or 1))
 
 
 def one_after_the_other(
@@ -153,57 +197,66 @@ def main() -> None:
     arguments = parser.parse_args()
     model = grown_model(arguments.size, arguments.layers)
     quarter = model.stat().st_size // 4
+    third, mbps = quarter * 4 // 3, arguments.mbps
     rows: list[dict[str, Any]] = []
+    found: dict[str, Turns] = {}
     with tempfile.TemporaryDirectory() as cache:
         flags = ["--cache", cache, "--micro-batch", str(arguments.micro_batch), "--threads", str(arguments.threads)]
-        run(Path(cache), model, ["--probe", *flags], arguments.mbps)
-        if 2.1 * model.stat().st_size > psutil.virtual_memory().available:
-            what, idle_share = f"in pairs of runs, {2 * TURN_TOKENS} tokens each", 0.0
-            ratios, rows = one_after_the_other(model, quarter, arguments.mbps, flags, arguments.rounds)
+        run(Path(cache), model, ["--probe", *flags], mbps)
+        if 2.2 * model.stat().st_size > psutil.virtual_memory().available:
+            how = f"in pairs of runs, {2 * TURN_TOKENS} tokens each"
+            ratios, rows = one_after_the_other(model, quarter, mbps, flags, arguments.rounds)
+            found["a quarter of it"] = Turns(ratios)
         else:
-            what = f"in {arguments.rounds} turns of {TURN_TOKENS} tokens each"
-            with (
-                nodes(model, RESIDENT, 0, arguments.mbps, flags) as resident,
-                nodes(model, 4, quarter, arguments.mbps, flags) as four,
-            ):
-                ratios, idle_share = by_turns(resident, four, arguments.rounds)
-                rows = [resident.finish(), four.finish()]
-        for n, memory in () if arguments.only_four else ((1, quarter), (2, quarter), (4, quarter * 4 // 3)):
-            with nodes(model, n, memory, arguments.mbps, flags) as found:
-                found.step(TOKENS[n])
-                rows.append(found.finish())
+            how = f"in {arguments.rounds} turns of {TURN_TOKENS} tokens each"
+            with nodes(model, RESIDENT, 0, mbps, flags) as resident:
+                with (
+                    nodes(model, 4, quarter, mbps, flags) as four,
+                    contextlib.closing(PlainReading(model, 4, mbps)) as reading,
+                ):
+                    found["a quarter of it"] = by_turns(resident, four, reading, arguments.rounds)
+                    rows.append(four.finish())
+                with nodes(model, 4, third, mbps, flags) as four:
+                    found["a third of it, so that all fits"] = by_turns(resident, four, None, arguments.rounds)
+                    rows.append(four.finish())
+                rows.insert(0, resident.finish())
+        for n in () if arguments.only_four else (1, 2):
+            with nodes(model, n, quarter, mbps, flags) as few:
+                few.step(TOKENS[n])
+                rows.append(few.finish())
             print(rows[-1], file=sys.stderr)
     wanted = rows[0]["tokens"]
     for row in rows:
         tokens = row.pop("tokens")
         same = min(len(wanted), len(tokens))
         row["identical"] = wanted[:same] == tokens[:same]
-    speeds = [float(row["tokens_per_s"]) for row in rows]
-    errors = [
-        abs(float(row["predicted_tokens_per_s"]) / speed - 1)
-        for row, speed in zip(rows, speeds, strict=True)
-        if row["predicted_tokens_per_s"]
-    ]
-    ratio = statistics.median(ratios)
-    scaling = (
-        ""
-        if arguments.only_four
-        else f"Two nodes give {speeds[3] / speeds[2]:.2f} times the tokens/s of one, four {speeds[1] / speeds[2]:.2f} "
-        f"times. With budgets of a third, where all fits, four give {speeds[4] / speeds[0]:.2f} of resident, in a run "
-        "of its own. "
-    )
     write_results(
         f"mesh-speed-{arguments.size}-{arguments.threads}-threads",
         rows,
         f"{model.name}, micro-batches of {arguments.micro_batch}, {arguments.threads} threads, every node with a disk "
-        f"of {arguments.mbps:.0f} MB/s and a budget of a quarter of the model for its whole process. {scaling}Four "
-        f"nodes against the model in memory, {what}: "
-        f"{ratio * (1 - idle_share):.3f} of its tokens/s: {ratio:.3f}, the median of "
-        f"{', '.join(f'{one:.2f}' for one in sorted(ratios))}, less {100 * idle_share:.1f} % that the four took of "
-        f"the cores while the other computed. Predicted against measured: within {100 * max(errors):.0f} %. All nodes "
-        "share this machine's cores, and take turns. Tokens identical in all runs: "
-        f"{all(row['identical'] for row in rows)}.",
+        f"of {mbps:.0f} MB/s and a budget for its whole process. {scaling(rows)}Four nodes against the model in "
+        f"memory, {how}, have of its tokens/s, with budgets of "
+        f"{'; with '.join(f'{budget}, {turns.text}' for budget, turns in found.items())}. Predicted against measured: "
+        f"within {100 * worst_error(rows):.0f} %. All nodes share this machine's cores, and take turns. Tokens "
+        f"identical in all runs: {all(row['identical'] for row in rows)}.",
     )
+
+
+def scaling(rows: Sequence[dict[str, Any]]) -> str:
+    """Return how many times one node's tokens/s more nodes have; nothing where one was not measured."""
+    speeds = {row["nodes"]: float(row["tokens_per_s"]) for row in reversed(rows)}
+    if 1 not in speeds:
+        return ""
+    return (
+        f"With budgets of a quarter of it two nodes give {speeds[2] / speeds[1]:.2f} times the tokens/s of one, four "
+        f"{speeds[4] / speeds[1]:.2f} times. "
+    )
+
+
+def worst_error(rows: Sequence[dict[str, Any]]) -> float:
+    """Return how far off predictions were at most, as a share of what was measured."""
+    told = [row for row in rows if row["predicted_tokens_per_s"]]
+    return max(abs(float(row["predicted_tokens_per_s"]) / float(row["tokens_per_s"]) - 1) for row in told)
 
 
 if __name__ == "__main__":
