@@ -132,15 +132,17 @@ class Turns(NamedTuple):
     @property
     def text(self) -> str:
         """In words: what four nodes have of resident's tokens/s."""
-        ratio = statistics.median(self.ratios)
-        beside = (
-            "; beside processes that read as many bytes a token and do nothing else, the model in memory keeps "
-            f"{statistics.median(self.beside_reading):.3f}"
-        )
+        ratio, beside = statistics.median(self.ratios), ""
+        if self.beside_reading:
+            beside = (
+                "; beside processes that read as many bytes a token and do nothing else, the model in memory keeps "
+                f"{statistics.median(self.beside_reading):.3f}, the median of "
+                f"{', '.join(f'{one:.2f}' for one in sorted(self.beside_reading))}"
+            )
         return (
             f"{ratio * (1 - self.idle_share):.3f}: {ratio:.3f}, the median of "
             f"{', '.join(f'{one:.2f}' for one in sorted(self.ratios))}, less {100 * self.idle_share:.1f} % that the "
-            f"four took of the cores while the other computed{beside if self.beside_reading else ''}"
+            f"four took of the cores while the other computed{beside}"
         )
 
 

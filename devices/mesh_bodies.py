@@ -15,9 +15,9 @@ LEASE_STATES = ("claim", "hold", "free")
 
 def status_event(envelope: Envelope) -> Beat | Left | None:
     """Return what a status says of presence; None of who looks on. Raises ProtocolError."""
-    state, asks = envelope.body.get("state"), envelope.body.get("asks") is True
+    state, (asks, is_rare) = envelope.body.get("state"), (envelope.body.get(word) is True for word in ("asks", "rare"))
     if state == HERE:
-        return Beat(envelope.node, envelope.boot, asks)
+        return Beat(envelope.node, envelope.boot, asks, is_rare)
     if state in (LEFT, WILL):
         return Left(envelope.node, envelope.boot, is_will=state == WILL)
     if state == WATCHING:

@@ -10,11 +10,12 @@ from edge_run.base.mesh import Document, Joined, Lost
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A heartbeat. `asks`: its sender does not know everybody yet."""
+    """A heartbeat. `asks`: its sender does not know everybody yet. is_rare: the next one comes as if nobody led."""
 
     node: str
     boot: str
     asks: bool = False
+    is_rare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,9 @@ class LinkChanged:
 
 @dataclass(frozen=True, slots=True)
 class PaceChanged:
-    """A lease is held from now on, or no more."""
+    """A lease is held from now on, by `holder`, or no more."""
 
-    is_quick: bool
+    holder: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,10 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class SendBeat:
-    """Publish a heartbeat."""
+    """Publish a heartbeat, as `Beat` has it."""
 
     asks: bool
+    is_rare: bool = False
 
 
 @dataclass(frozen=True, slots=True)

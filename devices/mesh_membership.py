@@ -3,6 +3,9 @@
 A member is present while its own heartbeat is heard, or the data link to it lives. Silence counts only while this
 device hears itself through the broker: when it does not, the broker or the way to it is gone and nobody else need
 be, and members stay for a grace. A broken link or a last will brings the deadline near; a heartbeat takes it back.
+
+While somebody leads hearts beat quickly, but for those whose links say the same sooner, and for less: who is linked to
+the leader, and a leader who is linked to all, beat as if nobody led, and say so.
 """
 
 from __future__ import annotations
@@ -50,6 +53,8 @@ class _Peer:
     link: Document = field(default_factory=dict)
     is_present: bool = False
     is_linked: bool = False
+    is_rare: bool = False  # it said so: its next beat comes as if nobody led
+    due_s: float | None = None  # when it is lost unless it is heard before, which is said to be gone; and why
     why: str = ""
     asked_s: float = 0.0
 
@@ -61,7 +66,8 @@ class Membership:
         self._node, self._boot, self._clock = node, boot, clock
         self._peers: dict[str, _Peer] = {}
         self._pace = IDLE
-        self._is_up = False
+        self._holder: str | None = None
+        self._is_up = self._is_rare = False
         self._sent_s = self._echo_s = self._deaf_s = clock()
         self._is_hearing = False
 
@@ -73,7 +79,7 @@ class Membership:
     @property
     def beat_s(self) -> float:
         """How often it beats now."""
-        return self._pace.beat_s
+        return (IDLE if self._is_rare else self._pace).beat_s
 
     def present(self) -> dict[str, Member]:
         """Return the other members that are present."""
@@ -92,7 +98,7 @@ class Membership:
         if isinstance(event, BrokerChanged):
             return self._change_broker(event.is_up, now_s)
         if isinstance(event, PaceChanged):
-            return self._change_pace(QUICK if event.is_quick else IDLE, now_s)
+            return self._change_pace(event.holder, now_s)
         if event.node == self._node:
             return self._hear_self(event, now_s)
         if isinstance(event, LinkChanged):
@@ -110,7 +116,9 @@ class Membership:
             done += self._lose(event.node, "it was started anew") if peer is not None else []
             peer = self._peers[event.node] = _Peer(event.boot, now_s)
             done.append(Announce())  # whoever starts knows nobody
-        peer.heard_s, peer.why = now_s, ""
+        peer.heard_s, peer.due_s, peer.why = now_s, None, ""
+        if isinstance(event, Beat):
+            peer.is_rare = event.is_rare
         if isinstance(event, Announced):
             member = Member(event.node, event.name, event.boot, event.capabilities)
             is_new = member != peer.member or not peer.is_present
@@ -152,9 +160,11 @@ class Membership:
         peer = self._peers.get(event.node)
         if peer is not None:
             was_linked, peer.is_linked = peer.is_linked, event.is_up
+            if event.is_up:
+                peer.heard_s, peer.due_s, peer.why = now_s, None, ""
             if was_linked and not event.is_up and event.why:
                 self._bring_near(peer, now_s, event.why)
-        return []
+        return self._review(now_s)
 
     def _change_broker(self, is_up: bool, now_s: float) -> list[Instruction]:
         self._is_up = is_up
@@ -164,19 +174,37 @@ class Membership:
         self._echo_s = now_s
         return [Announce(), self._beat(now_s, asks=True)]
 
-    def _change_pace(self, pace: Pace, now_s: float) -> list[Instruction]:
+    def _change_pace(self, holder: str | None, now_s: float) -> list[Instruction]:
+        pace, self._holder = IDLE if holder is None else QUICK, holder
         if pace is self._pace:
-            return []
+            return self._review(now_s)
         self._pace = pace
         self._grant_time(now_s)
         self._echo_s = now_s
+        self._is_rare = self._may_be_rare()
         return [self._beat(now_s, asks=False)] if self._is_up else []
+
+    def _review(self, now_s: float) -> list[Instruction]:
+        """Say so where from now on this heart beats as if nobody led, or no more."""
+        if self._is_rare == self._may_be_rare():
+            return []
+        self._is_rare, self._echo_s = not self._is_rare, now_s
+        self._grant_time(now_s)
+        return [self._beat(now_s, asks=False)] if self._is_up else []
+
+    def _may_be_rare(self) -> bool:
+        if self._pace is not QUICK:
+            return False
+        if self._holder == self._node:
+            return all(peer.is_linked for peer in self._peers.values() if peer.is_present)
+        leader = self._peers.get(self._holder or "")
+        return leader is not None and leader.is_present and leader.is_linked
 
     def _pass_time(self, now_s: float) -> list[Instruction]:
         done: list[Instruction] = []
-        if self._is_up and now_s - self._sent_s >= self._pace.beat_s:
+        if self._is_up and now_s - self._sent_s >= self.beat_s:
             done.append(self._beat(now_s, asks=False))
-        if self._is_hearing and now_s - self._echo_s > self._pace.beat_s + 1.0:
+        if self._is_hearing and now_s - self._echo_s > self.beat_s + 1.0:
             self._turn_deaf(now_s)
         for node, peer in list(self._peers.items()):
             why = self._why_lost(peer, now_s)
@@ -184,41 +212,44 @@ class Membership:
                 done += self._lose(node, why)
             elif not peer.is_present and now_s - peer.heard_s > self._pace.grace_s + self._pace.lost_s:
                 del self._peers[node]
-        return done
+        return done + self._review(now_s)
 
     def _why_lost(self, peer: _Peer, now_s: float) -> str:
         silent_s = now_s - peer.heard_s
         if peer.is_linked:
             return ""
-        if self._is_hearing:
-            return (peer.why or f"silent for {silent_s:.1f} s") if silent_s > self._pace.lost_s else ""
-        if peer.why and silent_s > self._pace.lost_s:
+        if peer.due_s is not None and now_s > peer.due_s:
             return peer.why
+        if self._is_hearing:
+            return f"silent for {silent_s:.1f} s" if silent_s > self._lost_s(peer) else ""
         is_over = now_s - self._deaf_s > self._pace.grace_s
         return f"the broker has been away for {self._pace.grace_s:.0f} s" if is_over else ""
 
     def _lose(self, node: str, why: str) -> list[Instruction]:
         peer = self._peers[node]
-        was_present, peer.is_present, peer.is_linked = peer.is_present, False, False
+        was_present, peer.is_present, peer.is_linked, peer.due_s = peer.is_present, False, False, None
         return [Unlink(node), Tell(Lost(node, why))] if was_present else []
 
+    def _lost_s(self, peer: _Peer) -> float:
+        """Return after how long a silence a peer is lost; where hearts are rare, here or there, that says little."""
+        return (IDLE if self._is_rare or peer.is_rare else self._pace).lost_s
+
     def _bring_near(self, peer: _Peer, now_s: float, why: str) -> None:
-        if peer.is_present and not peer.is_linked:
-            peer.heard_s, peer.why = min(peer.heard_s, now_s - self._pace.lost_s + NEAR_S), why
+        if peer.is_present and not peer.is_linked and peer.due_s is None:
+            peer.due_s, peer.why = now_s + NEAR_S, why
 
     def _turn_deaf(self, now_s: float) -> None:
         if self._is_hearing:
             self._is_hearing, self._deaf_s = False, now_s
 
     def _grant_time(self, now_s: float) -> None:
-        """Silence until now counts for nothing, but of those who are said to be gone."""
+        """Silence until now counts for nothing."""
         for peer in self._peers.values():
-            if not peer.why:
-                peer.heard_s = now_s
+            peer.heard_s = now_s
 
     def _beat(self, now_s: float, asks: bool) -> SendBeat:
         self._sent_s = now_s
-        return SendBeat(asks)
+        return SendBeat(asks, self._is_rare)
 
     def check(self) -> None:
         """Assert what always holds; tests call it after every event."""

@@ -45,9 +45,8 @@ class MeshNode:
     ) -> None:
         """`find` returns where the broker is. places: where the data link listens; None: it only looks on."""
         self._changed = threading.Condition(threading.RLock())
-        self._state = MeshState(
-            identity, cluster, name, Clocks(time.monotonic, time.time, Random()), is_watching=places is None
-        )
+        is_watching = places is None
+        self._state = MeshState(identity, cluster, name, Clocks(time.monotonic, time.time, Random()), is_watching)
         self._version = version("edge-run")
         self._servant: Servant | None = None
         self._is_closed = False
@@ -55,7 +54,8 @@ class MeshNode:
         self._report = LoadReport(time.monotonic)
         self._link = DataLink(places or ("127.0.0.1",), port, self._change_link, self._take_control)
         wiring = Wiring(find, self._make_will, self._take_in, self._change_broker, self._pass_time)
-        self._channel = Channel(identity.node, subscriptions(cluster.id, identity.node), wiring, cluster.authority)
+        topics = subscriptions(cluster.id, identity.node, is_watching=is_watching)
+        self._channel = Channel(identity.node, topics, wiring, cluster.authority)
 
     def start(self, link: Document, capabilities: Document) -> None:
         """Begin to connect. link: where others reach the data link, as `mesh_bodies.peer_of` reads it."""

@@ -137,7 +137,7 @@ class MeshState:
         self.is_urgent = False
         self._obey_lease(self.lease.handle(leases.Tick()))
         self._carry_out(self.membership.handle(events.Tick()))
-        self._carry_out(self.membership.handle(events.PaceChanged(self.lease.holder is not None)))
+        self._carry_out(self.membership.handle(events.PaceChanged(self.lease.holder)))
         now_s = self._clocks.steady()
         for number, pending in self.asked.pending.items():
             if not pending.is_done and now_s - pending.sent_s >= RESEND_S:  # its node, or its broker, may be away
@@ -241,8 +241,9 @@ class MeshState:
             elif self._is_watching:
                 self._send("status", {"state": WATCHING})
             else:
-                body: Document = {"state": HERE, "session": self._session}
-                self._send("status", {**body, "asks": True} if instruction.asks else body)
+                words = {"asks": instruction.asks, "rare": instruction.is_rare}
+                said: Document = {word: True for word, is_so in words.items() if is_so}
+                self._send("status", {"state": HERE, "session": self._session, **said})
 
     def _tell(self, event: MeshEvent) -> None:
         self.events.append(event)

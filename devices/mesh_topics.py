@@ -60,8 +60,11 @@ def parse_topic(text: str) -> Topic:
     return Topic(form["cluster"], "lease" if form["lease"] else form["of"], form["owner"])
 
 
-def subscriptions(cluster: str, node: str) -> list[str]:
-    """Return what a member listens to: the state and the answers of all, and the orders for itself."""
+def subscriptions(cluster: str, node: str, *, is_watching: bool) -> list[str]:
+    """Return what a member listens to: the state and the answers of all, and the orders for itself.
+
+    is_watching: how busy all are, too, which nobody needs who computes.
+    """
     base = f"{ROOT}/{cluster}"
-    states = [f"{base}/node/+/{kind}" for kind in ("status", "caps", "load", "rsp")]
+    states = [f"{base}/node/+/{kind}" for kind in ("status", "caps", *(["load"] if is_watching else []), "rsp")]
     return [*states, f"{base}/node/{node}/cmd", f"{base}/coord/lease", f"{base}/plan/+"]

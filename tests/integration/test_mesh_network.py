@@ -108,7 +108,9 @@ def test_members_find_each_other_and_leave(table: Table) -> None:
     a.announce({"memory_bytes": 2})
     until(lambda: {m.capabilities.get("memory_bytes") for m in b.members()} == {None, 2})
     a.report({"tokens_per_s": 1.5})
-    until(lambda: b.state.loads.get(a.node, {}).get("tokens_per_s") == 1.5)
+    looking = table.open("looking", is_watching=True)
+    until(lambda: looking.state.loads.get(a.node, {}).get("tokens_per_s") == 1.5)
+    assert not b.state.loads, "who computes has no use for it"
     b.close()
     lost = event_of(a, Lost)
     assert lost == Lost(b.node, "it left")

@@ -232,4 +232,6 @@ def test_other_topics_are_refused(text: str) -> None:
 
 
 def test_subscriptions_are_of_this_cluster() -> None:
-    assert all(topic.startswith("edge/v1/cluster1/") for topic in subscriptions("cluster1", "n"))
+    member, watcher = (subscriptions("cluster1", "n", is_watching=is_watching) for is_watching in (False, True))
+    assert all(topic.startswith("edge/v1/cluster1/") for topic in watcher)
+    assert set(watcher) - set(member) == {"edge/v1/cluster1/node/+/load"}, "who computes has no use for others' loads"

@@ -44,10 +44,10 @@ class World(RuleBasedStateMachine):
                 assert self.present.pop(instruction.event.node, None), "nobody is lost twice, or without having joined"
                 assert instruction.event.why
 
-    @rule(node=NODES, boot=st.integers(1, 4), asks=st.booleans())
-    def beat(self, node: str, boot: int, asks: bool) -> None:
+    @rule(node=NODES, boot=st.integers(1, 4), asks=st.booleans(), is_rare=st.booleans())
+    def beat(self, node: str, boot: int, asks: bool, is_rare: bool) -> None:
         self.latest[node] = max(boot, self.latest.get(node, 0))
-        self.feed(events.Beat(node, str(boot), asks))
+        self.feed(events.Beat(node, str(boot), asks, is_rare))
 
     @rule(node=NODES, boot=st.integers(1, 4), port=st.integers(1, 2))
     def announce(self, node: str, boot: int, port: int) -> None:
@@ -75,9 +75,9 @@ class World(RuleBasedStateMachine):
         self.is_up = is_up
         self.feed(events.BrokerChanged(is_up))
 
-    @rule(is_quick=st.booleans())
-    def pace(self, is_quick: bool) -> None:
-        self.feed(events.PaceChanged(is_quick))
+    @rule(holder=st.sampled_from([None, SELF, "a", "d"]))
+    def pace(self, holder: str | None) -> None:
+        self.feed(events.PaceChanged(holder))
 
     @precondition(lambda self: self.is_up)
     @rule()
@@ -106,15 +106,16 @@ TestWorld = World.TestCase
 
 
 class Table:
-    """A machine whose broker works, and the devices that it hears."""
+    """A machine whose broker works, and the devices that it hears. `holder` leads."""
 
-    def __init__(self, *, is_quick: bool) -> None:
+    def __init__(self, *, is_quick: bool, holder: str = "a") -> None:
         self.clock = Clock()
         self.machine = Membership(SELF, BOOT, self.clock)
         self.machine.handle(events.BrokerChanged(True))
-        self.machine.handle(events.PaceChanged(is_quick))
+        self.machine.handle(events.PaceChanged(holder if is_quick else None))
         self.pace = QUICK if is_quick else IDLE
         self.lost: dict[str, float] = {}
+        self.sent: list[events.SendBeat] = []
         for node in "ab":
             self.machine.handle(events.Announced(node, "1", node, {}, {}))
 
@@ -129,6 +130,8 @@ class Table:
                 if is_echoed:
                     self.machine.handle(events.Beat(SELF, BOOT))
             for instruction in self.machine.handle(events.Tick()):
+                if isinstance(instruction, events.SendBeat):
+                    self.sent.append(instruction)
                 if isinstance(instruction, events.Tell) and isinstance(instruction.event, Lost):
                     self.lost[instruction.event.node] = self.clock.now
 
@@ -187,4 +190,54 @@ def test_sleeping_oneself_is_no_reason_to_lose_others() -> None:
     table.go_on(5, "ab")
     table.clock.now += 600
     table.go_on(5, "ab")
+    assert not table.lost
+
+
+def test_who_is_linked_to_the_leader_beats_as_if_nobody_led_and_says_so() -> None:
+    table = Table(is_quick=True)
+    table.go_on(12, "ab")
+    assert len(table.sent) >= 9
+    assert not any(beat.is_rare for beat in table.sent)
+    table.sent.clear()
+    assert table.machine.handle(events.LinkChanged("a", True)) == [events.SendBeat(False, is_rare=True)]
+    table.go_on(60, "ab")
+    assert 5 <= len(table.sent) <= 7
+    assert all(beat.is_rare for beat in table.sent)
+    table.sent.clear()
+    assert table.machine.handle(events.LinkChanged("a", False, "cut")) == [events.SendBeat(False)]
+    table.machine.handle(events.Beat("a", "1"))
+    table.go_on(12, "ab")
+    assert len(table.sent) >= 9
+    assert not table.lost, "its heart was heard after the link broke"
+
+
+def test_a_leader_beats_quickly_for_whoever_it_is_not_linked_to() -> None:
+    table = Table(is_quick=True, holder=SELF)
+    assert table.machine.handle(events.Tick()) == [events.SendBeat(False)], "nobody was there before"
+    assert table.machine.handle(events.LinkChanged("a", True)) == []
+    assert table.machine.handle(events.LinkChanged("b", True)) == [events.SendBeat(False, is_rare=True)]
+    assert table.machine.handle(events.Announced("c", "1", "c", {}, {}))
+    assert events.SendBeat(False) in table.machine.handle(events.Tick())
+
+
+def test_a_rare_heart_is_waited_for_and_a_broken_link_ends_that() -> None:
+    table = Table(is_quick=True, holder=SELF)
+    table.machine.handle(events.LinkChanged("a", True))
+    table.machine.handle(events.Beat("b", "1", is_rare=True))
+    table.go_on(25, "a")
+    assert not table.lost, "it is linked to the leader, if not to us"
+    table.go_on(10, "a")
+    assert list(table.lost) == ["b"]
+    cut = table.clock.now
+    table.machine.handle(events.Beat("a", "1", is_rare=True))
+    table.machine.handle(events.LinkChanged("a", False, "cut"))
+    table.go_on(5, "")
+    assert table.lost["a"] - cut <= NEAR_S + 0.3
+
+
+def test_a_silent_broker_costs_nobody_while_hearts_are_rare() -> None:
+    table = Table(is_quick=True)
+    table.machine.handle(events.LinkChanged("a", True))
+    table.go_on(5, "ab")
+    table.go_on(30, "", is_echoed=False)
     assert not table.lost
