@@ -2,7 +2,8 @@
 
 Model: the kit model grown to 64 MB. Both sides have all of it on the GPU that llama.cpp names first, the same context
 and micro-batches of 32; llama-cpp-python alone is its low-level interface with default settings, in a process of its
-own, without anything of ours. Reached when the median speed is within 2 % of llama.cpp's.
+own, without anything of ours. Reached when the median speed is within 2 % of llama.cpp's. And how fast bytes reach the
+GPU from ordinary memory and from pinned memory, as uploads use it, by turns.
 """
 
 from __future__ import annotations
@@ -11,10 +12,26 @@ import argparse
 import statistics
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from _box import KIT, ROOT, run_worker, write_results
 
+if TYPE_CHECKING:
+    from edge_run.runtime.gpus import Gpu
+
 PLAIN = ROOT / "benchmarks" / "_plain_worker.py"
+
+
+def upload_speeds(gpu: Gpu, rounds: int) -> str:
+    """Return in words how many bytes a second reach `gpu` from either kind of memory."""
+    from edge_run.runtime._ggml import PinnedMemory
+    from edge_run.runtime.gpus import UPLOAD_BYTES, upload_speed
+    from edge_run.tiers import _libc
+
+    plain, pinned = _libc.map_anonymous(UPLOAD_BYTES), PinnedMemory(gpu.handle, UPLOAD_BYTES)
+    pairs = [(upload_speed(gpu, plain), upload_speed(gpu, pinned.address)) for _ in range(rounds)]
+    from_plain, from_pinned = (statistics.median(speeds) / 1e9 for speeds in zip(*pairs, strict=True))
+    return f"{from_plain:.2f} GB/s from ordinary memory, {from_pinned:.2f} GB/s from pinned memory"
 
 
 def main() -> None:
@@ -54,7 +71,8 @@ def main() -> None:
         f"* A token: edge-run is {statistics.median(ratios):.3f} times as fast as llama.cpp (spread {ratios[0]:.3f} to "
         f"{ratios[-1]:.3f} over {len(ratios)} rounds); a prompt of {arguments.prompt} tokens: "
         f"{statistics.median(prompts):.3f} ({prompts[0]:.3f} to {prompts[-1]:.3f}). The same last token in "
-        f"{sum(row['same_token'] for row in rows)} of {len(rows)}."
+        f"{sum(row['same_token'] for row in rows)} of {len(rows)}.\n"
+        f"* Uploads: {upload_speeds(gpu, arguments.rounds)}."
     )
     write_results("gpu-speed", rows, finding)
 

@@ -35,6 +35,7 @@ class Placement:
 
 
 NOTHING = Placement(0, 0)
+LEAST_GAIN = 1.03  # of times that were forecast: what is nearly as fast is no reason to leave a GPU empty
 
 
 def has_biased_experts(names: Iterable[str]) -> bool:
@@ -101,3 +102,24 @@ def best_placement(
             minimum_bytes=minimum,
         )
     return choices[low]
+
+
+def worth_timing(choices: Sequence[Placement], largest: Placement, *, is_asked: bool) -> list[Placement]:
+    """Return which of `choices`, as `placements` orders them, up to the `largest` that fits may be the fastest.
+
+    That is the largest itself, the largest without wide weights, and, unless a GPU is asked for, nothing: each layer
+    more adds the same time or takes the same away, so that what lies between is no better than the best of these.
+    """
+    fitting = choices[1 : choices.index(largest) + 1]
+    narrow = [one for one in fitting if one.n_narrow == max(0, one.n_layers - 1)]
+    return list(dict.fromkeys([*fitting[-1:], *narrow[-1:], *([] if is_asked else [NOTHING])]))
+
+
+def fastest(options: Sequence[Placement], token_s: Callable[[Placement], float | None]) -> Placement:
+    """Return the option with the fastest tokens: the first, where others are not faster by much, or times not known."""
+    times = [(option, token_s(option)) for option in options] if len(options) > 1 else []
+    known = [(option, seconds) for option, seconds in times if seconds is not None]
+    if not known or len(known) < len(times):
+        return options[0]
+    best, least_s = min(known, key=lambda one: one[1])
+    return best if least_s * LEAST_GAIN < known[0][1] else options[0]

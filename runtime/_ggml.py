@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import llama_cpp.llama_cpp as _llama
 
-from edge_run.base.errors import KernelError
+from edge_run.base.errors import KernelError, NotSupported
 from edge_run.runtime.library import library_version
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_buft_get_max_size": (ctypes.c_size_t, [ctypes.c_void_p]),
     "ggml_backend_cpu_buffer_type": (ctypes.c_void_p, []),
     "ggml_backend_dev_buffer_type": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "ggml_backend_dev_host_buffer_type": (ctypes.c_void_p, [ctypes.c_void_p]),
     "ggml_backend_dev_init": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]),
     "ggml_backend_dev_supports_op": (ctypes.c_bool, [ctypes.c_void_p] * 2),
     "ggml_backend_view_init": (ctypes.c_int, [ctypes.c_void_p]),
@@ -302,6 +303,25 @@ def tensor_on(device: int, size_bytes: int) -> Iterator[int]:
         if buffer:
             ggml.ggml_backend_buffer_free(buffer)
         ggml.ggml_free(context)
+
+
+class PinnedMemory:
+    """Memory of the machine that the GPU `device` copies from without a copy in between, as its driver sees to."""
+
+    def __init__(self, device: int, size_bytes: int) -> None:
+        """Raises NotSupported where the GPU's backend has none, or no more of it."""
+        ggml = functions()
+        kind = ggml.ggml_backend_dev_host_buffer_type(device)
+        self._buffer = kind and ggml.ggml_backend_buft_alloc_buffer(kind, size_bytes)
+        if not self._buffer:
+            raise NotSupported("the GPU's backend pins no memory")
+        self.address: int = ggml.ggml_backend_buffer_get_base(self._buffer)
+
+    def close(self) -> None:
+        """Give it back. Idempotent."""
+        if self._buffer:
+            functions().ggml_backend_buffer_free(self._buffer)
+            self._buffer = None
 
 
 def set_tensor(tensor: int, source: int, offset: int, length: int) -> None:

@@ -42,6 +42,7 @@ from edge_run.runtime.llama_model import LlamaContext, LlamaModel
 from edge_run.runtime.model_kind import check_kind
 from edge_run.runtime.offload import OffloadTooLarge, shrink_offload
 from edge_run.runtime.offload_loading import host_ranges, host_weights, load_stubs, open_upload
+from edge_run.runtime.offload_times import note_paces, part_of
 from edge_run.runtime.packed_choice import choose_packed
 from edge_run.runtime.planning import (
     compute_threads,
@@ -127,6 +128,7 @@ class Engine:
         self._packed = choose_packed(self.gguf, config) if self.may_be_packed and not reason else None
         prepared = prepare(self.gguf, config, self._draft_file, self.budget_bytes, may_offload=self.may_offload)
         self._planner, self.offload, self._draft_offload = prepared.planner, prepared.offload, prepared.draft_offload
+        self._profile = prepared.profile
         if self._planner and not reason:
             check_budget(self._planner, self.budget_bytes, self._ledger.promised_bytes)
         self._upload: Upload | None = None
@@ -149,6 +151,8 @@ class Engine:
         except BaseException:
             self.close()
             raise
+        if self._profile:
+            self.expect(self._profile)
         self.load_s = time.monotonic() - started
 
     @property
@@ -196,6 +200,9 @@ class Engine:
         """Stop the readers and free everything. Idempotent."""
         streams, self._streams = self._streams, ()
         self._stack.close()
+        profile, self._profile = self._profile, None
+        if profile:
+            note_paces(self.gguf, self.config.cache, part_of(self.offload), self.timeline.paces)
         for stream in streams:
             if isinstance(stream, ExpertStreaming):
                 stream.close()
@@ -253,7 +260,7 @@ class Engine:
         self._stack.callback(self._readers.close)
         plan = (self._open_resident if is_resident else self._open_streamed)(holdings, self._readers)
         if self.offload:
-            self._upload = open_upload(self.model, self.gguf, self._sources, self._readers)
+            self._upload = open_upload(self.model, self.gguf, self._sources, self._readers, self.offload.gpu)
         return plan
 
     def _open_source(self, shard: int) -> SourceFile:

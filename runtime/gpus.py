@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge_run.base.errors import ConfigError
-from edge_run.base.units import MIB
+from edge_run.base.errors import ConfigError, NotSupported, TierReadError
+from edge_run.base.units import MIB, round_up
 from edge_run.runtime import _ggml as ggml
 from edge_run.tiers import _libc
+from edge_run.tiers.source import Source
+from edge_run.tiers.upload import STAGING_BYTES, PlainStaging, Staging
+
+logger = logging.getLogger(__name__)
 
 DISCRETE, INTEGRATED, SOFTWARE = "discrete", "integrated", "software"
 _SOFTWARE_NAMES = ("llvmpipe", "softpipe", "swiftshader")
@@ -79,6 +84,33 @@ def choose_gpu(wanted_bytes: int | None, gpus: Sequence[Gpu]) -> tuple[Gpu, int]
     return (gpus[0], budget) if budget else None
 
 
+class PinnedStaging:
+    """A `Staging` in pinned memory, which a GPU copies from without a copy in between."""
+
+    def __init__(self, gpu: Gpu, source: Source) -> None:
+        """Raises NotSupported where there is none, or where a file like `source` cannot be read into it."""
+        self._memory = ggml.PinnedMemory(gpu.handle, STAGING_BYTES + _libc.PAGE)
+        self.address = round_up(self._memory.address, _libc.PAGE)
+        try:
+            source.read_into(self.address, _libc.PAGE, 0)
+        except TierReadError as error:  # a driver's own pages, which no drive writes to
+            self._memory.close()
+            raise NotSupported(f"pinned memory: {error}") from error
+
+    def close(self) -> None:
+        """Give it back. Idempotent."""
+        self._memory.close()
+
+
+def open_staging(gpu: Gpu, source: Source) -> Staging:
+    """Return memory for uploads to `gpu` of what is read from files like `source`: pinned where that can be had."""
+    try:
+        return PinnedStaging(gpu, source)
+    except NotSupported as error:
+        logger.info("%s: uploads go through ordinary memory: %s", gpu.name, error)
+        return PlainStaging()
+
+
 def measure_upload(gpu: Gpu) -> float:
     """Return how many bytes a second reach the memory of `gpu`. Takes a quarter of a second, and 32 MiB here and there.
 
@@ -86,13 +118,21 @@ def measure_upload(gpu: Gpu) -> float:
     """
     memory = _libc.map_anonymous(UPLOAD_BYTES)
     try:
-        _libc.view(memory, UPLOAD_BYTES)[:] = bytes(UPLOAD_BYTES)
-        with ggml.tensor_on(gpu.handle, UPLOAD_BYTES) as tensor:
-            ggml.set_tensor(tensor, memory, 0, UPLOAD_BYTES)  # the first one also finds its way
-            n_uploads, started, elapsed_s = 0, time.monotonic(), 0.0
-            while elapsed_s < UPLOAD_S:
-                ggml.set_tensor(tensor, memory, 0, UPLOAD_BYTES)
-                n_uploads, elapsed_s = n_uploads + 1, time.monotonic() - started
-            return n_uploads * UPLOAD_BYTES / elapsed_s
+        return upload_speed(gpu, memory)
     finally:
         _libc.unmap(memory, UPLOAD_BYTES)
+
+
+def upload_speed(gpu: Gpu, memory: int) -> float:
+    """Return how many bytes a second reach the memory of `gpu` from `UPLOAD_BYTES` at an address, which become zeros.
+
+    Raises KernelError when it has no room.
+    """
+    _libc.view(memory, UPLOAD_BYTES)[:] = bytes(UPLOAD_BYTES)
+    with ggml.tensor_on(gpu.handle, UPLOAD_BYTES) as tensor:
+        ggml.set_tensor(tensor, memory, 0, UPLOAD_BYTES)  # the first one also finds its way
+        n_uploads, started, elapsed_s = 0, time.monotonic(), 0.0
+        while elapsed_s < UPLOAD_S:
+            ggml.set_tensor(tensor, memory, 0, UPLOAD_BYTES)
+            n_uploads, elapsed_s = n_uploads + 1, time.monotonic() - started
+        return n_uploads * UPLOAD_BYTES / elapsed_s

@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError
 from edge_run.base.results import GpuPlan
 from edge_run.base.units import MIB, format_size
-from edge_run.partition.placement import NOTHING, Placement, best_placement, has_biased_experts, placements
+from edge_run.partition.placement import (
+    NOTHING,
+    Placement,
+    best_placement,
+    fastest,
+    has_biased_experts,
+    placements,
+    worth_timing,
+)
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.context_shape import context_shape
 from edge_run.runtime.draft_file import DraftFile
@@ -96,6 +105,11 @@ class Offload:
         )
 
     @property
+    def part(self) -> str:
+        """What of it decides how fast tokens are."""
+        return f"{self.gpu.description}: {self.placement.n_layers}, {self.placement.n_narrow}"
+
+    @property
     def process_bytes(self) -> int:
         """What of it is in this process's resident memory once a context is made; counted only where that is sure."""
         return self.sizes.weights_bytes + self.sizes.kv_bytes if self.gpu.kind == SOFTWARE else 0
@@ -147,6 +161,9 @@ class OffloadTooLarge(BudgetError):
     """llama.cpp took more of a GPU than it had said."""
 
 
+TokenTime: TypeAlias = Callable[[Offload | None], float | None]
+
+
 class Offloads(NamedTuple):
     """What of a model is to lie on a GPU, and what of its draft model: all of that, or nothing."""
 
@@ -154,15 +171,24 @@ class Offloads(NamedTuple):
     draft: Offload | None = None
 
 
+def _not_known(offload: Offload | None) -> float | None:
+    return None
+
+
 def plan_offload(
-    gguf: GgufModel, config: ModelConfig, memory_bytes: int, draft_file: DraftFile | None = None
+    gguf: GgufModel,
+    config: ModelConfig,
+    memory_bytes: int,
+    draft_file: DraftFile | None = None,
+    token_s: TokenTime = _not_known,
 ) -> Offloads:
     """Return what of `gguf`, and of its draft model, is to lie on a GPU. memory_bytes: the machine's, as budgeted.
 
-    A draft model comes first: it is small, and read as a whole for each guess. But nothing of it goes there where no
-    part of the model would fit beside it. Where the GPU has no memory of its own, at most half of that budget is taken
-    unless more is asked for. Raises ConfigError where memory is asked for and there is no GPU, BudgetError where what
-    is asked for holds nothing.
+    That is the most that fits, or less where tokens are faster so, by `token_s`, which may know what a token takes with
+    so much of the model there. A draft model comes first: it is small, and read as a whole for each guess. But nothing
+    of it goes there where no part of the model would fit beside it. Where the GPU has no memory of its own, at most
+    half of that budget is taken unless more is asked for. Raises ConfigError where memory is asked for and there is no
+    GPU, BudgetError where what is asked for holds nothing.
     """
     if config.gpu_memory == 0:
         return Offloads()
@@ -176,9 +202,11 @@ def plan_offload(
     draft = _fitted(draft_file.gguf, draft_file.config, gpu, budget_bytes, is_asked=False) if draft_file else None
     if draft and draft_file and draft.placement == _choices(draft_file.gguf, gpu)[-1]:
         taken_bytes = draft.sizes.total_bytes
-        if beside := _fitted(gguf, config, gpu, budget_bytes - taken_bytes, is_asked=False, is_wide=is_wide):
+        left_bytes = budget_bytes - taken_bytes
+        if beside := _fitted(gguf, config, gpu, left_bytes, is_asked=False, is_wide=is_wide, token_s=token_s):
             return Offloads(replace(beside, budget_bytes=budget_bytes, draft_bytes=taken_bytes), draft)
-    return Offloads(_fitted(gguf, config, gpu, budget_bytes, is_asked=wanted is not None, is_wide=is_wide))
+    is_asked = wanted is not None
+    return Offloads(_fitted(gguf, config, gpu, budget_bytes, is_asked=is_asked, is_wide=is_wide, token_s=token_s))
 
 
 def draft_host_bytes(file: DraftFile | None, offload: Offload | None) -> int:
@@ -205,19 +233,31 @@ def shrink_offload(gguf: GgufModel, config: ModelConfig, offload: Offload, taken
 
 
 def _fitted(
-    gguf: GgufModel, config: ModelConfig, gpu: Gpu, budget_bytes: int, *, is_asked: bool, is_wide: bool = False
+    gguf: GgufModel,
+    config: ModelConfig,
+    gpu: Gpu,
+    budget_bytes: int,
+    *,
+    is_asked: bool,
+    is_wide: bool = False,
+    token_s: TokenTime = _not_known,
 ) -> Offload | None:
     choices = _choices(gguf, gpu)
     with Stubs(gguf.shards, outline_heads(gguf)) as stubs:
 
         @functools.cache
-        def sizes(placement: Placement) -> OffloadSizes:
-            return _sizes(gguf, config, stubs, Offload(gpu, budget_bytes, placement, _NO_SIZES, is_wide=is_wide))
+        def made(placement: Placement) -> Offload | None:
+            bare = Offload(gpu, budget_bytes, placement, _NO_SIZES, is_wide=is_wide)
+            return replace(bare, sizes=_sizes(gguf, config, stubs, bare)) if placement != NOTHING else None
 
-        best = best_placement(
-            choices, budget_bytes, lambda one: sizes(one).total_bytes if one != NOTHING else 0, is_asked=is_asked
-        )
-        return Offload(gpu, budget_bytes, best, sizes(best), is_wide=is_wide) if best != NOTHING else None
+        def needed(placement: Placement) -> int:
+            return offload.sizes.total_bytes if (offload := made(placement)) else 0
+
+        largest = best_placement(choices, budget_bytes, needed, is_asked=is_asked)
+        if largest == NOTHING:
+            return None
+        options = worth_timing(choices, largest, is_asked=is_asked)
+        return made(fastest(options, lambda placement: token_s(made(placement))))
 
 
 _NO_SIZES = OffloadSizes(0, 0, 0, 0, 0, frozenset())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edge_run.runtime import _ggml as ggml
+from edge_run.runtime.gpus import Gpu, open_staging
 from edge_run.runtime.graph import WeightRead
 from edge_run.runtime.llama_model import LlamaModel
 from edge_run.tiers.gguf import GgufModel
@@ -56,14 +57,16 @@ def host_weights(model: LlamaModel) -> dict[bytes, WeightRead]:
     return found
 
 
-def open_upload(model: LlamaModel, gguf: GgufModel, sources: Sequence[SourceFile], readers: Readers) -> Upload:
-    """Return the upload of the tensors of `model` that are on a GPU, which has begun to read."""
+def open_upload(
+    model: LlamaModel, gguf: GgufModel, sources: Sequence[SourceFile], readers: Readers, gpu: Gpu
+) -> Upload:
+    """Return the upload of the tensors of `model` that are on `gpu`, which has begun to read."""
     places = {tensor.name: tensor for tensor in gguf.tensors}
     extents = []
     for tensor in gpu_tensors(model):
         place = places[ggml.tensor_name(tensor).decode("utf-8", "replace")]
         extents.append(Extent(tensor, place.shard, place.offset, place.size_bytes))
-    return Upload(extents, sources, readers, _put)
+    return Upload(extents, sources, readers, _put, open_staging(gpu, sources[0]))
 
 
 def _put(piece: Extent, address: int) -> None:

@@ -69,9 +69,11 @@ def planner(path: Path, config: ModelConfig) -> Planner:
     if config.gpu_memory == 0:
         return Planner(gguf, config, known, draft_file.size_bytes if draft_file else 0)
     from edge_run.runtime.offload import draft_host_bytes, plan_offload  # and with it llama.cpp, which takes long
+    from edge_run.runtime.offload_times import OffloadTimes
 
     memory_bytes = int(config.memory or default_budget_bytes(Ledger().promised_bytes))
-    offload, draft = plan_offload(gguf, config, memory_bytes, draft_file)
+    times = OffloadTimes(gguf, config, known, memory_bytes, draft_host_bytes(draft_file, None))
+    offload, draft = plan_offload(gguf, config, memory_bytes, draft_file, times.token_s)
     return Planner(gguf, config, known, draft_host_bytes(draft_file, draft), offload)
 
 

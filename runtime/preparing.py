@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
+from edge_run.base.profile import DeviceProfile
 from edge_run.devices.memory import available_bytes
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.draft_file import DraftFile
 from edge_run.runtime.inspection import Inspection, inspect
 from edge_run.runtime.inspector_call import NoInspector
 from edge_run.runtime.library import library_version
-from edge_run.runtime.offload import Offload, draft_host_bytes, plan_offload
+from edge_run.runtime.offload import Offload, Offloads, draft_host_bytes, plan_offload
+from edge_run.runtime.offload_times import OffloadTimes
 from edge_run.runtime.planner import Planner
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel
@@ -27,11 +29,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """planner: None where the file was not looked at. offload, draft_offload: what a GPU gets of either model."""
+    """planner: None where the file was not looked at. offload, draft_offload: what a GPU gets of either model.
+
+    profile: of this device, where what a GPU gets was decided by it.
+    """
 
     planner: Planner | None = None
     offload: Offload | None = None
     draft_offload: Offload | None = None
+    profile: DeviceProfile | None = None
 
 
 def prepare(
@@ -44,10 +50,13 @@ def prepare(
     if ggml.check_library():  # not the llama.cpp that we know: what it does cannot be said
         return Prepared()
     known = _inspect(gguf, config) if config.check_file else None
-    parts = plan_offload(gguf, config, budget_bytes, draft) if may_offload else (None, None)
     if known is None:
-        return Prepared(None, *parts)
-    return Prepared(Planner(gguf, config, known, draft_host_bytes(draft, parts[1]), parts[0]), *parts)
+        parts = plan_offload(gguf, config, budget_bytes, draft) if may_offload else Offloads()
+        return Prepared(None, parts.model, parts.draft)
+    times = OffloadTimes(gguf, config, known, budget_bytes, draft_host_bytes(draft, None))
+    parts = plan_offload(gguf, config, budget_bytes, draft, times.token_s) if may_offload else Offloads()
+    planner = Planner(gguf, config, known, draft_host_bytes(draft, parts.draft), parts.model)
+    return Prepared(planner, parts.model, parts.draft, times.profile)
 
 
 def check_budget(planner: Planner, budget_bytes: int, promised_bytes: Callable[[Path | None], int]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from edge_run.runtime.forecast import PassTimes
 
 
+MOST_PACES = 256
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One step: `tokens` are done when it is. units: what it takes, in proportion to the other steps."""
@@ -28,6 +32,11 @@ class Step:
     stage: str
     tokens: int
     units: float
+
+    @property
+    def is_token(self) -> bool:
+        """Whether it is a pass of one token, in a model that was read before."""
+        return self.stage == "prompt" and self.tokens == 1
 
 
 def pass_steps(
@@ -52,7 +61,10 @@ def pass_steps(
 
 
 class Timeline:
-    """The steps of the work at hand. One thread works; any other may ask for a snapshot."""
+    """The steps of the work at hand. One thread works; any other may ask for a snapshot.
+
+    paces: how many times as long as expected the latest passes of one token took, where seconds were expected.
+    """
 
     def __init__(self, share_of_step: Callable[[], float] = lambda: 0.0, clock: Clock = time.monotonic) -> None:
         """share_of_step: how much of the step in progress is done, 0 to 1."""
@@ -62,6 +74,7 @@ class Timeline:
         self._is_timed = False
         self._n_done = 0
         self._started_s = 0.0
+        self.paces: deque[float] = deque(maxlen=MOST_PACES)
 
     def begin(self, steps: Sequence[Step], is_timed: bool = False) -> None:
         """Start on `steps`. is_timed: their units are seconds."""
@@ -71,6 +84,8 @@ class Timeline:
     def advance(self) -> None:
         """The step in progress is done."""
         with self._lock:
+            if self._is_timed and len(self._steps) == 1 and self._steps[0].is_token:
+                self.paces.append((self._clock() - self._started_s) / self._steps[0].units)
             self._n_done += 1
 
     def end(self) -> None:

@@ -150,7 +150,7 @@ class Experience:
 def recall(gguf: GgufModel, cache_folder: Path) -> Experience:
     """Return what runs of `gguf` have found so far."""
     try:
-        found = json.loads(_place(gguf, cache_folder).read_text())
+        found = json.loads(place_of(gguf, cache_folder / "routing").read_text())
         points = [_point(*point) for point in found["points"]]
         points = [point for point in points if 0 < point.room_share < 1 and 0 < point.hit_rate < 1]
         return Experience(points, {str(name): str(setting) for name, setting in found["levers"].items()})
@@ -173,22 +173,28 @@ def remember(gguf: GgufModel, cache_folder: Path, usage: Usage, levers: Mapping[
         return
     known = recall(gguf, cache_folder)
     others = [point for point in known.points if abs(point.room_share - new.room_share) > ALIKE]
+    found: dict[str, object] = {"points": [*others[1 - MOST_POINTS :], new], "levers": {**known.levers, **levers}}
+    keep(gguf, cache_folder / "routing", found)
+
+
+def keep(gguf: GgufModel, folder: Path, found: object) -> None:
+    """Keep what was found about a model in a folder of the cache, as JSON; nothing where it cannot be written."""
     try:
-        place = _place(gguf, cache_folder)
+        place = place_of(gguf, folder)
         draft = place.with_name(f"{place.name}.{os.getpid()}.part")
         place.parent.mkdir(parents=True, exist_ok=True)
-        found = {"points": [*others[1 - MOST_POINTS :], new], "levers": {**known.levers, **levers}}
         draft.write_text(json.dumps(found))
         draft.replace(place)
     except OSError as error:  # also where the model file is gone by now
-        logger.info("what was found about routing cannot be kept in %s: %s", cache_folder, error)
+        logger.info("what was found about the model cannot be kept in %s: %s", folder, error)
 
 
-def _place(gguf: GgufModel, cache_folder: Path) -> Path:
+def place_of(gguf: GgufModel, folder: Path) -> Path:
+    """Return the file in a folder of the cache that is about a model, which is another one when its files change."""
     import hashlib  # which takes long to load
 
     facts: list[object] = []
     for shard in gguf.shards:
         status = shard.path.stat()
         facts += [os.fsencode(shard.path.resolve()).hex(), status.st_size, status.st_ino, status.st_mtime_ns]
-    return cache_folder / "routing" / f"{hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()}.json"
+    return folder / f"{hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()}.json"

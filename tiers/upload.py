@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from edge_run.base.errors import EdgeRunError, TierReadError
 from edge_run.base.units import MIB, round_down, round_up
@@ -18,7 +19,34 @@ from edge_run.tiers.source import SourceFile
 
 PIECE_BYTES = 4 * MIB
 STAGED_PIECES = 4
-STAGING_BYTES = STAGED_PIECES * (PIECE_BYTES + 2 * _libc.PAGE)
+SLOT_BYTES = PIECE_BYTES + 2 * _libc.PAGE
+STAGING_BYTES = STAGED_PIECES * SLOT_BYTES
+
+
+class Staging(Protocol):
+    """`STAGING_BYTES` of memory at `address`, page-aligned, that files can be read into. Closing is idempotent."""
+
+    @property
+    def address(self) -> int:
+        """Where it is."""
+        ...
+
+    def close(self) -> None:
+        """Give it back."""
+        ...
+
+
+class PlainStaging:
+    """Ordinary memory."""
+
+    def __init__(self) -> None:
+        self.address = _libc.map_anonymous(STAGING_BYTES)
+
+    def close(self) -> None:
+        """Give it back. Idempotent."""
+        if self.address:
+            _libc.unmap(self.address, STAGING_BYTES)
+            self.address = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +78,7 @@ def cut_into_pieces(extents: Sequence[Extent], piece_bytes: int = PIECE_BYTES) -
 class Upload:
     """An upload that has begun to read. One consumer thread calls `finish`; closing is idempotent.
 
-    put: copies a piece, read to an address, to where it belongs.
+    put: copies a piece, read to an address, to where it belongs. staging: through which, which it closes.
     """
 
     def __init__(
@@ -59,14 +87,14 @@ class Upload:
         sources: Sequence[SourceFile],
         readers: Readers,
         put: Callable[[Extent, int], None],
+        staging: Staging | None = None,
     ) -> None:
         self._pieces = cut_into_pieces(extents)
         self._sources, self._readers, self._put = sources, readers, put
         self._changed = threading.Condition()
         self._read: dict[int, EdgeRunError | None] = {}  # pieces that were read, or why not
         self._next = self._submitted = 0
-        self._slot_bytes = PIECE_BYTES + 2 * _libc.PAGE
-        self._staging = _libc.map_anonymous(STAGED_PIECES * self._slot_bytes)
+        self._staging = staging or PlainStaging()
         self._submit()
 
     @property
@@ -97,12 +125,10 @@ class Upload:
 
     def close(self) -> None:
         """Free the memory in between; no reader may be at work any more. Idempotent."""
-        if self._staging:
-            _libc.unmap(self._staging, STAGED_PIECES * self._slot_bytes)
-            self._staging = 0
+        self._staging.close()
 
     def _slot(self, number: int) -> int:
-        return self._staging + number % STAGED_PIECES * self._slot_bytes
+        return self._staging.address + number % STAGED_PIECES * SLOT_BYTES
 
     def _submit(self) -> None:
         while self._submitted < min(len(self._pieces), self._next + STAGED_PIECES):

@@ -5,21 +5,29 @@ Each test runs in a child process, whose memory it may look at.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from pathlib import Path
 
 import pytest
 
-from edge_run import BudgetError, TierReadError
+from edge_run import BudgetError, TierReadError, probe
+from edge_run.base.config import ModelConfig
 from edge_run.base.units import MIB
 from edge_run.devices.memory import process_memory
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime import offload
+from edge_run.runtime import probe as probing
 from edge_run.runtime.drafting import Acceptance
-from edge_run.runtime.gpus import find_gpus, measure_upload
+from edge_run.runtime.gpus import PinnedStaging, find_gpus, measure_upload, open_staging
+from edge_run.runtime.offload import plan_offload
 from edge_run.runtime.offload_loading import gpu_tensors
+from edge_run.runtime.offload_times import LEAST_PACES, known_paces, note_paces
+from edge_run.runtime.session import Session
 from edge_run.tiers.gguf import read_gguf
-from gpu_pairs import differing, logits_of, offloads, open_engine, smallest, tokens_of
+from edge_run.tiers.source import SourceFile
+from edge_run.tiers.upload import STAGING_BYTES, PlainStaging
+from gpu_pairs import OPTIONS, differing, logits_of, offloads, open_engine, smallest, tokens_of
 from in_child import in_child
 from sabotage import sabotage
 from tiny_models import make_model
@@ -39,6 +47,28 @@ def test_what_a_gpu_is() -> None:
     first = find_gpus()[0]
     assert 0 < first.free_bytes <= first.total_bytes
     assert measure_upload(first) > 10e6
+
+
+class Unreadable:
+    """A file that cannot be read into this memory, as a drive does not write to a driver's own pages."""
+
+    def read_into(self, address: int, length: int, offset: int) -> int:
+        raise TierReadError("Bad address")
+
+
+@in_child
+def test_uploads_go_through_pinned_memory_where_files_can_be_read_into_it(folder: Path) -> None:
+    gpu = find_gpus()[0]
+    with contextlib.closing(SourceFile(make_model("llama", folder))) as source:
+        pinned = open_staging(gpu, source)
+        assert isinstance(pinned, PinnedStaging)
+        assert pinned.address % 4096 == 0
+        assert source.read_into(pinned.address, STAGING_BYTES, 0) > 4096
+        pinned.close()
+        pinned.close()
+    plain = open_staging(gpu, Unreadable())
+    assert isinstance(plain, PlainStaging)
+    plain.close()
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3moe", "gemma3", "jamba"])
@@ -214,3 +244,36 @@ def test_ten_engines_one_after_the_other_leave_nothing(folder: Path) -> None:
         after = once()
     assert after[0] >= free
     assert after[1] <= n_maps + 20
+
+
+@in_child
+def test_measured_times_decide_how_much_of_a_mixture_is_there_and_runs_correct_them(folder: Path) -> None:
+    probing.MODEL_TOKENS = probing.EXPERT_TOKENS = (1,)  # type: ignore[assignment]
+    path = make_model("deepseek2", folder)
+    cache, gpu_memory = folder / "times", 1 << 30
+    options = {"cache_folder": cache, "check_file": True}
+    largest = plan_offload(read_gguf(path), ModelConfig(**OPTIONS, gpu_memory=gpu_memory), 1 << 40).model
+    assert largest
+    with open_engine(path, gpu_memory, **options) as engine:
+        assert engine.offload
+        assert engine.offload.placement == largest.placement, "nothing was measured yet"
+        assert engine.pass_times is None
+    probe(model=path, config=ModelConfig(gpu_memory=gpu_memory, threads=1, cache_folder=cache))
+    placements = []
+    for _ in range(2):
+        with open_engine(path, gpu_memory, **options) as engine:
+            assert engine.offload
+            assert engine.pass_times, "so that tokens are held against it"
+            placements.append(engine.offload.placement)
+            tokens = tokens_of(engine)
+            session = Session(engine.front)
+            session.feed(tokens[:4])
+            for token in tokens:
+                session.step(token)
+            part = engine.offload.part
+        assert part in known_paces(engine.gguf, cache)
+        note_paces(engine.gguf, cache, part, [1e6] * LEAST_PACES)  # as if that GPU were busy now
+    assert len(set(placements)) == 2, "the other one is faster than that"
+    narrow = max(placements, key=lambda placement: placement.n_narrow)
+    assert largest.placement in placements
+    assert narrow.n_narrow == narrow.n_layers - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_run import ConfigError
+from edge_run.base.errors import NotSupported
 from edge_run.base.units import GIB, MIB
 from edge_run.partition.placement import Placement
 from edge_run.runtime import gpus
@@ -12,7 +13,8 @@ from edge_run.runtime._ggml import GpuDevice
 from edge_run.runtime.gpus import DISCRETE, INTEGRATED, SOFTWARE, Gpu, choose_gpu
 from edge_run.runtime.offload import Offload, OffloadSizes
 from edge_run.runtime.terms import Holdings
-from edge_run.tiers.upload import STAGING_BYTES
+from edge_run.tiers import _libc
+from edge_run.tiers.upload import STAGING_BYTES, PlainStaging
 
 LARGE = Gpu(1, "CUDA1", "GeForce", DISCRETE, 8 * GIB, 7 * GIB)
 SOFT = Gpu(3, "Vulkan0", "llvmpipe (LLVM 15.0.6, 256 bits)", SOFTWARE, 8 * GIB, 8 * GIB)
@@ -62,3 +64,20 @@ def test_what_is_copied_for_a_pass_takes_memory_of_the_machine_on_its_way() -> N
     assert [(holdings.kv_bytes, holdings.buffer_bytes, holdings.gpu_bytes) for holdings in taken] == [(4, 5, 0)] * 2
     assert "wide passes" in wide.key
     assert "wide passes" not in narrow.key
+
+
+def test_where_no_memory_is_pinned_uploads_go_through_ordinary_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_at_all(device: int, size_bytes: int) -> None:
+        raise NotSupported("the GPU's backend pins no memory")
+
+    monkeypatch.setattr(gpus.ggml, "PinnedMemory", none_at_all)
+    staging = gpus.open_staging(LARGE, UnusedSource())
+    assert isinstance(staging, PlainStaging)
+    _libc.view(staging.address, STAGING_BYTES)[-1] = 1
+    staging.close()
+    staging.close()
+
+
+class UnusedSource:
+    def read_into(self, address: int, length: int, offset: int) -> int:
+        raise AssertionError("there is nothing to read into")
