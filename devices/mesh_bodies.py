@@ -31,7 +31,7 @@ def announced(envelope: Envelope) -> Announced:
     name, capabilities, link = body.get("name"), body.get("capabilities"), body.get("link")
     if not _is_text(name) or not isinstance(capabilities, dict) or not isinstance(link, dict) or not _is_link(link):
         raise ProtocolError(f"node {envelope.node}: an announcement that is none", node=envelope.node)
-    return Announced(envelope.node, envelope.boot, str(name), capabilities, link)
+    return Announced(envelope.node, envelope.boot, str(name), capabilities, link, body.get("rare") is True)
 
 
 def peer_of(node: str, boot: str, link: Document) -> Peer | None:

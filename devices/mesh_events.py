@@ -20,13 +20,14 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A node said what it has, and where its data link is."""
+    """A node said what it has, and where its data link is. is_rare: as of `Beat`."""
 
     node: str
     boot: str
     name: str
     capabilities: Document
     link: Document
+    is_rare: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,11 @@ class Membership:
         return self._is_hearing
 
     @property
+    def is_rare(self) -> bool:
+        """Whether it beats as if nobody led, though somebody does."""
+        return self._is_rare
+
+    @property
     def beat_s(self) -> float:
         """How often it beats now."""
         return (IDLE if self._is_rare else self._pace).beat_s
@@ -117,8 +122,7 @@ class Membership:
             peer = self._peers[event.node] = _Peer(event.boot, now_s)
             done.append(Announce())  # whoever starts knows nobody
         peer.heard_s, peer.due_s, peer.why = now_s, None, ""
-        if isinstance(event, Beat):
-            peer.is_rare = event.is_rare
+        peer.is_rare = event.is_rare
         if isinstance(event, Announced):
             member = Member(event.node, event.name, event.boot, event.capabilities)
             is_new = member != peer.member or not peer.is_present

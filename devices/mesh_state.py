@@ -153,7 +153,8 @@ class MeshState:
     def announce(self) -> None:
         """Say what this device has."""
         if not self._is_watching:
-            self._send("caps", {"name": self.name, "capabilities": self.capabilities, "link": self.link})
+            body: Document = {"name": self.name, "capabilities": self.capabilities, "link": self.link}
+            self._send("caps", {**body, "rare": True} if self.membership.is_rare else body)
             if self.load:
                 self.report(self.load)
 

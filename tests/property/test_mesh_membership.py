@@ -235,6 +235,13 @@ def test_a_rare_heart_is_waited_for_and_a_broken_link_ends_that() -> None:
     assert table.lost["a"] - cut <= NEAR_S + 0.3
 
 
+def test_a_newcomer_knows_whose_hearts_are_rare() -> None:
+    table = Table(is_quick=True)
+    table.machine.handle(events.Announced("c", "1", "c", {}, {}, is_rare=True))
+    table.go_on(9, "ab")
+    assert not table.lost
+
+
 def test_a_silent_broker_costs_nobody_while_hearts_are_rare() -> None:
     table = Table(is_quick=True)
     table.machine.handle(events.LinkChanged("a", True))
