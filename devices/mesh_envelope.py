@@ -28,6 +28,10 @@ _HEAD_BYTES = 1 + KEY_BYTES + PROOF_BYTES + SIGNATURE_BYTES
 _FIELDS = {"boot", "count", "epoch", "time_ms", "body"}
 
 
+class CameAgain(NotTrusted):
+    """A message that was let in before, or one that is older than that."""
+
+
 class StaleClock(NotTrusted):
     """A message from another time: replayed, or one of the two clocks is off by `skew_s`."""
 
@@ -115,7 +119,7 @@ class Gate:
             return self._accept_will(life, envelope)
         place = topic.kind if topic.kind == "plan" else str(topic)
         if envelope.count <= life.counts.get(place, 0):
-            raise NotTrusted(f"node {node}: message {envelope.count} for {topic} came again, or late", node=node)
+            raise CameAgain(f"node {node}: message {envelope.count} for {topic} came again, or late", node=node)
         skew_s = envelope.time_s - self._wall_clock()
         if abs(skew_s) > CLOCK_TOLERANCE_S and not (is_kept and topic.is_kept):
             raise StaleClock(

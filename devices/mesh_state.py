@@ -17,7 +17,7 @@ from edge_run.devices import mesh_events as events
 from edge_run.devices import mesh_lease as leases
 from edge_run.devices.mesh_bodies import HERE, LEASE_STATES, LEFT, WATCHING, WILL, announced, document_in, status_event
 from edge_run.devices.mesh_cluster import Cluster
-from edge_run.devices.mesh_envelope import Envelope, Gate, Writer
+from edge_run.devices.mesh_envelope import CameAgain, Envelope, Gate, Writer
 from edge_run.devices.mesh_identity import Identity
 from edge_run.devices.mesh_membership import Membership
 from edge_run.devices.mesh_orders import Asked, Given, Pending
@@ -114,7 +114,8 @@ class MeshState:
                 raise ProtocolError(f"node {sender}: brings a message of node {envelope.node}", node=sender)
             self._understand(topic, envelope, is_kept, is_direct=sender is not None)
         except EdgeRunError as error:
-            if error.figures.get("node") != self.identity.node:
+            is_brokers = is_kept and isinstance(error, CameAgain)  # which hands on what it keeps, said already or not
+            if not is_brokers and error.figures.get("node") != self.identity.node:
                 self.refusals.add(error)
 
     def connect(self, is_up: bool) -> None:

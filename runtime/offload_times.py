@@ -50,8 +50,10 @@ class OffloadTimes:
         if self._paces is None:
             self._paces = known_paces(self._gguf, self._config.cache)
             self.profile = recall(self._gguf, self._config)
+        if self.profile is None:
+            return None
         planner = Planner(self._gguf, self._config, self._known, self._draft_bytes, offload)
-        if self.profile is None or not planner.can_time(self.profile):
+        if not planner.can_time(self.profile):
             return None
         try:
             plan = planner.plan(self._budget_bytes)

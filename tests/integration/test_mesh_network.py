@@ -333,5 +333,10 @@ def test_the_embedded_broker_is_one(tmp_path: Path) -> None:
             b.serve(lambda node, epoch, order: order)
             a.lead(timeout_s=5)
             assert a.order(b.node, {"x": 1}, timeout_s=5) == {"x": 1}
+            a.resign()
+            looking = table.open("looking", is_watching=True)
+            until(lambda: len(looking.members()) == 2 and looking.state.lease.epoch)
+            time.sleep(1.0)
+            assert not looking.state.refusals.total, "it hands on twice what it keeps, which is nobody's attack"
         with pytest.raises(MeshError, match="cannot listen"):
             EmbeddedBroker("127.0.0.1", port)
