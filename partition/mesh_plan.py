@@ -28,6 +28,8 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from edge_run.partition.plan import MOST_RUNS
+
 ROUNDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 READ_CPU_S_PER_BYTE = 8e-11  # what readers take from computing; so that nothing streams that need not
 STOPS_S_PER_BYTE = 7e-12  # of weights that are waited for stretch by stretch, as those of a turn at once are not
@@ -165,6 +167,7 @@ def _streaming(station: Station, work: UnitWork, rounds: int) -> _Streaming:
         return _NO_ROOM
     token_bytes, window, stops_s = work.token_bytes, float(station.window_bytes), 0.0
     if token_bytes == work.weight_bytes:
+        window += 2 * work.weight_bytes / MOST_RUNS  # a read in flight and the next: long ones where there is much
         window = min(room, window + station.pair_bytes * min(1.0, lacking / work.weight_bytes))
     if token_bytes == work.weight_bytes and rounds > 1 and lacking / (rounds - 1) < window:
         window = lacking / (rounds - 1)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import GIB, MIB
+from edge_run.partition.mesh_plan import Station, UnitWork, plan_mesh
 from edge_run.partition.plan import LOOKAHEAD_CHUNKS, MOST_RUNS, ResidencyPlan, plan_residency
 from edge_run.runtime.graph import Node, WeightRead
 from edge_run.runtime.planning import row_ranges
@@ -154,3 +155,21 @@ def test_a_small_table_is_not_worth_reading_by_row() -> None:
         start = territory.spans[0].start
         lookup = Node(b"embd", "GET_ROWS", (WeightRead("table", start, 3 * PAGE, row_bytes=256),), True)
         assert row_ranges((lookup,), territory, micro_batch_tokens=2) == []
+
+
+@given(n_chunks=st.integers(600, 6_000), per_stretch=st.integers(1, 20), share=st.floats(0.1, 0.9))
+def test_the_planner_of_a_mesh_foretells_what_streaming_takes(n_chunks: int, per_stretch: int, share: float) -> None:
+    n_places = int(share * n_chunks)
+    plan = plan_for(chain(n_chunks, per_stretch), n_places)
+    station = Station(
+        node="n",
+        memory_bytes=n_places * CHUNK,
+        compute_bytes_per_s=1e15,
+        disk_bytes_per_s=1e9,
+        window_bytes=(LOOKAHEAD_CHUNKS + 2) * CHUNK,
+        pair_bytes=2 * per_stretch * CHUNK,
+    )
+    units = [UnitWork(0), UnitWork(n_chunks * CHUNK), UnitWork(0)]
+    told = plan_mesh(units, [station])
+    assert told is not None
+    assert told.read_bytes["n"] / CHUNK == pytest.approx(len(plan.streamed), abs=4 + len(plan.streamed) // 100)
