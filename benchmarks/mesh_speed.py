@@ -14,6 +14,10 @@ run one after the other, as often as there are rounds.) What the four take of th
 other computes (heartbeats) is measured, and counted against them. In a third turn the model in memory runs while four
 processes that do nothing else read as many bytes for each token as the four nodes did: what reading alone takes of
 such a machine, whoever does it.
+
+In a virtual machine it is luck how its host backs the memory that a process gets: where in small pages, that process
+computes up to 25 % slower for its life, nodes and resident alike. So a ratio is one of a pair of starts; of another
+start it is another, and only several runs tell.
 """
 
 from __future__ import annotations

@@ -80,6 +80,19 @@ class _InitParams(ctypes.Structure):
     _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
 
 
+class _PoolParams(ctypes.Structure):
+    """ggml_threadpool_params of ggml.h."""
+
+    _fields_ = (
+        ("cpumask", ctypes.c_bool * 512),
+        ("n_threads", ctypes.c_int),
+        ("prio", ctypes.c_int),
+        ("poll", ctypes.c_uint32),
+        ("strict_cpu", ctypes.c_bool),
+        ("paused", ctypes.c_bool),
+    )
+
+
 NAME_OFFSET: int = Tensor.name.offset
 FLAGS_OFFSET: int = Tensor.flags.offset
 EvalCallback: Any = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
@@ -111,6 +124,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_dev_name": (ctypes.c_char_p, [ctypes.c_void_p]),
     "ggml_backend_dev_description": (ctypes.c_char_p, [ctypes.c_void_p]),
     "ggml_backend_dev_memory": (None, [ctypes.c_void_p, *[ctypes.POINTER(ctypes.c_size_t)] * 2]),
+    "ggml_threadpool_params_default": (_PoolParams, [ctypes.c_int]),
     "ggml_tensor_overhead": (ctypes.c_size_t, []),
     "ggml_init": (ctypes.c_void_p, [_InitParams]),
     "ggml_free": (None, [ctypes.c_void_p]),
@@ -377,13 +391,52 @@ def cpu_backend(threads: int) -> int:
     backend: int | None = ggml.ggml_backend_init_by_type(0, None)
     if not backend:
         raise KernelError("ggml has no CPU backend here; reinstall llama-cpp-python")
-    registry = ggml.ggml_backend_dev_backend_reg(ggml.ggml_backend_get_device(backend))
-    address = ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads")
-    if not address:
+    set_threads = _cpu_function(backend, "ggml_backend_set_n_threads", None, [ctypes.c_void_p, ctypes.c_int])
+    if not set_threads:
         ggml.ggml_backend_free(backend)
         raise KernelError(f"this llama.cpp's CPU backend does not let the threads be set; {_advice()}")
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(address)(backend, threads)
+    set_threads(backend, threads)
     return backend
+
+
+def _cpu_function(backend: int, name: str, result: Any, arguments: list[Any]) -> Any:
+    """Return a function that only the library of a CPU backend has, None where it has not."""
+    ggml = functions()
+    registry = ggml.ggml_backend_dev_backend_reg(ggml.ggml_backend_get_device(backend))
+    address = ggml.ggml_backend_reg_get_proc_address(registry, name.encode())
+    return ctypes.CFUNCTYPE(result, *arguments)(address) if address else None
+
+
+class ThreadPool:
+    """Threads for one context, each of which stays on a core of its own while it computes."""
+
+    def __init__(self, cores: Sequence[int]) -> None:
+        """Make a pool of as many threads as `cores`. Raises NotSupported where llama.cpp's is not the one we know."""
+        ggml, n = functions(), len(cores)
+        params = ggml.ggml_threadpool_params_default(n)
+        is_known = (params.n_threads, params.prio, params.poll, params.strict_cpu) == (n, 0, 50, False)
+        backend = cpu_backend(n)
+        make = _cpu_function(backend, "ggml_threadpool_new", ctypes.c_void_p, [ctypes.POINTER(_PoolParams)])
+        self._free = _cpu_function(backend, "ggml_threadpool_free", None, [ctypes.c_void_p])
+        ggml.ggml_backend_free(backend)
+        if not (is_known and make and self._free) or max(cores) >= len(params.cpumask):
+            raise NotSupported(f"this llama.cpp's threads cannot be told which cores to use; {_advice()}")
+        for core in cores:
+            params.cpumask[core] = True
+        params.strict_cpu = True
+        self._handle = make(ctypes.byref(params))
+
+    def attach(self, context: Any) -> None:
+        """Have a llama.cpp context compute with these threads; it must end before them."""
+        attach = _library("llama").llama_attach_threadpool
+        attach.restype, attach.argtypes = None, [ctypes.c_void_p] * 3
+        attach(context, self._handle, self._handle)
+
+    def close(self) -> None:
+        """Free the threads. Idempotent."""
+        if self._handle:
+            self._free(self._handle)
+            self._handle = None
 
 
 def gpu_backend(device: int) -> int:

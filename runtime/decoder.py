@@ -130,7 +130,7 @@ class LocalDecoder:
         first = shape.tokens - shape.outputs
         self._fill([BatchToken(token=0, position=i, wants_logits=i >= first) for i in range(shape.tokens)])
         with self._driver.mapping():
-            code = L.llama_decode(self._context.handle, self._batch)
+            code = self._context.decode(self._batch)
         L.llama_memory_clear(self._context.memory, self._model.is_recurrent)
         graph = self._driver.take_map()
         if code != 0 or not any(node.reads for node in graph):
@@ -168,7 +168,7 @@ class LocalDecoder:
                 needed=self._outputs,
             )
         with deferred_interrupt(self._driver), self._driver.running(PassShape(len(tokens), len(outputs))):
-            code = L.llama_decode(self._context.handle, self._batch)
+            code = self._context.decode(self._batch)
             if code == _STOPPED:
                 raise Cancelled("the pass was cancelled")
         if code == 1:

@@ -207,6 +207,8 @@ class LlamaContext:
                 f"{model.path}: llama.cpp cannot make a context of {shape.context_tokens:,} tokens: {lines.reason()}; "
                 "try other settings (-c, -ctk, -ctv, -fa), or another copy of the file"
             )
+        self._shape, self._cores = shape, frozenset[int]()
+        self._pool: ggml.ThreadPool | None = None
         self.memory = L.llama_get_memory(self.handle)
         self.context_tokens: int = L.llama_n_ctx(self.handle)
         self.caches = [
@@ -227,8 +229,30 @@ class LlamaContext:
         """Compute with so many threads from now on."""
         L.llama_set_n_threads(self.handle, threads, threads)
 
+    def keep_cores(self) -> None:
+        """Compute with each thread on a core of its own, where there are as many threads as cores for this process.
+
+        For passes in short turns: a kernel that wakes threads may leave two on one core for milliseconds each time.
+        """
+        cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else frozenset()
+        if 1 < len(cores) == self._shape.threads:
+            with contextlib.suppress(NotSupported):
+                self._pool = ggml.ThreadPool(sorted(cores))
+                self._pool.attach(self.handle)
+                self._cores = frozenset(cores)
+
+    def decode(self, batch: Any) -> int:
+        """Run llama_decode, and return its code."""
+        try:
+            return int(L.llama_decode(self.handle, batch))
+        finally:
+            if self._cores:
+                os.sched_setaffinity(0, self._cores)  # what this thread starts later is not to stay on its core
+
     def close(self) -> None:
         """Free the context. Idempotent."""
         if self.handle:
             L.llama_free(self.handle)
             self.handle = None
+        if self._pool:
+            self._pool.close()

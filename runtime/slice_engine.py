@@ -210,6 +210,7 @@ class SliceEngine(Engine):
         self._stack.callback(self._assigned.close)
         self._holdings = holdings
         self._make_decoder(self._begin)
+        self._context.keep_cores()
         self._driver.is_partial, self._driver.before_pass = True, self._before_pass
         self._map(PassShape(1, 1))
         self._holdings = replace(holdings, reserve_bytes=self._reserve())

@@ -9,13 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import slices
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError
+from edge_run.base.protocols import BatchToken
 from edge_run.base.units import MIB
 from edge_run.devices.memory import process_memory
+from edge_run.runtime.engine import Engine
 from edge_run.runtime.slice_engine import SliceEngine
 from in_child import in_child
 from tiny_models import make_model
@@ -89,3 +92,25 @@ def test_a_budget_without_room_for_the_whole_context_is_refused_before_that_is_m
     with pytest.raises(BudgetError, match="context of 262,144 tokens"):
         SliceEngine(path, ModelConfig(memory=kv_bytes + buffer_bytes + 16 * MIB, **options))
     assert process_memory().peak_bytes < held + kv_bytes
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux is told which cores threads use")
+@in_child
+def test_as_many_threads_as_cores_keep_one_each_and_leave_other_threads_all(folder: Path) -> None:
+    path, allowed = make_model("llama", folder), sorted(os.sched_getaffinity(0))[:2]
+    if len(allowed) < 2:
+        pytest.skip("needs two cores")
+    os.sched_setaffinity(0, allowed)
+    options = {"context_tokens": 64, "threads": 2, "memory": "1GiB", "cache_folder": folder / "cache"}
+    batch = [BatchToken(1, 0, 0, True)]
+    plain = Engine(path, ModelConfig(**options))
+    wanted = plain.decoder.decode(batch).copy()
+    plain.close()
+    engine = SliceEngine(path, ModelConfig(**options))
+    engine.assign(slices.Share(("a",) * len(engine.layout.units), "a"), slices.QueueWire({}, "a"))
+    found = engine.decoder.decode(batch)
+    cores = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]
+    assert np.array_equal(wanted, found)
+    assert [kept for kept in cores if len(kept) == 1] == [{allowed[1]}]
+    assert os.sched_getaffinity(0) == set(allowed)
+    engine.close()
