@@ -15,9 +15,9 @@ other computes (heartbeats) is measured, and counted against them. In a third tu
 processes that do nothing else read as many bytes for each token as the four nodes did: what reading alone takes of
 such a machine, whoever does it.
 
-In a virtual machine it is luck how its host backs the memory that a process gets: where in small pages, that process
-computes up to 25 % slower for its life, nodes and resident alike. So a ratio is one of a pair of starts; of another
-start it is another, and only several runs tell.
+In a virtual machine a process may compute up to 25 % slower for its life than another start of it, and random reads in
+parts of its memory take twice as long: probably its host backs these in small pages. So a ratio is one of a pair of
+starts; of another start it is another, and only several runs tell.
 """
 
 from __future__ import annotations

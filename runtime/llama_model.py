@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -207,7 +207,7 @@ class LlamaContext:
                 f"{model.path}: llama.cpp cannot make a context of {shape.context_tokens:,} tokens: {lines.reason()}; "
                 "try other settings (-c, -ctk, -ctv, -fa), or another copy of the file"
             )
-        self._shape, self._cores = shape, frozenset[int]()
+        self._threads = shape.threads
         self._pool: ggml.ThreadPool | None = None
         self.memory = L.llama_get_memory(self.handle)
         self.context_tokens: int = L.llama_n_ctx(self.handle)
@@ -234,20 +234,17 @@ class LlamaContext:
 
         For passes in short turns: a kernel that wakes threads may leave two on one core for milliseconds each time.
         """
-        cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else frozenset()
-        if 1 < len(cores) == self._shape.threads:
-            with contextlib.suppress(NotSupported):
+        cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+        if 1 < len(cores) == self._threads:
+            with contextlib.suppress(NotSupported, OSError), _same_cores():
+                os.sched_setaffinity(0, cores)  # where that is forbidden, llama.cpp would complain in each pass
                 self._pool = ggml.ThreadPool(sorted(cores))
                 self._pool.attach(self.handle)
-                self._cores = frozenset(cores)
 
     def decode(self, batch: Any) -> int:
         """Run llama_decode, and return its code."""
-        try:
+        with _same_cores() if self._pool else contextlib.nullcontext():
             return int(L.llama_decode(self.handle, batch))
-        finally:
-            if self._cores:
-                os.sched_setaffinity(0, self._cores)  # what this thread starts later is not to stay on its core
 
     def close(self) -> None:
         """Free the context. Idempotent."""
@@ -256,3 +253,14 @@ class LlamaContext:
             self.handle = None
         if self._pool:
             self._pool.close()
+
+
+@contextlib.contextmanager
+def _same_cores() -> Iterator[None]:
+    """Leave the calling thread the cores that it had before this block: what it starts later inherits them."""
+    before = os.sched_getaffinity(0)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # some were taken away meanwhile
+            os.sched_setaffinity(0, before)

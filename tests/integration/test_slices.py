@@ -113,4 +113,22 @@ def test_as_many_threads_as_cores_keep_one_each_and_leave_other_threads_all(fold
     assert np.array_equal(wanted, found)
     assert [kept for kept in cores if len(kept) == 1] == [{allowed[1]}]
     assert os.sched_getaffinity(0) == set(allowed)
+    os.sched_setaffinity(0, allowed[:1])
+    engine.decoder.decode([BatchToken(2, 1, 0, True)])
+    assert os.sched_getaffinity(0) == {allowed[0]}, "what was chosen later holds"
     engine.close()
+
+
+@in_child
+def test_where_cores_cannot_be_chosen_it_computes_all_the_same(folder: Path) -> None:
+    def refuse(*arguments: object) -> None:
+        raise PermissionError("not allowed here")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "sched_setaffinity", refuse)
+        patch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+        options = {"context_tokens": 64, "threads": 2, "memory": "1GiB", "cache_folder": folder / "cache"}
+        engine = SliceEngine(make_model("llama", folder), ModelConfig(**options))
+        engine.assign(slices.Share(("a",) * len(engine.layout.units), "a"), slices.QueueWire({}, "a"))
+        assert np.isfinite(engine.decoder.decode([BatchToken(1, 0, 0, True)])).all()
+        engine.close()
