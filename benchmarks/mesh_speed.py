@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tokens/s of a dense model over 1, 2 and 4 nodes, each with a throttled disk and a budget of a quarter of the model.
 
-    mesh_speed.py [--mbps 500] [--size 2G] [--layers 64] [--micro-batch 32] [--threads 2] [--rounds 10]
+    mesh_speed.py [--mbps 500] [--size 2G] [--layers 64] [--micro-batch 32] [--threads 2] [--starts 5]
 
 All nodes are processes on one machine, each in a box with a disk speed of its own; they take turns computing, with all
 cores, as devices of a mesh do. Resident: the whole model in memory, one process. What is predicted comes from a probe
@@ -10,14 +10,14 @@ and what llama.cpp computes in is as wide: for each token of a micro-batch some 
 
 Four nodes and the model in memory are there at once and take turns, some tokens each, since the speed of a machine that
 others use too changes within minutes; their ratio is the median of all turns. (Where there is no room for both, they
-run one after the other, as often as there are rounds.) What the four take of the cores while the
-other computes (heartbeats) is measured, and counted against them. In a third turn the model in memory runs while four
-processes that do nothing else read as many bytes for each token as the four nodes did: what reading alone takes of
-such a machine, whoever does it.
+run one after the other.) What the four take of the cores while the other computes (heartbeats) is measured, and counted
+against them. In a third turn the model in memory runs while four processes that do nothing else read as many bytes for
+each token as the four nodes did: what reading alone takes of such a machine, whoever does it.
 
 In a virtual machine a process may compute up to 25 % slower for its life than another start of it, and random reads in
-parts of its memory take twice as long: probably its host backs these in small pages. So a ratio is one of a pair of
-starts; of another start it is another, and only several runs tell.
+parts of its memory take twice as long: memory that was freed goes back to the host, which probably gives it again in
+smaller pages. So both are started several times, now the one first and now the other, and what counts is the median
+over the starts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import psutil
 from _box import grown_model, write_results
@@ -38,6 +38,9 @@ from _mesh_box import PlainReading, Stepping, box, peak_bytes, run
 TOKENS = {1: 5, 2: 8, 4: 16}
 TURN_TOKENS = 4
 RESIDENT = 0
+QUARTER, THIRD = "a quarter of it", "a third of it, so that all fits"
+
+Rows: TypeAlias = list[dict[str, Any]]
 
 
 class Nodes:
@@ -123,38 +126,29 @@ def nodes(*arguments: Any) -> Iterator[Nodes]:
             found.close()
 
 
-class Turns(NamedTuple):
-    """What came of turns: how many times as fast as resident four nodes were, and resident beside plain reading.
+class Start(NamedTuple):
+    """What came of one start: how many times as fast as resident four nodes were, and resident beside plain reading.
 
-    idle_share: what the four took of the cores while the other computed.
+    Medians of its turns. idle_share: what the four took of the cores while the other computed. token_mb: what all of
+    them read for a token.
     """
 
-    ratios: Sequence[float]
-    beside_reading: Sequence[float] = ()
+    ratio: float
+    beside_reading: float = 0.0
     idle_share: float = 0.0
+    token_mb: float = 0.0
 
     @property
-    def text(self) -> str:
-        """In words: what four nodes have of resident's tokens/s."""
-        ratio, beside = statistics.median(self.ratios), ""
-        if self.beside_reading:
-            beside = (
-                "; beside processes that read as many bytes a token and do nothing else, the model in memory keeps "
-                f"{statistics.median(self.beside_reading):.3f}, the median of "
-                f"{', '.join(f'{one:.2f}' for one in sorted(self.beside_reading))}"
-            )
-        return (
-            f"{ratio * (1 - self.idle_share):.3f}: {ratio:.3f}, the median of "
-            f"{', '.join(f'{one:.2f}' for one in sorted(self.ratios))}, less {100 * self.idle_share:.1f} % that the "
-            f"four took of the cores while the other computed{beside}"
-        )
+    def net(self) -> float:
+        """The ratio, less what the four took while the other computed."""
+        return self.ratio * (1 - self.idle_share)
 
 
-def by_turns(resident: Nodes, four: Nodes, reading: PlainReading | None, n_turns: int) -> Turns:
+def by_turns(resident: Nodes, four: Nodes, reading: PlainReading | None, n_turns: int) -> Start:
     """Have both and plain reading take turns."""
     ratios: list[float] = []
     beside: list[float] = []
-    idle_cpu_s = others_s = 0.0
+    idle_cpu_s = others_s = token_bytes = 0.0
     resident.step(2)
     four.step(2)
     for _ in range(n_turns):
@@ -170,24 +164,59 @@ def by_turns(resident: Nodes, four: Nodes, reading: PlainReading | None, n_turns
                 beside.append(resident_s / resident.step(TURN_TOKENS))
             del resident.seconds[-TURN_TOKENS:]
         print(f"{ratios[-1]:.3f} ({1 / resident_s:.3f} tokens/s resident)", *beside[-1:], file=sys.stderr)
-    return Turns(ratios, beside, idle_cpu_s / others_s / (psutil.cpu_count() or 1))
+    idle_share = idle_cpu_s / others_s / (psutil.cpu_count() or 1)
+    return Start(statistics.median(ratios), statistics.median(beside or [0]), idle_share, token_bytes / 1e6)
+
+
+def both(model: Path, flags: list[str], mbps: float, first: int, n_turns: int) -> tuple[dict[str, Start], Rows]:
+    """Have the model in memory and four nodes there at once, `first` the one or the other; return what came of it."""
+    size = model.stat().st_size
+    with contextlib.ExitStack() as stack:
+        found: dict[int, Nodes] = {}
+        for n in sorted((RESIDENT, 4), reverse=first == 4):
+            found[n] = stack.enter_context(nodes(model, n, size // 4 if n else 0, mbps, flags))
+            found[n].step(1)
+        resident, four = found[RESIDENT], found[4]
+        with contextlib.closing(PlainReading(model, 4, mbps)) as reading:
+            starts = {QUARTER: by_turns(resident, four, reading, n_turns)}
+        rows = [four.finish()]
+        four.close()
+        four = stack.enter_context(nodes(model, 4, size // 3, mbps, flags))
+        starts[THIRD] = by_turns(resident, four, None, n_turns)
+        return starts, [resident.finish(), *rows, four.finish()]
 
 
 def one_after_the_other(
-    model: Path, quarter: int, mbps: float, flags: list[str], n_pairs: int
-) -> tuple[list[float], list[dict[str, Any]]]:
-    """Return the same ratios where there is no room for both at once, for pairs of runs; and the rows of the last."""
-    ratios, rows = [], []
-    for _ in range(n_pairs):
-        rows = []
-        for n, memory in ((RESIDENT, 0), (4, quarter)):
-            with nodes(model, n, memory, mbps, flags) as found:
-                found.step(2)
-                found.step(2 * TURN_TOKENS)
-                rows.append(found.finish())
-        ratios.append(rows[1]["tokens_per_s"] / rows[0]["tokens_per_s"])
-        print(f"{ratios[-1]:.3f} ({rows[0]['tokens_per_s']} tokens/s resident)", file=sys.stderr)
-    return ratios, rows
+    model: Path, flags: list[str], mbps: float, first: int, n_turns: int
+) -> tuple[dict[str, Start], Rows]:
+    """Do the same where there is no room for both at once, with budgets of a quarter."""
+    rows: dict[int, dict[str, Any]] = {}
+    for n in sorted((RESIDENT, 4), reverse=first == 4):
+        with nodes(model, n, model.stat().st_size // 4 if n else 0, mbps, flags) as found:
+            found.step(2)
+            found.step(n_turns * TURN_TOKENS)
+            rows[n] = found.finish()
+    ratio = rows[4]["tokens_per_s"] / rows[RESIDENT]["tokens_per_s"]
+    print(f"{ratio:.3f} ({rows[RESIDENT]['tokens_per_s']} tokens/s resident)", file=sys.stderr)
+    return {QUARTER: Start(ratio)}, [rows[RESIDENT], rows[4]]
+
+
+def in_words(starts: Sequence[Start]) -> str:
+    """Return what four nodes have of resident's tokens/s."""
+
+    def median(values: Sequence[float]) -> str:
+        return f"{statistics.median(values):.3f}, the median of {', '.join(f'{one:.2f}' for one in sorted(values))}"
+
+    text = median([start.net for start in starts])
+    if starts[0].idle_share:
+        idle = statistics.median(start.idle_share for start in starts)
+        text += f", less what the four took of the cores while the other computed, {100 * idle:.1f} %"
+    if starts[0].beside_reading:
+        text += (
+            f"; beside processes that read as many bytes a token ({starts[0].token_mb:.0f} MB) and do nothing else the "
+            f"model in memory keeps {median([start.beside_reading for start in starts])}"
+        )
+    return text
 
 
 def main() -> None:
@@ -198,68 +227,61 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=64)
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--starts", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=4, help="of each start")
     parser.add_argument("--only-four", action="store_true", help="four nodes against resident, and no others")
     arguments = parser.parse_args()
-    model = grown_model(arguments.size, arguments.layers)
-    quarter = model.stat().st_size // 4
-    third, mbps = quarter * 4 // 3, arguments.mbps
-    rows: list[dict[str, Any]] = []
-    found: dict[str, Turns] = {}
+    model, mbps = grown_model(arguments.size, arguments.layers), arguments.mbps
+    size = model.stat().st_size
+    has_room = 2.2 * size < psutil.virtual_memory().available
+    rows: Rows = []
+    found: dict[str, list[Start]] = {}
     with tempfile.TemporaryDirectory() as cache:
         flags = ["--cache", cache, "--micro-batch", str(arguments.micro_batch), "--threads", str(arguments.threads)]
         run(Path(cache), model, ["--probe", *flags], mbps)
-        if 2.2 * model.stat().st_size > psutil.virtual_memory().available:
-            how = f"in pairs of runs, {2 * TURN_TOKENS} tokens each"
-            ratios, rows = one_after_the_other(model, quarter, mbps, flags, arguments.rounds)
-            found["a quarter of it"] = Turns(ratios)
-        else:
-            how = f"in {arguments.rounds} turns of {TURN_TOKENS} tokens each"
-            with nodes(model, RESIDENT, 0, mbps, flags) as resident:
-                with (
-                    nodes(model, 4, quarter, mbps, flags) as four,
-                    contextlib.closing(PlainReading(model, 4, mbps)) as reading,
-                ):
-                    found["a quarter of it"] = by_turns(resident, four, reading, arguments.rounds)
-                    rows.append(four.finish())
-                with nodes(model, 4, third, mbps, flags) as four:
-                    found["a third of it, so that all fits"] = by_turns(resident, four, None, arguments.rounds)
-                    rows.append(four.finish())
-                rows.insert(0, resident.finish())
+        for number in range(arguments.starts):
+            way = both if has_room else one_after_the_other
+            starts, made = way(model, flags, mbps, (RESIDENT, 4)[number % 2], arguments.turns)
+            rows += [{"start": number + 1, **row} for row in made]
+            for budget, start in starts.items():
+                found.setdefault(budget, []).append(start)
+            print(*(f"{budget}: {start}" for budget, start in starts.items()), sep="\n", file=sys.stderr)
         for n in () if arguments.only_four else (1, 2):
-            with nodes(model, n, quarter, mbps, flags) as few:
+            with nodes(model, n, size // 4, mbps, flags) as few:
                 few.step(TOKENS[n])
                 rows.append(few.finish())
             print(rows[-1], file=sys.stderr)
-    wanted = rows[0]["tokens"]
+    wanted = max((row["tokens"] for row in rows), key=len)
     for row in rows:
         tokens = row.pop("tokens")
-        same = min(len(wanted), len(tokens))
-        row["identical"] = wanted[:same] == tokens[:same]
+        row["identical"] = wanted[: len(tokens)] == tokens
+    how = f"{arguments.turns} turns of {TURN_TOKENS} tokens each"
     write_results(
         f"mesh-speed-{arguments.size}-{arguments.threads}-threads",
         rows,
         f"{model.name}, micro-batches of {arguments.micro_batch}, {arguments.threads} threads, every node with a disk "
         f"of {mbps:.0f} MB/s and a budget for its whole process. {scaling(rows)}Four nodes against the model in "
-        f"memory, {how}, have of its tokens/s, with budgets of "
-        f"{'; with '.join(f'{budget}, {turns.text}' for budget, turns in found.items())}. Predicted against measured: "
-        f"within {100 * worst_error(rows):.0f} %. All nodes share this machine's cores, and take turns. Tokens "
-        f"identical in all runs: {all(row['identical'] for row in rows)}.",
+        f"memory, in {arguments.starts} starts of {how}{'' if has_room else ', one after the other'}, have of its "
+        f"tokens/s, with budgets of {'; with '.join(f'{budget}, {in_words(of)}' for budget, of in found.items())}. "
+        f"Predicted against measured: within {100 * worst_error(rows):.0f} %. All nodes share this machine's cores, "
+        f"and take turns. Tokens identical in all runs: {all(row['identical'] for row in rows)}.",
     )
 
 
-def scaling(rows: Sequence[dict[str, Any]]) -> str:
+def scaling(rows: Rows) -> str:
     """Return how many times one node's tokens/s more nodes have; nothing where one was not measured."""
-    speeds = {row["nodes"]: float(row["tokens_per_s"]) for row in reversed(rows)}
-    if 1 not in speeds:
+    quarter = min(row["budget_bytes"] for row in rows if row["budget_bytes"])
+    fitting = [row for row in rows if row["budget_bytes"] == quarter]
+    speeds = {n: [row["tokens_per_s"] for row in fitting if row["nodes"] == n] for n in (1, 2, 4)}
+    if not speeds[1]:
         return ""
+    two, four = (statistics.median(speeds[n]) / speeds[1][0] for n in (2, 4))
     return (
-        f"With budgets of a quarter of it two nodes give {speeds[2] / speeds[1]:.2f} times the tokens/s of one, four "
-        f"{speeds[4] / speeds[1]:.2f} times. "
+        f"With budgets of a quarter of it two nodes give {two:.2f} times the tokens/s of one, four {four:.2f} times. "
     )
 
 
-def worst_error(rows: Sequence[dict[str, Any]]) -> float:
+def worst_error(rows: Rows) -> float:
     """Return how far off predictions were at most, as a share of what was measured."""
     told = [row for row in rows if row["predicted_tokens_per_s"]]
     return max(abs(float(row["predicted_tokens_per_s"]) / float(row["tokens_per_s"]) - 1) for row in told)

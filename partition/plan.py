@@ -8,9 +8,10 @@ evenly over the pass, so that reading never has to wait for computing nor the ot
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
+from operator import sub
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import MIB, format_size, round_up
@@ -73,13 +74,27 @@ def plan_residency(
     pair = max((a + b for a, b in zip(sizes, sizes[1:] + sizes[:1], strict=True)), default=0)
     run = -(-len(movable) // MOST_RUNS)
     spare = n_places - pair - 2 * run - LOOKAHEAD_CHUNKS
-    n_pinned = min(max(0, int(spare / max(1 - pair / len(movable), 1e-9))), n_places - largest, len(movable) - 1)
+    n_pinned = min(max(0, int(spare / max(1 - pair / len(movable), 1e-9))), n_places - 1, len(movable) - 1)
     streamed = _choose_streamed(movable, uses, len(movable) - n_pinned, run)
+    while n_places - n_pinned < (least := frames_needed(stretches, streamed, largest)):
+        n_pinned = n_places - least
+        streamed = _choose_streamed(movable, uses, len(movable) - n_pinned, run)
     chosen = frozenset(streamed)
     pinned = tuple(chunk for chunk in uses if chunk not in chosen)
     n_frames = n_places - n_pinned
     n_reads = _count_reads(taken, chosen, uses, n_frames - largest)
     return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, len(fixed) + largest)
+
+
+def frames_needed(stretches: Sequence[Sequence[int]], streamed: Collection[int], largest: int) -> int:
+    """Return the frames that any stretch can do with, also of a pass that is cut elsewhere, if `streamed` streams.
+
+    They hold all that streams of as many uses in a row as a stretch has at most; that are no more than the `largest`.
+    """
+    chosen = frozenset(streamed)
+    reach = max(map(len, stretches), default=0)
+    sums = [0, *accumulate(chunk in chosen for chunk in chain.from_iterable(stretches))]
+    return min(largest, max(map(sub, sums[reach:], sums), default=0))
 
 
 def with_guests(plan: ResidencyPlan, stretches: Sequence[Sequence[int]], most_guests: int) -> ResidencyPlan:

@@ -13,50 +13,54 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 
-from edge_run.partition.plan import ResidencyPlan, spread_evenly
+from edge_run.partition.plan import ResidencyPlan, frames_needed, spread_evenly
 
 LONG_RUN = 8  # chunks: longer reads gain nothing
 
 
 def plan_turns(
-    plan: ResidencyPlan, turns: Sequence[Sequence[int]], must_pin: Collection[int], most_guests: int
+    plan: ResidencyPlan,
+    stretches: Sequence[Sequence[int]],
+    turns: Sequence[Sequence[int]],
+    must_pin: Collection[int],
+    most_guests: int,
 ) -> ResidencyPlan | None:
     """Return `plan` with so few frames that each turn's share of what streams just fits them; None where that is more.
 
-    turns: the chunks of each, in the order of their use. most_guests: chunks that may have lent memory besides; passes
-    that are not computed in turns have none, and stream those too.
+    turns: the chunks of each, in the order of their use; stretches: of each of their stretches. most_guests: chunks
+    that may have lent memory besides; passes that are not computed in turns have none, and stream those too.
     """
+    if len(turns) < 2:
+        return None
     fixed = [chunk for chunk in plan.pinned if chunk in must_pin]
     uses = Counter(chain.from_iterable(turns))
     order = [chunk for chunk in uses if chunk not in must_pin]
     n_places = len(plan.pinned) - len(fixed) + plan.n_frames
     n_lacking = len(order) - n_places - most_guests
-    largest = plan.minimum_chunks - len(fixed)
-    if len(turns) < 2:
-        return None
-    n_frames = max(largest, -(-n_lacking // (len(turns) - 1)))
-    n_streamed = max(0, n_lacking + n_frames)
-    streamed: list[int] = []
-    for i, turn in enumerate(turns):
-        count = n_streamed * (i + 1) // len(turns) - n_streamed * i // len(turns)
-        own = [chunk for chunk in turn if uses[chunk] == 1 and chunk not in must_pin]
-        if count > len(own):
+    n_frames = max(1, -(-n_lacking // (len(turns) - 1)))
+    while n_frames <= plan.n_frames:
+        n_streamed = max(0, n_lacking + n_frames)
+        own = [[chunk for chunk in turn if uses[chunk] == 1 and chunk not in must_pin] for turn in turns]
+        counts = [n_streamed * (i + 1) // len(turns) - n_streamed * i // len(turns) for i in range(len(turns))]
+        if any(count > len(chunks) for chunks, count in zip(own, counts, strict=True)):
             return None
-        streamed += _in_runs(own, count)
-    if n_frames > plan.n_frames:
-        return None
-    chosen = frozenset(streamed)
-    rest = [chunk for chunk in order if chunk not in chosen]
-    guests = frozenset(spread_evenly(rest, max(0, len(rest) - (n_places - n_frames))))
-    return replace(
-        plan,
-        pinned=(*fixed, *(chunk for chunk in rest if chunk not in guests)),
-        streamed=tuple(chunk for chunk in order if chunk in chosen or chunk in guests),
-        n_frames=n_frames,
-        streamed_uses=n_streamed if n_streamed > n_frames else 0,
-        guests=tuple(chunk for chunk in order if chunk in guests),
-        by_turns=True,
-    )
+        chosen = frozenset(chain.from_iterable(map(_in_runs, own, counts)))
+        rest = [chunk for chunk in order if chunk not in chosen]
+        guests = frozenset(spread_evenly(rest, max(0, len(rest) - (n_places - n_frames))))
+        least = frames_needed(stretches, chosen | guests, plan.minimum_chunks - len(fixed))
+        if least > n_frames:
+            n_frames = least
+            continue
+        return replace(
+            plan,
+            pinned=(*fixed, *(chunk for chunk in rest if chunk not in guests)),
+            streamed=tuple(chunk for chunk in order if chunk in chosen or chunk in guests),
+            n_frames=n_frames,
+            streamed_uses=n_streamed if n_streamed > n_frames else 0,
+            guests=tuple(chunk for chunk in order if chunk in guests),
+            by_turns=True,
+        )
+    return None
 
 
 def _in_runs(chunks: Sequence[int], count: int) -> list[int]:

@@ -99,7 +99,7 @@ def plan_streamed(
         residency = plan_residency(stretches, territory.ragged, chunk_bytes, terms.budget_bytes - other, other)
     if residency.n_frames:
         n_guests = terms.lent_bytes // chunk_bytes
-        in_turns = plan_turns(residency, turns, territory.ragged, n_guests)
+        in_turns = plan_turns(residency, stretches, turns, territory.ragged, n_guests)
         residency = in_turns or with_guests(residency, stretches, n_guests)
     pinned = territory.total_bytes(residency.pinned)
     window = residency.n_frames * territory.chunk_bytes

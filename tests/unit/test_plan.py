@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import assume, given
@@ -44,8 +45,33 @@ def test_no_plan_exceeds_what_is_available(stretches: Stretches, must_pin: froze
     assert len(plan.pinned) + plan.n_frames <= least + extra
     assert used & must_pin <= set(plan.pinned)
     assert sorted((*plan.pinned, *plan.streamed)) == sorted(used), "every chunk of the pass is planned once, no other"
-    assert not plan.streamed or plan.n_frames >= largest_of(stretches, must_pin), "the largest stretch fits the frames"
+    streamed = set(plan.streamed)
+    assert all(len(streamed.intersection(stretch)) <= plan.n_frames for stretch in stretches), "each fits the frames"
     assert plan.minimum_chunks == least
+
+
+@given(
+    n_chunks=st.integers(20, 3000),
+    most=st.integers(1, 60),
+    share=st.floats(0, 1),
+    lengths=st.randoms(use_true_random=False),
+)
+def test_a_pass_that_is_cut_elsewhere_fits_the_frames_too(
+    n_chunks: int, most: int, share: float, lengths: Random
+) -> None:
+    """A pass of more tokens may be cut at other nodes; its stretches are no larger, but not the same."""
+
+    def cut() -> Stretches:
+        ends = [0]
+        while ends[-1] < n_chunks:
+            ends.append(min(n_chunks, ends[-1] + lengths.randint(1, most)))
+        return [tuple(range(a, b)) for a, b in pairwise(ends)]
+
+    planned = [tuple(range(most)), *[tuple(c + most for c in stretch) for stretch in cut()]]
+    plan = plan_for(planned, most + int(share * n_chunks))
+    streamed = set(plan.streamed)
+    other = [tuple(chunk + most // 2 for chunk in stretch) for stretch in cut()]
+    assert all(len(streamed.intersection(stretch)) <= plan.n_frames for stretch in other)
 
 
 @given(
@@ -79,8 +105,11 @@ def test_with_room_for_all_but_one_only_a_window_streams() -> None:
     assert len(plan.streamed) == plan.n_frames + 1
 
 
-def test_however_much_is_pinned_the_largest_stretch_fits_the_window() -> None:
-    assert plan_for(chain(1000, per_stretch=60), 999).n_frames >= 60
+def test_what_is_pinned_of_a_stretch_needs_no_frame() -> None:
+    """Where little streams, a window for that is enough, however large a stretch is."""
+    plan = plan_for(chain(1000, per_stretch=200), 990)
+    assert plan.n_frames < 60
+    assert plan.streamed_uses == len(plan.streamed) == plan.n_frames + 10
 
 
 def test_what_streams_is_spread_over_the_pass() -> None:
