@@ -88,7 +88,7 @@ def kill_in_mid_answer(home: Path, model: str, worker: int) -> None:
         )
         assert coordinator.stdout is not None
         assert coordinator.stderr is not None
-        if b"computes" in (said := coordinator.stderr.readline()):
+        if said := next((line for line in coordinator.stderr if b"computes" in line), b""):  # others may come before it
             break
         coordinator.kill()
         coordinator.communicate()
