@@ -76,13 +76,13 @@ def plan_residency(
     spare = n_places - pair - 2 * run - LOOKAHEAD_CHUNKS
     n_pinned = min(max(0, int(spare / max(1 - pair / len(movable), 1e-9))), n_places - 1, len(movable) - 1)
     streamed = _choose_streamed(movable, uses, len(movable) - n_pinned, run)
-    while n_places - n_pinned < (least := frames_needed(stretches, streamed, largest)):
-        n_pinned = n_places - least
+    while n_places - n_pinned < (needed := frames_needed(stretches, streamed, largest)):
+        n_pinned = n_places - needed
         streamed = _choose_streamed(movable, uses, len(movable) - n_pinned, run)
     chosen = frozenset(streamed)
     pinned = tuple(chunk for chunk in uses if chunk not in chosen)
     n_frames = n_places - n_pinned
-    n_reads = _count_reads(taken, chosen, uses, n_frames - largest)
+    n_reads = _count_reads(taken, chosen, uses, n_frames - needed)
     return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, len(fixed) + largest)
 
 

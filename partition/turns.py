@@ -3,7 +3,8 @@
 In a mesh of several rounds a device waits for its next turn longer than it computes. Where all that streams of a turn
 fits the frames, it is read while others compute, and held for the whole turn: no pass stops within a turn, reads are
 long, and the frames are fewer than what running ahead through stretches takes. With D chunks that have no place and R
-turns, D / (R - 1) frames are enough: so many chunks of each turn stream, and all others stay.
+turns, D / (R - 1) frames are enough: so many chunks of each turn stream, and all others stay. There are more only where
+wide passes, which are not computed in turns, need them.
 """
 
 from __future__ import annotations
@@ -37,29 +38,28 @@ def plan_turns(
     order = [chunk for chunk in uses if chunk not in must_pin]
     n_places = len(plan.pinned) - len(fixed) + plan.n_frames
     n_lacking = len(order) - n_places - most_guests
+    own = [[chunk for chunk in turn if uses[chunk] == 1 and chunk not in must_pin] for turn in turns]
     n_frames = max(1, -(-n_lacking // (len(turns) - 1)))
     while n_frames <= plan.n_frames:
         n_streamed = max(0, n_lacking + n_frames)
-        own = [[chunk for chunk in turn if uses[chunk] == 1 and chunk not in must_pin] for turn in turns]
         counts = [n_streamed * (i + 1) // len(turns) - n_streamed * i // len(turns) for i in range(len(turns))]
         if any(count > len(chunks) for chunks, count in zip(own, counts, strict=True)):
             return None
         chosen = frozenset(chain.from_iterable(map(_in_runs, own, counts)))
         rest = [chunk for chunk in order if chunk not in chosen]
         guests = frozenset(spread_evenly(rest, max(0, len(rest) - (n_places - n_frames))))
-        least = frames_needed(stretches, chosen | guests, plan.minimum_chunks - len(fixed))
-        if least > n_frames:
-            n_frames = least
-            continue
-        return replace(
-            plan,
-            pinned=(*fixed, *(chunk for chunk in rest if chunk not in guests)),
-            streamed=tuple(chunk for chunk in order if chunk in chosen or chunk in guests),
-            n_frames=n_frames,
-            streamed_uses=n_streamed if n_streamed > n_frames else 0,
-            guests=tuple(chunk for chunk in order if chunk in guests),
-            by_turns=True,
-        )
+        needed = frames_needed(stretches, chosen | guests, plan.minimum_chunks - len(fixed))
+        if needed <= n_frames:
+            return replace(
+                plan,
+                pinned=(*fixed, *(chunk for chunk in rest if chunk not in guests)),
+                streamed=tuple(chunk for chunk in order if chunk in chosen or chunk in guests),
+                n_frames=n_frames,
+                streamed_uses=n_streamed if n_streamed > n_frames else 0,
+                guests=tuple(chunk for chunk in order if chunk in guests),
+                by_turns=True,
+            )
+        n_frames = needed
     return None
 
 
