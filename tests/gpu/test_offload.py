@@ -19,7 +19,7 @@ from edge_run.runtime import _ggml as ggml
 from edge_run.runtime import offload
 from edge_run.runtime import probe as probing
 from edge_run.runtime.drafting import Acceptance
-from edge_run.runtime.gpus import PinnedStaging, find_gpus, measure_upload, open_staging
+from edge_run.runtime.gpus import SOFTWARE, PinnedStaging, find_gpus, measure_upload, open_staging
 from edge_run.runtime.offload import plan_offload
 from edge_run.runtime.offload_loading import gpu_tensors
 from edge_run.runtime.offload_times import LEAST_PACES, known_paces, note_paces
@@ -75,14 +75,18 @@ def test_uploads_go_through_pinned_memory_where_files_can_be_read_into_it(folder
 def test_logits_are_those_of_llama_cpp_with_the_same_part(name: str, folder: Path) -> None:
     """Whole in memory, and streamed in as little as works: a mixture's experts, also where the GPU has all else.
 
-    jamba has state instead of keys, gemma3 has a tensor twice.
+    jamba has state instead of keys, gemma3 has a tensor twice. Where the processor plays the GPU, jamba's experts stay
+    in DRAM: with them there llama.cpp ends with a segmentation fault after a few openings, with its own loader too.
     """
-    _logits_are_the_same(path=make_model(name, folder), is_mixture="moe" in name)
+    _logits_are_the_same(path=make_model(name, folder), is_mixture="moe" in name, is_frail=name == "jamba")
 
 
 @in_child
-def _logits_are_the_same(path: Path, is_mixture: bool) -> None:
+def _logits_are_the_same(path: Path, is_mixture: bool, is_frail: bool) -> None:
     choices = offloads(path, 4)
+    if is_frail and choices[0].gpu.kind == SOFTWARE:
+        narrow = (c for c in offloads(path, 40) if c.placement.n_narrow == max(0, c.placement.n_layers - 1))
+        choices = list(narrow)[::2]
     assert len(choices) > 2
     if is_mixture:
         choices.append(next(c for c in offloads(path, 40) if c.placement.n_narrow == c.placement.n_layers - 1 > 2))
