@@ -76,7 +76,8 @@ def test_logits_are_those_of_llama_cpp_with_the_same_part(name: str, folder: Pat
     """Whole in memory, and streamed in as little as works: a mixture's experts, also where the GPU has all else.
 
     jamba has state instead of keys, gemma3 has a tensor twice. Where the processor plays the GPU, jamba's experts stay
-    in DRAM: with them there llama.cpp ends with a segmentation fault after a few openings, with its own loader too.
+    in DRAM: with them there llama.cpp ends with a segmentation fault after a few openings, with its own loader, under
+    our settings, too.
     """
     _logits_are_the_same(path=make_model(name, folder), is_mixture="moe" in name, is_frail=name == "jamba")
 
