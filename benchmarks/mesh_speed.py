@@ -5,8 +5,9 @@
 
 All nodes are processes on one machine, each in a box with a disk speed of its own; they take turns computing, with all
 cores, as devices of a mesh do. Resident: the whole model in memory, one process. What is predicted comes from a probe
-in such a box. Another run gives each of four nodes a third of the model, so that all of it fits. A grown model is wide,
-and what llama.cpp computes in is as wide: for each token of a micro-batch some 3 MB of each budget of a 4 GB model.
+in such a box, a new one before each start. Another run gives each of four nodes a third of the model, so that all of it
+fits. A grown model is wide, and what llama.cpp computes in is as wide: for each token of a micro-batch some 3 MB of
+each budget of a 4 GB model.
 
 Four nodes and the model in memory are there at once and take turns, some tokens each, since the speed of a machine that
 others use too changes within minutes; their ratio is the median of all turns. (Where there is no room for both, they
@@ -126,6 +127,15 @@ def nodes(*arguments: Any) -> Iterator[Nodes]:
             found.close()
 
 
+@contextlib.contextmanager
+def probed(model: Path, mbps: float, micro_batch: int, threads: int) -> Iterator[list[str]]:
+    """Yield flags of nodes that know what a probe in a box found now."""
+    with tempfile.TemporaryDirectory() as cache:
+        flags = ["--cache", cache, "--micro-batch", str(micro_batch), "--threads", str(threads)]
+        run(Path(cache), model, ["--probe", *flags], mbps)
+        yield flags
+
+
 class Start(NamedTuple):
     """What came of one start: how many times as fast as resident four nodes were, and resident beside plain reading.
 
@@ -236,21 +246,22 @@ def main() -> None:
     has_room = 2.2 * size < psutil.virtual_memory().available
     rows: Rows = []
     found: dict[str, list[Start]] = {}
-    with tempfile.TemporaryDirectory() as cache:
-        flags = ["--cache", cache, "--micro-batch", str(arguments.micro_batch), "--threads", str(arguments.threads)]
-        run(Path(cache), model, ["--probe", *flags], mbps)
-        for number in range(arguments.starts):
+    for number in range(arguments.starts):
+        with probed(model, mbps, arguments.micro_batch, arguments.threads) as flags:
             way = both if has_room else one_after_the_other
             starts, made = way(model, flags, mbps, (RESIDENT, 4)[number % 2], arguments.turns)
-            rows += [{"start": number + 1, **row} for row in made]
-            for budget, start in starts.items():
-                found.setdefault(budget, []).append(start)
-            print(*(f"{budget}: {start}" for budget, start in starts.items()), sep="\n", file=sys.stderr)
-        for n in () if arguments.only_four else (1, 2):
-            with nodes(model, n, size // 4, mbps, flags) as few:
-                few.step(TOKENS[n])
-                rows.append(few.finish())
-            print(rows[-1], file=sys.stderr)
+        rows += [{"start": number + 1, **row} for row in made]
+        for budget, start in starts.items():
+            found.setdefault(budget, []).append(start)
+        print(*(f"{budget}: {start}" for budget, start in starts.items()), sep="\n", file=sys.stderr)
+    for n in () if arguments.only_four else (1, 2):
+        with (
+            probed(model, mbps, arguments.micro_batch, arguments.threads) as flags,
+            nodes(model, n, size // 4, mbps, flags) as few,
+        ):
+            few.step(TOKENS[n])
+            rows.append(few.finish())
+        print(rows[-1], file=sys.stderr)
     wanted = max((row["tokens"] for row in rows), key=len)
     for row in rows:
         tokens = row.pop("tokens")
@@ -263,7 +274,7 @@ def main() -> None:
         f"of {mbps:.0f} MB/s and a budget for its whole process. {scaling(rows)}Four nodes against the model in "
         f"memory, in {arguments.starts} starts of {how}{'' if has_room else ', one after the other'}, have of its "
         f"tokens/s, with budgets of {'; with '.join(f'{budget}, {in_words(of)}' for budget, of in found.items())}. "
-        f"Predicted against measured: within {100 * worst_error(rows):.0f} %. All nodes share this machine's cores, "
+        f"Predicted against measured: {predictions(rows)}. All nodes share this machine's cores, "
         f"and take turns. Tokens identical in all runs: {all(row['identical'] for row in rows)}.",
     )
 
@@ -281,10 +292,18 @@ def scaling(rows: Rows) -> str:
     )
 
 
-def worst_error(rows: Rows) -> float:
-    """Return how far off predictions were at most, as a share of what was measured."""
-    told = [row for row in rows if row["predicted_tokens_per_s"]]
-    return max(abs(float(row["predicted_tokens_per_s"]) / float(row["tokens_per_s"]) - 1) for row in told)
+def predictions(rows: Rows) -> str:
+    """Return how far off predictions were, each from a probe of its own, by number of nodes and budget."""
+    errors: dict[str, list[float]] = {}
+    for row in rows:
+        if row["predicted_tokens_per_s"]:
+            kind = f"{row['nodes']} nodes of {row['budget_bytes'] / 1e9:.1f} GB"
+            error = float(row["predicted_tokens_per_s"]) / float(row["tokens_per_s"]) - 1
+            errors.setdefault(kind, []).append(100 * error)
+    return "; ".join(
+        f"{kind} {statistics.median(found):+.0f} %, the median of {', '.join(f'{one:+.0f}' for one in sorted(found))}"
+        for kind, found in errors.items()
+    )
 
 
 if __name__ == "__main__":

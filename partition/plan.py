@@ -92,9 +92,14 @@ def frames_needed(stretches: Sequence[Sequence[int]], streamed: Collection[int],
     They hold all that streams of as many uses in a row as a stretch has at most; that are no more than the `largest`.
     """
     chosen = frozenset(streamed)
-    reach = max(map(len, stretches), default=0)
+    reach = longest_stretch(stretches)
     sums = [0, *accumulate(chunk in chosen for chunk in chain.from_iterable(stretches))]
     return min(largest, max(map(sub, sums[reach:], sums), default=0))
+
+
+def longest_stretch(stretches: Sequence[Sequence[int]]) -> int:
+    """Return the chunks of the one that has the most."""
+    return max(map(len, stretches), default=0)
 
 
 def with_guests(plan: ResidencyPlan, stretches: Sequence[Sequence[int]], most_guests: int) -> ResidencyPlan:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 
-from edge_run.partition.plan import ResidencyPlan, frames_needed, spread_evenly
+from edge_run.partition.plan import ResidencyPlan, frames_needed, longest_stretch, spread_evenly
 
 LONG_RUN = 8  # chunks: longer reads gain nothing
 
@@ -47,7 +47,9 @@ def plan_turns(
             return None
         chosen = frozenset(chain.from_iterable(map(_in_runs, own, counts)))
         rest = [chunk for chunk in order if chunk not in chosen]
-        guests = frozenset(spread_evenly(rest, max(0, len(rest) - (n_places - n_frames))))
+        n_guests = max(0, len(rest) - (n_places - n_frames))
+        far = _far_from(chosen, rest, stretches)
+        guests = frozenset(spread_evenly(far if len(far) >= n_guests else rest, n_guests))
         needed = frames_needed(stretches, chosen | guests, plan.minimum_chunks - len(fixed))
         if needed <= n_frames:
             return replace(
@@ -61,6 +63,17 @@ def plan_turns(
             )
         n_frames = needed
     return None
+
+
+def _far_from(chosen: Collection[int], rest: Sequence[int], stretches: Sequence[Sequence[int]]) -> list[int]:
+    """Return which of `rest` are never held by one stretch with any of `chosen`, wherever a pass is cut."""
+    reach = longest_stretch(stretches)
+    uses = list(chain.from_iterable(stretches))
+    near: set[int] = set()
+    for i, chunk in enumerate(uses):
+        if chunk in chosen:
+            near.update(uses[max(0, i - reach + 1) : i + reach])
+    return [chunk for chunk in rest if chunk not in near]
 
 
 def _in_runs(chunks: Sequence[int], count: int) -> list[int]:

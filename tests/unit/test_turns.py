@@ -109,3 +109,14 @@ def test_what_streams_of_a_turn_has_many_neighbours() -> None:
     assert plan is not None
     streamed = [chunk for chunk in turn if chunk in plan.streamed]
     assert streamed == [20, 21, 22], "of the longest, the first"
+
+
+def test_guests_are_where_they_need_no_frames_of_their_own() -> None:
+    stretches = chain(400, per_stretch=10)
+    turns = turns_of(stretches, 5)
+    without = plan_turns(plan_for(stretches, 380), stretches, turns, frozenset(), 0)
+    plan = plan_turns(plan_for(stretches, 280), stretches, turns, frozenset(), 100)
+    assert without is not None
+    assert plan is not None
+    assert (plan.n_frames, plan.streamed_uses) == (without.n_frames, without.streamed_uses)
+    assert len(plan.guests) == 100
