@@ -10,7 +10,7 @@ fits. A grown model is wide, and what llama.cpp computes in is as wide: for each
 each budget of a 4 GB model.
 
 Four nodes and the model in memory are there at once and take turns, some tokens each, since the speed of a machine that
-others use too changes within minutes; their ratio is the median of all turns. (Where there is no room for both, they
+others use too changes within seconds; their ratio is that of all tokens of both. (Where there is no room for both, they
 run one after the other.) What the four take of the cores while the other computes (heartbeats) is measured, and counted
 against them. In a third turn the model in memory runs while four processes that do nothing else read as many bytes for
 each token as the four nodes did: what reading alone takes of such a machine, whoever does it.
@@ -36,7 +36,7 @@ import psutil
 from _box import grown_model, write_results
 from _mesh_box import PlainReading, Stepping, box, peak_bytes, run
 
-TOKENS = {1: 5, 2: 8, 4: 16}
+TOKENS = {1: 4, 2: 7}
 TURN_TOKENS = 4
 RESIDENT = 0
 QUARTER, THIRD = "a quarter of it", "a third of it, so that all fits"
@@ -70,11 +70,15 @@ class Nodes:
         self._exit.callback(self._run.close)
         self.seconds: list[float] = []
 
+    def warm_up(self, n_tokens: int) -> None:
+        """Make `n_tokens` tokens that do not count."""
+        self._run.step(n_tokens)
+
     def step(self, n_tokens: int) -> float:
-        """Make `n_tokens` tokens; return the seconds of one, the median."""
+        """Make `n_tokens` tokens; return the seconds of one, the mean."""
         found = self._run.step(n_tokens)
         self.seconds += found
-        return statistics.median(found)
+        return statistics.mean(found)
 
     @property
     def cpu_s(self) -> float:
@@ -96,7 +100,7 @@ class Nodes:
         """End it, and return its row."""
         figures = self._run.finish()
         peaks = [figures["peak_bytes"], *(peak_bytes(worker.pid) for worker in self._workers)]
-        token_s = statistics.median(self.seconds[1:])
+        token_s = statistics.mean(self.seconds)
         return {
             "nodes": self.n or "resident",
             "budget_bytes": self.memory,
@@ -139,8 +143,8 @@ def probed(model: Path, mbps: float, micro_batch: int, threads: int) -> Iterator
 class Start(NamedTuple):
     """What came of one start: how many times as fast as resident four nodes were, and resident beside plain reading.
 
-    Medians of its turns. idle_share: what the four took of the cores while the other computed. token_mb: what all of
-    them read for a token.
+    Of all tokens of its turns. idle_share: what the four took of the cores while the other computed. token_mb: what all
+    of them read for a token.
     """
 
     ratio: float
@@ -156,26 +160,26 @@ class Start(NamedTuple):
 
 def by_turns(resident: Nodes, four: Nodes, reading: PlainReading | None, n_turns: int) -> Start:
     """Have both and plain reading take turns."""
-    ratios: list[float] = []
-    beside: list[float] = []
-    idle_cpu_s = others_s = token_bytes = 0.0
-    resident.step(2)
-    four.step(2)
+    idle_cpu_s = token_bytes = 0.0
+    seconds: dict[str, list[float]] = {"resident": [], "four": [], "beside": []}
+    resident.warm_up(2)
+    four.warm_up(2)
     for _ in range(n_turns):
         before = four.cpu_s
-        resident_s = resident.step(TURN_TOKENS)
+        seconds["resident"].append(resident.step(TURN_TOKENS))
         idle_cpu_s += four.cpu_s - before
-        others_s += sum(resident.seconds[-TURN_TOKENS:])
         read = four.read_bytes
-        ratios.append(resident_s / four.step(TURN_TOKENS))
+        seconds["four"].append(four.step(TURN_TOKENS))
         token_bytes = (four.read_bytes - read) / TURN_TOKENS
         if reading:
-            with reading.at(token_bytes / resident_s):
-                beside.append(resident_s / resident.step(TURN_TOKENS))
+            with reading.at(token_bytes / seconds["resident"][-1]):
+                seconds["beside"].append(resident.step(TURN_TOKENS))
             del resident.seconds[-TURN_TOKENS:]
-        print(f"{ratios[-1]:.3f} ({1 / resident_s:.3f} tokens/s resident)", *beside[-1:], file=sys.stderr)
-    idle_share = idle_cpu_s / others_s / (psutil.cpu_count() or 1)
-    return Start(statistics.median(ratios), statistics.median(beside or [0]), idle_share, token_bytes / 1e6)
+        print({what: round(found[-1], 3) for what, found in seconds.items() if found}, file=sys.stderr)
+    resident_s = sum(seconds["resident"])
+    ratio, beside = (resident_s / sum(seconds[what]) if seconds[what] else 0.0 for what in ("four", "beside"))
+    idle_share = idle_cpu_s / (resident_s * TURN_TOKENS) / (psutil.cpu_count() or 1)
+    return Start(ratio, beside, idle_share, token_bytes / 1e6)
 
 
 def both(model: Path, flags: list[str], mbps: float, first: int, n_turns: int) -> tuple[dict[str, Start], Rows]:
@@ -185,7 +189,7 @@ def both(model: Path, flags: list[str], mbps: float, first: int, n_turns: int) -
         found: dict[int, Nodes] = {}
         for n in sorted((RESIDENT, 4), reverse=first == 4):
             found[n] = stack.enter_context(nodes(model, n, size // 4 if n else 0, mbps, flags))
-            found[n].step(1)
+            found[n].warm_up(1)
         resident, four = found[RESIDENT], found[4]
         with contextlib.closing(PlainReading(model, 4, mbps)) as reading:
             starts = {QUARTER: by_turns(resident, four, reading, n_turns)}
@@ -203,7 +207,7 @@ def one_after_the_other(
     rows: dict[int, dict[str, Any]] = {}
     for n in sorted((RESIDENT, 4), reverse=first == 4):
         with nodes(model, n, model.stat().st_size // 4 if n else 0, mbps, flags) as found:
-            found.step(2)
+            found.warm_up(2)
             found.step(n_turns * TURN_TOKENS)
             rows[n] = found.finish()
     ratio = rows[4]["tokens_per_s"] / rows[RESIDENT]["tokens_per_s"]
@@ -259,6 +263,7 @@ def main() -> None:
             probed(model, mbps, arguments.micro_batch, arguments.threads) as flags,
             nodes(model, n, size // 4, mbps, flags) as few,
         ):
+            few.warm_up(1)
             few.step(TOKENS[n])
             rows.append(few.finish())
         print(rows[-1], file=sys.stderr)

@@ -67,6 +67,7 @@ class Station:
     memory_bytes: for weights and what is kept, all else taken off. compute_bytes_per_s: weights it computes with per
     second when they are in memory. window_bytes: of memory_bytes, what streaming runs ahead through; pair_bytes: what
     it holds besides where all weights stream, two tensors, the one in use and the next; in proportion where few do.
+    range_bytes: what each range of units takes besides: weights come in chunks, and at its ends lie other units' too.
     hop_s: what a state spends on its way to it or from it, both together, and in being taken and handed on.
     most_weight_bytes: of weights that it may have at all, None for any number.
     """
@@ -78,6 +79,7 @@ class Station:
     hop_s: float = 0.0
     window_bytes: int = 0
     pair_bytes: int = 0
+    range_bytes: int = 0
     most_weight_bytes: int | None = None
 
 
@@ -160,7 +162,7 @@ def _streaming(station: Station, work: UnitWork, rounds: int) -> _Streaming:
     if station.most_weight_bytes is not None and work.weight_bytes > station.most_weight_bytes:
         return _NO_ROOM
     room = station.memory_bytes - work.kept_bytes
-    lacking = work.weight_bytes - room
+    lacking = work.weight_bytes + rounds * station.range_bytes - room
     if lacking <= 0:
         return _NOTHING
     if room < station.window_bytes:

@@ -112,6 +112,7 @@ def room_document(engine: SliceEngine) -> Document:
         "room_bytes": room_bytes(engine),
         "window_bytes": window_bytes(engine),
         "pair_bytes": engine.pair_chunks * engine.chunk_bytes,
+        "range_bytes": engine.chunk_bytes,  # half a chunk at each end
         "compute_bytes_per_s": compute,
         "disk_bytes_per_s": disk,
         "is_measured": is_measured,
@@ -136,4 +137,5 @@ def station(node: str, document: Document) -> Station:
         disk_bytes_per_s=max(1.0, number("disk_bytes_per_s")),
         window_bytes=int(number("window_bytes")),
         pair_bytes=int(number("pair_bytes")),
+        range_bytes=int(number("range_bytes")),
     )

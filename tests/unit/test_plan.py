@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import GIB, MIB
-from edge_run.partition.mesh_plan import Station, UnitWork, plan_mesh
+from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork, plan_mesh
 from edge_run.partition.plan import LOOKAHEAD_CHUNKS, MOST_RUNS, ResidencyPlan, plan_residency
+from edge_run.partition.turns import plan_turns
 from edge_run.runtime.graph import Node, WeightRead
 from edge_run.runtime.planning import row_ranges
 from mapped import PAGE, mapped
@@ -202,3 +204,42 @@ def test_the_planner_of_a_mesh_foretells_what_streaming_takes(n_chunks: int, per
     told = plan_mesh(units, [station])
     assert told is not None
     assert told.read_bytes["n"] / CHUNK == pytest.approx(len(plan.streamed), abs=4 + len(plan.streamed) // 100)
+
+
+@settings(deadline=None)  # NumPy is imported in the first
+@given(rounds=st.integers(2, 6), whole=st.integers(10, 20), lacking=st.integers(1, 60))
+def test_and_what_it_takes_in_turns(rounds: int, whole: int, lacking: int) -> None:
+    """The ends of a device's ranges lie within chunks, which it has whole."""
+    per_unit = whole + 0.3
+    unit = UnitWork(int(per_unit * CHUNK))
+    units = [UnitWork(0), *[unit] * 8 * rounds, UnitWork(0)]
+    n_places = int(4 * rounds * per_unit) - lacking
+    assume((lacking + rounds) / (rounds - 1) < LOOKAHEAD_CHUNKS)
+    here, there = (
+        Station(
+            node=name,
+            memory_bytes=n_places * CHUNK,
+            compute_bytes_per_s=1e12,
+            disk_bytes_per_s=1e9,
+            window_bytes=(LOOKAHEAD_CHUNKS + 2) * CHUNK,
+            pair_bytes=4 * CHUNK,
+            range_bytes=CHUNK,
+        )
+        for name in ("here", "there")
+    )
+    told = plan_mesh(units, [here, there], among=(rounds,))
+    assert told is not None
+    turns = [
+        range(int((first - 1) * per_unit), math.ceil((end - 1) * per_unit)) for first, end in ranges_of(told, "there")
+    ]
+    stretches = [tuple(turn[i : i + 2]) for turn in turns for i in range(0, len(turn), 2)]
+    plan = plan_turns(plan_for(stretches, n_places), stretches, [tuple(turn) for turn in turns], frozenset(), 0)
+    assert plan is not None
+    assert len(turns) == rounds
+    assert told.read_bytes["there"] / CHUNK == pytest.approx(len(plan.streamed), abs=rounds + 1)
+
+
+def ranges_of(plan: MeshPlan, node: str) -> list[tuple[int, int]]:
+    owners = [None, *plan.owners, None]
+    borders = [i for i in range(1, len(owners)) if (owners[i - 1] == node) != (owners[i] == node)]
+    return [(first - 1, end - 1) for first, end in zip(borders[::2], borders[1::2], strict=True)]
