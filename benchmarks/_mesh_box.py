@@ -7,10 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 from _box import EDGEBOX, READAHEAD_KB, ROOT
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -89,8 +90,8 @@ class Stepping:
 class PlainReading:
     """Processes that read a file at a pace and do nothing else, each in a box with a disk of its own."""
 
-    def __init__(self, model: Path, n: int, disk_mbps: float) -> None:
-        """Start `n` of them, which wait."""
+    def __init__(self, model: Path, n: int, disk_mbps: float, cores: Collection[int]) -> None:
+        """Start `n` of them on `cores`; they wait."""
         part = model.stat().st_size // n
         self._processes = [
             subprocess.Popen(
@@ -100,6 +101,8 @@ class PlainReading:
             )
             for i in range(n)
         ]
+        for process in self._processes:
+            os.sched_setaffinity(process.pid, cores)
 
     @contextlib.contextmanager
     def at(self, bytes_per_s: float) -> Iterator[None]:
@@ -122,6 +125,23 @@ class PlainReading:
             assert process.stdin
             process.stdin.write(f"{bytes_per_s}\n")
             process.stdin.flush()
+
+
+def cores_besides(n_computing: int) -> set[int]:
+    """Return the cores of this machine that are left where so many compute; all where none would be."""
+    cores = sorted(os.sched_getaffinity(0))
+    return set(cores[n_computing:] or cores)
+
+
+def keep_apart(processes: Iterable[psutil.Process], n_computing: int) -> None:
+    """Have the threads that compute, the busiest of each process, on cores of their own, and all others elsewhere."""
+    besides = cores_besides(n_computing)
+    computing = set(os.sched_getaffinity(0)) - besides
+    for process in processes if computing else ():
+        threads = sorted(process.threads(), key=lambda thread: -thread.user_time)
+        for i, thread in enumerate(threads):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(thread.id, computing if i < n_computing else besides)
 
 
 def _environment() -> dict[str, str]:

@@ -3,11 +3,13 @@
 
     mesh_speed.py [--mbps 500] [--size 2G] [--layers 64] [--micro-batch 32] [--threads 2] [--starts 5]
 
-All nodes are processes on one machine, each in a box with a disk speed of its own; they take turns computing, with all
-cores, as devices of a mesh do. Resident: the whole model in memory, one process. What is predicted comes from a probe
-in such a box, a new one before each start. Another run gives each of four nodes a third of the model, so that all of it
-fits. A grown model is wide, and what llama.cpp computes in is as wide: for each token of a micro-batch some 3 MB of
-each budget of a 4 GB model.
+All nodes are processes on one machine, each in a box with a disk speed of its own; they take turns computing, on the
+same cores. With fewer threads than there are cores, the others read and do all else, for all nodes: as with devices
+that have cores for both; otherwise reading takes from computing what it would not take on other devices. (Left to the
+kernel, what computes goes from core to core with each turn, which costs some per cent here.) Resident: the whole model
+in memory, one process. What is predicted comes from a probe in such a box, a new one before each start. Another run
+gives each of four nodes a third of the model, so that all of it fits. A grown model is wide, and what llama.cpp
+computes in is as wide: for each token of a micro-batch some 3 MB of each budget of a 4 GB model.
 
 Four nodes and the model in memory are there at once and take turns, some tokens each, since the speed of a machine that
 others use too changes within seconds; their ratio is that of all tokens of both. (Where there is no room for both, they
@@ -34,7 +36,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import psutil
 from _box import grown_model, write_results
-from _mesh_box import PlainReading, Stepping, box, peak_bytes, run
+from _mesh_box import PlainReading, Stepping, box, cores_besides, keep_apart, peak_bytes, run
 
 TOKENS = {1: 4, 2: 7}
 TURN_TOKENS = 4
@@ -53,7 +55,7 @@ class Nodes:
 
         self._exit = contextlib.ExitStack()
         self._workers: list[Any] = []
-        self.n, self.memory = n, memory
+        self.n, self.memory, self._threads = n, memory, threads_of(flags)
         if n <= 1:
             budget = ["--memory", str(memory)] if n else []
             self._run = Stepping(folder, model, [*flags, *budget, "--alone"], mbps if n else None)
@@ -71,8 +73,9 @@ class Nodes:
         self.seconds: list[float] = []
 
     def warm_up(self, n_tokens: int) -> None:
-        """Make `n_tokens` tokens that do not count."""
+        """Make `n_tokens` tokens that do not count; from then on, what computes has cores of its own, if there are."""
         self._run.step(n_tokens)
+        keep_apart(self._processes, self._threads)
 
     def step(self, n_tokens: int) -> float:
         """Make `n_tokens` tokens; return the seconds of one, the mean."""
@@ -118,6 +121,11 @@ class Nodes:
     def close(self) -> None:
         """End all processes."""
         self._exit.close()
+
+
+def threads_of(flags: list[str]) -> int:
+    """Return how many threads compute."""
+    return int(flags[flags.index("--threads") + 1])
 
 
 @contextlib.contextmanager
@@ -191,7 +199,7 @@ def both(model: Path, flags: list[str], mbps: float, first: int, n_turns: int) -
             found[n] = stack.enter_context(nodes(model, n, size // 4 if n else 0, mbps, flags))
             found[n].warm_up(1)
         resident, four = found[RESIDENT], found[4]
-        with contextlib.closing(PlainReading(model, 4, mbps)) as reading:
+        with contextlib.closing(PlainReading(model, 4, mbps, cores_besides(threads_of(flags)))) as reading:
             starts = {QUARTER: by_turns(resident, four, reading, n_turns)}
         rows = [four.finish()]
         four.close()
@@ -279,8 +287,8 @@ def main() -> None:
         f"of {mbps:.0f} MB/s and a budget for its whole process. {scaling(rows)}Four nodes against the model in "
         f"memory, in {arguments.starts} starts of {how}{'' if has_room else ', one after the other'}, have of its "
         f"tokens/s, with budgets of {'; with '.join(f'{budget}, {in_words(of)}' for budget, of in found.items())}. "
-        f"Predicted against measured: {predictions(rows)}. All nodes share this machine's cores, "
-        f"and take turns. Tokens identical in all runs: {all(row['identical'] for row in rows)}.",
+        f"Predicted against measured: {predictions(rows)}. All nodes take turns on {arguments.threads} of this "
+        f"machine's {psutil.cpu_count()} cores. Tokens identical in all runs: {all(row['identical'] for row in rows)}.",
     )
 
 
