@@ -13,6 +13,7 @@ from edge_run.base.errors import ConfigError
 from edge_run.base.mesh import Mesh, is_worker
 from edge_run.runtime.engine import Engine
 from edge_run.runtime.mesh_engine import MeshEngine
+from edge_run.tiers.gguf import read_gguf
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ def open_over(path: Path, config: ModelConfig, options: MeshOptions) -> Engine:
     """Return the open model at `path`, spread over the mesh. Raises as `Engine`, and MeshError, NotTrusted."""
     if config.backend == "llama.cpp":
         raise ConfigError("mesh: excludes --backend llama.cpp, which computes whole models only")
+    read_gguf(path)  # what is wrong with the file is said before others are asked for anything
     mesh = _connect(options) if isinstance(options.mesh, str) else options.mesh
     is_own = mesh is not options.mesh
     try:

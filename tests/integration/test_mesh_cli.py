@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_run import __version__
-from edge_run.base.errors import ConfigError, MeshError
+from edge_run import Model, __version__
+from edge_run.base.errors import ConfigError, MeshError, ModelFileError
 from edge_run.devices.mesh import MeshConfig, open_mesh
 from edge_run.devices.mesh_checkup import examine
 from edge_run.devices.mesh_cluster import Cluster, new_cluster, read_cluster, write_cluster
@@ -166,6 +166,15 @@ def test_what_init_and_join_refuse(tmp_path: Path) -> None:
     joiner = Device(tmp_path / "two")
     joiner.run("join", "-", code=10, text=other["join_line"] + "\n")  # no broker there; the line is kept all the same
     assert read_cluster(joiner.mesh_folder) is not None
+
+
+def test_what_is_wrong_with_the_file_is_said_before_a_mesh_is_looked_for(tmp_path: Path) -> None:
+    path = tmp_path / "nothing.gguf"
+    with pytest.raises(ModelFileError, match="nothing"):
+        Model(path, mesh="mqtt://127.0.0.1:1")
+    path.write_bytes(b"GGUF")
+    with pytest.raises(ModelFileError, match="nothing"):
+        Model(path, mesh="mqtt://127.0.0.1:1")
 
 
 @pytest.fixture
