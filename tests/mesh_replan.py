@@ -58,7 +58,8 @@ class Slowed:
 def with_little_room_here(works: Sequence[UnitWork], stations: Sequence[Station], hops: Hops) -> MeshPlan | None:
     """Return the real plan, where this device has no room for layers, so that they go to the others."""
     here, *others = stations
-    return plan_ring(works, [replace(here, memory_bytes=works[0].weight_bytes + works[-1].weight_bytes), *others], hops)
+    ends = works[0].weight_bytes + works[-1].weight_bytes
+    return plan_ring(works, [replace(here, memory_bytes=ends, range_bytes=0), *others], hops)
 
 
 def run(path: Path, tokens: int) -> dict[str, Any]:
