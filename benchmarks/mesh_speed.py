@@ -6,7 +6,7 @@
 All nodes are processes on one machine, each in a box with a disk speed of its own; they take turns computing, on the
 same cores. With fewer threads than there are cores, the others read and do all else, for all nodes: as with devices
 that have cores for both; otherwise reading takes from computing what it would not take on other devices. (Left to the
-kernel, what computes goes from core to core with each turn, which costs some per cent here.) Resident: the whole model
+kernel, what computes goes from core to core with each turn, which cost 5 to 8 % here.) Resident: the whole model
 in memory, one process. What is predicted comes from a probe in such a box, a new one before each start. Another run
 gives each of four nodes a third of the model, so that all of it fits. A grown model is wide, and what llama.cpp
 computes in is as wide: for each token of a micro-batch some 3 MB of each budget of a 4 GB model.
