@@ -21,6 +21,10 @@ in one line. The figures in it are also attributes of the exception (`error.figu
 
 from __future__ import annotations
 
+import contextlib
+import errno
+from collections.abc import Iterator
+
 
 class EdgeRunError(Exception):
     """The root of the tree. `figures` carries the message's numbers, in plain units (bytes, s, tokens)."""
@@ -108,3 +112,43 @@ class Cancelled(EdgeRunError):
     """The caller stopped the work; what was generated so far stays valid."""
 
     exit_code = 130
+
+
+_ADVICE = {
+    errno.EIO: "check the drive",
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EROFS: "choose another folder",
+    errno.EACCES: "check the permissions",
+    errno.EMFILE: "close some files, or raise the limit (ulimit -n)",
+    errno.ENFILE: "close some files, or end other programs",
+    errno.EAGAIN: "end other programs, or raise the limit (ulimit -u)",
+}
+_NO_THREAD = "can't start new thread"  # which Python has no kind of error for
+_LESS_MEMORY = "a smaller --memory or a shorter context (-c) takes less"
+
+
+def from_system(error: OSError | MemoryError, what: str) -> EdgeRunError:
+    """Return what the system refused while `what` was done as an error of ours, with what to do about it."""
+    if isinstance(error, EdgeRunError):
+        return error
+    if isinstance(error, MemoryError) or error.errno == errno.ENOMEM:
+        return BudgetError(f"{what}: out of memory ({error or 'the system has no more'}); {_LESS_MEMORY}")
+    where = f"{error.filename}: " if error.filename else ""
+    advice = _ADVICE.get(error.errno or 0, "-v shows more")
+    return TierReadError(f"{what}: {where}{error.strerror or error}; {advice}", errno=error.errno)
+
+
+@contextlib.contextmanager
+def system_errors(what: str) -> Iterator[None]:
+    """Raise what the system refuses in this block, where `what` is done, as an error of ours. Also a decorator."""
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        if isinstance(error, EdgeRunError):
+            raise
+        raise from_system(error, what) from error
+    except RuntimeError as error:
+        if str(error) != _NO_THREAD:
+            raise
+        raise from_system(OSError(errno.EAGAIN, str(error)), what) from error

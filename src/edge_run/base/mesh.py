@@ -111,6 +111,10 @@ class Link(Protocol):
         """
         ...
 
+    def watch(self, node: str) -> None:
+        """Have the end of `node` told as a loss from now on, as if it had been talked to."""
+        ...
+
     def measure(self, node: str, *, timeout_s: float, fresh_s: float = 0.0) -> LinkRate:
         """Measure the way to `node`, unless that was done at most `fresh_s` ago. Raises as `send` does.
 
@@ -141,7 +145,12 @@ class Unled:
     epoch: int
 
 
-MeshEvent: TypeAlias = Joined | Lost | Unled
+@dataclass(frozen=True, slots=True)
+class MembersChanged:
+    """The list of the cluster's members is another one: somebody was let in or removed, or this device was."""
+
+
+MeshEvent: TypeAlias = Joined | Lost | Unled | MembersChanged
 
 Handler: TypeAlias = (
     "Callable[[str, int, Document], Document]"  # coordinator's node, its epoch, the order -> the answer

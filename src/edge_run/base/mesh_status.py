@@ -50,9 +50,45 @@ class MeshStatus:
 
 @dataclass(frozen=True, slots=True)
 class MeshJoin:
-    """What `mesh init` made. join_line: a secret, empty unless it was asked for."""
+    """What `mesh init` and `mesh invite` made: an invitation to a cluster.
+
+    join_line: a secret, empty unless it was asked for. role: what whoever comes in with it may do. uses: how many may.
+    expires_s: when it ends, in seconds since 1970.
+    """
 
     cluster: str
     broker: str
     folder: str
     join_line: str
+    role: str
+    uses: int
+    expires_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMember:
+    """A member by the list. role: founder, lead, use or compute."""
+
+    node: str
+    name: str
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenInvitation:
+    """An invitation that somebody may still come in with. expires_s: when it ends, in seconds since 1970."""
+
+    role: str
+    uses: int
+    expires_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMembers:
+    """Who may take part in a cluster. changes: how often the list was changed. removed: nodes that were sent away."""
+
+    cluster: str
+    changes: tuple[int, int, int]
+    members: tuple[ClusterMember, ...]
+    removed: tuple[str, ...]
+    invitations: tuple[OpenInvitation, ...]

@@ -6,13 +6,15 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_run.base.config import ModelConfig
+from edge_run.base.errors import KernelError
 from edge_run.base.results import Generation
 from edge_run.cli import figures
-from edge_run.cli.process import delayed_interrupt, on_interrupt
+from edge_run.cli.process import delayed_interrupt, end_with, on_interrupt
 from edge_run.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from edge_run.runtime.stream import Stream
 
 NOTICE = "dim"
+_ENDS_IF = "if its file is cut or its drive fails meanwhile, the system ends the process (SIGBUS)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,12 @@ def opened(
     mesh: MeshOptions | None = None,
 ) -> Iterator[Model]:
     """Open the model at `path`, and say at a terminal what was planned. Raises like `Model`, and KeyboardInterrupt."""
+    from edge_run.runtime._ggml import announce_end
     from edge_run.runtime.model import Model
     from edge_run.runtime.probe import recall
     from edge_run.tiers.gguf import read_gguf
 
+    announce_end(partial(_end, path))
     terminal.show(f"Opening {path.name}")
     with delayed_interrupt() as check:
         over = dataclasses.replace(mesh, check=check) if mesh else None
@@ -55,7 +60,7 @@ def opened(
             model.expect(profile)
         backend = model.stats.backend
         if backend.name == "llama.cpp":
-            terminal.say(f"llama.cpp's own loader runs this model, no budget is kept: {backend.reason}")
+            terminal.say(f"llama.cpp's own loader runs this model, no budget is kept: {backend.reason}; {_ENDS_IF}")
         elif backend.reason:
             terminal.say(backend.reason)
         if 0 < model.trained_context_tokens < (config.context_tokens or 0):
@@ -70,6 +75,14 @@ def opened(
         yield model
 
 
+def _end(path: Path, what: str) -> None:
+    end_with(
+        f"edge-run: {path}: llama.cpp ended the process: {what}; check the file, the drive and the memory, or see "
+        "edge-run doctor",
+        KernelError.exit_code,
+    )
+
+
 def show(stream: Stream, model: Model, terminal: Terminal, before: str = "") -> Answer:
     """Write `before` and then the answer, piece by piece; see `follow`."""
     with terminal.showing(lambda: figures.describe_wait(model.plan, model.progress)) as stop_showing:
@@ -77,7 +90,7 @@ def show(stream: Stream, model: Model, terminal: Terminal, before: str = "") -> 
         def write(text: str) -> None:
             nonlocal before
             stop_showing()
-            terminal.write(before + text)
+            terminal.write_answer(before + text)
             before = ""
 
         answer = follow(stream, model, write)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,16 @@ import click
 
 from edge_run.base.config import ModelConfig, SamplingConfig
 from edge_run.base.errors import ConfigError
-from edge_run.base.units import format_size
+from edge_run.base.text_file import read_text_file
+from edge_run.base.units import MIB, format_size
 from edge_run.cli.commands import origin
 from edge_run.cli.config_file import cache_folder
 from edge_run.cli.options import SETTINGS
+from edge_run.cli.printable import LogFormatter
 from edge_run.cli.terminal import Terminal
 
+MOST_PROMPT_BYTES = 64 * MIB  # of which no context holds the tokens; the model says what fits
+MOST_GRAMMAR_BYTES = 8 * MIB
 _EXCLUDE_EACH_OTHER = (("prompt", "file"), ("grammar", "grammar_file", "json_schema", "json_schema_file"))
 _SECRETS = ("line", "broker")  # of `mesh join`: who has the line is a member, and a URL may have a password
 _RANK = {click.core.ParameterSource.COMMANDLINE: 0, click.core.ParameterSource.ENVIRONMENT: 1}
@@ -86,11 +89,9 @@ def report(context: click.Context, terminal: Terminal, *configs: ModelConfig | S
     verbosity = context.params["verbose"]
     if not verbosity:
         return
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.DEBUG if verbosity > 1 else logging.INFO,
-        format="%(levelname)s %(name)s: %(message)s",
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.DEBUG if verbosity > 1 else logging.INFO)
     resolved = {field: value for config in configs for field, value in dataclasses.asdict(config).items()}
     for parameter in context.command.params:
         name, field = str(parameter.name), getattr(parameter, "field", "")
@@ -149,7 +150,8 @@ def _sampling(values: Mapping[str, Any]) -> SamplingConfig:
     fields["stop"] = values["stop"] or ()
     for name in ("grammar", "json_schema"):
         file = values[f"{name}_file"]
-        fields[name] = values[name] if file is None else _read_text(f"--{name.replace('_', '-')}-file", file)
+        flag = f"--{name.replace('_', '-')}-file {file}"
+        fields[name] = values[name] if file is None else read_text_file(file, flag, MOST_GRAMMAR_BYTES)
     return SamplingConfig(**fields)
 
 
@@ -160,13 +162,4 @@ def _expanded(path: Path) -> Path:
 
 def read_prompt(path: Path) -> str:
     """Return the text of a prompt file. Raises ConfigError."""
-    return _read_text("--file", path).removesuffix("\n")
-
-
-def _read_text(flag: str, path: Path) -> str:
-    try:
-        return _expanded(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{flag} {path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise ConfigError(f"{flag} {path}: not UTF-8 text ({error})") from error
+    return read_text_file(path, f"--file {path}", MOST_PROMPT_BYTES).removesuffix("\n")

@@ -1,4 +1,6 @@
-"""Where words go: the answer to standard output, everything else to standard error.
+"""Where words go: the answer and reports to standard output, everything else to standard error.
+
+Whatever is written here is made printable first (`printable.py`), but for an answer that goes to no terminal.
 
 Without a terminal there are plain lines only, each in one piece. Colour, terminal kinds and NO_COLOR are rich's affair.
 """
@@ -14,12 +16,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from edge_run.base.errors import ConfigError, TierReadError
+from edge_run.base.text_file import read_text
 from edge_run.base.units import format_size
+from edge_run.cli.printable import PrintableStream, answer_text, one_line, printable, printable_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 SHOWING_S = 0.25
 ERASE_LINE = "\r\x1b[2K"
 
@@ -46,17 +49,21 @@ class Terminal:
                     self.quiet = True
 
             self._console = Notices(
-                stderr=True, soft_wrap=not self.shows_notices, highlight=False, markup=False, emoji=False
+                file=_raw(sys.stderr), soft_wrap=not self.shows_notices, highlight=False, markup=False, emoji=False
             )
         return self._console
 
-    def write(self, text: str) -> None:
+    def write_answer(self, text: str) -> None:
         """Write a piece of the answer, at once. Raises BrokenPipeError when nobody reads, else TierReadError."""
         if not text:
             return
         self.erase()
         self._is_in_line = not text.endswith("\n")
-        self._put(text.translate(_CONTROL) if self.shows_answer else text)
+        self._put(answer_text(text) if self.shows_answer else text)
+
+    def write(self, text: str) -> None:
+        """Write lines of a report to standard output. Raises like `write_answer`."""
+        self.write_answer(printable(text))
 
     def percents(self, done: str) -> Callable[[int, int], None]:
         """Return what shows how much of so many bytes is `done` (a word for it), when told both."""
@@ -74,21 +81,25 @@ class Terminal:
     def end_line(self) -> None:
         """Finish the answer's last line, where it has not ended with one."""
         if self._is_in_line:
-            self.write("\n")
+            self.write_answer("\n")
 
     def write_json(self, text: str) -> None:
-        """Write `text` as a line of UTF-8, whatever the locale. Raises like `write`."""
+        """Write `text` as a line of UTF-8, whatever the locale. Raises like `write_answer`."""
         if sys.stdout is not None:
             sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-        self._put(text + "\n")
+        self._put(printable_json(text) + "\n")
 
     def say(self, text: str, style: str = "") -> None:
-        """Write a notice. What fails here is not worth failing for."""
+        """Write a notice of one line. What fails here is not worth failing for."""
+        self.say_lines(one_line(text), style)
+
+    def say_lines(self, text: str, style: str = "") -> None:
+        """Write a notice of several lines."""
         self.erase()
         with contextlib.suppress(OSError, ValueError):
             if self._is_in_line and self.shows_answer:
                 self.end_line()
-            self.console.print(text, style=style or None)
+            self.console.print(printable(text), style=style or None)
 
     def show(self, text: str) -> None:
         """Show `text` until something else is written; only at a terminal that can erase it."""
@@ -97,7 +108,7 @@ class Terminal:
         self.erase()
         width = shutil.get_terminal_size().columns - 1
         with contextlib.suppress(OSError):
-            sys.stderr.write(text[:width])
+            sys.stderr.write(one_line(text)[:width])
             sys.stderr.flush()
         self._has_transient = True
 
@@ -134,18 +145,20 @@ class Terminal:
         if self._has_transient:
             self._has_transient = False
             with contextlib.suppress(OSError):
-                sys.stderr.write(ERASE_LINE)
-                sys.stderr.flush()
+                raw = _raw(sys.stderr)
+                raw.write(ERASE_LINE)
+                raw.flush()
 
-    def read_all(self) -> str:
-        """Return standard input as text, less one line break at its end. Raises ConfigError where there is none."""
+    def read_all(self, most_bytes: int) -> str:
+        """Return standard input as text, less one line break at its end, and read no more than `most_bytes`.
+
+        Raises ConfigError where there is none, or more.
+        """
         try:
-            data = sys.stdin.buffer.read() if sys.stdin is not None else b""
-            text = data.decode("utf-8").removesuffix("\n")
+            text = read_text(sys.stdin.buffer, "standard input", most_bytes) if sys.stdin is not None else ""
         except OSError as error:
             raise TierReadError(f"standard input: cannot be read ({error.strerror})") from error
-        except ValueError as error:
-            raise ConfigError(f"standard input: not UTF-8 text ({error})") from error
+        text = text.removesuffix("\n")
         if not text:
             raise ConfigError("prompt: standard input is empty; give one with -p, or start at a terminal to chat")
         return text
@@ -160,6 +173,11 @@ class Terminal:
             raise
         except OSError as error:
             raise TierReadError(f"standard output: cannot be written ({error.strerror})") from error
+
+
+def _raw(stream: TextIO) -> TextIO:
+    """Return what takes escape codes of ours."""
+    return stream.raw if isinstance(stream, PrintableStream) else stream
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

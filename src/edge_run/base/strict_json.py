@@ -1,0 +1,119 @@
+"""JSON that is believed only where it is just what it should be: `parse` for any document, `decode` for a dataclass.
+
+`json.loads` alone takes NaN, a key twice, numbers of thousands of digits, lone surrogates, lists without end and
+nesting that ends in a RecursionError, here or wherever the value is handled later. No writer of ours makes such, so
+nobody behind `parse` has to think of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import typing
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+_T = TypeVar("_T")
+
+MOST_DIGITS = 40  # of a whole number: more than any hash or count of ours, and still a float
+MOST_DEPTH = 64
+MOST_CONTAINERS = 1 << 16  # lists and objects: of three bytes each, they take twenty times as much memory
+LARGEST = 1 << 63  # no whole number of a dataclass is as large
+
+
+def parse(text: bytes | str) -> Any:
+    """Return the value that `text`, in UTF-8, is the JSON of. Raises ValueError, whatever `text` is."""
+    try:
+        words = text if isinstance(text, str) else text.decode("utf-8")
+        n_containers = words.count("[") + words.count("{")  # or fewer, where a text has brackets in it
+        if n_containers > MOST_CONTAINERS:
+            raise ValueError(f"{n_containers} lists and objects, at most {MOST_CONTAINERS} make sense")
+        value = json.loads(words, **_HOOKS)
+    except RecursionError:
+        raise ValueError(f"nested more than {MOST_DEPTH} deep") from None
+    if n_containers > MOST_DEPTH:
+        _check_depth(value)
+    if "\\u" in words:
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate is no text: UnicodeEncodeError
+    return value
+
+
+def decode(kind: Callable[..., _T], value: object) -> _T:
+    """Return `value`, as JSON has it, as a dataclass `kind`. Raises ValueError where anything is not as declared.
+
+    Whole numbers are not negative, the others more than 0 and finite; keys are complete and known.
+    """
+    fields = typing.get_type_hints(kind)
+    if not isinstance(value, dict) or value.keys() != fields.keys():
+        raise ValueError(f"not a {getattr(kind, '__name__', kind)}: {str(value)[:80]!a}")
+    return kind(**{name: _decode_field(hint, value[name]) for name, hint in fields.items()})
+
+
+def _decode_field(hint: Any, value: object) -> Any:
+    if typing.get_origin(hint) is tuple:
+        parts = typing.get_args(hint)
+        if isinstance(value, list):
+            hints = [parts[0]] * len(value) if parts[-1] is Ellipsis else list(parts)
+            return tuple(_decode_field(part, item) for part, item in zip(hints, value, strict=True))
+    elif dataclasses.is_dataclass(hint):
+        return decode(hint, value)  # type: ignore[arg-type]
+    elif isinstance(value, str | bool):
+        if type(value) is hint:
+            return value
+    elif (hint is float or type(value) is hint) and isinstance(value, int | float) and _is_possible(value, hint):
+        return float(value) if hint is float else value
+    raise ValueError(f"not {hint}: {str(value)[:80]!a}")
+
+
+def _is_possible(number: float, hint: type) -> bool:
+    if isinstance(number, int) and not -LARGEST < number < LARGEST:
+        return False  # before it is made a float, which the largest cannot be
+    return math.isfinite(number) and (number > 0 if hint is float else number >= 0)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits, at most {MOST_DIGITS} make sense")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits[:MOST_DIGITS]} is beyond any float")
+    return number
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a key is there twice")
+    return made
+
+
+_HOOKS: dict[str, Any] = {
+    "parse_constant": _refuse,
+    "parse_int": _whole,
+    "parse_float": _finite,
+    "object_pairs_hook": _unique,
+}
+
+
+def _check_depth(value: Any) -> None:
+    """Raise ValueError where `value` is nested too deep for whoever goes through it by recursion."""
+    level = [value]
+    for _ in range(MOST_DEPTH + 1):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return
+    raise ValueError(f"nested more than {MOST_DEPTH} deep")
