@@ -1,15 +1,19 @@
 """Memory mapping calls that Python's mmap module does not offer. One of the two files with ctypes.
 
 Addresses and lengths are integers of bytes, page-aligned where the kernel wants them so. Every call raises OSError
-with the kernel's errno. Linux only; `why_unavailable()` says why elsewhere.
+with the kernel's errno. Linux only; elsewhere this can be imported, every call raises OSError, and `why_unavailable()`
+says why.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import functools
 import mmap
 import os
 import sys
+from typing import Any, NoReturn
 
 PAGE = mmap.PAGESIZE
 
@@ -18,19 +22,42 @@ _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x02, 0x10, 0x20, 0x4
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
 _MADV_DONTNEED, _MADV_DONTFORK, _MADV_HUGEPAGE, _MADV_NOHUGEPAGE, _MADV_DONTDUMP = 4, 10, 14, 15, 16
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-if sys.platform == "linux":
-    _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
-
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
-_fallocate = getattr(_libc, "fallocate64", None) or getattr(_libc, "fallocate", None)  # musl has the second only
-if _fallocate is not None:
-    _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+def _open() -> Any:
+    """Return the C library, if it is one that moves pages: what is asked of it below means something else elsewhere."""
+    try:
+        found = ctypes.CDLL(None, use_errno=True)
+    except (OSError, TypeError):  # Windows has no library without a name
+        return None
+    return found if hasattr(found, "mremap") else None
+
+
+_C = _open()
+
+
+def _function(name: str, *types: Any, result: Any = ctypes.c_int) -> Any:
+    """Return a function of the C library; where it has none of that name, one that raises OSError."""
+    function = getattr(_C, name, None)
+    if function is None:
+        return functools.partial(_missing, name)
+    function.restype, function.argtypes = result, types
+    return function
+
+
+def _missing(name: str, *_: object) -> NoReturn:
+    raise OSError(errno.ENOSYS, f"{name}: {os.strerror(errno.ENOSYS)}")
+
+
+_ADDRESS, _LENGTH, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_mmap = _function("mmap", _ADDRESS, _LENGTH, _INT, _INT, _INT, ctypes.c_long, result=_ADDRESS)
+_munmap = _function("munmap", _ADDRESS, _LENGTH)
+_mremap = _function("mremap", _ADDRESS, _LENGTH, _LENGTH, _INT, _ADDRESS, result=_ADDRESS)
+_mincore = _function("mincore", _ADDRESS, _LENGTH, _ADDRESS)
+_madvise = _function("madvise", _ADDRESS, _LENGTH, _INT)
+_has_64 = hasattr(_C, "fallocate64")  # musl has only the other one
+_fallocate = _function("fallocate64" if _has_64 else "fallocate", _INT, _INT, ctypes.c_int64, ctypes.c_int64)
 
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -45,38 +72,38 @@ def _checked(result: int | None, what: str) -> int:
 def map_anonymous(length: int, protection: int = PROT_READ_WRITE, at: int | None = None) -> int:
     """Map `length` bytes of fresh zeros; with `at`, exactly there, over whatever was mapped. Return the address."""
     flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE | (_MAP_FIXED if at is not None else 0)
-    return _checked(_libc.mmap(at, length, protection, flags, -1, 0), f"mmap of {length} bytes")
+    return _checked(_mmap(at, length, protection, flags, -1, 0), f"mmap of {length} bytes")
 
 
 def unmap(address: int, length: int) -> None:
     """Give the range back to the kernel."""
-    if _libc.munmap(address, length) != 0:
+    if _munmap(address, length) != 0:
         _checked(None, f"munmap of {length} bytes")
 
 
 def move_pages(source: int, target: int, length: int) -> None:
     """Move the pages of `source` to `target` without copying. `source` stays mapped, empty."""
     flags = _MREMAP_MAYMOVE | _MREMAP_FIXED | _MREMAP_DONTUNMAP
-    _checked(_libc.mremap(source, length, length, flags, target), f"mremap of {length} bytes")
+    _checked(_mremap(source, length, length, flags, target), f"mremap of {length} bytes")
 
 
 def drop_pages(address: int, length: int) -> None:
     """Free the pages of an anonymous range; it reads as zeros afterwards."""
-    if _libc.madvise(address, length, _MADV_DONTNEED) != 0:
+    if _madvise(address, length, _MADV_DONTNEED) != 0:
         _checked(None, f"madvise of {length} bytes")
 
 
 def resident_bytes(address: int, length: int) -> int:
     """Return how much of a range is in memory."""
     pages = (ctypes.c_ubyte * -(-length // PAGE))()
-    if _libc.mincore(address, length, pages) != 0:
+    if _mincore(address, length, pages) != 0:
         _checked(None, f"mincore of {length} bytes")
     return PAGE * (len(pages) - bytes(pages).count(0))
 
 
 def punch_hole(descriptor: int, offset: int, length: int) -> None:
     """Give the disk blocks of a range of a file back, whose length stays; where they are whole, it reads as zeros."""
-    if _fallocate is None or _fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, length) != 0:
+    if _fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, length) != 0:
         _checked(None, f"fallocate of {length} bytes")
 
 
@@ -86,12 +113,12 @@ def prepare_for_weights(address: int, length: int, *, is_sparse: bool = False) -
     Advice only: refusals do not matter.
     """
     for advice in (_MADV_NOHUGEPAGE if is_sparse else _MADV_HUGEPAGE, _MADV_DONTFORK, _MADV_DONTDUMP):
-        _libc.madvise(address, length, advice)
+        _madvise(address, length, advice)
 
 
 def trim_heap() -> None:
     """Give freed heap memory back to the kernel, so that what is measured afterwards is what is held (glibc only)."""
-    trim = getattr(_libc, "malloc_trim", None)
+    trim = getattr(_C, "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))
 
@@ -105,6 +132,8 @@ def why_unavailable() -> str:
     """Return why page frames cannot be moved here, or an empty string when they can (probed with a real page)."""
     if sys.platform != "linux":
         return f"this is {sys.platform}, and moving page frames needs Linux 5.7 or later"
+    if _C is None:
+        return "the C library of this system does not move page frames (mremap); Linux 5.7 or later does"
     try:
         pages = map_anonymous(2 * PAGE)
     except OSError as error:

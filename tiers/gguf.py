@@ -34,6 +34,7 @@ __all__ = [
     "read_header",
 ]
 
+MAX_ARCHITECTURE_LETTERS = 64  # it is part of the name of every other value, and of messages
 _SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
@@ -69,8 +70,16 @@ def read_gguf(path: Path) -> GgufModel:
     """
     first = read_header(path)
     paths = _shard_paths(first)
-    if not isinstance(first.metadata.get("general.architecture"), str):
+    architecture = first.metadata.get("general.architecture")
+    if not isinstance(architecture, str):
         raise ModelFileError(f"{path}: no text under general.architecture, which llama.cpp needs; get another file")
+    if len(architecture) > MAX_ARCHITECTURE_LETTERS:
+        raise ModelFileError(
+            f"{path}: general.architecture has {len(architecture):,} letters, at most {MAX_ARCHITECTURE_LETTERS} make "
+            "sense; get another file",
+            found=len(architecture),
+            needed=MAX_ARCHITECTURE_LETTERS,
+        )
     headers = [first]
     for shard in range(1, len(paths)):
         headers.append(_read_later_shard(paths[shard], path, shard, len(paths)))
@@ -88,7 +97,8 @@ def _split_number(header: Header, key: str, default: int | None = None) -> int:
     value = header.metadata.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ModelFileError(
-            f"{header.shard.path}: broken split: {key} is {value!r}, an integer is needed; download the model again",
+            f"{header.shard.path}: broken split: {key} is {value!r:.100}, an integer is needed; download the model "
+            "again",
             found=value,
         )
     return value

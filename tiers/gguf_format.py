@@ -22,7 +22,11 @@ MAX_DIMENSIONS = 4
 MAX_TENSOR_NAME_BYTES = 63
 MAX_KEY_BYTES = 65_535
 MAX_STRING_BYTES = 64 << 20  # a chat template takes some KB; beyond this a length is a broken header
-MAX_ARRAY_STRINGS = 1 << 24  # the largest vocabularies have a quarter of a million
+MAX_TEXT_BYTES = 96 << 20  # of all strings of a header together that are kept
+MAX_ARRAY_STRINGS = 1 << 22  # of all arrays together; the largest vocabularies have a quarter of a million
+MAX_HEADER_BYTES = 256 << 20  # llama.cpp gets a copy in memory; the largest vocabularies take 20 MB
+MAX_ALIGNMENT_BYTES = 1 << 20  # the copy is padded to it; 32 is usual
+MAX_ENTRIES = 1 << 16  # metadata entries and tensors; the largest models have some hundreds, and a few thousands
 WINDOW_BYTES = 1 << 20
 SHORT_STRINGS = 500
 FETCH_AGAIN = "copy or download the file again"
@@ -115,14 +119,16 @@ def broken_header(path: Path, finding: str, **figures: object) -> ModelFileError
 class HeaderCursor:
     """Reads one header front to back through a window of `WINDOW_BYTES`, whatever the header's length.
 
-    Every read is checked against the file's size first, so a broken count costs neither memory nor time. `what`
-    names the thing being read, for the error. Not thread-safe: one cursor, one reader.
+    Every read is checked against the file's size first, and against what a header may have in all: a file's size says
+    little, as it may be a hole. So a broken count costs neither memory nor time. `what` names the thing being read, for
+    the error. Not thread-safe: one cursor, one reader.
     """
 
-    __slots__ = ("_at", "_file", "_window", "_window_start", "path", "size_bytes")
+    __slots__ = ("_at", "_file", "_strings_left", "_text_bytes_left", "_window", "_window_start", "path", "size_bytes")
 
     def __init__(self, file: io.RawIOBase, path: Path, size_bytes: int) -> None:
         self.path, self.size_bytes = path, size_bytes
+        self._text_bytes_left, self._strings_left = MAX_TEXT_BYTES, MAX_ARRAY_STRINGS
         self._file, self._window, self._window_start, self._at = file, b"", 0, 0
 
     @property
@@ -163,6 +169,10 @@ class HeaderCursor:
         if length_bytes > max_bytes:
             finding = f"{what} claims {length_bytes:,} bytes, at most {max_bytes:,} make sense"
             raise broken_header(self.path, finding, found_bytes=length_bytes, needed_bytes=max_bytes)
+        self._text_bytes_left -= length_bytes
+        if self._text_bytes_left < 0:
+            finding = f"its strings up to {what} have more than {MAX_TEXT_BYTES:,} bytes"
+            raise broken_header(self.path, finding, needed_bytes=MAX_TEXT_BYTES)
         start = self.position
         try:
             return self.take(length_bytes, what).decode("utf-8", "strict" if is_strict else "replace")
@@ -183,6 +193,10 @@ class HeaderCursor:
         if count > MAX_ARRAY_STRINGS:
             finding = f"{what} claims {count:,} strings, at most {MAX_ARRAY_STRINGS:,} make sense"
             raise broken_header(self.path, finding, found=count, needed=MAX_ARRAY_STRINGS)
+        self._strings_left -= count
+        if self._strings_left < 0:
+            finding = f"its arrays up to {what} have more than {MAX_ARRAY_STRINGS:,} strings"
+            raise broken_header(self.path, finding, needed=MAX_ARRAY_STRINGS)
         self._check_room(count * 8, what)
         unpack_length = SCALARS[UINT64].unpack_from
         left = count

@@ -19,7 +19,10 @@ from edge_run.tiers.gguf_format import (
     DEFAULT_ALIGNMENT_BYTES,
     FETCH_AGAIN,
     MAGIC,
+    MAX_ALIGNMENT_BYTES,
     MAX_DIMENSIONS,
+    MAX_ENTRIES,
+    MAX_HEADER_BYTES,
     MAX_KEY_BYTES,
     MAX_TENSOR_NAME_BYTES,
     SCALARS,
@@ -124,12 +127,18 @@ def _read_header(cursor: HeaderCursor, shard: int) -> Header:
         finding = f"{n_tensors:,} tensors and {n_entries:,} metadata entries take at least {needed_bytes:,} bytes"
         finding = f"{finding}, the file has {cursor.size_bytes:,}"
         raise broken_header(cursor.path, finding, found_bytes=cursor.size_bytes, needed_bytes=needed_bytes)
+    if max(n_tensors, n_entries) > MAX_ENTRIES:
+        finding = f"{n_tensors:,} tensors and {n_entries:,} metadata entries, {MAX_ENTRIES:,} of each make sense"
+        raise broken_header(cursor.path, finding, found=max(n_tensors, n_entries), needed=MAX_ENTRIES)
     entries = tuple(_read_entry(cursor, number) for number in range(n_entries))
     _check_unique(cursor.path, [entry.key for entry in entries], "metadata key")
     alignment_bytes = _alignment_bytes(cursor.path, entries)
     relative = [_read_tensor(cursor, number, shard) for number in range(n_tensors)]
     _check_unique(cursor.path, [tensor.name for tensor in relative], "tensor")
     header_bytes = cursor.position
+    if header_bytes > MAX_HEADER_BYTES:
+        finding = f"it has {header_bytes:,} bytes, at most {MAX_HEADER_BYTES:,} make sense"
+        raise broken_header(cursor.path, finding, found_bytes=header_bytes, needed_bytes=MAX_HEADER_BYTES)
     data_offset = round_up(header_bytes, alignment_bytes) if relative else header_bytes
     layout = Shard(cursor.path, cursor.size_bytes, data_offset, header_bytes)
     return Header(layout, version, alignment_bytes, entries, _place(relative, layout, alignment_bytes))
@@ -165,21 +174,21 @@ def _read_version(cursor: HeaderCursor) -> int:
 def _read_entry(cursor: HeaderCursor, number: int) -> MetadataEntry:
     start = cursor.position
     key = cursor.text(f"the key of metadata entry {number}", MAX_KEY_BYTES)
-    type_id = cursor.unsigned32(f"the type of {key!r}")
+    type_id = cursor.unsigned32(f"the type of {key!r:.100}")
     value: MetadataValue
     if type_id == ARRAY:
         value = _skip_array(cursor, key)
     elif type_id == STRING:
-        value = cursor.text(f"the value of {key!r}", is_strict=False)
+        value = cursor.text(f"the value of {key!r:.100}", is_strict=False)
     elif type_id in SCALARS:
-        value = cursor.scalar(type_id, f"the value of {key!r}")
+        value = cursor.scalar(type_id, f"the value of {key!r:.100}")
     else:
         raise _unknown_metadata_type(cursor.path, key, type_id)
     return MetadataEntry(key, type_id, value, start, cursor.position - start)
 
 
 def _skip_array(cursor: HeaderCursor, key: str) -> ArrayValue:
-    what = f"the array {key!r}"
+    what = f"the array {key!r:.100}"
     type_id = cursor.unsigned32(f"the type of {what}")
     count = cursor.unsigned64(f"the length of {what}")
     if type_id == STRING:
@@ -192,7 +201,7 @@ def _skip_array(cursor: HeaderCursor, key: str) -> ArrayValue:
 
 
 def _unknown_metadata_type(path: Path, key: str, type_id: int) -> ModelFileError:
-    finding = f"{key!r} has the value type {type_id}, types 0 to 12 are known, and no array in an array"
+    finding = f"{key!r:.100} has the value type {type_id}, types 0 to 12 are known, and no array in an array"
     return broken_header(path, finding, found=type_id)
 
 
@@ -200,9 +209,11 @@ def _alignment_bytes(path: Path, entries: tuple[MetadataEntry, ...]) -> int:
     for entry in entries:
         if entry.key == "general.alignment":
             value = entry.value
-            if entry.type_id != UINT32 or not isinstance(value, int) or value.bit_count() != 1:
-                finding = f"general.alignment is {value!r} of value type {entry.type_id}"
-                raise broken_header(path, f"{finding}, a power of two of type {UINT32} is needed", found=value)
+            is_power = isinstance(value, int) and value.bit_count() == 1 and value <= MAX_ALIGNMENT_BYTES
+            if entry.type_id != UINT32 or not isinstance(value, int) or not is_power:
+                finding = f"general.alignment is {value!r:.100} of value type {entry.type_id}"
+                needed = f"a power of two of type {UINT32} is needed, at most {MAX_ALIGNMENT_BYTES:,}"
+                raise broken_header(path, f"{finding}, {needed}", found=value)
             return value
     return DEFAULT_ALIGNMENT_BYTES
 
@@ -235,7 +246,7 @@ def _check_unique(path: Path, names: list[str], what: str) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen or not name:
-            finding = f"{what} {name!r} is there twice" if name else f"a {what} has no name"
+            finding = f"{what} {name!r:.100} is there twice" if name else f"a {what} has no name"
             raise broken_header(path, finding, found=name)
         seen.add(name)
 

@@ -6,6 +6,9 @@ take turns, so what was used last is needed the latest, and what is older has a 
 
     ABSENT -> LOADING -> HELD -> SPENT -> (its frame moves under another chunk) ABSENT
 
+Chunks that cannot change frames (those that stick out of a mapping) have memory of their own: nothing moves to them,
+and nothing from them, whether they are held, let go, or their reads fail.
+
 Events in (`hold`, `acquire`, `release`, `loaded`, `failed`), reads to start out, like `tiers/residency.py`, whose order
 is known. One consumer. Not thread-safe: the caller locks.
 """
@@ -13,15 +16,16 @@ is known. One consumer. Not thread-safe: the caller locks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from edge_run.tiers.residency import NEW_FRAME, ChunkState, Load
 
 
 class OnDemand:
-    """The state of every chunk; those in memory share `n_frames` frames."""
+    """The state of every chunk; those in memory share `n_frames` frames, but for the `fixed`, which have their own."""
 
-    def __init__(self, n_chunks: int, n_frames: int) -> None:
+    def __init__(self, n_chunks: int, n_frames: int, fixed: Collection[int] = ()) -> None:
+        self._fixed = frozenset(fixed)
         self._state = [ChunkState.ABSENT] * n_chunks
         self._holders = [0] * n_chunks
         self._n_frames = self._n_unmade = n_frames
@@ -94,10 +98,11 @@ class OnDemand:
         """
         self._n_loading -= 1
         self._state[chunk] = ChunkState.ABSENT
-        if has_frame:
-            self._vacant.add(chunk)
-        else:
-            self._n_unmade += 1
+        if chunk not in self._fixed:
+            if has_frame:
+                self._vacant.add(chunk)
+            else:
+                self._n_unmade += 1
         is_wanted = chunk in self._wanted
         self._wanted.discard(chunk)
         return is_wanted, self._feed()
@@ -109,19 +114,21 @@ class OnDemand:
         return self._feed()
 
     def without_memory(self) -> list[int]:
-        """Return the chunks under which no frame is, once all moves are made."""
+        """Return the chunks under which no frame is, once all moves are made, and those whose memory is made anew."""
         absent = (chunk for chunk, state in enumerate(self._state) if state is ChunkState.ABSENT)
         return [chunk for chunk in absent if chunk not in self._vacant]
 
     def check(self) -> None:
         """Raise AssertionError unless every frame is in exactly one place and no state contradicts another."""
-        framed = {c for c, state in enumerate(self._state) if state is not ChunkState.ABSENT}
+        present = {c for c, state in enumerate(self._state) if state is not ChunkState.ABSENT}
+        framed = present - self._fixed
         n_free = self._n_unmade + len(self._vacant)
         assert len(framed) + n_free == self._n_frames, (len(framed), n_free, self._n_frames)
         assert not framed & self._vacant, "a frame is free and in use"
+        assert not self._fixed & self._vacant, "memory of a chunk's own is free for others"
         assert set(self._spent) == {c for c in framed if self._state[c] is ChunkState.SPENT}
         assert all(self._holders[c] == 0 for c in self._spent)
-        assert all(self._holders[c] > 0 for c in framed if self._state[c] is ChunkState.HELD)
+        assert all(self._holders[c] > 0 for c in present if self._state[c] is ChunkState.HELD)
         assert self._n_loading == sum(state is ChunkState.LOADING for state in self._state)
         assert all(self._state[c] in (ChunkState.ABSENT, ChunkState.LOADING) for c in self._wanted)
         assert min(self._holders, default=0) >= 0, "a chunk was released more often than it was held"
@@ -134,7 +141,7 @@ class OnDemand:
             if state is ChunkState.HELD:
                 continue
             if state is ChunkState.SPENT:
-                del self._spent[chunk]
+                self._spent.pop(chunk, None)
                 self._state[chunk] = ChunkState.HELD
                 continue
             if absent is self._starved:
@@ -144,7 +151,8 @@ class OnDemand:
 
     def _set_spent(self, chunk: int) -> None:
         self._state[chunk] = ChunkState.SPENT
-        self._spent[chunk] = None
+        if chunk not in self._fixed:
+            self._spent[chunk] = None
 
     def _feed(self) -> list[Load]:
         """Start the reads that were asked for, first those that someone waits for, as far as there are frames."""
@@ -154,7 +162,8 @@ class OnDemand:
                 chunk = asked[0]
                 is_needed = chunk in self._wanted if asked is self._starved else self._holders[chunk] > 0
                 if is_needed and self._state[chunk] is ChunkState.ABSENT:
-                    if (source := self._take_frame(chunk)) is None:
+                    source = None
+                    if chunk not in self._fixed and (source := self._take_frame(chunk)) is None:
                         return loads
                     self._state[chunk] = ChunkState.LOADING
                     self._n_loading += 1

@@ -13,13 +13,11 @@ from edge_run.base.errors import PackedFileError
 from edge_run.base.extras import need
 from edge_run.base.units import round_down, round_up
 from edge_run.tiers import _libc
-from edge_run.tiers.packed_file import ENTRY, READ_BYTES, PackedFile
+from edge_run.tiers.packed_file import PackedFile
+from edge_run.tiers.packed_index import READ_BYTES, read_table
 from edge_run.tiers.source import SourceFile
 
 Bytes = npt.NDArray[np.uint8]
-
-_TABLE = np.dtype([("shard", "<u4"), ("number", "<u4"), ("start", "<u8"), ("first", "<u4"), ("second", "<u4")])
-assert _TABLE.itemsize == ENTRY.size
 
 Frame = tuple[memoryview, memoryview]
 
@@ -53,14 +51,13 @@ class PackedBlocks:
         self.packed = packed
         self.is_on = True
         self.file = SourceFile(packed.path)
-        table = np.frombuffer(packed.table, _TABLE)
+        table = read_table(packed.table)
         self._starts = table["start"].astype(np.int64)
         self._firsts = table["first"].astype(np.int64)
         self._lengths = self._firsts + table["second"]
         self._shards = table["shard"]
         self._numbers = table["number"]
-        ends = self._starts + self._lengths
-        if len(table) and (int(ends.max()) > self.file.size_bytes or int(self._lengths.max()) > READ_BYTES):
+        if int((self._starts + self._lengths).max()) > self.file.size_bytes or int(self._lengths.max()) > READ_BYTES:
             self.file.close()
             raise PackedFileError(f"{packed.path}: damaged, a block is outside; make it again with edge-run pack")
         self._own = threading.local()
@@ -69,7 +66,7 @@ class PackedBlocks:
 
     def entries_of(self, shard: int, size_bytes: int) -> npt.NDArray[np.int32]:
         """Return for each block of a shard of `size_bytes` which entry of the table it is; -1 for none."""
-        n_blocks = -(-size_bytes // self.packed.block_bytes)
+        n_blocks = -(-size_bytes // self.packed.facts.block_bytes)
         entries = np.full(n_blocks, -1, np.int32)
         mine = np.flatnonzero((self._shards == shard) & (self._numbers < n_blocks))
         entries[self._numbers[mine]] = mine
@@ -109,7 +106,7 @@ class PackedBlocks:
 
     def unpack(self, frame: Frame, target: Bytes) -> None:
         """Fill `target` with the block that was packed as `frame`. Raises PackedFileError where it is damaged."""
-        is_apart = self.packed.number_bytes == 2
+        is_apart = self.packed.facts.number_bytes == 2
         length = len(target) // 2 if is_apart else len(target)
         last = self._content(frame[0], length)
         set_together(last, self._content(frame[1], len(target) - length) if is_apart else b"", target)
@@ -156,8 +153,14 @@ class PackedSource:
 
     def __init__(self, plain: SourceFile, shard: int, blocks: PackedBlocks) -> None:
         self._plain, self._blocks = plain, blocks
-        self._block_bytes = blocks.packed.block_bytes
+        self._block_bytes = blocks.packed.facts.block_bytes
         self._entries = blocks.entries_of(shard, plain.size_bytes)
+        self.path, self.size_bytes = plain.path, plain.size_bytes
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether something was done to either file."""
+        return self._plain.is_doubtful or self._blocks.file.is_doubtful
 
     def read_into(self, address: int, length: int, offset: int) -> int:
         """Fill memory at `address` from `offset`, both page-aligned; return the bytes read from storage.

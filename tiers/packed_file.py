@@ -13,53 +13,47 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError, PackedFileError
 from edge_run.base.units import KIB, MIB
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import GgufModel, TensorInfo
+from edge_run.tiers.packed_index import READ_BYTES, Facts, check_blocks, check_table, decode_facts
 
 SUFFIX = ".packed"
 MAGIC = b"edge-run packed\n"
 VERSION = 1
 HEAD = struct.Struct(f"<{len(MAGIC)}sIQQQ32s")  # magic, version; index: where, JSON's length, table's length; digest
 ENTRY = struct.Struct("<IIQII")  # shard, number of the block in it, where it is packed, lengths of its two frames
-READ_BYTES = MIB  # of packed blocks in a row, in one read
 WORK_BYTES = 256 * KIB  # of a reader that unpacks: what zstd keeps
-_MOST_INDEX_BYTES = 1 << 30
+_MOST_JSON_BYTES, _MOST_TABLE_BYTES = 16 * MIB, 256 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class PackedFile:
     """A packed file whose head and index were found good.
 
-    block_bytes: of a block before it was packed. number_bytes: of a number, 2; or 1 where bytes are not set apart, and
-    the second frame is empty. names: of the tensors that it holds. raw_bytes, packed_bytes: of all blocks, before and
-    after. table: of the blocks, as in the file. is_named: it was asked for.
+    table: of the blocks, as in the file. is_named: it was asked for.
     """
 
     path: Path
-    model: str
-    block_bytes: int
-    number_bytes: int
-    names: tuple[str, ...]
-    raw_bytes: int
-    packed_bytes: int
+    facts: Facts
     table: bytes
     is_named: bool = False
 
     @property
     def share(self) -> float:
         """What packed blocks have of their size."""
-        return self.packed_bytes / max(1, self.raw_bytes)
+        return self.facts.packed_bytes / self.facts.raw_bytes
 
     def memory_bytes(self, n_readers: int) -> int:
         """Return what reading from it takes: the table, and for each reader a read, two blocks, and what zstd keeps."""
-        return 2 * len(self.table) + n_readers * (READ_BYTES + 2 * PAGE + 2 * self.block_bytes + WORK_BYTES)
+        return 2 * len(self.table) + n_readers * (READ_BYTES + 2 * PAGE + 2 * self.facts.block_bytes + WORK_BYTES)
 
 
 def packed_path(model: Path) -> Path:
@@ -98,24 +92,16 @@ def write_head(index_start: int, index: bytes, table: bytes) -> bytes:
     return HEAD.pack(MAGIC, VERSION, index_start, len(index), len(table), digest)
 
 
-def write_index(
-    model: str, block_bytes: int, number_bytes: int, names: Sequence[str], raw_bytes: int, packed_bytes: int
-) -> bytes:
+def write_index(facts: Facts) -> bytes:
     """Return the JSON of an index."""
-    facts = {
-        "model": model,
-        "block_bytes": block_bytes,
-        "number_bytes": number_bytes,
-        "names": list(names),
-        "raw_bytes": raw_bytes,
-        "packed_bytes": packed_bytes,
-    }
-    return json.dumps(facts).encode()
+    return json.dumps(asdict(facts)).encode()
 
 
 def read_packed(path: Path) -> PackedFile:
     """Return the packed file at `path`. Raises PackedFileError where it is missing, damaged or of another kind."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a named pipe would wait for ever
+            raise PackedFileError(f"{path}: is no file; leave it out with --packed off", path=str(path))
         with path.open("rb") as file:
             head = file.read(HEAD.size)
             if len(head) < HEAD.size or not head.startswith(MAGIC):
@@ -129,7 +115,7 @@ def read_packed(path: Path) -> PackedFile:
                     needed=VERSION,
                 )
             size = os.fstat(file.fileno()).st_size
-            if n_index + n_table > _MOST_INDEX_BYTES or start + n_index + n_table != size:
+            if n_index > _MOST_JSON_BYTES or n_table > _MOST_TABLE_BYTES or start + n_index + n_table != size:
                 raise _damaged(path, "its index does not end where the file does")
             file.seek(start)
             index, table = file.read(n_index), file.read(n_table)
@@ -137,9 +123,12 @@ def read_packed(path: Path) -> PackedFile:
         raise PackedFileError(f"{path}: cannot be read ({error.strerror}); leave it out with --packed off") from error
     if hashlib.blake2b(index + table, digest_size=32).digest() != digest:
         raise _damaged(path, "its index is not the one that was written")
-    facts = json.loads(index)
-    names = tuple(facts.pop("names"))
-    return PackedFile(path, names=names, table=table, **facts)
+    try:
+        facts = decode_facts(index)
+        check_table(facts, table, HEAD.size, start)
+    except ValueError as error:
+        raise _damaged(path, str(error)) from error
+    return PackedFile(path, facts, table)
 
 
 def find_packed(gguf: GgufModel, wanted: Path | None) -> PackedFile | None:
@@ -151,12 +140,16 @@ def find_packed(gguf: GgufModel, wanted: Path | None) -> PackedFile | None:
     if wanted is None and not path.exists():
         return None
     packed = replace(read_packed(path), is_named=wanted is not None)
-    if packed.model != model_key(gguf, packed.names):
+    if packed.facts.model != model_key(gguf, packed.facts.names):
         raise PackedFileError(
             f"{path}: was packed from another model than {gguf.shards[0].path}; make it again with edge-run pack, or "
             "leave it out with --packed off",
             path=str(path),
         )
+    try:
+        check_blocks(packed.facts, packed.table, gguf)
+    except ValueError as error:
+        raise _damaged(path, str(error)) from error
     return packed
 
 

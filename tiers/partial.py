@@ -165,9 +165,9 @@ class PartialSource(SourceFile):
         self._model, self._shard = model, shard
         super().__init__(model.paths[shard])
 
-    def _identify(self) -> tuple[int, int]:
-        """Its time of change does not count: it is that of the piece that came last."""
-        return super()._identify()[0], 0
+    def _identify(self) -> tuple[int, int, int]:
+        """Its times of change do not count: they are those of the piece that came last."""
+        return super()._identify()[0], 0, 0
 
     def read_into(self, address: int, length: int, offset: int) -> int:
         """Fill memory as any source does. Raises ModelFileError, too, for what is not there."""

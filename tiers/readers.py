@@ -1,22 +1,36 @@
 """Reader threads: they carry reads out, first come first served, urgent ones ahead of the others.
 
-A job is any callable that reads and returns the bytes it read; an error that it raises is its own affair (jobs report
-to whoever made them). What the threads cost and reach is counted here: bytes, seconds with at least one read in flight,
-CPU seconds.
+A job is any callable that reads and returns the bytes it read. It reports what fails to whoever made it, as
+`as_read_error` says it, and raises nothing; a thread outlives one that does. What the threads cost and reach is counted
+here: bytes, seconds with at least one read in flight, CPU seconds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edge_run.base.errors import EdgeRunError, TierReadError, from_system
 from edge_run.base.protocols import Clock
 
+logger = logging.getLogger(__name__)
+
 Job = Callable[[], int]
+
+
+def as_read_error(error: Exception) -> EdgeRunError:
+    """Return what a job that ended with `error` reports: one of our errors, whatever it was."""
+    if isinstance(error, EdgeRunError):
+        return error
+    if isinstance(error, OSError | MemoryError):
+        return from_system(error, "reading weights")
+    logger.error("a reader thread failed", exc_info=error)
+    return TierReadError(f"a reader thread failed: {error!r}; please report this")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +62,15 @@ class Readers:
         self._in_flight = 0
         self._busy_since = 0.0
         self._totals = ReadTotals()
-        self._threads = [
-            threading.Thread(target=self._run, args=(i,), name=f"edge-run-reader-{i}", daemon=True)
-            for i in range(n_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        try:
+            for i in range(n_threads):
+                thread = threading.Thread(target=self._run, args=(i,), name=f"edge-run-reader-{i}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:
+            self.close()
+            raise
 
     def submit(self, job: Job, is_urgent: bool = False) -> None:
         """Queue `job`; with is_urgent, ahead of all that are not."""
@@ -103,7 +120,11 @@ class Readers:
                 if self._in_flight == 0:
                     self._busy_since = self._clock()
                 self._in_flight += 1
-            n_bytes = job()
+            n_bytes = 0
+            try:
+                n_bytes = job()
+            except Exception:
+                logger.exception("a read was not reported")
             with self._changed:
                 self._in_flight -= 1
                 now = self._clock()

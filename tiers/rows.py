@@ -14,7 +14,7 @@ from functools import partial
 
 from edge_run.base.errors import EdgeRunError
 from edge_run.tiers import _libc
-from edge_run.tiers.readers import Readers
+from edge_run.tiers.readers import Readers, as_read_error
 from edge_run.tiers.source import SourceFile
 
 
@@ -74,8 +74,8 @@ class RowTable:
         def read(address: int, length: int) -> int:
             try:
                 return self._source.read_into(address, length, self._file_offset + address - self.start)
-            except EdgeRunError as error:
-                errors.append(error)
+            except Exception as error:  # rows that were not read must not count as read
+                errors.append(as_read_error(error))
                 return 0
             finally:
                 done.release()

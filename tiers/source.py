@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Protocol
@@ -10,8 +11,28 @@ from edge_run.base.errors import ModelFileError, TierReadError
 from edge_run.tiers import _libc
 
 
+def changed(path: Path) -> ModelFileError:
+    """Return the error of a file that is not what it was."""
+    return ModelFileError(f"{path}: the file changed while it was in use; start again", path=str(path))
+
+
 class Source(Protocol):
-    """Bytes of one shard, wherever they come from. Thread-safe."""
+    """Bytes of one shard, wherever they come from. Thread-safe. is_doubtful: they may be others than before."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the shard."""
+        ...
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether what is read is to be compared with what was read before."""
+        ...
+
+    @property
+    def path(self) -> Path:
+        """The shard's file."""
+        ...
 
     def read_into(self, address: int, length: int, offset: int) -> int:
         """Fill memory at `address` from `offset`, both page-aligned; return the bytes read from storage."""
@@ -22,17 +43,21 @@ class SourceFile:
     """One shard, open for reading. Thread-safe: reads are positional.
 
     Reads are direct (O_DIRECT) where the file system does that; elsewhere they are buffered and what they leave in the
-    page cache is dropped after each read. `is_direct` says which.
+    page cache is dropped after each read. `is_direct` says which. is_doubtful: something was done to the file since it
+    was opened, which leaves its size and time of change as they were: another mode, another name, one more link; or an
+    edit, and the time set back. Whoever reads then compares.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._fd = path, -1
         try:
             self._fd, self.is_direct = self._open(path)
+            self._identity = self._identify()
         except OSError as error:
+            self.close()
             raise ModelFileError(f"{path}: cannot be opened ({error.strerror})") from error
-        self._identity = self._identify()
         self.size_bytes = self._identity[0]
+        self.is_doubtful = False
 
     @staticmethod
     def _open(path: Path) -> tuple[int, bool]:
@@ -42,24 +67,28 @@ class SourceFile:
                 fd = os.open(path, os.O_RDONLY | direct | os.O_CLOEXEC)
             except OSError:
                 return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
-            page = _libc.map_anonymous(_libc.PAGE)
             try:
-                os.preadv(fd, [_libc.view(page, _libc.PAGE)], 0)
-                return fd, True
+                page = _libc.map_anonymous(_libc.PAGE)
+                try:
+                    os.preadv(fd, [_libc.view(page, _libc.PAGE)], 0)
+                finally:
+                    _libc.unmap(page, _libc.PAGE)
             except OSError:
                 os.close(fd)
-            finally:
-                _libc.unmap(page, _libc.PAGE)
+            else:
+                return fd, True
         return os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)), False
 
-    def _identify(self) -> tuple[int, int]:
+    def _identify(self) -> tuple[int, int, int]:
         status = os.fstat(self._fd)
-        return status.st_size, status.st_mtime_ns
+        return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def check_unchanged(self) -> None:
-        """Raise ModelFileError when the file was written to since it was opened."""
-        if self._identify() != self._identity:
-            raise ModelFileError(f"{self.path}: the file changed while it was in use; start again", path=str(self.path))
+        """Raise ModelFileError when the file was written to since it was opened; note where it may have been."""
+        found = self._identify()
+        if found[:2] != self._identity[:2]:
+            raise changed(self.path)
+        self.is_doubtful |= found != self._identity
 
     def read_into(self, address: int, length: int, offset: int) -> int:
         """Fill memory at `address` from `offset`, both page-aligned; return the bytes read.
@@ -86,7 +115,8 @@ class SourceFile:
                 length=length,
             ) from error
         if not self.is_direct and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
+            with contextlib.suppress(OSError):  # advice only
+                os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
         return got
 
     def close(self) -> None:

@@ -4,11 +4,13 @@ llama.cpp maps a stub of each file; the territory takes those mappings over. Not
 furnished: what is not resident is unmapped (PROT_NONE), so that a read of missing weights stops the process instead of
 giving wrong text. Chunks of 2 MiB are aligned to their size, so that a frame moves as one huge page; smaller ones lie
 at multiples of their size in the file, where a packed file has its blocks. Where a chunk sticks out of its mapping (the
-two ends of a file) only the part inside is ours; such chunks cannot change frames and are pinned.
+two ends of a file) only the part inside is ours; such chunks cannot change frames and are pinned. Whoever asks for
+it, no frame is moved from or to anywhere but whole chunks in a row.
 """
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -50,6 +52,10 @@ def clipped(spans: Sequence[Span], ranges: Iterable[tuple[int, int]]) -> list[Sp
             stop = round_up(max(address + length for address, length in inside), _libc.PAGE)
             found.append(Span(span.shard, max(span.start, start), min(span.stop, stop), span.base))
     return found
+
+
+class MoveRefused(OSError):
+    """A frame was to be moved from or to memory that is not a whole chunk of ours: a mistake, found before the move."""
 
 
 class Territory:
@@ -157,10 +163,14 @@ class Territory:
         """Put memory under `chunk`: the frame under chunk `source`, or fresh memory (None or negative).
 
         count: so many chunks in a row, from as many others in a row. Raises OSError when the kernel refuses; then none
-        of them has memory, and what was under the sources is lost.
+        of them has memory, and what was under the sources is lost. Raises MoveRefused, and does nothing, where a frame
+        would come from or go to what is not whole chunks in a row.
         """
         if source == chunk:
             return
+        if source is not None and source >= 0:
+            self._check_whole(source, count)
+            self._check_whole(chunk, count)
         address, last = self.place(chunk).address, self.place(chunk + count - 1)
         length = last.address + last.length - address
         try:
@@ -179,6 +189,13 @@ class Territory:
         for chunk in chunks:
             place = self.place(chunk)
             _libc.map_anonymous(place.length, _libc.PROT_NONE, at=place.address)
+
+    def _check_whole(self, chunk: int, count: int) -> None:
+        """Refuse all but `count` whole chunks in a row: the kernel would move, or drop, whatever else lies there."""
+        last = chunk + count - 1
+        is_whole = chunk >= 0 and last < self.n_chunks and self.ragged.isdisjoint(range(chunk, last + 1))
+        if not is_whole or self.place(last).address - self.place(chunk).address != (count - 1) * self.chunk_bytes:
+            raise MoveRefused(errno.EFAULT, f"chunks {chunk} to {last} are not whole chunks of the model in a row")
 
     def _move_together(self, source: int, address: int, length: int) -> bool:
         """Move the frames from chunk `source` on; return whether the kernel did: it moves one mapping at a time."""

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edge_run.base.errors import EdgeRunError, TierReadError
+from edge_run.base.errors import EdgeRunError
 from edge_run.base.units import MIB, round_down, round_up
 from edge_run.tiers import _libc
-from edge_run.tiers.readers import Readers
+from edge_run.tiers.readers import Readers, as_read_error
 from edge_run.tiers.source import SourceFile
 
 PIECE_BYTES = 4 * MIB
@@ -145,10 +145,8 @@ class Upload:
         length = round_up(piece.file_offset + piece.length, _libc.PAGE) - start
         try:
             n_bytes = self._sources[piece.shard].read_into(self._slot(number), length, start)
-        except EdgeRunError as failure:
-            error = failure
-        except Exception as failure:  # a mistake of ours must not leave the consumer waiting for ever
-            error = TierReadError(f"a reader thread failed: {failure!r}; please report this")
+        except Exception as failure:  # whatever it is, the consumer must not wait for ever
+            error = as_read_error(failure)
         with self._changed:
             self._read[number] = error
             self._changed.notify_all()

@@ -15,11 +15,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from edge_run.base.errors import BudgetError, EdgeRunError, TierReadError
 from edge_run.base.protocols import Clock
 from edge_run.base.units import MIB
+from edge_run.tiers.content_sums import ContentSums
 from edge_run.tiers.on_demand import OnDemand
-from edge_run.tiers.readers import Readers
+from edge_run.tiers.readers import Readers, as_read_error
 from edge_run.tiers.residency import Load, Residency
-from edge_run.tiers.source import Source
-from edge_run.tiers.territory import Territory
+from edge_run.tiers.source import Source, changed
+from edge_run.tiers.territory import MoveRefused, Territory
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Weights:
         self._leaving: deque[int] = deque()  # chunks that were let go, of which no account was taken yet
         self._moved = self._promised = self._asked = 0
         self._lost: dict[int, OSError] = {}
+        self._sums = ContentSums()
         self._patient: dict[int, Callable[[], int]] = {}  # reads that wait, and that nobody waits for, by chunk
         self._error: EdgeRunError | None = None
         self._exposed: list[int] | None = None
@@ -201,12 +203,9 @@ class Weights:
                         return 0
                 n_bytes = self._read(run)
                 self._note_loaded(run)
-            except EdgeRunError as error:
-                self._note_failure(run, asked, error)
+            except Exception as error:  # whatever it is, the consumer must not wait for ever
+                self._note_failure(run, asked, as_read_error(error))
                 return 0
-            except Exception as error:  # a mistake of ours must not leave the consumer waiting for ever
-                self._raise_in_consumer(TierReadError(f"a reader thread failed: {error!r}; please report this"))
-                raise
             return n_bytes
 
         return read
@@ -236,9 +235,10 @@ class Weights:
     def _check_frames(self, run: list[Load]) -> None:
         for load in run:
             if error := self._lost.get(load.chunk):
-                raise TierReadError(
-                    f"moving page frames failed ({error}); raise vm.max_map_count or lower --memory"
-                ) from error
+                advice = "please report this"
+                if not isinstance(error, MoveRefused):
+                    advice = "raise vm.max_map_count or lower --memory"
+                raise TierReadError(f"moving page frames failed ({error}); {advice}") from error
 
     def _is_needed(self, run: list[Load]) -> bool:
         """Return whether anybody still wants to have what `run` reads."""
@@ -252,18 +252,22 @@ class Weights:
     def _read(self, run: list[Load]) -> int:
         first = self._territory.place(run[0].chunk)
         length = sum(self._territory.place(load.chunk).length for load in run)
-        return self._sources[first.shard].read_into(first.address, length, first.file_offset)
+        source = self._sources[first.shard]
+        n_bytes = source.read_into(first.address, length, first.file_offset)
+        for chunk in (load.chunk for load in run):
+            if source.is_doubtful or self._sums.is_new(chunk):
+                place = self._territory.place(chunk)
+                if not self._sums.agrees(
+                    chunk, place.address, min(place.length, source.size_bytes - place.file_offset)
+                ):
+                    raise changed(source.path)
+        return n_bytes
 
     def _note_loaded(self, run: list[Load]) -> None:
         with self._changed:
             self._submit([following for load in run for following in self._residency.loaded(load.chunk)])
             if not self._residency.is_waiting or self._residency.is_stuck:
                 self._changed.notify_all()
-
-    def _raise_in_consumer(self, error: EdgeRunError) -> None:
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
 
     def _note_failure(self, run: list[Load], asked: int, error: EdgeRunError) -> None:
         logger.info("read of chunk %d (+%d) failed: %s", run[0].chunk, len(run) - 1, error)

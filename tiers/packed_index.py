@@ -1,0 +1,117 @@
+"""The index of a packed file, believed only where it is what the packer would have written for the model beside it.
+
+What it says decides how much memory is written, and where. So every figure is checked before it is used: types and
+ranges by themselves, the blocks against the packed file, and against the model's files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge_run.base.units import KIB, MIB
+from edge_run.tiers.gguf import GgufModel
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+LARGEST_BLOCK_BYTES, SMALLEST_BLOCK_BYTES = 256 * KIB, 64 * KIB
+READ_BYTES = MIB  # of packed blocks in a row, in one read
+_MODEL = re.compile(r"[0-9a-f]{64}")
+_COLUMNS = (("shard", "<u4"), ("number", "<u4"), ("start", "<u8"), ("first", "<u4"), ("second", "<u4"))
+_ENTRY_BYTES = 24
+_MOST_SHARDS = 99_999  # their names have five digits
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the JSON of an index says; see `PackedFile`."""
+
+    model: str
+    block_bytes: int
+    number_bytes: int
+    names: tuple[str, ...]
+    raw_bytes: int
+    packed_bytes: int
+
+
+def decode_facts(text: bytes) -> Facts:
+    """Return what the JSON `text` says. Raises ValueError where anything is not as the packer writes it."""
+    try:
+        found = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its index is nested too deeply") from error
+    if not isinstance(found, dict) or found.keys() != set(Facts.__slots__):
+        raise ValueError("its index has other entries")
+    names = found["names"]
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError("its index names no tensors")
+    if len(set(names)) != len(names):
+        raise ValueError("its index names a tensor twice")
+    if not isinstance(found["model"], str) or not _MODEL.fullmatch(found["model"]):
+        raise ValueError("its index names no model")
+    figures = {key: found[key] for key in ("block_bytes", "number_bytes", "raw_bytes", "packed_bytes")}
+    if any(type(figure) is not int or not 1 <= figure < 1 << 63 for figure in figures.values()):
+        raise ValueError("its index has a figure that cannot be")
+    block_bytes = found["block_bytes"]
+    if not SMALLEST_BLOCK_BYTES <= block_bytes <= LARGEST_BLOCK_BYTES or block_bytes & (block_bytes - 1):
+        raise ValueError(f"its blocks cannot be of {block_bytes} bytes")
+    if found["number_bytes"] not in (1, 2):
+        raise ValueError(f"its numbers cannot be of {found['number_bytes']} bytes")
+    return Facts(found["model"], names=tuple(names), **figures)
+
+
+def read_table(table: bytes) -> npt.NDArray[np.void]:
+    """Return the table of blocks, as in the file: shard, number there, start, lengths of its two frames."""
+    import numpy as np
+
+    return np.frombuffer(table, np.dtype(list(_COLUMNS)))
+
+
+def check_table(facts: Facts, table: bytes, start: int, stop: int) -> None:
+    """Raise ValueError unless the blocks of `table` lie one behind the other from `start` to `stop`, in file order."""
+    import numpy as np
+
+    if not table or len(table) % _ENTRY_BYTES:
+        raise ValueError("its table is not one of blocks")
+    blocks = read_table(table)
+    if int(blocks["shard"].max()) > _MOST_SHARDS or (np.diff(_keys(blocks)) <= 0).any():
+        raise ValueError("its blocks are not in order")
+    lengths = blocks["first"].astype(np.int64) + blocks["second"]
+    are_two = facts.number_bytes == 2
+    if not blocks["first"].all() or ((blocks["second"] > 0) != are_two).any() or int(lengths.max()) > READ_BYTES:
+        raise ValueError("a block has a length that cannot be")
+    ends = start + np.cumsum(lengths)
+    if int(ends[-1]) != stop or not np.array_equal(blocks["start"], ends - lengths):
+        raise ValueError("its blocks are not one behind the other")
+    if facts.packed_bytes != stop - start or facts.raw_bytes > len(blocks) * facts.block_bytes:
+        raise ValueError("its blocks have another size together")
+
+
+def check_blocks(facts: Facts, table: bytes, gguf: GgufModel) -> None:
+    """Raise ValueError unless the blocks of `table` are those of `gguf` that hold the tensors it names."""
+    import numpy as np
+
+    blocks, size, sizes = read_table(table), facts.block_bytes, [shard.size_bytes for shard in gguf.shards]
+    packed = set(facts.names)
+    ranges = [
+        (tensor.shard << 32) + np.arange(tensor.offset // size, -(-(tensor.offset + tensor.size_bytes) // size))
+        for tensor in gguf.tensors
+        if tensor.name in packed
+    ]
+    if not np.array_equal(np.unique(np.concatenate([[], *ranges])), _keys(blocks)):
+        raise ValueError("its blocks are not those of its tensors")
+    rest = np.array(sizes)[blocks["shard"]] - blocks["number"].astype(np.int64) * size
+    if facts.raw_bytes != int(np.minimum(rest, size).sum()):
+        raise ValueError("its blocks have another size unpacked")
+
+
+def _keys(blocks: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+    """Return a number for each block, by which they are in order."""
+    import numpy as np
+
+    keys: npt.NDArray[np.int64] = (blocks["shard"].astype(np.int64) << 32) + blocks["number"]
+    return keys
