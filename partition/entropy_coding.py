@@ -18,6 +18,7 @@ from edge_run.base.extras import need
 
 RANGE, ZSTD = 0, 1  # which coder made a payload
 FREQUENCY_TOTAL = 1 << 16  # small enough that every share of it is exact in single precision
+FARTHEST_SYMBOL = (1 << 15) - 1  # from 0: symbols are kept in 16 bits
 MOST_TRIMMED_BYTES = 5
 _WORD, _WORD_BYTES = ">u4", 4  # big endian, so that the least significant bytes are last
 _EXTRA = "split"
@@ -33,6 +34,8 @@ class Table:
     def __post_init__(self) -> None:
         if not self.frequencies or min(self.frequencies) < 1 or sum(self.frequencies) > 2 * FREQUENCY_TOTAL:
             raise ValueError("a table of no, of impossible or of too large frequencies")
+        if not -FARTHEST_SYMBOL <= self.low <= self.high <= FARTHEST_SYMBOL:
+            raise ValueError(f"a table of symbols from {self.low} to {self.high}, which cannot be")
 
     @property
     def high(self) -> int:

@@ -47,13 +47,20 @@ def pack_floats(floats: memoryview) -> bytes:
     return _PACKED.pack(len(bits), len(exponents)) + exponents + planes[:, :3].tobytes()
 
 
+def packed_bytes(code: bytes | memoryview) -> int:
+    """Return how many bytes `unpack_floats` makes of a code. Raises ProtocolError for what cannot be one."""
+    return 4 * _packed_head(code)[0]
+
+
+def compact_bytes(code: bytes | memoryview) -> int:
+    """Return how many bytes of numbers `decode_states` makes of a code. Raises ProtocolError for what cannot be one."""
+    rows, columns, _ = _compact_head(code)
+    return 4 * rows * columns
+
+
 def unpack_floats(code: bytes | memoryview) -> memoryview:
     """Return the bytes of the numbers of a code. Raises ProtocolError where it is none, before it takes memory."""
-    if len(code) < _PACKED.size:
-        raise ProtocolError(f"states: a code of {len(code)} bytes")
-    size, packed = _PACKED.unpack_from(code)
-    if size > MOST_VALUES or len(code) != _PACKED.size + packed + 3 * size:
-        raise ProtocolError(f"states: {size} numbers in a code of {len(code)} bytes, which cannot be")
+    size, packed = _packed_head(code)
     planes = np.empty((size, 4), np.uint8)
     planes[:, 3] = np.frombuffer(_unpacked(bytes(code[_PACKED.size : _PACKED.size + packed]), size), np.uint8)
     planes[:, :3] = np.frombuffer(code, np.uint8, 3 * size, _PACKED.size + packed).reshape(-1, 3)
@@ -87,25 +94,42 @@ def encode_states(states: States) -> bytes:
 
 def decode_states(code: bytes | memoryview) -> States:
     """Return the states of a code. Raises ProtocolError where it is none; sizes are checked before memory is taken."""
-    if len(code) < _HEAD.size:
-        raise ProtocolError(f"states: a code of {len(code)} bytes")
-    magic, rows, columns, outliers = _HEAD.unpack_from(code)
+    rows, columns, outliers = _compact_head(code)
     size, blocks = rows * columns, -(-rows * columns // BLOCK)
-    if magic != _MAGIC or size > MOST_VALUES or outliers > size:
-        raise ProtocolError(f"states: {rows} x {columns} with {outliers} outliers, which cannot be")
     wanted_bytes = 2 * blocks + BLOCK * blocks + 6 * outliers
     content = _unpacked(bytes(code[_HEAD.size :]), wanted_bytes)
     scales = np.frombuffer(content, "<f2", blocks)
     values = np.frombuffer(content, np.int8, BLOCK * blocks, 2 * blocks)
     places = np.frombuffer(content, "<u4", outliers, (2 + BLOCK) * blocks)
     apart = np.frombuffer(content, "<f2", outliers, (2 + BLOCK) * blocks + 4 * outliers)
-    flat = (values.reshape(-1, BLOCK) * scales.astype(np.float32)[:, None]).reshape(-1)
+    with np.errstate(invalid="ignore", over="ignore"):  # scales that are not finite are found below
+        flat = (values.reshape(-1, BLOCK) * scales.astype(np.float32)[:, None]).reshape(-1)
     if outliers and int(places.max()) >= size:
         raise ProtocolError("states: an outlier outside of them")
     flat[places] = apart
     if not np.isfinite(flat).all():
         raise ProtocolError("states: values that are not finite")
     return flat[:size].reshape(rows, columns)
+
+
+def _packed_head(code: bytes | memoryview) -> tuple[int, int]:
+    """Return how many numbers a code has, and the bytes of their exponents."""
+    if len(code) < _PACKED.size:
+        raise ProtocolError(f"states: a code of {len(code)} bytes")
+    size, packed = _PACKED.unpack_from(code)
+    if size > MOST_VALUES or len(code) != _PACKED.size + packed + 3 * size:
+        raise ProtocolError(f"states: {size} numbers in a code of {len(code)} bytes, which cannot be")
+    return size, packed
+
+
+def _compact_head(code: bytes | memoryview) -> tuple[int, int, int]:
+    """Return the rows, columns and outliers of a code."""
+    if len(code) < _HEAD.size:
+        raise ProtocolError(f"states: a code of {len(code)} bytes")
+    magic, rows, columns, outliers = _HEAD.unpack_from(code)
+    if magic != _MAGIC or rows * columns > MOST_VALUES or outliers > rows * columns:
+        raise ProtocolError(f"states: {rows} x {columns} with {outliers} outliers, which cannot be")
+    return rows, columns, outliers
 
 
 def is_worthwhile(plain_bytes: int, coded_bytes: int, link_bytes_per_s: float, codec_bytes_per_s: float) -> bool:

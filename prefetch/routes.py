@@ -15,8 +15,9 @@ from edge_run.base.errors import ModelFileError, TierReadError
 
 FORMAT = "# route_trace v1"
 PREFILL, DECODE = 0, 1
-MOST_EXPERTS = 1 << 16
+MOST_EXPERTS = MOST_LAYERS = 1 << 16
 _NEEDED = ("turn", "phase", "step", "layer", "slot", "expert")
+_NAMED = ("model", "arch", "n_expert", "n_expert_used")
 _LONGEST_LINE = 4096
 _LARGEST = 1 << 62
 
@@ -100,7 +101,7 @@ class RouteReader:
         while line := self._next_line():
             cells = line.split(",")
             if len(cells) != n_columns:
-                raise self._malformed(f"{len(cells)} fields, {n_columns} needed ({','.join(self._columns)})")
+                raise self._malformed(f"{len(cells)} fields, {n_columns} needed ({','.join(self._columns)[:200]})")
             numbers = [self._whole(self._columns[place], cells[place]) for place in places]
             turn, phase, step, layer, slot, expert = numbers
             if phase not in (PREFILL, DECODE):
@@ -141,11 +142,13 @@ class RouteReader:
             words = (word.partition("=") for word in line[1:].split())
             fields = {name: value for name, equals, value in words if equals}
             if "layer" not in fields:
-                named |= fields
+                named |= {name: fields[name] for name in _NAMED if name in fields}
                 continue
             layer = self._whole("layer", fields["layer"])
             if layer in dense_bytes:
                 raise self._malformed(f"layer {layer} is there twice")
+            if len(dense_bytes) == MOST_LAYERS:
+                raise self._malformed(f"more than {MOST_LAYERS} layers, which no model has")
             dense_bytes[layer] = self._whole("dense_bytes", fields.get("dense_bytes", "0"))
             if size := self._whole("expert_bytes", fields.get("expert_bytes", "")):
                 expert_bytes[layer] = size

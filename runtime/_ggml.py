@@ -12,6 +12,7 @@ import ctypes
 import functools
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import llama_cpp.llama_cpp as _llama
 
 from edge_run.base.errors import KernelError, NotSupported
+from edge_run.runtime.forks import before_forks
 from edge_run.runtime.library import library_version
 
 if TYPE_CHECKING:
@@ -665,8 +667,55 @@ class StopFlag:
 
 @functools.cache
 def _strlen() -> Any:
-    library = ctypes.CDLL("msvcrt" if os.name == "nt" else None)
+    try:
+        library = ctypes.CDLL(None)
+    except TypeError:  # Windows has no library without a name
+        library = ctypes.CDLL("msvcrt")
     return ctypes.cast(library.strlen, _llama.ggml_abort_callback)
+
+
+_PAUSE_SOFT = 1
+
+
+def _rest_threads() -> None:
+    """Have the threads end that compute for this one, until it computes again."""
+    with contextlib.suppress(AttributeError, KernelError):  # a build without OpenMP, which minds forks
+        _library("llama").omp_pause_resource_all(_PAUSE_SOFT)
+
+
+before_forks(_rest_threads)
+
+
+_ABORT_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+_TERMINATE_CALLBACK = ctypes.CFUNCTYPE(None)
+_SIGNAL_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int)
+_SET_TERMINATE = "_ZSt13set_terminatePFvvE"  # std::set_terminate
+_callbacks: list[Any] = []  # which the library has for good
+
+
+def announce_end(say: Callable[[str], None]) -> None:
+    """Have `say` called with what llama.cpp ends the process over, right before: it asserts, throws, or meets a page.
+
+    That is one of a mapped file that cannot be read, as its drive failed or it was cut (SIGBUS). `say` is called on any
+    thread, may end the process, and must do little else.
+    """
+    end_of_file = "a page of a mapped file could not be read (SIGBUS): it was cut, or its drive failed"
+    _callbacks[:] = [
+        _ABORT_CALLBACK(lambda message: say((message or b"").decode("utf-8", "replace").rpartition("/")[2])),
+        _TERMINATE_CALLBACK(lambda: say("an exception that nobody caught; as a rule there is too little memory")),
+    ]
+    _library("llama").ggml_set_abort_callback(_callbacks[0])
+    with contextlib.suppress(AttributeError, TypeError):  # other names, other systems
+        getattr(_library("llama"), _SET_TERMINATE)(_callbacks[1])
+        set_handler = ctypes.CDLL(None).signal
+        set_handler.argtypes = [ctypes.c_int, ctypes.c_void_p]
+
+        def on_page_error(number: int) -> None:
+            set_handler(number, None)  # met again, it ends the process
+            say(end_of_file)
+
+        _callbacks.append(_SIGNAL_CALLBACK(on_page_error))
+        set_handler(signal.SIGBUS, ctypes.cast(_callbacks[2], ctypes.c_void_p))
 
 
 def string_array(texts: list[bytes]) -> Any:
@@ -716,6 +765,12 @@ def tokenize(vocab: Any, text: str, add_special: bool, parse_special: bool) -> l
     if n < 0:
         raise KernelError(f"tokenizing {len(data)} bytes of text failed in llama.cpp ({n})")
     return list(tokens[:n])
+
+
+def count_tokens(vocab: Any, text: str) -> int:
+    """Return how many tokens `text` has, control tokens in it included; see `tokenize`."""
+    data = text.encode("utf-8", "surrogateescape")
+    return abs(L.llama_tokenize(vocab, data, len(data), None, 0, False, True))
 
 
 def token_texts(vocab: Any, n_tokens: int) -> list[bytes]:

@@ -17,6 +17,7 @@ import anyio.to_thread
 from edge_run.base.errors import ConfigError
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Generation, Piece, Plan, Progress, Stats
+from edge_run.runtime.forks import Home
 from edge_run.runtime.model import Message, Model
 from edge_run.runtime.stream import Stream
 
@@ -40,6 +41,7 @@ class AsyncModel:
         # No lock: a generator that was left half way is closed by another task than the one that holds the turn.
         self._turn = anyio.Semaphore(1, max_value=1)
         self._thread = anyio.CapacityLimiter(1)
+        self._home = Home()
 
     @property
     def plan(self) -> Plan:
@@ -94,6 +96,7 @@ class AsyncModel:
     def _opened(self) -> Model:
         if self._model is None:
             raise ConfigError("AsyncModel: is not open; use it as `async with AsyncModel(path) as model`")
+        self._home.check("this AsyncModel")
         return self._model
 
     async def _stream(self, start: Callable[[], Stream]) -> AsyncGenerator[Piece, None]:

@@ -1,32 +1,30 @@
 """Chat messages to prompt text, with the Jinja template that the model file brings.
 
-Templates are written for Hugging Face's renderer, so this one gives them the same environment: whitespace rules,
-`raise_exception`, `strftime_now`, `tojson`, loop controls and the `generation` tag. A template is a stranger's program:
-it runs in Jinja's sandbox, which keeps it from Python's insides and from changing what it is given, but does not
-bound its time or memory.
-
+A template is a stranger's program: it runs in a process of its own, within limits (`cell.py`, `template_jobs.py`).
 Not covered: tools, images, and other variables that single templates know.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 from edge_run.base.errors import ConfigError, ModelFileError
-
-if TYPE_CHECKING:
-    from jinja2.nodes import Node
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+from edge_run.base.text_file import read_text_file
+from edge_run.runtime.cell import Cell, Overrun
 
 TEMPLATE_KEY = "tokenizer.chat_template"
+MOST_TEMPLATE_BYTES = 1 << 20  # the longest in use have some 30,000
+_JOBS = "edge_run.runtime.template_jobs"
 
 Metadata = Callable[[str], "str | None"]
 Message = Mapping[str, str]
+
+
+def template_cell() -> Cell:
+    """Return what templates are rendered in, not started yet."""
+    return Cell(_JOBS)
 
 
 class ChatTemplate:
@@ -34,7 +32,8 @@ class ChatTemplate:
 
     source: Jinja text. bos, eos: text of the tokens that begin and end a sequence, `""` where there is none.
     is_override: the caller chose the template, so its mistakes are a ConfigError and not a ModelFileError.
-    now: what time the template is told. Raises ConfigError or ModelFileError for text that is not Jinja.
+    now: what time the template is told. cell: where to render it, by default one of its own.
+    Raises ConfigError or ModelFileError for text that is not Jinja, or that takes too much to find out.
     Rendering changes nothing: one template may serve many threads.
     """
 
@@ -45,18 +44,21 @@ class ChatTemplate:
         eos: str,
         is_override: bool = False,
         now: Callable[[], datetime] = datetime.now,
+        cell: Cell | None = None,
     ) -> None:
         self.source = source
         self._variables = {"bos_token": bos, "eos_token": eos, "tools": None, "documents": None}
         self._is_override = is_override
-        environment = _environment(now)
-        try:
-            self._template = environment.from_string(source)
-        except Exception as error:  # a compiler fed with any text: also RecursionError and the like
-            raise self._broken(error) from error
+        self._now = now
+        self._cell = cell or template_cell()
+        if len(source) > MOST_TEMPLATE_BYTES:
+            raise self._refusal(f"has {len(source):,} characters, {MOST_TEMPLATE_BYTES:,} are the most")
+        self._ask("compile_template")
 
     @classmethod
-    def from_model(cls, metadata: Metadata, bos: str, eos: str, override: str | None = None) -> ChatTemplate | None:
+    def from_model(
+        cls, metadata: Metadata, bos: str, eos: str, override: str | None = None, cell: Cell | None = None
+    ) -> ChatTemplate | None:
         """Return the model's template, or None where it has none (use plain completion then).
 
         metadata: a key of the model file to its text, or None. override: Jinja text to use instead, or the path of
@@ -64,9 +66,9 @@ class ChatTemplate:
         template of the file that is not Jinja.
         """
         if override is not None:
-            return cls(_override_text(override), bos, eos, is_override=True)
+            return cls(_override_text(override), bos, eos, is_override=True, cell=cell)
         source = metadata(TEMPLATE_KEY)
-        return cls(source, bos, eos) if source else None
+        return cls(source, bos, eos, cell=cell) if source else None
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
         """Return the prompt for `messages`, oldest first, each with a `role` and a `content`.
@@ -74,79 +76,48 @@ class ChatTemplate:
         add_generation_prompt: end with what opens the assistant's answer. The text holds special tokens as text,
         with the one that begins a sequence where the template writes it: parse them when tokenizing, and begin the
         sequence only once. Raises ConfigError for messages that cannot be or that the template refuses, and
-        ModelFileError (ConfigError for an override) when the template itself fails.
+        ModelFileError (ConfigError for an override) when the template itself fails, or takes more time or memory than
+        rendering may take. Ctrl-C ends it at once.
         """
         plain = [_checked(index, message) for index, message in enumerate(messages)]
         if not plain:
             raise ConfigError("chat: no messages; give at least one, such as the user's")
         variables = {**self._variables, "messages": plain, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(variables)
-        except _Refused as refusal:
-            raise ConfigError(f"chat: the model's template refuses these messages: {_one_line(refusal)}") from None
-        except Exception as error:  # a stranger's program may fail in any way
-            raise self._broken(error) from error
+            text = self._ask("render", now=self._now().isoformat(), variables=variables)
+        except (TypeError, ValueError, RecursionError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"chat messages: must be what JSON can say ({error})") from error
+        return text.decode("utf-8", "surrogatepass")
 
-    def _broken(self, error: Exception) -> ConfigError | ModelFileError:
-        line = getattr(error, "lineno", None)
-        place = f", line {line}" if line else ""
-        reason = f"{type(error).__name__}: {_one_line(error)}"
+    def _ask(self, job: str, **fields: Any) -> bytes:
+        try:
+            return self._cell.ask(job, source=self.source, is_override=self._is_override, **fields)
+        except Overrun as overrun:
+            raise self._refusal(str(overrun)) from None
+
+    def _refusal(self, reason: str) -> ConfigError | ModelFileError:
         if self._is_override:
-            return ConfigError(f"chat template{place}: {reason}", line=line)
-        advice = "give another one as chat template, or use plain completion"
-        return ModelFileError(f"chat template of the model file{place}: {reason}; {advice}", line=line)
+            return ConfigError(f"chat template: {reason}; give another one")
+        return ModelFileError(
+            f"chat template of the model file: {reason}; give another one as chat template, or use plain completion"
+        )
 
 
-class _Refused(Exception):
-    """The template called `raise_exception`: it cannot express these messages."""
-
-
-def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
-    """Return a sandbox that renders as Hugging Face's `apply_chat_template` does."""
-    from jinja2.ext import Extension, LoopControlExtension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class GenerationTag(Extension):
-        """Renders what `{% generation %}` encloses; the tag marks training targets and has no other effect."""
-
-        tags = {"generation"}  # noqa: RUF012  Jinja's own declaration
-
-        def parse(self, parser: Parser) -> list[Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, GenerationTag]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
-    return environment
-
-
-def _refuse(message: object) -> NoReturn:
-    raise _Refused(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Return JSON as it is: Jinja's own filter would escape `<`, `>`, `&` and `'` for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def contents(messages: Sequence[Message]) -> str:
+    """Return what the messages say, as one text, as far as it is text."""
+    said = (message.get("content") for message in messages if isinstance(message, Mapping))
+    return "\n".join(text for text in said if isinstance(text, str))
 
 
 def _override_text(override: str) -> str:
     """Return the template that `override` is, or the text of the file that it names."""
     if any(mark in override for mark in ("{{", "{%", "{#", "\n")):
         return override
-    try:
-        return Path(override).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"chat template {override!r}: not Jinja text and not a readable file: {error}") from error
+    return read_text_file(
+        override, f"chat template {override!r}: not Jinja text and not a readable file", MOST_TEMPLATE_BYTES
+    )
 
 
 def _checked(index: int, message: object) -> dict[str, str]:
@@ -160,8 +131,3 @@ def _checked(index: int, message: object) -> dict[str, str]:
     if not message["role"]:
         raise ConfigError(f"chat message {index}: role must not be empty", index=index)
     return dict(message)
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 200 else text[:199] + "…"

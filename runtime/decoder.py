@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
-from edge_run.base.errors import Cancelled, ConfigError, ContextFull, KernelError
+from edge_run.base.errors import Cancelled, ContextFull, KernelError, system_errors
 from edge_run.base.protocols import BatchToken, Capabilities, Decoder, Logits
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
+from edge_run.runtime.batch_limits import Limits
 from edge_run.runtime.context_shape import ContextShape
 from edge_run.runtime.driver import ONE_TOKEN, Driver, PassShape
 from edge_run.runtime.graph import GraphMap
@@ -50,17 +51,26 @@ class LocalDecoder:
         """Decode with `context`. prepare is given each batch first, and may raise; timeline hears of every pass."""
         self._model, self._context, self._driver = model, context, driver
         self._prepare, self._timeline = prepare, timeline or Timeline()
-        self._width, self._outputs = shape.micro_batch_tokens, shape.outputs_per_pass
+        self._width = shape.micro_batch_tokens
         self._batch: Any = L.llama_batch_init(self._width, 0, shape.sequences)
         self._logits: Logits | None = None
-        self._has_companions = shape.is_exact and not model.is_recurrent
+        has_companions = shape.is_exact and not model.is_recurrent
+        self.limits = Limits(
+            context_tokens=context.context_tokens - has_companions,
+            vocabulary=model.vocabulary,
+            micro_batch_tokens=self._width,
+            sequences=shape.sequences,
+            outputs_per_pass=shape.outputs_per_pass,
+            can_branch=shape.sequences > 1 and not model.is_recurrent and not model.sliding_window_tokens,
+            has_companions=has_companions,
+        )
         self._capabilities = Capabilities(
-            context_tokens=context.context_tokens - self._has_companions,
+            context_tokens=self.limits.context_tokens,
             micro_batch_tokens=self._width,
             sequences=shape.sequences,
             vocabulary=model.vocabulary,
             can_rewind=not model.is_recurrent,
-            can_branch=shape.sequences > 1 and not model.is_recurrent and not model.sliding_window_tokens,
+            can_branch=self.limits.can_branch,
             outputs_per_pass=shape.outputs_per_pass,
         )
 
@@ -73,27 +83,22 @@ class LocalDecoder:
         """Stop the pass in progress, from any thread; `decode` raises Cancelled."""
         self._driver.cancel()
 
+    @system_errors("computing a pass")
     def decode(self, batch: Sequence[BatchToken]) -> Logits:
         """Run a batch; see `Decoder.decode`. Ctrl-C meanwhile is raised as KeyboardInterrupt once it is rolled back."""
-        self._driver.forget_cancel()
-        self._prepare(batch)
-        n_wanted = sum(token.wants_logits for token in batch)
-        logits = self._rows(n_wanted)
-        filled = 0
-        try:
-            for start in range(0, len(batch), self._width):
-                self._driver.check_cancelled()
-                filled = self._pass(batch[start : start + self._width], logits, filled)
-                self._timeline.advance()
-        except BaseException:
-            self.take_back(batch)
-            raise
-        finally:
-            self._timeline.end()
+        self.limits.check_batch(batch)
+        logits = self._rows(sum(token.wants_logits for token in batch))
+        self._run(batch, logits)
         return logits
+
+    def follow(self, batch: Sequence[BatchToken]) -> None:
+        """Run a batch as `decode` does, whose logits are of no use here and take no memory."""
+        self.limits.check_batch(batch)
+        self._run(batch, None)
 
     def take_back(self, batch: Sequence[BatchToken]) -> None:
         """Forget what `batch` added; where a sequence cannot be cut, all of it."""
+        self.limits.check_batch(batch)
         for sequence in {token.sequence for token in batch}:
             self.rewind(sequence, min(token.position for token in batch if token.sequence == sequence))
         for branch in {branch for token in batch for branch in token.branches}:
@@ -101,6 +106,8 @@ class LocalDecoder:
 
     def rewind(self, sequence: int, position: int) -> int:
         """Forget `sequence` from `position` on; return where it ends now: there, or 0 where it cannot be cut there."""
+        self.limits.check_sequences((sequence,))
+        self.limits.check_position(position)
         memory = self._context.memory
         window = self._model.sliding_window_tokens
         # A sliding-window cache has dropped what the tokens before `position` would look at: such a cut starts anew.
@@ -112,12 +119,15 @@ class LocalDecoder:
 
     def branch(self, sequence: int, branches: Sequence[int]) -> None:
         """Let each of `branches` hold what `sequence` holds, and nothing else; nothing is copied."""
+        self.limits.check_branches(sequence, branches)
         for branch in branches:
             L.llama_memory_seq_rm(self._context.memory, branch, -1, -1)
             L.llama_memory_seq_cp(self._context.memory, sequence, branch, -1, -1)
 
     def keep(self, sequence: int, position: int, branch: int, branches: Sequence[int]) -> None:
         """Let `sequence` go on as `branch` does from `position` on, and empty all `branches`."""
+        self.limits.check_keep(sequence, branch, branches)
+        self.limits.check_position(position)
         memory = self._context.memory
         if branch != sequence:
             L.llama_memory_seq_rm(memory, sequence, position, -1)
@@ -127,6 +137,7 @@ class LocalDecoder:
 
     def map_graph(self, shape: PassShape = ONE_TOKEN) -> GraphMap:
         """Return the graph of a pass of `shape`, computing nothing. The context must be empty, and is again."""
+        self.limits.check_shape(shape)
         first = shape.tokens - shape.outputs
         self._fill([BatchToken(token=0, position=i, wants_logits=i >= first) for i in range(shape.tokens)])
         with self._driver.mapping():
@@ -147,6 +158,22 @@ class LocalDecoder:
             L.llama_batch_free(self._batch)
             self._batch = None
 
+    def _run(self, batch: Sequence[BatchToken], logits: Logits | None) -> None:
+        """Run a batch that was checked, in passes, and write the logits that it asks for to `logits`."""
+        self._driver.forget_cancel()
+        self._prepare(batch)
+        filled = 0
+        try:
+            for start in range(0, len(batch), self._width):
+                self._driver.check_cancelled()
+                filled = self._pass(batch[start : start + self._width], logits, filled)
+                self._timeline.advance()
+        except BaseException:
+            self.take_back(batch)
+            raise
+        finally:
+            self._timeline.end()
+
     def _rows(self, n_rows: int) -> Logits:
         """Return room for the logits of `n_rows` tokens, the same again where the number is."""
         import numpy as np
@@ -155,18 +182,11 @@ class LocalDecoder:
             self._logits = np.empty((n_rows, self._model.vocabulary), np.float32)
         return self._logits
 
-    def _pass(self, tokens: Sequence[BatchToken], logits: Logits, filled: int) -> int:
-        if self._has_companions and len(tokens) == 1:
+    def _pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
+        if self.limits.has_companions and len(tokens) == 1:
             return self._accompanied_pass(tokens[0], logits, filled)
         self._fill(tokens)
         outputs = [i for i, token in enumerate(tokens) if token.wants_logits]
-        if len(outputs) > self._outputs:
-            raise ConfigError(
-                f"batch: asks for the logits of {len(outputs)} tokens in one pass, the model was opened for "
-                f"{self._outputs}; open it with outputs_per_pass={len(outputs)}",
-                found=len(outputs),
-                needed=self._outputs,
-            )
         with deferred_interrupt(self._driver), self._driver.running(PassShape(len(tokens), len(outputs))):
             code = self._context.decode(self._batch)
             if code == _STOPPED:
@@ -181,23 +201,27 @@ class LocalDecoder:
                 f"llama.cpp failed to decode {len(tokens)} tokens (code {code}); -v shows what it says, and "
                 "`edge-run doctor` looks at the installation"
             )
+        if logits is None:
+            return filled
         for i in outputs:
             row = L.llama_get_logits_ith(self._context.handle, i)
             logits[filled] = ggml.float_rows(row, self._model.vocabulary)
             filled += 1
         return filled
 
-    def _accompanied_pass(self, token: BatchToken, logits: Logits, filled: int) -> int:
+    def _accompanied_pass(self, token: BatchToken, logits: Logits | None, filled: int) -> int:
         import numpy as np
 
         companion = BatchToken(token.token, token.position + 1, token.sequence, token.wants_logits)
-        rows = np.empty((2, self._model.vocabulary), np.float32)
+        rows = None if logits is None else np.empty((2, self._model.vocabulary), np.float32)
         n_rows = self._pass([token, companion], rows, 0) // 2
         L.llama_memory_seq_rm(self._context.memory, token.sequence, companion.position, -1)
-        logits[filled : filled + n_rows] = rows[:n_rows]
+        if logits is not None and rows is not None:
+            logits[filled : filled + n_rows] = rows[:n_rows]
         return filled + n_rows
 
     def _fill(self, tokens: Sequence[BatchToken]) -> None:
+        """Write one pass's tokens, which were checked, into llama.cpp's arrays."""
         batch = self._batch
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):

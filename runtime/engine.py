@@ -14,14 +14,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import NotSupported
+from edge_run.base.errors import NotSupported, system_errors
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.protocols import BatchToken
 from edge_run.base.results import Backend, ExpertUse, MemoryUse, MeshUse, Numerics, Plan
@@ -36,6 +35,7 @@ from edge_run.runtime.draft_model import DraftModel
 from edge_run.runtime.driver import Driver, PassShape, compile_program
 from edge_run.runtime.expert_streaming import ExpertStreaming
 from edge_run.runtime.forecast import PassTimes
+from edge_run.runtime.forks import forkable_lock
 from edge_run.runtime.kv_rules import check_kv_types
 from edge_run.runtime.library import library_version
 from edge_run.runtime.llama_model import LlamaContext, LlamaModel
@@ -44,11 +44,7 @@ from edge_run.runtime.offload import OffloadTooLarge, shrink_offload
 from edge_run.runtime.offload_loading import host_ranges, host_weights, load_stubs, open_upload
 from edge_run.runtime.offload_times import note_paces, part_of
 from edge_run.runtime.packed_choice import choose_packed
-from edge_run.runtime.planning import (
-    compute_threads,
-    plan_plain,
-    plan_resident,
-)
+from edge_run.runtime.planning import compute_threads, plan_plain, plan_resident
 from edge_run.runtime.preparing import check_budget, prepare
 from edge_run.runtime.progress import Timeline, pass_steps
 from edge_run.runtime.route_recorder import RouteRecorder
@@ -69,7 +65,7 @@ from edge_run.tiers.weights import Weights
 
 logger = logging.getLogger(__name__)
 
-_OPENING = threading.Lock()  # one at a time: what an opening holds is what the whole process grew by
+_OPENING = forkable_lock()  # one at a time: what an opening holds is what the whole process grew by
 
 
 @contextlib.contextmanager
@@ -95,6 +91,7 @@ class Engine:
     may_be_packed = True
     may_offload = True
 
+    @system_errors("opening the model")
     def __init__(
         self,
         path: Path,

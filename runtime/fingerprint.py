@@ -43,7 +43,9 @@ def _digests(path: Path, cache_folder: Path, check: Callable[[], None]) -> tuple
     """Return a file's size, and the digests of its pieces."""
     try:
         found = path.stat()
-        key = json.dumps([str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ino]).encode()
+        # The time of the last change to the file's own entry: nobody can set it back after an edit.
+        facts = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+        key = json.dumps([str(path.resolve()), *facts]).encode()
         kept = cache_folder / "hashes" / hashlib.blake2b(key, digest_size=16).hexdigest()
         with contextlib.suppress(OSError):
             content = kept.read_bytes()

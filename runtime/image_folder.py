@@ -16,7 +16,9 @@ from edge_run.base.extras import need
 
 EXTRA = "split"
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # Pillow reads some forty, most of them seldom looked at
 MOST_PIXELS = 64 << 20
+SMALL_PIXELS, PIXELS_OF_A_BYTE = 4 << 20, 256  # ten times what a JPEG of the lowest quality has
 KEPT_BYTES = 1 << 30  # decoded images are kept up to this much
 
 
@@ -45,13 +47,17 @@ class ImageSize:
 def decode_image(data: bytes, size: ImageSize) -> NDArray[np.uint8]:
     """Return an encoded image as pixels (channels, height, width), scaled where it has another size.
 
-    Raises ProtocolError where `data` is no image that Pillow reads, or has more than 64 million pixels.
+    Raises ProtocolError where `data` is no JPEG, PNG, WebP or BMP, or has more than 64 million pixels, or so many for
+    its bytes that it was made to take memory. Which of these it is shows before any pixel is decoded.
     """
     image = need("PIL.Image", EXTRA)
     try:
-        with image.open(io.BytesIO(data)) as opened:
-            if opened.width * opened.height > MOST_PIXELS:
-                raise ProtocolError(f"image: {opened.width} x {opened.height}; at most {MOST_PIXELS:,} pixels are read")
+        with image.open(io.BytesIO(data), formats=FORMATS) as opened:
+            most = min(MOST_PIXELS, SMALL_PIXELS + PIXELS_OF_A_BYTE * len(data))
+            if opened.width * opened.height > most:
+                raise ProtocolError(
+                    f"image: {opened.width} x {opened.height} in {len(data):,} bytes; at most {most:,} pixels are read"
+                )
             picture = opened.convert("RGB" if size.channels == 3 else "L")
     except ProtocolError:
         raise

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_run.base.errors import ConfigError, NotSupported, TierReadError
+from edge_run.base.errors import ConfigError, NotSupported, TierReadError, system_errors
 from edge_run.base.units import format_size, round_up
 from edge_run.runtime.inflate_blocks import Filler, GrownTensor, tensor_pieces
 from edge_run.runtime.inflate_source import ROLES, Role, Source, read_source
@@ -40,6 +40,7 @@ class Growth:
     size_bytes: int
 
 
+@system_errors("writing the larger model")
 def inflate(
     source: str | Path,
     target: str | Path,

@@ -7,16 +7,15 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from edge_run.base import errors
 from edge_run.base.errors import Cancelled, KernelError, ModelFileError, NotSupported
+from edge_run.runtime.child_process import QUIET, how_ended, last_words, start_command, why_no_child
 
 LONGEST_S = 120
-_START = "import sys; sys.path[:] = sys.argv[1:]; from edge_run.runtime.inspector_child import main; main()"
-_QUIET = {"GGML_NO_BACKTRACE": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # no threads that do nothing
+_START = "from edge_run.runtime.inspector_child import main; main()"
 _LACKS_A_MODULE = (b"ModuleNotFoundError", b"ImportError")
 _ADVICE = "the file is broken, or needs another llama.cpp; copy or download it again"
 
@@ -33,7 +32,7 @@ def ask_child(path: Path, config: Mapping[str, object], *, is_tried: bool) -> st
     The child ends when we do. Raises what it says is to be raised, ModelFileError when it dies, NoInspector where it
     cannot be started, and Cancelled for a Ctrl-C that ended it only.
     """
-    if reason := _why_no_child():
+    if reason := why_no_child():
         raise NoInspector(f"{path}: cannot be opened by a process of its own first: {reason}")
     request = json.dumps({"path": os.fspath(path), "config": config, "is_tried": is_tried})
     try:
@@ -54,19 +53,14 @@ def ask_child(path: Path, config: Mapping[str, object], *, is_tried: bool) -> st
         raise Cancelled(f"{path}: opening it was stopped")
     if code in (-signal.SIGKILL, -signal.SIGTERM):
         raise KernelError(
-            f"{path}: the process that opens it first was ended from outside ({_how(code)}), perhaps for lack "
+            f"{path}: the process that opens it first was ended from outside ({how_ended(code)}), perhaps for lack "
             "of memory; free some, and try again"
         )
     if code == 1 and any(name in notices for name in _LACKS_A_MODULE):
-        raise NoInspector(f"{path}: the process that opens it first does not start{_last_words(notices)}")
-    raise ModelFileError(f"{path}: llama.cpp ended over it ({_how(code)}{_last_words(notices)}); {_ADVICE}", found=code)
-
-
-def _why_no_child() -> str:
-    if getattr(sys, "frozen", False):
-        return "this program is packed in one file"
-    name = Path(sys.executable or "").name.lower()
-    return "" if "python" in name or "pypy" in name else f"{sys.executable or 'this program'} is not Python"
+        raise NoInspector(f"{path}: the process that opens it first does not start{last_words(notices)}")
+    raise ModelFileError(
+        f"{path}: llama.cpp ended over it ({how_ended(code)}{last_words(notices)}); {_ADVICE}", found=code
+    )
 
 
 def _run(request: bytes) -> tuple[int, bytes, bytes]:
@@ -75,11 +69,11 @@ def _run(request: bytes) -> tuple[int, bytes, bytes]:
     try:
         try:
             child = subprocess.Popen(
-                [sys.executable, "-c", _START, *sys.path],
+                start_command(_START),
                 stdin=standard_input,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, **_QUIET},
+                env={**os.environ, **QUIET},
             )
         finally:
             os.close(standard_input)
@@ -94,22 +88,3 @@ def _run(request: bytes) -> tuple[int, bytes, bytes]:
         return child.returncode, output, notices
     finally:
         os.close(ours)
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"code {code}"
-    if code == -signal.SIGXCPU:
-        return "it went on and on"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
-
-
-def _last_words(output: bytes) -> str:
-    """Return what was said about the end, short."""
-    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
-    told = [line for line in lines if "ASSERT" in line or "what():" in line or "Error" in line]
-    text = (told or lines[:1] or [""])[0].rpartition("/")[2]
-    return f": {text[:160]}" if text else ""

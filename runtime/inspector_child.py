@@ -7,15 +7,14 @@ file is to blame.
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import json
 import os
 import signal
 import sys
 import threading
-import types
 from pathlib import Path
+
+from edge_run.runtime.child_process import limit, skip_package_code
 
 MOST_DATA_BYTES = 2 << 30  # a vocabulary of 150,000 tokens and a graph of 80 layers take 160 MB
 LONGEST_CPU_S = 30
@@ -23,12 +22,12 @@ LONGEST_CPU_S = 30
 
 def main() -> None:
     """Answer one request."""
-    _limit()
+    limit(DATA=MOST_DATA_BYTES, CORE=0, CPU=LONGEST_CPU_S)  # no endless computing, no core dump
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, also within llama.cpp
     request = json.loads(sys.stdin.buffer.readline().decode("utf-8", "surrogateescape"))
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _skip_package_code("llama_cpp")
+    skip_package_code("llama_cpp")
     from edge_run.base.config import ModelConfig
     from edge_run.base.errors import EdgeRunError
     from edge_run.runtime.inspector import inspect_here
@@ -48,26 +47,3 @@ def _end_with_parent() -> None:
     while os.read(0, 1):
         pass
     os._exit(1)
-
-
-def _limit() -> None:
-    """Keep a broken file from taking all memory, computing for ever, or leaving a core dump."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        limits = {
-            resource.RLIMIT_DATA: MOST_DATA_BYTES,
-            resource.RLIMIT_CORE: 0,
-            resource.RLIMIT_CPU: LONGEST_CPU_S,
-        }
-        for kind, most in limits.items():
-            hard = resource.getrlimit(kind)[1]
-            resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-
-
-def _skip_package_code(name: str) -> None:
-    """Let the modules of package `name` be imported without what the package itself imports: it takes longer."""
-    if (spec := importlib.util.find_spec(name)) and spec.submodule_search_locations:
-        package = types.ModuleType(name)
-        package.__path__ = list(spec.submodule_search_locations)
-        sys.modules[name] = package

@@ -148,6 +148,11 @@ class LlamaModel:
         self._spelling.check(text)
         return ggml.tokenize(self.vocab, text, add_special, parse_special)
 
+    def count_tokens(self, text: str) -> int:
+        """Return how many tokens `text` has, control tokens in it included. Raises ConfigError."""
+        self._spelling.check(text)
+        return ggml.count_tokens(self.vocab, text)
+
     def can_write(self, text: str) -> str:
         """Return what the vocabulary can write of `text`."""
         missing = set(self._spelling.missing(text))

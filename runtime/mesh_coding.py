@@ -13,8 +13,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edge_run.base.errors import ProtocolError
+from edge_run.base.fields import shown
 from edge_run.base.protocols import Clock
-from edge_run.partition.state_codec import decode_states, encode_states, is_worthwhile, pack_floats, unpack_floats
+from edge_run.partition.state_codec import (
+    compact_bytes,
+    decode_states,
+    encode_states,
+    is_worthwhile,
+    pack_floats,
+    packed_bytes,
+    unpack_floats,
+)
 
 KINDS = PLAIN, PACKED, COMPACT = "plain", "packed", "compact"  # the later, the further from what was computed
 DECODING_SHARE = 1.0  # of what coding takes, about; the other device does it
@@ -111,12 +120,20 @@ class StateCoder:
         )
 
 
-def decode(kinds: object, parts: Sequence[memoryview]) -> list[memoryview]:
-    """Return the parts of a state as they were. Raises ProtocolError for what is no code of `kinds`."""
-    if kinds is None:
-        return list(parts)
+def decode(kinds: object, parts: Sequence[memoryview], sizes: Sequence[int]) -> list[memoryview]:
+    """Return the parts of a state as they were, of `sizes` bytes each, which are checked before memory is taken.
+
+    Raises ProtocolError for what is no code of `kinds`, or of something else.
+    """
+    kinds = [PLAIN] * len(parts) if kinds is None else kinds
     if not isinstance(kinds, list | tuple) or len(kinds) != len(parts) or any(kind not in KINDS for kind in kinds):
-        raise ProtocolError(f"a state of {len(parts)} parts says {str(kinds)[:60]} of how they are coded")
+        raise ProtocolError(f"a state of {len(parts)} parts says {shown(kinds)} of how they are coded")
+    found = [_SIZE[kind](part) for kind, part in zip(kinds, parts, strict=True)]
+    if found != list(sizes):
+        raise ProtocolError(
+            f"a state came in parts of {found[:9]} bytes, needed are {list(sizes)[:9]}; the devices run different "
+            "models or versions"
+        )
     return [_DECODE[kind](part) for kind, part in zip(kinds, parts, strict=True)]
 
 
@@ -129,6 +146,11 @@ def _from_compact(code: memoryview) -> memoryview:
 
 
 _ENCODE: dict[str, Callable[[memoryview], bytes]] = {PACKED: pack_floats, COMPACT: _compact}
+_SIZE: dict[str, Callable[[memoryview], int]] = {
+    PLAIN: lambda part: part.nbytes,
+    PACKED: packed_bytes,
+    COMPACT: compact_bytes,
+}
 _DECODE: dict[str, Callable[[memoryview], memoryview]] = {
     PLAIN: lambda part: part,
     PACKED: unpack_floats,

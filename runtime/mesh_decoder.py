@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from edge_run.base.errors import DeviceLost, ProtocolError
+from edge_run.base.errors import DeviceLost
 from edge_run.base.mesh import Document, Joined, Lost, Unled, is_worker
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.base.results import MeshUse
@@ -25,8 +25,8 @@ from edge_run.runtime.mesh_failover import (
     Phase,
 )
 from edge_run.runtime.mesh_messages import Decode, Operate
-from edge_run.runtime.mesh_run import LED_BY_ANOTHER, MeshRun
-from edge_run.runtime.mesh_wire import SEND_TIMEOUT_S, PassFailed
+from edge_run.runtime.mesh_run import FAULTS, LED_BY_ANOTHER, MeshRun
+from edge_run.runtime.mesh_wire import SEND_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +63,14 @@ class MeshDecoder(MeshRun):
 
     def decode(self, batch: Sequence[BatchToken]) -> Logits:
         """Run a batch; see `Decoder.decode`. Devices that are lost meanwhile are done without."""
+        self._local.limits.check_batch(batch)
         self._look_around()
         while True:
             try:
                 started = time.monotonic()
                 rows = self._tell_all(Decode(tuple(batch)))
                 assert rows is not None
-            except (DeviceLost, PassFailed, GraphChanged, ProtocolError) as error:
+            except (*FAULTS, GraphChanged) as error:
                 self._recover(error, batch)
                 continue
             except BaseException:

@@ -11,10 +11,13 @@ more. So attempts end: at the latest, this device goes on alone, which needs no 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
+
+from edge_run.base.fields import MOST_COUNT
 
 
 class Phase(Enum):
@@ -106,9 +109,20 @@ class Deposed:
     why: str
 
 
-Event: TypeAlias = "Appeared | Gone | Refused | Led | NotLed | Planned | Opened | Replayed | Better | Unfit | Deposed"
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """A device of the plan had lost touch with this one, and ended its part; it may take part again."""
+
+    node: str
+    why: str
+
+
+Event: TypeAlias = (
+    "Appeared | Gone | Refused | Led | NotLed | Planned | Opened | Replayed | Better | Unfit | Deposed | GaveUp"
+)
 MOST_MISFITS = 3
 ATTEMPT_BITS = 16
+MOST_ATTEMPT = (MOST_COUNT + 1 << ATTEMPT_BITS) - 1  # the last attempt under the last epoch that a lease may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +182,7 @@ class Failover:
         self.recoveries = 0
         self.wants_more = False
         self._misfits = 0
+        self._ends: Counter[str] = Counter()  # how often a device gave up
 
     def start(self) -> list[Instruction]:
         """Begin, or begin again after something was broken off."""
@@ -185,6 +200,8 @@ class Failover:
             return self._misfit(event.why) if self.phase is Phase.OPENING else []
         if isinstance(event, Deposed):
             return self._anew(event.why) if self.phase is not Phase.LEADING and len(self.nodes) != 1 else []
+        if isinstance(event, GaveUp):
+            return self._given_up(event)
         return self._next(event)
 
     def check(self) -> None:
@@ -233,6 +250,13 @@ class Failover:
         if is_of_plan and self.phase is not Phase.LEADING:
             return self._anew(f"{node} is {'left out' if isinstance(event, Refused) else 'lost'}: {event.why}")
         return []
+
+    def _given_up(self, event: GaveUp) -> list[Instruction]:
+        self._ends[event.node] += 1
+        if self._ends[event.node] > MOST_MISFITS:
+            return self._without(Gone(event.node, event.why))
+        is_of_plan = event.node in self.nodes and self.phase is not Phase.LEADING
+        return self._anew(f"{event.node} {event.why}") if is_of_plan else []
 
     def _misfit(self, why: str) -> list[Instruction]:
         self._misfits += 1

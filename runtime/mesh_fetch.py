@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edge_run.base.errors import ProtocolError
+from edge_run.base.fields import MOST_BYTES, Fields
 from edge_run.base.mesh import Document, LinkRate, Mesh
 from edge_run.base.units import format_size
 from edge_run.partition.mesh_plan import MeshPlan
 from edge_run.runtime.mesh_failover import Refused
 
-POLL_S, TELL_S = 0.25, 3.0
+POLL_S, TELL_S, STALL_S = 0.25, 3.0, 120.0
+MOST_NODES = 256
 Orders = Callable[[dict[str, Document]], Mapping[str, Document]]
 
 
@@ -22,6 +24,26 @@ class Lack:
 
     missing: tuple[int, ...]
     most_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """How far a device is. why: it cannot go on. wrong: who sent it other bytes than the model has."""
+
+    wanted_bytes: int
+    done_bytes: int
+    is_over: bool
+    why: str
+    wrong: tuple[str, ...]
+
+    @classmethod
+    def of(cls, fields: Fields) -> _Progress:
+        """Return what a device says of itself. Raises ProtocolError."""
+        wanted, done = (
+            fields.integer(name, 0, MOST_BYTES) if fields.has(name) else 0 for name in ("wanted_bytes", "done_bytes")
+        )
+        wrong = fields.names("wrong", 0, MOST_NODES) if fields.has("wrong") else ()
+        return cls(wanted, done, fields.flag("is_over"), fields.words("why"), wrong)
 
 
 class MeshFetch:
@@ -35,17 +57,10 @@ class MeshFetch:
     def note(self, node: str, answer: Document) -> None:
         """Take in what `node` said of itself. Raises ProtocolError for what cannot be."""
         self.lacks.pop(node, None)
-        missing, most_bytes = answer.get("missing_bytes"), answer.get("most_weight_bytes")
-        if missing is None:
-            return
-        if (
-            not isinstance(missing, list | tuple)
-            or len(missing) != self._n_units
-            or not all(isinstance(size, int) and size >= 0 for size in (*missing, most_bytes))
-        ):
-            raise ProtocolError(f"{node} says that it lacks {str(missing)[:80]}: cannot be")
-        sizes = [size for size in missing if isinstance(size, int)]
-        self.lacks[node] = Lack(tuple(sizes), int(str(most_bytes)))
+        fields = Fields(answer, f"node {node}", node)
+        if fields.has("missing_bytes"):
+            missing = fields.integers("missing_bytes", self._n_units, MOST_BYTES)
+            self.lacks[node] = Lack(missing, fields.integer("most_weight_bytes", 0, MOST_BYTES))
 
     def missing_bytes(self, plan: MeshPlan, node: str) -> int:
         """Return what `node` has to fetch under `plan`."""
@@ -67,9 +82,11 @@ class MeshFetch:
         providers = [node for node in (self._mesh.node, *plan.nodes) if node not in self.lacks]
         fetch: Document = {**order, "order": "fetch", "providers": list(dict.fromkeys(providers))}
         answers = give_orders(dict.fromkeys(nodes, fetch))
-        waiting = [node for node in nodes if answers[node].get("wanted_bytes")]
-        self._tell(waiting, answers)
+        states = {node: _Progress.of(Fields(answers[node], f"node {node}", node)) for node in nodes}
+        waiting = [node for node in nodes if states[node].wanted_bytes]
+        self._tell(waiting, states)
         told_s = started_s = time.monotonic()
+        grown_s: dict[tuple[str, int], float] = {}  # when a device had so many bytes for the first time
         while waiting:
             time.sleep(POLL_S)
             self._check()
@@ -77,7 +94,11 @@ class MeshFetch:
             states = {node: _state(node, answers[node]) for node in waiting}
             if refusal := _refusal(states, [node for node in plan.nodes if node != self._mesh.node]):
                 return refusal
-            waiting = [node for node, state in states.items() if not state.get("is_over")]
+            waiting = [node for node, state in states.items() if not state.is_over]
+            for node in waiting:
+                grown_s.setdefault((node, states[node].done_bytes), time.monotonic())
+                if time.monotonic() - grown_s[node, states[node].done_bytes] > STALL_S:
+                    return Refused(node, f"it has fetched nothing for {STALL_S:.0f} s")
             if waiting and time.monotonic() - told_s > TELL_S:
                 told_s = time.monotonic()
                 self._tell(waiting, states)
@@ -89,34 +110,29 @@ class MeshFetch:
             self.lacks[node] = Lack(tuple(left), lack.most_bytes)
         return None
 
-    def _tell(self, nodes: Sequence[str], states: Mapping[str, Document]) -> None:
+    def _tell(self, nodes: Sequence[str], states: Mapping[str, _Progress]) -> None:
         for node in nodes:
-            done, wanted = (_size(states[node].get(key)) for key in ("done_bytes", "wanted_bytes"))
-            self._say(f"{self._name(node)} fetches {format_size(done)} of {format_size(wanted)}")
+            done, wanted = format_size(states[node].done_bytes), format_size(states[node].wanted_bytes)
+            self._say(f"{self._name(node)} fetches {done} of {wanted}")
 
     def _name(self, node: str) -> str:
         return next((member.name for member in self._mesh.members() if member.node == node), node)
 
 
-def _state(node: str, answer: Document) -> Document:
+def _state(node: str, answer: Document) -> _Progress:
     state = answer.get("fetch")
     if not isinstance(state, Mapping):
         raise ProtocolError(f"{node} says nothing of what it fetches; the devices have different versions", node=node)
-    return state
+    return _Progress.of(Fields(state, f"node {node}, of what it fetches,", node))
 
 
-def _refusal(states: Mapping[str, Document], others: Sequence[str]) -> Refused | None:
+def _refusal(states: Mapping[str, _Progress], others: Sequence[str]) -> Refused | None:
     """Return which device cannot take part: one of `others` that sent wrong bytes, or one that does not get its own."""
     for node, state in states.items():
-        found = state.get("wrong")
-        for wrong in found if isinstance(found, list | tuple) else ():
+        for wrong in state.wrong:
             if wrong in others:
-                return Refused(str(wrong), f"{node} got other bytes from it than the model has")
+                return Refused(wrong, f"{node} got other bytes from it than the model has")
     for node, state in states.items():
-        if why := state.get("why"):
-            return Refused(node, f"it cannot fetch its layers: {why}")
+        if state.why:
+            return Refused(node, f"it cannot fetch its layers: {state.why}")
     return None
-
-
-def _size(value: object) -> int:
-    return value if isinstance(value, int) else 0

@@ -11,10 +11,13 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from edge_run.base.errors import (
     BudgetError,
     DeviceLost,
     EdgeRunError,
+    KernelError,
     MeshError,
     NotSupported,
     ProtocolError,
@@ -29,6 +32,7 @@ from edge_run.runtime.mesh_failover import (
     Deposed,
     Event,
     Failover,
+    GaveUp,
     Gone,
     Instruction,
     Lead,
@@ -50,14 +54,16 @@ from edge_run.runtime.mesh_messages import Command, Decode, Operate, command_hea
 from edge_run.runtime.mesh_promise import Pace, replay_s
 from edge_run.runtime.mesh_rates import PAYS_BACK_TOKENS, MeshRates
 from edge_run.runtime.mesh_spread import Failed, Spread
-from edge_run.runtime.mesh_wire import SEND_TIMEOUT_S, LinkWire, Overdue, PassFailed
-from edge_run.runtime.slice import Share
+from edge_run.runtime.mesh_terms import most_waiting_bytes
+from edge_run.runtime.mesh_wire import SEND_TIMEOUT_S, LinkWire, Overdue, PassFailed, RunEnded
+from edge_run.runtime.slice import NotNumbers, Share
 from edge_run.runtime.slice_engine import SliceEngine
 
 logger = logging.getLogger(__name__)
 
 LEAD_TIMEOUT_S = 10.0
 LEAST_DEADLINE_S = 10.0
+FAULTS = (DeviceLost, PassFailed, ProtocolError, NotNumbers)  # which another device may be left out for
 LED_BY_ANOTHER = "another device leads the mesh now"
 PATIENCE = 20.0  # times what a pass is expected to take
 
@@ -83,6 +89,7 @@ class MeshRun:
         self._learned: set[PassShape] = set()
         self._heard: list[MeshEvent] = []
         self._boots: dict[str, str] = {}  # the lives of devices that were asked
+        self._tellers: set[str] = set()  # who has said of another device that it did wrong
         members = mesh.members()
         self._members = {member.node: member for member in members}
         self._failover = Failover(mesh.node, [member.node for member in members if is_worker(member)])
@@ -108,6 +115,12 @@ class MeshRun:
     def _others(self) -> list[str]:
         return [node for node in self._failover.nodes if node != self._mesh.node]
 
+    @property
+    def _last(self) -> str:
+        """The last of the other devices to compute in a pass, an empty string where there is none."""
+        plan = self._spread.plan
+        return next((node for node in reversed(plan.owners if plan else ()) if node != self._mesh.node), "")
+
     def _tell_all(self, command: Command) -> Logits | None:
         """Have all devices carry out `command`, this one too; return the logits of a batch."""
         if self._others:
@@ -121,6 +134,8 @@ class MeshRun:
         self._wire.deadline_s = self._deadline_s(len(command.batch)) if self._others else None
         rows = self._local.decode(command.batch)
         self._wire.finish()
+        if self._others and len(rows) and not np.isfinite(rows.max(axis=1)).all():
+            raise NotNumbers("the last layers gave logits that are no numbers", node=self._mesh.node, after=self._last)
         return rows
 
     def _send(self, command: Command) -> None:
@@ -142,10 +157,20 @@ class MeshRun:
             if isinstance(event, Lost) and event.node in self._others:
                 self._heard += events[i + 1 :]  # whoever was started anew is there again
                 raise DeviceLost(event.why, node=event.node)
-            if isinstance(event, Unled) and event.epoch >= self._lease:
+            if self._is_end_of_lease(event):
                 self._heard += events[i + 1 :]
                 raise LeaseLost(LED_BY_ANOTHER)
             self._heard.append(event)
+
+    def _is_end_of_lease(self, event: MeshEvent) -> bool:
+        return isinstance(event, Unled) and event.epoch >= self._lease
+
+    def _deposed(self) -> Deposed | None:
+        """Return that another coordinator leads, where that was heard meanwhile."""
+        self._heard += self._mesh.wait(timeout_s=0.0)
+        ends = [event for event in self._heard if self._is_end_of_lease(event)]
+        self._heard = [event for event in self._heard if event not in ends]
+        return Deposed(LED_BY_ANOTHER) if ends else None
 
     def _recover(self, error: EdgeRunError, batch: Sequence[BatchToken]) -> None:
         """Make it possible to go on after `error`, or raise it."""
@@ -163,6 +188,9 @@ class MeshRun:
         return self._engine.unknown_shape(batch)
 
     def _learn(self, shape: PassShape, error: EdgeRunError) -> None:
+        if shape in self._learned and isinstance(error, PassFailed):
+            self._drive(self._failover.handle(self._event(error)))
+            return
         if shape in self._learned:
             raise NotSupported(f"this model cannot be spread over devices: {error}; run it without --mesh") from error
         self._learned.add(shape)
@@ -171,7 +199,7 @@ class MeshRun:
             self._tell_all(Operate("learn", shape))
             for command in self._log:
                 self._tell_all(command)
-        except (DeviceLost, PassFailed, ProtocolError) as found:
+        except FAULTS as found:
             self._drive(self._failover.handle(self._event(found)))
 
     def _say_if_long(self) -> None:
@@ -185,11 +213,29 @@ class MeshRun:
             return Deposed(str(error))
         if isinstance(error, Overdue):
             return self._spread.who_is_stuck(self._others)
+        if isinstance(error, RunEnded):
+            return GaveUp(node, str(error))
+        if isinstance(error, NotNumbers):
+            return self._event_of_nan(error)
+        if isinstance(error, PassFailed) and (teller := str(error.figures.get("teller", ""))):
+            if teller in self._tellers:
+                return Refused(teller, f"it blames one device after another; the last time {error}")
+            self._tellers.add(teller)
         if isinstance(error, PassFailed | ProtocolError):
             return Refused(node or (self._others or [""])[0], str(error))
         if isinstance(error, DeviceLost) and node:
             return Gone(node, str(error))
         raise error
+
+    def _event_of_nan(self, error: NotNumbers) -> Event:
+        """Return who is to blame for what is no number here. Raises KernelError where nobody else can be."""
+        whose, after = str(error.figures["node"]), str(error.figures["after"])
+        node = after if whose == self._mesh.node else whose
+        if not node:
+            raise KernelError(
+                f"{error}: the weights or the computation are damaged; copy or download the model again"
+            ) from error
+        return Refused(node, f"{error}, after what it handed over")
 
     def _drive(self, instructions: Sequence[Instruction]) -> None:
         """Carry out instructions, and what follows from each, until there are none."""
@@ -222,17 +268,20 @@ class MeshRun:
             elif isinstance(instruction, Replay):
                 return self._replay(instruction.epoch)
         except Failed as failed:
-            return failed.event
-        except (DeviceLost, PassFailed, ProtocolError) as error:
+            return self._deposed() or failed.event  # who does not obey has nothing against this run
+        except FAULTS as error:
             return self._event(error)
         return None
 
     def _lead(self) -> Event:
         try:
-            self._lease = self._mesh.lead(timeout_s=LEAD_TIMEOUT_S)
-            return Led(self._lease)
+            lease = self._mesh.lead(timeout_s=LEAD_TIMEOUT_S)
         except MeshError as error:
             return NotLed(str(error))
+        if lease != self._lease:
+            self._spread.forget_others()  # another coordinator may have had them do something else in between
+        self._lease = lease
+        return Led(lease)
 
     def _open(self, instruction: Open) -> Event:
         plan = self._spread.plan
@@ -242,6 +291,7 @@ class MeshRun:
         coder = StateCoder(self._engine.config.mesh_states, self._spread.ways.speeds(node, plan.nodes), self._sent)
         self._wire = LinkWire(self._mesh.link, instruction.epoch, plan.owners, coder)
         self._wire.node, self._wire.check = node, self._check
+        self._wire.most_waiting_bytes = most_waiting_bytes(self._engine)
         self._number = 0
         self._learned.clear()
         self._spread.open(plan, instruction.epoch)

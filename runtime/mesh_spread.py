@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError, ProtocolError
+from edge_run.base.fields import Fields
 from edge_run.base.mesh import Document, JsonValue, Mesh, names_apart
 from edge_run.base.results import MeshNode
 from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
@@ -196,9 +197,13 @@ class Spread:
             return replace(known, disk_bytes_per_s=max(1.0, streamed / max(seconds, plan.token_s)))
         return replace(known, compute_bytes_per_s=max(1.0, used / seconds))
 
+    def forget_others(self) -> None:
+        """Have the other devices asked anew what they have, and to open the model: it may be closed by now."""
+        self.stations = {n: s for n, s in self.stations.items() if n == self._mesh.node}
+
     def alone(self) -> MeshPlan:
         """Return the plan of this device computing all; who comes back after that is asked anew."""
-        self.stations = {n: s for n, s in self.stations.items() if n == self._mesh.node}
+        self.forget_others()
         owners = (self._mesh.node,) * len(self.works)
         self.plan = MeshPlan(owners, 1, 0.0, {})
         return self.plan
@@ -235,7 +240,7 @@ class Spread:
                 answer = self._mesh.order(node, {"order": "status"}, timeout_s=STATUS_TIMEOUT_S)
             except EdgeRunError as error:
                 return Gone(node, str(error))
-            if str(answer.get("place", "")).startswith("computing"):
+            if Fields(answer, node, node).words("place").startswith("computing"):
                 computing.append(node)
         return Gone((computing or list(nodes))[0], "it did not do its part in time")
 

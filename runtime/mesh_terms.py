@@ -8,8 +8,9 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from edge_run.base.config import ModelConfig, make_config
+from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig, make_config
 from edge_run.base.errors import ConfigError, ProtocolError
+from edge_run.base.fields import MOST_BYTES, MOST_RATE, Fields
 from edge_run.base.mesh import Document, JsonValue
 from edge_run.base.results import Numerics
 from edge_run.devices.profile import disk_of
@@ -20,6 +21,7 @@ from edge_run.runtime._ggml import L
 from edge_run.runtime.driver import PassShape
 from edge_run.runtime.forecast import pass_work
 from edge_run.runtime.layout import Layout
+from edge_run.runtime.mesh_wire import MOST_WAITING_BYTES
 from edge_run.runtime.planning import with_page_tables
 from edge_run.runtime.probe import recall
 from edge_run.runtime.slice_engine import SliceEngine
@@ -36,6 +38,8 @@ SHARED_FIELDS = (
     "exact",
     "mesh_states",
 )
+_WHOLE = ("context_tokens", "threads", "micro_batch_tokens", "sequences", "outputs_per_pass")
+PASSES_AHEAD = 16  # of a device that is quicker than the one after it
 GUESSED_COMPUTE_BYTES_PER_S = 5e9  # where nobody has measured; live rates replace it
 GUESSED_DISK_BYTES_PER_S = 500e6
 
@@ -65,15 +69,32 @@ def shared_settings(engine: SliceEngine) -> Document:
     return {**values, "threads": shape.threads, "context_tokens": shape.context_tokens}
 
 
-def config_from(settings: object, own: ModelConfig) -> ModelConfig:
-    """Return `own` with the coordinator's settings. Raises ProtocolError for others than those that are shared."""
-    if not isinstance(settings, Mapping) or set(settings) != set(SHARED_FIELDS):
+def read_settings(order: Fields) -> dict[str, JsonValue]:
+    """Return the coordinator's settings, each of which can be. Raises ProtocolError for others than are shared."""
+    fields = Fields(order.table("settings"), f"{order.what}, in settings,", order.node)
+    if set(fields.document) != set(SHARED_FIELDS):
         raise ProtocolError("the settings of a run: not those that devices share; they have different versions")
+    wholes = {name: fields.integer(name, 1, MOST_CONTEXT_TOKENS) for name in SHARED_FIELDS if name in _WHOLE}
+    texts = {name: fields.name(name) for name in ("kv_type", "flash_attention", "mesh_states")}
+    # No pass asks for more, and what was asked for takes memory.
+    most_outputs = max(2, wholes["micro_batch_tokens"], wholes["sequences"])
+    wholes["outputs_per_pass"] = min(wholes["outputs_per_pass"], most_outputs)
+    return {**wholes, **texts, "exact": fields.flag("exact")}
+
+
+def config_from(settings: Document, own: ModelConfig) -> ModelConfig:
+    """Return `own` with the coordinator's settings. Raises ConfigError for those that cannot be."""
     values: dict[str, Any] = {field.name: getattr(own, field.name) for field in dataclasses.fields(own)}
     try:
         return make_config(ModelConfig, {**values, **settings})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the settings of a run: {error}") from error
+
+
+def most_waiting_bytes(engine: SliceEngine) -> int:
+    """Return what states may have that came before they are asked for: those of some of the widest passes."""
+    widest = engine.width * max(unit.entry_bytes for unit in engine.layout.units)
+    return max(MOST_WAITING_BYTES, PASSES_AHEAD * widest)
 
 
 def layout_hash(layout: Layout) -> str:
@@ -123,19 +144,13 @@ def room_document(engine: SliceEngine) -> Document:
 
 def station(node: str, document: Document) -> Station:
     """Return a device as the planner sees it, from what it said of itself. Raises ProtocolError."""
-
-    def number(key: str) -> float:
-        value: JsonValue = document.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e18:
-            raise ProtocolError(f"{node} says {key} {value!r}: needs a number")
-        return float(value)
-
+    fields = Fields(document, node, node)
     return Station(
         node=node,
-        memory_bytes=int(number("room_bytes")),
-        compute_bytes_per_s=max(1.0, number("compute_bytes_per_s")),
-        disk_bytes_per_s=max(1.0, number("disk_bytes_per_s")),
-        window_bytes=int(number("window_bytes")),
-        pair_bytes=int(number("pair_bytes")),
-        range_bytes=int(number("range_bytes")),
+        memory_bytes=int(fields.number("room_bytes", 0, MOST_BYTES)),
+        compute_bytes_per_s=max(1.0, fields.number("compute_bytes_per_s", 0, MOST_RATE)),
+        disk_bytes_per_s=max(1.0, fields.number("disk_bytes_per_s", 0, MOST_RATE)),
+        window_bytes=int(fields.number("window_bytes", 0, MOST_BYTES)),
+        pair_bytes=int(fields.number("pair_bytes", 0, MOST_BYTES)),
+        range_bytes=int(fields.number("range_bytes", 0, MOST_BYTES)),
     )

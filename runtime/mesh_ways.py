@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edge_run.base.errors import DeviceLost, EdgeRunError
-from edge_run.base.mesh import Document, JsonValue, LinkRate, Mesh
+from edge_run.base.fields import MOST_RATE, MOST_S, is_name, is_number, plain
+from edge_run.base.mesh import Document, LinkRate, Mesh
 from edge_run.partition.mesh_ring import Hop
 
 HANDLING_S = 0.0008  # a state taken, handed on and computed with, besides the network; live rates correct it
@@ -127,11 +128,14 @@ class Ways:
         return sum(self.hop(a, b).token_s for a, b in pairs) / len(pairs)
 
     def _keep(self, source: str, found: Measured) -> None:
+        """Keep what `source` found of the ways that it was asked for."""
         for target, rate in found.rates.items():
-            self._rates[source, target] = rate
-            self._unreached.pop((source, target), None)
+            if (source, target) in self._tried:
+                self._rates[source, target] = rate
+                self._unreached.pop((source, target), None)
         for target, why in found.unreached.items():
-            self._unreached[source, target] = why
+            if (source, target) in self._tried:
+                self._unreached[source, target] = why
 
 
 def measure_ways(mesh: Mesh, nodes: Sequence[str], timeout_s: float, fresh_s: float) -> Measured:
@@ -152,10 +156,10 @@ def measure_ways(mesh: Mesh, nodes: Sequence[str], timeout_s: float, fresh_s: fl
     return Measured(rates, unreached)
 
 
-def measured_document(found: Measured) -> Document:
-    """Return measured ways as an answer to an order."""
+def measured_document(found: Measured, why: str = "") -> Document:
+    """Return measured ways as an answer to an order. why: what is said of each that is not reached, if not its own."""
     links = {node: [rate.round_trip_s, rate.bytes_per_s] for node, rate in found.rates.items()}
-    return {"links": links, "unreached": dict(found.unreached)}
+    return {"links": links, "unreached": {node: why or own for node, own in found.unreached.items()}}
 
 
 def read_measured(answer: Document) -> Measured:
@@ -163,17 +167,9 @@ def read_measured(answer: Document) -> Measured:
     links, unreached = answer.get("links"), answer.get("unreached")
     rates = {}
     for node, values in links.items() if isinstance(links, Mapping) else ():
-        if isinstance(values, (list, tuple)) and len(values) == 2 and all(map(_is_time, values)):
-            rates[str(node)] = LinkRate("", float(str(values[0])), max(1.0, float(str(values[1]))))
+        if isinstance(values, (list, tuple)) and len(values) == 2 and is_name(node):
+            time_s, bytes_per_s = values
+            if is_number(time_s, 0.0, MOST_S) and is_number(bytes_per_s, 0.0, MOST_RATE):
+                rates[node] = LinkRate("", float(time_s), max(1.0, float(bytes_per_s)))
     why = unreached.items() if isinstance(unreached, Mapping) else ()
-    return Measured(rates, {str(node): str(text)[:MOST_WHY] for node, text in why})
-
-
-def read_speeds(speeds: JsonValue) -> dict[str, float]:
-    """Return the bytes a second to each node that an order names; what is malformed is left out."""
-    named = speeds.items() if isinstance(speeds, Mapping) else ()
-    return {str(node): max(1.0, float(str(speed))) for node, speed in named if _is_time(speed)}
-
-
-def _is_time(value: JsonValue) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e18
+    return Measured(rates, {node: plain(str(text), MOST_WHY) for node, text in why if is_name(node)})

@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from edge_run.base.errors import Cancelled, DeviceLost, KernelError, ProtocolError
+from edge_run.base.fields import MOST_S, Fields
 from edge_run.base.mesh import Document, Link, Message
 from edge_run.base.protocols import Clock
 from edge_run.runtime.mesh_coding import StateCoder, decode
-from edge_run.runtime.mesh_messages import integer
 
 POLL_S = 0.1
-MOST_WAITING = 256
+MOST_WAITING, MOST_WAITING_BYTES = 256, 64 << 20  # messages for later; bytes, where a run's states are not larger
 SEND_TIMEOUT_S = 5.0
 
 
@@ -26,15 +26,23 @@ class Overdue(DeviceLost):
     """Nobody is known to be gone, and yet the state did not come in the time that a pass may take."""
 
 
+class RunEnded(DeviceLost):
+    """A device has ended its part of the run, for it had lost touch with who coordinates. figures: node."""
+
+
 class PassFailed(KernelError):
-    """Another device could not do its part of a pass. figures: node, error (the class of what it met)."""
+    """Another device could not do its part of a pass.
+
+    figures: node, error (the class of what it met), teller (who says so, where that is another device's doing).
+    """
 
 
 class LinkWire:
     """The `Wire` of one device under one epoch.
 
     check runs while it waits, and may raise to stop. deadline_s: of a wait for a state, None for no other than the
-    link's own. spent: what devices said that they were at work for in this pass, of those before this one in the ring.
+    link's own. most_waiting_bytes: of states that came before they were asked for. spent: what devices said that they
+    were at work for in this pass, of those before this one in the ring.
     """
 
     def __init__(
@@ -50,6 +58,7 @@ class LinkWire:
         self._waiting: deque[Message] = deque()
         self.check: Callable[[], None] = lambda: None
         self.deadline_s: float | None = None
+        self.most_waiting_bytes = MOST_WAITING_BYTES
         self.number = 0
         self.spent: dict[str, float] = {}
         self.place = "idle"
@@ -85,18 +94,21 @@ class LinkWire:
         self.check()
         self._round += 1
 
-    def receive(self, unit: int) -> Sequence[memoryview]:
-        """Wait for the state at the start of `unit`. Raises DeviceLost, PassFailed, Cancelled or ProtocolError."""
+    def receive(self, unit: int, sizes: Sequence[int]) -> Sequence[memoryview]:
+        """Wait for the state at the start of `unit`, of parts of `sizes` bytes.
+
+        Raises DeviceLost, PassFailed, Cancelled, or ProtocolError, whose figures name who sent what cannot be.
+        """
         self._leave()
         self.place = f"waiting for the state before unit {unit}"
         started = self._clock()
         while True:
             message = self._kept(unit) or self._next(POLL_S)
             if message is not None and self._is_the_state(message, unit):
-                self._note(message.header)
+                self._note(_fields(message))
                 self._since = self._clock()
                 self.place = f"computing from unit {unit}"
-                return decode(message.header.get("codes"), message.parts)
+                return _decoded(message, sizes)
             if message is not None:
                 self._keep(message)
                 continue
@@ -156,12 +168,10 @@ class LinkWire:
             self.spent[self.node] = self.spent.get(self.node, 0.0) + self._clock() - self._since
             self._since = None
 
-    def _note(self, header: Document) -> None:
-        spent = header.get("spent")
-        if isinstance(spent, dict):
-            for node, seconds in spent.items():
-                if node in self._owners and node != self.node and isinstance(seconds, int | float):
-                    self.spent[node] = max(self.spent.get(node, 0.0), float(seconds))
+    def _note(self, fields: Fields) -> None:
+        for node, seconds in fields.numbers("spent", 0.0, MOST_S).items():
+            if node in self._owners and node != self.node:
+                self.spent[node] = max(self.spent.get(node, 0.0), seconds)
 
     def _kept(self, unit: int) -> Message | None:
         kept = next((m for m in self._waiting if self._is_the_state(m, unit)), None)
@@ -180,24 +190,53 @@ class LinkWire:
         kind, header = message.header.get("kind"), message.header
         if header.get("epoch") != self.epoch or message.node not in self._owners:
             return
-        number = integer(header, "number")
+        fields = _fields(message)
+        if kind == "over":
+            raise RunEnded("had lost touch with this device, and ended its part", node=message.node)
+        number = fields.integer("number")
         if kind == "failed":
+            if self.node != self._owners[0]:
+                raise ProtocolError(
+                    f"{message.node} says here that it failed: that is for the coordinator", node=message.node
+                )
             if number == self.number:
-                why, error = str(header.get("why"))[:300], str(header.get("error"))
-                if (lost := header.get("lost")) in self._owners and lost != self._owners[0]:
-                    raise DeviceLost(f"{message.node} does not reach it ({why})", node=str(lost))
-                raise PassFailed(f"{message.node}: {why}", node=message.node, error=error)
+                raise self._failure(message.node, fields)
             return
         if kind in ("stop", "command") and message.node == self._owners[0] and number >= self.number:
             self._waiting.append(message)
             raise Cancelled("the pass is over: its coordinator stopped it, or goes on with another")
         if kind != "state" or number < self.number:
             return
-        if len(self._waiting) >= MOST_WAITING:
+        waiting_bytes = sum(part.nbytes for one in (message, *self._waiting) for part in one.parts)
+        if len(self._waiting) >= MOST_WAITING or waiting_bytes > self.most_waiting_bytes:
             raise ProtocolError(
-                f"{len(self._waiting)} messages wait that nobody asked for; the last from {message.node}"
+                f"{len(self._waiting)} messages wait that nobody asked for; the last from {message.node}",
+                node=message.node,
             )
         self._waiting.append(message)
+
+    def _failure(self, teller: str, fields: Fields) -> DeviceLost | PassFailed:
+        """Return what a device says that it failed over: its own doing, or that of another one."""
+        why, others = fields.words("why"), {*self._owners} - {self._owners[0]}
+        lost, blamed = (fields.name(name) if fields.has(name) else "" for name in ("lost", "blames"))
+        if lost in others and lost != teller:
+            return DeviceLost(f"{teller} does not reach it ({why})", node=lost)
+        error = fields.words("error", 60)
+        if blamed in others and blamed != teller:
+            return PassFailed(f"{blamed}, as {teller} says: {why}", node=blamed, error=error, teller=teller)
+        return PassFailed(f"{teller}: {why}", node=teller, error=error)
+
+
+def _fields(message: Message) -> Fields:
+    return Fields(message.header, f"a message of {message.node}", message.node)
+
+
+def _decoded(message: Message, sizes: Sequence[int]) -> list[memoryview]:
+    try:
+        return decode(message.header.get("codes"), message.parts, sizes)
+    except ProtocolError as error:
+        error.figures["node"] = message.node
+        raise
 
 
 def _is_at_least(message: Message, number: int) -> bool:

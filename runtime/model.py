@@ -16,9 +16,12 @@ from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Generation, Plan, Progress, Speculation, Stats
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
-from edge_run.runtime.chat import ChatTemplate
+from edge_run.runtime.chat import ChatTemplate, contents, template_cell
 from edge_run.runtime.engine import Engine
+from edge_run.runtime.forks import Home
+from edge_run.runtime.grammar_room import GrammarRoom
 from edge_run.runtime.meter import Meter
+from edge_run.runtime.prompt_text import CLEARLY_IN_A_CHAT, refuse_what_is_too_long, tokenize_prompt
 from edge_run.runtime.speculation_setup import open_session
 from edge_run.runtime.stream import Answer, Stream
 
@@ -31,8 +34,9 @@ Message = Mapping[str, str]
 class Model:
     """A model that generates text, inside a memory budget.
 
-    A context manager. Not thread-safe, but for `cancel` and `progress`: one generation runs at a time, and starting
-    another while one is being iterated ends the first. Use `AsyncModel` to share a model between tasks.
+    A context manager. It belongs to the process that opened it: in a forked child it raises NotSupported, and does
+    nothing when it is closed. Not thread-safe, but for `cancel` and `progress`: one generation runs at a time, and
+    starting another while one is being iterated ends the first. Use `AsyncModel` to share a model between tasks.
     """
 
     def __init__(
@@ -55,23 +59,26 @@ class Model:
         """
         if config is not None and (options or memory is not None):
             raise ConfigError("config and single options: give one of the two")
-        self._engine = _open(Path(path), config or make_config(ModelConfig, {"memory": memory, **options}), mesh)
-        self._finalizer = weakref.finalize(self, self._engine.close)
+        self.path = Path(path)
+        self._running: weakref.ref[Stream] | None = None
+        self._is_cancelled = threading.Event()
+        self._templates, self._grammars = template_cell(), GrammarRoom(self.path)
+        self._engine = _open(self.path, config or make_config(ModelConfig, {"memory": memory, **options}), mesh)
+        self._home = Home()
+        self._finalizer = weakref.finalize(self, self._home.only_here(self._engine.close))
         try:
-            self.path = Path(path)
             self._session = open_session(self._engine)
             self._template = ChatTemplate.from_model(
                 self._engine.model.metadata,
                 self._special(L.llama_vocab_bos(self._vocab)),
                 self._special(L.llama_vocab_eos(self._vocab)),
                 chat_template,
+                self._templates,
             )
         except BaseException:
-            self._finalizer()
+            self.close()
             raise
         self._meter = Meter(self._engine)
-        self._running: weakref.ref[Stream] | None = None
-        self._is_cancelled = threading.Event()
 
     @property
     def plan(self) -> Plan:
@@ -109,6 +116,7 @@ class Model:
 
     @property
     def _opened(self) -> Engine:
+        self._home.check(self.path)
         if not self._finalizer.alive:
             raise ConfigError(f"{self.path}: this model was closed; open it again with Model(...)")
         return self._engine
@@ -137,10 +145,11 @@ class Model:
         """Continue `prompt` (text, or tokens); iterate over the result for pieces, or call its `result()`.
 
         max_tokens: None is until the model ends or the context is full. options: the fields of `SamplingConfig`.
-        Raises ConfigError at once; iterating raises ContextFull, TierReadError, ModelFileError, KernelError, and on a
-        mesh MeshError.
+        Raises ConfigError at once, and ContextFull for a text that is clearly too long; iterating raises ContextFull,
+        TierReadError, ModelFileError, KernelError, NotSupported (no token fits the grammar, or the grammar takes too
+        much to find one), and on a mesh MeshError.
         """
-        tokens = self.tokenize(prompt, parse_special=True) if isinstance(prompt, str) else list(prompt)
+        tokens = self._prompt_tokens(prompt) if isinstance(prompt, str) else list(prompt)
         return self._start(tokens, max_tokens, _sampling(sampling, options))
 
     def stream_chat(
@@ -159,11 +168,13 @@ class Model:
             raise NotSupported(
                 f"{self.path}: has no chat template; give one with --chat-template, or use plain completion (-p)"
             )
+        room_tokens = self._engine.front.capabilities.context_tokens
+        refuse_what_is_too_long(self._opened.model, contents(messages), room_tokens, CLEARLY_IN_A_CHAT)
         text = self._template.render(messages)
         bos = self._special(L.llama_vocab_bos(self._vocab))
         if bos and L.llama_vocab_get_add_bos(self._vocab) and text.startswith(bos):
             text = text[len(bos) :]
-        tokens = self.tokenize(text, parse_special=True)
+        tokens = self._prompt_tokens(text)
         return self._start(tokens, max_tokens, _sampling(sampling, options))
 
     def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
@@ -179,6 +190,8 @@ class Model:
         """Free the model. Idempotent."""
         self._end_running()
         self._finalizer()
+        self._templates.close()
+        self._grammars.close()
 
     def __enter__(self) -> Model:
         return self
@@ -187,6 +200,9 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _prompt_tokens(self, text: str) -> list[int]:
+        return tokenize_prompt(self._opened.model, text, self._engine.front.capabilities.context_tokens)
 
     def _special(self, token: int) -> str:
         return ggml.token_bytes(self._vocab, token, True).decode("utf-8", "replace") if token >= 0 else ""
@@ -199,8 +215,10 @@ class Model:
         self._check_tokens("prompt", tokens)
         self._end_running()
         self._is_cancelled.clear()
-        answer = Answer(self._engine, self._session, self._meter, tokens, max_tokens, sampling, self._is_cancelled)
-        stream = Stream(self, answer)
+        answer = Answer(
+            self._engine, self._session, self._meter, tokens, max_tokens, sampling, self._is_cancelled, self._grammars
+        )
+        stream = Stream(self, answer, self._home)
         self._running = weakref.ref(stream)
         return stream
 

@@ -10,7 +10,6 @@ llama.cpp keeps all experts of a layer in one tensor. So layers are shared out b
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile
+from edge_run.base.strict_json import parse
 from edge_run.runtime import routing
 from edge_run.runtime.inspection import Inspection
 from edge_run.runtime.offload import Offload
@@ -74,7 +74,7 @@ def known_paces(
 ) -> dict[str, tuple[float, float]]:
     """Return, by part, how many times as long as forecast tokens took, and when that was noted, of the last day."""
     try:
-        found = json.loads(routing.place_of(gguf, cache_folder / "paces").read_text())
+        found = parse(routing.place_of(gguf, cache_folder / "paces").read_bytes())
         paces = {str(part): (float(pace), float(noted_s)) for part, (pace, noted_s) in found.items()}
         return {part: noted for part, noted in paces.items() if 0 <= clock() - noted[1] < FRESH_S}
     except (OSError, ValueError, TypeError, AttributeError):

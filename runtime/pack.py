@@ -11,16 +11,16 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, NotSupported, TierReadError
+from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, NotSupported, TierReadError, system_errors
 from edge_run.base.extras import need
-from edge_run.base.units import KIB, format_size
+from edge_run.base.units import format_size
 from edge_run.runtime.mixture import CHUNKS_PER_PIECE
 from edge_run.tiers.gguf import GgufModel, TensorInfo, read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 from edge_run.tiers.packed import set_apart
 from edge_run.tiers.packed_file import ENTRY, HEAD, model_key, packed_path, write_head, write_index
+from edge_run.tiers.packed_index import LARGEST_BLOCK_BYTES, SMALLEST_BLOCK_BYTES, Facts
 
-LARGEST_BLOCK_BYTES, SMALLEST_BLOCK_BYTES = 256 * KIB, 64 * KIB
 MOST_SHARE = 0.95  # of its size that a tensor must come down to: less gained is not worth unpacking it
 LEVEL = 1  # higher ones find nothing more in weights
 SAMPLES = 4  # blocks of each tensor
@@ -53,6 +53,7 @@ class Packed:
         return self.packed_bytes / self.raw_bytes
 
 
+@system_errors("packing")
 def pack(
     model: str | Path,
     target: str | Path | None = None,
@@ -204,10 +205,10 @@ def _write(
                 file.write(last + first)
             if progress:
                 progress(min(raw_bytes, all_bytes), all_bytes)
-        names = [tensor.name for tensor in tensors]
+        names = tuple(tensor.name for tensor in tensors)
         start = file.tell()
         key = model_key(gguf, names)
-        index = write_index(key, block_bytes, number_bytes, names, raw_bytes, start - HEAD.size)
+        index = write_index(Facts(key, block_bytes, number_bytes, names, raw_bytes, start - HEAD.size))
         file.write(index + table)
         file.seek(0)
         file.write(write_head(start, index, bytes(table)))

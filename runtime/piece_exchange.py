@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError
+from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError, ProtocolError
+from edge_run.base.fields import Fields
 from edge_run.base.mesh import Document, Link, Message
 from edge_run.runtime.fingerprint import Fingerprint
 from edge_run.runtime.transfer import DIGESTS, PIECE, Sink, Transfer
@@ -35,10 +36,10 @@ class _Offer:
     found: Fingerprint
     paths: tuple[Path, ...]
 
-    def read(self, what: object, number: object) -> bytes:
+    def read(self, what: str, number: int) -> bytes:
         """Return a part. Raises LookupError for none of it, OSError where it cannot be read."""
         pieces = Pieces(self.found.sizes)
-        if not isinstance(number, int) or not 0 <= number < pieces.count:
+        if not 0 <= number < pieces.count:
             raise LookupError(number)
         if what == DIGESTS:
             return self.found.digests[number * PIECE_BYTES : (number + 1) * PIECE_BYTES]
@@ -129,16 +130,18 @@ class PieceExchange:
 
     def _give(self, message: Message) -> None:
         """Answer who asks for a part."""
-        asked = {key: message.header.get(key) for key in ("what", "model", "number")}
-        offer = self._offers.get(str(asked["model"]))
-        header: Document = {"kind": "have", **asked}
         parts: list[memoryview] = []
         try:
-            if offer is None:
-                raise LookupError(asked["model"])
-            parts = [memoryview(offer.read(asked["what"], asked["number"]))]
+            fields = Fields(message.header, f"a wish of {message.node}", message.node)
+            what, model, number = fields.name("what"), fields.name("model"), fields.integer("number")
+        except ProtocolError as error:
+            logger.info("%s", error)
+            return
+        header: Document = {"kind": "have", "what": what, "model": model, "number": number}
+        try:
+            parts = [memoryview(self._offers[model].read(what, number))]
         except (LookupError, OSError) as error:
-            header = {"kind": "lack", **asked}
+            header = {**header, "kind": "lack"}
             logger.info("node %s asks for what is not here: %r", message.node, error)
         try:
             self._link.send(message.node, header, parts, timeout_s=SEND_TIMEOUT_S, is_bulk=True)
@@ -170,7 +173,7 @@ class PieceExchange:
             try:
                 self._link.send(node, header, timeout_s=SEND_TIMEOUT_S, is_bulk=True)
             except MeshError as error:
-                transfer.fetching.fail(node, str(error))
+                transfer.fetching.fail(node, "is not reached" if isinstance(error, DeviceLost) else str(error))
 
     def _lose(self, node: str, why: str) -> None:
         with self._at_work:
@@ -181,7 +184,7 @@ class PieceExchange:
 def _take(message: Message, transfer: Transfer) -> None:
     """Take in an answer; what is none, or not for this transfer, is dropped. Raises TierReadError."""
     header, number = message.header, message.header.get("number")
-    if not isinstance(number, int) or (header.get("what"), header.get("model")) != (
+    if type(number) is not int or (header.get("what"), header.get("model")) != (
         transfer.sink.what,
         transfer.sink.model,
     ):

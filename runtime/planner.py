@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_run.base.config import ModelConfig, make_config
-from edge_run.base.errors import BudgetError, ConfigError
+from edge_run.base.errors import BudgetError, ConfigError, NotSupported, system_errors
 from edge_run.base.profile import DeviceProfile, GpuProfile
 from edge_run.base.results import Plan
 from edge_run.base.units import MIB, round_up
@@ -42,6 +42,7 @@ from edge_run.runtime.planning import (
 from edge_run.runtime.speculation_shape import speculation_config
 from edge_run.runtime.stretches import chunks_of, cut_into_stretches
 from edge_run.runtime.terms import Holdings, Terms, work_bytes
+from edge_run.tiers._libc import why_unavailable
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.packed_file import PackedFile
 from edge_run.tiers.territory import Span, Territory, clipped
@@ -60,6 +61,10 @@ def planner(path: Path, config: ModelConfig) -> Planner:
 
     Raises ModelFileError, ConfigError, NotSupported, KernelError or TierReadError.
     """
+    if reason := why_unavailable():
+        raise NotSupported(
+            f"{path}: no plan, as only llama.cpp's own loader, which keeps no budget, runs here: {reason}"
+        )
     gguf = read_gguf(path)
     check_kind(gguf)
     check_kv_types(gguf, config)
@@ -77,6 +82,7 @@ def planner(path: Path, config: ModelConfig) -> Planner:
     return Planner(gguf, config, known, draft_host_bytes(draft_file, draft), offload)
 
 
+@system_errors("planning")
 def plan(
     path: str | Path,
     *,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge_run.base.protocols import Clock
+from edge_run.base.strict_json import parse
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.readers import Readers
 
@@ -150,7 +151,7 @@ class Experience:
 def recall(gguf: GgufModel, cache_folder: Path) -> Experience:
     """Return what runs of `gguf` have found so far."""
     try:
-        found = json.loads(place_of(gguf, cache_folder / "routing").read_text())
+        found = parse(place_of(gguf, cache_folder / "routing").read_bytes())
         points = [_point(*point) for point in found["points"]]
         points = [point for point in points if 0 < point.room_share < 1 and 0 < point.hit_rate < 1]
         return Experience(points, {str(name): str(setting) for name, setting in found["levers"].items()})

@@ -13,15 +13,11 @@ choose again. Not covered: lazy grammars, logit bias, reasoning budgets.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import secrets
-import tempfile
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,12 +25,13 @@ from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import ConfigError, KernelError, NotSupported
 from edge_run.base.protocols import Logits
 from edge_run.runtime import _ggml as ggml
+from edge_run.runtime.grammar import CANDIDATE, Grammar, grammar_text, open_local
 
-CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
+if TYPE_CHECKING:
+    from edge_run.runtime.grammar_room import GrammarRoom
+
 _ANY_SEED = 2**32 - 1  # llama.cpp's word for "draw one": never passed, so that the seed can be reported
 _MIN_KEEP = 0
-
-_stderr_lock = threading.Lock()
 
 
 class Sampler:
@@ -42,19 +39,26 @@ class Sampler:
 
     vocab: llama.cpp's vocabulary, which must outlive the sampler. n_vocab: tokens in it.
     context_tokens: what `repeat_last_n = -1` stands for; needed only then.
+    room: where a grammar runs; without one it runs here, and must be one that is trusted.
     seed: the seed in use, drawn when the configuration has none.
 
     Raises ConfigError for a grammar or JSON schema that llama.cpp cannot use. Not thread-safe: one answer at a time.
     """
 
-    def __init__(self, vocab: Any, config: SamplingConfig, n_vocab: int, context_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        vocab: Any,
+        config: SamplingConfig,
+        n_vocab: int,
+        context_tokens: int | None = None,
+        room: GrammarRoom | None = None,
+    ) -> None:
         self.seed = secrets.randbelow(_ANY_SEED) if config.seed is None else config.seed
         self._last_n_tokens = _last_n_tokens(config, context_tokens)
         self._ids = np.arange(n_vocab, dtype=np.int32)
         self._table = np.zeros(n_vocab, CANDIDATE)
-        self._single = np.zeros(1, CANDIDATE)
         self._suppressed = np.array(ggml.suppressed_tokens(vocab), dtype=np.int64)
-        self._grammar = _open_grammar(vocab, config)
+        self._grammar = _open_grammar(vocab, config, n_vocab, room)
         self._chain = _open_chain(config, n_vocab, self._last_n_tokens, self.seed)
         self._is_closed = False
 
@@ -73,7 +77,7 @@ class Sampler:
                 "model again"
             )
         token = self._choose(logits, is_grammar_first=False)
-        if self._grammar is None or self._fits_grammar(token):
+        if self._grammar is None or self._grammar.fits(token):
             return token
         return self._choose(logits, is_grammar_first=True)
 
@@ -87,9 +91,9 @@ class Sampler:
         if not 0 <= token < len(self._ids):
             raise ConfigError(f"sampling: token {token}: must be 0 to {len(self._ids) - 1}")
         if self._grammar is not None:
-            if not self._fits_grammar(token):
+            if not self._grammar.fits(token):
                 raise ConfigError(f"sampling: token {token} cannot come next in the grammar")
-            ggml.L.llama_sampler_accept(self._grammar, token)
+            self._grammar.accept(token)
         ggml.L.llama_sampler_accept(self._chain, token)
 
     def prime(self, tokens: Sequence[int]) -> None:
@@ -102,7 +106,7 @@ class Sampler:
         """Begin a new answer: nothing accepted, the grammar at its start, the same seed again."""
         self._check_open()
         if self._grammar is not None:
-            ggml.L.llama_sampler_reset(self._grammar)
+            self._grammar.reset()
         ggml.L.llama_sampler_reset(self._chain)
 
     def close(self) -> None:
@@ -112,7 +116,7 @@ class Sampler:
         self._is_closed = True
         ggml.L.llama_sampler_free(self._chain)
         if self._grammar is not None:
-            ggml.L.llama_sampler_free(self._grammar)
+            self._grammar.close()
 
     def __enter__(self) -> Sampler:
         return self
@@ -131,17 +135,12 @@ class Sampler:
         table["id"], table["logit"] = self._ids, logits  # both: the samplers reorder the table
         table["logit"][self._suppressed] = -np.inf
         candidates = ggml.candidates(table)
-        if is_grammar_first:
-            ggml.L.llama_sampler_apply(self._grammar, candidates)
+        if is_grammar_first and self._grammar is not None:
+            table["logit"][self._grammar.refused()] = -np.inf
             if table["logit"].max() == -np.inf:
                 raise NotSupported("grammar: no token of this model can continue the answer; loosen the grammar")
         ggml.L.llama_sampler_apply(self._chain, candidates)
         return int(candidates.data[candidates.selected].id)
-
-    def _fits_grammar(self, token: int) -> bool:
-        self._single[0] = (token, 1.0, 0.0)
-        ggml.L.llama_sampler_apply(self._grammar, ggml.candidates(self._single))
-        return bool(self._single["logit"][0] != -np.inf)
 
 
 def _last_n_tokens(config: SamplingConfig, context_tokens: int | None) -> int:
@@ -177,72 +176,9 @@ def _open_chain(config: SamplingConfig, n_vocab: int, last_n_tokens: int, seed: 
     return chain
 
 
-def _open_grammar(vocab: Any, config: SamplingConfig) -> Any:
-    """Return llama.cpp's grammar sampler, or None where the configuration has no grammar."""
-    if config.json_schema:
-        name, text = "JSON schema", _schema_grammar(config.json_schema)
-    elif config.grammar:
-        name, text = "grammar", config.grammar
-    else:
+def _open_grammar(vocab: Any, config: SamplingConfig, n_vocab: int, room: GrammarRoom | None) -> Grammar | None:
+    """Return what the answer must follow, or None where the configuration has no grammar."""
+    name, text = grammar_text(config)
+    if not name:
         return None
-    try:
-        data = text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{name}: not text that UTF-8 can hold, at character {error.start}") from None
-    if b"\0" in data:
-        raise ConfigError(f"{name}: must not hold a zero character, found one at byte {data.index(0)}")
-    sampler, report = _with_stderr(lambda: ggml.L.llama_sampler_init_grammar(vocab, data, b"root"))
-    if not sampler:
-        raise ConfigError(f"{name}: llama.cpp cannot use it: {_grammar_reason(report)}")
-    return sampler
-
-
-def _schema_grammar(schema: str) -> str:
-    """Return the GBNF grammar of a JSON schema.
-
-    References to other documents are refused, never fetched. What a grammar cannot say is ignored, as llama.cpp
-    ignores it: minimum and maximum, among others.
-    """
-    from llama_cpp import llama_grammar
-
-    try:
-        grammar = str(llama_grammar.json_schema_to_gbnf(schema))
-    except Exception as error:  # the converter asserts, indexes and calls its way through any JSON
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"JSON schema: {type(error).__name__}: {reason}") from error
-    # JSON has no control characters in strings; this converter, unlike llama.cpp's newer one in C++, lets them in.
-    return grammar.replace(r'char ::= [^"\\] |', r'char ::= [^"\\\x7F\x00-\x1F] |')
-
-
-def _with_stderr(action: Callable[[], Any]) -> tuple[Any, str]:
-    """Return what `action` returns and what the process wrote to file descriptor 2 meanwhile.
-
-    llama.cpp has no other word on what is wrong with a grammar, and repeats all of it there. What other threads wrote
-    meanwhile is lost only if the action fails (returns something false); it takes well under a millisecond.
-    """
-    with _stderr_lock, contextlib.ExitStack() as stack:
-        try:
-            file = stack.enter_context(tempfile.TemporaryFile())
-            original = os.dup(2)
-        except OSError:  # no standard error to divert, or nowhere to divert it to
-            return action(), ""
-        os.dup2(file.fileno(), 2)
-        try:
-            result = action()
-        finally:
-            os.dup2(original, 2)
-            os.close(original)
-        file.seek(0)
-        report = file.read()
-        if result and report:
-            os.write(2, report)
-        return result, report.decode("utf-8", "replace")
-
-
-def _grammar_reason(report: str) -> str:
-    """Return llama.cpp's complaint about a grammar, without the grammar that it repeats, in one line."""
-    line = next((line for line in report.splitlines() if line.strip()), "")
-    reason = line.rpartition("error parsing grammar: ")[2].strip()[:200]
-    if reason.endswith(" at"):  # what follows is the rest of the grammar: here none
-        return f"{reason} the end"
-    return reason or "it must have a rule `root ::= ...`, name only rules it defines, and not begin a rule with itself"
+    return room.open(name, text, n_vocab) if room else open_local(vocab, n_vocab, name, text)

@@ -3,7 +3,8 @@
 Every device loads the whole header and runs llama.cpp on the same batches, so inputs, positions and caches are set
 everywhere alike. Nodes of other devices' units lose their compute flag; at the start of each range of ours the pass
 stops until the tensors alive there have come, which are written where llama.cpp expects them (memory is reserved for
-them from their producer to their last use), and at its end they are handed on.
+them from their producer to their last use), and at its end they are handed on. What is no number (NaN) is neither taken
+nor handed on: so it is known whose it is. Infinities are: some masks have them.
 """
 
 from __future__ import annotations
@@ -12,12 +13,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
-from edge_run.base.errors import ProtocolError
+import numpy as np
+
+from edge_run.base.errors import KernelError, ProtocolError
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime.driver import Step, Steps
 from edge_run.runtime.graph import GraphMap, Node
 from edge_run.runtime.layout import Layout
 from edge_run.tiers import _libc
+
+
+class NotNumbers(KernelError):
+    """Layers gave what is no number (NaN).
+
+    figures: node, whose doing it is, and after, who handed over what they computed with, where somebody did.
+    """
 
 
 class Wire(Protocol):
@@ -27,8 +37,8 @@ class Wire(Protocol):
         """A pass through the graph begins; there may be several in one batch."""
         ...
 
-    def receive(self, unit: int) -> Sequence[memoryview]:
-        """Return the tensors handed over at the start of `unit`."""
+    def receive(self, unit: int, sizes: Sequence[int]) -> Sequence[memoryview]:
+        """Return the tensors handed over at the start of `unit`, which have `sizes` bytes."""
         ...
 
     def send(self, unit: int, node: str, parts: Sequence[memoryview]) -> None:
@@ -76,6 +86,7 @@ class Slice:
     def __init__(self, share: Share, wire: Wire, layout: Layout) -> None:
         self._share, self._wire, self.layout = share, wire, layout
         self._at: dict[int, int] = {}
+        self._came = "", False  # who handed over what is computed with, and whether infinities were among it
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Receive before each range, and hand on after it."""
@@ -101,6 +112,7 @@ class Slice:
 
     def _begin(self) -> None:
         self._at.clear()
+        self._came = "", False
         self._wire.begin()
 
     def _watch(self, layout: Layout, storages: Sequence[int], steps: Steps) -> list[int]:
@@ -114,21 +126,38 @@ class Slice:
         return lambda address: self._at.__setitem__(ordinal, address)
 
     def _receive_step(self, unit: int, ordinals: Sequence[int]) -> Step:
+        sender = self._share.owners[unit - 1]
+
         def receive(_: int) -> None:
-            parts = self._wire.receive(unit)
-            targets = [_memory(self._at[ordinal]) for ordinal in ordinals]
-            if [len(part) for part in parts] != [len(target) for target in targets]:
-                raise ProtocolError(
-                    f"the state before unit {unit}: came in parts of {[len(part) for part in parts]} bytes, needed are "
-                    f"{[len(target) for target in targets]}; the devices run different models or versions"
-                )
+            targets = [_numbers(self._at[ordinal]) for ordinal in ordinals]
+            parts = self._wire.receive(unit, [target.nbytes for target in targets])
+            ranges = [_range_of(part) for part, target in zip(parts, targets, strict=True) if target.format == "f"]
+            if any(np.isnan(lowest) for lowest, _ in ranges):
+                raise ProtocolError(f"the state before unit {unit} has what is no number (NaN)", node=sender)
+            self._came = sender, not np.isfinite(ranges).all()
             for part, target in zip(parts, targets, strict=True):
-                target[:] = part
+                target.cast("B")[:] = part
 
         return receive
 
     def _send_step(self, unit: int, node: str, ordinals: Sequence[int]) -> Callable[[int], None]:
-        return lambda _: self._wire.send(unit, node, [_numbers(self._at[ordinal]) for ordinal in ordinals])
+        def send(_: int) -> None:
+            parts = [_numbers(self._at[ordinal]) for ordinal in ordinals]
+            if any(np.isnan(_range_of(part)[0]) for part in parts if part.format == "f"):
+                sender, had_infinities = self._came
+                whose = sender if had_infinities else self._share.node
+                raise NotNumbers(
+                    f"the layers before unit {unit} gave what is no number (NaN)", node=whose, after=sender
+                )
+            self._wire.send(unit, node, parts)
+
+        return send
+
+
+def _range_of(part: memoryview) -> tuple[float, float]:
+    """Return the least and the greatest of the float32 numbers in `part`; NaN where one of them is that."""
+    numbers = np.frombuffer(part, np.float32)
+    return (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
 
 
 def _numbers(address: int) -> memoryview:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import NotSupported
+from edge_run.base.errors import NotSupported, system_errors
 from edge_run.base.protocols import BatchToken
 from edge_run.base.results import Numerics, Plan
 from edge_run.runtime.driver import PassShape, compile_program
@@ -34,6 +34,8 @@ from edge_run.tiers.pieces import Pieces
 from edge_run.tiers.readers import Readers, ReadTotals
 from edge_run.tiers.source import SourceFile
 from edge_run.tiers.territory import CHUNK_BYTES
+
+MOST_MAPS = 32  # graphs of passes of different shapes; a model has a handful
 
 
 class SliceEngine(Engine):
@@ -98,12 +100,8 @@ class SliceEngine(Engine):
 
     def unknown_shape(self, batch: Sequence[BatchToken]) -> PassShape | None:
         """Return a shape of the passes of `batch` whose graph was not mapped; the first, where all were."""
-        shapes = []
-        for start in range(0, len(batch), self.width):
-            part = batch[start : start + self.width]
-            wanted = sum(token.wants_logits for token in part)
-            has_companion = self.config.exact and len(part) == 1 and not self.model.is_recurrent
-            shapes.append(PassShape(2, 2 * wanted) if has_companion else PassShape(len(part), wanted))
+        starts = range(0, len(batch), self.width)
+        shapes = [self.decoder.limits.shape_of(batch[start : start + self.width]) for start in starts]
         return next((shape for shape in shapes if shape not in self._maps), shapes[0] if shapes else None)
 
     def graph(self, shape: PassShape) -> GraphMap:
@@ -126,6 +124,7 @@ class SliceEngine(Engine):
         """Tokens in one pass at most."""
         return self.shape.micro_batch_tokens
 
+    @system_errors("taking a share of the model")
     def assign(self, share: Share, wire: Wire) -> None:
         """Compute the units of `share` from now on; nothing is decoded, and nothing is kept of what was.
 
@@ -178,18 +177,28 @@ class SliceEngine(Engine):
             self.decoder.clear()
             self._territory.claim()
 
+    @system_errors("mapping a pass")
     def learn(self, shape: PassShape) -> None:
-        """Map the graph of passes of `shape`, which is not yet known; nothing is kept of what was decoded."""
+        """Map the graph of passes of `shape`; nothing is kept of what was decoded. Raises ConfigError, NotSupported."""
+        self.decoder.limits.check_shape(shape)
+        if len(self._maps) >= MOST_MAPS and shape not in self._maps:
+            raise NotSupported(f"this model cannot be spread over devices: its passes have over {MOST_MAPS} graphs")
         if self._lending:
             self._lending.take_back()
         self.decoder.clear()
         # Of another shape first: llama.cpp uses its last graph again, and a pass that failed has cleared flags in it.
-        self.decoder.map_graph(PassShape(2 if shape.tokens == 1 else 1, 1))
+        self.decoder.map_graph(self._unlike(shape))
         self._driver.take_flow()
         self._map(shape)
         if self._share:
             self._compile(shape)
             self._drop_foreign(self._share[0])
+
+    def _unlike(self, shape: PassShape) -> PassShape:
+        """Return another shape of passes than `shape`."""
+        if shape.tokens > 1 or self.width == 1:
+            return PassShape(1, 0 if shape == (1, 1) else 1)
+        return PassShape(2, 1)
 
     def close(self) -> None:
         """Stop the readers and free everything. Idempotent."""

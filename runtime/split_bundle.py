@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError
-from edge_run.devices.strict_json import decode
+from edge_run.base.strict_json import decode, parse
 from edge_run.partition.entropy_coding import Table
 from edge_run.partition.latent_codec import LatentCodec, Rate
 from edge_run.runtime.image_folder import ImageSize, read_bytes
 
 HEAD, TAIL, MODEL, CODE = "head.onnx", "tail.onnx", "model.onnx", "code.json"
 FORMAT = "edge-run split 1"
-MOST_CODE_JSON_BYTES = 64 << 20
+MOST_CODE_JSON_BYTES = 16 << 20
+MOST_VALUES = 1 << 24  # of an image, or of latents
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +124,12 @@ def read_bundle(path: Path) -> Bundle:
     if source.exists() and source.stat().st_size > MOST_CODE_JSON_BYTES:
         raise ModelFileError(f"{source}: has more than {MOST_CODE_JSON_BYTES:,} bytes; it is none of ours")
     try:
-        value = json.loads(read_bytes(source))
+        value = parse(read_bytes(source))
         if isinstance(value, dict) and value.get("format") != FORMAT:
             raise ValueError(f"its format is {str(value.get('format'))[:40]!r}, needed is {FORMAT!r}")
         code = decode(StoredCode, value)
         return Bundle(folder, code, _codec(code))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ModelFileError(f"{source}: cannot be read ({str(error)[:200]}); train again") from error
 
 
@@ -152,6 +154,9 @@ def codec_identity(code: StoredCode) -> tuple[str, str]:
 
 
 def _codec(code: StoredCode) -> LatentCodec:
+    for name, shape in (("images", code.input), ("latents", code.latent)):
+        if not 0 < math.prod(shape) <= MOST_VALUES:
+            raise ValueError(f"{name} of {' x '.join(map(str, shape))} values, 1 to {MOST_VALUES} make sense")
     channels = code.latent[0]
     if any(len(rate.gains) != channels for rate in code.rates):
         raise ValueError(f"a rate without {channels} channels")

@@ -21,6 +21,7 @@ FRAMES_TELL_S = (
 PROBE_TAKES_S = 0.01  # of the link's time, about; a probe is never so large that it would clog a link grown slow
 LEAST_PROBE_BYTES, MOST_PROBE_BYTES = 256, 2048
 PROBE_LIMIT_S, CONNECT_LIMIT_S = 2.0, 2.0
+STAY_S = 3.0  # after so long without a word each connection says something: a server drops who is silent for 10 s
 FIRST_BACKOFF_S, MOST_BACKOFF_S = 0.05, 2.0
 _log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class Keeper:
         self._tried = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="edge-run-split-link", daemon=True)
         self._answered_s = 0.0
+        self._speaking = threading.Lock()  # held by who uses the connection of the frames
         self.problem = "not connected yet"
 
     def start(self, limit_s: float) -> None:
@@ -48,7 +50,13 @@ class Keeper:
         link = self._frames
         if link is None:
             raise LinkLost(self.problem)
-        reply = link.ask(kind, body, limit_s)
+        end_s = time.monotonic() + limit_s
+        if not self._speaking.acquire(timeout=limit_s):
+            raise LinkLost("the server did not answer in time")
+        try:
+            reply = link.ask(kind, body, end_s - time.monotonic())
+        finally:
+            self._speaking.release()
         self._answered_s = time.monotonic()
         return reply
 
@@ -104,13 +112,27 @@ class Keeper:
         self._tell(samples, size_bytes)
         _log.info("server %s: connected", self._address[0])
         self._tried.set()
+        stayed_s = probed_s = time.monotonic()
         while not self._is_closed.wait(PROBE_EVERY_S) and self._frames is frames:
-            if time.monotonic() - self._answered_s < FRAMES_TELL_S:
+            now_s = time.monotonic()
+            if now_s - max(stayed_s, self._answered_s) > STAY_S and self._stay(frames):
+                stayed_s = now_s
+            if now_s - self._answered_s < FRAMES_TELL_S and now_s - probed_s < STAY_S:
                 continue
-            sample = self._measure(probes, size_bytes)
+            sample, probed_s = self._measure(probes, size_bytes), now_s
             self._tell([sample], size_bytes)
             is_quick = sample[1] - sample[0] < PROBE_TAKES_S / 2
             size_bytes = min(size_bytes * 2, MOST_PROBE_BYTES) if is_quick else LEAST_PROBE_BYTES
+
+    def _stay(self, frames: ServerLink) -> bool:
+        """Say something on the connection of the frames, so that the server keeps it; False while a frame does."""
+        if not self._speaking.acquire(blocking=False):
+            return False
+        try:
+            frames.ask(PROBE, b"", PROBE_LIMIT_S)
+        finally:
+            self._speaking.release()
+        return True
 
     def _measure(self, probes: ServerLink, size_bytes: int) -> tuple[float, float]:
         """Return the seconds of an empty probe, and of one of this size."""

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, ProtocolError
+from edge_run.base.strict_json import parse
 
 VERSION = 1
 DEFAULT_PORT = 7447
@@ -30,6 +31,7 @@ DONE, REFUSED = 0, 1
 REQUEST, REPLY, LENGTH = struct.Struct("<BII"), struct.Struct("<BIffI"), struct.Struct("<I")
 MOST_BODY_BYTES = {PROBE: 1 << 16, CODE: (1 << 16) + 16, IMAGE: 16 << 20}
 MOST_REPLY_BYTES, MOST_HELLO_BYTES = 64 << 20, 1 << 16
+MOST_SECONDS = 1e6  # that a server may say it took
 FINGERPRINT_BYTES = 5  # in front of an image, as a code has it in its header
 _TYPES = ("float32", "float64", "float16", "int8", "int16", "int32", "int64", "uint8", "bool")
 _ARRAY = struct.Struct("<BB")
@@ -128,7 +130,7 @@ class ServerLink:
         except OSError as error:
             raise LinkLost(str(error)) from error
         status, number, queue_s, server_s, length = REPLY.unpack(self._receive(REPLY.size, end_s))
-        if number != self._number or length > MOST_REPLY_BYTES or not 0 <= queue_s + server_s < 1e6:
+        if number != self._number or length > MOST_REPLY_BYTES or not 0 <= queue_s + server_s < MOST_SECONDS:
             raise LinkLost("the server's reply is not to what was asked")
         answer = self._receive(length, end_s)
         if status != DONE:
@@ -167,14 +169,20 @@ def _read_hello(data: bytes, address: tuple[str, int]) -> dict[str, dict[str, fl
     """Return the seconds that a server needs, by fingerprint and kind of mode."""
     where = f"{address[0]}:{address[1]}"
     try:
-        value = json.loads(data)
+        value = parse(data)
         if value["edge-run split"] != VERSION:
             raise ProtocolError(
-                f"{where}: speaks version {value['edge-run split']}, known is {VERSION}; update one side"
+                f"{where}: speaks version {value['edge-run split']!a:.20}, known is {VERSION}; update one side"
             )
         return {
-            str(one["fingerprint"]): {"code": abs(float(one["code_s"])), "image": abs(float(one["image_s"]))}
+            str(one["fingerprint"]): {"code": _seconds(one["code_s"]), "image": _seconds(one["image_s"])}
             for one in value["tails"]
         }
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ProtocolError(f"{where}: what answers there is no edge-run split server") from error
+
+
+def _seconds(value: object) -> float:
+    if not isinstance(value, int | float) or not 0 <= value < MOST_SECONDS:
+        raise ValueError("no time that a network takes")
+    return float(value)

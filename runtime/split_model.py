@@ -17,6 +17,7 @@ from edge_run.base.errors import ConfigError, ProtocolError
 from edge_run.base.split import FrameReport, SplitStats
 from edge_run.partition.split_choice import CODE, IMAGE, LOCAL, Chooser, Mode
 from edge_run.runtime import split_link
+from edge_run.runtime.forks import Home
 from edge_run.runtime.image_folder import decode_image, encode_image, pixels_of, read_bytes
 from edge_run.runtime.onnx_session import median_s, open_session, run_session
 from edge_run.runtime.split_bundle import HEAD, MODEL, read_bundle
@@ -78,6 +79,7 @@ class SplitModel:
         address = None if server is None else parse_address(server)
         self._head = open_session(self._bundle.checked(HEAD), str(folder / HEAD), threads)
         self._model = open_session(self._bundle.checked(MODEL), str(folder / MODEL), threads)
+        self._home = Home()
         self._chooser = Chooser(modes, self._measure(), {})
         for number, rate in enumerate(self._bundle.code.rates):
             self._chooser.sized(Mode(CODE, number), rate.coded_bytes // max(rate.images, 1))
@@ -120,6 +122,7 @@ class SplitModel:
 
         Raises ModelFileError or ProtocolError for what is no image, ConfigError for pixels of another shape.
         """
+        self._home.check(self._bundle.folder)
         encoded, pixels = self._open_image(image)
         started_s = time.perf_counter()
         interest, latent = -1.0, None
@@ -145,8 +148,8 @@ class SplitModel:
         return self._finish(Mode(LOCAL), started_s, outputs, lost=lost, interest=interest)
 
     def close(self) -> None:
-        """End the connection to the server; again is no harm."""
-        if self._keeper is not None:
+        """End the connection to the server; again is no harm, nor is it in a forked child."""
+        if self._keeper is not None and self._home.is_here:
             self._keeper.close()
 
     def __enter__(self) -> SplitModel:

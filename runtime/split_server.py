@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import logging
 import socket
@@ -13,7 +14,6 @@ from typing import Any
 
 import anyio
 import anyio.abc
-import anyio.streams.buffered
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,9 +34,13 @@ from edge_run.runtime.split_link import (
     make_hello,
     pack_arrays,
 )
+from edge_run.runtime.split_places import Place, Places
 
-IDLE_S, BODY_S, SEND_S = 3600.0, 30.0, 30.0
-MOST_CONNECTIONS = 64
+SILENCE_S = 10.0  # a device that is there probes more often
+LEAST_BYTES_PER_S = 1 << 20  # of a request's body and of an answer, beyond the first seconds
+PIECE_BYTES = 1 << 16
+PAUSE_S = 0.1
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # a device without power is gone in a minute
 _log = logging.getLogger(__name__)
 
@@ -92,35 +96,69 @@ class SplitServer:
                 f"{host}:{port}: cannot be listened at ({error.strerror or error}); choose another --host or --port"
             ) from error
         self._turn = anyio.CapacityLimiter(1)  # two passes at once would only slow each other down
-        self._places = anyio.Semaphore(MOST_CONNECTIONS)
-        async with listener:
+        self._places = Places()
+        async with listener, anyio.create_task_group() as group:
             ready(listener.extra(anyio.abc.SocketAttribute.local_port))
-            await listener.serve(self._welcome)
+            for one in listener.listeners:
+                assert isinstance(one, anyio.abc.SocketListener)
+                group.start_soon(self._accept, one, group, name="split-accept")
+
+    async def _accept(self, listener: anyio.abc.SocketListener, group: anyio.abc.TaskGroup) -> None:
+        """Welcome whoever connects. A connection that fails, or that there is no file descriptor for, is no end."""
+        while True:
+            try:
+                stream = await listener.accept()
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    _log.warning("a device cannot be let in now (%s)", error.strerror)
+                    self._places.make_room()
+                await anyio.sleep(PAUSE_S)
+            else:
+                group.start_soon(self._welcome, stream, name="split-device")
 
     async def _welcome(self, stream: anyio.abc.SocketStream) -> None:
-        async with stream, self._places:
-            _keep_alive(stream.extra(anyio.abc.SocketAttribute.raw_socket))
-            try:
-                await self._talk(stream)
-            except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, TimeoutError, OSError):
-                _log.debug("a device has gone")
-            except ProtocolError as error:
-                _log.warning("a device was refused: %s", error)
+        async with stream:
+            with anyio.CancelScope() as scope, contextlib.suppress(OSError, anyio.TypedAttributeLookupError):
+                address = str(stream.extra(anyio.abc.SocketAttribute.remote_address)[0])
+                place = self._places.enter(address, scope.cancel, time.monotonic())
+                if place is None:
+                    _log.info("a device is not let in: all places are taken")
+                    return
+                try:
+                    _keep_alive(stream.extra(anyio.abc.SocketAttribute.raw_socket))
+                    await self._talk(stream, place)
+                except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError):
+                    _log.debug("a device has gone, or says nothing")
+                except ProtocolError as error:
+                    _log.warning("a device was refused: %s", error)
+                finally:
+                    self._places.leave(place)
 
-    async def _talk(self, stream: anyio.abc.SocketStream) -> None:
-        """Answer the requests of one device, until it goes or says what cannot be."""
-        reader = anyio.streams.buffered.BufferedByteReceiveStream(stream)
+    async def _talk(self, stream: anyio.abc.SocketStream, place: Place) -> None:
+        """Answer the requests of one device, until it goes, is silent, or says what cannot be."""
         await _send(stream, self._hello)
         while True:
-            with anyio.fail_after(IDLE_S):
-                kind, number, length = REQUEST.unpack(await reader.receive_exactly(REQUEST.size))
+            with anyio.fail_after(SILENCE_S):
+                kind, number, length = REQUEST.unpack(await self._receive(stream, REQUEST.size, place))
             if length > MOST_BODY_BYTES.get(kind, -1):
                 message = f"a request of kind {kind} with {length} bytes; it is not of this protocol, or too large"
                 await _send(stream, _refusal(number, message))
                 raise ProtocolError(message)
-            with anyio.fail_after(BODY_S):
-                body = await reader.receive_exactly(length) if length else b""
+            with anyio.fail_after(_patience_s(length)):
+                body = await self._receive(stream, length, place)
+            place.silent_since_s = None
             await _send(stream, await self._reply(kind, number, body))
+            del body
+            self._places.answered(place, time.monotonic())
+
+    async def _receive(self, stream: anyio.abc.SocketStream, length: int, place: Place) -> bytes:
+        """Return so many bytes, which count as they come: what is only announced takes no memory."""
+        pieces = bytearray()
+        while len(pieces) < length:
+            piece = await stream.receive(min(length - len(pieces), PIECE_BYTES))
+            self._places.hold(place, len(piece))
+            pieces += piece
+        return bytes(pieces)
 
     async def _reply(self, kind: int, number: int, body: bytes) -> bytes:
         if kind == PROBE:
@@ -158,7 +196,7 @@ def _refusal(number: int, message: str) -> bytes:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Let the system ask now and then whether the other side is there; else its place would be taken for an hour."""
+    """Let the system ask now and then whether the other side is there; else its place would be taken for longer."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
@@ -167,5 +205,10 @@ def _keep_alive(connection: socket.socket) -> None:
 
 
 async def _send(stream: anyio.abc.SocketStream, data: bytes) -> None:
-    with anyio.fail_after(SEND_S):
+    with anyio.fail_after(_patience_s(len(data))):
         await stream.send(data)
+
+
+def _patience_s(count: int) -> float:
+    """Return how long so many bytes may take."""
+    return SILENCE_S + count / LEAST_BYTES_PER_S

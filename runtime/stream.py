@@ -13,6 +13,8 @@ from edge_run.base.results import Generation, Piece
 from edge_run.runtime import _ggml as ggml
 from edge_run.runtime._ggml import L
 from edge_run.runtime.engine import Engine
+from edge_run.runtime.forks import Home
+from edge_run.runtime.grammar_room import GrammarRoom
 from edge_run.runtime.meter import Interval, Meter
 from edge_run.runtime.sampling import Sampler
 from edge_run.runtime.session import Session
@@ -25,8 +27,8 @@ class Stream:
     It keeps the model open that it comes from, so `Model(path).generate(...)` needs no name for the model.
     """
 
-    def __init__(self, owner: object, answer: Answer) -> None:
-        self._owner, self._answer = owner, answer
+    def __init__(self, owner: object, answer: Answer, home: Home) -> None:
+        self._owner, self._answer, self._home = owner, answer, home
         self._pieces = answer.run()
         weakref.finalize(self, answer.close)
 
@@ -39,6 +41,7 @@ class Stream:
         return self
 
     def __next__(self) -> Piece:
+        self._home.check("this answer")
         return next(self._pieces)
 
     def result(self) -> Generation:
@@ -67,13 +70,17 @@ class Answer:
         max_tokens: int | None,
         sampling: SamplingConfig,
         is_cancelled: threading.Event,
+        room: GrammarRoom | None = None,
     ) -> None:
-        """Prepare to continue `prompt`; nothing is computed before `run`. Raises ConfigError for a bad grammar."""
+        """Prepare to continue `prompt`; nothing is computed before `run`. room: where its grammar runs.
+
+        Raises ConfigError for a bad grammar.
+        """
         self._engine, self._session, self._meter = engine, session, meter
         self._prompt, self._is_cancelled = prompt, is_cancelled
-        room = engine.front.capabilities.context_tokens
-        self._max_tokens = room if max_tokens is None else max_tokens
-        self._sampler = Sampler(engine.model.vocab, sampling, engine.model.vocabulary, room)
+        tokens = engine.front.capabilities.context_tokens
+        self._max_tokens = tokens if max_tokens is None else max_tokens
+        self._sampler = Sampler(engine.model.vocab, sampling, engine.model.vocabulary, tokens, room)
         self._text = TextStream(sampling.stop)
         self._tokens: list[int] = []
         self._written: list[str] = []

@@ -99,7 +99,8 @@ def _by_expert(mixture: MixturePlan, memory: WeightMemory, terms: Terms) -> Stre
     """Keep all but the experts, and let these come as they are chosen."""
     n_used = used_experts(terms.gguf)
     territory, experts, n_frames = mixture.territory, mixture.experts, mixture.n_frames
-    states = OnDemand(territory.n_chunks, len(mixture.dense) + n_frames)
+    n_dense_frames = len(mixture.dense) - len(territory.ragged)  # which are dense, and have memory of their own
+    states = OnDemand(territory.n_chunks, n_dense_frames + n_frames, territory.ragged)
     run_chunks = READ_BYTES // territory.chunk_bytes
     sources, blocks = _unpacking(memory.sources, terms)
     weights = Weights(territory, sources, memory.readers, states, run_chunks=run_chunks)

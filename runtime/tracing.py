@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.config import ModelConfig, make_config
-from edge_run.base.errors import ConfigError, NotSupported, TierReadError
+from edge_run.base.errors import ConfigError, NotSupported, TierReadError, system_errors
 from edge_run.base.replay import Recording
 from edge_run.prefetch.routes import DECODE, RouteWriter
 from edge_run.runtime._ggml import L
 from edge_run.runtime.engine import Engine
+from edge_run.runtime.prompt_text import tokenize_prompt
 from edge_run.runtime.route_recorder import RouteRecorder, route_header
 from edge_run.runtime.session import Session
 from edge_run.tiers.gguf import read_gguf
 
 
+@system_errors("tracing")
 def trace(
     path: str | Path,
     prompt: str,
@@ -70,7 +72,7 @@ def trace(
 def _generate(
     engine: Engine, prompt: str, max_tokens: int, recorder: RouteRecorder, on_token: Callable[[int], None]
 ) -> None:
-    tokens = engine.model.tokenize(prompt, add_special=True, parse_special=True)
+    tokens = tokenize_prompt(engine.model, prompt, engine.front.capabilities.context_tokens)
     if not tokens:
         raise ConfigError("prompt: is empty; give at least one token")
     session = Session(engine.front)

@@ -7,27 +7,30 @@ budget, and only for the coordinator whose epoch is the latest.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, DeviceLost, EdgeRunError, MeshError, ProtocolError
+from edge_run.base.fields import MOST_RATE, MOST_WORDS, Fields, plain, shown
 from edge_run.base.mesh import Document, Mesh, Message
 from edge_run.base.results import to_json
 from edge_run.devices.ledger import Ledger
 from edge_run.devices.memory import default_budget_bytes
 from edge_run.runtime.mesh_coding import StateCoder
 from edge_run.runtime.mesh_commands import carry_out
-from edge_run.runtime.mesh_failover import ATTEMPT_BITS
-from edge_run.runtime.mesh_messages import Command, Decode, Operate, integer, read_command
-from edge_run.runtime.mesh_terms import config_from, layout_hash, room_document
-from edge_run.runtime.mesh_ways import MEASURE_TIMEOUT_S, measure_ways, measured_document, read_speeds
+from edge_run.runtime.mesh_failover import ATTEMPT_BITS, MOST_ATTEMPT
+from edge_run.runtime.mesh_messages import Command, Decode, Operate, read_command
+from edge_run.runtime.mesh_terms import config_from, layout_hash, most_waiting_bytes, read_settings, room_document
+from edge_run.runtime.mesh_ways import MEASURE_TIMEOUT_S, measure_ways, measured_document
 from edge_run.runtime.mesh_wire import SEND_TIMEOUT_S, LinkWire
-from edge_run.runtime.slice import Share
+from edge_run.runtime.slice import NotNumbers, Share
 from edge_run.runtime.slice_engine import SliceEngine
-from edge_run.runtime.worker_files import WorkerFiles
+from edge_run.runtime.worker_files import MOST_PROVIDERS, WorkerFiles
 from edge_run.runtime.worker_models import read_asked
 from edge_run.runtime.worker_run import WorkerRun
 from edge_run.tiers.territory import CHUNK_BYTES
@@ -35,8 +38,10 @@ from edge_run.tiers.territory import CHUNK_BYTES
 logger = logging.getLogger(__name__)
 
 IDLE_POLL_S = 0.1
+TELL_EVERY_S = 0.5
 STOP_TIMEOUT_S = 30.0
-MOST_UNITS = 1 << 16
+MOST_NODES, MOST_FRESH_S = 256, 1e6
+UNREACHED = "it is not reached"  # why not would tell who named the address which ports are open there
 
 
 class Worker:
@@ -63,6 +68,8 @@ class Worker:
         self._changing = threading.Condition()
         self._is_closed = self._is_busy = False
         self._latest = 0
+        self._given_up: tuple[str, int] | None = None  # whose run, under which epoch: he may not know yet
+        self._tell_s = 0.0
         self._thread = threading.Thread(target=self._serve, name="edge-run-worker", daemon=True)
 
     def start(self) -> None:
@@ -97,77 +104,76 @@ class Worker:
 
     def handle(self, coordinator: str, epoch: int, order: Document) -> Document:
         """Carry out an order, and answer it. Raises EdgeRunError with what to say when it is refused."""
-        what = order.get("order")
+        fields = Fields(order, f"an order of {coordinator}", coordinator)
+        what = fields.name("order")
         if what == "status":
             return self.status
         if what == "measure":
-            return self._measure(order)
+            return self._measure(fields)
         if what == "prepare":
-            return self._prepare(coordinator, order)
+            return self._prepare(coordinator, fields)
         if what == "fetch":
-            return self._fetch(order)
+            return self._fetch(fields)
         if what == "assign":
-            return self._assign(coordinator, epoch, order)
+            return self._assign(coordinator, epoch, fields)
         if what == "close":
             self._end_run()
             self._close_engine()
             return {}
-        raise ProtocolError(f"order {what!r}: unknown here; the devices have different versions")
+        raise ProtocolError(f"order {shown(what)}: unknown here; the devices have different versions")
 
-    def _measure(self, order: Document) -> Document:
+    def _measure(self, order: Fields) -> Document:
         """Measure the ways from here to other devices."""
-        nodes, fresh_s = order.get("nodes"), order.get("fresh_s")
-        if not isinstance(nodes, list | tuple) or not isinstance(fresh_s, int | float):
-            raise ProtocolError("an order to measure names no devices, or not how old figures may be")
-        return measured_document(measure_ways(self._mesh, [str(node) for node in nodes], MEASURE_TIMEOUT_S, fresh_s))
+        nodes, fresh_s = order.names("nodes", 0, MOST_NODES), order.number("fresh_s", 0.0, MOST_FRESH_S)
+        return measured_document(measure_ways(self._mesh, nodes, MEASURE_TIMEOUT_S, fresh_s), UNREACHED)
 
-    def _prepare(self, coordinator: str, order: Document) -> Document:
+    def _prepare(self, coordinator: str, order: Fields) -> Document:
         """Open the model that is asked for, as far as can be without knowing what of it will be computed here."""
-        asked, settings = read_asked(order), order.get("settings")
-        if not isinstance(settings, dict):
-            raise ProtocolError("an order to open a model names no settings; the devices have different versions")
+        asked, settings = read_asked(order), read_settings(order)
+        config = config_from(settings, self._config)
         self._end_run()
+        self._mesh.link.watch(coordinator)  # a way takes a moment, which it has now
         if self._opened != (asked.model, settings) or self._engine is None or _are_gone(self._engine):
             self._close_engine()
             path, partial = self._files.open(coordinator, asked)
-            self._engine = SliceEngine(path, config_from(settings, self._config), self._chunk_bytes, partial)
+            self._engine = SliceEngine(path, config, self._chunk_bytes, partial)
             self._opened = asked.model, settings
         else:
             self._engine.release()
         return {**room_document(self._engine), **self._files.lacks(self._engine)}
 
-    def _fetch(self, order: Document) -> Document:
+    def _fetch(self, order: Fields) -> Document:
         """Begin to fetch what the units that `order` says need; `status` says how far it is."""
         engine, share = self._share_of(order)
         self._end_run()
         engine.release()
-        return self._files.fetch(engine, share, order.get("providers"))
+        return self._files.fetch(engine, share, order.names("providers", 0, MOST_PROVIDERS))
 
-    def _share_of(self, order: Document) -> tuple[SliceEngine, Share]:
+    def _share_of(self, order: Fields) -> tuple[SliceEngine, Share]:
         """Return the open model, and this device's share of it that `order` says."""
-        engine, owners = self._engine, order.get("owners")
+        engine = self._engine
         if engine is None:
             raise MeshError("no model is open here; prepare comes first")
         if _are_gone(engine):
             raise MeshError(f"{engine.gguf.shards[0].path}: was deleted meanwhile; the next run opens the model anew")
-        if order.get("layout") != layout_hash(engine.layout):
+        if order.name("layout") != layout_hash(engine.layout):
             raise MeshError("the model is cut in other places here; the devices have different versions")
-        if not isinstance(owners, list | tuple) or len(owners) != len(engine.layout.units):
-            raise ProtocolError(f"an order names the owners of no {len(engine.layout.units)} units")
-        return engine, Share(tuple(str(owner) for owner in owners), self._mesh.node)
+        n_units = len(engine.layout.units)
+        return engine, Share(order.names("owners", n_units, n_units), self._mesh.node)
 
-    def _assign(self, coordinator: str, epoch: int, order: Document) -> Document:
+    def _assign(self, coordinator: str, epoch: int, order: Fields) -> Document:
         """Compute the units that `order` says, under a new epoch."""
         engine, share = self._share_of(order)
-        number = integer(order, "epoch")
+        number, speeds = order.integer("epoch", most=MOST_ATTEMPT), order.numbers("bytes_per_s", 0.0, MOST_RATE)
         if number >> ATTEMPT_BITS > epoch or number <= self._latest:
             raise ProtocolError(f"an order of epoch {number}, after one of {self._latest}: not the latest")
         self._latest = number
         self._end_run()
         self._files.check(engine, share)
-        coder = StateCoder(engine.config.mesh_states, read_speeds(order.get("bytes_per_s")))
+        coder = StateCoder(engine.config.mesh_states, {node: max(1.0, speed) for node, speed in speeds.items()})
         wire = LinkWire(self._mesh.link, number, share.owners, coder)
         wire.node = self._mesh.node
+        wire.most_waiting_bytes = most_waiting_bytes(engine)
         wire.forget()
         run = WorkerRun(coordinator, number, wire)
         wire.check = run.check
@@ -175,6 +181,7 @@ class Worker:
         with self._changing:
             self._run = run
             self._changing.notify_all()
+        self._mesh.link.watch(coordinator)  # it may be lost before it says a word
         logger.info("epoch %d: units %s of %s", number, share.ranges, engine.gguf.shards[0].path)
         return {"plan": to_json(engine.plan), "layers": len(share.ranges)}
 
@@ -183,7 +190,7 @@ class Worker:
         with self._changing:
             if self._run:
                 self._run.is_over = True
-            self._run = None
+            self._run = self._given_up = None
             if self._is_busy and self._engine:
                 self._engine.decoder.cancel()
             if threading.current_thread() is not self._thread and not self._changing.wait_for(
@@ -210,6 +217,7 @@ class Worker:
                 run = self._run
                 self._is_busy = run is not None
             if run is None:
+                self._tell_that_it_is_over()
                 continue
             try:
                 self._step(run)
@@ -229,11 +237,21 @@ class Worker:
     def _give_up(self, run: WorkerRun) -> None:
         """The coordinator is gone: what was decoded is nobody's, and its weights need not stay."""
         run.is_over = True
+        self._given_up = run.coordinator, run.epoch
         with self._changing:
             if self._run is run:
                 self._run = None
         if self._engine:
             self._engine.release()
+
+    def _tell_that_it_is_over(self) -> None:
+        """Tell a coordinator whose run was given up here, as soon as it is there again: it may wait for a state."""
+        if self._given_up is None or time.monotonic() < self._tell_s:
+            return
+        (node, epoch), self._tell_s = self._given_up, time.monotonic() + TELL_EVERY_S
+        with contextlib.suppress(EdgeRunError):
+            self._mesh.link.send(node, {"kind": "over", "epoch": epoch}, timeout_s=IDLE_POLL_S)
+            self._given_up = None
 
     def _step(self, run: WorkerRun) -> None:
         """Carry out the next command, if one comes."""
@@ -241,12 +259,13 @@ class Worker:
         engine = self._engine
         if message is None or engine is None or run.is_over:
             return
-        kind, number = message.header.get("kind"), integer(message.header, "number")
+        fields = Fields(message.header, f"a command of {message.node}", message.node)
+        kind, number = fields.name("kind"), fields.integer("number")
         if kind == "stop":
             self._undo(run, engine, number)
         elif kind == "command":
             try:
-                self._last = read_command(message, engine.model.vocabulary)
+                self._last = read_command(message, engine.decoder.limits)
                 run.wire.expect(number)
                 run.done = number
                 carry_out(engine, self._last)
@@ -268,14 +287,16 @@ class Worker:
             self._last = Operate("clear")
 
     def _report(self, run: WorkerRun, number: int, error: EdgeRunError) -> None:
-        """Tell the coordinator that this device cannot do its part."""
+        """Tell the coordinator that this device cannot do its part, or which other device keeps it from that."""
+        other, is_lost = str(error.figures.get("node", "")), isinstance(error, DeviceLost)
         header: Document = {
             "kind": "failed",
             "epoch": run.epoch,
             "number": number,
             "error": type(error).__name__,
-            "why": str(error)[:500],
-            "lost": str(error.figures.get("node", "")) if isinstance(error, DeviceLost) else "",
+            "why": UNREACHED if is_lost else plain(str(error), MOST_WORDS),
+            "lost": other if is_lost else "",
+            "blames": other if isinstance(error, ProtocolError | NotNumbers) else "",
         }
         logger.warning("%s", error)
         self._mesh.link.send(run.coordinator, header, timeout_s=SEND_TIMEOUT_S)

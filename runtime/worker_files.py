@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import BudgetError, MeshError, ProtocolError
+from edge_run.base.errors import BudgetError, MeshError
 from edge_run.base.mesh import Document, JsonValue, Link
 from edge_run.base.units import format_size
 from edge_run.runtime.fetched_models import FetchedModel
@@ -67,17 +67,15 @@ class WorkerFiles:
             )
         return {"missing_bytes": missing, "most_weight_bytes": most_bytes}
 
-    def fetch(self, engine: SliceEngine, share: Share, providers: object) -> Document:
+    def fetch(self, engine: SliceEngine, share: Share, providers: Sequence[str]) -> Document:
         """Begin to fetch what `share` needs and is not here. Raises BudgetError where there is no room for it."""
-        if not isinstance(providers, list | tuple) or len(providers) > MOST_PROVIDERS:
-            raise ProtocolError("an order to fetch names nobody to fetch from; the devices have different versions")
         fetched = self._fetched
         self.stop()
         if fetched is None:
             return {"wanted_bytes": 0}
         missing = self._models.make_room(fetched, self._needs(engine, share))
         if missing:
-            nodes = [str(node) for node in providers if node != share.node]
+            nodes = [node for node in providers if node != share.node]
             self._transfer = self._exchange.fetch(PieceSink(fetched), missing, nodes)
         return {"wanted_bytes": fetched.partial.pieces.total_bytes(missing)}
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import EdgeRunError, MeshError, ModelFileError, NotTrusted, ProtocolError
-from edge_run.base.mesh import Document, JsonValue
+from edge_run.base.fields import Fields, shown
+from edge_run.base.mesh import JsonValue
 from edge_run.runtime.fetched_models import FetchedModel, FetchedModels
 from edge_run.runtime.fingerprint import fingerprint
 from edge_run.runtime.piece_exchange import PieceExchange
@@ -18,6 +19,7 @@ from edge_run.runtime.transfer import DigestSink, PieceSink
 from edge_run.tiers.gguf import read_gguf
 
 HEAD_TIMEOUT_S = 100.0  # less than an order may take
+DIGITS = 64  # of a model's hash
 MOST_SHARDS, MOST_BYTES = 4096, 1 << 39  # of which the digests take 64 MiB
 
 
@@ -31,23 +33,19 @@ class ModelAsked:
     head_bytes: tuple[int, ...]
 
 
-def read_asked(order: Document) -> ModelAsked:
+def read_asked(order: Fields) -> ModelAsked:
     """Return which model `order` is about. Raises ProtocolError where that cannot be."""
-    model, shards = order.get("model"), order.get("shards")
-    if not isinstance(model, str) or len(model) != 64 or not set(model) <= set("0123456789abcdef"):
-        raise ProtocolError(f"an order to open a model names {str(model)[:80]!r}: no hash; other versions?")
-    if not isinstance(shards, list | tuple) or not 0 < len(shards) <= MOST_SHARDS:
-        raise ProtocolError("an order to open a model names no shards; the devices have different versions")
-    sizes, heads = [], []
-    for shard in shards:
-        size, head = shard if isinstance(shard, list | tuple) and len(shard) == 2 else (0, 0)
-        if not isinstance(size, int) or not isinstance(head, int) or not 0 < head <= size <= MOST_BYTES:
-            raise ProtocolError(f"an order to open a model has a shard {str(shard)[:80]}: cannot be")
-        sizes.append(size)
-        heads.append(head)
-    if sum(sizes) > MOST_BYTES:
-        raise ProtocolError(f"an order to open a model of {sum(sizes)} bytes: at most {MOST_BYTES} are taken")
-    return ModelAsked(model, str(order.get("name"))[:200], tuple(sizes), tuple(heads))
+    model, shards = order.name("model", DIGITS), order.items("shards", 1, MOST_SHARDS)
+    if len(model) != DIGITS or not set(model) <= set("0123456789abcdef"):
+        raise ProtocolError(f"{order.what} names a model {shown(model)}: no hash; other versions?", node=order.node)
+    numbers = [Fields({"shard": shard}, order.what, order.node).integers("shard", 2, MOST_BYTES) for shard in shards]
+    sizes, heads = tuple(size for size, _ in numbers), tuple(head for _, head in numbers)
+    if not all(0 < head <= size for size, head in numbers) or sum(sizes) > MOST_BYTES:
+        raise ProtocolError(
+            f"{order.what} has shards of {shown(numbers)} bytes and headers: cannot be, at most {MOST_BYTES} are taken",
+            node=order.node,
+        )
+    return ModelAsked(model, order.words("name"), sizes, heads)
 
 
 class WorkerModels:

@@ -1,0 +1,59 @@
+"""What a forked child has of its parent: not its models, whose memory stays out of forks, and whose threads do too.
+
+A child is told so, leaves what it was born with alone, and may open models of its own. For that, threads that compute
+rest before each fork: a child would wait for those of its parent for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from edge_run.base.errors import NotSupported
+
+
+class Home:
+    """The process that something was opened in."""
+
+    __slots__ = ("_pid",)
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether that is this process."""
+        return os.getpid() == self._pid
+
+    def check(self, what: object) -> None:
+        """Refuse `what` in a forked child. Raises NotSupported."""
+        if not self.is_here:
+            raise NotSupported(
+                f"{what}: was opened by process {self._pid}, of which this one ({os.getpid()}) is a fork, and models "
+                "are not forked; open it in this process",
+                opened_by=self._pid,
+            )
+
+    def only_here(self, action: Callable[[], None]) -> Callable[[], None]:
+        """Return what does `action` in this process, and nothing in a forked child."""
+
+        def act() -> None:
+            if self.is_here:
+                action()
+
+        return act
+
+
+def forkable_lock() -> threading.Lock:
+    """Return a lock that is free in a forked child, whoever of the parent's threads had it."""
+    lock = threading.Lock()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]
+    return lock
+
+
+def before_forks(rest: Callable[[], None]) -> None:
+    """Have `rest` called before each fork of this process, where processes fork."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=rest)
