@@ -20,6 +20,7 @@ from types import TracebackType
 import psutil
 
 from edge_run.base.errors import BudgetError
+from edge_run.base.strict_json import LARGEST, parse
 from edge_run.base.units import MIB, format_size
 from edge_run.devices.locks import LivingFile, locked, own_folder, pid_namespace, read_living, user_folders
 from edge_run.devices.memory import available_bytes, memory_groups, process_memory
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 MOST_NAMED = 3
 _PREFIX = "run-"
+_LARGEST_PID = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,14 @@ class _Entry:
     model: str
     base_bytes: int
     added_bytes: int
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where this is no grant that was written down here."""
+        numbers = (self.pid, self.namespace, self.base_bytes, self.added_bytes)
+        if not isinstance(self.model, str) or any(type(one) is not int or abs(one) >= LARGEST for one in numbers):
+            raise ValueError("a grant of other fields")
+        if not 0 < self.pid <= _LARGEST_PID:
+            raise ValueError(f"a grant of process {self.pid}")
 
 
 class Grant:
@@ -139,7 +149,7 @@ class Ledger:
         entries = []
         for content in read_living(self.folder, _PREFIX) if self.folder else ():
             with contextlib.suppress(ValueError, TypeError):  # another version's
-                entries.append(_Entry(**json.loads(content)))
+                entries.append(_Entry(**parse(content)))
         return [entry for entry in entries if entry.namespace == pid_namespace()]
 
 

@@ -30,13 +30,16 @@ class DataLink:
         port: int = 0,
         on_change: Callable[[str, bool, str], None] = lambda node, is_up, why: None,
         on_control: Callable[[str, str, bytes], None] = lambda node, topic, payload: None,
+        on_stranger: Callable[[str], None] = lambda node: None,
+        on_end: Callable[[str], None] = lambda why: None,
     ) -> None:
         """Listen on the addresses `places`; port 0: any that is free. Raises MeshError.
 
-        on_change: a way to a node came, or went, and why. on_control: a signed control message came this way. Both are
-        called on the link's thread.
+        on_change: a way to a node came, or went or was not found, and why. on_control: a signed control message came
+        this way. on_stranger: somebody who is among the peers no more said something; it is heard if that makes him
+        one again. on_end: the link ended though nobody closed it, and why. All are called on the link's thread.
         """
-        self._service = LinkService(places, port, on_change, on_control)
+        self._service = LinkService(places, port, on_change, on_control, on_stranger, on_end)
         self._known: set[str] = set()
 
     @property
@@ -82,6 +85,10 @@ class DataLink:
         """Have `hear` told of what comes, on the link's thread, as base.mesh.Link says."""
         self._service.inbox.hear = hear
 
+    def watch(self, node: str) -> None:
+        """Have the end of `node` told as a loss from now on, as base.mesh.Link says."""
+        self._service.watch(node)
+
     def measure(self, node: str, *, timeout_s: float, fresh_s: float = 0.0) -> LinkRate:
         """Measure the way to `node` on a connection of its own, as base.mesh.Link says. Raises DeviceLost, NotTrusted.
 
@@ -102,11 +109,14 @@ class DataLink:
             return {node: lane.rate for node, lane in self._service.lanes.items()} | self._service.rates
 
     def set_peers(self, peers: Mapping[str, Peer]) -> None:
-        """Say who is a member, in which life, and where."""
+        """Say who is a member, in which life, and where. Who shows a key that another one had first is left out."""
         with self._service.changed:
-            if self._service.peers == peers:
+            before = self._service.peers
+            owners = {one.key: node for node, one in before.items() if node in peers and peers[node].key == one.key}
+            peers = {node: one for node, one in peers.items() if owners.setdefault(one.key, node) == node}
+            if before == peers:
                 return
-            self._service.peers = dict(peers)
+            self._service.peers = peers
             self._known |= peers.keys()
         self._service.wake()
 
@@ -114,6 +124,12 @@ class DataLink:
         """End the conversation with `node`: it is gone, or started anew."""
         with self._service.changed:
             self._service.dropped[node] = why
+        self._service.wake()
+
+    def send_away(self, node: str) -> None:
+        """Have the connections that `node` made to this device ended: it is no member any more."""
+        with self._service.changed:
+            self._service.sent_away.add(node)
         self._service.wake()
 
     def hold(self, is_held: bool) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,6 +28,7 @@ class Door:
         """Listen on the addresses `places`, all on one port; 0: any that is free. Raises MeshError."""
         zmq = need("zmq", "mesh")
         self._zmq = zmq
+        self._connections: dict[int, str] = {}  # descriptors by which messages came last, and whose they were
         self.guard = context.socket(zmq.ROUTER)
         self.guard.setsockopt(zmq.LINGER, 0)
         self.guard.bind(_ZAP)
@@ -76,6 +80,8 @@ class Door:
             return None
         identity, rest = frames[0], frames[1:]
         node = str(rest[0].get("User-Id")) if rest else ""
+        if rest:
+            self._connections[int(rest[0].get(self._zmq.SRCFD))] = node
         try:
             if not rest:
                 raise ProtocolError("message: of no frames")
@@ -89,6 +95,13 @@ class Door:
             self.socket.send_multipart([identity.bytes, echo], self._zmq.NOBLOCK)
             return None
         return head, Message(node, head.header, parts), size
+
+    def cut(self, node: str) -> None:
+        """End the connections by which messages of `node` came."""
+        for descriptor in [one for one, owner in self._connections.items() if owner == node]:
+            del self._connections[descriptor]
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Listen no more."""

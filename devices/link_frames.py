@@ -10,6 +10,7 @@ from enum import IntEnum
 
 from edge_run.base.errors import ProtocolError
 from edge_run.base.mesh import Document
+from edge_run.base.strict_json import parse
 
 VERSION = 1
 MOST_FRAME_BYTES = 64 << 20
@@ -43,7 +44,7 @@ def pack(head: Head) -> bytes:
     """Return the first frame of a message. Raises ProtocolError when the header is too large or no JSON."""
     try:
         content = json.dumps(head.header, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode("utf-8")
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"message: its header is no JSON ({error})") from error
     if len(content) > MOST_HEADER_BYTES:
         raise ProtocolError(f"message: its header has {len(content)} bytes, at most {MOST_HEADER_BYTES} may be sent")
@@ -58,11 +59,11 @@ def unpack(frame: memoryview) -> Head:
     if magic != _MAGIC or version != VERSION:
         raise ProtocolError(f"message: of version {version}, this is {VERSION}; update edge-run")
     try:
-        header = json.loads(bytes(frame[_HEAD.size :]))
+        header = parse(bytes(frame[_HEAD.size :]))
         if not isinstance(header, dict):
             raise ValueError("no object")
         return Head(Kind(kind), lane, sequence, header)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ProtocolError(f"message: a malformed head ({error})") from error
 
 

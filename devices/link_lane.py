@@ -6,8 +6,12 @@ connects to all, sends each the same probes, and keeps the one whose echoes come
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -26,6 +30,7 @@ LONG_PROBE_S = 0.2  # what takes longer is not repeated, and larger ones are not
 OPEN_S, BETTER_S = 3.0, 0.25  # how long all may take; how long to wait for a better one than the first
 RETRY_S = 0.15  # after which whoever does not know us is asked again
 MOST_ABSENCES = 4
+NOT_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # what may be better in a moment
 HEARTBEAT_S, SILENCE_S = 0.5, 1.5
 SEND_QUEUE = 16  # messages
 _SLICE_MS = 50
@@ -53,13 +58,33 @@ class Candidate:
     """A connection to one address, while it is measured."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], place: str, peer: Peer, keys: Keys) -> None:
+        """Raises ZMQError where there can be no connection now, or never."""
         zmq = need("zmq", "mesh")
         self.place, self.error = place, ""
         self.times_s: dict[int, float] = {}
         self._sent_s, self._next, self._is_ready = 0.0, 0, False
         self._retry_s: float | None = None
         self._absences = 0
+        self._refusals = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+        self._events = {
+            zmq.EVENT_HANDSHAKE_SUCCEEDED: "ready",
+            zmq.EVENT_DISCONNECTED: "broken",
+            zmq.EVENT_CONNECT_RETRIED: "absent",
+            **dict.fromkeys((*self._refusals, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL), "refused"),
+        }
         self.socket = context.socket(zmq.DEALER)
+        try:
+            self._set_up(peer, keys)
+            self.monitor = self.socket.get_monitor_socket(sum(self._events))
+            self.socket.connect(place)
+        except BaseException:
+            with contextlib.suppress(zmq.ZMQError):
+                self.socket.disable_monitor()
+            self.socket.close(0)
+            raise
+
+    def _set_up(self, peer: Peer, keys: Keys) -> None:
+        zmq, place = need("zmq", "mesh"), self.place
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.IPV6, int("[" in place)),
@@ -78,18 +103,6 @@ class Candidate:
             (zmq.CURVE_SERVERKEY, peer.key.encode()),
         ):
             self.socket.setsockopt(option, value)
-        self._refusals = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
-        self._events = {
-            zmq.EVENT_HANDSHAKE_SUCCEEDED: "ready",
-            zmq.EVENT_DISCONNECTED: "broken",
-            zmq.EVENT_CONNECT_RETRIED: "absent",
-            **dict.fromkeys((*self._refusals, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL), "refused"),
-        }
-        self.monitor = self.socket.get_monitor_socket(sum(self._events))
-        try:
-            self.socket.connect(place)
-        except zmq.ZMQError as error:
-            self.error = f"{place}: {error}"
 
     def watch(self) -> str:
         """Return what the monitor says next: ready, broken, refused, absent; empty when nothing."""
@@ -110,6 +123,8 @@ class Candidate:
             elif word == "refused":
                 self.error = f"{self.place}: does not take this device's key, or has another one than it announced"
                 self._retry_s = time.monotonic() + RETRY_S
+            elif word == "absent" and not _has_files():
+                self.error = f"{self.place}: cannot be tried now, too many files are open"
             elif word == "absent":
                 self._absences += 1
                 self.error = f"{self.place}: nothing listens there"
@@ -124,7 +139,7 @@ class Candidate:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return False
-            head = unpack(memoryview(frames[0]))
+            head = unpack(memoryview(frames[0]))  # what is none costs its sender: `Opening` is told
             if head.kind is not Kind.ECHO or head.sequence != self._next:
                 continue
             took_s, size = time.perf_counter() - self._sent_s, sizes[self._next]
@@ -161,21 +176,49 @@ class Opening:
     """The search for the best way to a peer: sockets that the link's thread polls, and a verdict."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], peer: Peer, keys: Keys, sizes: Sequence[int] = PROBE_BYTES
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        peer: Peer,
+        keys: Keys,
+        sizes: Sequence[int] = PROBE_BYTES,
+        *,
+        is_patient: bool = False,
     ) -> None:
-        self.peer, self._sizes = peer, sizes
-        self.candidates = [Candidate(context, place, peer, keys) for place in peer.places]
+        """is_patient: a place where nothing listens is waited for as one that does not answer; nobody learns which."""
+        self.peer, self._sizes, self._is_patient = peer, sizes, is_patient
+        self._context, self._keys = context, keys
+        self.candidates: list[Candidate] = []
+        self.failures: list[str] = []
+        self._unopened = deque(peer.places)
+        self._open_s = 0.0
         self.deadline_s = time.monotonic() + OPEN_S
         self._done: list[Candidate] = []
 
     def advance(self) -> bool:
         """Take in what came; return whether the search is over."""
+        if self._unopened and time.monotonic() >= self._open_s:
+            self._open()
         for candidate in self.candidates:
             if candidate not in self._done and candidate.advance(self._sizes):
                 self._done.append(candidate)
                 self.deadline_s = min(self.deadline_s, time.monotonic() + BETTER_S)
-        is_over = all(one in self._done or one.is_hopeless for one in self.candidates)
+        is_over = not self._unopened and all(
+            one in self._done or (one.is_hopeless and not self._is_patient) for one in self.candidates
+        )
         return is_over or time.monotonic() >= self.deadline_s
+
+    def _open(self) -> None:
+        """Begin to connect to each place; where no files are left now, go on later."""
+        zmq = need("zmq", "mesh")
+        while self._unopened:
+            try:
+                self.candidates.append(Candidate(self._context, self._unopened[0], self.peer, self._keys))
+            except zmq.ZMQError as error:
+                if error.errno in NOT_NOW:
+                    self._open_s = time.monotonic() + RETRY_S
+                    return
+                self.failures.append(f"{self._unopened[0]}: cannot be tried ({error})")
+            self._unopened.popleft()
 
     def best(self) -> Candidate | None:
         """Return the way on which a token's state is soonest; None where no echo came."""
@@ -190,7 +233,9 @@ class Opening:
     def why_not(self) -> str:
         """Return why there is no way, in words."""
         reasons = [one.error or f"{one.place}: does not answer" for one in self.candidates]
-        return "; ".join(reasons) or "it announced no address"
+        nowhere = "it announced no address that may be tried from here; on it, edge-run mesh join --listen 0.0.0.0"
+        unopened = [f"{place}: cannot be tried now, too many files are open" for place in self._unopened]
+        return "; ".join([*reasons, *self.failures, *unopened]) or nowhere
 
     def close(self, but: Candidate | None = None) -> None:
         """Close what was not chosen."""
@@ -243,6 +288,15 @@ class Lane:
     def _lost(self, why: str) -> DeviceLost:
         node = self.peer.node
         return DeviceLost(f"node {node} at {self.way.place}: {why}", node=node)
+
+
+def _has_files() -> bool:
+    """Whether this process can open a file now; without one it cannot connect, whoever listens."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno not in NOT_NOW
+    return True
 
 
 def _next_probe(number: int, sizes: Sequence[int], took_s: float) -> int:

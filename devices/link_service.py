@@ -17,11 +17,13 @@ from edge_run.devices import link_inbox
 from edge_run.devices.link_door import Door
 from edge_run.devices.link_frames import Head, Kind
 from edge_run.devices.link_inbox import Inbox
-from edge_run.devices.link_lane import PROBE_BYTES, RATE_PROBE_BYTES, RETRY_S, Keys, Lane, Opening, Peer
+from edge_run.devices.link_lane import NOT_NOW, PROBE_BYTES, RATE_PROBE_BYTES, RETRY_S, Keys, Lane, Opening, Peer
+from edge_run.devices.link_places import Mark
 
 logger = logging.getLogger(__name__)
 
 IDLE_S = 30.0
+NOT_NOW_S = 0.05
 _MOST_AT_ONCE = 64  # messages from the door before the ways are looked at again
 
 
@@ -34,11 +36,17 @@ class LinkService:
         port: int,
         on_change: Callable[[str, bool, str], None],
         on_control: Callable[[str, str, bytes], None],
+        on_stranger: Callable[[str], None],
+        on_end: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """Listen; the callbacks are called on the link's thread. Raises MeshError."""
+        """Listen; the callbacks are called on the link's thread. Raises MeshError.
+
+        on_end: the thread ended though nobody closed the link, and why.
+        """
         zmq = need("zmq", "mesh")
         self._zmq, self._context = zmq, zmq.Context(io_threads=1)
         self._on_change, self._on_control = on_change, on_control
+        self._on_stranger, self._on_end = on_stranger, on_end
         self.keys = Keys(*zmq.curve_keypair())
         self.changed = threading.Condition()
         self.peers: Mapping[str, Peer] = {}
@@ -46,8 +54,10 @@ class LinkService:
         self.rates: dict[str, LinkRate] = {}
         self.measured_s: dict[str, float] = {}
         self.failures: dict[str, str] = {}
+        self.watched: set[str] = set()  # who sent us messages, or is to be watched: whose end is a loss
         self.wanted: dict[tuple[str, bool], None] = {}  # nodes, and whether to measure only
         self.dropped: dict[str, str] = {}
+        self.sent_away: set[str] = set()
         self.controls: deque[tuple[str, str, bytes]] = deque(maxlen=_MOST_AT_ONCE)
         self.is_held = self.is_closed = False
         self.refused = 0
@@ -57,13 +67,13 @@ class LinkService:
         self._openings: dict[tuple[str, bool], Opening] = {}
         self._unsent: list[tuple[str, str, bytes]] = []  # control messages for which a way is being opened
         self._incoming: dict[str, tuple[int, int]] = {}
-        self._speakers: set[str] = set()  # who sent us messages
         try:
             self._door = Door(self._context, self.keys, places, port)
         except BaseException:
             self._context.destroy(0)
             raise
         self.port = self._door.port
+        self._mark = Mark(self.keys.public.decode(), self.port)
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
         self._ear.setblocking(False)
@@ -85,6 +95,16 @@ class LinkService:
         opening = self._openings.get((node, is_measure))
         return self.failures.get(node) or (opening.why_not() if opening else "is not reached in time")
 
+    def watch(self, node: str) -> None:
+        """Open a way to `node` where there is none, and have its end told as a loss."""
+        with self.changed:
+            self.watched.add(node)
+            if node in self.lanes:
+                self.lanes[node].is_talked_to = True
+            else:
+                self.wanted[node, False] = None
+        self.wake()
+
     def close(self) -> None:
         """End the thread and close all. Idempotent."""
         with self.changed:
@@ -103,9 +123,11 @@ class LinkService:
                 self._watch_lanes()
                 self._take_wishes()
                 self._advance_openings()
-        except Exception:
+        except Exception as error:
             logger.exception("data link: a mistake of edge-run's own; the link is closed")
+            self._on_end(f"a mistake of edge-run's own: {type(error).__name__}: {error}")
         finally:
+            self._mark.close()
             with self.changed:
                 self.is_closed = True
                 self.changed.notify_all()
@@ -134,13 +156,19 @@ class LinkService:
             for candidate in opening.candidates:
                 poller.register(candidate.monitor, zmq.POLLIN)
                 poller.register(candidate.socket, zmq.POLLIN)
-        ready = dict(poller.poll(self._timeout_ms()))
+        try:
+            ready = dict(poller.poll(self._timeout_ms()))
+        except zmq.ZMQError as error:
+            if error.errno not in NOT_NOW:
+                raise
+            time.sleep(NOT_NOW_S)
+            return
         if self._ear.fileno() in ready:
             with contextlib.suppress(BlockingIOError):
                 while self._ear.recv(4096):
                     pass
         if self._door.guard in ready:
-            with contextlib.suppress(zmq.Again):
+            with contextlib.suppress(zmq.ZMQError):  # who asks is not let in now, and asks again
                 self.refused += not self._door.check_key({p.key.encode(): node for node, p in self.peers.items()})
         if self._door.socket in ready:
             self._take_in()
@@ -162,6 +190,11 @@ class LinkService:
                 logger.warning("data link: refused: %s", error)
                 self._break_up(str(error.figures.get("node", "")), "it sent what cannot be")
                 return
+            except self._zmq.ZMQError as error:  # of whom, nobody knows
+                self.refused += 1
+                logger.warning("data link: a message was not taken (%s)", error)
+                time.sleep(NOT_NOW_S)
+                return
             if found is None:
                 if not self._door.socket.get(self._zmq.EVENTS) & self._zmq.POLLIN:
                     return
@@ -170,8 +203,12 @@ class LinkService:
 
     def _hand_on(self, head: Head, message: Message, size: int) -> None:
         node = message.node
+        if node not in self.peers:
+            self._on_stranger(node)
         if node not in self.peers or head.kind is Kind.ECHO:
             self.refused += 1
+            if head.kind is not Kind.ECHO:  # when it is a peer again, nothing is missing that anybody waits for
+                self._incoming[node] = (head.lane, head.sequence + 1)
             return
         lane, expected = self._incoming.get(node, (0, 0))
         if head.lane > lane:
@@ -191,7 +228,7 @@ class LinkService:
             self.inbox.put(message, size)
         elif not self.bulk.is_full:
             self.bulk.put(message, size)
-        self._speakers.add(node)
+        self.watched.add(node)
         own = self.lanes.get(node)
         if own is None:  # whoever speaks to us is watched from here too
             self.wanted[node, False] = None
@@ -202,14 +239,18 @@ class LinkService:
         with self.changed:
             wanted, self.wanted = self.wanted, {}
             dropped, self.dropped = self.dropped, {}
-            peers = self.peers
+            peers, away = self.peers, tuple(self.sent_away)
+        for node in away:  # again, too: what it had said nothing on was not known to be its
+            self._door.cut(node)
         for node, why in dropped.items():
             self._break_up(node, why)
         for node, is_measure in wanted:
             key = (node, is_measure)
-            if node in peers and key not in self._openings and (is_measure or node not in self.lanes):
+            if node not in peers:
+                self._break_up(node, "it is no longer there")  # it is watched, and was lost before that
+            elif key not in self._openings and (is_measure or node not in self.lanes):
                 sizes = RATE_PROBE_BYTES if is_measure else PROBE_BYTES
-                self._openings[key] = Opening(self._context, peers[node], self.keys, sizes)
+                self._openings[key] = Opening(self._context, peers[node], self.keys, sizes, is_patient=is_measure)
         self._send_controls()
 
     def _send_controls(self) -> None:
@@ -228,10 +269,16 @@ class LinkService:
 
     def _advance_openings(self) -> None:
         for key, opening in list(self._openings.items()):
-            if not opening.advance():
-                continue
+            try:
+                if not opening.advance():
+                    continue
+                best, rate = opening.best(), opening.rate
+            except (self._zmq.ZMQError, ProtocolError) as error:  # it costs this peer this way, and nobody else
+                self.refused += 1
+                opening.failures.append(f"{key[0]}: {error}")
+                best = rate = None
             del self._openings[key]
-            (node, is_measure), best, rate = key, opening.best(), opening.rate
+            node, is_measure = key
             opening.close(but=None if is_measure else best)
             with self.changed:
                 if best is None or rate is None:
@@ -240,16 +287,20 @@ class LinkService:
                 elif is_measure:
                     self.rates[node], self.measured_s[node] = rate, time.monotonic()
                 else:
-                    self.lanes[node] = Lane(opening.peer, best, rate, is_talked_to=node in self._speakers)
+                    self.lanes[node] = Lane(opening.peer, best, rate, is_talked_to=node in self.watched)
                 self.changed.notify_all()
-            if best is not None and not is_measure:
+            if not is_measure:
                 self._send_controls()
-                self._on_change(node, True, "")
+                self._on_change(node, best is not None, "" if best else opening.why_not())
 
     def _watch_lanes(self) -> None:
         now_s = time.monotonic()
         for node, lane in list(self.lanes.items()):
-            word = lane.way.watch()
+            try:
+                word = lane.way.watch()
+            except self._zmq.ZMQError as error:
+                self._break_up(node, f"its connection cannot be watched ({error})")
+                continue
             if word in ("broken", "refused"):
                 self._break_up(node, "the connection broke: it ended, froze, or was cut off")
             elif self.peers.get(node) != lane.peer:
@@ -259,19 +310,21 @@ class LinkService:
                 self._on_change(node, False, "")
 
     def _break_up(self, node: str, why: str) -> None:
-        """End the lane to a peer, and say so once where there was a conversation."""
+        """End the conversation with a peer, also one without a lane from here; say so once where there was one."""
+        is_watched = node in self.watched
         lane = self._end(node, why)
+        if is_watched or (lane is not None and lane.is_talked_to):
+            place = f" at {lane.rate.place}" if lane is not None else ""
+            loss = DeviceLost(f"node {node}{place}: {why}", node=node)
+            self.inbox.put(loss)
+            if not self.bulk.is_full:
+                self.bulk.put(loss)
         if lane is not None:
-            if lane.is_talked_to:
-                loss = DeviceLost(f"node {node} at {lane.rate.place}: {why}", node=node)
-                self.inbox.put(loss)
-                if not self.bulk.is_full:
-                    self.bulk.put(loss)
             self._on_change(node, False, why)
 
     def _end(self, node: str, why: str) -> Lane | None:
-        self._speakers.discard(node)
         with self.changed:
+            self.watched.discard(node)
             lane = self.lanes.pop(node, None)
         if lane is not None:
             lane.close(why)

@@ -11,20 +11,23 @@ import contextlib
 import logging
 import os
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-if sys.platform != "win32":
-    import fcntl
+try:
+    import fcntl as _fcntl
+except ImportError:  # not a POSIX system
+    _fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
 
-HAS_LOCKS = sys.platform != "win32"
+fcntl: Any = _fcntl
+HAS_LOCKS = fcntl is not None
 LONGEST_WAIT_S = 5.0
 _WAIT_S = 0.002
 _MOST_BYTES = 1 << 16
@@ -89,8 +92,14 @@ class LivingFile:
 
 
 def read_living(folder: Path, prefix: str) -> Iterator[bytes]:
-    """Yield what the files of living processes say, and remove the others. Nobody may be making one meanwhile."""
-    for path in sorted(folder.glob(f"{prefix}*")):
+    """Yield what the files of living processes say, and remove the others. Nobody may be making one meanwhile.
+
+    A folder that cannot be read says nothing.
+    """
+    paths: list[Path] = []
+    with contextlib.suppress(OSError):
+        paths = sorted(folder.glob(f"{prefix}*"))
+    for path in paths:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:

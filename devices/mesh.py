@@ -14,8 +14,21 @@ import psutil
 from edge_run.base.errors import ConfigError, MeshError
 from edge_run.base.mesh import Document
 from edge_run.devices.link import LOOPBACK
-from edge_run.devices.mesh_cluster import FIND_BROKER, Broker, Cluster, parse_broker, read_cluster
-from edge_run.devices.mesh_identity import make_identity, take_identity
+from edge_run.devices.link_places import LEAST_PORT
+from edge_run.devices.mesh_access import MEMBER
+from edge_run.devices.mesh_cluster import (
+    BROKER_PASSWORD,
+    FIND_BROKER,
+    PORT,
+    Broker,
+    Cluster,
+    parse_broker,
+    parse_place,
+    read_cluster,
+)
+from edge_run.devices.mesh_identity import device_key, make_identity, take_identity
+from edge_run.devices.mesh_keys import DeviceKey
+from edge_run.devices.mesh_list_file import ListFile
 from edge_run.devices.mesh_node import MeshNode
 
 CONNECT_S = 5.0
@@ -50,21 +63,28 @@ def open_mesh(config: MeshConfig) -> MeshNode:
     cluster = known_cluster(config.folder)
     if config.broker:
         cluster = dataclasses.replace(cluster, broker=config.broker)
-    identity = make_identity(time.time) if config.is_watching else take_identity(config.folder, time.time)
+    if config.is_watching:
+        identity = make_identity(time.time, device_key(config.folder))
+    else:
+        identity = take_identity(config.folder, time.time)
     try:
+        if cluster.listed is not None:
+            cluster = cluster.adopt(cluster.listed, identity.device)
         name = config.name or socket.gethostname() or identity.node
         told = config.listen or cluster.listen
         if not config.is_watching:
-            check_listen(told)  # a card may have another address than when it was told
+            check_listen(told, config.port or cluster.port)  # a card may have another address than when it was told
         listen = told or (LOOPBACK,)
         places = None if config.is_watching else listen
         port = config.port or (cluster.port + 1 if cluster.port else 0)
-        node = MeshNode(identity, cluster, name, broker_finder(cluster), places, port)
+        file = ListFile(config.folder, cluster) if cluster.listed is not None else None
+        node = MeshNode(identity, cluster, name, broker_finder(cluster, identity.device), places, port, file)
     except BaseException:
         identity.release()
         raise
     link = {} if config.is_watching else {"key": node.link.key, "places": reachable(listen, node.link.port)}
     try:
+        node.check_member()
         node.start(link, config.capabilities)
         if config.connect_s:
             node.wait_connected(timeout_s=config.connect_s)
@@ -84,14 +104,37 @@ def known_cluster(folder: Path) -> Cluster:
     return cluster
 
 
-def broker_finder(cluster: Cluster) -> Callable[[], Broker]:
-    """Return what says where the broker of `cluster` is: its address, or a search on the local network."""
-    if cluster.broker == FIND_BROKER:
-        from edge_run.devices.mesh_discovery import find_broker
+def broker_finder(cluster: Cluster, device: DeviceKey) -> Callable[[], Broker]:
+    """Return what says where the broker of `cluster` is, and as whom `device` connects.
 
-        return lambda: find_broker(cluster)
-    broker = parse_broker(cluster.broker)
-    return lambda: broker
+    It is at its address, or searched on the local network. Where the address names no user, what an embedded broker
+    wants of a member is offered.
+    """
+    if cluster.listed is None:
+        user, password = MEMBER, cluster.derive(BROKER_PASSWORD)
+    else:
+        user, password = device.node, broker_password(device, cluster.id, cluster.listed.charter.broker_key)
+
+    def find() -> Broker:
+        if cluster.broker == FIND_BROKER:
+            from edge_run.devices.mesh_discovery import find_broker
+
+            broker = find_broker(cluster)
+        else:
+            broker = parse_broker(cluster.broker)
+        if broker.user is not None or not password:
+            return broker
+        return dataclasses.replace(broker, user=user, password=password, is_offered=True)
+
+    return find
+
+
+def broker_password(device: DeviceKey, cluster: str, other_key: bytes) -> str:
+    """Return the password of a member at the broker of `cluster`; empty where the broker is nobody's of the cluster.
+
+    The member makes it with the sealing key of the device that runs the broker, that device with the member's.
+    """
+    return device.word_with(other_key, b"edge-run broker\0" + cluster.encode()) if other_key else ""
 
 
 def reachable(listen: tuple[str, ...], port: int) -> list[str]:
@@ -116,8 +159,12 @@ def own_addresses(listen: str) -> list[str]:
     return sorted(found, key=lambda address: address in (LOOPBACK, "::1"))
 
 
-def check_listen(listen: tuple[str, ...]) -> None:
-    """Raise ConfigError where `listen` has an address that this device does not have."""
+def check_listen(listen: tuple[str, ...], port: int = 0) -> None:
+    """Raise ConfigError where `listen` has an address that this device does not have, or nobody would use `port`."""
+    if 0 < port < LEAST_PORT:
+        raise ConfigError(
+            f"--port {port}: other devices use ports from {LEAST_PORT} on; give one of those, or 0 for any"
+        )
     own = {one.address for addresses in psutil.net_if_addrs().values() for one in addresses}
     for address in listen:
         if address not in own and address not in EVERYWHERE:
@@ -125,3 +172,12 @@ def check_listen(listen: tuple[str, ...]) -> None:
                 f"--listen {address}: is no address of this device; it has {', '.join(sorted(own))[:200]}, and "
                 "`edge-run mesh join --listen ADDRESS` remembers another one"
             )
+
+
+def shown_broker(cluster: Cluster) -> str:
+    """Return the URL by which other devices reach the broker of `cluster`."""
+    if cluster.serves is None:
+        return cluster.broker
+    host, port = parse_place(cluster.serves, PORT)
+    reached = next(iter(own_addresses(host)), host) if host in EVERYWHERE else host
+    return f"mqtt://[{reached}]:{port}" if ":" in reached else f"mqtt://{reached}:{port}"

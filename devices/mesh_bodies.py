@@ -5,10 +5,12 @@ from __future__ import annotations
 from edge_run.base.errors import ProtocolError
 from edge_run.base.mesh import Document
 from edge_run.devices.link_lane import Peer
-from edge_run.devices.mesh_envelope import MOST_BYTES, Envelope, canonical
+from edge_run.devices.link_places import Places, check_key, parse_place
+from edge_run.devices.mesh_envelope import MOST_BYTES, Envelope
 from edge_run.devices.mesh_events import Announced, Beat, Left
+from edge_run.devices.mesh_members import canonical
 
-MOST_PLACES, MOST_LETTERS, KEY_LETTERS = 16, 200, 40
+MOST_PLACES, MOST_LETTERS = 16, 200
 HERE, WATCHING, LEFT, WILL = "here", "watching", "left", "will"
 LEASE_STATES = ("claim", "hold", "free")
 
@@ -25,21 +27,34 @@ def status_event(envelope: Envelope) -> Beat | Left | None:
     raise ProtocolError(f"node {envelope.node}: a status that is none", node=envelope.node)
 
 
-def announced(envelope: Envelope) -> Announced:
-    """Return what a node says that it has, and where its data link is. Raises ProtocolError."""
+def announced(envelope: Envelope, life: str) -> Announced | Beat:
+    """Return what a node says that it has, and where its data link is. Raises ProtocolError.
+
+    Where it does not say that it heard of `life`, ours, it may have said so long ago, and counts as a heartbeat: who
+    lives is asked, and says it again.
+    """
     body = envelope.body
     name, capabilities, link = body.get("name"), body.get("capabilities"), body.get("link")
-    if not _is_text(name) or not isinstance(capabilities, dict) or not isinstance(link, dict) or not _is_link(link):
+    heard = body.get("heard")
+    if not _is_text(name) or not isinstance(capabilities, dict) or not isinstance(link, dict):
         raise ProtocolError(f"node {envelope.node}: an announcement that is none", node=envelope.node)
-    return Announced(envelope.node, envelope.boot, str(name), capabilities, link, body.get("rare") is True)
+    try:
+        check_link(link)
+    except ProtocolError as error:
+        raise ProtocolError(f"node {envelope.node}: {error}", node=envelope.node) from error
+    is_rare = body.get("rare") is True
+    if not isinstance(heard, (list, tuple)) or life not in heard:
+        return Beat(envelope.node, envelope.boot, is_rare=is_rare)
+    return Announced(envelope.node, envelope.boot, str(name), capabilities, link, is_rare)
 
 
-def peer_of(node: str, boot: str, link: Document) -> Peer | None:
-    """Return where the data link of a node is; None where it has none."""
-    places = link.get("places")
-    if not link or not isinstance(places, (list, tuple)):
+def peer_of(node: str, boot: str, link: Document, places: Places) -> Peer | None:
+    """Return where the data link of a node is, of its addresses those that may be tried; None where it has none."""
+    announced = link.get("places")
+    if not link or not isinstance(announced, (list, tuple)):
         return None
-    return Peer(node, boot, str(link["key"]), tuple(str(place) for place in places))
+    key = str(link["key"])
+    return Peer(node, boot, key, places.usable(key, [str(place) for place in announced]))
 
 
 def check_document(document: Document) -> None:
@@ -60,20 +75,18 @@ def document_in(envelope: Envelope, name: str) -> Document:
     return value
 
 
-def _is_link(link: Document) -> bool:
-    """Whether it is where a data link is, or nothing."""
+def check_link(link: Document) -> None:
+    """Raise ProtocolError where `link` is not where a data link is, nor nothing."""
     if not link:
-        return True
+        return
     key, places = link.get("key"), link.get("places")
-    return (
-        link.keys() == {"key", "places"}
-        and isinstance(key, str)
-        and len(key) == KEY_LETTERS
-        and key.isascii()
-        and isinstance(places, list)
-        and len(places) <= MOST_PLACES
-        and all(_is_text(place) and str(place).startswith("tcp://") for place in places)
-    )
+    if link.keys() != {"key", "places"} or not isinstance(key, str) or not isinstance(places, (list, tuple)):
+        raise ProtocolError("data link: must be announced with a key and places")
+    if len(places) > MOST_PLACES:
+        raise ProtocolError(f"data link: {len(places)} places, at most {MOST_PLACES} may be announced")
+    check_key(key)
+    for place in places:
+        parse_place(str(place))
 
 
 def _is_text(value: object) -> bool:

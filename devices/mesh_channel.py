@@ -23,7 +23,7 @@ from edge_run.base.errors import ConfigError, EdgeRunError, MeshError
 from edge_run.base.extras import need
 from edge_run.devices.mesh_cluster import Broker
 from edge_run.devices.mesh_home import PlainMessage
-from edge_run.devices.mesh_state import Outgoing
+from edge_run.devices.mesh_outgoing import Outgoing
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,8 @@ class Channel:
         self._outbox: asyncio.Queue[Outgoing | PlainMessage] | None = None
         self._ended: asyncio.Event | None = None
         self._tick: asyncio.Event | None = None
-        self._is_up = self._was_up = self._is_ending = False
+        self._stale: asyncio.Event | None = None
+        self._is_up = self._was_up = self._is_ending = self._is_nobody = False
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edge-run mesh", daemon=True)
 
@@ -77,6 +78,11 @@ class Channel:
         """Call on_tick now. From any thread."""
         if self._tick is not None:
             self._call(self._tick.set)
+
+    def reconnect(self) -> None:
+        """End the connection to the broker, and make another one. From any thread."""
+        if self._stale is not None:
+            self._call(self._stale.set)
 
     def close(self) -> None:
         """Send what waits, for a second at most, then disconnect and end the thread. Idempotent."""
@@ -108,7 +114,7 @@ class Channel:
 
     async def _main(self) -> None:
         self._loop, self._ended, self._tick = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-        self._outbox = asyncio.Queue(MOST_QUEUED)
+        self._outbox, self._stale = asyncio.Queue(MOST_QUEUED), asyncio.Event()
         self._started.set()
         tasks = [
             asyncio.create_task(self._keep_connected(), name="edge-run mesh connection"),
@@ -159,15 +165,20 @@ class Channel:
             async with self._client(broker) as client:
                 await self._serve(client, broker)
         except (aiomqtt.MqttError, OSError) as error:
+            if broker.is_offered and not self._was_up and is_refusal(error):
+                self._is_nobody = not self._is_nobody  # perhaps it takes who names nobody
             why = f"broker {broker.place}: the connection broke" if self._was_up else explain(error, broker)
             raise MeshError(why) from error
 
     async def _serve(self, client: Any, broker: Broker) -> None:
         """Take in and send out. What ends the connection is noticed by taking in, whatever the other waits for."""
+        assert self._stale is not None
+        self._stale.clear()
         early: deque[Any] = deque(maxlen=MOST_QUEUED)
         tasks = [
             asyncio.create_task(self._take_in(client, early), name="edge-run mesh incoming"),
             asyncio.create_task(self._send_out(client, broker, early), name="edge-run mesh outgoing"),
+            asyncio.create_task(self._leave_when_stale(broker), name="edge-run mesh end of a connection"),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -182,6 +193,11 @@ class Channel:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _leave_when_stale(self, broker: Broker) -> None:
+        assert self._stale is not None
+        await self._stale.wait()
+        raise MeshError(f"broker {broker.place}: hands nothing back that this device says; connecting anew")
 
     async def _flush(self) -> None:
         assert self._outbox is not None
@@ -216,12 +232,13 @@ class Channel:
 
     def _client(self, broker: Broker) -> Any:
         aiomqtt, will = need("aiomqtt", "mesh"), self._wiring.make_will()
+        is_nobody = broker.is_offered and self._is_nobody
         return aiomqtt.Client(
             broker.host,
             broker.port,
             identifier=self._name,
-            username=broker.user,
-            password=broker.password,
+            username=None if is_nobody else broker.user,
+            password=None if is_nobody else broker.password,
             keepalive=KEEPALIVE_S,
             timeout=CONFIRM_S,
             max_queued_incoming_messages=MOST_QUEUED,
@@ -238,10 +255,10 @@ def explain(error: BaseException, broker: Broker) -> str:
     while cause is not None and cause not in causes:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
-    code = getattr(getattr(error, "rc", None), "value", getattr(error, "rc", None))
-    if code in (4, 5, 134, 135) or "authorized" in str(error).lower() or "bad user" in str(error).lower():
-        who = f"user {broker.user!r}" if broker.user else "nobody without a user and password"
-        return f"{place}: refuses {who}; put them into its address, as mqtt://USER:PASSWORD@{broker.host}"
+    if is_refusal(error):
+        is_named = broker.user and not broker.is_offered
+        who = f"refuses user {broker.user!r}" if is_named else "takes nobody without a user and password that it knows"
+        return f"{place}: {who}; put them into its address, as mqtt://USER:PASSWORD@{broker.host}"
     for one in causes:
         if isinstance(one, ssl.SSLError):
             return f"{place}: no TLS with it ({one}); name who vouches for it with --authority FILE.pem"
@@ -256,6 +273,12 @@ def explain(error: BaseException, broker: Broker) -> str:
     if "disconnect" in str(error).lower():
         return f"{place}: ended the connection; it is starting anew, or its access list forbids the topics edge/v1/#"
     return f"{place}: {' '.join(str(error).split()) or type(error).__name__}"
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a broker said that it does not know the user or the password."""
+    code = getattr(getattr(error, "rc", None), "value", getattr(error, "rc", None))
+    return code in (4, 5, 134, 135) or "authorized" in str(error).lower() or "bad user" in str(error).lower()
 
 
 def check_authority(path: str | None) -> None:

@@ -6,12 +6,14 @@ import contextlib
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from edge_run.base.errors import EdgeRunError
 from edge_run.base.findings import NOTE, OK, PROBLEM, Finding, Report
 from edge_run.base.mesh import Document, Member
+from edge_run.devices.link_places import may_try
 from edge_run.devices.mesh import MeshConfig, known_cluster, open_mesh
 from edge_run.devices.mesh_cluster import Cluster
 from edge_run.devices.mesh_membership import IDLE
@@ -39,10 +41,11 @@ def examine(folder: Path, version: str, broker: str | None = None, listen_s: flo
         time.sleep(listen_s)
         findings.append(_broker(node, took_s))
         with node.held() as state:
-            members, loads = state.members(), dict(state.loads)
+            members, loads, deaf = state.members(), dict(state.loads), dict(state.deaf)
             links = {one.node: where[1] for one in members if (where := state.membership.link_of(one.node))}
         findings += [*_clocks(node), *_refusals(node, cluster), *_versions(members, version)]
         findings.append(_presence(members))
+        findings += _deaf(members, deaf)
         findings += _ways(members, links)
         findings += _rates(members, loads)
     finally:
@@ -93,7 +96,10 @@ def _refusals(node: MeshNode, cluster: Cluster) -> list[Finding]:
         findings.append(Finding("keys", PROBLEM, text, advice))
     else:
         findings.append(Finding("keys", OK, "every message was a member's"))
-    if counts.get("ProtocolError"):
+    if lies := [one for one in last if "says epoch" in one]:
+        advice = "that device's program was changed, or its clock is wrong: see to it, or leave it out of the cluster"
+        findings.append(Finding("lease", PROBLEM, lies[-1], advice))
+    elif counts.get("ProtocolError"):
         versions = [one for one in last if "of version" in one]
         text = versions[-1] if versions else f"{counts['ProtocolError']} malformed messages refused"
         topic = "versions" if versions else "messages"
@@ -115,13 +121,28 @@ def _presence(members: tuple[Member, ...]) -> Finding:
     return Finding("devices", OK, ", ".join(sorted(member.name for member in members)))
 
 
+def _deaf(members: tuple[Member, ...], deaf: dict[str, int]) -> list[Finding]:
+    """Members that had to connect anew since the broker handed them nothing."""
+    return [
+        Finding(
+            "broker",
+            PROBLEM,
+            f"{one.name}: did not hear itself through the broker, and connected anew, {times} times since it started",
+            "another client may use its id: a broker with passwords and the access list of docs/mesh.md forbids that",
+        )
+        for one in members
+        if (times := deaf.get(one.node))
+    ]
+
+
 def _ways(members: tuple[Member, ...], links: dict[str, Document]) -> list[Finding]:
     """Try each address that each member announced."""
     findings = []
     with ThreadPoolExecutor(16) as pool:
         for member in members:
             places = [str(place) for place in list(links.get(member.node, {}).get("places") or ())]  # type: ignore[arg-type]
-            times_s = dict(zip(places, pool.map(_try, places), strict=True))
+            key = str(links.get(member.node, {}).get("key"))
+            times_s = dict(zip(places, pool.map(partial(_try, key), places), strict=True))
             findings.append(_way(member, times_s))
     return findings
 
@@ -145,9 +166,11 @@ def _way(member: Member, times_s: dict[str, float | str]) -> Finding:
     return Finding(topic, PROBLEM, f"no address answers: {', '.join(missed)}", advice)
 
 
-def _try(place: str) -> float | str:
+def _try(key: str, place: str) -> float | str:
     """Return how long it took to connect, or why it could not be done."""
     parts = urlsplit(place)
+    if not may_try(key, place):
+        return "is an address of this device, at which that one does not listen"
     started_s = time.monotonic()
     try:
         with contextlib.closing(socket.create_connection((str(parts.hostname), int(parts.port or 0)), CONNECT_S)):

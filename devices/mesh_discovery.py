@@ -1,10 +1,12 @@
 """Finding the broker on a local network, by multicast DNS: for join lines that name no address.
 
-What is announced is not the cluster's id but a word made from its secret, so that only its members can tell.
+What is announced is not the cluster's id but a word made from the founder's key, or from the secret of a cluster that
+has no list of members: only who has one of its lines can tell.
 """
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import threading
 from typing import Any
@@ -69,4 +71,5 @@ def find_broker(cluster: Cluster, search_s: float = SEARCH_S, interfaces: list[s
 
 
 def _word(cluster: Cluster) -> str:
-    return f"edge-run-{cluster.derive('discovery')[:16]}"
+    word = hashlib.sha256(b"edge-run discovery" + cluster.founder).hexdigest() if cluster.founder else ""
+    return f"edge-run-{(word or cluster.derive('discovery'))[:16]}"

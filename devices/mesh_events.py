@@ -40,6 +40,13 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class SentAway:
+    """A node is no member any more."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerChanged:
     """The connection to the broker came, or went."""
 
@@ -56,6 +63,18 @@ class LinkChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Spoke:
+    """A node that was given up said something over the data link, in the life that is known of it."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Doubted:
+    """An answer did not come: does this device still hear itself through the broker?"""
+
+
+@dataclass(frozen=True, slots=True)
 class PaceChanged:
     """A lease is held from now on, by `holder`, or no more."""
 
@@ -67,7 +86,9 @@ class Tick:
     """Time went on."""
 
 
-Event: TypeAlias = Beat | Announced | Left | BrokerChanged | LinkChanged | PaceChanged | Tick
+Event: TypeAlias = (
+    Beat | Announced | Left | SentAway | BrokerChanged | LinkChanged | Spoke | Doubted | PaceChanged | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,4 +118,9 @@ class Unlink:
     node: str
 
 
-Instruction: TypeAlias = Tell | SendBeat | Announce | Unlink
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """Connect to the broker anew: it takes what this device says, and hands nothing back."""
+
+
+Instruction: TypeAlias = Tell | SendBeat | Announce | Unlink | Reconnect

@@ -1,53 +1,60 @@
-"""Who this device is: an Ed25519 key in a file of its own, a node id made from it, and an id for each life of it.
+"""Who this device is: a key in a file of its own, a node id made from it, and an id for each life of it.
 
-One process at a time has the device's own key. Another one of the same device gets a key of its own for as long as it
-lives: it is a node like any other, since what makes a node trusted is the proof that it knows the cluster's secret.
+One process at a time is the device's own node. Another one of the same device gets a key of its own for as long as it
+lives, and the device's key signs for it: it is a node like any other, and goes when the device is sent away.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
 import json
 import os
 import secrets
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from edge_run.base.errors import MeshError, NotTrusted
-from edge_run.base.extras import need
+from edge_run.base.strict_json import parse
+from edge_run.devices.mesh_keys import KEY_BYTES, DeviceKey, is_signed
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+try:
+    import fcntl as _fcntl
+except ImportError:  # not a POSIX system
+    _fcntl = None  # type: ignore[assignment]
 
-if sys.platform != "win32":
-    import fcntl
-
-KEY_BYTES, SIGNATURE_BYTES, NODE_LETTERS = 32, 64, 16
+fcntl: Any = _fcntl
 BOOT_DIGITS = 20  # of the start in milliseconds 12, of chance 8: a later life has the greater id
 _KEY_FILE, _BOOT_FILE = "node.key", "node.boot"
-_ED25519 = "cryptography.hazmat.primitives.asymmetric.ed25519"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A node's key and this life of it. is_lasting: the device's own, which it has again when it starts anew."""
+    """A node, and this life of it.
+
+    device: the key of the device that the node runs on. is_lasting: the node is the device's own, which it is again
+    when it starts anew. certificate: the device's signature of the node's key, where they are not the same.
+    """
 
     node: str
     boot: str
-    public_key: bytes
     is_lasting: bool
-    _private: Ed25519PrivateKey = field(repr=False)
+    device: DeviceKey = field(repr=False)
+    certificate: bytes = field(repr=False)
+    _key: DeviceKey = field(repr=False)
     _lock: int = field(default=-1, repr=False)
+
+    @property
+    def public_key(self) -> bytes:
+        """What the node's signatures are verified with."""
+        return self._key.public_key
 
     def sign(self, data: bytes) -> bytes:
         """Return the signature of `data`."""
-        return self._private.sign(data)
+        return self._key.sign(data)
 
     def release(self) -> None:
         """Let another process of this device have the key. Idempotent."""
@@ -56,46 +63,47 @@ class Identity:
                 os.close(self._lock)
 
 
-def node_of(public_key: bytes) -> str:
-    """Return the id of the node that has `public_key`."""
-    digest = hashlib.sha256(b"edge-run node\0" + public_key).digest()
-    return base64.b32encode(digest).decode().lower()[:NODE_LETTERS]
-
-
-def is_signed(public_key: bytes, signature: bytes, data: bytes) -> bool:
-    """Whether `signature` is that of `data` by the holder of `public_key`."""
-    exceptions = need("cryptography.exceptions", "mesh")
-    try:
-        need(_ED25519, "mesh").Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
-    except (exceptions.InvalidSignature, ValueError):
-        return False
-    return True
+def is_certified(device_key: bytes, certificate: bytes, public_key: bytes) -> bool:
+    """Whether the node with `public_key` runs on the device with `device_key`, by the signature of the device."""
+    return device_key == public_key or is_signed(device_key, certificate, _certified(public_key))
 
 
 def take_identity(folder: Path, wall_clock: Callable[[], float]) -> Identity:
-    """Return the device's own identity, made where there is none; a passing one while another process has it.
+    """Return the device's own node, its key made where there is none; a passing one while another process is it.
 
     Raises NotTrusted where others may read the key, MeshError where it cannot be read or written.
     """
     try:
         lock = _lock(folder / _KEY_FILE)
         if lock is None:
-            return make_identity(wall_clock)
-        private = os.pread(lock, 2 * KEY_BYTES, 0)
-        if not private:
-            private = secrets.token_bytes(KEY_BYTES)
-            os.pwrite(lock, private, 0)
-            os.fsync(lock)
-        if len(private) != KEY_BYTES:
-            raise MeshError(f"{folder / _KEY_FILE}: is no key of {KEY_BYTES} bytes; remove it, and a new one is made")
-        return _identity(private, _next_boot(folder / _BOOT_FILE, wall_clock), lock)
+            return make_identity(wall_clock, device_key(folder))
+        try:
+            key = DeviceKey(_seed(lock, folder / _KEY_FILE))
+            return Identity(key.node, _next_boot(folder / _BOOT_FILE, wall_clock), True, key, b"", key, lock)
+        except BaseException:
+            os.close(lock)
+            raise
     except OSError as error:
-        raise MeshError(f"{folder}: the key of this device cannot be kept ({error.strerror})") from error
+        raise _unkept(folder, error) from error
 
 
-def make_identity(wall_clock: Callable[[], float]) -> Identity:
-    """Return an identity that lives as long as this process."""
-    return _identity(secrets.token_bytes(KEY_BYTES), _boot(int(wall_clock() * 1e3)))
+def device_key(folder: Path) -> DeviceKey:
+    """Return the key of this device, also while another process is its node. Raises as `take_identity`."""
+    try:
+        descriptor = _open(folder / _KEY_FILE)
+        try:
+            return DeviceKey(_seed(descriptor, folder / _KEY_FILE))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise _unkept(folder, error) from error
+
+
+def make_identity(wall_clock: Callable[[], float], device: DeviceKey | None = None) -> Identity:
+    """Return a node of `device`, or of a device of its own, that lives as long as this process."""
+    key = DeviceKey(secrets.token_bytes(KEY_BYTES))
+    certificate = device.sign(_certified(key.public_key)) if device else b""
+    return Identity(key.node, _boot(int(wall_clock() * 1e3)), False, device or key, certificate, key)
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -118,19 +126,56 @@ def check_private(path: Path) -> None:
         raise NotTrusted(f"{path}: others may read it; chmod 600 {path}")
 
 
-def _identity(private: bytes, boot: str, lock: int = -1) -> Identity:
-    key = need(_ED25519, "mesh").Ed25519PrivateKey.from_private_bytes(private)
-    public = key.public_key().public_bytes_raw()
-    return Identity(node_of(public), boot, public, lock >= 0, key, lock)
+def _certified(public_key: bytes) -> bytes:
+    return b"edge-run passing node\0" + public_key
 
 
-def _lock(path: Path) -> int | None:
-    """Return the descriptor of the key file, locked; None while another process has it."""
+def _unkept(folder: Path, error: OSError) -> MeshError:
+    return MeshError(f"{folder}: the key of this device cannot be kept ({error.strerror})")
+
+
+def _open(path: Path) -> int:
+    """Return a descriptor of the key file, made where there is none. Raises OSError, NotTrusted."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
     try:
         check_private(path)
-        if sys.platform != "win32":
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _seed(descriptor: int, path: Path) -> bytes:
+    """Return the seed in an open key file, made where it is empty: by one process, which others wait for."""
+    with brief_lock(path.with_name(f"{path.name}.lock")):
+        seed = os.pread(descriptor, 2 * KEY_BYTES, 0)
+        if not seed:
+            seed = secrets.token_bytes(KEY_BYTES)
+            os.pwrite(descriptor, seed, 0)
+            os.fsync(descriptor)
+    if len(seed) != KEY_BYTES:
+        raise MeshError(f"{path}: is no key of {KEY_BYTES} bytes; remove it, and a new one is made")
+    return seed
+
+
+@contextlib.contextmanager
+def brief_lock(path: Path) -> Iterator[None]:
+    """Keep other processes out of this block."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(path: Path) -> int | None:
+    """Return the descriptor of the key file, locked; None while another process has it."""
+    descriptor = _open(path)
+    try:
+        if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
@@ -144,8 +189,8 @@ def _lock(path: Path) -> int | None:
 def _next_boot(path: Path, wall_clock: Callable[[], float]) -> str:
     """Return the id of a life later than any before, also where the clock went backwards in between."""
     last_ms = 0
-    with contextlib.suppress(OSError, ValueError):
-        last_ms = int(json.loads(path.read_text()))
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        last_ms = int(parse(path.read_bytes()))
     start_ms = max(int(wall_clock() * 1e3), last_ms + 1)
     write_private(path, json.dumps(start_ms).encode())
     return _boot(start_ms)

@@ -5,6 +5,10 @@ and becomes a lease when its sender hears it come back and, for a moment, no lat
 the network is torn, with two epochs; members obey the later one only (`obeys`), so the earlier one is fenced off.
 The low bits of an epoch are drawn at random: also two that have not heard of each other do not take the same.
 
+An epoch says how many rounds of claims there were, and a round takes its time: epochs after `most_epoch` cannot have
+come about, and `mesh_envelope.py` lets none in. Who says the latest that can be keeps nobody from leading: what can be
+grows faster than rounds follow each other.
+
 A coordinator that cannot reach the broker leads on: its members are reached over the data link, and as soon as any
 of them has heard of a later epoch, it is obeyed no more.
 """
@@ -20,6 +24,12 @@ RENEW_S, EXPIRES_S, SETTLE_S, RETRY_S = 1.0, 5.0, 0.2, 1.0
 LISTEN_S = 0.3  # to what the broker kept, before the first claim
 CLAIMING_TICK_S = 0.05
 BALLOT_BITS = 20
+LEAST_ROUNDS, ROUNDS_PER_S = 1 << 24, 2.0  # a device claims once in RETRY_S; the first is for clocks that start in 1970
+
+
+def most_epoch(wall_s: float) -> int:
+    """Return the latest epoch that can have come about by `wall_s`, in seconds since 1970."""
+    return (LEAST_ROUNDS + int(ROUNDS_PER_S * max(0.0, wall_s)) + 1 << BALLOT_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,12 @@
 """Who is present: a state machine without I/O. Events in, instructions out, by a clock that is passed in.
 
-A member is present while its own heartbeat is heard, or the data link to it lives. Silence counts only while this
+A member is present while its own heartbeat is heard, or the data link to it lives; one that was given up, and still
+speaks over the link, is back. Silence counts only while this
 device hears itself through the broker: when it does not, the broker or the way to it is gone and nobody else need
 be, and members stay for a grace. A broken link or a last will brings the deadline near; a heartbeat takes it back.
+
+Who does not hear itself though its connection is there connects anew, and waits longer each time that this does not
+help: a broker may have given the messages to another connection under the same name.
 
 While somebody leads hearts beat quickly, but for those whose links say the same sooner, and for less: who is linked to
 the leader, and a leader who is linked to all, beat as if nobody led, and say so.
@@ -10,7 +14,7 @@ the leader, and a leader who is linked to all, beat as if nobody led, and say so
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 from edge_run.base.mesh import Document, Joined, Lost, Member
@@ -19,18 +23,23 @@ from edge_run.devices.mesh_events import (
     Announced,
     Beat,
     BrokerChanged,
+    Doubted,
     Event,
     Instruction,
     Left,
     LinkChanged,
     PaceChanged,
+    Reconnect,
     SendBeat,
+    SentAway,
+    Spoke,
     Tell,
     Tick,
     Unlink,
 )
 
 NEAR_S = 1.0  # what is left to someone of whom we heard that he is gone
+FIRST_PATIENCE_S, LONGEST_PATIENCE_S = 3.0, 300.0  # with a broker through which we do not hear ourselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,7 @@ class Pace:
     grace_s: float = 60.0
 
 
-IDLE, QUICK = Pace(10.0, 32.0), Pace(1.2, 2.7)
+IDLE, QUICK = Pace(10.0, 32.0), Pace(1.2, 2.6)
 
 
 @dataclass(slots=True)
@@ -70,6 +79,8 @@ class Membership:
         self._is_up = self._is_rare = False
         self._sent_s = self._echo_s = self._deaf_s = clock()
         self._is_hearing = False
+        self._doubted_s: float | None = None  # since when a beat is waited for that was sent for that
+        self._patience_s, self._patient_until_s, self._reconnected_s = FIRST_PATIENCE_S, 0.0, clock()
 
     @property
     def is_hearing(self) -> bool:
@@ -90,6 +101,10 @@ class Membership:
         """Return the other members that are present."""
         return {node: peer.member for node, peer in self._peers.items() if peer.is_present and peer.member is not None}
 
+    def known(self) -> Set[str]:
+        """Return the other nodes of which something is kept, also while they are not present."""
+        return self._peers.keys()
+
     def link_of(self, node: str) -> tuple[str, Document] | None:
         """Return the life of a node that may be talked to, and where its data link is."""
         peer = self._peers.get(node)
@@ -99,18 +114,26 @@ class Membership:
         """Take in what happened; return what is to be done."""
         now_s = self._clock()
         if isinstance(event, Tick):
-            return self._pass_time(now_s)
-        if isinstance(event, BrokerChanged):
-            return self._change_broker(event.is_up, now_s)
-        if isinstance(event, PaceChanged):
-            return self._change_pace(event.holder, now_s)
-        if event.node == self._node:
-            return self._hear_self(event, now_s)
-        if isinstance(event, LinkChanged):
-            return self._change_link(event, now_s)
-        if isinstance(event, Left):
-            return self._part(event, now_s)
-        return self._hear(event, now_s)
+            done = self._pass_time(now_s)
+        elif isinstance(event, BrokerChanged):
+            done = self._change_broker(event.is_up, now_s)
+        elif isinstance(event, PaceChanged):
+            done = self._change_pace(event.holder, now_s)
+        elif isinstance(event, Doubted):
+            done = self._doubt(now_s)
+        elif event.node == self._node:
+            done = self._hear_self(event, now_s)
+        elif isinstance(event, LinkChanged):
+            done = self._change_link(event, now_s)
+        elif isinstance(event, SentAway):
+            done = self._forget(event.node, "it was removed from the cluster")
+        elif isinstance(event, Left):
+            done = self._part(event, now_s)
+        elif isinstance(event, Spoke):
+            done = self._hear_again(event.node, now_s)
+        else:
+            done = self._hear(event, now_s)
+        return done
 
     def _hear(self, event: Beat | Announced, now_s: float) -> list[Instruction]:
         done: list[Instruction] = []
@@ -141,12 +164,29 @@ class Membership:
             done.append(Tell(Joined(peer.member)))
         return done
 
+    def _hear_again(self, node: str, now_s: float) -> list[Instruction]:
+        """Have one back who was given up, and whose words still arrive here: who speaks is there."""
+        peer = self._peers.get(node)
+        if peer is None or peer.member is None or peer.is_present:
+            return []
+        peer.heard_s, peer.due_s, peer.why, peer.is_present = now_s, None, "", True
+        return [Tell(Joined(peer.member))]
+
+    def _doubt(self, now_s: float) -> list[Instruction]:
+        """Beat out of turn, to hear soon whether one hears oneself."""
+        if not self._is_hearing or self._doubted_s is not None:
+            return []
+        self._doubted_s = now_s
+        return [self._beat(now_s, asks=False)]
+
     def _hear_self(self, event: Event, now_s: float) -> list[Instruction]:
         if not isinstance(event, Beat) or event.boot != self._boot:
             return []
         if not self._is_hearing:
             self._grant_time(now_s)
-        self._echo_s, self._is_hearing = now_s, self._is_up
+        if now_s - self._reconnected_s > LONGEST_PATIENCE_S:
+            self._patience_s = FIRST_PATIENCE_S
+        self._echo_s, self._is_hearing, self._doubted_s = now_s, self._is_up, None
         return []
 
     def _part(self, event: Left, now_s: float) -> list[Instruction]:
@@ -156,8 +196,11 @@ class Membership:
         if event.is_will:
             self._bring_near(peer, now_s, "its connection to the broker broke")
             return []
-        done = self._lose(event.node, "it left")
-        del self._peers[event.node]
+        return self._forget(event.node, "it left")
+
+    def _forget(self, node: str, why: str) -> list[Instruction]:
+        done = self._lose(node, why) if node in self._peers else []
+        self._peers.pop(node, None)
         return done
 
     def _change_link(self, event: LinkChanged, now_s: float) -> list[Instruction]:
@@ -166,7 +209,7 @@ class Membership:
             was_linked, peer.is_linked = peer.is_linked, event.is_up
             if event.is_up:
                 peer.heard_s, peer.due_s, peer.why = now_s, None, ""
-            if was_linked and not event.is_up and event.why:
+            if (was_linked or not self._is_hearing) and not event.is_up and event.why:  # or else its heart is heard
                 self._bring_near(peer, now_s, event.why)
         return self._review(now_s)
 
@@ -175,13 +218,15 @@ class Membership:
         if not is_up:
             self._turn_deaf(now_s)
             return []
-        self._echo_s = now_s
+        self._echo_s, self._patient_until_s = now_s, now_s + self._patience_s
         return [Announce(), self._beat(now_s, asks=True)]
 
     def _change_pace(self, holder: str | None, now_s: float) -> list[Instruction]:
-        pace, self._holder = IDLE if holder is None else QUICK, holder
-        if pace is self._pace:
+        pace, has_changed, self._holder = IDLE if holder is None else QUICK, holder != self._holder, holder
+        if not has_changed:
             return self._review(now_s)
+        for peer in self._peers.values() if holder == self._node else ():
+            peer.is_rare = peer.is_rare and peer.is_linked  # it said so of another leader; if it lives, it beats now
         self._pace = pace
         self._grant_time(now_s)
         self._echo_s = now_s
@@ -206,10 +251,17 @@ class Membership:
 
     def _pass_time(self, now_s: float) -> list[Instruction]:
         done: list[Instruction] = []
-        if self._is_up and now_s - self._sent_s >= self.beat_s:
+        beat_s = self.beat_s if self._is_hearing else min(self.beat_s, self._patience_s / 3)  # one may have been lost
+        if self._is_up and now_s - self._sent_s >= beat_s:
             done.append(self._beat(now_s, asks=False))
-        if self._is_hearing and now_s - self._echo_s > self.beat_s + 1.0:
+        due_s = self._echo_s + self.beat_s if self._doubted_s is None else self._doubted_s
+        if self._is_hearing and now_s - due_s > 1.0:
             self._turn_deaf(now_s)
+            self._patient_until_s = now_s + self._patience_s
+        elif self._is_up and not self._is_hearing and now_s > self._patient_until_s:
+            self._patience_s = min(LONGEST_PATIENCE_S, 2 * self._patience_s)
+            self._patient_until_s, self._reconnected_s = now_s + self._patience_s, now_s
+            done.append(Reconnect())
         for node, peer in list(self._peers.items()):
             why = self._why_lost(peer, now_s)
             if peer.is_present and why:
@@ -244,7 +296,7 @@ class Membership:
 
     def _turn_deaf(self, now_s: float) -> None:
         if self._is_hearing:
-            self._is_hearing, self._deaf_s = False, now_s
+            self._is_hearing, self._deaf_s, self._doubted_s = False, now_s, None
 
     def _grant_time(self, now_s: float) -> None:
         """Silence until now counts for nothing."""

@@ -15,17 +15,20 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from random import Random
 
-from edge_run.base.errors import DeviceLost, MeshError
+from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
 from edge_run.base.mesh import Document, Handler, Member, MeshEvent
 from edge_run.devices.link import DataLink
+from edge_run.devices.link_places import Places
 from edge_run.devices.mesh_bodies import check_document, peer_of
 from edge_run.devices.mesh_channel import Channel, Wiring
 from edge_run.devices.mesh_cluster import Broker, Cluster
 from edge_run.devices.mesh_home import Home
 from edge_run.devices.mesh_identity import Identity
+from edge_run.devices.mesh_list_file import ListFile
 from edge_run.devices.mesh_load import LoadReport
 from edge_run.devices.mesh_orders import Given, Servant
-from edge_run.devices.mesh_state import Clocks, MeshState, Outgoing
+from edge_run.devices.mesh_outgoing import Outgoing
+from edge_run.devices.mesh_state import Clocks, MeshState
 from edge_run.devices.mesh_topics import subscriptions
 
 logger = logging.getLogger(__name__)
@@ -42,17 +45,25 @@ class MeshNode:
         find: Callable[[], Broker],
         places: tuple[str, ...] | None,
         port: int = 0,
+        file: ListFile | None = None,
     ) -> None:
-        """`find` returns where the broker is. places: where the data link listens; None: it only looks on."""
+        """`find` returns where the broker is. places: where the data link listens; None: it only looks on.
+
+        file: where the list of members is kept, in a cluster that has one.
+        """
         self._changed = threading.Condition(threading.RLock())
         is_watching = places is None
         self._state = MeshState(identity, cluster, name, Clocks(time.monotonic, time.time, Random()), is_watching)
         self._version = version("edge-run")
+        self._file = file
         self._servant: Servant | None = None
         self._is_closed = False
         self._why_down, self._broker = "the broker was not reached yet", ""
+        self._why_ended = ""  # of the data link, without which this device takes no part
         self._report = LoadReport(time.monotonic)
-        self._link = DataLink(places or ("127.0.0.1",), port, self._change_link, self._take_control)
+        self._places = Places()
+        callbacks = (self._change_link, self._take_control, self._hear_again, self._end_link)
+        self._link = DataLink(places or ("127.0.0.1",), port, *callbacks)
         wiring = Wiring(find, self._make_will, self._take_in, self._change_broker, self._pass_time)
         topics = subscriptions(cluster.id, identity.node, is_watching=is_watching)
         self._channel = Channel(identity.node, topics, wiring, cluster.authority)
@@ -67,6 +78,11 @@ class MeshNode:
     def node(self) -> str:
         """This device's id."""
         return self._state.identity.node
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster as it is now, with the newest list of members."""
+        return self._state.roster.cluster
 
     @property
     def link(self) -> DataLink:
@@ -87,7 +103,7 @@ class MeshNode:
     @property
     def problem(self) -> str:
         """Why the broker is not there; empty when it is."""
-        return "" if self._channel.is_up else self._why_down
+        return self._why_ended or ("" if self._channel.is_up else self._why_down)
 
     @property
     def broker(self) -> str:
@@ -112,9 +128,13 @@ class MeshNode:
             return self._state.members()
 
     def wait(self, *, timeout_s: float) -> tuple[MeshEvent, ...]:
-        """Return what happened since the last call, waiting until something did; empty when nothing did in time."""
+        """Return what happened since the last call, waiting until something did; empty when nothing did in time.
+
+        Raises MeshError where this device takes part no more.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._state.events or self._is_closed, timeout_s)
+            self._changed.wait_for(lambda: self._state.events or self._is_closed or self._why_ended, timeout_s)
+            self._check_link()
             events = tuple(self._state.events)
             self._state.events.clear()
             return events
@@ -154,6 +174,7 @@ class MeshNode:
         """Take the lease, renew it from then on, and return its epoch, as base.mesh.Mesh says."""
         with self.held() as state:
             self._check_open()
+            state.roster.check_leads()
             if not state.lease.held:
                 state.want_lease()
         self._channel.hurry()
@@ -193,9 +214,10 @@ class MeshNode:
             state = self._state
             if not state.lease.held:
                 raise MeshError("mesh: this device does not lead, so nobody would obey; lead() first")
-            if node not in (member.node for member in state.members()):
+            life = next((member.boot for member in state.members() if member.node == node), None)
+            if life is None:
                 raise DeviceLost(f"node {node}: is no longer there", node=node)
-            number, pending = state.asked.add(node, state.lease.held, order)
+            number, pending = state.asked.add(node, life, state.lease.held, order)
         try:
             with self.held() as state:
                 state.send_order(number)
@@ -234,9 +256,29 @@ class MeshNode:
             self._servant.close(timeout_s=10)
         self._state.identity.release()
 
+    def check_member(self) -> None:
+        """Raise NotTrusted where this device was removed from its cluster."""
+        if not self._state.roster.is_member:
+            why = self._state.roster.cluster.why_not(self._state.identity.device.public_key)
+            raise NotTrusted(
+                f"mesh: this device {why}; to come back it needs a new line (`edge-run mesh invite`, on a device that "
+                "leads) and a new key: remove node.key from its folder of the mesh"
+            )
+
+    def publish_list(self) -> None:
+        """Let everybody have the list of members as it is kept here, also who may have heard it."""
+        with self.held() as state:
+            state.say_list()
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise MeshError("mesh: is closed")
+        self.check_member()
+        self._check_link()
+
+    def _check_link(self) -> None:
+        if self._why_ended:
+            raise MeshError(f"mesh: {self._why_ended}; this device has left, start it anew")
 
     def _obeys(self, node: str, epoch: int) -> bool:
         with self._changed:
@@ -272,8 +314,22 @@ class MeshNode:
             state.change_link(node, is_up, why)
         self._channel.hurry()
 
-    def _pass_time(self) -> float:
+    def _end_link(self, why: str) -> None:
+        """Leave: who is not reached is not to be counted on."""
         with self.held() as state:
+            self._why_ended = f"the data link ended ({why})"
+            state.leave()
+        self._channel.close()
+
+    def _hear_again(self, node: str) -> None:
+        with self.held() as state:
+            state.hear_again(node)
+
+    def _pass_time(self) -> float:
+        written = self._file.changed() if self._file else None
+        with self.held() as state:
+            if written is not None:
+                state.take_file(written)
             wait_s = state.pass_time()
             due_s = self._report.wait_s()
             if due_s is None:
@@ -285,6 +341,10 @@ class MeshNode:
     def _carry_on(self) -> None:
         """Do what the state asks for, and wake who waits; the lock is held, and nothing here waits."""
         state = self._state
+        if state.is_list_new:
+            state.is_list_new = False
+            if self._file is not None:
+                self._file.keep(state.roster.cluster)
         outgoing, state.outgoing = state.outgoing, []
         for message in outgoing:
             is_sent = not message.is_direct and self._channel.publish(message)
@@ -296,6 +356,10 @@ class MeshNode:
                 self._servant.give(one)
             else:
                 state.answer(one, {"error": "this device carries out no orders"})
+        if state.is_reconnecting:
+            state.is_reconnecting = False
+            logger.warning("this device does not hear itself through broker %s; it connects anew", self._broker)
+            self._channel.reconnect()
         if state.is_urgent:
             self._channel.hurry()
         self._update_link()
@@ -306,7 +370,10 @@ class MeshNode:
         for node in state.unlinked:
             self._link.drop(node, "it left the mesh, or was started anew")
         state.unlinked.clear()
+        for node in state.sent_away:
+            self._link.send_away(node)
+        state.sent_away.clear()
         found = {node: state.membership.link_of(node) for node in state.membership.present()}
-        peers = {node: peer_of(node, *where) for node, where in found.items() if where is not None}
+        peers = {node: peer_of(node, *where, self._places) for node, where in found.items() if where is not None}
         self._link.set_peers({node: peer for node, peer in peers.items() if peer is not None})
         self._link.hold(state.lease.holder is not None)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError, ProtocolError
+from edge_run.base.fields import plain
 from edge_run.base.mesh import Document, Handler
 
 logger = logging.getLogger(__name__)
@@ -57,10 +58,10 @@ class Asked:
     number: int = 0
     pending: dict[int, Pending] = field(default_factory=dict)
 
-    def add(self, node: str, epoch: int, order: Document) -> tuple[int, Pending]:
-        """Note a new order."""
+    def add(self, node: str, life: str, epoch: int, order: Document) -> tuple[int, Pending]:
+        """Note a new order, for `life` of `node`: to a later one it says nothing."""
         self.number += 1
-        self.pending[self.number] = Pending(node, epoch, {"number": self.number, "order": order})
+        self.pending[self.number] = Pending(node, epoch, {"number": self.number, "life": life, "order": order})
         return self.number, self.pending[self.number]
 
     def take_answer(self, node: str, body: Document) -> None:
@@ -71,7 +72,7 @@ class Asked:
         pending = self.pending.get(number)
         if pending is not None and pending.node == node:
             pending.answer = answer if isinstance(answer, dict) else None
-            pending.error = MeshError(f"node {node}: {error}", node=node) if isinstance(error, str) else None
+            pending.error = MeshError(f"node {node}: {plain(error)}", node=node) if isinstance(error, str) else None
 
     def lose(self, node: str, why: str) -> None:
         """Note that `node` will not answer any more."""
@@ -140,6 +141,8 @@ class Servant:
             return {"error": f"epoch {given.epoch} is past: another coordinator has a later one"}
         try:
             return {"answer": dict(self._handler(given.node, given.epoch, given.order))}
+        except DeviceLost as error:  # why would tell others which ports are open at addresses that they named
+            return {"error": f"node {error.figures.get('node')}: is not reached"}
         except EdgeRunError as error:
             return {"error": str(error)}
         except Exception as error:

@@ -6,28 +6,56 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
+from edge_run.base.errors import NotTrusted
 from edge_run.devices.link import LOOPBACK
-from edge_run.devices.mesh import EVERYWHERE, own_addresses
-from edge_run.devices.mesh_cluster import PORT, Cluster
+from edge_run.devices.mesh import EVERYWHERE, broker_password, own_addresses
+from edge_run.devices.mesh_access import HOME, BrokerAccess, guest_user, home_user, member_user, shared_access
+from edge_run.devices.mesh_cluster import BROKER_PASSWORD, HOME_PASSWORD, PORT, Cluster, parse_place
 from edge_run.devices.mesh_discovery import Advertisement
-from edge_run.devices.mesh_embedded import EmbeddedBroker, parse_place
+from edge_run.devices.mesh_embedded import EmbeddedBroker
+from edge_run.devices.mesh_keys import DeviceKey
 
 logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def serving(cluster: Cluster) -> Iterator[None]:
-    """Run the broker of `cluster` in this block, where this device is to. Raises MeshError."""
+def serving(cluster: Cluster, device: DeviceKey) -> Iterator[EmbeddedBroker | None]:
+    """Run the broker of `cluster` in this block, where this device is to, and give it. Raises MeshError."""
     if cluster.serves is None:
-        yield
+        yield None
         return
     host, port = parse_place(cluster.serves, PORT)
     with contextlib.ExitStack() as stack:
-        stack.callback(EmbeddedBroker(host, port).close)
+        broker = EmbeddedBroker(host, port, access_of(cluster, device))
+        stack.callback(broker.close)
         addresses = [one for one in (own_addresses(host) if host in EVERYWHERE else [host]) if one != LOOPBACK]
         if addresses:
             try:
                 stack.callback(Advertisement(cluster, addresses, port).close)
             except (OSError, ValueError) as error:  # a network without multicast: the plain address works
                 logger.warning("the broker is not announced on the network (%s)", error)
-        yield
+        yield broker
+
+
+def access_of(cluster: Cluster, device: DeviceKey) -> BrokerAccess:
+    """Return whom the broker of `cluster`, on `device`, lets in: members, who has an invitation, and Home Assistant.
+
+    Without a list of members they share a password; with one, each has its own.
+    """
+    name, listed = cluster.id, cluster.listed
+    if listed is None:
+        return shared_access(name, cluster.derive(BROKER_PASSWORD), home_password(cluster, device))
+    users = {HOME: home_user(name, home_password(cluster, device))}
+    keys = [(one.node, one.seal_key, guest_user) for one in listed.roll.invitations]
+    keys += [(one.node, one.seal_key, member_user) for one in listed.roll.members]
+    for node, seal_key, user in keys:
+        with contextlib.suppress(NotTrusted):  # whose key is none has no password, and stays outside
+            users[node] = user(name, broker_password(device, name, seal_key))
+    return BrokerAccess(users)
+
+
+def home_password(cluster: Cluster, device: DeviceKey) -> str:
+    """Return the password of Home Assistant at the broker of `cluster`, on `device`."""
+    if cluster.listed is None:
+        return cluster.derive(HOME_PASSWORD)
+    return broker_password(device, cluster.id, device.seal_key)

@@ -6,26 +6,32 @@ Messages and moments go in; what is to be sent, told, unlinked and carried out i
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from edge_run.base.errors import EdgeRunError, ProtocolError
-from edge_run.base.mesh import Document, Lost, Member, MeshEvent, Unled
+from edge_run.base.errors import EdgeRunError, NotTrusted, ProtocolError
+from edge_run.base.mesh import Document, Lost, Member, MembersChanged, MeshEvent, Unled
 from edge_run.devices import mesh_events as events
 from edge_run.devices import mesh_lease as leases
 from edge_run.devices.mesh_bodies import HERE, LEASE_STATES, LEFT, WATCHING, WILL, announced, document_in, status_event
 from edge_run.devices.mesh_cluster import Cluster
-from edge_run.devices.mesh_envelope import CameAgain, Envelope, Gate, Writer
+from edge_run.devices.mesh_envelope import MOST_MEMBERS, CameAgain, Envelope, Gate, Writer
+from edge_run.devices.mesh_heard import HeardLives
 from edge_run.devices.mesh_identity import Identity
 from edge_run.devices.mesh_membership import Membership
 from edge_run.devices.mesh_orders import Asked, Given, Pending
+from edge_run.devices.mesh_outgoing import Outgoing
 from edge_run.devices.mesh_refusals import Refusals
+from edge_run.devices.mesh_room import Room
+from edge_run.devices.mesh_roster import Roster
 from edge_run.devices.mesh_topics import Topic, parse_topic
 
 ANNOUNCE_WITHIN_S, RESEND_S = 0.15, 1.0
-MOST_EVENTS = 1000
+MOST_EVENTS, MOST_TIMES = 1000, 1 << 20
+MOST_EARLY_BYTES = 4 << 20  # of messages that wait for the list of members
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,39 +43,18 @@ class Clocks:
     random: Random
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """A message to be sent, by the topic.
-
-    node: whom it is for, where it is for one. is_direct: over the data link to it, also while the broker is there.
-    """
-
-    topic: Topic
-    payload: bytes
-    node: str | None = None
-    is_direct: bool = False
-
-    @property
-    def is_confirmed(self) -> bool:
-        """Whether the broker is to confirm it."""
-        return self.topic.is_confirmed
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the broker keeps it for later comers."""
-        return self.topic.is_kept
-
-
 class MeshState:
     """What `identity` knows. is_watching: it looks on, and is no member."""
 
     def __init__(self, identity: Identity, cluster: Cluster, name: str, clocks: Clocks, is_watching: bool) -> None:
-        self.identity, self._cluster, self.name, self._clocks = identity, cluster, name, clocks
+        self.identity, self.name, self._clocks = identity, name, clocks
         self._is_watching = is_watching
+        self.roster = Roster(identity, cluster, clocks.steady, clocks.wall, clocks.random)
         self._writer, self._gate = Writer(identity, cluster, clocks.wall), Gate(cluster, clocks.wall)
         self.membership = Membership(identity.node, identity.boot, clocks.steady)
         self.lease = leases.Lease(identity.node, clocks.steady, clocks.random)
         self.refusals = Refusals()
+        self._room = Room()
         self.loads: dict[str, Document] = {}
         self.plan: tuple[int, Document] | None = None
         self.asked = Asked()
@@ -78,18 +63,26 @@ class MeshState:
         self.outgoing: list[Outgoing] = []
         self.events: deque[MeshEvent] = deque(maxlen=MOST_EVENTS)
         self.unlinked: list[str] = []
+        self.sent_away: list[str] = []
         self.given: list[Given] = []
+        self._early: deque[tuple[str, bytes, bool, str | None]] = deque(maxlen=MOST_EVENTS)
+        self._is_settling = self._wants_lease = False
+        self.is_list_new = False  # it is to be kept
         self._session = 0
         self._announce_s: float | None = None
+        self._has_left = False
+        self._heard = HeardLives(clocks.steady)
         self.load: Document = {}
-        self.connections = 0
+        self.connections = self.reconnections = 0
+        self.deaf: dict[str, int] = {}  # who said that it did not hear itself through the broker, and how often
+        self.is_reconnecting = False  # the connection to the broker is to be made anew
         self.is_heard = False  # what this device says comes back to it
         self.is_urgent = False  # `pass_time` is to be called before it asked for
 
     @property
     def cluster(self) -> str:
         """The id of the cluster."""
-        return self._cluster.id
+        return self.roster.cluster.id
 
     def members(self) -> tuple[Member, ...]:
         """Return who is present, in order of their ids."""
@@ -107,11 +100,25 @@ class MeshState:
         """Take in a message. sender: who brought it, where it came over the data link. What is not right is refused."""
         try:
             topic = parse_topic(text)
-            if not payload or topic.cluster != self._cluster.id:
+            is_anothers = topic.kind == "cmd" and topic.owner != self.identity.node  # no broker brings us such
+            if not payload or topic.cluster != self.cluster or is_anothers:
+                return
+            if topic.kind == "members":
+                self._follow_list(self.roster.take(payload))
+                return
+            if topic.kind == "door":
+                self.roster.ask(payload)
+                self.is_urgent = True
+                return
+            if not self.roster.is_settled:
+                if sum(len(one[1]) for one in self._early) + len(payload) <= MOST_EARLY_BYTES:
+                    self._early.append((text, payload, is_kept, sender))
                 return
             envelope = self._gate.open(topic, payload, is_kept=is_kept)
             if sender not in (None, envelope.node):
                 raise ProtocolError(f"node {sender}: brings a message of node {envelope.node}", node=sender)
+            if self.roster.hear(envelope.listed):
+                self._carry_out((events.SendBeat(asks=True),))  # who hears how old our list is says the newer one
             self._understand(topic, envelope, is_kept, is_direct=sender is not None)
         except EdgeRunError as error:
             is_brokers = is_kept and isinstance(error, CameAgain)  # which hands on what it keeps, said already or not
@@ -123,30 +130,44 @@ class MeshState:
         self._carry_out(self.membership.handle(events.BrokerChanged(is_up)))
         if is_up:
             self.connections += 1
-            self._obey_lease(self.lease.handle(leases.Connected()))
+            self.roster.connect()
+            self._is_settling = True
+            self._settle_down()
             for number in self.asked.pending:
                 self.send_order(number)
             if self.lease.held:
                 self._send("lease", {"state": "hold"}, epoch=self.lease.held)
 
     def change_link(self, node: str, is_up: bool, why: str) -> None:
-        """The data link to a node came, or went."""
+        """The data link to a node came, or went, or cannot be had."""
+        if why and not is_up and not self.membership.is_hearing:
+            self.asked.lose(node, f"is reached neither through the broker nor over the data link ({why})")
         self._carry_out(self.membership.handle(events.LinkChanged(node, is_up, why)))
+
+    def hear_again(self, node: str) -> None:
+        """A node that is not present said something over the data link."""
+        self._carry_out(self.membership.handle(events.Spoke(node)))
 
     def pass_time(self) -> float:
         """Do what is due; return in how many seconds something may be."""
         self.is_urgent = False
-        self._obey_lease(self.lease.handle(leases.Tick()))
+        is_changed, refused = self.roster.pass_time()
+        for error in refused:
+            self.refusals.add(error)
+        self._follow_list(is_changed)
+        if self.roster.is_settled:
+            self._obey_lease(self.lease.handle(leases.Tick()))
         self._carry_out(self.membership.handle(events.Tick()))
         self._carry_out(self.membership.handle(events.PaceChanged(self.lease.holder)))
         now_s = self._clocks.steady()
         for number, pending in self.asked.pending.items():
             if not pending.is_done and now_s - pending.sent_s >= RESEND_S:  # its node, or its broker, may be away
                 self.send_order(number, is_direct=not pending.is_direct)
+                self._carry_out(self.membership.handle(events.Doubted()))
         if self._announce_s is not None and now_s >= self._announce_s:
             self._announce_s = None
             self.announce()
-        waits = [self.lease.wait_s, min(1.0, self.membership.beat_s / 3)]
+        waits = [self.lease.wait_s, min(1.0, self.membership.beat_s / 3), self.roster.wait_s]
         if self._announce_s is not None:
             waits.append(self._announce_s - now_s)
         return max(0.01, min(waits))
@@ -154,7 +175,12 @@ class MeshState:
     def announce(self) -> None:
         """Say what this device has."""
         if not self._is_watching:
-            body: Document = {"name": self.name, "capabilities": self.capabilities, "link": self.link}
+            body: Document = {
+                "name": self.name,
+                "capabilities": self.capabilities,
+                "link": self.link,
+                "heard": self._heard.lives(),
+            }
             self._send("caps", {**body, "rare": True} if self.membership.is_rare else body)
             if self.load:
                 self.report(self.load)
@@ -166,16 +192,19 @@ class MeshState:
 
     def want_lease(self) -> None:
         """Begin to claim the lease."""
-        self._obey_lease(self.lease.handle(leases.Wanted()))
+        self._wants_lease = self._is_settling
+        if not self._is_settling:
+            self._obey_lease(self.lease.handle(leases.Wanted()))
 
     def free_lease(self) -> None:
         """Give the lease back, or claim it no more."""
+        self._wants_lease = False
         self._obey_lease(self.lease.handle(leases.Unwanted()))
 
     def publish_plan(self, epoch: int, plan: Document) -> None:
         """Let everybody see a plan, and have the broker forget the one before."""
         if self.plan is not None and self.plan[0] != epoch:
-            self.outgoing.append(Outgoing(Topic(self._cluster.id, "plan", epoch=self.plan[0]), b""))
+            self.outgoing.append(Outgoing(Topic(self.cluster, "plan", epoch=self.plan[0]), b""))
         self._send("plan", {"plan": plan}, epoch=epoch)
         self.plan = (epoch, plan)
 
@@ -194,10 +223,59 @@ class MeshState:
         """Say that this device leaves."""
         self.free_lease()
         self._send("status", {"state": LEFT})
+        self._has_left = True
 
     def obeys(self, node: str, epoch: int) -> bool:
         """Whether an order is of the coordinator, and of no past epoch."""
         return self.lease.obeys(node, epoch)
+
+    def take_file(self, payload: bytes) -> None:
+        """Take in the list that another process of this device has kept."""
+        with contextlib.suppress(EdgeRunError):  # a file that is damaged is no reason to stop
+            is_newer = self.roster.take(payload)
+            self._follow_list(is_newer)
+            if is_newer:
+                self.roster.said.append(payload)
+                self._say_lists()
+
+    def say_list(self) -> None:
+        """Say the list of members as it is."""
+        self.roster.say()
+        self._say_lists()
+
+    def _follow_list(self, is_changed: bool) -> None:
+        """Go by the list as it is now; where it is settled now, take in what came meanwhile."""
+        if is_changed:
+            self.is_list_new = True
+            self.events.append(MembersChanged())
+            self._writer.adopt(self.roster.cluster)
+            for node in self._gate.adopt(self.roster.cluster):
+                self._carry_out(self.membership.handle(events.SentAway(node)))
+                self.sent_away.append(node)
+            if self.lease.held and not self.roster.is_member:
+                self.events.append(Unled(self.lease.held))
+                self.lease.handle(leases.Unwanted())
+        self._say_lists()
+        self._settle_down()
+
+    def _say_lists(self) -> None:
+        topic = Topic(self.cluster, "members")
+        said, self.roster.said = self.roster.said, []
+        for payload in said:
+            self.outgoing.append(Outgoing(topic, payload))
+            for node in self.membership.present():
+                self.outgoing.append(Outgoing(topic, payload, node, is_direct=True))
+
+    def _settle_down(self) -> None:
+        """Believe others from now on, where the list is settled, and take in what they said meanwhile."""
+        if self._is_settling and self.roster.is_settled:
+            self._is_settling = False
+            self._obey_lease(self.lease.handle(leases.Connected()))
+            if self._wants_lease:
+                self.want_lease()
+        while self._early and self.roster.is_settled:
+            text, payload, is_kept, sender = self._early.popleft()
+            self.take_in(text, payload, is_kept=is_kept, sender=sender)
 
     def _understand(self, topic: Topic, envelope: Envelope, is_kept: bool, *, is_direct: bool) -> None:
         node = envelope.node
@@ -209,17 +287,13 @@ class MeshState:
             return
         self._obey_lease(self.lease.handle(leases.EpochHeard(envelope.epoch)))
         self.is_heard |= node == self.identity.node
-        if topic.kind == "status":
-            event = status_event(envelope)
-            if event is None:
-                self._announce_soon()
-            else:
-                self._carry_out(self.membership.handle(event))
-        elif topic.kind == "caps":
-            self._carry_out(self.membership.handle(announced(envelope)))
+        if topic.kind in ("status", "caps"):
+            self._hear_of(envelope, is_status=topic.kind == "status")
         elif topic.kind == "load":
             if node in self.membership.present():
-                self.loads[node] = document_in(envelope, "load")
+                load = document_in(envelope, "load")
+                self._room.take(node, topic.kind, envelope.size_bytes, self.membership.known())
+                self.loads[node] = load
         elif topic.kind == "plan":
             if envelope.epoch == topic.epoch and (self.plan is None or topic.epoch >= self.plan[0]):
                 self.plan = (topic.epoch, document_in(envelope, "plan"))
@@ -230,7 +304,24 @@ class MeshState:
             number, order = envelope.body.get("number"), document_in(envelope, "order")
             if not isinstance(number, int):
                 raise ProtocolError(f"node {node}: an order without a number", node=node)
+            if envelope.body.get("life") != self.identity.boot:
+                raise NotTrusted(f"node {node}: an order for another life of this device", node=node)
             self.given.append(Given(node, envelope.boot, envelope.epoch, number, order, is_direct))
+
+    def _hear_of(self, envelope: Envelope, *, is_status: bool) -> None:
+        """Take in a heartbeat, a farewell, that somebody looks on, or an announcement."""
+        if is_status:
+            self._heard.add(envelope.boot)
+            times = envelope.body.get("deaf")
+            if isinstance(times, int) and 0 < times < MOST_TIMES and len(self.deaf) < MOST_MEMBERS:
+                self.deaf[envelope.node] = times
+        event = status_event(envelope) if is_status else announced(envelope, self.identity.boot)
+        if isinstance(event, events.Announced) and envelope.node != self.identity.node:
+            self._room.take(envelope.node, "caps", envelope.size_bytes, self.membership.known())
+        if event is None:
+            self._announce_soon()
+        else:
+            self._carry_out(self.membership.handle(event))
 
     def _carry_out(self, instructions: Sequence[events.Instruction]) -> None:
         for instruction in instructions:
@@ -240,12 +331,22 @@ class MeshState:
                 self.unlinked.append(instruction.node)
             elif isinstance(instruction, events.Announce):
                 self._announce_soon()
+            elif isinstance(instruction, events.Reconnect):
+                self._reconnect()
             elif self._is_watching:
                 self._send("status", {"state": WATCHING})
             else:
                 words = {"asks": instruction.asks, "rare": instruction.is_rare}
                 said: Document = {word: True for word, is_so in words.items() if is_so}
+                if self.reconnections:
+                    said = {**said, "deaf": self.reconnections}
                 self._send("status", {"state": HERE, "session": self._session, **said})
+
+    def _reconnect(self) -> None:
+        """Have the broker connected to anew; not where this device looks on, and has no heartbeat to hear."""
+        if not self._is_watching:
+            self.reconnections += 1
+            self.is_reconnecting = True
 
     def _tell(self, event: MeshEvent) -> None:
         self.events.append(event)
@@ -269,7 +370,7 @@ class MeshState:
 
     def _topic(self, kind: str, owner: str | None = None, epoch: int = 0) -> Topic:
         owner = None if kind in ("lease", "plan") else owner or self.identity.node
-        return Topic(self._cluster.id, kind, owner, epoch if kind == "plan" else 0)
+        return Topic(self.cluster, kind, owner, epoch if kind == "plan" else 0)
 
     def _send(
         self,
@@ -281,6 +382,8 @@ class MeshState:
         to: str | None = None,
         is_direct: bool = False,
     ) -> None:
+        if not self.roster.is_member or (self._has_left and kind in ("status", "caps")):
+            return  # nobody would listen, or others would take it for present again
         epoch = self.lease.epoch if epoch is None else epoch
         topic = self._topic(kind, owner, epoch)
         payload, _ = self._writer.seal(topic, epoch, body)

@@ -7,6 +7,8 @@ edge/v1/{cluster}/node/{id}/cmd      orders for it, by the coordinator
 edge/v1/{cluster}/node/{id}/rsp      its answers
 edge/v1/{cluster}/coord/lease        who coordinates: kept by the broker
 edge/v1/{cluster}/plan/{epoch}       what was planned: kept by the broker
+edge/v1/{cluster}/members            the list of members, which is signed by itself: kept by the broker
+edge/v1/{cluster}/door/{id}          a device with an invitation asks to come in
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from edge_run.base.errors import ProtocolError
 ROOT = "edge/v1"
 _FORM = re.compile(
     rf"{ROOT}/(?P<cluster>[a-z2-7]{{8}})/"
-    r"(?:node/(?P<owner>[a-z2-7]{16})/(?P<of>status|caps|load|cmd|rsp)|(?P<lease>coord/lease)|plan/(?P<plan>\d{1,16}))"
+    r"(?:node/(?P<owner>[a-z2-7]{16})/(?P<of>status|caps|load|cmd|rsp)|(?P<lease>coord/lease)|"
+    r"plan/(?P<plan>\d{1,16})|(?P<members>members)|door/(?P<door>[a-z2-7]{16}))"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic. kind: status, caps, load, cmd, rsp, lease or plan. owner: the node it is about, if any."""
+    """A topic. kind: status, caps, load, cmd, rsp, lease, plan, members, door. owner: the node it is about, if any."""
 
     cluster: str
     kind: str
@@ -37,12 +40,16 @@ class Topic:
             return f"{ROOT}/{self.cluster}/coord/lease"
         if self.kind == "plan":
             return f"{ROOT}/{self.cluster}/plan/{self.epoch}"
+        if self.kind == "members":
+            return f"{ROOT}/{self.cluster}/members"
+        if self.kind == "door":
+            return f"{ROOT}/{self.cluster}/door/{self.owner}"
         return f"{ROOT}/{self.cluster}/node/{self.owner}/{self.kind}"
 
     @property
     def is_kept(self) -> bool:
         """Whether the broker keeps the last message for those that come later."""
-        return self.kind in ("lease", "plan")
+        return self.kind in ("lease", "plan", "members")
 
     @property
     def is_confirmed(self) -> bool:
@@ -57,7 +64,9 @@ def parse_topic(text: str) -> Topic:
         raise ProtocolError(f"topic {text[:120]!r}: is none of edge-run's")
     if form["plan"]:
         return Topic(form["cluster"], "plan", epoch=int(form["plan"]))
-    return Topic(form["cluster"], "lease" if form["lease"] else form["of"], form["owner"])
+    if form["door"]:
+        return Topic(form["cluster"], "door", form["door"])
+    return Topic(form["cluster"], form["of"] or ("lease" if form["lease"] else "members"), form["owner"])
 
 
 def subscriptions(cluster: str, node: str, *, is_watching: bool) -> list[str]:
@@ -67,4 +76,5 @@ def subscriptions(cluster: str, node: str, *, is_watching: bool) -> list[str]:
     """
     base = f"{ROOT}/{cluster}"
     states = [f"{base}/node/+/{kind}" for kind in ("status", "caps", *(["load"] if is_watching else []), "rsp")]
-    return [*states, f"{base}/node/{node}/cmd", f"{base}/coord/lease", f"{base}/plan/+"]
+    own = [f"{base}/node/{node}/cmd", f"{base}/coord/lease", f"{base}/plan/+", f"{base}/door/+"]
+    return [f"{base}/members", *states, *own]  # the list first: what comes after it is judged by it

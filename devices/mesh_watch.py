@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
+from edge_run.base.fields import MOST_RATE, MOST_S, is_name, is_number
 from edge_run.base.mesh import Document, JsonValue, Member
 from edge_run.base.mesh_status import MeshLink, MeshMember, MeshStatus
 from edge_run.devices.mesh_cluster import Cluster
 from edge_run.devices.mesh_node import MeshNode
 
 LOOK_S = 1.5
+MOST_LAYERS = 1 << 20
 
 
 def look(node: MeshNode, cluster: Cluster, look_s: float = LOOK_S) -> MeshStatus:
@@ -62,8 +64,9 @@ def _ranges(value: JsonValue) -> tuple[tuple[int, int], ...]:
     """Return ranges of layers, of which the plan gives the first and the one after the last."""
     found: list[tuple[int, int]] = []
     for pair in value if isinstance(value, (list, tuple)) else ():
-        if isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(one, int) for one in pair):
-            found.append((int(str(pair[0])), int(str(pair[1])) - 1))
+        whole = [one for one in pair if type(one) is int and 0 <= one <= MOST_LAYERS] if isinstance(pair, list) else []
+        if len(whole) == 2:
+            found.append((whole[0], whole[1] - 1))
     return tuple(found)
 
 
@@ -72,6 +75,6 @@ def _links(links: dict[str, JsonValue]) -> tuple[MeshLink, ...]:
     for node, link in sorted(links.items()):
         if isinstance(link, dict):
             place, trip, rate = link.get("place"), link.get("round_trip_s"), link.get("bytes_per_s")
-            if isinstance(place, str) and isinstance(trip, (int, float)) and isinstance(rate, (int, float)):
+            if is_name(place) and is_number(trip, 0.0, MOST_S) and is_number(rate, 0.0, MOST_RATE):
                 found.append(MeshLink(node, place, float(trip), float(rate)))
     return tuple(found)

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edge_run.base.profile import DeviceProfile, DiskProfile, KernelSpeed
+from edge_run.base.strict_json import decode, parse
 from edge_run.devices.mount import Mount, find_mount
-from edge_run.devices.strict_json import decode
 
 FORMAT_VERSION = 2
 LIFE, DISTURBED_LIFE = timedelta(days=30), timedelta(minutes=10)
@@ -230,13 +230,13 @@ class ProfileStore:
         try:
             if path.stat().st_size > MOST_FILE_BYTES:
                 return Measurements()
-            content = decode(_Content, json.loads(path.read_text(encoding="utf-8")))
+            content = decode(_Content, parse(path.read_bytes()))
             if (content.format_version, content.identity) != (FORMAT_VERSION, identity):
                 return Measurements()
             return content.measurements.fresh_at(self._now())
         except FileNotFoundError:
             return Measurements()
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, TypeError) as error:
             logger.info("%s: measured again, the file is not usable: %s", path, error)
             return Measurements()
 

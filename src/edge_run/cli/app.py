@@ -14,14 +14,16 @@ import edge_run
 from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError, TierReadError
 from edge_run.cli.bench import bench
 from edge_run.cli.commands import HELP_NAMES, origin
+from edge_run.cli.config_file import refuse_unknown_variables
 from edge_run.cli.demo import demo
 from edge_run.cli.doctor import doctor
 from edge_run.cli.inflate import inflate
 from edge_run.cli.mesh import mesh
+from edge_run.cli.options import SETTINGS
 from edge_run.cli.pack import pack
 from edge_run.cli.plan import plan
 from edge_run.cli.probe import probe
-from edge_run.cli.process import end_on_termination, prepare_streams, release_streams
+from edge_run.cli.process import end_on_termination, prepare_streams, printable_notices, release_streams
 from edge_run.cli.replay import replay
 from edge_run.cli.run import run
 from edge_run.cli.split import split
@@ -70,8 +72,10 @@ class Commands(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put `run` where no command is named; without a word, give help."""
         if not args:
-            ctx.obj.say(self.get_help(ctx))
+            ctx.obj.say_lines(self.get_help(ctx))
             ctx.exit(ConfigError.exit_code)
+        if not {*HELP_NAMES, "--version"} & set(args):
+            refuse_unknown_variables(SETTINGS)
         if args[0] not in self.commands and args[0] not in (*HELP_NAMES, "--version"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -97,9 +101,10 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line `args`, by default this process's, and exit with its code."""
     prepare_streams()
     end_on_termination()
-    terminal = Terminal()
-    code = _run(list(sys.argv[1:] if args is None else args), terminal)
-    terminal.erase()
+    with printable_notices():
+        terminal = Terminal()
+        code = _run(list(sys.argv[1:] if args is None else args), terminal)
+        terminal.erase()
     release_streams()
     sys.exit(code)
 

@@ -125,13 +125,13 @@ class Chat:
     def _next(self, first: str | None) -> str:
         if first is None:
             return read_message(self._terminal)
-        self._terminal.say(f"{PROMPT}{first}")
+        self._terminal.say_lines(f"{PROMPT}{first}")
         return first
 
     def _handle(self, text: str) -> None:
         command = text.strip()
         if command == "/help":
-            self._terminal.say(HELP)
+            self._terminal.say_lines(HELP)
         elif command == "/clear":
             self._talk.clear()
             self._terminal.say("The conversation is empty again.", NOTICE)

@@ -67,7 +67,7 @@ class CommandGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Give help where no command is named."""
         if not args:
-            ctx.obj.say(self.get_help(ctx))
+            ctx.obj.say_lines(self.get_help(ctx))
             ctx.exit(ConfigError.exit_code)
         return super().parse_args(ctx, args)
 

@@ -21,7 +21,7 @@ else:
     import tomli as tomllib
 
 from edge_run.base.errors import ConfigError
-from edge_run.cli.setting import Setting
+from edge_run.cli.setting import ENVIRONMENT_PREFIX, Setting
 
 
 def user_folder(variable: str, default: str) -> Path:
@@ -44,6 +44,27 @@ def cache_folder() -> Path:
 def config_path() -> Path:
     """Return where the configuration file is looked for."""
     return user_folder("XDG_CONFIG_HOME", ".config") / "config.toml"
+
+
+def refuse_unknown_variables(settings: Iterable[Setting]) -> None:
+    """Raise ConfigError for a variable of the environment that looks like a setting, and is none of `settings`.
+
+    What is misspelled would be ignored: a run without the budget that was meant for it.
+    """
+    known = [str(setting.name).upper() for setting in settings]
+    ours = (name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX))
+    unknown = sorted(name for name in ours if name.removeprefix(ENVIRONMENT_PREFIX) not in known)
+    if unknown:
+        import difflib  # which takes long to load
+
+        word = unknown[0].removeprefix(ENVIRONMENT_PREFIX).upper()
+        near = difflib.get_close_matches(word, known, 1) or [name for name in known if word and name.startswith(word)]
+        advice = (
+            f"did you mean {ENVIRONMENT_PREFIX}{near[0]}? Correct it"
+            if near
+            else "edge-run run --help lists them; correct it"
+        )
+        raise ConfigError(f"environment: {unknown[0]}: no such setting; {advice}, or unset it", found=unknown[0])
 
 
 def read_config_file(path: Path, settings: Iterable[Setting]) -> dict[str, Any]:

@@ -66,17 +66,18 @@ def demo(context: click.Context, /, size: int, memory: int, predict: int, keep: 
             "costs bytes and work, and changes nothing that the model says."
         )
         grow(KIT, model_file, size, terminal, layers=max(LEAST_LAYERS, min(MOST_LAYERS, size // LAYER_BYTES)))
-        terminal.say(f"\n2. Opening it with {format_size(memory)} of memory for the whole process. The plan:")
+        terminal.say_lines(f"\n2. Opening it with {format_size(memory)} of memory for the whole process. The plan:")
         with opened(model_file, config, terminal, is_quiet=True) as model:
             columns = terminal.console.width if terminal.shows_notices else None
-            terminal.say(figures.describe_items(model.plan, columns))
-            terminal.say(f"\n3. {_what_runs(model.plan)}\n")
+            terminal.say_lines(figures.describe_items(model.plan, columns))
+            terminal.say_lines(f"\n3. {_what_runs(model.plan)}\n")
             stream = model.generate(PROMPT, max_tokens=predict, sampling=SamplingConfig(temperature=0))
             answer = show(stream, model, terminal, before=PROMPT)
             terminal.say("")
             say_figures(answer, terminal)
     if keep:
-        terminal.say(f"\nKept: edge-run {model_file} --memory {memory} -c {CONTEXT_TOKENS} -ub {MICRO_BATCH_TOKENS}")
+        terminal.say("")
+        terminal.say(f"Kept: edge-run {model_file} --memory {memory} -c {CONTEXT_TOKENS} -ub {MICRO_BATCH_TOKENS}")
     if answer.generation is None or answer.generation.finish_reason == "cancelled":
         raise Cancelled("the demo was stopped")
 

@@ -15,6 +15,7 @@ from edge_run.base.results import to_json
 from edge_run.cli.commands import SettingsCommand
 from edge_run.cli.config_file import cache_folder, config_path
 from edge_run.cli.options import some_settings
+from edge_run.cli.printable import one_line
 from edge_run.cli.terminal import Terminal
 
 STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
@@ -97,6 +98,7 @@ def _count(number: int, thing: str) -> str:
 
 def _put(terminal: Terminal, state: str, text: str) -> None:
     """Write a line of the report, at a terminal in colour. It stays one line, so that commands can be copied."""
+    text = one_line(text)
     if not terminal.shows_answer:
         terminal.write(f"{state:7}{text}\n" if state else f"{text}\n")
         return

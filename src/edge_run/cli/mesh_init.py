@@ -1,21 +1,23 @@
-"""`edge-run mesh init`: a cluster with a secret, and the line that lets others join."""
+"""`edge-run mesh init`: a cluster with a list of members, and the line that lets others join."""
 
 from __future__ import annotations
 
 import dataclasses
+import socket
+from pathlib import Path
 from typing import Any
 
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.mesh_status import MeshJoin
-from edge_run.base.results import to_json
 from edge_run.cli.commands import SettingsCommand
+from edge_run.cli.mesh_invite import show_invitation
 from edge_run.cli.mesh_options import (
     authority_option,
     broker_option,
     check_free,
     checked_authority,
+    invitation_options,
     listen_option,
     mesh_folder,
     port_option,
@@ -30,61 +32,67 @@ from edge_run.cli.terminal import Terminal
     params=[
         broker_option("An MQTT broker that is there: mqtt://[USER:PASSWORD@]HOST[:PORT], mqtts:// for TLS."),
         authority_option(),
+        click.Option(["--acl"], metavar="FILE", help="With --broker: write the access list of a mosquitto to FILE."),
         click.Option(
             ["--serve"],
             metavar="HOST[:PORT]",
             help="Without --broker: where `mesh join` on this device runs one; 0.0.0.0 is for the whole network.  "
             "[default: 127.0.0.1:1883]",
         ),
-        click.Option(["--find"], is_flag=True, help="No address in the join line: devices look for the broker."),
+        click.Option(["--name"], metavar="TEXT", help="What people call this device.  [default: its host name]"),
         listen_option(),
         port_option(),
+        *invitation_options(),
         replace_option(),
-        click.Option(["--show-line"], is_flag=True, help="The join line, a secret, also with --json."),
         *some_settings("json"),
     ],
     short_help="Make a cluster, and print the line that lets others join.",
 )
 @click.pass_obj
-def init(terminal: Terminal, /, broker: str | None, serve: str | None, find: bool, **given: Any) -> None:
-    """Make a cluster: a secret, a broker, and one line to paste on each other device.
+def init(terminal: Terminal, /, broker: str | None, serve: str | None, **given: Any) -> None:
+    """Make a cluster: a list of members that this device signs, a broker, and one line to paste on each other device.
 
-    Whoever has the line is a member: treat it as a password. Without --broker this device runs one, as long as
-    `edge-run mesh join` runs on it. Needs the `mesh` extra.
+    The line lets devices in while `edge-run mesh join` runs here: treat it as a password. Without --broker this device
+    runs one, as long as `mesh join` runs on it. Needs the `mesh` extra.
     """
-    from edge_run.devices.mesh import EVERYWHERE, check_listen, own_addresses
-    from edge_run.devices.mesh_cluster import FIND_BROKER, PORT, join_line, new_cluster, parse_broker, write_cluster
-    from edge_run.devices.mesh_embedded import parse_place
+    from edge_run.devices.mesh import EVERYWHERE, check_listen
+    from edge_run.devices.mesh_cluster import PORT, new_cluster, parse_place, write_cluster
+    from edge_run.devices.mesh_identity import device_key
+    from edge_run.devices.mesh_keeping import found
 
-    if broker is not None and (serve is not None or find):
+    if broker is not None and (serve is not None or given["find"]):
         raise ConfigError("--broker: names a broker that is there, so --serve and --find go without it")
-    check_listen(given["listen"])
+    if given["acl"] and broker is None:
+        raise ConfigError("--acl: is for a mosquitto that is there; name it with --broker")
+    check_listen(given["listen"], given["port"] or 0)
     folder, authority, serves = mesh_folder(), checked_authority(given), None
     check_free(folder, "", given["replace"])
-    shown = own = broker or ""
+    own = broker or ""
     if broker is None:
         host, port = parse_place(serve or "127.0.0.1", PORT)
         serves = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        reached = next(iter(own_addresses(host)), host) if host in EVERYWHERE else host
         own = f"mqtt://127.0.0.1:{port}" if host in EVERYWHERE else f"mqtt://{serves}"
-        shown = f"mqtt://[{reached}]:{port}" if ":" in reached else f"mqtt://{reached}:{port}"
-    own_link = {"listen": given["listen"], "port": given["port"] or 0}
-    cluster = dataclasses.replace(new_cluster(own, serves, authority), **own_link)
-    write_cluster(folder, cluster)
-    line = join_line(dataclasses.replace(cluster, broker=FIND_BROKER if find else shown))
-    place = parse_broker(shown).place
-    if given["json"]:
-        shown_line = line if given["show_line"] else ""
-        terminal.write_json(to_json(MeshJoin(cluster.id, place, str(folder), shown_line)))
-        return
-    terminal.say(f"Cluster {cluster.id}, broker {place}{', which this device runs' if serves else ''}.")
-    is_local = place.startswith(("127.", "localhost", "::1"))
-    listen = "" if is_local else " --listen 0.0.0.0"
-    if serves:
-        terminal.say(f"On this device, first:  edge-run mesh join{'' if given['listen'] else listen}")
-        if is_local:
-            terminal.say("Only this device reaches it: for others, --serve 0.0.0.0 --replace, or --broker.")
-    terminal.say(
-        "On each other device, with --models FOLDER or --fetch SIZE where it is to compute; the line is a secret:"
+    device = device_key(folder)
+    cluster = dataclasses.replace(
+        new_cluster(own, serves, authority),
+        listen=given["listen"],
+        port=given["port"] or 0,
+        founder=device.public_key,
     )
-    terminal.write(f"edge-run mesh join {line}{listen}\n")
+    name = given["name"] or socket.gethostname() or device.node
+    listed = found(device, cluster.id, name, cluster.secret, runs_broker=serves is not None)
+    if given["acl"]:
+        _write_acl(Path(given["acl"]).expanduser(), own, cluster.id)
+    write_cluster(folder, cluster.adopt(listed, device))
+    show_invitation(terminal, folder, given, is_new=True)
+
+
+def _write_acl(path: Path, broker: str, cluster: str) -> None:
+    """Write what a mosquitto lets members and guests do. Raises ConfigError."""
+    from edge_run.devices.mesh_access import mosquitto_acl
+    from edge_run.devices.mesh_cluster import parse_broker
+
+    try:
+        path.write_text(mosquitto_acl(cluster, parse_broker(broker).user))
+    except OSError as error:
+        raise ConfigError(f"--acl {path}: cannot be written ({error.strerror})") from error

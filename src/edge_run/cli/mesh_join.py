@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edge_run.base.errors import ConfigError, MeshError
-from edge_run.base.mesh import Joined, Lost, MeshEvent
+from edge_run.base.mesh import Joined, Lost, MembersChanged, MeshEvent
 from edge_run.cli.commands import SettingsCommand
 from edge_run.cli.mesh_options import (
     authority_option,
@@ -30,10 +32,11 @@ from edge_run.cli.setting import size_option
 from edge_run.cli.terminal import Terminal
 
 if TYPE_CHECKING:
-    from edge_run.devices.mesh_cluster import Cluster
+    from edge_run.devices.mesh_cluster import Cluster, Invited
     from edge_run.devices.mesh_node import MeshNode
 
-MEASURE_S = 10.0
+MEASURE_S, COME_IN_S = 10.0, 30.0
+MOST_LETTERS = 1 << 16
 _PATH = click.Path(path_type=Path)
 
 
@@ -59,7 +62,7 @@ _PATH = click.Path(path_type=Path)
         replace_option(),
         *some_settings("memory", "threads", "cache_dir", "verbose"),
     ],
-    short_help="Take part, until Ctrl-C; LINE is what `mesh init` printed.",
+    short_help="Take part, until Ctrl-C; LINE is what `mesh init` or `mesh invite` printed.",
 )  # fmt: skip
 @click.pass_context
 def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], **given: Any) -> None:
@@ -69,25 +72,32 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
     """
     from edge_run.cli.settings import model_config, report
     from edge_run.devices.mesh import MeshConfig, check_listen, open_mesh
-    from edge_run.devices.mesh_serving import serving
+    from edge_run.devices.mesh_access import HOME
+    from edge_run.devices.mesh_identity import device_key
+    from edge_run.devices.mesh_list_file import UNLISTED
+    from edge_run.devices.mesh_serving import access_of, home_password, serving
 
     terminal: Terminal = context.obj
     config = model_config(context, given)
     report(context, terminal, config)
-    check_listen(given["listen"])
+    check_listen(given["listen"], given["port"] or 0)
     for path in models:
         if not Path(os.path.expanduser(path)).exists():
             raise ConfigError(f"--models {path}: is not there")
     folder = mesh_folder()
-    cluster = _cluster(line, folder, given)
+    cluster = _cluster(line, folder, given, terminal)
+    device = device_key(folder)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(serving(cluster))
+        broker = stack.enter_context(serving(cluster, device))
         settings = MeshConfig(folder, name=given["name"] or "", port=cluster.port)
         node = open_mesh(settings)
         stack.callback(node.close)
         stack.enter_context(cleaned_up(node.close))
         if given["home_assistant"]:
             node.show_to_home_assistant()
+            if cluster.serves:
+                password = home_password(cluster, device)
+                terminal.say(f"Home Assistant connects to this device's broker as user {HOME}, password {password}")
         fetch_bytes = given["fetch"] or 0
         if models or fetch_bytes:
             from edge_run.runtime.worker import Worker
@@ -100,23 +110,31 @@ def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], 
         terminal.write(f"joined cluster {cluster.id} as node {node.node}; data link at {places}; Ctrl-C leaves\n")
         if not models and not fetch_bytes:
             terminal.say("No --models and no --fetch: this device is seen, and computes nothing for others.")
-        _take_part(node, terminal)
+        if cluster.listed is None:
+            terminal.say(UNLISTED.format(cluster.id))
+
+        def let_in(cluster: Cluster) -> None:
+            if broker is not None:
+                broker.set_access(access_of(cluster, device))
+
+        _take_part(node, terminal, let_in)
 
 
-def _cluster(line: str | None, folder: Path, given: dict[str, Any]) -> Cluster:
+def _cluster(line: str | None, folder: Path, given: dict[str, Any], terminal: Terminal) -> Cluster:
     """Return the cluster to join, and keep it: that of `line`, or the one that is known already, with what is new."""
     from edge_run.devices.mesh import known_cluster
-    from edge_run.devices.mesh_cluster import parse_join_line, read_cluster, write_cluster
+    from edge_run.devices.mesh_cluster import Invited, parse_join_line, read_cluster, write_cluster
 
     if line is None:
         cluster = known_cluster(folder)
     else:
-        cluster = parse_join_line(sys.stdin.readline() if line == "-" else line)
-        check_free(folder, cluster.id, given["replace"])
+        said = parse_join_line(sys.stdin.readline(MOST_LETTERS) if line == "-" else line)
+        check_free(folder, said.cluster if isinstance(said, Invited) else said.id, given["replace"])
+        cluster = _come_in(said, folder, given, terminal) if isinstance(said, Invited) else said
     known = read_cluster(folder)
     if known and known.id == cluster.id:  # what only this device knows stays
         broker = known.broker if known.serves else cluster.broker
-        cluster = dataclasses.replace(known, secret=cluster.secret, broker=broker)
+        cluster = dataclasses.replace(known, secret=cluster.secret, broker=broker, listed=cluster.listed)
     new: dict[str, Any] = {name: given[name] for name in ("broker", "listen") if given[name]}
     if given["authority"]:
         new["authority"] = checked_authority(given)
@@ -128,14 +146,36 @@ def _cluster(line: str | None, folder: Path, given: dict[str, Any]) -> Cluster:
     return cluster
 
 
-def _take_part(node: MeshNode, terminal: Terminal) -> None:
-    """Say what happens, and measure the way to whoever comes, until Ctrl-C."""
+def _come_in(invited: Invited, folder: Path, given: dict[str, Any], terminal: Terminal) -> Cluster:
+    """Return the cluster that an invitation lets this device into; it may be a member already."""
+    from edge_run.devices.mesh_cluster import read_cluster
+    from edge_run.devices.mesh_entry import come_in
+    from edge_run.devices.mesh_identity import device_key
+
+    known = read_cluster(folder)
+    if known is not None and known.id == invited.cluster and known.admits(device_key(folder).public_key):
+        return dataclasses.replace(known, broker=given["broker"] or invited.broker)
+    if given["broker"]:
+        invited = dataclasses.replace(invited, broker=given["broker"])
+    terminal.show(f"asking cluster {invited.cluster} to let this device in")
+    try:
+        name = given["name"] or socket.gethostname()
+        return come_in(folder, invited, name, timeout_s=COME_IN_S, authority=checked_authority(given))
+    finally:
+        terminal.erase()
+
+
+def _take_part(node: MeshNode, terminal: Terminal, let_in: Callable[[Cluster], None]) -> None:
+    """Say what happens, and measure the way to whoever comes, until Ctrl-C. Raises NotTrusted when sent away."""
     names: dict[str, str] = {}
     was_connected = True
     while True:
         events = node.wait(timeout_s=1.0)
         for event in events:
             _tell(event, names, terminal)
+            if isinstance(event, MembersChanged):
+                let_in(node.cluster)
+                node.check_member()
             if isinstance(event, Joined):
                 with contextlib.suppress(MeshError):  # the doctor's business
                     node.link.measure(event.member.node, timeout_s=MEASURE_S)

@@ -10,6 +10,8 @@ import click
 from edge_run.base.errors import ConfigError
 from edge_run.cli.config_file import user_folder
 
+MOST_DAYS, MOST_DIGITS = 365, 9
+
 
 def mesh_folder() -> Path:
     """Return where the device's key and its cluster are kept: `~/.config/edge-run/mesh`. Raises ConfigError."""
@@ -48,6 +50,41 @@ def authority_option() -> click.Option:
 def replace_option() -> click.Option:
     """Return --replace."""
     return click.Option(["--replace"], is_flag=True, help="Leave the cluster that this device belongs to.")
+
+
+def invitation_options() -> list[click.Option]:
+    """Return what an invitation is told: --role, --uses, --expires, --find, --show-line."""
+    return [
+        click.Option(
+            ["--role"], type=click.Choice(["compute", "use", "lead"]), default="use",
+            help="What whoever comes in may do. compute: compute for others; use: run models on the mesh, too; lead: "
+            "invite and remove, too.  [default: use]",
+        ),
+        click.Option(
+            ["--uses"], type=click.IntRange(1, 256), default=16, metavar="N",
+            help="How many devices may come in with the line.  [default: 16]",
+        ),
+        click.Option(
+            ["--expires"], callback=duration_option, default="24h", metavar="TIME",
+            help="How long the line is good for, as 30m, 24h or 7d.  [default: 24h]",
+        ),
+        click.Option(["--find"], is_flag=True, help="No address in the join line: devices look for the broker."),
+        click.Option(["--show-line"], is_flag=True, help="The join line, a secret, also with --json."),
+    ]  # fmt: skip
+
+
+def duration_option(context: click.Context, parameter: click.Parameter, text: str) -> int:
+    """Return the seconds that a time means, as people write it: a click callback."""
+    number, unit = text[:-1], {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
+    if (
+        unit is None
+        or not number.isascii()
+        or not number.isdigit()
+        or len(number) > MOST_DIGITS
+        or not 0 < int(number) * unit <= MOST_DAYS * 86_400
+    ):
+        raise click.BadParameter(f"{text!r}: must be 1s to {MOST_DAYS}d, as 30m, 24h or 7d", context, parameter)
+    return int(number) * unit
 
 
 def checked_authority(given: dict[str, Any]) -> str | None:

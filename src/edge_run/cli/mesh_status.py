@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from edge_run.base.fields import MOST_RATE, is_number
 from edge_run.base.mesh import Document, JsonValue, names_apart
 from edge_run.base.mesh_status import MeshMember, MeshStatus
 from edge_run.base.results import to_json
@@ -13,6 +14,7 @@ from edge_run.base.units import format_size
 from edge_run.cli.commands import SettingsCommand
 from edge_run.cli.mesh_options import broker_option, mesh_folder
 from edge_run.cli.options import some_settings
+from edge_run.cli.printable import one_line
 from edge_run.cli.tables import align
 from edge_run.cli.terminal import Terminal
 
@@ -54,6 +56,7 @@ def describe(found: MeshStatus) -> str:
     if found.coordinator:
         model = found.plan.get("model", "a model")
         lines[0] += f"; {names.get(found.coordinator, found.coordinator)} runs {model}"
+    lines[0] = one_line(lines[0])
     if found.members:
         head = ("device", "id", "has", "layers", "does")
         lines += ["", *align([head, *map(_row, found.members)])]
@@ -86,10 +89,11 @@ def _words(document: Document) -> list[str]:
 
 
 def _word(key: str, value: JsonValue) -> str:
-    if key.endswith("_bytes") and isinstance(value, int):
-        return format_size(value)
-    if isinstance(value, float):
-        return f"{value:.3g}"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not is_number(value, -MOST_RATE, MOST_RATE):
+            return "?"
+        is_size = key.endswith("_bytes") and isinstance(value, int)
+        return format_size(value) if is_size else f"{value:.3g}" if isinstance(value, float) else str(value)
     if isinstance(value, (dict, list, tuple)):
         return str(len(value))
     return str(value)

@@ -52,10 +52,14 @@ def plan(
     measured once, which takes a few seconds.
     """
     from edge_run.runtime.planner import planner
+    from edge_run.tiers._libc import why_unavailable
 
     terminal: Terminal = context.obj
     config = model_config(context, given)
     report(context, terminal, config)
+    if (reason := why_unavailable()) and not given["json"]:
+        _show_plain(model_file, reason, terminal)
+        return
     planned = planner(model_file, config)
     profile = _profile(planned, model_file, terminal) if is_probed else None
 
@@ -82,6 +86,17 @@ def _profile(planned: Planner, model: Path, terminal: Terminal) -> DeviceProfile
         return probe([], model, planned.config, on_step=terminal.show)
     finally:
         terminal.erase()
+
+
+def _show_plain(model: Path, reason: str, terminal: Terminal) -> None:
+    """Say what there is to say of a model that only llama.cpp's own loader can run here."""
+    from edge_run.tiers.gguf import read_gguf
+
+    gguf = read_gguf(model)
+    terminal.write(
+        f"{model.name}: {gguf.architecture}, {format_size(gguf.data_bytes)} in {len(gguf.tensors):,} tensors\n\n"
+        f"llama.cpp's own loader runs it here, which keeps no budget, so there is nothing to plan: {reason}.\n"
+    )
 
 
 def _show(plan: Plan, planned: Planner, model: Path, profile: DeviceProfile | None, terminal: Terminal) -> None:

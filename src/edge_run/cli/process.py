@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
+
+from edge_run.cli.printable import LogFormatter, PrintableStream
 
 try:
     import termios
@@ -28,6 +31,20 @@ def prepare_streams() -> None:
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if stream is not None:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+
+@contextlib.contextmanager
+def printable_notices() -> Iterator[None]:
+    """Let nothing reach standard error raw in this block, whoever writes: the log, a thread that fails, a library."""
+    before, last_resort = sys.stderr, logging.lastResort
+    if before is not None:
+        sys.stderr = PrintableStream(before)
+    if last_resort is not None:
+        last_resort.setFormatter(LogFormatter())
+    try:
+        yield
+    finally:
+        sys.stderr = before
 
 
 def release_streams() -> None:
@@ -59,6 +76,14 @@ def end_on_termination() -> None:
     for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP: so do we
             signal.signal(number, end)
+
+
+def end_with(message: str, code: int) -> NoReturn:
+    """Write one line and end the process at once, from wherever it is: what it computes in may be broken."""
+    line = "".join(letter if letter.isprintable() else " " for letter in message)
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{line}\n".encode("utf-8", "replace"))
+    os._exit(code)
 
 
 @contextlib.contextmanager

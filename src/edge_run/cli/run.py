@@ -14,7 +14,7 @@ from edge_run.cli.answer import NOTICE, follow, opened, say_figures, show
 from edge_run.cli.chat import Chat, PlainTalk, TemplateTalk
 from edge_run.cli.commands import SettingsCommand, origin
 from edge_run.cli.options import SETTINGS
-from edge_run.cli.settings import RunSettings, report, resolve
+from edge_run.cli.settings import MOST_PROMPT_BYTES, RunSettings, report, resolve
 from edge_run.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def run(context: click.Context, /, **given: Any) -> None:
     settings = resolve(context, given)
     report(context, terminal, settings.config, settings.sampling)
     if settings.prompt is None and not terminal.can_ask:
-        settings = dataclasses.replace(settings, prompt=terminal.read_all())
+        settings = dataclasses.replace(settings, prompt=terminal.read_all(MOST_PROMPT_BYTES))
     settings = _without_system_prompt(context, settings)
     if settings.prompt is None and settings.is_json:
         raise ConfigError("--json: needs a prompt; give one with -p, -f or standard input")

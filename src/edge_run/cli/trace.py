@@ -13,7 +13,7 @@ from edge_run.cli.answer import NOTICE
 from edge_run.cli.commands import SettingsCommand
 from edge_run.cli.options import some_settings
 from edge_run.cli.process import delayed_interrupt
-from edge_run.cli.settings import model_config, read_prompt, report
+from edge_run.cli.settings import MOST_PROMPT_BYTES, model_config, read_prompt, report
 from edge_run.cli.terminal import Terminal
 
 DEFAULT_TOKENS = 128
@@ -51,7 +51,7 @@ def trace(context: click.Context, /, model_file: Path, output: Path, tokens: int
     report(context, terminal, config)
     prompt = given["prompt"] if given["file"] is None else read_prompt(given["file"])
     if prompt is None and not terminal.can_ask:
-        prompt = terminal.read_all()
+        prompt = terminal.read_all(MOST_PROMPT_BYTES)
     if prompt is None:
         raise ConfigError("prompt: none; give one with -p, -f or standard input")
     try:

@@ -1,0 +1,34 @@
+"""How much is kept of what members say of themselves: so much in all, under however many names it is said.
+
+JSON takes up to twenty times its size when it is read, and who knows the cluster's secret can come as 256 members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from edge_run.base.errors import ProtocolError
+
+MOST_KEPT_BYTES = 2 << 20
+
+
+class Room:
+    """The bytes that messages take which are kept, by node and kind. A later message is in place of the one before."""
+
+    def __init__(self) -> None:
+        self._taken: dict[tuple[str, str], int] = {}
+
+    def take(self, node: str, kind: str, size_bytes: int, known: Container[str]) -> None:
+        """Note that a message of `node` is kept. known: the nodes of which something is still kept.
+
+        Raises ProtocolError where there is no room for it.
+        """
+        self._taken = {key: size for key, size in self._taken.items() if key[0] in known and key != (node, kind)}
+        held_bytes = sum(self._taken.values())
+        if held_bytes + size_bytes > MOST_KEPT_BYTES:
+            raise ProtocolError(
+                f"node {node}: says {size_bytes} bytes of itself, and {held_bytes} of {MOST_KEPT_BYTES} are kept of "
+                "others already; let devices offer fewer models, or make two clusters",
+                node=node,
+            )
+        self._taken[node, kind] = size_bytes
