@@ -9,7 +9,18 @@ BENCH ?= $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 VULKAN_VENV ?= .venv-vulkan
 SOFTWARE_GPU := GGML_VK_VISIBLE_DEVICES=0
 
-.PHONY: help venv torch run test test-gpu test-vulkan check format bench clean
+# For llama.cpp with AddressSanitizer, in an environment of its own: the tests in which Python and native code hand memory
+# to each other. Freed memory is kept back a little only, as budgets are measured; ASAN_TESTS names other tests.
+ASAN_VENV ?= .venv-asan
+ASAN_FLAGS := -O1 -g1 -DNDEBUG -fsanitize=address -fno-omit-frame-pointer -D_GLIBCXX_ASSERTIONS
+ASAN_OPTIONS := detect_leaks=0:abort_on_error=1:handle_segv=0:allocator_may_return_null=1:quarantine_size_mb=8
+ASAN_REPORTS := $(ASAN_VENV)/reports
+ASAN_TESTS ?= tests/asan tests/unit/test_territory.py tests/unit/test_upload.py tests/unit/test_graph.py \
+    $(wildcard tests/unit/test_weights*.py tests/unit/test_session.py) \
+    $(patsubst %,tests/integration/test_%.py,exactness slices engine engine_shapes mixtures speculation sampling) \
+    $(patsubst %,tests/integration/test_%.py,mesh_decoder prefetch model) tests/property/test_on_demand.py
+
+.PHONY: help venv torch run test test-gpu test-vulkan test-asan check format bench clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -30,6 +41,13 @@ test-gpu: $(VENV)/.installed ## the tests on this machine's GPU, which llama.cpp
 test-vulkan: $(VULKAN_VENV)/.installed ## the same on a GPU that the processor plays: Mesa's Vulkan driver; minutes
 	$(SOFTWARE_GPU) NEED_GPU=1 $(VULKAN_VENV)/bin/pytest tests/gpu $(ARGS)
 
+test-asan: $(ASAN_VENV)/.installed ## exactness and its like with llama.cpp under AddressSanitizer; half an hour
+	rm -rf $(ASAN_REPORTS) && mkdir -p $(ASAN_REPORTS)
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" PYTHONMALLOC=malloc \
+	    ASAN_OPTIONS=$(ASAN_OPTIONS):log_path=$(CURDIR)/$(ASAN_REPORTS)/report PYTHONPATH=$(CURDIR)/tests/asan \
+	    $(ASAN_VENV)/bin/python -m pytest --timeout 1200 $(ASAN_TESTS) $(ARGS)
+	@! cat $(ASAN_REPORTS)/* 2> /dev/null
+
 check: $(VENV)/.installed ## format, lint, types, layers: what CI checks before the tests
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -45,7 +63,7 @@ bench: $(VENV)/.installed ## every benchmark; BENCH=benchmarks/one.py runs one
 	@set -e; for script in $(BENCH); do echo "== $$script"; $(BIN)/python $$script $(ARGS); done
 
 clean: ## remove the virtual environment, builds and caches
-	rm -rf $(VENV) $(VULKAN_VENV) build dist *.egg-info .*_cache .hypothesis .coverage* htmlcov
+	rm -rf $(VENV) $(VULKAN_VENV) $(ASAN_VENV) build dist *.egg-info .*_cache .hypothesis .coverage* htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -70,6 +88,14 @@ $(VULKAN_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VULKAN_VENV)
 	CMAKE_ARGS=-DGGML_VULKAN=on CXXFLAGS="$(CXXFLAGS) -I$(CURDIR)/tests/vulkan" \
 	    $(VULKAN_VENV)/bin/pip install --no-cache-dir --no-binary llama-cpp-python --editable '.[dev]'
+	touch $@
+
+$(ASAN_VENV)/.installed: pyproject.toml
+	@echo "Building llama.cpp with AddressSanitizer, about 6 minutes. It needs gcc."
+	$(PYTHON) -m venv $(ASAN_VENV)
+	CC=gcc CXX=g++ CFLAGS="$(ASAN_FLAGS)" CXXFLAGS="$(ASAN_FLAGS)" LDFLAGS=-fsanitize=address CMAKE_ARGS=-DLLAVA_BUILD=OFF \
+	    SKBUILD_CMAKE_BUILD_TYPE=None SKBUILD_INSTALL_STRIP=false \
+	    $(ASAN_VENV)/bin/pip install --no-cache-dir --no-binary llama-cpp-python --editable '.[dev]'
 	touch $@
 
 $(VENV)/.torch: $(VENV)/.installed

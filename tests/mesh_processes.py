@@ -6,22 +6,27 @@ import contextlib
 import dataclasses
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from edge_run.base.mesh import is_worker
 from edge_run.devices.mesh import MeshConfig, open_mesh
 from edge_run.devices.mesh_cluster import Cluster, new_cluster, write_cluster
 from edge_run.devices.mesh_node import MeshNode
 from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
-from mosquitto import Mosquitto
+from mosquitto import Mosquitto, free_port
+from namespaces import Network
 
 WORKER = Path(__file__).with_name("mesh_worker.py")
+COORDINATOR = Path(__file__).with_name("mesh_coordinator.py")
 START_S = 30.0
+ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"}
 
 
 def round_robin(works: Sequence[UnitWork], stations: Sequence[Station], hops: object) -> MeshPlan:
@@ -40,6 +45,8 @@ class WorkerProcess:
         self.node, self.pid = "", process.pid
 
     def wait_ready(self) -> None:
+        if self.node:
+            return
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"worker {self.name} ended: {self.log.read_text()[-2000:]}"
@@ -69,21 +76,60 @@ class WorkerProcess:
                 self.process.wait()
 
 
+class CoordinatorProcess:
+    """A run in a process of its own: what it says of each token, and of what it met."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process, self._log, self._rest = process, log, b""
+
+    def say(self, timeout_s: float) -> dict[str, Any] | None:
+        """Return what it says next, None where that does not come in time, or it was killed."""
+        assert self.process.stdout is not None
+        until = time.monotonic() + timeout_s
+        while b"\n" not in self._rest:
+            ready = select.select([self.process.stdout], [], [], max(0.0, until - time.monotonic()))[0]
+            data = os.read(self.process.stdout.fileno(), 1 << 16) if ready else b""
+            if not data:
+                return None
+            self._rest += data
+        line, self._rest = self._rest.split(b"\n", 1)
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def why(self) -> str:
+        """Return what it said last before it ended."""
+        return self._log.read_text()[-3000:]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
 class MeshOfProcesses:
     """A broker, workers, and this process's own place in the mesh."""
 
-    def __init__(self, folder: Path, models: Path, address: str = "127.0.0.1") -> None:
-        self._folder, self._models = folder, models
+    def __init__(
+        self, folder: Path, models: Path, address: str = "127.0.0.1", net: Network | None = None, serves: str = ""
+    ) -> None:
+        """net: workers run in namespaces of it that have their names. serves: the worker that is the broker too."""
+        self._folder, self._models, self._net, self._address, self._serves = folder, models, net, address, serves
         self.broker = Mosquitto(folder, address=address)
-        self.broker.start()
-        self.cluster: Cluster = new_cluster(self.broker.url)
+        place = f"{self.address_of(serves)}:{free_port()}"
+        if not serves:
+            self.broker.start()
+        self.cluster: Cluster = new_cluster(f"mqtt://{place}" if serves else self.broker.url)
+        self._serving = dataclasses.replace(self.cluster, serves=place)
         self.workers: dict[str, WorkerProcess] = {}
         self._meshes: list[MeshNode] = []
+
+    def address_of(self, name: str) -> str:
+        """Return where a device is."""
+        return self._net.addresses.get(name, self._address) if self._net else self._address
 
     def prepare_folder(self, folder: Path) -> Path:
         """Make `folder` that of a member."""
         folder.mkdir(exist_ok=True, mode=0o700)
-        write_cluster(folder, self.cluster)
+        write_cluster(folder, self._serving if folder.name == self._serves else self.cluster)
         return folder
 
     def spawn(
@@ -93,16 +139,17 @@ class MeshOfProcesses:
         wrap: Sequence[str] = (),
         chunk_bytes: int = 16384,
         cache: str | None = None,
-        listen: str = "127.0.0.1",
+        listen: str = "",
         fetch: str | None = None,
     ) -> WorkerProcess:
         """Start a worker; `wait_ready` says when it serves. fetch: it has no model, and so much room for layers."""
         folder = self.prepare_folder(self._folder / name)
+        (folder / "held").unlink(missing_ok=True)  # of an earlier life
         log = self._folder / f"{name}.log"
         command = [
-            *wrap, sys.executable, str(WORKER), str(folder), "--name", name,
+            *(wrap or self.wrap(name)), sys.executable, str(WORKER), str(folder), "--name", name,
             *(["--fetch", fetch] if fetch else ["--models", str(self._models)]),
-            "--memory", memory, "--chunk-bytes", str(chunk_bytes), "--listen", listen,
+            "--memory", memory, "--chunk-bytes", str(chunk_bytes), "--listen", listen or self.address_of(name),
             *(["--cache", cache or str(folder / "cache")] if cache or fetch else []),
         ]  # fmt: skip
         with log.open("a") as out:
@@ -112,15 +159,32 @@ class MeshOfProcesses:
                 stdout=subprocess.PIPE,
                 stderr=out,
                 text=True,
-                env={**os.environ, "OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"},
+                env=ENVIRONMENT,
             )
         self.workers[name] = WorkerProcess(name, process, log)
         return self.workers[name]
 
+    def wrap(self, name: str) -> list[str]:
+        """Return what a command is put behind to run on a device."""
+        return self._net.wrap(name) if self._net and name in self._net.addresses else []
+
+    def coordinate(self, name: str, model: Path, tokens: int, workers: int) -> CoordinatorProcess:
+        """Start a run of `model` in a process of its own, which begins when it sees so many workers."""
+        command = [
+            *self.wrap(name), sys.executable, str(COORDINATOR), str(self.prepare_folder(self._folder / name)),
+            str(model), "--tokens", str(tokens), "--workers", str(workers), "--listen", self.address_of(name),
+        ]  # fmt: skip
+        log = self._folder / f"{name}.log"
+        with log.open("a") as out:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=out, env=ENVIRONMENT
+            )
+        return CoordinatorProcess(process, log)
+
     def join(self, name: str = "here") -> MeshNode:
         """Return this process's own place."""
         folder = self.prepare_folder(self._folder / name)
-        mesh = open_mesh(MeshConfig(folder=folder, name=name))
+        mesh = open_mesh(MeshConfig(folder=folder, name=name, listen=(self._address,)))
         self._meshes.append(mesh)
         return mesh
 
@@ -140,9 +204,11 @@ class MeshOfProcesses:
 
 
 @contextlib.contextmanager
-def mesh_of(folder: Path, models: Path, workers: Sequence[str]) -> Iterator[MeshOfProcesses]:
-    """Start a broker and workers, and end them all."""
-    mesh = MeshOfProcesses(folder, models)
+def mesh_of(
+    folder: Path, models: Path, workers: Sequence[str], net: Network | None = None, serves: str = ""
+) -> Iterator[MeshOfProcesses]:
+    """Start a broker and workers, and end them all. net, serves: as of `MeshOfProcesses`."""
+    mesh = MeshOfProcesses(folder, models, net.here if net else "127.0.0.1", net, serves)
     try:
         for name in workers:
             mesh.spawn(name)

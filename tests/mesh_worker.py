@@ -3,7 +3,8 @@
     python mesh_worker.py FOLDER --models DIR --name NAME [--memory 4GiB] [--chunk-bytes 16384] [--broker URL]
         [--fetch 1GiB]
 
-Prints one line of JSON when it serves: its node and its process id. Ends when its standard input does.
+Prints one line of JSON when it serves: its node and its process id; FOLDER/held says when it held a share of a model.
+Ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import argparse
 import json
 import logging
 import os
+import select
 import sys
+import time
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.units import parse_size
-from edge_run.devices.mesh import MeshConfig, open_mesh
+from edge_run.devices.mesh import MeshConfig, known_cluster, open_mesh
+from edge_run.devices.mesh_identity import device_key
+from edge_run.devices.mesh_serving import serving
 from edge_run.runtime.worker import Worker
 
 
@@ -35,16 +40,30 @@ def main() -> None:
     parser.add_argument("--fetch", type=parse_size, default=0)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
-    mesh = open_mesh(
-        MeshConfig(folder=arguments.folder, broker=arguments.broker, name=arguments.name, listen=(arguments.listen,))
+    settings = MeshConfig(
+        folder=arguments.folder, broker=arguments.broker, name=arguments.name, listen=(arguments.listen,)
     )
-    config = ModelConfig(memory=arguments.memory, cache_folder=arguments.cache)
-    worker = Worker(mesh, arguments.models, config, arguments.chunk_bytes, arguments.fetch)
-    worker.start()
-    print(json.dumps({"node": mesh.node, "pid": os.getpid()}), flush=True)
-    sys.stdin.read()
-    worker.close()
-    mesh.close()
+    with serving(known_cluster(arguments.folder), device_key(arguments.folder)):
+        mesh = open_mesh(settings)
+        config = ModelConfig(memory=arguments.memory, cache_folder=arguments.cache)
+        worker = Worker(mesh, arguments.models, config, arguments.chunk_bytes, arguments.fetch)
+        worker.start()
+        print(json.dumps({"node": mesh.node, "pid": os.getpid()}), flush=True)
+        note_what_is_held(worker, arguments.folder / "held")
+        worker.close()
+        mesh.close()
+
+
+def note_what_is_held(worker: Worker, path: Path) -> None:
+    """Write a line whenever the worker holds a share of a model, and whenever it does no more, until the end."""
+    was_held = False
+    while not select.select([sys.stdin], [], [], 0.02)[0]:
+        engine = worker._engine
+        is_held = worker.status["epoch"] != 0 or (engine is not None and engine._share is not None)
+        if is_held != was_held:
+            was_held = is_held
+            with path.open("a") as file:
+                print(f"{time.monotonic():.3f} {int(is_held)}", file=file)
 
 
 if __name__ == "__main__":

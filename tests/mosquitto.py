@@ -40,6 +40,10 @@ class Mosquitto:
     def url(self) -> str:
         return f"mqtt://{self.address}:{self.port}"
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
     def start(self) -> None:
         assert PROGRAM is not None
         with self.log.open("ab") as log:

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 
+NOWHERE = "02:00:00:00:00:01"  # a hardware address that nobody has
+
 
 def why_not() -> str:
     """Return why there can be none here, an empty string when there can."""
@@ -54,6 +56,32 @@ class Network:
         space, limit = self._space(name), ("root", "tbf", "rate", rate, "burst", "3100", "latency", "2s")
         run("tc", "qdisc", "replace", "dev", space, *limit)
         run("tc", "-n", space, "qdisc", "replace", "dev", "eth0", *limit)
+
+    def unplug(self, name: str) -> None:
+        """Take a device off the network: nobody is told, and no connection is closed."""
+        run("ip", "link", "set", self._space(name), "nomaster")
+
+    def plug(self, name: str) -> None:
+        """Put a device back on the network."""
+        run("ip", "link", "set", self._space(name), "master", f"{self._tag}br", "up")
+
+    def cut(self, source: str, target: str) -> None:
+        """Let nothing get from one device to another any more; an empty name is this process's place."""
+        run(*self._neighbour(source, "replace", target), "lladdr", NOWHERE, "nud", "permanent")
+
+    def mend(self, source: str, target: str) -> None:
+        """Take back a `cut`, if it was not yet."""
+        subprocess.run(self._neighbour(source, "del", target), check=False, capture_output=True)
+
+    def hasten(self, name: str) -> None:
+        """Take back a `shape`, if it was not yet."""
+        for card in (["dev", self._space(name)], ["-n", self._space(name), "dev", "eth0"]):
+            words = ["tc", *card[:-2], "qdisc", "del", *card[-2:], "root"]
+            subprocess.run(words, check=False, capture_output=True)
+
+    def _neighbour(self, source: str, what: str, target: str) -> list[str]:
+        where, card = (["-n", self._space(source)], "eth0") if source else ([], f"{self._tag}br")
+        return ["ip", *where, "neigh", what, self.addresses.get(target, self.here), "dev", card]
 
     def remove(self) -> None:
         for name in self.addresses:

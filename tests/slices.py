@@ -46,7 +46,7 @@ class QueueWire:
     def begin(self) -> None:
         pass
 
-    def receive(self, unit: int) -> Sequence[memoryview]:
+    def receive(self, unit: int, sizes: Sequence[int]) -> Sequence[memoryview]:
         parts = self._queues[self._node, unit].get(timeout=30)
         if parts is None:
             raise Cancelled("the other engine failed")

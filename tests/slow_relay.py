@@ -12,9 +12,13 @@ PIECE_BYTES = 2048
 
 
 @contextlib.contextmanager
-def relay(target: int, bytes_per_s: float) -> Iterator[int]:
-    """Pass bytes on to a port and back, at this speed each way; give the port that stands for it."""
+def relay(target: int, bytes_per_s: float, cut: threading.Event | None = None) -> Iterator[int]:
+    """Pass bytes on to a port and back, at this speed each way; give the port that stands for it.
+
+    cut: once it is set, nothing gets to that port any more, and what comes from there still arrives.
+    """
     ends: list[socket.socket] = []
+    targets: list[socket.socket] = []
     threads: list[threading.Thread] = []
 
     def pass_on(source: socket.socket, sink: socket.socket) -> None:
@@ -23,7 +27,8 @@ def relay(target: int, bytes_per_s: float) -> Iterator[int]:
             while data := source.recv(PIECE_BYTES):
                 free_s = max(free_s, time.monotonic()) + len(data) / bytes_per_s
                 time.sleep(max(0.0, free_s - time.monotonic()))
-                sink.sendall(data)
+                if not (cut and cut.is_set() and sink in targets):
+                    sink.sendall(data)
 
     def accept() -> None:
         with contextlib.suppress(OSError):
@@ -31,6 +36,7 @@ def relay(target: int, bytes_per_s: float) -> Iterator[int]:
                 near = listener.accept()[0]
                 far = socket.create_connection(("127.0.0.1", target))
                 ends.extend((near, far))
+                targets.append(far)
                 for pair in ((near, far), (far, near)):
                     start(pass_on, *pair)
 

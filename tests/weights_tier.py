@@ -90,7 +90,9 @@ def tier(
         write_random(path, size_bytes, seed=i)
     with mapped(sizes_bytes, CHUNK, shift_bytes=shift_bytes, hole=hole) as territory:
         n_chunks = territory.n_chunks
-        residency = OnDemand(n_chunks, n_frames) if is_on_demand else Residency(n_chunks, order, pinned, n_frames)
+        residency: OnDemand | Residency = Residency(n_chunks, order, pinned, n_frames)
+        if is_on_demand:
+            residency = OnDemand(n_chunks, n_frames, territory.ragged)
         readers = Readers(n_readers)
         try:
             yield Tier(territory, paths, residency, readers)

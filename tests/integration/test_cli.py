@@ -191,6 +191,26 @@ def test_settings_come_from_file_environment_and_flags(run, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("EDGE_RUN_MEMROY", "did you mean EDGE_RUN_MEMORY[?]"),
+        ("EDGE_RUN_memory", "did you mean EDGE_RUN_MEMORY[?]"),
+        ("EDGE_RUN_CTX", "did you mean EDGE_RUN_CTX_SIZE[?]"),
+        ("EDGE_RUN_", "edge-run run --help lists them"),
+    ],
+)
+def test_a_misspelled_variable_is_an_error(run, name: str, advice: str) -> None:
+    assert_one_line(run("plan", KIT, **{name: "4GiB"}), 2, f"{name}: no such setting; {advice}")
+
+
+def test_a_misspelled_variable_stops_every_command_but_help(run) -> None:
+    for words in ([KIT, "-p", "x"], ["doctor"], ["mesh", "status"], ["demo"]):
+        assert_one_line(run(*words, EDGE_RUN_MEMROY="4GiB"), 2, "EDGE_RUN_MEMROY: no such setting")
+    for words in (["--version"], ["--help"], ["run", "--help"]):
+        assert run(*words, EDGE_RUN_MEMROY="4GiB", _EDGE_RUN_COMPLETE="").returncode == 0
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("thread = 1", "'thread': unknown; known are .*threads"),

@@ -109,8 +109,10 @@ def test_nothing_is_left_of_a_batch_that_does_not_fit(llama: Path) -> None:
 
 
 def test_what_llama_cpp_refuses_is_a_kernel_error(llama: Path) -> None:
-    with open_engine(llama) as engine, pytest.raises(KernelError, match="failed to decode"):
-        engine.decoder.decode([BatchToken(1, 0, 5, True)])
+    with open_engine(llama) as engine:
+        engine.decoder.decode([BatchToken(1, 0, 0, True)])
+        with pytest.raises(KernelError, match="failed to decode"):
+            engine.decoder.decode([BatchToken(1, 5, 0, True)])  # what comes between is not there
 
 
 def test_more_sequences_than_tokens_in_a_pass(llama: Path) -> None:

@@ -267,3 +267,58 @@ def test_a_member_that_sends_nonsense_is_refused_message_by_message() -> None:
         finally:
             way.close()
             context.destroy(0)
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+def test_who_was_given_up_and_speaks_on_is_heard(is_back: bool) -> None:
+    """After a freeze, say: b has given a up, and a, whose lane lives, knows nothing of that."""
+    with contextlib.closing(DataLink()) as a:
+        strangers: list[str] = []
+
+        def meet(node: str) -> None:
+            strangers.append(node)
+            if is_back:
+                b.set_peers({"a": peer("a", a)})
+
+        with contextlib.closing(DataLink(on_stranger=meet)) as b:
+            a.set_peers({"b": peer("b", b)})
+            b.set_peers({"a": peer("a", a)})
+            a.send("b", {"n": 0}, timeout_s=5)
+            assert get(b).header == {"n": 0}
+            b.set_peers({})
+            b.drop("a", "it was silent")
+            with pytest.raises(DeviceLost):
+                get(b)
+            a.send("b", {"n": 1}, timeout_s=5)
+            until(lambda: strangers == ["a"])
+            b.set_peers({"a": peer("a", a)})
+            a.send("b", {"n": 2}, timeout_s=5)
+            assert [get(b).header for _ in range(1 + is_back)] == [{"n": 1}, {"n": 2}][not is_back :]
+            assert b.refused == (not is_back)
+
+
+@pytest.mark.parametrize("when", ["linked", "not reached", "before"])
+def test_whoever_is_watched_is_missed_though_it_never_spoke(when: str) -> None:
+    with contextlib.closing(DataLink()) as a, contextlib.closing(DataLink()) as b:
+        a.set_peers({"b": peer("b", b)})
+        if when != "before":
+            b.set_peers({"a": Peer("a", "1", a.key, ("tcp://127.0.0.1:1",)) if when == "not reached" else peer("a", a)})
+        b.watch("a")
+        if when == "linked":
+            until(lambda: "a" in b.rates())
+            a.close()
+        elif when == "not reached":  # whether it lives is for others to know
+            assert b.receive(timeout_s=0.5) is None
+            b.drop("a", "it is silent")
+        with pytest.raises(DeviceLost) as caught:
+            b.receive(timeout_s=3)
+        assert caught.value.figures["node"] == "a"
+        assert b.receive(timeout_s=0.3) is None, "once"
+
+
+def until(is_so: Callable[[], object]) -> None:
+    """Wait until something is so."""
+    deadline_s = time.monotonic() + 5
+    while not is_so():
+        assert time.monotonic() < deadline_s, "it did not come to be"
+        time.sleep(0.01)

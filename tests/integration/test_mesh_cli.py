@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,45 +20,10 @@ from edge_run.base.errors import ConfigError, MeshError, ModelFileError
 from edge_run.devices.mesh import MeshConfig, open_mesh
 from edge_run.devices.mesh_checkup import examine
 from edge_run.devices.mesh_cluster import Cluster, new_cluster, read_cluster, write_cluster
+from mesh_devices import WAIT_S, Device
 from mosquitto import PROGRAM, Mosquitto, free_port, mosquitto
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-WAIT_S = 30
-
-
-class Device:
-    """A home folder of its own, as another device would have."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        self.mesh_folder = folder / ".config" / "edge-run" / "mesh"
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("EDGE_RUN_", "XDG_"))}
-        self.environment = kept | {"HOME": str(folder)}
-
-    def run(self, *words: str, code: int = 0, text: str | None = None) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "edge_run", "mesh", *words]
-        done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=WAIT_S, check=False, input=text
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done
-
-    @contextlib.contextmanager
-    def joined(self, *words: str) -> Iterator[subprocess.Popen[str]]:
-        """Take part in this block; then Ctrl-C must end it."""
-        command = [sys.executable, "-m", "edge_run", "mesh", "join", *words]
-        process = subprocess.Popen(
-            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        try:
-            assert process.stdout is not None
-            assert "joined cluster" in process.stdout.readline(), process.communicate(timeout=WAIT_S)
-            yield process
-            process.send_signal(signal.SIGINT)
-            assert process.wait(WAIT_S) == 130
-        finally:
-            process.kill()
-            process.communicate()
 
 
 def test_a_cluster_without_a_broker_from_init_to_doctor(tmp_path: Path) -> None:
@@ -104,14 +66,21 @@ def test_where_data_links_listen_is_remembered(tmp_path: Path) -> None:
         socket.create_connection(("127.0.0.1", port), 5).close()
         with contextlib.closing(open_mesh(MeshConfig(device.mesh_folder))) as run:
             assert run.places == (f"tcp://127.0.0.1:{port + 1}",)
-    joiner = Device(tmp_path / "two")
-    joiner.run("join", line, "--listen", "127.0.0.1", "--port", "7", code=10)  # no broker there
-    joiner.run("join", line, "--port", "0", code=10)
+        joiner = Device(tmp_path / "two")
+        joiner.run("join", line, "--listen", "127.0.0.1", "--port", "7", code=2)  # a port of systems' services
+        with joiner.joined(line, "--listen", "127.0.0.1", "--port", str(free_port())):
+            pass
+    joiner.run("join", line, "--port", "0", code=10)  # no broker there any more
     known = read_cluster(joiner.mesh_folder)
     assert known is not None
     assert (known.listen, known.port) == (("127.0.0.1",), 0)
-    other = json.loads(device.run("init", "--replace", "--json", "--listen", "0.0.0.0", "--show-line").stdout)
-    joiner.run("join", other["join_line"], "--replace", code=10)
+    other = Device(tmp_path / "three")
+    place = f"127.0.0.1:{free_port()}"
+    line = json.loads(other.run("init", "--serve", place, "--json", "--show-line").stdout)["join_line"]
+    with other.joined():
+        assert "already" in joiner.run("join", line, code=2).stderr
+        with joiner.joined(line, "--replace"):
+            pass
     known = read_cluster(joiner.mesh_folder)
     assert known is not None
     assert known.listen == (), "another cluster's"
@@ -124,10 +93,11 @@ def test_joining_once_more_loses_nothing_that_only_this_device_knows(tmp_path: P
     ]
     before = read_cluster(device.mesh_folder)
     assert before is not None
-    with device.joined(line):
-        pass
-    assert read_cluster(device.mesh_folder) == before, "it goes on to run the broker"
     joiner = Device(tmp_path / "two")
+    with device.joined(line):
+        assert read_cluster(device.mesh_folder) == before, "it goes on to run the broker"
+        with joiner.joined(line):
+            pass
     other = f"mqtt://me:hidden@127.0.0.1:{free_port()}"
     done = joiner.run("join", line, "--broker", other, "-v", code=10)
     assert "hidden" not in done.stdout + done.stderr
@@ -164,8 +134,9 @@ def test_what_init_and_join_refuse(tmp_path: Path) -> None:
     assert cluster is not None
     assert cluster.id == other["cluster"]
     joiner = Device(tmp_path / "two")
-    joiner.run("join", "-", code=10, text=other["join_line"] + "\n")  # no broker there; the line is kept all the same
-    assert read_cluster(joiner.mesh_folder) is not None
+    done = joiner.run("join", "-", code=10, text=other["join_line"] + "\n")
+    assert "nothing listens there" in done.stderr
+    assert read_cluster(joiner.mesh_folder) is None, "nobody let it in"
 
 
 def test_what_is_wrong_with_the_file_is_said_before_a_mesh_is_looked_for(tmp_path: Path) -> None:

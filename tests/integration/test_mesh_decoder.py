@@ -5,97 +5,25 @@ In one process, over a mesh made of queues; with real processes and a real broke
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, DeviceLost
-from edge_run.base.mesh import Document, LinkRate, Unled
+from edge_run.base.mesh import Document, Unled
 from edge_run.runtime import mesh_run, mesh_spread, mesh_terms
 from edge_run.runtime.engine import Engine
 from edge_run.runtime.mesh_engine import MeshEngine
-from edge_run.runtime.session import Session
 from edge_run.runtime.speculation_setup import open_session
-from edge_run.runtime.worker import Worker
 from fake_mesh import Hub
 from in_child import in_child
 from mesh_processes import round_robin
+from mesh_runs import CHUNK_BYTES, OPTIONS, PROMPT, Run, alone, greedy, running
 from tiny_models import make_model
-
-OPTIONS = {"context_tokens": 256, "micro_batch_tokens": 32, "threads": 1, "check_file": False}
-PROMPT = np.random.default_rng(1).integers(1, 380, 70).tolist()
-CHUNK_BYTES = 16384
-
-
-def greedy(engine: Engine, tokens: int = 16, at: Callable[[int], None] = lambda i: None) -> list[int]:
-    session = Session(engine.front)
-    logits, _ = session.feed(PROMPT)
-    said = []
-    for i in range(tokens):
-        at(i)
-        said.append(int(logits.argmax()))
-        logits = session.step(said[-1])
-    return said
-
-
-def alone(path: Path, tokens: int = 16) -> list[int]:
-    engine = Engine(path, ModelConfig(memory="4GiB", **OPTIONS))
-    try:
-        return greedy(engine, tokens)
-    finally:
-        engine.close()
-
-
-class Run:
-    """A coordinator `a` and workers over a hub."""
-
-    def __init__(
-        self, path: Path, workers: str = "bc", options: dict[str, object] | None = None, bytes_per_s: float = 0.0
-    ) -> None:
-        self.hub = Hub()
-        if bytes_per_s:
-            self.hub.rates = {pair: LinkRate("", 0.001, bytes_per_s) for pair in itertools.permutations("abc", 2)}
-        self.said: list[str] = []
-        mesh_spread.plan_ring = round_robin
-        self.path = path
-        self.workers = {name: self.join(name) for name in workers}
-        self.mesh = self.hub.join("a")
-        self.engine = MeshEngine(
-            path,
-            ModelConfig(memory="4GiB", **(options or OPTIONS)),
-            self.mesh,
-            say=self.said.append,
-            chunk_bytes=CHUNK_BYTES,
-        )
-
-    def join(self, name: str, models: Path | None = None) -> Worker:
-        config = ModelConfig(memory="4GiB", threads=1, check_file=False)
-        worker = Worker(self.hub.join(name), [models or self.path], config, CHUNK_BYTES)
-        worker.start()
-        return worker
-
-    def close(self) -> None:
-        self.engine.close()
-        for worker in self.workers.values():
-            worker.close()
-
-
-@contextmanager
-def running(
-    path: Path, workers: str = "bc", options: dict[str, object] | None = None, bytes_per_s: float = 0.0
-) -> Iterator[Run]:
-    run = Run(path, workers, options, bytes_per_s)
-    try:
-        yield run
-    finally:
-        run.close()
 
 
 @pytest.mark.parametrize("name", ["granite", "granitehybrid", "qwen3moe"])

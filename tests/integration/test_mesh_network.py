@@ -23,8 +23,11 @@ from edge_run.base.mesh import Joined, Lost, MeshEvent, Unled
 from edge_run.devices.mesh import MeshConfig, open_mesh
 from edge_run.devices.mesh_cluster import Cluster, new_cluster, write_cluster
 from edge_run.devices.mesh_embedded import EmbeddedBroker
+from edge_run.devices.mesh_identity import make_identity
 from edge_run.devices.mesh_node import MeshNode
+from edge_run.devices.mesh_serving import access_of
 from mosquitto import Mosquitto, mosquitto
+from slow_relay import relay
 
 MEMBER = Path(__file__).parents[1] / "mesh_member.py"
 
@@ -155,7 +158,8 @@ def test_one_leads_at_a_time_and_the_earlier_is_not_obeyed(table: Table) -> None
     second = b.lead(timeout_s=5)
     assert second > first
     with a.held() as state:  # as somebody would who has not heard of it
-        number, pending = state.asked.add(node, first, {"do": "old"})
+        life = next(one.boot for one in a.members() if one.node == node)
+        number, pending = state.asked.add(node, life, first, {"do": "old"})
         state.send_order(number)
     assert number == stale + 1
     until(lambda: pending.is_done)
@@ -247,6 +251,31 @@ def test_the_broker_goes_away_and_answers_go_on(table: Table, broker: Mosquitto,
     assert not a.wait(timeout_s=0)
 
 
+def test_an_order_that_cannot_arrive_ends_soon(table: Table, broker: Mosquitto) -> None:
+    """What this device says does not reach the broker any more, and the other's data link does not answer."""
+    cut = threading.Event()
+    with relay(broker.port, 1e8, cut) as port:
+        a, b = table.open("a", broker=f"mqtt://127.0.0.1:{port}"), table.open("b")
+        until(lambda: len(a.members()) == 2)
+        a.lead(timeout_s=5)
+        b.link.close()
+        cut.set()
+        started = time.monotonic()
+        with pytest.raises(DeviceLost, match="neither through the broker nor over the data link"):
+            a.order(b.node, {}, timeout_s=30)
+        assert time.monotonic() - started < 10
+
+
+def test_a_newcomer_that_does_not_hear_this_device_is_not_counted_on(table: Table, broker: Mosquitto) -> None:
+    cut = threading.Event()
+    with relay(broker.port, 1e8, cut) as port:
+        a = table.open("a", broker=f"mqtt://127.0.0.1:{port}")
+        cut.set()
+        table.start("worker")
+        time.sleep(1.0)
+        assert len(a.members()) == 1
+
+
 def test_strangers_at_the_broker(table: Table, broker: Mosquitto, tmp_path: Path) -> None:
     """500 messages of somebody who is at the broker and does not know the secret, and of all that he overheard."""
     a, b = table.open("a"), table.open("b")
@@ -325,8 +354,10 @@ def test_no_broker_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 def test_the_embedded_broker_is_one(tmp_path: Path) -> None:
-    with contextlib.closing(EmbeddedBroker("127.0.0.1", port := Mosquitto(tmp_path).port)):
-        table = Table(tmp_path, new_cluster(f"mqtt://127.0.0.1:{port}"))
+    port = Mosquitto(tmp_path).port
+    cluster = new_cluster(f"mqtt://127.0.0.1:{port}")
+    with contextlib.closing(EmbeddedBroker("127.0.0.1", port, access_of(cluster, make_identity(time.time).device))):
+        table = Table(tmp_path, cluster)
         with table.stack:
             a, b = table.open("a"), table.open("b")
             until(lambda: len(a.members()) == 2)
@@ -339,4 +370,4 @@ def test_the_embedded_broker_is_one(tmp_path: Path) -> None:
             time.sleep(1.0)
             assert not looking.state.refusals.total, "it hands on twice what it keeps, which is nobody's attack"
         with pytest.raises(MeshError, match="cannot listen"):
-            EmbeddedBroker("127.0.0.1", port)
+            EmbeddedBroker("127.0.0.1", port, access_of(cluster, make_identity(time.time).device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from edge_run.base.errors import NotTrusted, ProtocolError
 from edge_run.devices import mesh_envelope
 from edge_run.devices.mesh_cluster import new_cluster
-from edge_run.devices.mesh_envelope import CLOCK_TOLERANCE_S, Gate, StaleClock, Writer, canonical
+from edge_run.devices.mesh_envelope import CLOCK_TOLERANCE_S, Gate, StaleClock, Writer
 from edge_run.devices.mesh_identity import Identity, make_identity
+from edge_run.devices.mesh_members import canonical
 from edge_run.devices.mesh_topics import Topic, parse_topic, subscriptions
 
 CLUSTER = new_cluster("mqtt://host")
@@ -92,9 +94,7 @@ def test_replays_and_old_lives() -> None:
         with pytest.raises(NotTrusted, match="again, or late"):
             gate.open(topic, payload)
     clock.now += 1
-    later = make_identity(clock)
-    object.__setattr__(later, "_private", identity._private)
-    reborn = Identity(identity.node, later.boot, identity.public_key, True, identity._private)
+    reborn = dataclasses.replace(identity, boot=make_identity(clock).boot)
     gate.open(topic, Writer(reborn, CLUSTER, clock).seal(topic, 1, {})[0])
     with pytest.raises(NotTrusted, match="a life that ended"):
         gate.open(topic, writer.seal(topic, 1, {})[0])

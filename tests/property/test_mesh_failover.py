@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_run.runtime.mesh_failover import (
+    MOST_MISFITS,
     Appeared,
     Better,
     Deposed,
     Event,
     Failover,
+    GaveUp,
     Go,
     Gone,
     Lead,
@@ -40,9 +44,10 @@ class World:
         self.opened: tuple[int, tuple[str, ...]] | None = None
         self.epochs: list[int] = []
         self.machine = Failover("a", NODES)
+        self.ends: Counter[str] = Counter()
 
     def fault(self) -> Event | None:
-        kind = self.draw.draw(st.sampled_from(["none"] * 4 + ["gone", "refused", "stale"]))
+        kind = self.draw.draw(st.sampled_from(["none"] * 4 + ["gone", "refused", "gave up", "stale"]))
         if kind == "stale":
             return self.draw.draw(
                 st.sampled_from([Opened(0), Replayed(0), Led(1), Gone("z", "never was"), NotLed("x")])
@@ -50,6 +55,13 @@ class World:
         if kind == "none" or not self.alive:
             return None
         node = self.draw.draw(st.sampled_from(sorted(self.alive)))
+        if kind == "gave up":
+            if node not in self.machine.nodes:
+                return None
+            self.ends[node] += 1
+            if self.ends[node] > MOST_MISFITS:
+                self.alive.discard(node)
+            return GaveUp(node, "had lost touch")
         self.alive.discard(node)
         return Gone(node, "dead") if kind == "gone" else Refused(node, "no")
 
@@ -74,7 +86,7 @@ class World:
             )
         if isinstance(instruction, MakePlan | Open | Replay) and (fault := self.fault()):
             concerned = instruction.candidates if isinstance(instruction, MakePlan) else self.machine.nodes
-            if isinstance(fault, Gone | Refused) and fault.node in concerned:
+            if isinstance(fault, Gone | Refused | GaveUp) and fault.node in concerned:
                 return fault
             assert not self.machine.handle(fault), "what does not concern the step at hand changes nothing of it"
         if isinstance(instruction, MakePlan):
@@ -147,3 +159,16 @@ def test_what_is_said_under_an_earlier_epoch_counts_for_nothing() -> None:
     assert machine.handle(Better("faster"))[-1] == Lead()
     machine.handle(Led(1))
     assert machine.epoch > first, "under the same lease too"
+
+
+def test_one_that_gives_up_again_and_again_is_done_without() -> None:
+    machine = Failover("a", ["b", "c"])
+    machine.start()
+    for number in range(MOST_MISFITS + 1):
+        machine.handle(Led(1))
+        machine.handle(Planned(("a", *sorted(machine.candidates))))
+        machine.handle(Opened(machine.epoch))
+        machine.handle(Replayed(machine.epoch))
+        assert machine.handle(GaveUp("b", "had lost touch"))[-1] == Lead()
+        assert machine.candidates == ({"b", "c"} if number < MOST_MISFITS else {"c"})
+    assert machine.handle(GaveUp("b", "had lost touch")) == [], "it has no part any more"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edge_run.base.mesh import Joined, Lost
 from edge_run.devices import mesh_events as events
-from edge_run.devices.mesh_membership import IDLE, NEAR_S, QUICK, Membership
+from edge_run.devices.mesh_membership import FIRST_PATIENCE_S, IDLE, LONGEST_PATIENCE_S, NEAR_S, QUICK, Membership
 
 SELF, BOOT = "self", "1"
 NODES = st.sampled_from(["a", "b", "c"])
@@ -32,9 +35,15 @@ class World(RuleBasedStateMachine):
         self.present: dict[str, str] = {}
         self.latest: dict[str, int] = {}
         self.is_up = False
+        self.reconnected_s = 0.0
 
     def feed(self, event: events.Event) -> None:
         for instruction in self.machine.handle(event):
+            if isinstance(instruction, events.Reconnect):
+                assert self.is_up, "there is nothing to leave"
+                assert not self.machine.is_hearing
+                assert self.clock.now - self.reconnected_s > FIRST_PATIENCE_S, "a broker is given some time"
+                self.reconnected_s = self.clock.now
             if not isinstance(instruction, events.Tell):
                 continue
             if isinstance(instruction.event, Joined):
@@ -69,6 +78,18 @@ class World(RuleBasedStateMachine):
     @rule(node=NODES, is_up=st.booleans())
     def link(self, node: str, is_up: bool) -> None:
         self.feed(events.LinkChanged(node, is_up, "" if is_up else "broke"))
+
+    @rule(node=NODES)
+    def speak(self, node: str) -> None:
+        peer = self.machine._peers.get(node)
+        self.feed(events.Spoke(node))
+        assert (node in self.present) == (peer is not None and peer.member is not None), "who speaks is there"
+
+    @rule()
+    def doubt(self) -> None:
+        before = dict(self.present)
+        self.feed(events.Doubted())
+        assert self.present == before, "a doubt costs nobody"
 
     @rule(is_up=st.booleans())
     def broker(self, is_up: bool) -> None:
@@ -248,3 +269,94 @@ def test_a_silent_broker_costs_nobody_while_hearts_are_rare() -> None:
     table.go_on(5, "ab")
     table.go_on(30, "", is_echoed=False)
     assert not table.lost
+
+
+def test_a_doubt_tells_soon_whether_one_is_deaf_also_while_hearts_are_rare() -> None:
+    for is_echoed in (True, False):
+        table = Table(is_quick=True)
+        table.machine.handle(events.LinkChanged("a", True))
+        table.machine.handle(events.Beat(SELF, BOOT))
+        assert table.machine.is_rare
+        assert table.machine.handle(events.Doubted()) == [events.SendBeat(False, is_rare=True)]
+        assert table.machine.handle(events.Doubted()) == [], "one at a time"
+        if is_echoed:
+            table.machine.handle(events.Beat(SELF, BOOT))
+        table.go_on(1.2, "", is_echoed=False)
+        assert table.machine.is_hearing == is_echoed
+        assert not table.lost
+
+
+def waits_between_connections(*, is_quick: bool, n_connections: int) -> list[float]:
+    """Return how long after each connection a device that never hears itself makes the next one."""
+    clock = Clock()
+    machine = Membership(SELF, BOOT, clock)
+    if is_quick:
+        machine.handle(events.PaceChanged("a"))
+    waits: list[float] = []
+    for _ in range(n_connections):
+        machine.handle(events.BrokerChanged(True))
+        connected_s = clock.now
+        while not any(isinstance(one, events.Reconnect) for one in machine.handle(events.Tick())):
+            clock.now += 0.1
+            assert clock.now - connected_s < 2 * LONGEST_PATIENCE_S
+        waits.append(clock.now - connected_s)
+        machine.handle(events.BrokerChanged(False))
+    return waits
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_who_does_not_hear_itself_connects_anew_and_ever_more_rarely(is_quick: bool) -> None:
+    waits = waits_between_connections(is_quick=is_quick, n_connections=10)
+    assert waits[0] == pytest.approx(FIRST_PATIENCE_S, abs=0.2)
+    assert all(later > earlier - 0.2 for earlier, later in itertools.pairwise(waits))
+    assert waits[-1] == pytest.approx(LONGEST_PATIENCE_S, abs=0.2)
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_who_hears_itself_no_more_connects_anew_soon(is_quick: bool) -> None:
+    clock = Clock()
+    machine = Membership(SELF, BOOT, clock)
+    machine.handle(events.PaceChanged("a" if is_quick else None))
+    machine.handle(events.BrokerChanged(True))
+    for _ in range(200):  # all is well, but for the first heartbeat, which is lost
+        clock.now += 0.5
+        done = machine.handle(events.Tick())
+        assert not any(isinstance(one, events.Reconnect) for one in done)
+        if any(isinstance(one, events.SendBeat) for one in done):
+            machine.handle(events.Beat(SELF, BOOT))
+    pace, deaf_s = QUICK if is_quick else IDLE, clock.now
+    while not any(isinstance(one, events.Reconnect) for one in machine.handle(events.Tick())):
+        clock.now += 0.1
+        assert clock.now - deaf_s < pace.beat_s + FIRST_PATIENCE_S + 2
+
+
+def test_whoever_begins_to_lead_does_not_wait_for_hearts_that_were_rare_for_the_leader_before() -> None:
+    table = Table(is_quick=True)
+    for node in "ab":
+        table.machine.handle(events.Beat(node, "1", is_rare=True))
+    began = table.clock.now
+    table.machine.handle(events.PaceChanged(SELF))
+    table.machine.handle(events.Beat("a", "1", is_rare=True))
+    table.go_on(5, "")
+    assert list(table.lost) == ["b"], "who lives says at once that its heart is rare still"
+    assert table.lost["b"] - began <= QUICK.beat_s + QUICK.lost_s + 0.3, "from when it hears itself"
+
+
+def test_hearts_beat_at_once_when_another_leads() -> None:
+    table = Table(is_quick=True)
+    table.machine.handle(events.LinkChanged("a", True))
+    assert table.machine.handle(events.PaceChanged("b")) == [events.SendBeat(False)]
+    assert table.machine.handle(events.PaceChanged("b")) == []
+    table.machine.handle(events.LinkChanged("b", True))
+    assert table.machine.handle(events.PaceChanged("a")) == [events.SendBeat(False, is_rare=True)]
+
+
+def test_without_a_broker_one_who_cannot_be_linked_is_lost_soon() -> None:
+    for is_up in (True, False):
+        table = Table(is_quick=True)
+        table.go_on(1.5, "ab")
+        table.machine.handle(events.BrokerChanged(is_up))
+        table.machine.handle(events.Beat(SELF, BOOT))
+        table.machine.handle(events.LinkChanged("a", False, "does not answer"))
+        table.go_on(NEAR_S + 0.3, "", is_echoed=is_up)
+        assert list(table.lost) == ([] if is_up else ["a"])

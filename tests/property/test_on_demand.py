@@ -2,6 +2,7 @@
 
 The machine plays the part of `Weights` and of those who hold chunks: a pass that waits for what it acquires, and caches
 that hold what they will want without waiting. Chunks are held more than once; reads end in any order, well or badly.
+Chunks at the ends may stick out of their mapping: they have memory of their own, and no frame moves to or from them.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ class OnDemandMachine(RuleBasedStateMachine):
     @initialize(n_chunks=st.integers(1, MAX_CHUNKS), data=st.data())
     def begin(self, n_chunks: int, data: st.DataObject) -> None:
         self.n_chunks, self.n_frames = n_chunks, data.draw(st.integers(1, n_chunks), "frames")
-        self.states = OnDemand(n_chunks, self.n_frames)
-        self.memory = Memory(frozenset(), self.n_frames)
+        self.fixed = frozenset(data.draw(st.sets(st.sampled_from((0, n_chunks - 1))), "ragged"))
+        self.states = OnDemand(n_chunks, self.n_frames, self.fixed)
+        self.memory = Memory(self.fixed, self.n_frames)
         self.holders: Counter[int] = Counter()
         self.asked: tuple[int, ...] = ()
 
@@ -36,7 +38,7 @@ class OnDemandMachine(RuleBasedStateMachine):
         drawn = data.draw(st.lists(st.integers(0, self.n_chunks - 1), max_size=5), "chunks")
         kept: list[int] = []
         for chunk in drawn:
-            if len({*+self.holders, *kept, chunk}) <= self.n_frames:
+            if len({*+self.holders, *kept, chunk} - self.fixed) <= self.n_frames:
                 kept.append(chunk)
         return tuple(kept)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -180,10 +179,3 @@ def test_messages_that_cannot_be(message: Mapping[str, str], complaint: str) -> 
 def test_no_messages_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one"):
         template(CHATML).render([])
-
-
-def test_jinja_is_imported_only_for_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jinja2.ext", None)
-    assert ChatTemplate.from_model(metadata(None), "", "") is None
-    with pytest.raises(ImportError):
-        template(CHATML)

@@ -47,3 +47,15 @@ def test_what_is_kept_of_another_file_does_not_count(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="cannot be read"):
         fingerprint([tmp_path / "none"], tmp_path)
+
+
+def test_an_edit_whose_time_was_set_back_is_another_model(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"one")
+    known, before = fingerprint([path], tmp_path), path.stat()
+    path.chmod(0o600)
+    assert fingerprint([path], tmp_path) == known, "it is read again, and is what it was"
+    with path.open("r+b") as file:
+        file.write(b"two")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert fingerprint([path], tmp_path) != known

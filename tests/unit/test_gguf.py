@@ -7,6 +7,7 @@ import os
 import re
 import struct
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -327,6 +328,76 @@ def test_mutated_header_is_read_or_refused(model_path: Path, data: st.DataObject
         assert isinstance(model, GgufModel)
         assert all(tensor.offset + tensor.size_bytes <= len(content) for tensor in model.tensors)
     assert "\n" not in message
+
+
+LONG = b"k" * 60_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        container((text(LONG) + struct.pack("<IB", 0, 1)) * 2, 2),
+        container(text(LONG) + struct.pack("<I", 99), 1),
+        container(text(LONG) + struct.pack("<IQ", STRING, 1 << 40), 1),
+        container(text(b"general.alignment") + struct.pack("<I", STRING) + text(LONG), 1),
+        container(text(b"split.count") + struct.pack("<I", STRING) + text(LONG), 1),
+        container()[:16]
+        + struct.pack("<Q", 1)
+        + text(b"general.architecture")
+        + struct.pack("<I", STRING)
+        + text(LONG),
+    ],
+    ids=["twice", "type", "length", "alignment", "split", "architecture"],
+)
+def test_a_refusal_is_a_line_that_can_be_read(tmp_path: Path, content: bytes) -> None:
+    """Whatever the file has in it: a key or a text may be as long as it likes."""
+    path = tmp_path / "long.gguf"
+    path.write_bytes(content)
+    assert len(str(refused(path, "kkk|letters"))) < 1000
+
+
+HOLE_BYTES = 1 << 40  # a file's size says nothing where most of it is a hole: these are archives of a few kB
+
+
+def one_string(name: bytes, size_bytes: int) -> bytes:
+    return text(name) + struct.pack("<IQ", STRING, size_bytes) + bytes(size_bytes)
+
+
+def empty_strings(name: bytes, count: int) -> bytes:
+    return text(name) + struct.pack("<IIQ", 9, STRING, count) + bytes(8 * count)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: container(n_entries=1 << 32), "4,294,967,297 metadata entries, 65,536 of each make sense"),
+        (lambda: container(n_tensors=1 << 32), "4,294,967,296 tensors .* make sense"),
+        (
+            lambda: container(one_string(b"a", 60 << 20) + one_string(b"b", 60 << 20), 2),
+            "its strings up to the value of 'b' have more than 100,663,296 bytes",
+        ),
+        (
+            lambda: container(empty_strings(b"a", 3 << 20) + empty_strings(b"b", 3 << 20), 2),
+            "its arrays up to the array 'b' have more than 4,194,304 strings",
+        ),
+        (
+            lambda: container(text(b"a") + struct.pack("<IIQ", 9, 0, 1 << 38), 1),
+            "it has [0-9,]+ bytes, at most 268,435,456 make sense",
+        ),
+        (
+            lambda: container(text(b"general.alignment") + struct.pack("<II", 4, 1 << 31), 1, tensor(), 1),
+            "general.alignment is 2147483648 of value type 4, a power of two of type 4 is needed, at most 1,048,576",
+        ),
+    ],
+    ids=["entries", "tensors", "strings", "arrays", "bytes", "alignment"],
+)
+def test_a_hole_behind_a_header_costs_nothing(tmp_path: Path, make: Callable[[], bytes], told: str) -> None:
+    path = tmp_path / "hole.gguf"
+    path.write_bytes(make())
+    os.truncate(path, HOLE_BYTES)
+    started_s = time.process_time()
+    refused(path, told)
+    assert time.process_time() - started_s < 10
 
 
 def refused(path: Path, message: str) -> ModelFileError:

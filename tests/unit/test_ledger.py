@@ -55,6 +55,43 @@ def other_run(folder: Path, granted_bytes: int, pid: int = OTHER, **fields: obje
     return LivingFile(folder, "run-", json.dumps(entry).encode())
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 50_000,
+        b"[]",
+        b"null",
+        b'{"pid": 1, "pid": 1}',
+        *(
+            json.dumps(
+                {"pid": OTHER, "namespace": locks.pid_namespace(), "model": "x", "base_bytes": 0, "added_bytes": 1}
+                | one
+            ).encode()
+            for one in (
+                {"pid": "1"},
+                {"pid": []},
+                {"pid": -1},
+                {"pid": 2**80},
+                {"pid": True},
+                {"base_bytes": {}},
+                {"base_bytes": 0.5},
+                {"added_bytes": "1"},
+                {"added_bytes": float("nan")},
+                {"added_bytes": 10**400},
+                {"model": 5},
+                {"another": 1},
+            )
+        ),
+    ],
+)
+def test_a_grant_that_was_written_otherwise_counts_as_none(tmp_path: Path, content: bytes) -> None:
+    ledger = Ledger(tmp_path, free(10 * GIB))
+    other = LivingFile(tmp_path, "run-", content)
+    assert ledger.runs() == []
+    ledger.grant(10 * GIB, "model.gguf", 0).release()
+    other.remove()
+
+
 def test_what_others_may_still_take_is_not_free(tmp_path: Path, resident: dict[int, int]) -> None:
     """What they hold already is missing from what the machine has available."""
     ledger, resident[OTHER] = Ledger(tmp_path, free(10 * GIB)), 1 * GIB

@@ -9,7 +9,7 @@ import time
 from edge_run.base.errors import MeshError
 from edge_run.devices.mesh_channel import Channel, Wiring
 from edge_run.devices.mesh_cluster import Broker
-from edge_run.devices.mesh_state import Outgoing
+from edge_run.devices.mesh_outgoing import Outgoing
 from edge_run.devices.mesh_topics import Topic
 
 

@@ -15,11 +15,12 @@ from edge_run.devices.mesh_cluster import (
     new_cluster,
     parse_broker,
     parse_join_line,
+    parse_place,
     read_cluster,
     write_cluster,
 )
-from edge_run.devices.mesh_embedded import parse_place
-from edge_run.devices.mesh_identity import is_signed, make_identity, node_of, take_identity
+from edge_run.devices.mesh_identity import make_identity, take_identity
+from edge_run.devices.mesh_keys import is_signed, node_of
 
 
 def now() -> float:
@@ -47,7 +48,7 @@ def test_secrets_are_not_shown() -> None:
     assert cluster.secret.hex() not in repr(cluster)
     assert repr(cluster.secret) not in repr(cluster)
     assert "hidden" not in repr(parse_broker(cluster.broker))
-    assert "_private" not in repr(make_identity(now))
+    assert "DeviceKey" not in repr(make_identity(now))
 
 
 def test_brokers() -> None:
@@ -122,11 +123,19 @@ def test_the_proof_is_of_one_key_and_one_cluster() -> None:
 def test_places() -> None:
     assert reachable(("127.0.0.1", "::1"), 7) == ["tcp://127.0.0.1:7", "tcp://[::1]:7"]
     assert "tcp://127.0.0.1:7" in reachable(("0.0.0.0",), 7)
-    check_listen(("127.0.0.1", "0.0.0.0"))
+    check_listen(("127.0.0.1", "0.0.0.0"), 0)
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
-        check_listen(("192.0.2.1",))
+        check_listen(("192.0.2.1",), 0)
     assert parse_place("host", 5) == ("host", 5)
     assert parse_place("host:6", 5) == ("host", 6)
     assert parse_place("[::1]:6", 5) == ("::1", 6)
     with pytest.raises(ConfigError):
         parse_place("", 5)
+
+
+@pytest.mark.parametrize("port", [1, 80, 1023])
+def test_ports_that_nobody_would_use(port: int) -> None:
+    check_listen((), 0)
+    check_listen((), 1024)
+    with pytest.raises(ConfigError, match="from 1024 on"):
+        check_listen((), port)

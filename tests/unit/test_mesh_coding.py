@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from edge_run.base.errors import ProtocolError
+from edge_run.partition.state_codec import encode_states
 from edge_run.runtime.mesh_coding import StateCoder, Tally, decode
 
 STATE = np.random.default_rng(5).standard_normal(4096).astype(np.float32)
@@ -37,7 +39,7 @@ def test_the_link_decides_and_the_user_allows(states: str, mbits: float, kind: s
     assert tally.states == {kind: 1}
     assert tally.plain_bytes == 16384 + 256
     assert tally.sent_bytes == sum(part.nbytes for part in parts)
-    back = [bytes(part) for part in decode(kinds, [memoryview(bytes(part)) for part in parts])]
+    back = [bytes(part) for part in decode(kinds, [memoryview(bytes(part)) for part in parts], [16384, 256])]
     assert back[1] == bytes(PLACES)
     if kind == "compact":
         assert np.abs(np.frombuffer(back[0], np.float32) - STATE).max() < 0.02
@@ -69,4 +71,26 @@ def test_what_cannot_be_rounded_goes_as_it_is() -> None:
 @pytest.mark.parametrize("kinds", ["packed", [], ["odd"], [["packed"]], [None], {"packed": 1}, 3])
 def test_codes_that_nobody_knows_are_refused(kinds: object) -> None:
     with pytest.raises(ProtocolError):
-        decode(kinds, [memoryview(b"1234")])
+        decode(kinds, [memoryview(b"1234")], [4])
+
+
+@pytest.mark.parametrize(("states", "mbits"), [("exact", 5), ("exact", 10_000), ("compact", 5)])
+@pytest.mark.parametrize("sizes", [[16384], [16384, 252], [4096, 256], [1 << 40, 256], [16384, 256, 0], []])
+def test_what_is_not_as_large_as_it_should_be_is_refused_before_it_takes_memory(
+    states: str, mbits: float, sizes: list[int]
+) -> None:
+    kinds, parts = coder(states, mbits)[0].encode("b", [FLOATS, PLACES])
+    tracemalloc.start()
+    with pytest.raises(ProtocolError, match="needed are"):
+        decode(kinds, parts, sizes)
+    assert tracemalloc.get_traced_memory()[1] < 10_000
+    tracemalloc.stop()
+
+
+def test_a_small_code_that_says_to_be_large_takes_no_memory() -> None:
+    bomb = encode_states(np.zeros((4096, 4096), np.float32))
+    tracemalloc.start()
+    with pytest.raises(ProtocolError, match="needed are"):
+        decode(["compact"], [memoryview(bomb)], [16384])
+    assert tracemalloc.get_traced_memory()[1] < 10_000
+    tracemalloc.stop()

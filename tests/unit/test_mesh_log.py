@@ -7,9 +7,14 @@ import pytest
 from edge_run.base.errors import ProtocolError
 from edge_run.base.mesh import Message
 from edge_run.base.protocols import BatchToken
+from edge_run.runtime.batch_limits import Limits
 from edge_run.runtime.mesh_log import MeshLog
 from edge_run.runtime.mesh_messages import Decode, Operate, command_header, command_parts, read_command
 from edge_run.runtime.mesh_promise import Pace, replay_s
+
+LIMITS = Limits(
+    context_tokens=64, vocabulary=10, micro_batch_tokens=8, sequences=4, outputs_per_pass=2, can_branch=True
+)
 
 
 def batch(*positions: int, sequence: int = 0) -> list[BatchToken]:
@@ -59,22 +64,24 @@ def sent(command: Decode | Operate) -> Message:
 def test_commands_arrive_as_they_were_sent() -> None:
     tokens = (BatchToken(3, 0, 0, True), BatchToken(4, 1, 0, False, (2, 3)))
     for command in (Decode(tokens), Operate("keep", (0, 5, 2, 1, 2)), Operate("clear")):
-        assert read_command(sent(command), vocabulary=10) == command
+        assert read_command(sent(command), LIMITS) == command
 
 
 @pytest.mark.parametrize(
     "numbers",
-    [(), (1, 0, 0, 1), (99, 0, 0, 1, 0), (-1, 0, 0, 1, 0), (1, -1, 0, 1, 0), (1, 0, 0, 1, 3), (1, 0, 0, 1, -1)],
-)
+    [(), (1, 0, 0, 1), (99, 0, 0, 1, 0), (-1, 0, 0, 1, 0), (1, -1, 0, 1, 0), (1, 0, 0, 1, 3), (1, 0, 0, 1, -1),
+     (1, 0, 0, 2, 0), (1, 64, 0, 1, 0), (1, 0, 4, 1, 0), (1, 0, 0, 1, 1, 4), (1, 0, 0, 1, 1, 0), (1, 0, 0, 1, 2, 3, 3),
+     (1, 0, 0, 1, 4, 0, 1, 2, 3), (1, 0, 0, 1, 0) * 3, (1, 0, 0, 0, 0) * 1000],
+)  # fmt: skip
 def test_what_cannot_be_a_batch_is_refused(numbers: tuple[int, ...]) -> None:
     message = sent(Operate("decode", numbers))
     with pytest.raises(ProtocolError):
-        read_command(message, vocabulary=10)
+        read_command(message, LIMITS)
 
 
 def test_an_unknown_command_is_refused() -> None:
     with pytest.raises(ProtocolError, match="unknown"):
-        read_command(sent(Operate("format_disk")), vocabulary=10)
+        read_command(sent(Operate("format_disk")), LIMITS)
 
 
 def test_a_promise_counts_usual_tokens_a_slower_plan_and_what_is_read_besides() -> None:

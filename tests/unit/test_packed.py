@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
+import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +24,7 @@ from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_format import F16, F32
 from edge_run.tiers.packed import PackedBlocks, set_apart, set_together
 from edge_run.tiers.packed_file import HEAD, find_packed, packed_path, read_packed
+from edge_run.tiers.packed_index import read_table
 from packing import HEAD_BYTES, model_of
 
 N_NUMBERS = 200_000
@@ -61,7 +66,7 @@ def test_experts_of_16_bits_become_smaller(model: Callable[..., GgufModel]) -> N
     assert told
     assert told[-1][0] <= told[-1][1]
     packed = read_packed(made.path)
-    assert (packed.number_bytes, packed.names) == (2, (gguf.tensors[0].name,))
+    assert (packed.facts.number_bytes, packed.facts.names) == (2, (gguf.tensors[0].name,))
     assert packed.share == made.share
     assert leftovers(made.path.parent) == [made.path.name]
 
@@ -86,7 +91,7 @@ def test_types_that_gain_nothing_are_left_out(tmp_path: Path, monkeypatch: pytes
     made = pack(path)
     assert made.tensors == 1
     assert made.left_out["F16"] > 0.99
-    assert read_packed(made.path).names == (gguf.tensors[0].name,)
+    assert read_packed(made.path).facts.names == (gguf.tensors[0].name,)
 
 
 def test_tensors_whose_bytes_are_not_set_apart_alike_are_not_in_one_file(
@@ -101,7 +106,7 @@ def test_tensors_whose_bytes_are_not_set_apart_alike_are_not_in_one_file(
     path.write_bytes(data)
     gguf = GgufModel(gguf.shards, (other, *gguf.tensors[1:]), gguf.metadata)
     monkeypatch.setattr(module, "read_gguf", lambda path: gguf)
-    assert read_packed(pack(path).path).names == tuple(tensor.name for tensor in gguf.tensors[1:])
+    assert read_packed(pack(path).path).facts.names == tuple(tensor.name for tensor in gguf.tensors[1:])
 
 
 def test_a_model_without_experts_is_refused(model: Callable[..., GgufModel], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +188,13 @@ def test_what_is_no_packed_file_is_refused(tmp_path: Path) -> None:
         read_packed(path)
 
 
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x")
+    for path in (tmp_path, tmp_path / "x", Path("/dev/zero")):
+        with pytest.raises(PackedFileError, match="is no file"):
+            read_packed(path)
+
+
 def test_another_version_and_a_cut_file_are_refused(model: Callable[..., GgufModel]) -> None:
     path = pack(model().shards[0].path).path
     data = path.read_bytes()
@@ -202,6 +214,96 @@ def test_a_block_outside_the_file_is_refused(model: Callable[..., GgufModel]) ->
     other = type(packed)(**{name: getattr(packed, name) for name in packed.__slots__} | {"table": bytes(table)})
     with pytest.raises(PackedFileError, match="a block is outside"):
         PackedBlocks(other)
+
+
+def rewritten(
+    path: Path, facts: Mapping[str, object] | bytes, edit: Callable[[Any], object] = lambda blocks: None
+) -> None:
+    """Write the packed file again with other facts and another table, sealed as the packer would."""
+    data = path.read_bytes()
+    magic, version, start, n_index, *_ = HEAD.unpack(data[: HEAD.size])
+    index = data[start : start + n_index]
+    blocks = read_table(data[start + n_index :]).copy()
+    changed = edit(blocks)
+    table = (blocks if changed is None else changed).tobytes()  # type: ignore[union-attr]
+    index = facts if isinstance(facts, bytes) else json.dumps({**json.loads(index), **facts}).encode()
+    path.write_bytes(data[:start] + index + table)
+    digest = hashlib.blake2b(index + table, digest_size=32).digest()
+    with path.open("r+b") as file:
+        file.write(HEAD.pack(magic, version, start, len(index), len(table), digest))
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        *(
+            {"block_bytes": size}
+            for size in (64, 100, 0, -1, 4096, 65537, 1 << 19, 1 << 62, 10**4000, 65536.0, "65536", None, True)
+        ),
+        *({"number_bytes": size} for size in (0, 3, -1, True, 2.0, "2")),
+        *({"names": names} for names in ([], "blk.0.exps", [1], None, ["blk.0.exps", "blk.0.exps"], [["blk.0.exps"]])),
+        *({"model": model} for model in ("", "A" * 64, 5, None, "a" * 63)),
+        *({"raw_bytes": size} for size in (0, -5, 1, 2.5, 1 << 60, "400096")),
+        *({"packed_bytes": size} for size in (0, 1, 1 << 60, None)),
+        {"more": 1},
+        b"[]",
+        b"7",
+        b"",
+        b"{",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"model": 1}',
+    ],
+    ids=lambda facts: repr(facts)[:40],
+)
+def test_an_index_that_the_packer_would_not_write_is_refused(
+    model: Callable[..., GgufModel], facts: Mapping[str, object] | bytes
+) -> None:
+    """It has the right digest: whoever can write a file can write that, too."""
+    gguf = model()
+    path = pack(gguf.shards[0].path).path
+    rewritten(path, {})
+    assert find_packed(gguf, None) is not None, "what is written again unchanged is right"
+    rewritten(path, facts)
+    with pytest.raises(PackedFileError, match=r"damaged|another model") as caught:
+        find_packed(gguf, None)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400 + len(str(path))
+
+
+def _set(column: str, row: int, value: int) -> Callable[[Any], None]:
+    def edit(blocks: Any) -> None:
+        blocks[column][row] = value
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        *(_set("shard", row, value) for row in (0, -1) for value in (1, 2**31, 2**32 - 1)),
+        *(_set("number", row, value) for row in (0, -1) for value in (77, 2**32 - 1)),
+        *(_set("start", row, value) for row in (0, 1) for value in (0, 2**62, 2**64 - 1)),
+        *(_set("first", row, value) for row in (0, 1) for value in (0, 2**32 - 1)),
+        *(_set("second", row, value) for row in (0, 1) for value in (0, 2**32 - 1)),
+        lambda blocks: blocks[::-1].copy(),
+        lambda blocks: blocks[:-1].copy(),
+        lambda blocks: blocks[1:].copy(),
+        lambda blocks: blocks[:0].copy(),
+        lambda blocks: np.frombuffer(blocks.tobytes()[:-1], np.uint8),
+        lambda blocks: np.concatenate([blocks, blocks[-1:]]),
+    ],
+)
+def test_a_table_that_the_packer_would_not_write_is_refused(
+    model: Callable[..., GgufModel], edit: Callable[[Any], object]
+) -> None:
+    """Blocks out of order, twice, over each other, outside, missing, or of another tensor."""
+    gguf = model()
+    path = pack(gguf.shards[0].path).path
+    assert len(read_table(read_packed(path).table)) > 2
+    rewritten(path, {}, edit)
+    with pytest.raises(PackedFileError, match="damaged"):
+        find_packed(gguf, None)
 
 
 def test_which_file_a_run_reads(model: Callable[..., GgufModel], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from edge_run.base.profile import DeviceProfile, DiskProfile, KernelSpeed, ReadSpeed
+from edge_run.base.strict_json import decode
 from edge_run.devices.mount import Mount, find_mount
 from edge_run.devices.profile import (
     FORMAT_VERSION,
@@ -24,7 +25,6 @@ from edge_run.devices.profile import (
     ProfileStore,
     disk_of,
 )
-from edge_run.devices.strict_json import decode
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 DEVICE = Identity("AMD EPYC", "x86_64", 2, "llama-cpp-python 0.3.36")

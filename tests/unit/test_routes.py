@@ -78,6 +78,7 @@ def test_columns_are_found_by_name_and_others_passed_over(tmp_path: Path) -> Non
         (PREAMBLE + COLUMNS + "0,1,0,0,0,8\n", "line 5: expert 8 is out of range, 0 to 7 needed"),
         (PREAMBLE + COLUMNS + "0,1,0,3,0,1\n", "line 5: layer 3 is out of range: the preamble has no experts for it"),
         (PREAMBLE + COLUMNS + "0,2,0,0,0,1\n", "phase 2, 0 (prefill) or 1 (decode) needed"),
+        (PREAMBLE + COLUMNS.strip() + ",x" * 1000 + "\n1\n", "line 5: 1 fields, 1006 needed (turn,phase,"),
         (PREAMBLE.replace("# n_expert=8\n", "") + COLUMNS + "0,1,0,0,0,65536\n", "0 to 65535 needed"),
     ],
 )
@@ -89,6 +90,7 @@ def test_what_is_no_trace_is_refused_in_a_line(tmp_path: Path, text: str, told: 
     assert message.startswith(str(path))
     assert told in message
     assert "\n" not in message
+    assert len(message) < 1000
 
 
 def test_a_trace_that_is_not_there(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from edge_run.base.units import round_up
 from edge_run.tiers import _libc
 from edge_run.tiers.residency import NEW_FRAME
-from edge_run.tiers.territory import CHUNK_BYTES, Span, Territory
+from edge_run.tiers.territory import CHUNK_BYTES, MoveRefused, Span, Territory
 from mapped import PAGE, advice_at, content, is_readable, mapped
 
 CHUNK = 4 * PAGE
@@ -168,6 +168,32 @@ def test_a_refused_move_leaves_no_hole_and_no_frame(monkeypatch: pytest.MonkeyPa
         assert not is_readable(territory.place(0).address)
         territory.furnish(2, NEW_FRAME)
         assert read(territory, 2) == bytes(CHUNK)
+
+
+@pytest.mark.parametrize(
+    ("target", "source", "count"),
+    [
+        pytest.param(2, 8, 1, id="from a ragged end"),
+        pytest.param(2, 9, 1, id="from behind the last chunk"),
+        pytest.param(8, 2, 1, id="to a ragged end"),
+        pytest.param(9, 2, 1, id="to behind the last chunk"),
+        pytest.param(-1, 2, 1, id="to before the first chunk"),
+        pytest.param(1, 7, 2, id="from a row with a ragged end"),
+        pytest.param(7, 1, 2, id="to a row with a ragged end"),
+        pytest.param(1, 4, 2, id="from across a hole"),
+        pytest.param(4, 1, 2, id="to across a hole"),
+    ],
+)
+def test_a_move_that_is_not_from_whole_chunks_to_whole_chunks_is_refused(target: int, source: int, count: int) -> None:
+    """The kernel would move what is not ours, and llama.cpp's code or the heap may lie right behind a model."""
+    with mapped([10 * CHUNK - PAGE], CHUNK, hole=range(5 * CHUNK, 6 * CHUNK)) as territory:
+        assert territory.ragged == {8}
+        for chunk in range(territory.n_chunks):
+            territory.furnish(chunk, NEW_FRAME)
+        data = [fill(territory, chunk, chunk) for chunk in range(territory.n_chunks)]
+        with pytest.raises(MoveRefused, match="not whole chunks"):
+            territory.furnish(target, source, count)
+        assert [read(territory, chunk) for chunk in range(territory.n_chunks)] == data, "nothing has moved"
 
 
 def test_a_hole_in_a_mapping_parts_chunks_that_are_neighbours_by_number() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from edge_run.base.errors import TierReadError
+from edge_run.base.errors import BudgetError, EdgeRunError, ModelFileError, TierReadError
 from edge_run.tiers.residency import ChunkState
+from mapped import PAGE
 from weights_tier import CHUNK, WAIT_S, tier
 
 
@@ -139,3 +142,104 @@ def test_what_was_let_go_last_makes_room_first(tmp_path: Path) -> None:
                 assert streamed.is_right(chunk)
                 streamed.weights.release([chunk])
         assert len(streamed.reads) == 12 + 4 + 4
+
+
+@pytest.mark.parametrize("lost", [2, 6], ids=["at the start", "at the end"])
+def test_a_ragged_chunk_whose_read_failed_is_no_frame_for_others(tmp_path: Path, lost: int) -> None:
+    """It is smaller than they are: a whole one moved from it would take along what lies behind the mapping."""
+    hole = range(2 * CHUNK, 3 * CHUNK + PAGE)
+    with tier(tmp_path, [8 * CHUNK - PAGE], (), n_frames=2, hole=hole, is_on_demand=True) as streamed:
+        assert streamed.territory.ragged == {2, 6}
+        start = streamed.territory.place(lost).file_offset
+        failures = [TierReadError("once")]
+
+        def fail(offset: int) -> None:
+            if offset == start and failures:
+                raise failures.pop()
+
+        streamed.fail = fail
+        with pytest.raises(TierReadError, match="once"):
+            streamed.weights.acquire([lost])
+        for chunks in ([0, 1], [3, 4, lost], [5, 1], [8 - lost, 0]):
+            streamed.weights.acquire(chunks)
+            assert all(streamed.is_right(chunk) for chunk in chunks)
+            streamed.weights.release(chunks)
+            streamed.residency.check()
+
+
+def test_whatever_ends_a_read_the_consumer_hears_of_it_and_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with tier(tmp_path, [4 * CHUNK], (), n_frames=4, n_readers=1, is_on_demand=True) as streamed:
+        failures: list[tuple[Exception, type[EdgeRunError], str]] = [
+            (OSError(5, "Input/output error"), TierReadError, "Input/output error"),
+            (OSError(12, "Cannot allocate memory"), BudgetError, "Cannot allocate memory"),
+            (MemoryError(), BudgetError, "out of memory"),
+            (ZeroDivisionError("what"), TierReadError, "please report this"),
+        ]
+        for failure, kind, message in failures:
+
+            def fail(offset: int, failure: Exception = failure) -> None:
+                raise failure
+
+            streamed.fail = fail
+            with pytest.raises(kind, match=message):
+                streamed.weights.acquire([1])
+        streamed.fail = lambda offset: None
+        streamed.weights.acquire([1])
+        assert streamed.is_right(1)
+        assert "ZeroDivisionError" in caplog.text, "a mistake of ours is told where it was made"
+
+
+def _edit(path: Path) -> None:
+    """Change one byte of the first chunk, and set the time of the change back."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(PAGE + 5)
+        byte = file.read(1)
+        file.seek(PAGE + 5)
+        file.write(bytes([byte[0] ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def _swap_pages(path: Path) -> None:
+    before, data = path.stat(), path.read_bytes()
+    path.write_bytes(data[PAGE : 2 * PAGE] + data[:PAGE] + data[2 * PAGE :])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("edit", [_edit, _swap_pages])
+def test_an_edit_whose_time_was_set_back_is_noticed_when_it_is_read(
+    tmp_path: Path, edit: Callable[[Path], None]
+) -> None:
+    with tier(tmp_path, [4 * CHUNK + 5], (), n_frames=1, is_on_demand=True) as streamed:
+        for chunk in (0, 1, 4, 2):
+            streamed.weights.acquire([chunk])
+            streamed.weights.release([chunk])
+        edit(streamed.sources[0].path)
+        streamed.sources[0].check_unchanged()
+        with pytest.raises(ModelFileError, match="changed while it was in use"):
+            streamed.weights.acquire([0])
+        streamed.weights.acquire([1])
+        assert streamed.is_right(1), "what is as it was can be read"
+
+
+@pytest.mark.parametrize("how", ["mode", "link", "name"])
+def test_what_leaves_the_content_alone_is_no_change(tmp_path: Path, how: str) -> None:
+    """All three change the time of the last change to the file's entry, as an edit does."""
+    with tier(tmp_path, [4 * CHUNK + 5], (), n_frames=1, is_on_demand=True) as streamed:
+        path = streamed.sources[0].path
+        streamed.weights.acquire([0])
+        streamed.weights.release([0])
+        {
+            "mode": lambda: path.chmod(0o640),
+            "link": lambda: os.link(path, tmp_path / "other"),
+            "name": lambda: path.rename(tmp_path / "other"),
+        }[how]()
+        streamed.sources[0].check_unchanged()
+        assert streamed.sources[0].is_doubtful
+        for chunk in (1, 0, 4):
+            streamed.weights.acquire([chunk])
+            assert streamed.is_right(chunk)
+            streamed.weights.release([chunk])

@@ -1,0 +1,273 @@
+"""What is done while calls fail: every kind of run, small enough to be done a thousand times, and its right result."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import system_errors
+from edge_run.base.units import GIB, KIB
+from edge_run.runtime.engine import Engine
+from edge_run.runtime.inflate import inflate
+from edge_run.runtime.pack import pack
+from edge_run.runtime.session import Session
+from edge_run.runtime.slice_engine import SliceEngine
+from edge_run.runtime.speculation_setup import open_session
+from edge_run.runtime.tracing import trace
+from edge_run.tiers import _libc
+from edge_run.tiers.partial import PartialModel, PartialSource
+from edge_run.tiers.pieces import Pieces
+from edge_run.tiers.readers import Readers
+from edge_run.tiers.source import SourceFile
+from edge_run.tiers.upload import Extent, Upload
+from exactness import fewest_frames
+from kit_models import KIT
+from slices import Together, batches_of, owners_of, run_slices
+from tiny_models import N_VOCAB, make_model
+
+Work = Callable[[], object]
+Scenario = Callable[[Path], contextlib.AbstractContextManager[Work]]
+PROMPT = [7, 3, 250, 7, 3]
+OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 4, "threads": 1, "readers": 2, "memory": GIB}
+OPTIONS["backend"] = "edge-run"
+CHUNK_BYTES = 64 * KIB
+
+
+@cache
+def _model(name: str, folder: Path, quantisation: str | None = None) -> Path:
+    """Make a model, the first time: what is done later is to be all that calls are counted of."""
+    return make_model(name, folder, quantisation=quantisation)
+
+
+@cache
+def _packed(model: Path) -> Path:
+    return pack(model, model.with_name("packed"), is_replacing=True).path
+
+
+@cache
+def _file(folder: Path) -> tuple[Path, bytes]:
+    path, data = folder / "uploaded", bytes(range(256)) * 4096 * 20
+    path.write_bytes(data)
+    return path, data
+
+
+def _remove(folder: Path, what: str = "") -> None:
+    """Remove `folder`, or `what` is in it, through a program: its calls are not counted."""
+    os.system(f"rm -rf {shlex.quote(str(folder))}{what}")
+
+
+@cache
+def _page() -> int:
+    return _libc.map_anonymous(_libc.PAGE)
+
+
+@cache
+def _folder(parent: Path) -> Path:
+    return Path(tempfile.mkdtemp(dir=parent))
+
+
+class StreamedEngine(Engine):
+    """Streams what would fit, too."""
+
+    may_be_whole = False
+
+
+def _greedy(session: Session, n_tokens: int = 2) -> list[int]:
+    """The tokens that go on from the prompt, computed from its start."""
+    session.feed([1])
+    logits, _ = session.feed(PROMPT)
+    tokens = [int(logits.argmax())]
+    while len(tokens) < n_tokens:
+        tokens.append(int(session.step(tokens[-1]).argmax()))
+    return tokens
+
+
+@contextmanager
+def _run(path: Path, kind: type[Engine], share: float, **options: Any) -> Iterator[Work]:
+    with fewest_frames(share):
+        engine = kind(path, ModelConfig(**{**OPTIONS, "cache_folder": path.parent / "cache", **options}), CHUNK_BYTES)
+    try:
+        assert (engine.plan.mode == "streamed") == (kind is StreamedEngine)
+        yield partial(_greedy, open_session(engine))
+    finally:
+        engine.close()
+
+
+def resident(folder: Path) -> contextlib.AbstractContextManager[Work]:
+    """A model that is read whole."""
+    return _run(_model("llama", folder), Engine, 1)
+
+
+def plain(folder: Path) -> contextlib.AbstractContextManager[Work]:
+    """A model that llama.cpp loads by itself."""
+    return _run(_model("llama", folder), Engine, 1, backend="llama.cpp")
+
+
+def dense(folder: Path) -> contextlib.AbstractContextManager[Work]:
+    """A model that streams in order."""
+    return _run(_model("llama", folder), StreamedEngine, 0)
+
+
+def mixture(folder: Path) -> contextlib.AbstractContextManager[Work]:
+    """A mixture that streams by expert."""
+    return _run(_model("qwen3moe", folder), StreamedEngine, 0.25, packed="off")
+
+
+def packed(folder: Path) -> contextlib.AbstractContextManager[Work]:
+    """A mixture whose experts are read from a packed file."""
+    model = _model("qwen3moe", folder)
+    return _run(model, StreamedEngine, 0.25, packed=_packed(model))
+
+
+def draft(folder: Path) -> contextlib.AbstractContextManager[Work]:
+    """A model that streams, and a draft model."""
+    drafter = _model("llama", folder, "Q4_0")
+    return _run(_model("llama", folder), StreamedEngine, 0, draft=drafter, draft_tokens=3, speculate="draft")
+
+
+@contextmanager
+def first(folder: Path) -> Iterator[Work]:
+    """A model that nobody has opened before: it is inspected in a child process."""
+    _remove(folder / "fresh")
+    with _run(_model("llama", folder), StreamedEngine, 0, cache_folder=folder / "fresh") as work:
+        yield work
+
+
+@contextmanager
+def slices(folder: Path) -> Iterator[Work]:
+    """A model on two engines that each have some of its layers."""
+    path = _model("llama", folder)
+    with contextlib.ExitStack() as stack:
+        engines = {}
+        for node in "ab":
+            with fewest_frames(0):
+                config = ModelConfig(**OPTIONS, cache_folder=folder / "cache")
+                engines[node] = SliceEngine(path, config, CHUNK_BYTES)
+            stack.callback(engines[node].close)
+        together = Together(engines, owners_of(len(engines["a"].layout.units), (1, 1)))
+
+        def work() -> object:
+            for engine in engines.values():
+                engine.decoder.clear()
+            return [int(rows[-1].argmax()) for rows in run_slices(together, batches_of([*PROMPT, 5, 6], 4, 4))]
+
+        yield work
+
+
+@contextmanager
+def upload(folder: Path) -> Iterator[Work]:
+    """Weights on their way to another device."""
+    path, wanted = _file(folder)
+    sources = [SourceFile(path)]
+    with system_errors("uploading"):
+        readers = Readers(2)
+    got: dict[int, bytes] = {}
+
+    def put(piece: Extent, address: int) -> None:
+        got[piece.offset] = bytes(_libc.view(address, piece.length))
+
+    job: list[Upload] = []
+    try:
+
+        def work() -> object:
+            if not job:
+                job.append(Upload([Extent(1, 0, 100, len(wanted) - 200)], sources, readers, put))
+            job[0].finish()
+            return b"".join(data for _, data in sorted(got.items())) == wanted[100:-100]
+
+        yield work
+    finally:
+        readers.close()
+        for one in job:
+            one.close()
+        sources[0].close()
+
+
+@contextmanager
+def fetched(folder: Path) -> Iterator[Work]:
+    """Pieces that come from elsewhere, are kept, and read."""
+    pieces = Pieces((5_000_000,))
+    _, data = _file(folder)
+    target, address = folder / "fetched", _page()
+    _remove(target)
+
+    def work() -> object:
+        kept = PartialModel(target, "a" * 64, pieces)
+        try:
+            for piece in kept.missing(range(pieces.count)):
+                place = pieces.place(piece)
+                kept.write(piece, data[place.offset : place.offset + place.length])
+                kept.sync()
+            source = PartialSource(kept, 0)
+            try:
+                source.read_into(address, _libc.PAGE, 4096)
+            finally:
+                source.close()
+            return bytes(_libc.view(address, _libc.PAGE)) == data[4096 : 4096 + _libc.PAGE]
+        finally:
+            kept.close()
+
+    yield work
+
+
+@contextmanager
+def _written(make: Callable[[Path], object]) -> Iterator[Work]:
+    """Something that is written to a folder, whole or not at all."""
+    folder, made = _folder(Path.home()), list[str]()
+    _remove(folder, "/*")
+
+    def work() -> object:
+        target = folder / f"made-{len(made)}"
+        make(target)
+        made.append(target.name)
+        return True
+
+    yield work
+    assert sorted(os.listdir(folder)) == made, "something half-made is left behind"
+
+
+def packing(folder: Path) -> contextlib.AbstractContextManager[Work]:
+    """A packed file in the making."""
+    model = _model("qwen3moe", folder)
+    return _written(lambda target: pack(model, target))
+
+
+def inflating(folder: Path) -> contextlib.AbstractContextManager[Work]:
+    """A larger model in the making."""
+    return _written(lambda target: inflate(KIT, target, 20_000_000))
+
+
+def tracing(folder: Path) -> contextlib.AbstractContextManager[Work]:
+    """A trace in the making."""
+    model = _model("qwen3moe", folder)
+    options = {"context_tokens": 256, "threads": 1, "cache_folder": folder / "cache"}
+    return _written(lambda target: trace(model, "and so on", target, max_tokens=2, **options))
+
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.__name__: scenario
+    for scenario in (
+        resident,
+        plain,
+        dense,
+        mixture,
+        packed,
+        draft,
+        slices,
+        upload,
+        fetched,
+        first,
+        packing,
+        inflating,
+        tracing,
+    )
+}
+assert max(PROMPT) < N_VOCAB

@@ -1,0 +1,296 @@
+"""Members that went wrong, and what was recorded and is played back, at a real broker: what the others make of it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import paho.mqtt.client as mqtt
+import pytest
+
+from amqtt_broker import amqtt
+from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
+from edge_run.base.mesh import Document, Lost
+from edge_run.devices.mesh import MeshConfig, open_mesh
+from edge_run.devices.mesh_checkup import examine
+from edge_run.devices.mesh_cluster import Cluster, new_cluster, write_cluster
+from edge_run.devices.mesh_envelope import MOST_NUMBER
+from edge_run.devices.mesh_node import MeshNode
+from mosquitto import Mosquitto, free_port, mosquitto
+
+LIMIT_S = 10.0
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Mosquitto]:
+    with mosquitto(tmp_path) as one:
+        yield one
+
+
+class Table:
+    """Members of one cluster; the rogue is one whose state a test changes."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.stack = folder, contextlib.ExitStack()
+        self.cluster: Cluster = new_cluster(url)
+
+    def open(self, name: str) -> MeshNode:
+        write_cluster(self.folder / name, self.cluster)
+        node = open_mesh(MeshConfig(self.folder / name, name=name))
+        self.stack.callback(node.close)
+        return node
+
+
+@pytest.fixture
+def table(tmp_path: Path, broker: Mosquitto) -> Iterator[Table]:
+    one = Table(tmp_path, broker.url)
+    with one.stack:
+        yield one
+
+
+def until(is_so: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+    end_s = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < end_s, "it never was so"
+        time.sleep(0.02)
+
+
+def names(node: MeshNode) -> set[str]:
+    return {member.name for member in node.members()}
+
+
+def announce_link(rogue: MeshNode, link: Document) -> None:
+    with rogue.held() as state:
+        state.link = link
+        state.announce()
+
+
+class Recorder:
+    """A stranger at the broker, who hears everything and says it again."""
+
+    def __init__(self, port: int) -> None:
+        self.heard: list[tuple[str, bytes]] = []
+        self._client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2)
+        self._client.on_message = lambda _, __, message: self.heard.append((message.topic, message.payload))
+        self._client.connect("127.0.0.1", port)
+        self._client.subscribe("edge/v1/#")
+        self._client.loop_start()
+
+    def of(self, end: str) -> list[tuple[str, bytes]]:
+        return [(topic, payload) for topic, payload in self.heard if topic.endswith(end)]
+
+    def play(self, topic: str, payload: bytes) -> None:
+        self._client.publish(topic, payload, qos=1).wait_for_publish(5)
+
+    def close(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+@pytest.fixture
+def recorder(broker: Mosquitto) -> Iterator[Recorder]:
+    with contextlib.closing(Recorder(broker.port)) as one:
+        yield one
+
+
+def test_nobody_is_sent_to_ports_of_the_own_machine(table: Table) -> None:
+    """A member names a port of loopback at which somebody else listens: it is never connected to."""
+    a, rogue = table.open("a"), table.open("rogue")
+    until(lambda: names(a) == {"a", "rogue"})
+    touched: list[object] = []
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        service.settimeout(4)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                touched.append(service.accept())
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        place = f"tcp://127.0.0.1:{service.getsockname()[1]}"
+        announce_link(rogue, {**rogue.state.link, "places": [place]})
+        until(lambda: (found := a.state.membership.link_of(rogue.node)) and list(found[1]["places"]) == [place])  # type: ignore[arg-type]
+        for ask in (lambda: a.link.measure(rogue.node, timeout_s=1), lambda: a.link.send(rogue.node, {}, timeout_s=1)):
+            with pytest.raises(DeviceLost, match="no address that may be tried"):
+                ask()
+        examine(table.folder / "a", "0", listen_s=1.5)
+        thread.join()
+    assert not touched
+
+
+def test_members_of_one_machine_reach_each_other(table: Table) -> None:
+    a, b = table.open("a"), table.open("b")
+    until(lambda: names(a) == names(b) == {"a", "b"})
+    assert a.link.measure(b.node, timeout_s=5).bytes_per_s > 0
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        {"key": " " * 40, "places": ["tcp://127.0.0.1:9999"]},
+        {"key": "0" * 40, "places": []},
+        {"places": ["tcp://0.0.0.0:9999"]},
+        {"places": ["tcp://127.0.0.1:22"]},
+        {"places": ["tcp://localhost:9999"]},
+        {"places": 5},
+        {"more": 1},
+    ],
+)
+def test_an_announcement_of_a_link_that_can_be_none_is_refused(table: Table, link: Document) -> None:
+    a, b, rogue = table.open("a"), table.open("b"), table.open("rogue")
+    until(lambda: names(a) == names(b) == {"a", "b", "rogue"})
+    before = a.state.refusals.counts["ProtocolError"]
+    announce_link(rogue, {**rogue.state.link, **link})
+    until(lambda: a.state.refusals.counts["ProtocolError"] > before)
+    assert "data link" in a.state.refusals.last[-1]
+    a.link.send(b.node, {"still": "here"}, timeout_s=5)
+    message = b.link.receive(timeout_s=5)
+    assert message is not None
+
+
+def test_who_has_no_data_link_any_more_leaves_visibly(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = table.open("a"), table.open("b")
+    until(lambda: names(a) == names(b) == {"a", "b"})
+
+    def fail() -> None:
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(b.link._service, "_watch_lanes", fail)
+    b.link._service.wake()
+    until(lambda: names(a) == {"a"}, 6)
+    assert any(isinstance(event, Lost) and event.why == "it left" for event in a.wait(timeout_s=1))
+    with pytest.raises(MeshError, match=r"the data link ended .*broken on purpose.*; this device has left"):
+        b.wait(timeout_s=1)
+    with pytest.raises(MeshError, match="has left"):
+        b.lead(timeout_s=1)
+    assert "broken on purpose" in b.problem
+    time.sleep(1.5)
+    assert names(a) == {"a"}, "it does not come back by itself"
+
+
+@pytest.mark.parametrize("kind", ["lease", "status", "plan"])
+def test_an_epoch_that_cannot_be_keeps_nobody_from_leading(table: Table, kind: str) -> None:
+    a, rogue = table.open("a"), table.open("rogue")
+    until(lambda: names(a) == {"a", "rogue"})
+    bodies: dict[str, Document] = {
+        "lease": {"state": "free"},
+        "status": {"state": "here", "session": 0},
+        "plan": {"plan": {"layers": {}}},
+    }
+    with rogue.held() as state:
+        state._send(kind, bodies[kind], epoch=MOST_NUMBER - 1)
+    until(lambda: a.state.refusals.counts["ProtocolError"])
+    assert a.lead(timeout_s=5) < MOST_NUMBER >> 1
+    a.resign()
+    late = table.open("late")  # who hears what the broker kept
+    until(lambda: names(late) == {"a", "rogue", "late"})
+    late.lead(timeout_s=5)
+    late.resign()
+
+
+def test_the_doctor_names_who_says_epochs_that_cannot_be(table: Table) -> None:
+    rogue = table.open("rogue")
+
+    def lie() -> None:
+        with rogue.held() as state:
+            state._send("lease", {"state": "free"}, epoch=MOST_NUMBER - 1)
+
+    soon = threading.Timer(1.0, lie)
+    soon.start()
+    write_cluster(table.folder / "own", table.cluster)
+    report = examine(table.folder / "own", "0", listen_s=2.0)
+    soon.join()
+    found = next(one for one in report.findings if one.topic == "lease")
+    assert rogue.node in found.finding
+    assert f"says epoch {MOST_NUMBER - 1}" in found.finding
+
+
+def test_an_order_is_for_one_life(table: Table, recorder: Recorder) -> None:
+    """It is recorded, its receiver starts anew, and it is played back within a minute."""
+    a, b = table.open("a"), table.open("b")
+    done: list[str] = []
+
+    def note(node: str, epoch: int, order: Document) -> Document:
+        done.append(str(order["do"]))
+        return {}
+
+    b.serve(note)
+    until(lambda: names(a) == names(b) == {"a", "b"})
+    a.lead(timeout_s=5)
+    a.order(b.node, {"do": "once"}, timeout_s=5)
+    until(lambda: recorder.of("/cmd"))
+    recorded = recorder.of("/cmd")
+    b.close()
+    again = table.open("b")
+    assert again.node == b.node
+    again.serve(note)
+    until(lambda: names(a) == names(again) == {"a", "b"})
+    for topic, payload in recorded:
+        recorder.play(topic, payload)
+    until(lambda: any("another life" in one for one in again.state.refusals.last))
+    assert done == ["once"]
+    a.order(again.node, {"do": "anew"}, timeout_s=5)
+    assert done == ["once", "anew"]
+    before = a.state.refusals.total
+    for topic, payload in recorder.of("/rsp"):
+        recorder.play(topic, payload)
+    until(lambda: a.state.refusals.total > before)
+
+
+def test_who_is_gone_is_not_brought_back_by_what_he_said(table: Table, recorder: Recorder) -> None:
+    """A device starts after another one has gone, and is played all that was recorded of that one."""
+    gone, a = table.open("gone"), table.open("a")
+    until(lambda: names(a) == {"a", "gone"})
+    until(lambda: recorder.of(f"{gone.node}/caps") and recorder.of(f"{gone.node}/status"))
+    recorded = [one for one in recorder.heard if gone.node in one[0]]
+    gone.close()
+    a.close()
+    late = table.open("late")
+    seen: set[str] = set()
+    end_s = time.monotonic() + 2
+    for topic, payload in recorded:
+        recorder.play(topic, payload)
+    while time.monotonic() < end_s:
+        seen |= names(late)
+        time.sleep(0.02)
+    assert seen == {"late"}
+    with pytest.raises(NotTrusted):
+        late.link.send(gone.node, {}, timeout_s=0.5)
+
+
+def take_name(port: int, node: str) -> None:
+    """Connect for a moment under the id of a member, as who knows no secret can."""
+    thief = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id=node)
+    thief.connect("127.0.0.1", port)
+    thief.loop_start()
+    time.sleep(0.5)
+    thief.disconnect()
+    thief.loop_stop()
+
+
+@pytest.mark.parametrize("kind", ["amqtt", "mosquitto"])
+def test_whose_name_is_taken_at_the_broker_hears_again_soon(tmp_path: Path, kind: str) -> None:
+    port = free_port()
+    broker = amqtt(port) if kind == "amqtt" else mosquitto(tmp_path)
+    with broker as one, contextlib.ExitStack() as stack:
+        port = one.port if isinstance(one, Mosquitto) else port
+        table = Table(tmp_path, f"mqtt://127.0.0.1:{port}")
+        stack.enter_context(table.stack)
+        a, b = table.open("a"), table.open("b")
+        until(lambda: names(a) == names(b) == {"a", "b"})
+        b.serve(lambda node, epoch, order: order)
+        a.lead(timeout_s=5)  # hearts beat quickly
+        until(lambda: b.state.membership.is_hearing)
+        take_name(port, b.node)
+        until(lambda: not b.state.membership.is_hearing or b.state.connections > 1)
+        until(lambda: b.state.membership.is_hearing and b.state.connections > 1)
+        until(lambda: names(a) == names(b) == {"a", "b"})
+        assert a.order(b.node, {"do": "it"}, timeout_s=5) == {"do": "it"}
+        if kind == "amqtt":
+            write_cluster(tmp_path / "own", table.cluster)
+            found = examine(tmp_path / "own", "0", listen_s=2.5).findings
+            assert any(f.topic == "broker" and "b: did not hear itself" in f.finding for f in found)

@@ -1,0 +1,262 @@
+"""The embedded broker under attack: strangers, members that went wrong, and the loss of who started it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_run.base.units import MIB
+from edge_run.devices.mesh import MeshConfig, open_mesh
+from edge_run.devices.mesh_access import HOME, MEMBER, BrokerAccess
+from edge_run.devices.mesh_cluster import BROKER_PASSWORD, HOME_PASSWORD, Cluster, new_cluster, write_cluster
+from edge_run.devices.mesh_embedded import EmbeddedBroker
+from edge_run.devices.mesh_identity import make_identity
+from edge_run.devices.mesh_serving import access_of
+from edge_run.devices.mqtt_packets import write_packet
+from mosquitto import free_port, mosquitto
+from mqtt_client import RawClient, connect_packet, publish_packet, subscribe_packet
+
+DEVICE = make_identity(time.time).device  # whose it is matters where there is a list of members
+MOST_GROWTH = 48 * MIB
+
+
+class Place:
+    """A cluster's broker, and who connects to it."""
+
+    def __init__(self, cluster: Cluster, broker: EmbeddedBroker, port: int) -> None:
+        self.cluster, self.broker, self.port = cluster, broker, port
+        self.root = f"edge/v1/{cluster.id}"
+
+    def member(self, client: str, **more: int) -> RawClient:
+        one = RawClient(self.port, connect_packet(client, MEMBER, self.cluster.derive(BROKER_PASSWORD), **more))
+        assert one.answer() == 0
+        return one
+
+    def serves(self) -> bool:
+        """Whether what one member says reaches another one."""
+        with self.member("listening") as a, self.member("speaking") as b:
+            a.socket.sendall(subscribe_packet(f"{self.root}/node/+/status"))
+            time.sleep(0.1)
+            b.socket.sendall(publish_packet(f"{self.root}/node/speaking/status", b"still here"))
+            return a.hears(b"still here", 3.0)
+
+    def memory(self, what: str = "VmHWM") -> int:
+        status = Path(f"/proc/{self.broker.process_id}/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith(what)).split()[1]) * 1024
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    cluster, port = new_cluster("mqtt://127.0.0.1"), free_port()
+    with contextlib.closing(EmbeddedBroker("127.0.0.1", port, access_of(cluster, DEVICE))) as broker:
+        yield Place(cluster, broker, port)
+
+
+def until(is_so: Callable[[], bool], limit_s: float = 5.0) -> float:
+    start_s = time.monotonic()
+    while not is_so():
+        assert time.monotonic() - start_s < limit_s
+        time.sleep(0.01)
+    return time.monotonic() - start_s
+
+
+def test_strangers_are_not_let_in(place: Place) -> None:
+    password = place.cluster.derive(BROKER_PASSWORD)
+    for packet in (
+        connect_packet("stranger"),
+        connect_packet("stranger", MEMBER, "guess"),
+        connect_packet("stranger", "root", password),
+        connect_packet("a/b", MEMBER, password),  # an id that is part of no topic
+        connect_packet("wills", MEMBER, password, will="edge/v1/other/node/x/status"),
+    ):
+        with RawClient(place.port, packet) as stranger:
+            assert stranger.answer() != 0
+            assert stranger.ended_within(3)
+    with RawClient(place.port, publish_packet("x", b"rubbish", is_kept=True)) as stranger:
+        assert stranger.ended_within(1)
+    assert place.serves()
+
+
+def test_a_message_is_refused_by_its_head_before_its_payload_comes(place: Place) -> None:
+    huge = b"\x31\xff\xff\xff\x7f"  # 256 MiB are announced
+    for client in (RawClient(place.port), place.member("big")):
+        with client:
+            client.socket.sendall(huge)
+            assert client.ended_within(1)
+    with RawClient(place.port, b"\x10\x80\x80\x02") as stranger:  # a CONNECT of 32 KiB
+        assert stranger.ended_within(1)
+
+
+def test_rubbish_does_not_stay_and_reaches_nobody(place: Place) -> None:
+    """On topics of no cluster, and on the cluster's by a member that went wrong, as fast as it may speak."""
+    start = place.memory("VmRSS")
+    block = b"A" * 250_000
+    with place.member("rogue") as rogue, place.member("honest") as honest:
+        honest.socket.sendall(publish_packet(f"{place.root}/coord/lease", b"the lease", is_kept=True))
+        rogue.socket.settimeout(20)
+        with contextlib.suppress(OSError):  # it may be cut off
+            for number in range(16):
+                rogue.socket.sendall(publish_packet(f"x/{number}", block, is_kept=True))
+                rogue.socket.sendall(publish_packet(f"{place.root}/plan/{number}", block, is_kept=True))
+    assert place.memory() - start < MOST_GROWTH
+    assert place.serves()
+    with place.member("later") as later:
+        later.socket.sendall(subscribe_packet(f"{place.root}/coord/lease"))
+        assert not later.hears(b"AAAA", 0.5)
+
+
+def test_who_takes_nothing_is_cut_off(place: Place) -> None:
+    """A member listens to all and never reads, while another one speaks: neither grows the broker for long."""
+    start = place.memory("VmRSS")
+    with contextlib.ExitStack() as stack:
+        deaf = [stack.enter_context(place.member(f"deaf{number}")) for number in range(20)]
+        for one in deaf:
+            one.socket.sendall(subscribe_packet(f"{place.root}/#"))
+        speaker = stack.enter_context(place.member("speaker"))
+        speaker.socket.settimeout(1)
+        with contextlib.suppress(OSError):
+            for _ in range(40):
+                speaker.socket.sendall(publish_packet(f"{place.root}/node/speaker/load", b"B" * 250_000))
+        time.sleep(0.5)
+        assert place.memory() - start < MOST_GROWTH
+        assert place.serves()
+
+
+def test_connections_that_say_nothing_keep_nobody_out(place: Place) -> None:
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(RawClient(place.port)) for _ in range(300)]
+        assert place.serves()
+        assert idle[0].ended_within(1), "the oldest makes room for the newest"
+        assert idle[-1].ended_within(8), "and none may wait for long"
+        until(lambda: len(os.listdir(f"/proc/{place.broker.process_id}/fd")) < 32)
+    until(lambda: any("did not say who it is" in line for line in place.broker.findings), 15)
+
+
+def test_many_connections_of_a_member_keep_no_other_out(place: Place) -> None:
+    with contextlib.ExitStack() as stack:
+        for number in range(170):
+            packet = connect_packet(f"many{number}", MEMBER, place.cluster.derive(BROKER_PASSWORD))
+            with contextlib.suppress(OSError):
+                stack.enter_context(RawClient(place.port, packet))
+        until(lambda: len(os.listdir(f"/proc/{place.broker.process_id}/fd")) < 160)
+    assert place.serves()
+
+
+def test_many_filters_and_many_small_messages(place: Place) -> None:
+    start = place.memory("VmRSS")
+    with place.member("rogue") as rogue:
+        for number in range(1, 200):
+            rogue.socket.sendall(
+                subscribe_packet(*(f"{place.root}/plan/{number}{i}" for i in range(60)), number=number)
+            )
+        rogue.socket.settimeout(0.5)
+        small = b"".join(publish_packet(f"{place.root}/plan/{n}", b"x", is_kept=True) for n in range(50_000))
+        with contextlib.suppress(OSError):
+            rogue.socket.sendall(small)
+        assert place.serves(), "who speaks fast waits, and the others do not"
+    assert place.memory() - start < MOST_GROWTH
+
+
+def test_who_may_not_be_in_any_more_is_cut_off_and_says_nothing_more(place: Place) -> None:
+    topic = f"{place.root}/node/gone/status"
+    access = access_of(place.cluster, DEVICE)
+    watching = BrokerAccess({**access.users, "watching": access.users[MEMBER]})
+    place.broker.set_access(watching)
+    with RawClient(place.port, connect_packet("w", "watching", place.cluster.derive(BROKER_PASSWORD))) as watcher:
+        assert watcher.answer() == 0
+        watcher.socket.sendall(subscribe_packet(f"{place.root}/#"))
+        gone = RawClient(place.port, connect_packet("gone", MEMBER, place.cluster.derive(BROKER_PASSWORD), will=topic))
+        with gone:
+            assert gone.answer() == 0
+            place.broker.set_access(BrokerAccess({"watching": access.users[MEMBER]}))
+            assert gone.ended_within(1)
+            assert not watcher.hears(b"will", 0.5), "neither has its will a say"
+        with RawClient(place.port, connect_packet("gone", MEMBER, place.cluster.derive(BROKER_PASSWORD))) as again:
+            assert again.answer() != 0
+
+
+def test_an_id_is_taken_over_by_its_own_user_only(place: Place) -> None:
+    access = access_of(place.cluster, DEVICE)
+    place.broker.set_access(BrokerAccess({**access.users, "other": access.users[MEMBER]}))
+    password = place.cluster.derive(BROKER_PASSWORD)
+    with place.member("same") as first:
+        with RawClient(place.port, connect_packet("same", "other", password)) as thief:
+            assert thief.answer() == 2
+        with place.member("same"):
+            assert first.ended_within(1), "the old connection is closed, so its owner knows"
+
+
+def test_it_ends_with_who_started_it_whatever_happened(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from edge_run.devices.mesh_embedded import EmbeddedBroker\n"
+        "from edge_run.devices.mesh_access import BrokerAccess\n"
+        f"broker = EmbeddedBroker('127.0.0.1', {free_port()}, BrokerAccess({{}}))\n"
+        "print(broker.process_id, flush=True); time.sleep(60)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    with owner:
+        child = int(owner.stdout.readline())
+        owner.send_signal(signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{child}/cmdline").exists() or not Path(f"/proc/{child}/cmdline").read_bytes())
+
+
+def test_it_is_started_anew_when_it_dies(place: Place) -> None:
+    before = place.broker.process_id
+    os.kill(before, signal.SIGKILL)
+    until(lambda: place.broker.is_serving and place.broker.process_id != before)
+
+    def is_back() -> bool:
+        with contextlib.suppress(OSError, AssertionError):
+            return place.serves()
+        return False
+
+    until(is_back, 10)
+
+
+def test_other_clients_of_mqtt_are_served(place: Place) -> None:
+    """As Home Assistant would: a user of its own, who sees what is kept for it, and nothing of the cluster."""
+    if not shutil.which("mosquitto_sub"):
+        pytest.skip("mosquitto-clients is not installed")
+    with place.member("node") as node:
+        node.socket.sendall(publish_packet("homeassistant/sensor/node/x/config", b"device", is_kept=True, number=1))
+        node.socket.sendall(publish_packet(f"{place.root}/coord/lease", b"lease", is_kept=True))
+    login = ["-p", str(place.port), "-u", HOME, "-P", place.cluster.derive(HOME_PASSWORD)]
+    command = ["mosquitto_sub", *login, "-v", "-t", "homeassistant/#", "-t", "edge/v1/#", "-W", "1", "-q", "2"]
+    heard = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
+    assert heard == "homeassistant/sensor/node/x/config device\n"
+    wrong = [*login[:-1], "wrong", "-t", "homeassistant/status", "-m", "online"]
+    assert subprocess.run(["mosquitto_pub", *wrong], capture_output=True, timeout=10, check=False).returncode
+
+
+def test_a_packet_that_never_ends_does(place: Place) -> None:
+    """Who begins a packet and goes on a byte at a time is silent."""
+    with place.member("slow", keepalive_s=2) as slow:
+        slow.socket.sendall(write_packet(0x30, bytes(1000))[:10])
+        end_s = time.monotonic() + 10
+        with contextlib.suppress(OSError):
+            while time.monotonic() < end_s:
+                slow.socket.sendall(b"\0")
+                time.sleep(0.2)
+        assert time.monotonic() < end_s
+
+
+def test_who_names_no_user_is_taken_also_where_the_broker_knows_other_users(tmp_path: Path) -> None:
+    """The password that a member offers is not known there; then it comes as nobody, as it did before."""
+    passwords = tmp_path / "passwords"
+    passwords.touch(mode=0o600)
+    if not shutil.which("mosquitto_passwd"):
+        pytest.skip("mosquitto_passwd is not installed")
+    subprocess.run(["mosquitto_passwd", "-b", str(passwords), "edge", "word"], check=True, timeout=10)
+    with mosquitto(tmp_path, f"allow_anonymous true\npassword_file {passwords}") as broker:
+        write_cluster(tmp_path / "a", new_cluster(broker.url))
+        open_mesh(MeshConfig(tmp_path / "a", connect_s=5)).close()

@@ -1,0 +1,254 @@
+"""Who comes in with an invitation, and who is sent away: real devices, real brokers, real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_run.base.errors import DeviceLost, EdgeRunError, NotTrusted
+from edge_run.base.mesh import Message
+from edge_run.devices.mesh import MeshConfig, open_mesh
+from edge_run.devices.mesh_changes import make_change, spread
+from edge_run.devices.mesh_cluster import Invited, parse_join_line, read_cluster
+from edge_run.devices.mesh_node import MeshNode
+from edge_run.devices.mesh_topics import Topic
+from mesh_devices import Device
+from mesh_lists import defy, make_cluster
+from mosquitto import free_port, mosquitto
+
+WAIT_S = 20.0
+
+
+def wait_for(is_so: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> float:
+    started_s = time.monotonic()
+    while not is_so():
+        assert time.monotonic() - started_s < wait_s, what
+        time.sleep(0.01)
+    return time.monotonic() - started_s
+
+
+@contextlib.contextmanager
+def nodes(folder: Path, *names: str) -> Iterator[list[MeshNode]]:
+    with contextlib.ExitStack() as stack:
+        found = [open_mesh(MeshConfig(folder / name, name=name)) for name in names]
+        for node in found:
+            stack.callback(node.close)
+        for node in found:
+            wait_for(lambda node=node: len(node.members()) == len(names), f"{node.node} sees all")  # type: ignore[misc]
+        yield found
+
+
+def test_from_an_invitation_to_being_sent_away(tmp_path: Path) -> None:
+    first, second, third = (Device(tmp_path / name) for name in ("first", "second", "third"))
+    place = f"127.0.0.1:{free_port()}"
+    made = json.loads(
+        first.run("init", "--serve", place, "--uses", "1", "--json", "--show-line", "--name", "one").stdout
+    )
+    assert (made["role"], made["uses"]) == ("use", 1)
+    with first.joined("--name", "one"), second.joined(made["join_line"], "--name", "two", code=12) as sent_away:
+        assert "used up" in third.run("join", made["join_line"], code=12).stderr
+        assert [one["role"] for one in json.loads(first.run("members", "--json").stdout)["members"]] == [
+            "founder",
+            "use",
+        ]
+        assert "may not change" in second.run("remove", "one", code=12).stderr
+        first.run("role", "two", "compute")
+        wait_for(lambda: "compute" in second.run("members").stdout, "the role is known to its holder")
+        line = json.loads(first.run("invite", "--uses", "1", "--expires", "1h", "--json", "--show-line").stdout)[
+            "join_line"
+        ]
+        first.run("rotate")
+        with third.joined(line, "--name", "three"):
+            wait_for(lambda: "three" in first.run("status").stdout, "who came in is seen")
+            done = first.run("remove", "two")
+            assert "is no member any more" in done.stderr
+            assert sent_away.wait(5) == 12
+            assert "was removed from cluster" in sent_away.stderr.read()  # type: ignore[union-attr]
+            assert "two" not in json.loads(third.run("members", "--json").stdout)["members"]
+            assert "was removed" in second.run("status", code=12).stderr
+    with pytest.raises(NotTrusted):
+        open_mesh(MeshConfig(second.mesh_folder))
+
+
+def test_a_join_line_needs_somebody_who_lets_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Device(tmp_path / "first"), Device(tmp_path / "second")
+    done = first.run("init", "--serve", f"127.0.0.1:{free_port()}", "--json", "--show-line")
+    invited = parse_join_line(json.loads(done.stdout)["join_line"])
+    assert isinstance(invited, Invited)
+    assert "nothing listens there" in second.run("join", json.loads(done.stdout)["join_line"], code=10).stderr
+    assert "belongs to none" in second.run("members", code=10).stderr
+    known = read_cluster(first.mesh_folder)
+    assert known is not None
+    assert known.listed is not None
+    assert invited.founder == known.founder
+    assert known.secret.hex() not in done.stdout
+
+
+def test_who_was_sent_away_and_does_not_go_is_refused_by_all(tmp_path: Path) -> None:
+    with mosquitto(tmp_path) as broker:
+        make_cluster(tmp_path, broker.url, ["one", "two", "three"])
+        with nodes(tmp_path, "one", "two", "three") as (one, two, three):
+            for node in (one, two):
+                three.link.send(node.node, {"word": 1}, timeout_s=5)
+                message = node.link.receive(timeout_s=5)
+                assert message is not None
+            defy(three)
+            make_change(tmp_path / "one", lambda keeper: keeper.remove("three"), lambda listed: True)
+            took_s = wait_for(
+                lambda: all(three.node not in [m.node for m in node.members()] for node in (one, two)), "it is gone"
+            )
+            assert took_s < 2.0
+            before = [node.state.refusals.total for node in (one, two)]
+            for number in range(60):  # ten orders of them, which `one` alone hears
+                speak(three, one, number)
+            wait_for(lambda: one.state.refusals.total >= before[0] + 60, "each message is refused")
+            wait_for(lambda: two.state.refusals.total >= before[1] + 50, "each message is refused")
+            for node in (one, two):
+                assert three.node not in [member.node for member in node.members()]
+                assert node.state.lease.holder != three.node
+                heard = said_by(node, three.node)
+                assert not heard, heard
+            wait_for(lambda: not can_send(three, two), "what it had open is cut, and it is let in no more")
+            assert not said_by(two, three.node)
+
+
+def said_by(node: MeshNode, other: str) -> list[Message]:
+    """Return the messages of `other` that `node` takes in."""
+    found = []
+    while (item := receive(node)) is not None:
+        if isinstance(item, Message) and item.node == other:
+            found.append(item)
+    return found
+
+
+def receive(node: MeshNode) -> Message | DeviceLost | None:
+    try:
+        return node.link.receive(timeout_s=0.2)
+    except DeviceLost as error:
+        return error
+
+
+def can_send(node: MeshNode, to: MeshNode) -> bool:
+    try:
+        node.link.send(to.node, {"word": 2}, timeout_s=0.5)
+    except EdgeRunError:
+        return False
+    return True
+
+
+def speak(node: MeshNode, to: MeshNode, number: int) -> None:
+    """Say something of every kind that would be obeyed of a member."""
+    kinds = ("status", "caps", "lease", "plan", "rsp", "cmd")
+    bodies = {
+        "status": {"state": "here"},
+        "lease": {"state": "claim"},
+        "cmd": {"number": number, "order": {"order": "close"}},
+    }
+    kind = kinds[number % len(kinds)]
+    with node.held() as state:
+        state._send(
+            kind, bodies.get(kind, {"load": {}, "plan": {}}), owner=to.node if kind == "cmd" else None, epoch=1 << 21
+        )
+
+
+def test_who_was_away_learns_the_newest_list_before_anything_else(tmp_path: Path) -> None:
+    with mosquitto(tmp_path) as broker:
+        make_cluster(tmp_path, broker.url, ["one", "two", "three"])
+        with nodes(tmp_path, "one", "three") as (one, three):
+            defy(three)
+            make_change(tmp_path / "one", lambda keeper: keeper.remove("three"), lambda listed: True)
+            wait_for(lambda: len(one.members()) == 1, "it is gone")
+            cluster = read_cluster(tmp_path / "two")
+            assert cluster is not None
+            assert three.node in [member.node for member in cluster.listed.roll.members]  # type: ignore[union-attr]
+            with contextlib.closing(open_mesh(MeshConfig(tmp_path / "two", name="two"))) as two:
+                for number in range(21):
+                    speak(three, two, number)
+                wait_for(lambda: len(two.members()) == 2, "it is there")
+                assert {member.name for member in two.members()} == {"one", "two"}
+                assert two.state.roster.is_settled
+                assert not two.state.given, "no order of who was removed"
+                assert two.state.lease.epoch < 1 << 21
+            kept = read_cluster(tmp_path / "two")
+            assert kept is not None
+            assert three.node not in [member.node for member in kept.listed.roll.members]  # type: ignore[union-attr]
+
+
+def test_an_older_list_that_the_broker_keeps_is_replaced(tmp_path: Path) -> None:
+    with mosquitto(tmp_path) as broker:
+        cluster = make_cluster(tmp_path, broker.url, ["one", "two", "three"])
+        old = cluster.listed
+        assert old is not None
+        with nodes(tmp_path, "one", "two") as (one, two):
+            make_change(tmp_path / "one", lambda keeper: keeper.remove("three"), lambda listed: True)
+            wait_for(lambda: two.cluster.version > old.version, "it is known")
+            topic = str(Topic(cluster.id, "members"))
+            with one.held() as state:
+                state.roster.said.append(old.payload)  # as somebody who kept it would say it
+                state._say_lists()
+            heard: list[bytes] = []
+            with contextlib.closing(open_mesh(MeshConfig(tmp_path / "two", is_watching=True))) as watching:
+                take = watching.state.take_in
+                watching.state.take_in = lambda text, payload, **words: (
+                    heard.append(payload) if text == topic else None,
+                    take(text, payload, **words),
+                )[1]  # type: ignore[method-assign,func-returns-value]
+                wait_for(
+                    lambda: one.cluster.listed is not None and one.cluster.listed.payload in heard,
+                    "the newer one is said again",
+                )
+            assert two.cluster.version == one.cluster.version > old.version
+
+
+def test_a_cluster_made_before_goes_on_and_says_what_to_do(tmp_path: Path) -> None:
+    from edge_run.devices.mesh_cluster import new_cluster, write_cluster
+
+    device = Device(tmp_path / "old")
+    port = free_port()
+    write_cluster(device.mesh_folder, new_cluster(f"mqtt://127.0.0.1:{port}", f"127.0.0.1:{port}"))
+    with device.joined() as process:
+        line = ""
+        while "was made before" not in line:
+            line = process.stderr.readline()  # type: ignore[union-attr]
+            assert line
+        assert "mesh init --replace" in line
+        assert "1 device" in device.run("status").stdout
+    for words in (("members",), ("invite",), ("remove", "x"), ("rotate",)):
+        assert "mesh init --replace" in device.run(*words, code=10).stderr
+
+
+def test_an_access_list_for_mosquitto_is_written(tmp_path: Path) -> None:
+    device, path = Device(tmp_path / "one"), tmp_path / "edge.acl"
+    assert "--broker" in device.run("init", "--acl", str(path), code=2).stderr
+    made = json.loads(device.run("init", "--broker", "mqtt://edge:word@127.0.0.1", "--acl", str(path), "--json").stdout)
+    lines = path.read_text().splitlines()
+    assert "user edge" in lines
+    assert f"pattern write edge/v1/{made['cluster']}/node/%c/status" in lines
+    assert f"topic write edge/v1/{made['cluster']}/members" in lines
+    assert (
+        "cannot be written" in device.run("init", "--broker", "h", "--acl", str(tmp_path), "--replace", code=2).stderr
+    )
+
+
+def test_a_cluster_over_a_broker_with_that_access_list(tmp_path: Path) -> None:
+    first, second, acl = Device(tmp_path / "first"), Device(tmp_path / "second"), tmp_path / "acl"
+    acl.write_text("")
+    with mosquitto(tmp_path, f"allow_anonymous true\nacl_file {acl}") as broker:
+        line = json.loads(first.run("init", "--broker", broker.url, "--acl", str(acl), "--json", "--show-line").stdout)[
+            "join_line"
+        ]
+        broker.stop()
+        broker.start()
+        with first.joined("--name", "one"), second.joined(line, "--name", "two", code=12) as two:
+            wait_for(lambda: "2 devices" in second.run("status").stdout, "both are there")
+            first.run("remove", "two")
+            assert two.wait(5) == 12
+            listed, why = spread(first.mesh_folder)
+            assert why == ""
+            assert listed is not None
+            assert len(listed.roll.members) == 1

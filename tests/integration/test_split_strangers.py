@@ -1,0 +1,189 @@
+"""Strangers at a split server: those who say nothing, who never finish, who are many; devices are served meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from edge_run import ProtocolError, SplitModel
+from edge_run.runtime import split_keeper
+from edge_run.runtime.split_bundle import read_bundle
+from edge_run.runtime.split_link import IMAGE, PROBE, REQUEST, ServerLink
+from vision_models import make_bundle, make_pixels
+
+SERVE = """
+import resource, sys
+from edge_run.runtime import split_server
+split_server.SILENCE_S, files = float(sys.argv[2]), int(sys.argv[3])
+if files:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+from edge_run.cli import main
+main(["split", "serve", sys.argv[1], "-t", "1", "--port", "0"])
+"""
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("bundle"))
+
+
+class Server:
+    """A server process; `silence_s` is what it allows."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        self.process, self.port = process, port
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), 5)
+
+    def serves_within(self, limit_s: float) -> bool:
+        started_s = time.monotonic()
+        link = ServerLink(("127.0.0.1", self.port), limit_s)
+        link.ask(PROBE, b"", limit_s)
+        link.close()
+        return self.process.poll() is None and time.monotonic() - started_s < limit_s
+
+    @property
+    def resident_mib(self) -> int:
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(text.partition("VmRSS:")[2].split()[0]) >> 10
+
+
+@contextlib.contextmanager
+def serving(head: Path, silence_s: float = 10.0, files: int = 0) -> Iterator[Server]:
+    words = [sys.executable, "-c", SERVE, str(head.parent / "tail.onnx"), str(silence_s), str(files)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield Server(process, int(process.stdout.readline().rsplit(":", 1)[1]))
+        finally:
+            process.kill()
+
+
+def is_dropped_within(connection: socket.socket, limit_s: float) -> bool:
+    """Whether the other side ends a connection, after whatever it says before."""
+    connection.settimeout(limit_s)
+    with contextlib.suppress(ConnectionError):
+        while True:
+            try:
+                if not connection.recv(1 << 16):
+                    return True
+            except TimeoutError:
+                return False
+    return True
+
+
+@pytest.fixture
+def crowd() -> Iterator[list[socket.socket]]:
+    with contextlib.ExitStack() as stack:
+        yield (connections := [])
+        for connection in connections:
+            stack.enter_context(connection)
+
+
+def test_devices_are_served_beside_a_crowd_that_says_nothing(head: Path, crowd: list[socket.socket]) -> None:
+    with serving(head) as server:
+        for _ in range(100):
+            crowd.append(server.connect())
+        assert server.serves_within(2)
+        for _ in range(200):
+            crowd.append(server.connect())
+        assert server.serves_within(2)
+
+
+def test_who_says_nothing_is_dropped_and_who_never_finishes_too(head: Path) -> None:
+    with serving(head, silence_s=0.5) as server:
+        with server.connect() as silent:
+            assert is_dropped_within(silent, 3)
+        with server.connect() as slow:  # of a request's head
+            slow.sendall(REQUEST.pack(PROBE, 1, 10)[:5])
+            assert is_dropped_within(slow, 3)
+        with server.connect() as slow:  # of its body
+            slow.sendall(REQUEST.pack(IMAGE, 1, 100_000))
+            started_s = time.monotonic()
+            with contextlib.suppress(OSError):
+                while time.monotonic() < started_s + 5:
+                    slow.send(b"a")
+                    time.sleep(0.05)
+            assert time.monotonic() - started_s < 3
+        assert server.serves_within(2)
+
+
+def test_no_file_descriptors_left_is_no_end(head: Path, crowd: list[socket.socket]) -> None:
+    with serving(head, silence_s=1.0, files=40) as server:
+        for _ in range(120):
+            crowd.append(server.connect())
+        time.sleep(0.3)
+        assert server.process.poll() is None
+        deadline_s = time.monotonic() + 5
+        while True:
+            with contextlib.suppress(OSError):
+                if server.serves_within(2):
+                    break
+            assert time.monotonic() < deadline_s
+
+
+def test_bodies_that_never_end_take_bounded_memory(head: Path, crowd: list[socket.socket]) -> None:
+    with serving(head) as server:
+        assert server.serves_within(5)
+        before_mib = server.resident_mib
+        block = bytes(MIB)
+        for _ in range(24):
+            connection = server.connect()
+            crowd.append(connection)
+            with contextlib.suppress(OSError):
+                connection.sendall(REQUEST.pack(IMAGE, 1, 16 * MIB))
+                for _ in range(15):
+                    connection.sendall(block)
+        assert server.resident_mib - before_mib < 200
+        assert server.serves_within(2)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "TGA", "ICNS"])
+def test_kinds_of_images(head: Path, kind: str) -> None:
+    fingerprint = read_bundle(head.parent).codec.fingerprint
+    target = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(target, kind)
+    with serving(head) as server, contextlib.closing(ServerLink(("127.0.0.1", server.port), 5)) as link:
+        if kind in ("JPEG", "PNG", "WEBP", "BMP"):
+            assert link.ask(IMAGE, fingerprint + target.getvalue(), 20).body
+        else:
+            with pytest.raises(ProtocolError, match="no image"):
+                link.ask(IMAGE, fingerprint + target.getvalue(), 20)
+
+
+def test_an_image_made_to_take_memory_is_refused_before_it_is_decoded(head: Path) -> None:
+    fingerprint = read_bundle(head.parent).codec.fingerprint
+    bomb = io.BytesIO()
+    Image.new("1", (8000, 8000)).save(bomb, "PNG")
+    assert len(bomb.getvalue()) < 20_000
+    with serving(head) as server, contextlib.closing(ServerLink(("127.0.0.1", server.port), 5)) as link:
+        before_mib = server.resident_mib
+        with pytest.raises(ProtocolError, match=r"8000 x 8000 in .* bytes; at most"):
+            link.ask(IMAGE, fingerprint + bomb.getvalue(), 20)
+        assert server.resident_mib - before_mib < 20
+
+
+def test_a_device_that_has_nothing_to_ask_keeps_its_connections(head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split_keeper, "STAY_S", 0.2)
+    with (
+        serving(head, silence_s=1.0) as server,
+        SplitModel(head, f"127.0.0.1:{server.port}", mode="code 1", threads=1, deadline_s=20) as model,
+    ):
+        for pause_s in (0.0, 2.5):  # no frame: the connection of the frames
+            time.sleep(pause_s)
+            assert model.run(make_pixels(1)[0]).report.mode == "code 1"
+        end_s = time.monotonic() + 2.5  # many frames: the connection of the probes
+        while time.monotonic() < end_s:
+            assert model.run(make_pixels(1)[0]).report.mode == "code 1"
+        assert model.stats.server_losses == 0

@@ -1,0 +1,319 @@
+"""What strangers wrote, templates, schemas, grammars and prompts, takes no memory, no time and no process of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_run import ConfigError, ContextFull, Model, ModelFileError, NotSupported
+from edge_run.base.config import SamplingConfig
+from edge_run.runtime import cell
+from edge_run.runtime.chat import ChatTemplate
+from edge_run.runtime.grammar_room import GrammarRoom
+from edge_run.runtime.sampling import Sampler
+
+MODEL = Path(__file__).parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
+USER = {"role": "user", "content": "Hello"}
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}x"
+POWER = "{{ (9 ** (9 ** (messages|length + 7))) % 7 }}"  # one operation, in which Python looks at no signal
+DOUBLING = 'root ::= "a" root "y" | "a" root "z" | "b"'  # each "a" doubles the stacks
+FREE = "root ::= [ -~]*"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    with Model(MODEL, memory="200MiB", cache_folder=tmp_path_factory.mktemp("cache")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits of one second."""
+    monkeypatch.setattr(cell.Cell.ask, "__defaults__", (1.0,))
+
+
+@contextlib.contextmanager
+def growing_less_than(most_bytes: int) -> Iterator[None]:
+    """Fail when this process, or a child that ended meanwhile, came to hold more than any before it."""
+    who = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    own_kib, children_kib = (resource.getrusage(one).ru_maxrss for one in who)
+    yield
+    own_after_kib, children_after_kib = (resource.getrusage(one).ru_maxrss for one in who)
+    assert (own_after_kib - own_kib) << 10 < most_bytes
+    assert children_after_kib == children_kib or children_after_kib << 10 < most_bytes
+
+
+def accept_all(sampler: Sampler, tokens: list[int]) -> None:
+    for token in tokens:
+        sampler.accept(token)
+
+
+def children(process: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+# Templates
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ('a' * 3000000000)|length }}",
+        "{% set x = namespace(t='a') %}{% for i in range(40) %}{% set x.t = x.t + x.t %}{% endfor %}{{ x.t|length }}",
+        "{{ '%3000000000d' % 1 }}",
+        "{{ 'a'.center(3000000000) }}",
+        "{{ strftime_now('%9000000000d') }}{{ 'a' * 3000000000 }}",
+    ],
+)
+def test_a_template_that_takes_all_memory(source: str) -> None:
+    with growing_less_than(200 << 20), pytest.raises(ModelFileError, match=r"more than 64 MiB|Error: ") as caught:
+        ChatTemplate(source, "", "").render([USER])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("source", [LOOPS, POWER])
+@pytest.mark.usefixtures("quick")
+def test_a_template_that_never_ends(source: str) -> None:
+    template = ChatTemplate(source, "", "")
+    started_s = time.monotonic()
+    with pytest.raises(ModelFileError, match="takes longer than 1 s; give another one"):
+        template.render([USER])
+    assert time.monotonic() - started_s < 5
+
+
+def test_a_template_that_is_nested_too_deeply() -> None:
+    with pytest.raises(ModelFileError, match=r"RecursionError|ends the process|takes more|too many"):
+        ChatTemplate("{{ " + "(" * 100_000 + "1" + ")" * 100_000 + " }}", "", "")
+
+
+def test_after_a_limit_the_next_conversation_is_rendered() -> None:
+    template = ChatTemplate("{{ 'a' * (messages|length - 1) * 3000000000 }}{{ messages[0].content }}", "", "")
+    for _ in range(2):
+        with pytest.raises(ModelFileError, match="64 MiB"):
+            template.render([USER, USER])
+        assert template.render([USER]) == "Hello"
+
+
+def test_a_long_conversation_is_no_attack() -> None:
+    messages = [{"role": "user", "content": "word " * 200_000}] * 4
+    assert len(ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", "", "").render(messages)) == 4_000_000
+
+
+def test_a_cell_that_was_ended_from_outside_is_started_anew() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", "", "")
+    child = template._cell._child.process.pid
+    os.kill(child, signal.SIGKILL)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert template.render([USER]) == "Hello"
+
+
+# What runs this program
+
+
+RENDERS = """
+import sys
+from edge_run.runtime.chat import ChatTemplate
+template = ChatTemplate(sys.argv[1], "", "")
+print("ready", flush=True)
+template.render([{"role": "user", "content": "x"}])
+"""
+
+
+@pytest.fixture
+def rendering() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Starts a process that renders a template; it is rendering when it is returned."""
+    with contextlib.ExitStack() as stack:
+
+        def start(source: str) -> subprocess.Popen[str]:
+            words = [sys.executable, "-c", RENDERS, source]
+            process = stack.enter_context(
+                subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            )
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(0.3)
+            return process
+
+        yield start
+
+
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGKILL, "")])
+def test_a_signal_ends_rendering_and_its_process(
+    rendering: Callable[[str], subprocess.Popen[str]], number: signal.Signals, word: str
+) -> None:
+    process = rendering(POWER)
+    (child,) = children(process.pid)
+    started_s = time.monotonic()
+    process.send_signal(number)
+    assert word in process.communicate(timeout=10)[1]
+    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
+        assert time.monotonic() - started_s < 3, "the child goes on"
+        time.sleep(0.02)
+
+
+def test_an_interrupt_ends_the_opening_of_a_model_whose_template_never_compiles(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "edge_run", str(MODEL), "-p", "x", "--chat-template", "{{ (9 ** (9 ** 8)) % 7 }}"]
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    with subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
+        deadline_s = time.monotonic() + 20
+        while not any(b"template_jobs" in command(child) for child in children(process.pid)):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        time.sleep(1.5)
+        started_s = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        notices = process.communicate(timeout=20)[1]
+    assert (process.returncode, notices) == (130, "")
+    assert time.monotonic() - started_s < 3
+
+
+def command(process: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
+
+
+def test_this_process_does_not_import_jinja() -> None:
+    code = RENDERS + "assert not any(name.startswith('jinja2') for name in sys.modules)"
+    subprocess.run([sys.executable, "-c", code, "{{ 1 }}"], check=True, timeout=60, capture_output=True)
+
+
+# Grammars and schemas
+
+
+NESTED_RULES = ["root ::= r0", *(f'r{i} ::= r{i + 1} "y" | r{i + 1} "z"' for i in range(40)), 'r40 ::= "b"']
+CHAIN = ["root ::= r0", *(f"r{i} ::= r{i + 1}" for i in range(100_000)), 'r100000 ::= "b"']
+TOO_MUCH = r"takes more than|takes longer than|ends the process"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        ("json_schema", '{"type": "array", "items": {"type": "null"}, "minItems": 1000000000}', TOO_MUCH),
+        ("json_schema", '{"type": "string", "minLength": 1000000000}', TOO_MUCH),
+        ("json_schema", '{"type": "string", "pattern": "^a{1000000000}$"}', TOO_MUCH),
+        ("json_schema", '{"items": ' * 20_000 + "{}" + "}" * 20_000, "RecursionError"),
+        ("grammar", "root ::= " + "(" * 200_000 + '"a"' + ")" * 200_000, "ends the process"),
+        ("grammar", 'root ::= "a"{1000000}', "repetitions exceeds"),
+        ("grammar", "\n".join(CHAIN), TOO_MUCH),
+        ("grammar", "\n".join(NESTED_RULES), TOO_MUCH),
+    ],
+    ids=["items", "length", "pattern", "nested schema", "parentheses", "repetition", "chain", "doubling"],
+)
+@pytest.mark.usefixtures("quick")
+def test_a_grammar_that_cannot_be_read(model: Model, kind: str, text: str, reason: str) -> None:
+    with growing_less_than(400 << 20), pytest.raises(ConfigError, match=reason) as caught:
+        model.generate("x", max_tokens=2, **{kind: text})
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+    assert model.generate("Once", max_tokens=2, grammar=FREE).result().completion_tokens == 2
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_grammar_that_explodes_while_tokens_are_chosen(model: Model) -> None:
+    (a,) = model.tokenize("a", add_special=False)
+    vocab, config = model._vocab, SamplingConfig(grammar=DOUBLING)
+    with (
+        growing_less_than(400 << 20),
+        GrammarRoom(MODEL) as room,
+        Sampler(vocab, config, model._opened.model.vocabulary, room=room) as sampler,
+        pytest.raises(NotSupported, match=r"grammar: the next token of the answer (takes|ends)"),
+    ):
+        accept_all(sampler, [a] * 60)
+
+
+def test_a_grammar_gives_the_same_in_a_room_and_here(model: Model) -> None:
+    schema = '{"type": "array", "items": {"enum": ["red", 22, null]}, "maxItems": 4}'
+    vocab, n_vocab = model._vocab, model._opened.model.vocabulary
+    noise = np.random.default_rng(3)
+    config = SamplingConfig(json_schema=schema, seed=5, temperature=1.5)
+    with (
+        GrammarRoom(MODEL) as room,
+        Sampler(vocab, config, n_vocab) as here,
+        Sampler(vocab, config, n_vocab, room=room) as there,
+    ):
+        for _ in range(20):
+            logits = noise.normal(0, 4, n_vocab).astype(np.float32)
+            token = here.choose(logits)
+            assert there.choose(logits) == token
+            here.accept(token)
+            there.accept(token)
+            with pytest.raises(ConfigError, match="cannot come next"):
+                there.accept(model.tokenize("x", add_special=False)[-1])
+
+
+def test_mutated_grammars_are_taken_or_refused(model: Model) -> None:
+    chance = random.Random(7)
+    words = ["root ::= ", '"a"', "[^x-", "]", "(", ")", "{9", ",3}", *"*+?|!.b", "\\x4", "\n", "b ::= ", "<[3]>"]
+    n_vocab, taken = model._opened.model.vocabulary, 0
+    with GrammarRoom(MODEL) as room:
+        for _ in range(300):
+            text = 'root ::= "a" b* [a-z]{2,3} | (b | "x")+\nb ::= "y" | <[5]> !<[6]> .\n'
+            for _ in range(chance.randrange(1, 4)):
+                at = chance.randrange(len(text))
+                text = text[:at] + chance.choice(words) + text[at + chance.randrange(3) :]
+            with contextlib.suppress(ConfigError, NotSupported):
+                assert room.open("grammar", text, n_vocab).refused().shape == (n_vocab,)
+                taken += 1
+    assert 10 < taken < 290
+
+
+def test_without_a_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell.tempfile, "TemporaryFile", raise_no_folder)
+    assert ChatTemplate("{{ messages[0].content }}", "", "").render([USER]) == "Hello"
+
+
+def raise_no_folder() -> None:
+    raise FileNotFoundError(2, "No usable temporary directory found")
+
+
+def test_without_a_file_descriptor_it_is_said() -> None:
+    used = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(used) + 1, before[1]))
+    try:
+        with pytest.raises(NotSupported, match=r"no process can be started .*Too many open files"):
+            ChatTemplate("{{ 1 }}", "", "")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for descriptor in used:
+            os.close(descriptor)
+    assert ChatTemplate("{{ 1 }}", "", "").render([USER]) == "1"
+
+
+# Prompts
+
+
+def test_a_prompt_that_is_far_too_long_is_not_tokenized(model: Model) -> None:
+    text = "word salad " * 5_000_000
+    with growing_less_than(300 << 20):
+        started_s = time.monotonic()
+        with pytest.raises(ContextFull, match=r"prompt of 52 MiB: its first 64 KiB are .* the context holds"):
+            model.generate(text)
+        assert time.monotonic() - started_s < 5
+
+
+def test_a_long_prompt_that_fits_is_tokenized_as_a_whole(model: Model) -> None:
+    context = model._opened.front.capabilities.context_tokens
+    text = " " * 200_000
+    assert len(text) > 8 * context
+    tokens = model.tokenize(text, parse_special=True)
+    if len(tokens) < context:
+        assert model.generate(text, max_tokens=1).result().prompt_tokens == len(tokens)
+    else:
+        with pytest.raises(ContextFull):
+            model.generate(text, max_tokens=1).result()

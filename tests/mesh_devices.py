@@ -1,0 +1,48 @@
+"""Devices as `edge-run mesh` on the command line has them: each with a home folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+WAIT_S = 30
+
+
+class Device:
+    """A home folder of its own, as another device would have."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.mesh_folder = folder / ".config" / "edge-run" / "mesh"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("EDGE_RUN_", "XDG_"))}
+        self.environment = kept | {"HOME": str(folder)}
+
+    def run(self, *words: str, code: int = 0, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "edge_run", "mesh", *words]
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=WAIT_S, check=False, input=text
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    @contextlib.contextmanager
+    def joined(self, *words: str, code: int = 130) -> Iterator[subprocess.Popen[str]]:
+        """Take part in this block; then Ctrl-C must end it, unless it ended by itself with another `code`."""
+        command = [sys.executable, "-m", "edge_run", "mesh", "join", *words]
+        process = subprocess.Popen(
+            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stdout is not None
+            assert "joined cluster" in process.stdout.readline(), process.communicate(timeout=WAIT_S)
+            yield process
+            process.send_signal(signal.SIGINT)
+            assert process.wait(WAIT_S) == code
+        finally:
+            process.kill()
+            process.communicate()

@@ -1,0 +1,100 @@
+"""Runs over a mesh made of queues, in one process: a coordinator `a` and workers, for tests of either."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.mesh import LinkRate
+from edge_run.runtime import mesh_spread, piece_exchange
+from edge_run.runtime.engine import Engine
+from edge_run.runtime.mesh_engine import MeshEngine
+from edge_run.runtime.session import Session
+from edge_run.runtime.worker import Worker
+from fake_mesh import Hub
+from mesh_processes import round_robin
+
+OPTIONS = {"context_tokens": 256, "micro_batch_tokens": 32, "threads": 1, "check_file": False}
+PROMPT = np.random.default_rng(1).integers(1, 380, 70).tolist()
+CHUNK_BYTES = 16384
+
+
+def greedy(engine: Engine, tokens: int = 16, at: Callable[[int], None] = lambda i: None) -> list[int]:
+    session = Session(engine.front)
+    logits, _ = session.feed(PROMPT)
+    said = []
+    for i in range(tokens):
+        at(i)
+        said.append(int(logits.argmax()))
+        logits = session.step(said[-1])
+    return said
+
+
+def alone(path: Path, tokens: int = 16) -> list[int]:
+    engine = Engine(path, ModelConfig(memory="4GiB", **OPTIONS))
+    try:
+        return greedy(engine, tokens)
+    finally:
+        engine.close()
+
+
+class Run:
+    """A coordinator `a` and workers over a hub."""
+
+    def __init__(
+        self,
+        path: Path,
+        workers: str = "bc",
+        options: dict[str, object] | None = None,
+        bytes_per_s: float = 0.0,
+        before: Callable[[Hub], None] = lambda hub: None,
+    ) -> None:
+        self.hub = Hub()
+        before(self.hub)
+        piece_exchange.IDLE_POLL_S = 0.05  # whoever closes waits for it
+        if bytes_per_s:
+            self.hub.rates = {pair: LinkRate("", 0.001, bytes_per_s) for pair in itertools.permutations("abc", 2)}
+        self.said: list[str] = []
+        mesh_spread.plan_ring = round_robin
+        self.path = path
+        self.workers = {name: self.join(name) for name in workers}
+        self.mesh = self.hub.join("a")
+        self.config = ModelConfig(memory="4GiB", **(options or OPTIONS))
+        self.open()
+
+    def open(self) -> None:
+        """Open the coordinator's engine, for the first time or again."""
+        self.engine = MeshEngine(self.path, self.config, self.mesh, say=self.said.append, chunk_bytes=CHUNK_BYTES)
+
+    def join(self, name: str, models: Path | None = None) -> Worker:
+        config = ModelConfig(memory="4GiB", threads=1, check_file=False)
+        worker = Worker(self.hub.join(name), [models or self.path], config, CHUNK_BYTES)
+        worker.start()
+        return worker
+
+    def close(self) -> None:
+        self.engine.close()
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(Worker.close, self.workers.values()))
+
+
+@contextmanager
+def running(
+    path: Path,
+    workers: str = "bc",
+    options: dict[str, object] | None = None,
+    bytes_per_s: float = 0.0,
+    before: Callable[[Hub], None] = lambda hub: None,
+) -> Iterator[Run]:
+    """Close it at the end of the block. before: sees the hub before anybody joins."""
+    run = Run(path, workers, options, bytes_per_s, before)
+    try:
+        yield run
+    finally:
+        run.close()

@@ -1,0 +1,215 @@
+"""The list of members among devices that hear each other late, twice or never: it never goes back, and all agree."""
+
+from __future__ import annotations
+
+import random
+import secrets
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from edge_run.base.errors import NotTrusted, ProtocolError
+from edge_run.devices.mesh_cluster import Cluster, new_cluster
+from edge_run.devices.mesh_envelope import Gate, Writer
+from edge_run.devices.mesh_identity import Identity, make_identity
+from edge_run.devices.mesh_keeping import Keeper, ask, found
+from edge_run.devices.mesh_keys import DeviceKey
+from edge_run.devices.mesh_members import Invitation
+from edge_run.devices.mesh_roster import LEARN_S, MOST_WAITING, SAY_WITHIN_S, Roster
+from edge_run.devices.mesh_topics import Topic
+from mesh_lists import let_in
+
+START_S = 1.8e9
+
+
+def lasting() -> Identity:
+    key = DeviceKey(secrets.token_bytes(32))
+    return Identity(key.node, f"{int(START_S):012x}{0:08x}", True, key, b"", key)
+
+
+def member_cluster(founder: Identity, names: list[Identity]) -> Cluster:
+    """A cluster of `founder` with all of `names` in it."""
+    cluster = new_cluster("mqtt://host")
+    cluster = Cluster(cluster.id, cluster.secret, cluster.broker, founder=founder.device.public_key)
+    listed = found(founder.device, cluster.id, "0", cluster.secret, runs_broker=False)
+    for number, identity in enumerate(names):
+        listed = let_in(Keeper(founder.device, listed, cluster.secret), identity.device, f"{number + 1}", START_S)
+    return cluster.adopt(listed, founder.device)
+
+
+class Lists(RuleBasedStateMachine):
+    """Four devices, of which two may change the list; what they say is heard in any order, or lost."""
+
+    @initialize(seed=st.integers(0, 1 << 16))
+    def begin(self, seed: int) -> None:
+        self.clock, self.random = [0.0], random.Random(seed)
+        self.devices = [lasting() for _ in range(4)]
+        cluster = member_cluster(self.devices[0], self.devices[1:])
+        assert cluster.listed is not None
+        listed = Keeper(self.devices[0].device, cluster.listed, cluster.secret).change_role("1", "lead")
+        self.rosters = [self._roster(one, cluster.adopt(listed, one.device)) for one in self.devices]
+        self.known = [one.cluster.listed.order for one in self.rosters if one.cluster.listed]
+        self.air: list[bytes] = []
+
+    def _roster(self, identity: Identity, cluster: Cluster) -> Roster:
+        return Roster(
+            identity,
+            cluster,
+            lambda: self.clock[0],
+            lambda: START_S + self.clock[0],
+            random.Random(self.random.random()),
+        )
+
+    @rule(by=st.integers(0, 1), what=st.sampled_from(["rotate", "remove", "role"]))
+    def change(self, by: int, what: str) -> None:
+        roster = self.rosters[by]
+        listed = roster.listed
+        assert listed is not None
+        try:
+            keeper = Keeper(self.devices[by].device, listed, roster.cluster.secret)
+            if what == "rotate":
+                changed = keeper.rotate(bytes([self.random.randrange(256)]) * 32)
+            elif what == "remove":
+                changed = keeper.remove(self.random.choice("123"))
+            else:
+                changed = keeper.change_role(self.random.choice("23"), self.random.choice(("use", "compute", "lead")))
+        except NotTrusted:
+            return
+        assert roster.take(changed.payload)
+        roster.say()
+
+    @rule(who=st.integers(0, 3))
+    def connect(self, who: int) -> None:
+        self.rosters[who].connect()
+
+    @precondition(lambda self: self.air)
+    @rule(who=st.integers(0, 3), data=st.data())
+    def hear(self, who: int, data: st.DataObject) -> None:
+        self.rosters[who].take(data.draw(st.sampled_from(self.air)))
+
+    @rule(who=st.integers(0, 3), of=st.integers(0, 3))
+    def hear_version(self, who: int, of: int) -> None:
+        self.rosters[who].hear(self.rosters[of].cluster.version)
+
+    @rule(step_s=st.floats(0.01, 2.0))
+    def wait(self, step_s: float) -> None:
+        self.clock[0] += step_s
+        for roster in self.rosters:
+            roster.pass_time()
+
+    @invariant()
+    def nothing_goes_back(self) -> None:
+        for number, roster in enumerate(getattr(self, "rosters", ())):
+            roster.check()
+            self.air += roster.said
+            roster.said.clear()
+            assert roster.listed is not None
+            assert roster.listed.order >= self.known[number], "an older list was taken for a newer one"
+            self.known[number] = roster.listed.order
+
+    def teardown(self) -> None:
+        if not hasattr(self, "rosters"):
+            return
+        for _ in range(12):  # all hear each other: soon they agree
+            for roster in self.rosters:
+                for other in self.rosters:
+                    roster.hear(other.cluster.version)
+            self.clock[0] += SAY_WITHIN_S + LEARN_S
+            for roster in self.rosters:
+                roster.pass_time()
+            said = [payload for roster in self.rosters for payload in roster.said]
+            for roster in self.rosters:
+                roster.said.clear()
+                for payload in said:
+                    roster.take(payload)
+        versions = {roster.cluster.version for roster in self.rosters}
+        assert len(versions) == 1, versions
+        members = [one for one in self.rosters if one.is_member]
+        assert len({one.cluster.secret for one in members}) == 1
+        gates = [Gate(one.cluster, lambda: START_S) for one in members]
+        for identity, roster in zip(self.devices, self.rosters, strict=True):
+            topic = Topic(roster.cluster.id, "load", identity.node)
+            payload, _ = Writer(identity, roster.cluster, lambda: START_S).seal(topic, 0, {})
+            for gate in gates:
+                if roster.is_member:
+                    gate.open(topic, payload)
+                else:
+                    with pytest.raises(NotTrusted):
+                        gate.open(topic, payload)
+
+
+Lists.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestLists = Lists.TestCase
+
+
+def rosters() -> tuple[list[float], Identity, Identity, Cluster]:
+    clock = [0.0]
+    founder, other = lasting(), lasting()
+    return clock, founder, other, member_cluster(founder, [other])
+
+
+def test_nothing_is_believed_before_the_list_that_is_kept_was_heard() -> None:
+    clock, founder, other, cluster = rosters()
+    assert cluster.listed is not None
+    roster = Roster(other, cluster, lambda: clock[0], lambda: START_S, random.Random(1))
+    assert not roster.is_settled
+    roster.connect()
+    roster.take(cluster.listed.payload)
+    assert roster.is_settled, "it has what the broker keeps"
+    roster.connect()
+    clock[0] += LEARN_S
+    roster.pass_time()
+    assert roster.is_settled, "the broker keeps none"
+    newer = Keeper(founder.device, cluster.listed, cluster.secret).rotate(bytes(32))
+    assert roster.hear(newer.version)
+    assert not roster.is_settled, "there is a newer one"
+    assert not roster.hear((1 << 40, 0, 0)), "whoever says so all the time holds up nobody"
+    assert roster.take(newer.payload)
+    assert roster.is_settled
+    assert roster.cluster.secret == bytes(32)
+
+
+def test_who_asks_is_bounded_and_let_in_by_one() -> None:
+    clock, founder, other, cluster = rosters()
+    assert cluster.listed is not None
+    guest = DeviceKey(secrets.token_bytes(32))
+    invitation = Invitation(guest.public_key, guest.seal_key, "use", 3, int(START_S) + 100)
+    listed = Keeper(founder.device, cluster.listed, cluster.secret).invite(invitation, START_S)
+    cluster = cluster.adopt(listed, founder.device)
+    roster = Roster(founder, cluster, lambda: clock[0], lambda: START_S, random.Random(1))
+    watching = Roster(
+        make_identity(lambda: START_S, founder.device), cluster, lambda: 0.0, lambda: START_S, random.Random(1)
+    )
+    user = Roster(other, cluster.adopt(listed, other.device), lambda: 0.0, lambda: START_S, random.Random(1))
+    for _ in range(2 * MOST_WAITING):
+        payload = ask(guest, DeviceKey(secrets.token_bytes(32)), cluster.id, "one", START_S)
+        for one in (roster, watching, user):
+            one.ask(payload)
+            one.check()
+    with pytest.raises(NotTrusted):
+        roster.ask(ask(DeviceKey(bytes(range(32))), guest, cluster.id, "one", START_S))
+    with pytest.raises(ProtocolError):
+        roster.ask(b"{}")
+    is_changed, refused = roster.pass_time()
+    assert is_changed
+    assert len(refused) == MOST_WAITING - 3
+    assert len(roster.cluster.listed.roll.members) == 5  # type: ignore[union-attr]
+    for one in (watching, user):
+        assert one.pass_time() == (False, []), "only the founder's own node, or a leading one, lets in"
+
+
+def test_a_secret_that_was_changed_is_good_for_a_moment_longer() -> None:
+    wall = [START_S]
+    _, founder, other, cluster = rosters()
+    assert cluster.listed is not None
+    newer = cluster.adopt(Keeper(founder.device, cluster.listed, cluster.secret).rotate(bytes(32)), founder.device)
+    gate = Gate(cluster, lambda: wall[0])
+    topic = Topic(cluster.id, "load", other.node)
+    late = Writer(other, cluster.adopt(cluster.listed, other.device), lambda: wall[0])
+    assert gate.adopt(newer) == []
+    gate.open(topic, late.seal(topic, 0, {})[0])
+    wall[0] += 31
+    with pytest.raises(NotTrusted, match="secret"):
+        gate.open(topic, late.seal(topic, 0, {})[0])

@@ -1,0 +1,208 @@
+"""The embedded broker's decisions, under whatever clients send, in whatever order."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_run.base.errors import ProtocolError
+from edge_run.devices.mesh_access import BrokerAccess, BrokerUser, covers, digest, is_filter, matches, parse_access
+from edge_run.devices.mqtt_broker import Close, MqttBroker, Send
+from edge_run.devices.mqtt_kept import MOST, MOST_BYTES, MOST_BYTES_OF_USER, MOST_OF_USER, KeptMessages
+from edge_run.devices.mqtt_packets import (
+    Connect,
+    Kind,
+    Publish,
+    Subscribe,
+    Unsubscribe,
+    Word,
+    read_head,
+    read_packet,
+    write_packet,
+    write_publish,
+)
+from mqtt_client import connect_packet, publish_packet, subscribe_packet
+
+A = BrokerUser(digest("a"), ("t/+", "own/%c/#"), ("t/#", "own/%c"), 2)
+B = BrokerUser(digest("b"), ("t/1",), ("t/1",), 1, client_prefix="b")
+ACCESSES = (
+    BrokerAccess({"a": A, "b": B}),
+    BrokerAccess({"a": A}),
+    BrokerAccess({"a": dataclasses.replace(A, password_sha256=digest("new")), "b": B}),
+    BrokerAccess({"a": dataclasses.replace(A, subscribe=("t/1",)), "b": dataclasses.replace(B, client_prefix="bb")}),
+    BrokerAccess({}),
+)
+LEVELS = st.sampled_from(["t", "own", "1", "2", "a1", "b1", "bb", "+", "#", "$x", ""])
+TEXTS = st.lists(LEVELS, min_size=1, max_size=4).map("/".join)
+TOPICS = TEXTS.filter(lambda text: not set(text) & set("+#"))
+MESSAGES = st.builds(Publish, TOPICS, st.binary(max_size=3), st.booleans(), st.booleans(), st.integers(1, 9))
+PACKETS = st.one_of(
+    st.builds(
+        Connect,
+        st.sampled_from(["a1", "b1", "bb", "", "c/d", "+"]),
+        st.sampled_from(["a", "b", "c"]),
+        st.sampled_from([b"a", b"b", b"new"]),
+        st.booleans(),
+        st.just(30),
+        st.none() | MESSAGES,
+        st.sampled_from([4, 4, 4, 5]),
+    ),
+    MESSAGES,
+    st.builds(Subscribe, st.integers(1, 9), st.lists(st.tuples(TEXTS, st.booleans()), max_size=3).map(tuple)),
+    st.builds(Unsubscribe, st.integers(1, 9), st.lists(TEXTS, max_size=3).map(tuple)),
+    st.sampled_from([Word(Kind.PINGREQ), Word(Kind.DISCONNECT), Word(Kind.PUBACK)]),
+)
+EVENTS = st.one_of(st.tuples(st.integers(1, 5), PACKETS), st.integers(1, 5), st.sampled_from(ACCESSES))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(EVENTS, max_size=40))
+def test_nobody_hears_or_says_what_he_may_not(events: list[object]) -> None:
+    access = ACCESSES[0]
+    broker = MqttBroker(access)
+    who: dict[int, tuple[str, str]] = {}  # the model: user and name of who is in
+    for event in events:
+        if isinstance(event, BrokerAccess):
+            done, access = broker.set_access(event), event
+        elif isinstance(event, int):
+            done = broker.leave(event)
+            who.pop(event, None)
+        else:
+            connection, packet = event  # type: ignore[misc]
+            was_in = broker.is_in(connection)
+            done = broker.take(connection, packet)
+            if isinstance(packet, Connect) and not was_in and broker.is_in(connection):
+                assert access.users[packet.user].has_password(packet.password)
+                who[connection] = packet.user, packet.client
+        broker.check()
+        for one in done:
+            if isinstance(one, Close):
+                assert not broker.is_in(one.connection) or one.why, "who is closed without a word has been forgotten"
+                who.pop(one.connection, None)
+            elif one.data[0] >> 4 == Kind.PUBLISH:
+                message = read_packet(one.data[0], one.data[2:])
+                assert isinstance(message, Publish)
+                user, client = who[one.connection]
+                assert any(matches(own, message.topic, client or "auto") for own in access.users[user].subscribe)
+        assert all(broker.is_in(one) for one in who)
+        assert len(broker.kept) <= MOST
+
+
+@settings(max_examples=300, deadline=None)
+@given(TEXTS, TEXTS, TOPICS)
+def test_what_a_filter_covers_it_matches(wide: str, narrow: str, topic: str) -> None:
+    if is_filter(wide) and is_filter(narrow) and covers(wide, narrow) and matches(narrow, topic):
+        assert matches(wide, topic)
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow", "is_so"),
+    [
+        ("a/#", "a", True),
+        ("a/#", "a/b/+", True),
+        ("a/+", "a/#", False),
+        ("a/+", "a/+", True),
+        ("a/b", "a/+", False),
+        ("+/b", "a/b", True),
+        ("#", "$SYS/x", False),
+        ("a/%c", "a/me", True),
+        ("a/%c", "a/you", False),
+        ("a/%c", "a/+", False),
+        ("a", "a/b", False),
+    ],
+)
+def test_filters(wide: str, narrow: str, is_so: bool) -> None:
+    assert covers(wide, narrow, "me") is is_so
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.integers(0, 255), st.binary(max_size=64))
+def test_any_bytes_are_a_packet_or_refused(first: int, content: bytes) -> None:
+    try:
+        read_packet(first, content)
+    except ProtocolError:
+        pass
+    else:
+        assert first >> 4 in (1, 3, 4, 8, 10, 12, 14)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(["connect", "publish", "subscribe"]), st.integers(0, 80), st.integers(0, 255))
+def test_any_spoiled_packet_is_a_packet_or_refused(kind: str, place: int, byte: int) -> None:
+    packet = bytearray(
+        {
+            "connect": connect_packet("me", "user", "password", will="t/1"),
+            "publish": publish_packet("t/1", b"x" * 20, number=3),
+            "subscribe": subscribe_packet("t/+", "u/#"),
+        }[kind]
+    )
+    packet[place % len(packet)] = byte
+    try:
+        head = read_head(packet)
+        if head is not None:
+            read_packet(head[0], bytes(packet[head[1] : head[1] + head[2]]))
+    except ProtocolError:
+        pass
+
+
+@given(st.integers(0, 300_000))
+def test_a_head_is_read_as_it_was_written(size: int) -> None:
+    packet = write_packet(0x30, bytes(size))
+    head = read_head(packet)
+    assert head is not None
+    assert head[1] + head[2] == len(packet)
+    assert all(read_head(packet[:cut]) is None for cut in range(head[1]))
+
+
+@given(MESSAGES)
+def test_a_message_is_read_as_it_was_written(message: Publish) -> None:
+    written = write_publish(message)
+    expected = message if message.is_confirmed else dataclasses.replace(message, number=0)
+    assert not message.topic or read_packet(written[0], written[2:]) == expected
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 1500), st.integers(0, 300_000)), max_size=120))
+def test_what_is_kept_is_bounded_and_of_each_user_the_newest(puts: list[tuple[str, int, int]]) -> None:
+    kept, rubbish = KeptMessages(), bytes(300_000)
+    kept.put("honest", Publish("lease", b"held"))
+    for user, topic, size in puts:
+        kept.put(user, Publish(f"{user}/{topic}", rubbish[:size]))
+        assert kept.total_bytes <= MOST_BYTES
+        own = list(kept.matching(f"{user}/#"))
+        assert len(own) <= MOST_OF_USER
+        assert sum(len(one.payload) for one in own) <= MOST_BYTES_OF_USER
+        assert not size or own[-1].topic == f"{user}/{topic}"
+    assert [one.payload for one in kept.matching("lease")] == [b"held"], "nobody's rubbish takes another's place"
+
+
+def test_an_access_is_read_as_it_was_written() -> None:
+    for access in ACCESSES:
+        assert parse_access(access.document()) == access
+    user = {"password_sha256": digest("x"), "publish": ["a/b"], "subscribe": [], "connections": 3}
+    assert parse_access({"users": {"x": user}}).users["x"].connections == 3
+    wrong: tuple[object, ...] = (
+        [],
+        {"users": 3},
+        {"users": {"x": {}}},
+        {"users": {"x": {**user, "connections": 0}}},
+        {"users": {"x": {**user, "publish": [1]}}},
+        {"users": {"x": {**user, "root": True}}},
+    )
+    for one in wrong:
+        with pytest.raises(ProtocolError):
+            parse_access(one)
+
+
+def test_who_asks_hears_with_confirmation() -> None:
+    broker = MqttBroker(ACCESSES[0])
+    broker.take(1, Connect("a1", "a", b"a", True, 30, None))
+    broker.take(2, Connect("b1", "b", b"b", True, 30, None))
+    broker.take(1, Subscribe(1, (("t/#", True), ("t/1", False))))
+    done = broker.take(2, Publish("t/1", b"x", True, True, 7))
+    assert [one.connection for one in done] == [2, 1], "once, though two filters match"
+    assert isinstance(done[1], Send)
+    assert read_packet(done[1].data[0], done[1].data[2:]) == Publish("t/1", b"x", True, False, 1)
