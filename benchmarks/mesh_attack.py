@@ -3,8 +3,10 @@
 Strangers come to the data link's port with noise and with keys that nobody knows, and to the broker with control
 messages that were heard there, said again, cut short, with a wrong bit, on other topics, and with noise. Then a member
 that went wrong, whose key is known, sends what cannot be: truncated, foreign, oversized, with gaps, in too many parts;
-and more than anybody takes. Afterwards the device must still answer another member. Needs mosquitto; the peak is
-measured from the start of each attack on (`/proc/PID/clear_refs`).
+and more than anybody takes. It announces a key that is none and ports of the device itself, and connects more often
+than the device may have files open (256). Afterwards the device must still answer another member. Then the same with
+the embedded broker, whose process is measured too: strangers, and members that went wrong, fill it. Needs mosquitto;
+the peak is measured from the start of each attack on (`/proc/PID/clear_refs`).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import contextlib
 import os
 import random
+import resource
 import socket
 import subprocess
 import sys
@@ -20,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import paho.mqtt.client as paho
 import zmq
@@ -33,39 +36,48 @@ from edge_run.base.units import MIB
 from edge_run.devices.link_frames import MOST_FRAME_BYTES, MOST_PARTS, Head, Kind, pack
 from edge_run.devices.link_lane import Candidate, Keys, Peer
 from edge_run.devices.mesh import MeshConfig, open_mesh
-from edge_run.devices.mesh_cluster import new_cluster, write_cluster
+from edge_run.devices.mesh_access import MEMBER
+from edge_run.devices.mesh_cluster import BROKER_PASSWORD, Cluster, new_cluster, write_cluster
+from edge_run.devices.mesh_embedded import EmbeddedBroker
 from edge_run.devices.mesh_node import MeshNode
+from edge_run.devices.mesh_serving import access_of
 from mosquitto import Mosquitto
+from mqtt_client import RawClient, connect_packet, publish_packet, subscribe_packet
 
 COUNT = 1000
+WHEN = ("before", "peak", "after")
+Rows: TypeAlias = list[dict[str, Any]]
+
+
+def memory(process: int) -> tuple[int, int]:
+    """Return what a process holds now, and its peak, in bytes."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    return int(lines["VmRSS"].split()[0]) * 1024, int(lines["VmHWM"].split()[0]) * 1024
+
+
+def forget_peak(process: int) -> None:
+    Path(f"/proc/{process}/clear_refs").write_text("5")
 
 
 class Victim:
-    """A member in a process of its own, that sends back what it gets."""
+    """A member in a process of its own, that sends back what it gets, and may have 256 files open."""
 
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, str(ROOT / "tests" / "mesh_member.py"), str(folder), "victim"]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
+        resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (256, 256))
         assert self.process.stdout is not None
         self.node = self.process.stdout.readline().strip()
-
-    def memory(self) -> tuple[int, int]:
-        """Return what it holds now, and its peak, in bytes."""
-        lines = dict(line.split(":", 1) for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines())
-        return int(lines["VmRSS"].split()[0]) * 1024, int(lines["VmHWM"].split()[0]) * 1024
-
-    def forget_peak(self) -> None:
-        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
 
 class Attack:
     """What the attacks share: the victim's address, and the keys of a member, as whom some of them come."""
 
-    def __init__(self, here: MeshNode, victim: Victim, broker_port: int) -> None:
-        self.rogue = here
-        self.broker_port = broker_port
+    def __init__(self, here: MeshNode, victim: Victim, broker_port: int, cluster: Cluster) -> None:
+        self.rogue, self.victim = here, victim
+        self.broker_port, self.cluster, self.root = broker_port, cluster, f"edge/v1/{cluster.id}"
         here.link.send(victim.node, {"hello": 1}, timeout_s=10)
         here.link.receive(timeout_s=10)
         peer = here.link._service.peers[victim.node]
@@ -178,14 +190,131 @@ def control(attack: Attack) -> None:
     client.disconnect()
 
 
+def bad_key(attack: Attack) -> None:
+    """A key of 40 spaces, and places of the victim's own machine, announced for three seconds."""
+    with attack.rogue.held() as state:
+        good = state.link
+    for link in ({"key": " " * 40, "places": ["tcp://127.0.0.1:9999"]}, {**good, "places": ["tcp://127.0.0.1:22"]}):
+        for _ in range(15):
+            with attack.rogue.held() as state:
+                state.link = link
+                state.announce()
+            time.sleep(0.1)
+    with attack.rogue.held() as state:
+        state.link = good
+        state.announce()
+
+
+def too_many(attack: Attack) -> None:
+    """748 connections that say nothing, to a device that may have 256 files open."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(748):
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.create_connection(("127.0.0.1", attack.port), 0.2))
+        time.sleep(3)
+
+
 ATTACKS: dict[str, Callable[[Attack], None]] = {
     "noise of strangers, 1,000 connections": noise,
     "keys that nobody knows, 100 connections": unknown_keys,
+    "748 connections that say nothing": too_many,
     "the broker: 1,000 control messages": control,
+    "a member: a key and places that are none": bad_key,
     "a member: 1,000 messages that cannot be": malformed,
     "a member: 5 frames that are too large": oversized,
     "a member: 2 GiB in messages of 32 MiB": flood,
     "a member: a message of 2 GiB in 256 parts": many_parts,
+}
+
+
+def speaks(attack: Attack, client: str) -> RawClient:
+    """A connection to the embedded broker of somebody who knows the members' password."""
+    one = RawClient(attack.broker_port, connect_packet(client, MEMBER, attack.cluster.derive(BROKER_PASSWORD)))
+    one.answer()
+    one.socket.settimeout(0.5)
+    return one
+
+
+def rubbish(attack: Attack) -> None:
+    """100 MB to be kept, of a stranger."""
+    for number in range(20):
+        with contextlib.suppress(OSError), RawClient(attack.broker_port, connect_packet("stranger")) as one:
+            one.socket.sendall(publish_packet(f"x/{number}", b"A" * 5_000_000, is_kept=True))
+
+
+def idle(attack: Attack) -> None:
+    with contextlib.ExitStack() as stack:
+        for number in range(1000):
+            with contextlib.suppress(OSError):
+                one = stack.enter_context(RawClient(attack.broker_port))
+                one.socket.sendall((b"", b"\x10", b"\x10\xff\x7f" + bytes(16_000))[number % 3])
+        time.sleep(2)
+
+
+def heads(attack: Attack) -> None:
+    """Packets of 256 MiB are announced, and begun."""
+    for number in range(COUNT):
+        with contextlib.suppress(OSError), RawClient(attack.broker_port) as one:
+            one.socket.sendall((b"\x10", b"\x31")[number % 2] + b"\xff\xff\xff\x7f" + bytes(60_000))
+
+
+def names(attack: Attack) -> None:
+    for _ in range(COUNT // 10):
+        with contextlib.suppress(OSError):
+            RawClient(attack.broker_port, connect_packet(attack.victim.node)).close()
+
+
+def kept(attack: Attack) -> None:
+    """For ten seconds, as much to be kept as the broker takes."""
+    end_s = time.monotonic() + 10
+    with speaks(attack, "rogue") as one:
+        number = 0
+        while time.monotonic() < end_s:
+            number += 1
+            with contextlib.suppress(OSError):
+                one.socket.sendall(publish_packet(f"{attack.root}/plan/{number}", b"A" * 250_000, is_kept=True))
+
+
+def deaf(attack: Attack) -> None:
+    """40 that listen to all and take nothing, while one speaks as fast as it may for ten seconds."""
+    end_s = time.monotonic() + 10
+    with contextlib.ExitStack() as stack:
+        for number in range(40):
+            stack.enter_context(speaks(attack, f"deaf{number}")).socket.sendall(subscribe_packet(f"{attack.root}/#"))
+        one = stack.enter_context(speaks(attack, "speaker"))
+        while time.monotonic() < end_s:
+            with contextlib.suppress(OSError):
+                one.socket.sendall(publish_packet(f"{attack.root}/node/speaker/load", b"B" * 250_000))
+
+
+def halves(attack: Attack) -> None:
+    """100 connections with nearly a packet each."""
+    with contextlib.ExitStack() as stack:
+        for number in range(100):
+            with contextlib.suppress(OSError):
+                one = stack.enter_context(speaks(attack, f"half{number}"))
+                one.socket.sendall(publish_packet(f"{attack.root}/plan/1", b"C" * 290_000)[:-1])
+        time.sleep(2)
+
+
+def small(attack: Attack) -> None:
+    with contextlib.suppress(OSError), speaks(attack, "small") as one:
+        for number in range(1, 200):
+            one.socket.sendall(subscribe_packet(*(f"{attack.root}/plan/{number}{i}" for i in range(60)), number=number))
+        one.socket.sendall(
+            b"".join(publish_packet(f"{attack.root}/plan/{n}", b"x", is_kept=True) for n in range(50_000))
+        )
+
+
+BROKER_ATTACKS: dict[str, Callable[[Attack], None]] = {
+    "a stranger: 100 MB to be kept": rubbish,
+    "a stranger: 1,000 connections that say little": idle,
+    "a stranger: 1,000 packets of 256 MiB": heads,
+    "a stranger: the victim's name, 100 times": names,
+    "a member: all that it may have kept, 10 s": kept,
+    "40 members that take nothing, 10 s": deaf,
+    "a member: 100 packets that do not end": halves,
+    "a member: 12,000 filters, 50,000 kept messages": small,
 }
 
 
@@ -203,46 +332,80 @@ def is_well(here: MeshNode, victim: Victim) -> bool:
     return False
 
 
+def meet(folder: Path, cluster: Cluster, port: int, attacks: dict[str, Callable[[Attack], None]], broker: int) -> Rows:
+    """Carry out `attacks` on a victim of `cluster`, and on the process `broker` of its broker, where that is ours."""
+    rows: Rows = []
+    for name in ("here", "rogue", "victim"):
+        write_cluster(folder / name, cluster)
+    victim = Victim(folder / "victim")
+    here, rogue = (open_mesh(MeshConfig(folder=folder / name, name=name)) for name in ("here", "rogue"))
+    try:
+        until = time.monotonic() + 10
+        while min(len(here.members()), len(rogue.members())) < 3 and time.monotonic() < until:
+            time.sleep(0.1)
+        attack = Attack(rogue, victim, port, cluster)
+        processes = {"device": victim.process.pid, **({"broker": broker} if broker else {})}
+        for what, act in attacks.items():
+            before = {}
+            for name, process in processes.items():
+                forget_peak(process)
+                before[name] = memory(process)[0]
+            act(attack)
+            row: dict[str, Any] = {"attack": what}
+            for name, process in processes.items():
+                now, peak = memory(process)
+                sizes = (before[name], peak, now)
+                row |= {f"{name}_{when}_mib": round(n / MIB) for when, n in zip(WHEN, sizes, strict=True)}
+            rows.append({**row, "answers after it": is_well(here, victim)})
+            print(rows[-1], flush=True)
+    finally:
+        here.close()
+        rogue.close()
+        victim.process.kill()
+        victim.process.wait()
+    return rows
+
+
+def table(rows: Rows) -> list[str]:
+    heads = list(rows[0]) if rows else []
+    return [
+        f"| {' | '.join(head.replace('_', ' ').removesuffix(' mib') for head in heads)} |",
+        "|---" * len(heads) + "|",
+        *(f"| {' | '.join(str(row[head]) for head in heads)} |" for row in rows),
+        "",
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="")
     given = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+
+    def chosen(attacks: dict[str, Callable[[Attack], None]]) -> dict[str, Callable[[Attack], None]]:
+        return {what: act for what, act in attacks.items() if given.only in what}
+
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         broker = Mosquitto(folder)
         broker.start()
-        cluster = new_cluster(broker.url)
-        for name in ("here", "rogue", "victim"):
-            write_cluster(folder / name, cluster)
-        victim = Victim(folder / "victim")
-        here, rogue = (open_mesh(MeshConfig(folder=folder / name, name=name)) for name in ("here", "rogue"))
         try:
-            until = time.monotonic() + 10
-            while min(len(here.members()), len(rogue.members())) < 3 and time.monotonic() < until:
-                time.sleep(0.1)
-            attack = Attack(rogue, victim, broker.port)
-            for what, act in ATTACKS.items():
-                if given.only not in what:
-                    continue
-                victim.forget_peak()
-                before, _ = victim.memory()
-                act(attack)
-                after, peak = victim.memory()
-                mib = [round(size / MIB) for size in (before, peak, after)]
-                fields = dict(zip(("before_mib", "peak_mib", "after_mib"), mib, strict=True))
-                rows.append({"attack": what, **fields, "answers after it": is_well(here, victim)})
-                print(rows[-1], flush=True)
+            rows = meet(folder / "1", new_cluster(broker.url), broker.port, chosen(ATTACKS), 0)
         finally:
-            here.close()
-            rogue.close()
-            victim.process.kill()
-            victim.process.wait()
             broker.stop()
-    lines = ["| attack | before | peak | after | answers after it |", "|---|---|---|---|---|"]
-    lines += [f"| {' | '.join(map(str, row.values()))} |" for row in rows]
+        cluster = new_cluster(f"mqtt://127.0.0.1:{broker.port}")
+        with contextlib.closing(EmbeddedBroker("127.0.0.1", broker.port, access_of(cluster))) as embedded:
+            more = meet(folder / "2", cluster, broker.port, chosen(BROKER_ATTACKS), embedded.process_id)
     if not given.only:
-        write_results("mesh-attack", rows, "\n".join([__doc__ or "", "Resident memory in MiB.", "", *lines]))
+        text = [
+            __doc__ or "",
+            "Resident memory in MiB.",
+            "",
+            *table(rows),
+            "With the embedded broker:",
+            "",
+            *table(more),
+        ]
+        write_results("mesh-attack", [*rows, *more], "\n".join(text))
 
 
 if __name__ == "__main__":
