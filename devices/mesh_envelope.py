@@ -258,5 +258,5 @@ def _parse(node: str, content: bytes) -> Envelope:
     except ValueError as error:
         raise ProtocolError(f"node {node}: a malformed message ({error})", node=node) from error
     count, epoch, time_ms, *version = numbers
-    listed_version = version[0], version[1], version[2]
+    listed_version = version[0], version[1], version[2], version[3]
     return Envelope(node, boot, count, epoch, time_ms / 1e3, body, listed_version, len(content))

@@ -32,8 +32,11 @@ MOST_LETTERS, MOST_USES, MOST_NUMBER = 64, 256, 1 << 53
 MOST_SHOWN = 16  # members in a message
 SECRET_BYTES = 32
 
-Version: TypeAlias = tuple[int, int, int]  # founders before this one, changes of the charter, changes of the roll
-NO_VERSION: Version = (0, 0, 0)
+# Founders before this one, changes of the charter, changes of the roll; and a mark of the content, since two who lead
+# may each make a change at once.
+Version: TypeAlias = tuple[int, int, int, int]
+NO_VERSION: Version = (0, 0, 0, 0)
+MARK_BYTES = 6
 
 
 class Signer(Protocol):
@@ -132,7 +135,8 @@ class MemberList:
     @property
     def version(self) -> Version:
         """What tells a newer list from an older one."""
-        return len(self.handed), self.charter.number, self.roll.number
+        mark = int.from_bytes(self._digest[:MARK_BYTES], "big")
+        return len(self.handed), self.charter.number, self.roll.number, mark
 
     @cached_property
     def payload(self) -> bytes:
@@ -141,8 +145,12 @@ class MemberList:
 
     @cached_property
     def order(self) -> tuple[Version, bytes]:
-        """Where it stands among all lists: two of one version, made at once, have an order too, the same everywhere."""
-        return self.version, hashlib.sha256(self.payload).digest()
+        """Where it stands among all lists: also two that were made at once have an order, the same everywhere."""
+        return self.version, self._digest
+
+    @cached_property
+    def _digest(self) -> bytes:
+        return hashlib.sha256(self.payload).digest()
 
     @cached_property
     def members(self) -> dict[bytes, ListedMember]:

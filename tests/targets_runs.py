@@ -237,6 +237,7 @@ def headers_of_a_run(folder: Path, stack: ExitStack) -> Target:
 def orders_of_a_run(folder: Path, stack: ExitStack) -> Target:
     """Orders of a coordinator, carried out by a worker that has the model."""
     from edge_run.base.config import ModelConfig
+    from edge_run.devices.memory import process_memory
     from edge_run.runtime import mesh_ways
     from edge_run.runtime.fingerprint import fingerprint
     from edge_run.runtime.mesh_terms import layout_hash, shared_settings
@@ -248,13 +249,14 @@ def orders_of_a_run(folder: Path, stack: ExitStack) -> Target:
 
     mesh_ways.MEASURE_TIMEOUT_S = 0.01
     path = make_model("llama", folder)
-    config = ModelConfig(memory="256MiB", threads=1, check_file=False, cache_folder=folder / "cache")
+    memory = process_memory().resident_bytes + 256 * MIB
+    config = ModelConfig(memory=memory, threads=1, check_file=False, cache_folder=folder / "cache")
     hub = Hub()
     hub.join("a")
     worker = Worker(hub.join("w"), [path], config, 16 * KIB)
     worker.start()
     stack.callback(worker.close)
-    seen = SliceEngine(path, ModelConfig(memory="256MiB", cache_folder=folder / "cache", **OPTIONS), 16 * KIB)
+    seen = SliceEngine(path, ModelConfig(memory=memory, cache_folder=folder / "cache", **OPTIONS), 16 * KIB)
     settings, layout, n_units = shared_settings(seen), layout_hash(seen.layout), len(seen.layout.units)
     seen.close()
     shards = [[shard.size_bytes, shard.data_offset] for shard in read_gguf(path).shards]

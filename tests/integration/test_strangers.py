@@ -18,6 +18,8 @@ import pytest
 
 from edge_run import ConfigError, ContextFull, Model, ModelFileError, NotSupported
 from edge_run.base.config import SamplingConfig
+from edge_run.base.units import MIB
+from edge_run.devices.memory import process_memory
 from edge_run.runtime import cell
 from edge_run.runtime.chat import ChatTemplate
 from edge_run.runtime.grammar_room import GrammarRoom
@@ -33,7 +35,9 @@ FREE = "root ::= [ -~]*"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    with Model(MODEL, memory="200MiB", cache_folder=tmp_path_factory.mktemp("cache")) as opened:
+    with Model(
+        MODEL, memory=process_memory().resident_bytes + 110 * MIB, cache_folder=tmp_path_factory.mktemp("cache")
+    ) as opened:
         yield opened
 
 

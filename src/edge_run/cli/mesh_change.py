@@ -36,7 +36,7 @@ def members(terminal: Terminal, /, **given: Any) -> None:
     listed = listed_in(known_cluster(mesh_folder()))
     found = ClusterMembers(
         listed.charter.cluster,
-        listed.version,
+        listed.version[:3],
         tuple(
             ClusterMember(one.node, one.name, "founder" if one.key == listed.charter.founder else one.role)
             for one in listed.roll.members
