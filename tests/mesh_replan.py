@@ -2,7 +2,7 @@
 
     python mesh_replan.py MODEL.gguf [--tokens 160]
 
-Of two workers the one that computes most is frozen for most of each twentieth of a second, with SIGSTOP and SIGCONT, as
+Of two workers the one that computes most is frozen for most of each tenth of a second, with SIGSTOP and SIGCONT, as
 a device is that does something else too; not before what was guessed of both was put right. Prints one JSON line.
 """
 
@@ -29,7 +29,7 @@ from edge_run.runtime.mesh_engine import MeshEngine
 from mesh_faults import OPTIONS, greedy
 from mesh_processes import WorkerProcess, mesh_of
 
-MOMENT, FROZEN_S, RUNNING_S = 60, 0.05, 0.001  # far more than a token takes, on a busy machine too
+MOMENT, FROZEN_S, RUNNING_S = 60, 0.1, 0.001  # far more than a token takes, on a busy machine too
 
 
 class Slowed:

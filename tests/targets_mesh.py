@@ -81,10 +81,11 @@ class _Mesh:
 @target
 def control_messages(folder: Path, stack: ExitStack) -> Target:
     """Envelopes with any content, signed by a member: the fields around the body."""
+    from edge_run.devices.mesh_members import NO_VERSION
     from edge_run.devices.mesh_topics import Topic
 
     mesh = _Mesh()
-    fields = {"boot": "0" * 20, "count": 10**9, "epoch": 1, "time_ms": 10**12, "list": [0, 0, 0]}
+    fields = {"boot": "0" * 20, "count": 10**9, "epoch": 1, "time_ms": 10**12, "list": list(NO_VERSION)}
     fields["body"] = {"state": "here"}
 
     def topic() -> Topic:

@@ -41,6 +41,18 @@ class Place:
         assert one.answer() == 0
         return one
 
+    def let_in_also(self, user: str) -> None:
+        """Let in `user` besides, with the members' password, and wait until it is so."""
+        access = access_of(self.cluster, DEVICE)
+        self.broker.set_access(BrokerAccess({**access.users, user: access.users[MEMBER]}))
+        packet = connect_packet("asking", user, self.cluster.derive(BROKER_PASSWORD))
+
+        def is_let_in() -> bool:
+            with RawClient(self.port, packet) as asking:
+                return asking.answer() == 0
+
+        until(is_let_in)
+
     def serves(self) -> bool:
         """Whether what one member says reaches another one."""
         with self.member("listening") as a, self.member("speaking") as b:
@@ -169,8 +181,7 @@ def test_many_filters_and_many_small_messages(place: Place) -> None:
 def test_who_may_not_be_in_any_more_is_cut_off_and_says_nothing_more(place: Place) -> None:
     topic = f"{place.root}/node/gone/status"
     access = access_of(place.cluster, DEVICE)
-    watching = BrokerAccess({**access.users, "watching": access.users[MEMBER]})
-    place.broker.set_access(watching)
+    place.let_in_also("watching")
     with RawClient(place.port, connect_packet("w", "watching", place.cluster.derive(BROKER_PASSWORD))) as watcher:
         assert watcher.answer() == 0
         watcher.socket.sendall(subscribe_packet(f"{place.root}/#"))
@@ -185,8 +196,7 @@ def test_who_may_not_be_in_any_more_is_cut_off_and_says_nothing_more(place: Plac
 
 
 def test_an_id_is_taken_over_by_its_own_user_only(place: Place) -> None:
-    access = access_of(place.cluster, DEVICE)
-    place.broker.set_access(BrokerAccess({**access.users, "other": access.users[MEMBER]}))
+    place.let_in_also("other")
     password = place.cluster.derive(BROKER_PASSWORD)
     with place.member("same") as first:
         with RawClient(place.port, connect_packet("same", "other", password)) as thief:
