@@ -8,6 +8,7 @@ connection may speak. Who has not said who it is may send a few kilobytes, for a
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ MOST_UNKNOWN, MOST_UNKNOWN_OF_ADDRESS, UNKNOWN_S = 64, 16, 5.0
 MOST_TO_SEND, MOST_TO_SEND_IN_ALL = 6 << 20, 24 << 20
 MOST_TAKEN_IN_ALL = 16 << 20
 BYTES_PER_S, BURST_BYTES, PACKET_COST = 1 << 20, 4 << 20, 512
+ACCEPTED_AT_ONCE, MOST_WAITING = 8, 128
 LONGEST_KEEPALIVE_S, GOODBYE_S, TELL_S = 300, 2.0, 10.0
 MOST_TOLD, MOST_LETTERS, _READ_BYTES = 8, 200, 64 << 10
 
@@ -160,7 +162,10 @@ class MqttServer:
     async def serve(self, host: str, port: int, on_ready: Callable[[], None]) -> None:
         """Listen until cancelled. Raises OSError where it cannot."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(self._make, host, port, backlog=128)
+        server = await loop.create_server(self._make, host, port, backlog=ACCEPTED_AT_ONCE)
+        for listening in server.sockets:  # that was how many are accepted before others are read; more may wait
+            with socket.fromfd(listening.fileno(), listening.family, listening.type) as same:
+                same.listen(MOST_WAITING)
         on_ready()
         try:
             while True:
@@ -181,12 +186,13 @@ class MqttServer:
     def admit(self, connection: Connection) -> None:
         """Note a new connection, and make room for it among those that have not said who they are."""
         self._connections[connection.number] = connection
-        alike = [one for one in self._connections.values() if one.address == connection.address]
-        unknown = [one for one in self._connections.values() if not self.broker.is_in(one.number)]
+        open_ones = [one for one in self._connections.values() if not one.is_closing]  # many come before one is gone
+        alike = [one for one in open_ones if one.address == connection.address]
+        unknown = [one for one in open_ones if not self.broker.is_in(one.number)]
         unknown_alike = [one for one in unknown if one.address == connection.address]
         if len(unknown_alike) > MOST_UNKNOWN_OF_ADDRESS:
             unknown_alike[0].abort("did not say who it is, and others came")
-        elif len(unknown) > MOST_UNKNOWN or len(self._connections) > self._most:
+        elif len(unknown) > MOST_UNKNOWN or (unknown and len(open_ones) > self._most):
             unknown[0].abort("did not say who it is, and others came")
         elif len(alike) > MOST_OF_ADDRESS:
             connection.abort(f"has {MOST_OF_ADDRESS} connections already")
