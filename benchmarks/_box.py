@@ -61,7 +61,7 @@ def packed_mixture(model: Path) -> Path:
     What growing adds to down projections are zeros, which would pack to nothing: frames of these are filled up with
     noise that is read and skipped, to the share that kit-moe's trained experts pack to.
     """
-    from edge_run.runtime import pack as packing
+    from edge_run.runtime.tools import pack as packing
 
     target = model.with_name(f"{model.name}.as-trained")
     if target.exists() and target.stat().st_mtime > model.stat().st_mtime:

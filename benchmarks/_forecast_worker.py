@@ -17,9 +17,9 @@ from _box import SHARED
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken
-from edge_run.devices.memory import process_memory
-from edge_run.runtime.planner import planner
-from edge_run.runtime.probe import probe, recall
+from edge_run.devices.host.memory import process_memory
+from edge_run.runtime.planning.planner import planner
+from edge_run.runtime.probing.probe import probe, recall
 
 TEXT = SHARED / "data" / "text" / "novels.txt"
 
@@ -62,8 +62,8 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace, config: ModelConfig) -> dict[str, Any]:
     """Open the model, feed two prompts and decode; return the figures."""
-    from edge_run.runtime import _ggml as ggml
-    from edge_run.runtime.engine import Engine
+    from edge_run.runtime.engine.engine import Engine
+    from edge_run.runtime.llama import _ggml as ggml
 
     engine = Engine(arguments.model, config)
     n = arguments.prompt

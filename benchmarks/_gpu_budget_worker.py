@@ -13,10 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from edge_run.devices.memory import process_memory
-from edge_run.runtime import _ggml as ggml
-from edge_run.runtime.gpus import find_gpus
-from edge_run.runtime.offload_loading import gpu_tensors
+from edge_run.devices.host.memory import process_memory
+from edge_run.runtime.gpu.devices import find_gpus
+from edge_run.runtime.gpu.loading import gpu_tensors
+from edge_run.runtime.llama import _ggml as ggml
 from gpu_pairs import logits_of, open_engine
 
 

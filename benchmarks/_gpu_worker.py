@@ -18,8 +18,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.offload import Offload
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.gpu.offload import Offload
 from gpu_pairs import bytes_of, differing, logits_of, offloads, open_engine
 
 

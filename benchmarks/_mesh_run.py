@@ -20,11 +20,11 @@ from pathlib import Path
 from edge_run import probe
 from edge_run.base.config import ModelConfig
 from edge_run.base.mesh import is_worker
-from edge_run.devices.memory import process_memory
-from edge_run.devices.mesh import MeshConfig, open_mesh
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.mesh_engine import MeshEngine
-from edge_run.runtime.session import Session
+from edge_run.devices.host.memory import process_memory
+from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.mesh.engine import MeshEngine
 
 
 def asked(n_tokens: int, seconds: list[float]) -> Iterator[int]:

@@ -19,12 +19,12 @@ from _box import SHARED
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken
-from edge_run.devices.memory import process_memory
+from edge_run.devices.host.memory import process_memory
 from edge_run.prefetch.routes import DECODE, RouteWriter
-from edge_run.runtime import _ggml as ggml
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.expert_streaming import ExpertStreaming
-from edge_run.runtime.route_recorder import RouteRecorder, route_header
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.streaming.experts import ExpertStreaming
+from edge_run.runtime.streaming.route_recorder import RouteRecorder, route_header
 from edge_run.tiers.gguf import read_gguf
 
 TEXT = SHARED / "data" / "text" / "novels.txt"

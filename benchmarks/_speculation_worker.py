@@ -14,10 +14,10 @@ import numpy as np
 from _box import SHARED
 
 from edge_run.base.config import ModelConfig
-from edge_run.devices.memory import process_memory
-from edge_run.runtime import _ggml as ggml
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.speculation_setup import open_session
+from edge_run.devices.host.memory import process_memory
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.generation.speculation_setup import open_session
+from edge_run.runtime.llama import _ggml as ggml
 
 REPEATING = ("summarization", "rag")
 

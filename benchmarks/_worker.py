@@ -18,8 +18,8 @@ from pathlib import Path
 from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken
 from edge_run.base.units import MIB
-from edge_run.devices.memory import process_memory
-from edge_run.runtime.engine import Engine
+from edge_run.devices.host.memory import process_memory
+from edge_run.runtime.engine.engine import Engine
 from edge_run.tiers import _libc
 from edge_run.tiers.source import SourceFile
 

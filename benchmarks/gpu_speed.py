@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from _box import KIT, ROOT, run_worker, write_results
 
 if TYPE_CHECKING:
-    from edge_run.runtime.gpus import Gpu
+    from edge_run.runtime.gpu.devices import Gpu
 
 PLAIN = ROOT / "benchmarks" / "_plain_worker.py"
 
 
 def upload_speeds(gpu: Gpu, rounds: int) -> str:
     """Return in words how many bytes a second reach `gpu` from either kind of memory."""
-    from edge_run.runtime._ggml import PinnedMemory
-    from edge_run.runtime.gpus import UPLOAD_BYTES, upload_speed
+    from edge_run.runtime.gpu.devices import UPLOAD_BYTES, upload_speed
+    from edge_run.runtime.llama._ggml import PinnedMemory
     from edge_run.tiers import _libc
 
     plain, pinned = _libc.map_anonymous(UPLOAD_BYTES), PinnedMemory(gpu.handle, UPLOAD_BYTES)
@@ -38,7 +38,7 @@ def main() -> None:
     """Measure and write the results."""
     from edge_run import inflate
     from edge_run.base.units import MIB
-    from edge_run.runtime.gpus import SOFTWARE, find_gpus
+    from edge_run.runtime.gpu.devices import SOFTWARE, find_gpus
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)

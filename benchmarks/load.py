@@ -19,9 +19,9 @@ import numpy as np
 from _box import MODELS, write_results
 
 from edge_run.base.config import ModelConfig
-from edge_run.runtime import _ggml as ggml
-from edge_run.runtime import engine as engine_module
-from edge_run.runtime._ggml import L
+from edge_run.runtime.engine import engine as engine_module
+from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.llama._ggml import L
 
 VOCABULARY, LAYERS, WIDTH, FEED_FORWARD = 150_000, 80, 8192, 28672
 

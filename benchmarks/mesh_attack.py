@@ -33,14 +33,14 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from edge_run.base.errors import EdgeRunError
 from edge_run.base.units import MIB
-from edge_run.devices.link_frames import MOST_FRAME_BYTES, MOST_PARTS, Head, Kind, pack
-from edge_run.devices.link_lane import Candidate, Keys, Peer
-from edge_run.devices.mesh import MeshConfig, open_mesh
-from edge_run.devices.mesh_access import MEMBER
-from edge_run.devices.mesh_cluster import BROKER_PASSWORD, Cluster, new_cluster, write_cluster
-from edge_run.devices.mesh_embedded import EmbeddedBroker
-from edge_run.devices.mesh_node import MeshNode
-from edge_run.devices.mesh_serving import access_of
+from edge_run.devices.broker.access import MEMBER
+from edge_run.devices.broker.embedded import EmbeddedBroker
+from edge_run.devices.link.frames import MOST_FRAME_BYTES, MOST_PARTS, Head, Kind, pack
+from edge_run.devices.link.lane import Candidate, Keys, Peer
+from edge_run.devices.members.cluster import BROKER_PASSWORD, Cluster, new_cluster, write_cluster
+from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from edge_run.devices.mesh.serving import access_of
 from mosquitto import Mosquitto
 from mqtt_client import RawClient, connect_packet, publish_packet, subscribe_packet
 

@@ -45,9 +45,9 @@ def in_halves(works: Sequence[Any], stations: Sequence[Any], hops: Any) -> Any:
 
 def force(mode: str) -> None:
     """Have this process send states in one mode, whatever it saves."""
-    from edge_run.runtime import mesh_coding
+    from edge_run.runtime.mesh import activation_coding
 
-    mesh_coding.StateCoder._choose = lambda self, size, bytes_per_s: mode  # type: ignore[method-assign]
+    activation_coding.StateCoder._choose = lambda self, size, bytes_per_s: mode  # type: ignore[method-assign]
 
 
 def quality(model: Path, mode: str, tokens: list[int]) -> tuple[dict[str, Any], np.ndarray]:
@@ -55,13 +55,13 @@ def quality(model: Path, mode: str, tokens: list[int]) -> tuple[dict[str, Any], 
     from edge_run.base.config import ModelConfig
     from edge_run.base.mesh import LinkRate
     from edge_run.base.protocols import BatchToken
-    from edge_run.runtime import mesh_spread
-    from edge_run.runtime.mesh_engine import MeshEngine
-    from edge_run.runtime.worker import Worker
+    from edge_run.runtime.mesh import coordinator
+    from edge_run.runtime.mesh.engine import MeshEngine
+    from edge_run.runtime.worker.worker import Worker
     from fake_mesh import Hub
 
     force(mode)
-    mesh_spread.plan_ring = in_halves
+    coordinator.plan_ring = in_halves
     hub = Hub()
     hub.rates = {pair: LinkRate("", 0.001, 1e6) for pair in (("a", "b"), ("b", "a"))}
     config = ModelConfig(**{**OPTIONS, "outputs_per_pass": WIDTH}, mesh_states="compact")
@@ -89,7 +89,7 @@ def perplexity(logits: np.ndarray, tokens: list[int]) -> float:
 
 def coding_times(width: int) -> dict[str, tuple[float, float]]:
     """Return milliseconds to code and to decode the state of one token of so many numbers."""
-    from edge_run.runtime.mesh_coding import _DECODE, _ENCODE
+    from edge_run.runtime.mesh.activation_coding import _DECODE, _ENCODE
 
     state = memoryview(np.random.default_rng(1).standard_normal(width).astype(np.float32)).cast("B")
     found = {}
@@ -108,16 +108,16 @@ def coding_times(width: int) -> dict[str, tuple[float, float]]:
 def speed(model: Path, mode: str, rate: str, n_tokens: int) -> dict[str, Any]:
     """Return tokens/s and the time of a prompt over a slow link; what is coded decides edge-run, but for `plain`."""
     from edge_run.base.config import ModelConfig
-    from edge_run.devices.mesh import MeshConfig, open_mesh
-    from edge_run.runtime import mesh_spread, mesh_ways
-    from edge_run.runtime.mesh_engine import MeshEngine
-    from edge_run.runtime.session import Session
+    from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+    from edge_run.runtime.decoding.session import Session
+    from edge_run.runtime.mesh import coordinator, links
+    from edge_run.runtime.mesh.engine import MeshEngine
     from mesh_processes import MeshOfProcesses
     from namespaces import network
 
-    mesh_spread.plan_ring = in_halves
+    coordinator.plan_ring = in_halves
     if mode == "plain":
-        mesh_ways.Ways.speeds = lambda self, source, targets: {}  # type: ignore[method-assign]
+        links.Ways.speeds = lambda self, source, targets: {}  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder, network(["far"]) as net:
         net.shape("far", rate)
         mesh = MeshOfProcesses(Path(folder), model, net.here)

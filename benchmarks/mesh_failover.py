@@ -69,7 +69,7 @@ def in_equal_parts(works: Sequence[Any], stations: Sequence[Any], hops: Any) -> 
 
 def greedy(engine: Any, at: Callable[[int], None] = lambda i: None) -> tuple[list[int], list[float]]:
     """Return the tokens, and when each was there."""
-    from edge_run.runtime.session import Session
+    from edge_run.runtime.decoding.session import Session
 
     session = Session(engine.front)
     logits, _ = session.feed([(7 * i * i + 3) % 200 + 1 for i in range(70)])
@@ -85,12 +85,12 @@ def greedy(engine: Any, at: Callable[[int], None] = lambda i: None) -> tuple[lis
 def measure(model: Path, fault: str, wanted: list[int]) -> dict[str, Any]:
     """Return how long things took when `fault` struck."""
     from edge_run.base.config import ModelConfig
-    from edge_run.devices.mesh import MeshConfig, open_mesh
-    from edge_run.runtime import mesh_spread
-    from edge_run.runtime.mesh_engine import MeshEngine
+    from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+    from edge_run.runtime.mesh import coordinator
+    from edge_run.runtime.mesh.engine import MeshEngine
     from mesh_processes import MeshOfProcesses
 
-    mesh_spread.plan_ring = in_equal_parts
+    coordinator.plan_ring = in_equal_parts
     budget = "500MiB"
     said: list[tuple[float, str]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -154,7 +154,7 @@ def measure(model: Path, fault: str, wanted: list[int]) -> dict[str, Any]:
 def main() -> None:
     """Measure and write the results."""
     from edge_run.base.config import ModelConfig
-    from edge_run.runtime.engine import Engine
+    from edge_run.runtime.engine.engine import Engine
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="300M")

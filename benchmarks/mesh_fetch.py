@@ -17,7 +17,7 @@ from _box import grown_model, write_results
 from _mesh_box import peak_bytes, run
 
 from edge_run.base.units import GIB, MIB
-from edge_run.runtime.fingerprint import fingerprint
+from edge_run.runtime.fetch.fingerprint import fingerprint
 from mesh_processes import MeshOfProcesses
 
 SAID = re.compile(r"after ([\d.]+) s")

@@ -20,8 +20,8 @@ from typing import Any
 from _box import write_results
 
 from edge_run.base.errors import DeviceLost
-from edge_run.devices.link import DataLink
-from edge_run.devices.link_lane import Peer
+from edge_run.devices.link.data_link import DataLink
+from edge_run.devices.link.lane import Peer
 
 BUSY = "import os\nos.nice(5)\nwhile True: pass"
 

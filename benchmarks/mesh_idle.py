@@ -16,7 +16,7 @@ from pathlib import Path
 
 from _box import ROOT, write_results
 
-from edge_run.devices.mesh_cluster import new_cluster, write_cluster
+from edge_run.devices.members.cluster import new_cluster, write_cluster
 
 NODES, PREFIX, NETWORK = 4, "erm", "10.213.77"
 

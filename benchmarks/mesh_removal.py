@@ -24,12 +24,12 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from edge_run.base.errors import EdgeRunError
 from edge_run.base.mesh import Message
-from edge_run.devices.mesh import MeshConfig, open_mesh
-from edge_run.devices.mesh_changes import make_change
-from edge_run.devices.mesh_cluster import read_cluster
-from edge_run.devices.mesh_identity import device_key
-from edge_run.devices.mesh_node import MeshNode
-from edge_run.devices.mesh_serving import access_of, serving
+from edge_run.devices.members.cluster import read_cluster
+from edge_run.devices.members.identity import device_key
+from edge_run.devices.mesh.changes import make_change
+from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from edge_run.devices.mesh.serving import access_of, serving
 from mesh_lists import defy, make_cluster
 from mosquitto import Mosquitto, free_port
 

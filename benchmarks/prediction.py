@@ -20,13 +20,13 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken
 from edge_run.prefetch.experts import Mixture
 from edge_run.prefetch.predictors import PREDICTORS, Predictor, Router, make_predictor
-from edge_run.runtime import _ggml as ggml
-from edge_run.runtime.driver import Steps
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.graph import GraphMap, Node
-from edge_run.runtime.observer import chosen_experts
-from edge_run.runtime.taps import RoutedLayer, Tap, routed_layers
-from edge_run.runtime.terms import used_experts
+from edge_run.runtime.decoding.driver import Steps
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.graph.nodes import GraphMap, Node
+from edge_run.runtime.graph.observer import chosen_experts
+from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.planning.terms import used_experts
+from edge_run.runtime.streaming.taps import RoutedLayer, Tap, routed_layers
 from edge_run.tiers.gguf import GgufModel, read_gguf
 
 MODEL = SHARED / "models" / "kit-moe.gguf"

@@ -33,12 +33,12 @@ from _speculation_worker import prompts
 from edge_run.base.config import ModelConfig, SamplingConfig
 from edge_run.base.protocols import BatchToken
 from edge_run.partition.pass_costs import PassCosts
-from edge_run.runtime import _ggml as ggml
-from edge_run.runtime import speculation_setup
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.sampling import Sampler
-from edge_run.runtime.session import Session
-from edge_run.runtime.width_control import WidthControl
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.generation import speculation_setup
+from edge_run.runtime.generation.sampling import Sampler
+from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.speculation.width_control import WidthControl
 
 MODELS = {"kit-dense-q4_0": KIT} | {name: SHARED / "models" / f"{name}.gguf" for name in ("kit-dense", "kit-moe")}
 DRAFT = SHARED / "models" / "kit-draft.gguf"

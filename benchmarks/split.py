@@ -18,9 +18,9 @@ from pathlib import Path
 from _box import MODELS, RESULTS, SHARED, write_results
 
 from edge_run.base.split import SplitBench
-from edge_run.cli.plot_file import write_figure
-from edge_run.cli.split_bench import draw
-from edge_run.runtime.split_bench import bench_split
+from edge_run.cli.shared.plot_file import write_figure
+from edge_run.cli.split.bench import draw
+from edge_run.runtime.split.bench import bench_split
 
 VISION = SHARED / "data" / "vision"
 BUNDLE = MODELS / "split-resnet56"
@@ -29,8 +29,8 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 def train(data: Path, epochs: tuple[float, float]) -> str:
     """Train the bottleneck; return what came of it in a line."""
-    from edge_run.runtime.split_trained import TrainTask, train_split
-    from edge_run.runtime.split_training import TrainConfig
+    from edge_run.runtime.split.train import TrainTask, train_split
+    from edge_run.runtime.split.training import TrainConfig
 
     config = TrainConfig(mean=MEAN, deviation=DEVIATION, feature_epochs=epochs[0], answer_epochs=epochs[1])
     started, started_cpu = time.monotonic(), time.process_time()

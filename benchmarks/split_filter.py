@@ -17,12 +17,12 @@ import numpy as np
 from _box import write_results
 from split import DEVIATION, MEAN, VISION
 
-from edge_run.runtime.image_folder import ImageFolder
-from edge_run.runtime.onnx_session import open_session
-from edge_run.runtime.split_bundle import HEAD, read_bundle
-from edge_run.runtime.split_networks import INTEREST
-from edge_run.runtime.split_trained import TrainTask, train_split
-from edge_run.runtime.split_training import TrainConfig
+from edge_run.runtime.split.bundle import HEAD, read_bundle
+from edge_run.runtime.split.images import ImageFolder
+from edge_run.runtime.split.networks import INTEREST
+from edge_run.runtime.split.onnx_session import open_session
+from edge_run.runtime.split.train import TrainTask, train_split
+from edge_run.runtime.split.training import TrainConfig
 
 EMPTY = ("airplane", "automobile", "ship", "truck")
 AT_ONCE = 100

@@ -68,7 +68,7 @@ class Relay:
 
 def run_device(port: int, images: Path) -> None:
     """Be the device: for each line of standard input, `frames seconds mode`, answer frames and print their reports."""
-    from edge_run.runtime import split_model
+    from edge_run.runtime.split import model as split_model
 
     plain = split_model.run_session
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from _box import SHARED, write_results
 
 from edge_run.base.units import KIB
-from edge_run.runtime.onnx_file import extract, read_onnx
-from edge_run.runtime.split_patches import patch_network
+from edge_run.runtime.split.onnx_file import extract, read_onnx
+from edge_run.runtime.split.patches import patch_network
 
 VISION = SHARED / "data" / "vision"
 NETWORKS = {
@@ -28,7 +28,7 @@ NETWORKS = {
 _CHILD = """
 import sys
 import numpy as np
-from edge_run.runtime.onnx_session import open_session
+from edge_run.runtime.split.onnx_session import open_session
 
 def figure(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))

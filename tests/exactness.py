@@ -24,10 +24,11 @@ from edge_run.base.errors import BudgetError
 from edge_run.base.protocols import BatchToken
 from edge_run.base.units import KIB, MIB
 from edge_run.partition.plan import ResidencyPlan
-from edge_run.runtime import planning, streams
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.mixture_planning import MixturePlan, least_frames
-from edge_run.runtime.terms import Terms, used_experts
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.planning import memory_plan
+from edge_run.runtime.planning.expert_plan import MixturePlan, least_frames
+from edge_run.runtime.planning.terms import Terms, used_experts
+from edge_run.runtime.streaming import assemble
 
 
 def run(engine: Engine, tokens: list[int], prefill: int) -> list[np.ndarray]:
@@ -75,7 +76,7 @@ def fewest_frames(share: float) -> Iterator[None]:
 
     Those of mixtures streamed by expert at a share of 0.25, others at 0.
     """
-    real, real_mixture = planning.plan_residency, streams.plan_mixture
+    real, real_mixture = memory_plan.plan_residency, assemble.plan_mixture
 
     def plan(
         stretches: Sequence[Sequence[int]], must_pin: frozenset[int], chunk_bytes: int, available: int, other: int
@@ -89,13 +90,13 @@ def fewest_frames(share: float) -> Iterator[None]:
         return planned and replace(planned, n_frames=fewest)
 
     if share == 0:
-        planning.plan_residency = plan
+        memory_plan.plan_residency = plan
     elif share == 0.25:
-        streams.plan_mixture = plan_mixture
+        assemble.plan_mixture = plan_mixture
     try:
         yield
     finally:
-        planning.plan_residency, streams.plan_mixture = real, real_mixture
+        memory_plan.plan_residency, assemble.plan_mixture = real, real_mixture
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from edge_run.base.errors import DeviceLost, MeshError
 from edge_run.base.mesh import Document, Handler, Joined, LinkRate, Lost, Member, MeshEvent, Message
-from edge_run.devices.mesh_lease import most_epoch
+from edge_run.devices.presence.lease import most_epoch
 
 LATE_EPOCH = most_epoch(2.8e9)  # a member may have made up one as late as clocks allow
 

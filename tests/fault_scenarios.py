@@ -15,13 +15,13 @@ from typing import Any
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import system_errors
 from edge_run.base.units import GIB, KIB
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.inflate import inflate
-from edge_run.runtime.pack import pack
-from edge_run.runtime.session import Session
-from edge_run.runtime.slice_engine import SliceEngine
-from edge_run.runtime.speculation_setup import open_session
-from edge_run.runtime.tracing import trace
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.generation.speculation_setup import open_session
+from edge_run.runtime.slices.engine import SliceEngine
+from edge_run.runtime.tools.inflate import inflate
+from edge_run.runtime.tools.pack import pack
+from edge_run.runtime.tools.tracing import trace
 from edge_run.tiers import _libc
 from edge_run.tiers.partial import PartialModel, PartialSource
 from edge_run.tiers.pieces import Pieces

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.errors import EdgeRunError
-from edge_run.runtime._ggml import announce_end
+from edge_run.runtime.llama._ggml import announce_end
 from fault_scenarios import SCENARIOS, Scenario
 from injector import Injector
 

@@ -95,7 +95,7 @@ def _run(path: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 def _outcome(path: Path, options: dict[str, Any]) -> dict[str, Any]:
     from edge_run import EdgeRunError
-    from edge_run.devices.memory import process_memory
+    from edge_run.devices.host.memory import process_memory
 
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -118,8 +118,8 @@ def _outcome(path: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    from edge_run.runtime import model
-    from edge_run.runtime.engine import Engine
+    from edge_run.runtime.engine.engine import Engine
+    from edge_run.runtime.generation import model
 
     cache_folder, backend = sys.argv[1:]
     options = {"backend": backend, "cache_folder": Path(cache_folder), "check_file": backend != "llama.cpp"}

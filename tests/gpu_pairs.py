@@ -13,10 +13,10 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import KIB, MIB
 from edge_run.partition.placement import Placement
-from edge_run.runtime import offload
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.gpus import find_gpus
-from edge_run.runtime.offload import Offload, plan_offload
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.gpu import offload
+from edge_run.runtime.gpu.devices import find_gpus
+from edge_run.runtime.gpu.offload import Offload, plan_offload
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.outline import outline_heads
 from edge_run.tiers.stub import Stubs

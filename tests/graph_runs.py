@@ -6,10 +6,10 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from edge_run.runtime import _ggml as ggml
-from edge_run.runtime.driver import Driver, Steps
-from edge_run.runtime.graph import GraphMap, Node, WeightRead
-from edge_run.runtime.scratch import Scratch
+from edge_run.runtime.decoding.compute_buffer import Scratch
+from edge_run.runtime.decoding.driver import Driver, Steps
+from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
+from edge_run.runtime.llama import _ggml as ggml
 
 
 class Graph:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from edge_run.runtime.decoder import LocalDecoder
+from edge_run.runtime.decoding.decoder import LocalDecoder
 
 CANARY, GUARD = 0x5AFE5AFE, 64  # words after each array
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.units import MIB
-from edge_run.devices.memory import process_memory
+from edge_run.devices.host.memory import process_memory
 
 KIT = Path(__file__).resolve().parents[1] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.mesh import is_worker
-from edge_run.devices.mesh import MeshConfig, open_mesh
-from edge_run.runtime import mesh_spread
-from edge_run.runtime.mesh_engine import MeshEngine
+from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from edge_run.runtime.mesh import coordinator
+from edge_run.runtime.mesh.engine import MeshEngine
 from mesh_faults import OPTIONS, greedy
 from mesh_processes import START_S, round_robin
 
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--listen", default="127.0.0.1")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
-    mesh_spread.plan_ring = round_robin
+    coordinator.plan_ring = round_robin
     with contextlib.ExitStack() as stack:
         mesh = open_mesh(MeshConfig(folder=arguments.folder, name="a", listen=(arguments.listen,)))
         stack.callback(mesh.close)

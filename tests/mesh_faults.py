@@ -27,11 +27,11 @@ from typing import Any
 
 import namespaces
 from edge_run.base.config import ModelConfig
-from edge_run.devices.mesh_node import MeshNode
-from edge_run.runtime import mesh_spread
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.mesh_engine import MeshEngine
-from edge_run.runtime.session import Session
+from edge_run.devices.mesh.node import MeshNode
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.mesh import coordinator as mesh_coordinator
+from edge_run.runtime.mesh.engine import MeshEngine
 from mesh_processes import CoordinatorProcess, MeshOfProcesses, mesh_of, round_robin
 from mesh_schedules import COORDINATOR, HERE, ON_LINKS, SERVER, WORKERS, Fault, Schedule, draw_schedule
 from namespaces import Network
@@ -360,7 +360,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=60)
     parser.add_argument("--logs", type=Path, help="where the devices' folders and logs are to stay")
     arguments = parser.parse_args()
-    mesh_spread.plan_ring = round_robin
+    mesh_coordinator.plan_ring = round_robin
     run_all(arguments.models, arguments.seeds, arguments.tokens, arguments.logs)
 
 

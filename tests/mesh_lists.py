@@ -6,13 +6,13 @@ import dataclasses
 import time
 from pathlib import Path
 
-from edge_run.devices.mesh_changes import new_invitation
-from edge_run.devices.mesh_cluster import Cluster, new_cluster, write_cluster
-from edge_run.devices.mesh_identity import device_key
-from edge_run.devices.mesh_keeping import Keeper, ask, found, read_request
-from edge_run.devices.mesh_keys import DeviceKey
-from edge_run.devices.mesh_members import MemberList
-from edge_run.devices.mesh_node import MeshNode
+from edge_run.devices.members.cluster import Cluster, new_cluster, write_cluster
+from edge_run.devices.members.identity import device_key
+from edge_run.devices.members.keeping import Keeper, ask, found, read_request
+from edge_run.devices.members.keys import DeviceKey
+from edge_run.devices.members.member_list import MemberList
+from edge_run.devices.mesh.changes import new_invitation
+from edge_run.devices.mesh.node import MeshNode
 
 
 def let_in(keeper: Keeper, device: DeviceKey, name: str, now_s: float | None = None) -> MemberList:

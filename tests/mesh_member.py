@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edge_run.base.errors import EdgeRunError, MeshError
 from edge_run.base.mesh import Document
-from edge_run.devices.mesh import MeshConfig, open_mesh
+from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 
 
 def answer(node: str, epoch: int, order: Document) -> Document:

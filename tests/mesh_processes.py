@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.mesh import is_worker
-from edge_run.devices.mesh import MeshConfig, open_mesh
-from edge_run.devices.mesh_cluster import Cluster, new_cluster, write_cluster
-from edge_run.devices.mesh_node import MeshNode
+from edge_run.devices.members.cluster import Cluster, new_cluster, write_cluster
+from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
 from mosquitto import Mosquitto, free_port
 from namespaces import Network

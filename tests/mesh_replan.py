@@ -23,9 +23,9 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.results import MeshUse
 from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
 from edge_run.partition.mesh_ring import Hops, plan_ring
-from edge_run.runtime import mesh_spread
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.mesh_engine import MeshEngine
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.mesh import coordinator
+from edge_run.runtime.mesh.engine import MeshEngine
 from mesh_faults import OPTIONS, greedy
 from mesh_processes import WorkerProcess, mesh_of
 
@@ -64,7 +64,7 @@ def with_little_room_here(works: Sequence[UnitWork], stations: Sequence[Station]
 
 def run(path: Path, tokens: int) -> dict[str, Any]:
     """Answer, and slow the worker that has most layers from a moment on."""
-    mesh_spread.plan_ring = with_little_room_here
+    coordinator.plan_ring = with_little_room_here
     alone = Engine(path, ModelConfig(memory="4GiB", **OPTIONS))
     wanted, _ = greedy(alone, tokens)
     alone.close()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_run.runtime.mesh_wire import LinkWire
+from edge_run.runtime.mesh.transport import LinkWire
 
 HONEST_STATES = 10
 

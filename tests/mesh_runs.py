@@ -12,11 +12,12 @@ import numpy as np
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.mesh import LinkRate
-from edge_run.runtime import mesh_spread, piece_exchange
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.mesh_engine import MeshEngine
-from edge_run.runtime.session import Session
-from edge_run.runtime.worker import Worker
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.fetch import exchange as piece_exchange
+from edge_run.runtime.mesh import coordinator
+from edge_run.runtime.mesh.engine import MeshEngine
+from edge_run.runtime.worker.worker import Worker
 from fake_mesh import Hub
 from mesh_processes import round_robin
 
@@ -61,7 +62,7 @@ class Run:
         if bytes_per_s:
             self.hub.rates = {pair: LinkRate("", 0.001, bytes_per_s) for pair in itertools.permutations("abc", 2)}
         self.said: list[str] = []
-        mesh_spread.plan_ring = round_robin
+        coordinator.plan_ring = round_robin
         self.path = path
         self.workers = {name: self.join(name) for name in workers}
         self.mesh = self.hub.join("a")

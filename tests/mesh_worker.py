@@ -20,10 +20,10 @@ from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.units import parse_size
-from edge_run.devices.mesh import MeshConfig, known_cluster, open_mesh
-from edge_run.devices.mesh_identity import device_key
-from edge_run.devices.mesh_serving import serving
-from edge_run.runtime.worker import Worker
+from edge_run.devices.members.identity import device_key
+from edge_run.devices.mesh.opening import MeshConfig, known_cluster, open_mesh
+from edge_run.devices.mesh.serving import serving
+from edge_run.runtime.worker.worker import Worker
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import socket
 import struct
 import time
 
-from edge_run.devices.mqtt_packets import write_packet
+from edge_run.devices.broker.packets import write_packet
 
 
 def text(word: str | bytes) -> bytes:

@@ -1,7 +1,7 @@
 """A measurement of a disk that takes no time, and tells little."""
 
 from edge_run.base.units import MIB
-from edge_run.devices.disk import Effort
+from edge_run.devices.host.disk import Effort
 
 QUICK = Effort(
     duration_s=0.02,

@@ -26,11 +26,12 @@ from edge_run.base.errors import Cancelled
 from edge_run.base.protocols import BatchToken
 from edge_run.base.units import KIB
 from edge_run.partition.plan import ResidencyPlan
-from edge_run.runtime import lending, planning
-from edge_run.runtime.driver import GraphChanged, PassShape
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.slice import Share
-from edge_run.runtime.slice_engine import SliceEngine
+from edge_run.runtime.decoding.driver import GraphChanged, PassShape
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.planning import memory_plan
+from edge_run.runtime.slices import lending
+from edge_run.runtime.slices.engine import SliceEngine
+from edge_run.runtime.slices.slice import Share
 from exactness import fewest_frames
 
 CHUNK_BYTES = 16 * KIB
@@ -127,7 +128,7 @@ def alternating(tokens: Sequence[int], prefill: int, width: int) -> list[list[Ba
 @contextlib.contextmanager
 def room_for_most() -> Iterator[None]:
     """Let plans in this block lack a little room, whatever the budget."""
-    real = planning.plan_residency
+    real = memory_plan.plan_residency
 
     def plan(
         stretches: Sequence[Sequence[int]], must_pin: frozenset[int], chunk_bytes: int, available: int, other: int
@@ -136,11 +137,11 @@ def room_for_most() -> Iterator[None]:
         places = max(n_chunks - 64, real(stretches, must_pin, chunk_bytes, available, other).minimum_chunks)
         return real(stretches, must_pin, chunk_bytes, places * chunk_bytes, other)
 
-    planning.plan_residency = plan
+    memory_plan.plan_residency = plan
     try:
         yield
     finally:
-        planning.plan_residency = real
+        memory_plan.plan_residency = real
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ import numpy as np
 
 from edge_run import ModelConfig
 from edge_run.base.units import KIB
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.session import Session
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine.engine import Engine
 from exactness import open_at
 from tiny_models import N_VOCAB
 

@@ -21,10 +21,10 @@ def fetched_pieces(folder: Path, stack: ExitStack) -> Target:
     """Questions for pieces, and answers, as they come over the data link: a header, then up to two parts."""
 
     from edge_run.base.mesh import Message
-    from edge_run.devices import link_frames as frames
-    from edge_run.runtime.fingerprint import fingerprint
-    from edge_run.runtime.piece_exchange import PieceExchange
-    from edge_run.runtime.transfer import DIGESTS, PIECE, DigestSink
+    from edge_run.devices.link import frames
+    from edge_run.runtime.fetch.exchange import PieceExchange
+    from edge_run.runtime.fetch.fingerprint import fingerprint
+    from edge_run.runtime.fetch.transfer import DIGESTS, PIECE, DigestSink
 
     whole = folder / "model.gguf"
     whole.write_bytes(random.Random(1).randbytes(600_000))
@@ -120,7 +120,7 @@ def profiles(folder: Path, stack: ExitStack) -> Target:
     from datetime import datetime, timezone
 
     from edge_run.base.profile import DiskProfile, KernelSpeed, ReadSpeed
-    from edge_run.devices import profile
+    from edge_run.devices.host import profile
 
     when = "2026-01-02T03:04:05+00:00"
     speed = KernelSpeed("Q4_0", 512, 1, 1, False, 1e9)
@@ -146,7 +146,7 @@ def profiles(folder: Path, stack: ExitStack) -> Target:
 def ledger_files(folder: Path, stack: ExitStack) -> Target:
     """Grants of a process that lives, as another version or a failing disk may leave them."""
 
-    from edge_run.devices import ledger, locks
+    from edge_run.devices.host import ledger, locks
 
     book = ledger.Ledger(folder / "ledger", lambda promised_bytes: 2**60 - promised_bytes(None))
     stack.enter_context(book.grant(MIB, "a model", 0))

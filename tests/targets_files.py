@@ -66,7 +66,7 @@ def gguf_headers(folder: Path, stack: ExitStack) -> Target:
 def packed_headers(folder: Path, stack: ExitStack) -> Target:
     """Heads and indexes of packed files, whose digest whoever breaks them on purpose makes right again."""
     from edge_run.base.errors import PackedFileError
-    from edge_run.runtime import pack as packing
+    from edge_run.runtime.tools import pack as packing
     from edge_run.tiers import packed_file
     from packing import N_EXPERTS, model_of
 

@@ -17,11 +17,11 @@ from hostile_target import Target, target
 def member_lists(folder: Path, stack: ExitStack) -> Target:
     """Lists as they come from the broker, taken in by a member end to end; each signed by whom it says."""
     from edge_run.base.errors import NotTrusted, ProtocolError
-    from edge_run.devices import mesh_members
-    from edge_run.devices.mesh_cluster import read_cluster
-    from edge_run.devices.mesh_identity import take_identity
-    from edge_run.devices.mesh_keeping import Keeper
-    from edge_run.devices.mesh_roster import Roster
+    from edge_run.devices.members import member_list
+    from edge_run.devices.members.cluster import read_cluster
+    from edge_run.devices.members.identity import take_identity
+    from edge_run.devices.members.keeping import Keeper
+    from edge_run.devices.members.roster import Roster
     from mesh_lists import make_cluster
 
     make_cluster(folder, "mqtt://host", ["one", "two", "three"])
@@ -33,7 +33,7 @@ def member_lists(folder: Path, stack: ExitStack) -> Target:
     keeper = Keeper(identity.device, cluster.listed, cluster.secret)
     seeds = [cluster.listed.payload, keeper.rotate(bytes(32)).payload, keeper.change_role("two", "lead").payload]
     seeds += [keeper.hand_on("two").payload]
-    stack.enter_context(mock.patch.object(mesh_members, "is_signed", return_value=True))
+    stack.enter_context(mock.patch.object(member_list, "is_signed", return_value=True))
 
     def feed(data: bytes) -> bool:
         roster = Roster(identity, cluster, lambda: 0.0, lambda: 1.7e9, random.Random(0))
@@ -53,8 +53,8 @@ def member_lists(folder: Path, stack: ExitStack) -> Target:
 def requests(folder: Path, stack: ExitStack) -> Target:
     """Requests to come in, with a known invitation and signatures that fit, whatever they say."""
     from edge_run.base.errors import NotTrusted, ProtocolError
-    from edge_run.devices import mesh_keeping
-    from edge_run.devices.mesh_keys import DeviceKey
+    from edge_run.devices.members import keeping as mesh_keeping
+    from edge_run.devices.members.keys import DeviceKey
 
     guest, device = (DeviceKey(secrets.token_bytes(32)) for _ in range(2))
     seeds = [mesh_keeping.ask(guest, device, "abcdefgh", name, 1.8e9) for name in ("one", "ein Gerät")]

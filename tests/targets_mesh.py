@@ -19,9 +19,9 @@ class _Mesh:
     """A member's state, and other members that say what they like: validly signed, whatever it is."""
 
     def __init__(self) -> None:
-        from edge_run.devices.mesh_cluster import new_cluster
-        from edge_run.devices.mesh_identity import make_identity
-        from edge_run.devices.mesh_state import Clocks, MeshState
+        from edge_run.devices.members.cluster import new_cluster
+        from edge_run.devices.members.identity import make_identity
+        from edge_run.devices.mesh.state import Clocks, MeshState
 
         self.now_s = 1.7e9
         self.cluster = new_cluster("mqtt://host")
@@ -37,14 +37,14 @@ class _Mesh:
 
     def join(self, identity: Any) -> None:
         """Have another member in place of the one that was longest: what it said may have ended its life."""
-        from edge_run.devices.mesh_envelope import Writer
+        from edge_run.devices.messages.envelope import Writer
 
         self.identities = [*self.identities[-3:], identity]
         self.writers = [*self.writers[-3:], Writer(identity, self.cluster, lambda: self.now_s)]
 
     def seal(self, topic: Any, content: Callable[[bytes], bytes], epoch: int = 1) -> bytes:
         """Return an envelope signed by a member over the bytes that `content` makes of a valid text."""
-        from edge_run.devices import mesh_envelope
+        from edge_run.devices.messages import envelope as mesh_envelope
 
         canonical = mesh_envelope.canonical
         with mock.patch.object(mesh_envelope, "canonical", lambda fields: content(canonical(fields))):
@@ -60,7 +60,7 @@ class _Mesh:
 
     def take_in(self, text: str, payload: bytes, sender: str | None = None) -> bool:
         """Have the state take a message in, and time pass; return whether it was let in."""
-        from edge_run.devices.mesh_identity import make_identity
+        from edge_run.devices.members.identity import make_identity
 
         state, before = self.state, self.state.refusals.total
         state.take_in(text, payload, is_kept=self.number % 5 == 0, sender=sender)
@@ -81,8 +81,8 @@ class _Mesh:
 @target
 def control_messages(folder: Path, stack: ExitStack) -> Target:
     """Envelopes with any content, signed by a member: the fields around the body."""
-    from edge_run.devices.mesh_members import NO_VERSION
-    from edge_run.devices.mesh_topics import Topic
+    from edge_run.devices.members.member_list import NO_VERSION
+    from edge_run.devices.messages.topics import Topic
 
     mesh = _Mesh()
     fields = {"boot": "0" * 20, "count": 10**9, "epoch": 1, "time_ms": 10**12, "list": list(NO_VERSION)}
@@ -106,7 +106,7 @@ def control_messages(folder: Path, stack: ExitStack) -> Target:
 @target
 def envelopes(folder: Path, stack: ExitStack) -> Target:
     """Envelopes as bytes: signatures, proofs and keys that do not fit what they are around."""
-    from edge_run.devices.mesh_topics import Topic
+    from edge_run.devices.messages.topics import Topic
 
     mesh = _Mesh()
     topic = Topic(mesh.cluster.id, "load", mesh.identities[0].node)
@@ -123,7 +123,7 @@ def bodies(folder: Path, stack: ExitStack) -> Target:
     """Bodies of every kind in valid envelopes, taken in by a member end to end; the first byte says which kind."""
     import zmq
 
-    from edge_run.devices.mesh_topics import Topic
+    from edge_run.devices.messages.topics import Topic
 
     mesh = _Mesh()
     kinds = ("status", "caps", "load", "cmd", "rsp", "lease", "plan")
@@ -169,7 +169,7 @@ def bodies(folder: Path, stack: ExitStack) -> Target:
 @target
 def topics(folder: Path, stack: ExitStack) -> Target:
     """Names of topics, under which a valid message comes."""
-    from edge_run.devices.mesh_topics import Topic
+    from edge_run.devices.messages.topics import Topic
 
     mesh = _Mesh()
 
@@ -195,7 +195,7 @@ def topics(folder: Path, stack: ExitStack) -> Target:
 def link_frames(folder: Path, stack: ExitStack) -> Target:
     """Heads of messages on the data link."""
     from edge_run.base.errors import ProtocolError
-    from edge_run.devices import link_frames as frames
+    from edge_run.devices.link import frames
 
     documents = [
         {"kind": "want", "what": "piece", "model": "m" * 64, "number": 3},
@@ -217,7 +217,7 @@ def link_frames(folder: Path, stack: ExitStack) -> Target:
 @target
 def cluster_files(folder: Path, stack: ExitStack) -> Target:
     from edge_run.base.errors import MeshError
-    from edge_run.devices import mesh_cluster as clusters
+    from edge_run.devices.members import cluster as clusters
 
     clusters.write_cluster(
         folder, clusters.new_cluster("mqtts://user:word@host:8883", "0.0.0.0:1883", "/some/file.pem")
@@ -235,7 +235,7 @@ def join_lines(folder: Path, stack: ExitStack) -> Target:
     import zlib
 
     from edge_run.base.errors import ConfigError
-    from edge_run.devices import mesh_cluster as clusters
+    from edge_run.devices.members import cluster as clusters
 
     urls = ("mqtt:", "mqtt://host", "mqtts://u:p@[::1]:8883")
     lines = [clusters.join_line(clusters.new_cluster(url)) for url in urls]

@@ -19,7 +19,7 @@ from edge_run.base.errors import Cancelled, EdgeRunError, ProtocolError
 from edge_run.base.fields import Fields
 from edge_run.base.mesh import Message
 from edge_run.base.units import KIB, MIB
-from edge_run.devices.link_frames import MOST_HEADER_BYTES
+from edge_run.devices.link.frames import MOST_HEADER_BYTES
 from edge_run.partition.state_codec import encode_states, pack_floats
 from hostile import BORDERS, broken_bytes, dump
 from hostile_target import Target, target
@@ -58,10 +58,10 @@ def _ints(numbers: Sequence[int]) -> bytes:
 def commands_of_a_run(folder: Path, stack: ExitStack) -> Target:
     """Commands, carried out by a slice with canaries after what llama.cpp's batch has room for."""
     from edge_run.base.config import ModelConfig
-    from edge_run.runtime.mesh_commands import carry_out
-    from edge_run.runtime.mesh_messages import read_command
-    from edge_run.runtime.slice import Share
-    from edge_run.runtime.slice_engine import SliceEngine
+    from edge_run.runtime.mesh.commands import carry_out
+    from edge_run.runtime.mesh.messages import read_command
+    from edge_run.runtime.slices.engine import SliceEngine
+    from edge_run.runtime.slices.slice import Share
     from guarded import GuardedBatch
     from slices import QueueWire
     from tiny_models import make_model
@@ -123,7 +123,7 @@ def _command(chance: random.Random) -> tuple[str, list[int]]:
 @target
 def states_of_a_run(folder: Path, stack: ExitStack) -> Target:
     """States, plain, packed and compact, of which it is known how large they should be."""
-    from edge_run.runtime.mesh_coding import decode
+    from edge_run.runtime.mesh.activation_coding import decode
 
     numbers = np.random.default_rng(3).standard_normal(SIZES[0] // 4).astype(np.float32)
     places = bytes(SIZES[1])
@@ -178,7 +178,7 @@ class _Queue:
 def headers_of_a_run(folder: Path, stack: ExitStack) -> Target:
     """What comes while a state is waited for, by the coordinator and by a worker."""
     from edge_run.base.errors import DeviceLost
-    from edge_run.runtime.mesh_wire import LinkWire, PassFailed
+    from edge_run.runtime.mesh.transport import LinkWire, PassFailed
 
     link = _Queue()
 
@@ -237,17 +237,17 @@ def headers_of_a_run(folder: Path, stack: ExitStack) -> Target:
 def orders_of_a_run(folder: Path, stack: ExitStack) -> Target:
     """Orders of a coordinator, carried out by a worker that has the model."""
     from edge_run.base.config import ModelConfig
-    from edge_run.devices.memory import process_memory
-    from edge_run.runtime import mesh_ways
-    from edge_run.runtime.fingerprint import fingerprint
-    from edge_run.runtime.mesh_terms import layout_hash, shared_settings
-    from edge_run.runtime.slice_engine import SliceEngine
-    from edge_run.runtime.worker import Worker
+    from edge_run.devices.host.memory import process_memory
+    from edge_run.runtime.fetch.fingerprint import fingerprint
+    from edge_run.runtime.mesh import links
+    from edge_run.runtime.mesh.offers import layout_hash, shared_settings
+    from edge_run.runtime.slices.engine import SliceEngine
+    from edge_run.runtime.worker.worker import Worker
     from edge_run.tiers.gguf import read_gguf
     from fake_mesh import Hub
     from tiny_models import make_model
 
-    mesh_ways.MEASURE_TIMEOUT_S = 0.01
+    links.MEASURE_TIMEOUT_S = 0.01
     path = make_model("llama", folder)
     memory = process_memory().resident_bytes + 256 * MIB
     config = ModelConfig(memory=memory, threads=1, check_file=False, cache_folder=folder / "cache")
@@ -298,12 +298,12 @@ def _takes_long(order: dict[str, Any]) -> bool:
 @target
 def answers_of_a_run(folder: Path, stack: ExitStack) -> Target:
     """Answers to orders, as a plan is made of them."""
-    from edge_run.devices.mesh_orders import Asked
+    from edge_run.devices.mesh.orders import Asked
     from edge_run.partition.mesh_plan import UnitWork
     from edge_run.partition.mesh_ring import plan_ring
-    from edge_run.runtime.mesh_fetch import MeshFetch, _refusal, _state
-    from edge_run.runtime.mesh_terms import differing, station
-    from edge_run.runtime.mesh_ways import Ways, read_measured
+    from edge_run.runtime.mesh.fetch import MeshFetch, _refusal, _state
+    from edge_run.runtime.mesh.links import Ways, read_measured
+    from edge_run.runtime.mesh.offers import differing, station
     from fake_mesh import Hub
 
     works = [UnitWork(1 << 20, 1 << 10, 1 << 20)] * 6

@@ -108,7 +108,7 @@ def bundles(folder: Path, stack: ExitStack) -> Target:
     """`code.json` of a split."""
 
     from edge_run.base.errors import ModelFileError
-    from edge_run.runtime import split_bundle
+    from edge_run.runtime.split import bundle as split_bundle
 
     codec = _codec()
     rates = tuple(
@@ -140,15 +140,15 @@ def split_answers(folder: Path, stack: ExitStack) -> Target:
     import numpy as np
 
     from edge_run.base.errors import ProtocolError
-    from edge_run.runtime import split_link
+    from edge_run.runtime.split import protocol
 
     tails = [{"fingerprint": "0102030405", "code_s": 0.001, "image_s": 0.002}]
-    arrays = split_link.pack_arrays([np.arange(10, dtype=np.float32).reshape(2, 5), np.array(3, np.int64)])
+    arrays = protocol.pack_arrays([np.arange(10, dtype=np.float32).reshape(2, 5), np.array(3, np.int64)])
 
     def reply(body: bytes, length: int | None = None) -> bytes:
-        return split_link.REPLY.pack(0, 1, 0.1, 0.2, len(body) if length is None else length) + body
+        return protocol.REPLY.pack(0, 1, 0.1, 0.2, len(body) if length is None else length) + body
 
-    hello = split_link.make_hello(tails)
+    hello = protocol.make_hello(tails)
     value = json.loads(hello[4:])
 
     def feed(data: bytes) -> bool:
@@ -159,9 +159,9 @@ def split_answers(folder: Path, stack: ExitStack) -> Target:
             far.send(data)
             far.shutdown(socket.SHUT_WR)
             with mock.patch.object(socket, "create_connection", return_value=near), _no_delay():
-                link = split_link.ServerLink(("server", 1), 2.0)
-            answer = link.ask(split_link.PROBE, b"", 2.0)
-            split_link.unpack_arrays(answer.body)
+                link = protocol.ServerLink(("server", 1), 2.0)
+            answer = link.ask(protocol.PROBE, b"", 2.0)
+            protocol.unpack_arrays(answer.body)
             assert answer.queue_s + answer.server_s + answer.wire_s < 1e7
             return True
         finally:
@@ -179,7 +179,7 @@ def split_answers(folder: Path, stack: ExitStack) -> Target:
             body = bytes([1, chance.randrange(11), rank]) + struct.pack(f"<{rank}I", *shape) + bytes(40)
         return hello + reply(body, chance.choice((None, None, None, 2**26, 2**26 + 1, 2**32 - 1)))
 
-    refusals = (ProtocolError, split_link.LinkLost)
+    refusals = (ProtocolError, protocol.LinkLost)
     return Target("split answers", feed, refusals, [hello + reply(arrays)], 4 * MIB, special=special)
 
 
@@ -202,9 +202,9 @@ def split_requests(folder: Path, stack: ExitStack) -> Target:
     import numpy as np
     from PIL import Image
 
-    from edge_run.runtime import split_link
-    from edge_run.runtime.split_bundle import read_bundle
-    from edge_run.runtime.split_server import SplitServer
+    from edge_run.runtime.split import protocol
+    from edge_run.runtime.split.bundle import read_bundle
+    from edge_run.runtime.split.server import SplitServer
     from vision_models import make_bundle, make_pixels
 
     head = make_bundle(folder)
@@ -242,13 +242,13 @@ def split_requests(folder: Path, stack: ExitStack) -> Target:
     file = BytesIO()
     Image.fromarray(make_pixels(1)[0].transpose(1, 2, 0)).save(file, "PNG")
     bodies_of = {
-        split_link.CODE: bundle.codec.encode(latents, 0),
-        split_link.IMAGE: bundle.codec.fingerprint + file.getvalue(),
-        split_link.PROBE: b"",
+        protocol.CODE: bundle.codec.encode(latents, 0),
+        protocol.IMAGE: bundle.codec.fingerprint + file.getvalue(),
+        protocol.PROBE: b"",
     }
 
     def request(kind: int, body: bytes, length: int | None = None) -> bytes:
-        return split_link.REQUEST.pack(kind, 1, len(body) if length is None else length % 2**32) + body
+        return protocol.REQUEST.pack(kind, 1, len(body) if length is None else length % 2**32) + body
 
     def feed(data: bytes) -> bool:
         """Whether all that came back are answers; the server must be there for the next."""
@@ -267,20 +267,20 @@ def split_requests(folder: Path, stack: ExitStack) -> Target:
         assert len(answer) >= place, "the server's hello is cut off"
         count = 0
         while place < len(answer):
-            status, _, _, _, length = split_link.REPLY.unpack_from(answer, place)
-            if status != split_link.DONE:
+            status, _, _, _, length = protocol.REPLY.unpack_from(answer, place)
+            if status != protocol.DONE:
                 return False
-            place, count = place + split_link.REPLY.size + length, count + 1
+            place, count = place + protocol.REPLY.size + length, count + 1
         return count > 0
 
     def special(chance: random.Random) -> bytes:
-        kind = chance.choice((split_link.CODE, split_link.CODE, split_link.IMAGE))
+        kind = chance.choice((protocol.CODE, protocol.CODE, protocol.IMAGE))
         body = broken_bytes(bodies_of[kind], list(bodies_of.values()), chance)
         if chance.random() < 0.7:
-            start = 1 if kind == split_link.CODE else 0
+            start = 1 if kind == protocol.CODE else 0
             good = bundle.codec.fingerprint
             body = body[:start] + good + body[start + len(good) :]
-        return request(kind, body) + request(split_link.PROBE, b"")
+        return request(kind, body) + request(protocol.PROBE, b"")
 
     seeds = [request(kind, body) for kind, body in bodies_of.items()]
     return Target("split requests", feed, (), [*seeds, b"".join(seeds)], 64 * MIB, special=special)

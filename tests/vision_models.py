@@ -11,10 +11,10 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from edge_run.partition.latent_codec import fit_rate
-from edge_run.runtime import split_bundle
-from edge_run.runtime.bottleneck_graph import BottleneckShape, find_transform, make_decoder, make_encoder
-from edge_run.runtime.onnx_session import open_session, run_session
-from edge_run.runtime.split_networks import LATENT, Parts, chain, preprocessing, read_network
+from edge_run.runtime.split import bundle as split_bundle
+from edge_run.runtime.split.bottleneck import BottleneckShape, find_transform, make_decoder, make_encoder
+from edge_run.runtime.split.networks import LATENT, Parts, chain, preprocessing, read_network
+from edge_run.runtime.split.onnx_session import open_session, run_session
 
 SIZE, CLASSES = 16, 4
 CUT = "stem"

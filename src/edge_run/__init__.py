@@ -30,30 +30,30 @@ if TYPE_CHECKING:
     from edge_run.base.replay import Recording, Replay
     from edge_run.base.results import Forecast, Generation, Piece, Plan, Progress, Stats, to_json
     from edge_run.prefetch.replay import replay
-    from edge_run.runtime.async_model import AsyncModel
-    from edge_run.runtime.async_split_model import AsyncSplitModel
-    from edge_run.runtime.inflate import inflate
-    from edge_run.runtime.model import Model
-    from edge_run.runtime.planner import plan
-    from edge_run.runtime.probe import probe
-    from edge_run.runtime.split_model import SplitModel
-    from edge_run.runtime.tracing import trace
+    from edge_run.runtime.generation.async_model import AsyncModel
+    from edge_run.runtime.generation.model import Model
+    from edge_run.runtime.planning.planner import plan
+    from edge_run.runtime.probing.probe import probe
+    from edge_run.runtime.split.async_model import AsyncSplitModel
+    from edge_run.runtime.split.model import SplitModel
+    from edge_run.runtime.tools.inflate import inflate
+    from edge_run.runtime.tools.tracing import trace
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Model": "edge_run.runtime.model",
-    "AsyncModel": "edge_run.runtime.async_model",
-    "SplitModel": "edge_run.runtime.split_model",
-    "AsyncSplitModel": "edge_run.runtime.async_split_model",
-    "inflate": "edge_run.runtime.inflate",
-    "plan": "edge_run.runtime.planner",
-    "probe": "edge_run.runtime.probe",
+    "Model": "edge_run.runtime.generation.model",
+    "AsyncModel": "edge_run.runtime.generation.async_model",
+    "SplitModel": "edge_run.runtime.split.model",
+    "AsyncSplitModel": "edge_run.runtime.split.async_model",
+    "inflate": "edge_run.runtime.tools.inflate",
+    "plan": "edge_run.runtime.planning.planner",
+    "probe": "edge_run.runtime.probing.probe",
     "DeviceProfile": "edge_run.base.profile",
     "Recording": "edge_run.base.replay",
     "Replay": "edge_run.base.replay",
     "replay": "edge_run.prefetch.replay",
-    "trace": "edge_run.runtime.tracing",
+    "trace": "edge_run.runtime.tools.tracing",
     **dict.fromkeys(("ModelConfig", "SamplingConfig"), "edge_run.base.config"),
     **dict.fromkeys(
         ("Forecast", "Generation", "Piece", "Plan", "Progress", "Stats", "to_json"), "edge_run.base.results"

@@ -14,16 +14,16 @@ import pytest
 from edge_run import BudgetError, TierReadError, probe
 from edge_run.base.config import ModelConfig
 from edge_run.base.units import MIB
-from edge_run.devices.memory import process_memory
-from edge_run.runtime import _ggml as ggml
-from edge_run.runtime import offload
-from edge_run.runtime import probe as probing
-from edge_run.runtime.drafting import Acceptance
-from edge_run.runtime.gpus import SOFTWARE, PinnedStaging, find_gpus, measure_upload, open_staging
-from edge_run.runtime.offload import plan_offload
-from edge_run.runtime.offload_loading import gpu_tensors
-from edge_run.runtime.offload_times import LEAST_PACES, known_paces, note_paces
-from edge_run.runtime.session import Session
+from edge_run.devices.host.memory import process_memory
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.gpu import offload
+from edge_run.runtime.gpu.devices import SOFTWARE, PinnedStaging, find_gpus, measure_upload, open_staging
+from edge_run.runtime.gpu.loading import gpu_tensors
+from edge_run.runtime.gpu.offload import plan_offload
+from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.planning.offload_times import LEAST_PACES, known_paces, note_paces
+from edge_run.runtime.probing import probe as probing
+from edge_run.runtime.speculation.drafting import Acceptance
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.source import SourceFile
 from edge_run.tiers.upload import STAGING_BYTES, PlainStaging

@@ -13,12 +13,12 @@ import pytest
 from edge_run import Cancelled, TierReadError
 from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken
-from edge_run.devices.profile import Measurements
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.gpu_probe import is_known
-from edge_run.runtime.gpus import find_gpus
-from edge_run.runtime.planner import planner
-from edge_run.runtime.probe import probe, recall
+from edge_run.devices.host.profile import Measurements
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.gpu.devices import find_gpus
+from edge_run.runtime.planning.planner import planner
+from edge_run.runtime.probing.gpu_probe import is_known
+from edge_run.runtime.probing.probe import probe, recall
 from gpu_pairs import OPTIONS, bytes_of, differing, logits_of, offloads, open_engine, smallest, tokens_of
 from in_child import in_child
 from sabotage import sabotage

@@ -19,18 +19,18 @@ from edge_run.base.bench import MMAP, OURS, Measurement
 from edge_run.base.config import ModelConfig
 from edge_run.base.units import MIB
 from edge_run.cli import app
-from edge_run.cli.terminal import Terminal
-from edge_run.runtime import bench as module
-from edge_run.runtime import cold_run
-from edge_run.runtime.cold_run import ColdRuns, OutOfMemory
-from edge_run.runtime.memory_group import PREFIX, OwnMemoryGroup
+from edge_run.cli.shared.terminal import Terminal
+from edge_run.runtime.bench import bench as module
+from edge_run.runtime.bench import cold_run
+from edge_run.runtime.bench.cold_run import ColdRuns, OutOfMemory
+from edge_run.runtime.bench.memory_group import PREFIX, OwnMemoryGroup
 
 BUDGET_BYTES = 160 * MIB
 WAIT_S = 60
 SCRIPT = """
 import sys, bench_samples
 from edge_run.cli.app import main
-from edge_run.runtime import bench
+from edge_run.runtime.bench import bench
 bench.probe = lambda *given, **named: bench_samples.PROFILE
 main(sys.argv[1:])
 """
@@ -175,7 +175,7 @@ def wait_for_child(pid: int) -> psutil.Process:
     while time.monotonic() < deadline:
         for child in psutil.Process(pid).children():
             try:
-                if "edge_run.runtime.bench_child" in child.cmdline():
+                if "edge_run.runtime.bench.child" in child.cmdline():
                     return child
             except psutil.Error:
                 pass

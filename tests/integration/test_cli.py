@@ -20,7 +20,7 @@ import pytest
 
 import edge_run
 from edge_run import Model
-from edge_run.cli.run import run as run_command
+from edge_run.cli.commands.run import run as run_command
 
 KIT = Path(edge_run.__file__).parent / "models" / "kit-dense-q4_0.gguf"
 COMMAND = [sys.executable, "-m", "edge_run"]

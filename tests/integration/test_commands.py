@@ -15,11 +15,11 @@ from commands import OPTIONS, message, wild_commands
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError, ContextFull, EdgeRunError
 from edge_run.base.protocols import BatchToken
-from edge_run.runtime.driver import PassShape
-from edge_run.runtime.mesh_commands import carry_out
-from edge_run.runtime.mesh_messages import read_command
-from edge_run.runtime.slice import Share
-from edge_run.runtime.slice_engine import SliceEngine
+from edge_run.runtime.decoding.driver import PassShape
+from edge_run.runtime.mesh.commands import carry_out
+from edge_run.runtime.mesh.messages import read_command
+from edge_run.runtime.slices.engine import SliceEngine
+from edge_run.runtime.slices.slice import Share
 from guarded import GuardedBatch
 from in_child import in_child
 from slices import QueueWire
@@ -130,7 +130,7 @@ def test_a_caller_of_ours_with_a_wild_batch_is_told_so(folder: Path) -> None:
 @in_child
 def test_a_model_is_mapped_for_so_many_shapes_at_most(folder: Path) -> None:
     """Each graph that a member has this device learn takes memory."""
-    from edge_run.runtime import slice_engine
+    from edge_run.runtime.slices import engine as slice_engine
 
     slice_engine.MOST_MAPS = 4
     with guarded(folder) as (engine, _):

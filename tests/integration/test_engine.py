@@ -23,10 +23,10 @@ import pytest
 
 from edge_run import Cancelled, ModelConfig, ModelFileError, NotSupported, TierReadError
 from edge_run.base.protocols import BatchToken
-from edge_run.runtime import _ggml as ggml
-from edge_run.runtime import engine as engine_module
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.session import Session
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine import engine as engine_module
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.llama import _ggml as ggml
 from edge_run.tiers import _libc
 from edge_run.tiers.source import SourceFile
 from in_child import in_child

@@ -17,8 +17,8 @@ import pytest
 from edge_run import BudgetError, KernelError, ModelConfig, ModelFileError
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.base.units import MIB
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.session import Session
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine.engine import Engine
 from exactness import open_at
 from in_child import in_child
 from small_engines import (

@@ -20,8 +20,8 @@ import pytest
 from gguf import GGUFWriter
 
 from edge_run.base.mesh_status import MeshLink, MeshMember, MeshStatus
-from edge_run.cli.mesh_status import describe
-from edge_run.cli.terminal import Terminal
+from edge_run.cli.mesh.status import describe
+from edge_run.cli.shared.terminal import Terminal
 from routes import write_trace
 from vision_models import residual_network
 

@@ -22,8 +22,8 @@ import tiny_models
 from control_groups import control_group
 from edge_run.base.config import ModelConfig
 from edge_run.base.units import GIB, KIB, MIB
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.session import Session
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine.engine import Engine
 from exactness import open_at
 from in_child import in_child
 from tiny_models import N_VOCAB, make_model

@@ -19,8 +19,8 @@ import pytest
 
 import edge_run
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError
-from edge_run.runtime import inflate_blocks
-from edge_run.runtime.inflate import inflate
+from edge_run.runtime.tools import inflate_blocks
+from edge_run.runtime.tools.inflate import inflate
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 from tiny_models import make_model, silence_llama_logs

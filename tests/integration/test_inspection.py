@@ -20,8 +20,9 @@ import pytest
 import edge_run
 from edge_run import KernelError, Model, ModelFileError
 from edge_run.base.units import MIB
-from edge_run.runtime import inspection, inspector_call
-from edge_run.runtime.inspection import Inspection
+from edge_run.runtime.inspection import cache as inspection_cache
+from edge_run.runtime.inspection import launcher
+from edge_run.runtime.inspection.cache import Inspection
 from mutations import Entry, deadly, parse
 from tiny_models import make_model
 
@@ -72,7 +73,7 @@ def test_a_plan_asks_for_less_than_an_opening(llama: Path, cache: Path, monkeypa
     same = {field.name for field in dataclasses.fields(Inspection)} - learnt
     assert {name: getattr(looked_at, name) for name in same} == {name: getattr(tried, name) for name in same}
     assert abs(looked_at.program_bytes - tried.program_bytes) < 24 * MIB
-    monkeypatch.setattr(inspection, "ask_child", None)
+    monkeypatch.setattr(inspection_cache, "ask_child", None)
     edge_run.plan(llama, **OPTIONS, cache_folder=cache)
 
 
@@ -124,7 +125,7 @@ def test_a_child_that_does_not_start(
     llama: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog, start: str, is_opened: bool, message: str
 ) -> None:
     """The file is opened all the same where the child's end says nothing about it."""
-    monkeypatch.setattr(inspector_call, "_START", start)
+    monkeypatch.setattr(launcher, "_START", start)
     if is_opened:
         open_and_close(llama, cache)
         assert re.search(message, caplog.text)
@@ -145,11 +146,11 @@ def test_a_program_that_is_not_python(
 HANGS = """
     import sys
     from edge_run import Model
-    from edge_run.runtime import inspector_call
+    from edge_run.runtime.inspection import launcher as inspector_call
     inspector_call._START = '''import sys; sys.path[:] = sys.argv[1:]
     import os, time
     from pathlib import Path
-    from edge_run.runtime import inspector
+    from edge_run.runtime.inspection import inspector
     from edge_run.tiers.gguf import read_gguf
     from edge_run.tiers.stub import Stubs
 
@@ -159,7 +160,7 @@ HANGS = """
             time.sleep(100)
 
     inspector.inspect_here = hang
-    from edge_run.runtime.inspector_child import main; main()'''
+    from edge_run.runtime.inspection.child import main; main()'''
 """
 OPENS = "Model(sys.argv[1], cache_folder=sys.argv[2])"
 RUNS = "from edge_run.cli import main; main([sys.argv[1], '--cache-dir', sys.argv[2], '-p', 'x'])"

@@ -21,7 +21,7 @@ LATE = """
     import sys
     sys.path.insert(0, sys.argv.pop(1))
     from edge_run.cli.app import main
-    from edge_run.runtime.llama_model import LlamaModel
+    from edge_run.runtime.llama.model import LlamaModel
     from injector import Injector
     real = LlamaModel.__init__
     def load(*arguments, **options):

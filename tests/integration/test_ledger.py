@@ -17,10 +17,10 @@ import pytest
 
 from edge_run import BudgetError, ModelConfig
 from edge_run.base.units import GIB, MIB
-from edge_run.devices.ledger import Ledger
-from edge_run.devices.memory import MARGIN_BYTES, Promised, process_memory
-from edge_run.runtime import engine as engine_module
-from edge_run.runtime.engine import Engine
+from edge_run.devices.host.ledger import Ledger
+from edge_run.devices.host.memory import MARGIN_BYTES, Promised, process_memory
+from edge_run.runtime.engine import engine as engine_module
+from edge_run.runtime.engine.engine import Engine
 from kit_models import streamed
 
 WAIT_S = 30
@@ -29,7 +29,7 @@ ASK = """
     from pathlib import Path
     from edge_run.base.errors import BudgetError
     from edge_run.base.units import GIB
-    from edge_run.devices.ledger import Ledger
+    from edge_run.devices.host.ledger import Ledger
 
     folder, needed_bytes, then = Path(sys.argv[1]), int(sys.argv[2]) * GIB, sys.argv[3]
     ledger = Ledger(folder, lambda promised_bytes: 10 * GIB - promised_bytes(None))
@@ -172,7 +172,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], 
             return free_bytes - promised_bytes(None)
 
         monkeypatch.setattr(engine_module, "Ledger", lambda: Ledger(tmp_path, available_bytes))
-        monkeypatch.setattr("edge_run.devices.memory.available_bytes", available_bytes)
+        monkeypatch.setattr("edge_run.devices.host.memory.available_bytes", available_bytes)
 
     return set_free
 
@@ -269,8 +269,8 @@ def test_a_killed_run_is_forgotten(kit: Path, tmp_path: Path) -> None:
         import time
         from pathlib import Path
         from edge_run.base.config import ModelConfig
-        from edge_run.devices.ledger import Ledger
-        from edge_run.runtime import engine
+        from edge_run.devices.host.ledger import Ledger
+        from edge_run.runtime.engine import engine
         engine.Ledger = lambda: Ledger(Path({json.dumps(str(tmp_path))}))
         engine.Engine(Path({json.dumps(str(kit))}), ModelConfig(context_tokens=256, threads=1))
         print("open", flush=True)

@@ -15,10 +15,10 @@ import zmq
 
 from edge_run.base.errors import DeviceLost, MeshError, NotTrusted, ProtocolError
 from edge_run.base.mesh import Message
-from edge_run.devices import link_inbox
-from edge_run.devices.link import DataLink
-from edge_run.devices.link_frames import MOST_HEADER_BYTES, MOST_PARTS, Head, Kind, pack
-from edge_run.devices.link_lane import Candidate, Keys, Peer
+from edge_run.devices.link import inbox as link_inbox
+from edge_run.devices.link.data_link import DataLink
+from edge_run.devices.link.frames import MOST_HEADER_BYTES, MOST_PARTS, Head, Kind, pack
+from edge_run.devices.link.lane import Candidate, Keys, Peer
 
 
 def peer(node: str, link: DataLink, *others: str, boot: str = "1") -> Peer:

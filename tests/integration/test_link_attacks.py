@@ -16,8 +16,8 @@ import pytest
 import zmq
 
 from edge_run.base.errors import DeviceLost, NotTrusted
-from edge_run.devices.link import DataLink
-from edge_run.devices.link_lane import OPEN_S, Peer
+from edge_run.devices.link.data_link import DataLink
+from edge_run.devices.link.lane import OPEN_S, Peer
 
 
 def peer(node: str, link: DataLink) -> Peer:
@@ -112,8 +112,8 @@ def test_where_no_files_are_left_a_way_is_opened_later(n_left: int) -> None:
 VICTIM = """
 import resource, sys, threading, time
 resource.setrlimit(resource.RLIMIT_NOFILE, (96, 4096))
-from edge_run.devices.link import DataLink
-from edge_run.devices.link_lane import Peer
+from edge_run.devices.link.data_link import DataLink
+from edge_run.devices.link.lane import Peer
 from edge_run.base.errors import DeviceLost
 link = DataLink()
 print(link.key, link.port, flush=True)

@@ -15,11 +15,11 @@ import pytest
 from amqtt_broker import amqtt
 from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
 from edge_run.base.mesh import Document, Lost
-from edge_run.devices.mesh import MeshConfig, open_mesh
-from edge_run.devices.mesh_checkup import examine
-from edge_run.devices.mesh_cluster import Cluster, new_cluster, write_cluster
-from edge_run.devices.mesh_envelope import MOST_NUMBER
-from edge_run.devices.mesh_node import MeshNode
+from edge_run.devices.members.cluster import Cluster, new_cluster, write_cluster
+from edge_run.devices.mesh.checkup import examine
+from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from edge_run.devices.messages.envelope import MOST_NUMBER
 from mosquitto import Mosquitto, free_port, mosquitto
 
 LIMIT_S = 10.0

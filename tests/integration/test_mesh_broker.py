@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from edge_run.base.units import MIB
-from edge_run.devices.mesh import MeshConfig, open_mesh
-from edge_run.devices.mesh_access import HOME, MEMBER, BrokerAccess
-from edge_run.devices.mesh_cluster import BROKER_PASSWORD, HOME_PASSWORD, Cluster, new_cluster, write_cluster
-from edge_run.devices.mesh_embedded import EmbeddedBroker
-from edge_run.devices.mesh_identity import make_identity
-from edge_run.devices.mesh_serving import access_of
-from edge_run.devices.mqtt_packets import write_packet
+from edge_run.devices.broker.access import HOME, MEMBER, BrokerAccess
+from edge_run.devices.broker.embedded import EmbeddedBroker
+from edge_run.devices.broker.packets import write_packet
+from edge_run.devices.members.cluster import BROKER_PASSWORD, HOME_PASSWORD, Cluster, new_cluster, write_cluster
+from edge_run.devices.members.identity import make_identity
+from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from edge_run.devices.mesh.serving import access_of
 from mosquitto import free_port, mosquitto
 from mqtt_client import RawClient, connect_packet, publish_packet, subscribe_packet
 
@@ -208,8 +208,8 @@ def test_an_id_is_taken_over_by_its_own_user_only(place: Place) -> None:
 
 def test_it_ends_with_who_started_it_whatever_happened(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from edge_run.devices.mesh_embedded import EmbeddedBroker\n"
-        "from edge_run.devices.mesh_access import BrokerAccess\n"
+        "import sys, time; from edge_run.devices.broker.embedded import EmbeddedBroker\n"
+        "from edge_run.devices.broker.access import BrokerAccess\n"
         f"broker = EmbeddedBroker('127.0.0.1', {free_port()}, BrokerAccess({{}}))\n"
         "print(broker.process_id, flush=True); time.sleep(60)"
     )

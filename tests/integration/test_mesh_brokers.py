@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from edge_run.base.errors import MeshError
-from edge_run.devices.mesh import MeshConfig, open_mesh
-from edge_run.devices.mesh_cluster import FIND_BROKER, Cluster, new_cluster, write_cluster
-from edge_run.devices.mesh_discovery import Advertisement, find_broker
-from edge_run.devices.mesh_node import MeshNode
+from edge_run.devices.broker.discovery import Advertisement, find_broker
+from edge_run.devices.members.cluster import FIND_BROKER, Cluster, new_cluster, write_cluster
+from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from mosquitto import free_port, mosquitto
 
 LOOPBACK = "127.0.0.1"

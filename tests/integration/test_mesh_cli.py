@@ -17,9 +17,9 @@ import pytest
 
 from edge_run import Model, __version__
 from edge_run.base.errors import ConfigError, MeshError, ModelFileError
-from edge_run.devices.mesh import MeshConfig, open_mesh
-from edge_run.devices.mesh_checkup import examine
-from edge_run.devices.mesh_cluster import Cluster, new_cluster, read_cluster, write_cluster
+from edge_run.devices.members.cluster import Cluster, new_cluster, read_cluster, write_cluster
+from edge_run.devices.mesh.checkup import examine
+from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from mesh_devices import WAIT_S, Device
 from mosquitto import PROGRAM, Mosquitto, free_port, mosquitto
 

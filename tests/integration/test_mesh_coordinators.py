@@ -9,7 +9,7 @@ import pytest
 
 from edge_run.base.errors import DeviceLost, MeshError
 from edge_run.base.mesh import Document, Unled
-from edge_run.runtime import mesh_run
+from edge_run.runtime.mesh import run as mesh_run
 from in_child import in_child
 from mesh_runs import alone, greedy, running
 from tiny_models import make_model

@@ -15,10 +15,11 @@ import pytest
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, DeviceLost
 from edge_run.base.mesh import Document, Unled
-from edge_run.runtime import mesh_run, mesh_spread, mesh_terms
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.mesh_engine import MeshEngine
-from edge_run.runtime.speculation_setup import open_session
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.generation.speculation_setup import open_session
+from edge_run.runtime.mesh import coordinator, offers
+from edge_run.runtime.mesh import run as mesh_run
+from edge_run.runtime.mesh.engine import MeshEngine
 from fake_mesh import Hub
 from in_child import in_child
 from mesh_processes import round_robin
@@ -113,7 +114,7 @@ def test_a_worker_that_hangs_is_done_without(folder: Path) -> None:
     path = make_model("llama", folder)
     wanted = alone(path)
     mesh_run.LEAST_DEADLINE_S, mesh_run.PATIENCE = 1.0, 0.0
-    mesh_spread.STATUS_TIMEOUT_S = 1.0
+    coordinator.STATUS_TIMEOUT_S = 1.0
     with running(path) as run:
         freed = threading.Event()
         stuck = run.workers["b"]
@@ -163,12 +164,12 @@ def test_a_device_that_was_started_anew_is_asked_at_once(folder: Path) -> None:
 def test_a_device_without_the_model_or_with_other_kernels_is_left_out(folder: Path) -> None:
     path, other = make_model("llama", folder), make_model("llama", folder / "other", seed=1)
     wanted = alone(path)
-    real = mesh_terms.numerics_document
+    real = offers.numerics_document
     hub_run = Run.__new__(Run)
     hub_run.hub, hub_run.path, hub_run.said = Hub(), path, []
-    mesh_spread.plan_ring = round_robin
+    coordinator.plan_ring = round_robin
     hub_run.workers = {"b": hub_run.join("b", other), "c": hub_run.join("c")}
-    mesh_terms.numerics_document = lambda numerics: {**real(numerics), "kernels": "AVX9"}
+    offers.numerics_document = lambda numerics: {**real(numerics), "kernels": "AVX9"}
     hub_run.mesh = hub_run.hub.join("a")
     hub_run.engine = MeshEngine(
         path, ModelConfig(memory="4GiB", **OPTIONS), hub_run.mesh, say=hub_run.said.append, chunk_bytes=CHUNK_BYTES

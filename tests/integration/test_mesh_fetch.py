@@ -15,11 +15,11 @@ import numpy as np
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.units import GIB, MIB
-from edge_run.runtime import mesh_spread
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.mesh_engine import MeshEngine
-from edge_run.runtime.session import Session
-from edge_run.runtime.worker import Worker
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.mesh import coordinator
+from edge_run.runtime.mesh.engine import MeshEngine
+from edge_run.runtime.worker.worker import Worker
 from fake_mesh import Hub
 from in_child import in_child
 from mesh_processes import round_robin
@@ -52,7 +52,7 @@ class Devices:
     """A coordinator `a` with the model, and workers with or without it, each with a cache of its own."""
 
     def __init__(self, path: Path, folder: Path) -> None:
-        mesh_spread.plan_ring = round_robin
+        coordinator.plan_ring = round_robin
         self.path, self.folder = path, folder
         self.hub = Hub()
         self.workers: dict[str, Worker] = {}

@@ -9,11 +9,11 @@ import pytest
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.mesh import Message, is_worker
-from edge_run.runtime import mesh_spread
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.mesh_engine import MeshEngine
-from edge_run.runtime.piece_exchange import PieceExchange
-from edge_run.runtime.session import Session
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.fetch.exchange import PieceExchange
+from edge_run.runtime.mesh import coordinator
+from edge_run.runtime.mesh.engine import MeshEngine
 from in_child import in_child
 from mesh_processes import MeshOfProcesses, mesh_of, round_robin
 from mosquitto import PROGRAM
@@ -57,7 +57,7 @@ def test_who_is_killed_while_it_fetches_goes_on_where_it_was(grown: Path, tmp_pa
     engine = Engine(grown, ModelConfig(memory="4GiB", **OPTIONS))
     wanted = greedy(engine)
     engine.close()
-    mesh_spread.plan_ring = round_robin
+    coordinator.plan_ring = round_robin
     with mesh_of(tmp_path, grown, []) as mesh:
         mesh.spawn("b", fetch="1GiB").wait_ready()
         here = mesh.join()

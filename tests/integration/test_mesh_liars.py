@@ -16,8 +16,8 @@ from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import KernelError
 from edge_run.base.mesh import Document
 from edge_run.partition.state_codec import encode_states
-from edge_run.runtime.sampling import Sampler
-from edge_run.runtime.session import Session
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.generation.sampling import Sampler
 from in_child import in_child
 from mesh_runs import Run, alone, greedy, running
 from tiny_models import make_model

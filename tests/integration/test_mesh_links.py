@@ -13,12 +13,12 @@ import pytest
 import namespaces
 from edge_run.base.config import ModelConfig
 from edge_run.base.mesh import LinkRate
-from edge_run.devices.link import DataLink
-from edge_run.devices.link_lane import Peer
-from edge_run.devices.mesh import MeshConfig, open_mesh
-from edge_run.runtime import mesh_spread
-from edge_run.runtime.mesh_engine import MeshEngine
-from edge_run.runtime.mesh_ways import (
+from edge_run.devices.link.data_link import DataLink
+from edge_run.devices.link.lane import Peer
+from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from edge_run.runtime.mesh import coordinator
+from edge_run.runtime.mesh.engine import MeshEngine
+from edge_run.runtime.mesh.links import (
     UNREACHED_S,
     USUAL_RATE,
     Measured,
@@ -124,13 +124,13 @@ def test_a_way_on_which_nobody_answers_is_no_hop_until_its_device_comes_anew() -
 def test_a_device_behind_a_slow_link_is_left_out(folder: Path, tmp_path: Path) -> None:
     """Each of three has room for half; what one more would hold is less to read than its link takes."""
     path = make_model("llama", folder)
-    real = mesh_spread.plan_ring
+    real = coordinator.plan_ring
 
     def cramped(works, stations, hops):  # type: ignore[no-untyped-def]
         room = sum(work.weight_bytes + work.kept_bytes for work in works) * 55 // 100
         return real(works, [replace(s, memory_bytes=room, window_bytes=room // 8) for s in stations], hops)
 
-    mesh_spread.plan_ring = cramped
+    coordinator.plan_ring = cramped
     with namespaces.network(["near", "far"]) as net:
         net.shape("far", "2mbit")
         mesh = MeshOfProcesses(tmp_path, path, net.here)

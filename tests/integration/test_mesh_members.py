@@ -12,11 +12,11 @@ import pytest
 
 from edge_run.base.errors import DeviceLost, EdgeRunError, NotTrusted
 from edge_run.base.mesh import Message
-from edge_run.devices.mesh import MeshConfig, open_mesh
-from edge_run.devices.mesh_changes import make_change, spread
-from edge_run.devices.mesh_cluster import Invited, parse_join_line, read_cluster
-from edge_run.devices.mesh_node import MeshNode
-from edge_run.devices.mesh_topics import Topic
+from edge_run.devices.members.cluster import Invited, parse_join_line, read_cluster
+from edge_run.devices.mesh.changes import make_change, spread
+from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from edge_run.devices.messages.topics import Topic
 from mesh_devices import Device
 from mesh_lists import defy, make_cluster
 from mosquitto import free_port, mosquitto
@@ -206,7 +206,7 @@ def test_an_older_list_that_the_broker_keeps_is_replaced(tmp_path: Path) -> None
 
 
 def test_a_cluster_made_before_goes_on_and_says_what_to_do(tmp_path: Path) -> None:
-    from edge_run.devices.mesh_cluster import new_cluster, write_cluster
+    from edge_run.devices.members.cluster import new_cluster, write_cluster
 
     device = Device(tmp_path / "old")
     port = free_port()

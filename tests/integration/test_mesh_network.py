@@ -20,12 +20,12 @@ import pytest
 from edge_run import __version__
 from edge_run.base.errors import DeviceLost, MeshError, ProtocolError
 from edge_run.base.mesh import Joined, Lost, MeshEvent, Unled
-from edge_run.devices.mesh import MeshConfig, open_mesh
-from edge_run.devices.mesh_cluster import Cluster, new_cluster, write_cluster
-from edge_run.devices.mesh_embedded import EmbeddedBroker
-from edge_run.devices.mesh_identity import make_identity
-from edge_run.devices.mesh_node import MeshNode
-from edge_run.devices.mesh_serving import access_of
+from edge_run.devices.broker.embedded import EmbeddedBroker
+from edge_run.devices.members.cluster import Cluster, new_cluster, write_cluster
+from edge_run.devices.members.identity import make_identity
+from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+from edge_run.devices.mesh.serving import access_of
 from mosquitto import Mosquitto, mosquitto
 from slow_relay import relay
 

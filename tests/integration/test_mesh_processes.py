@@ -23,10 +23,10 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled
 from edge_run.base.units import MIB
 from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
-from edge_run.runtime import mesh_spread
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.mesh_engine import MeshEngine
-from edge_run.runtime.session import Session
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.mesh import coordinator as mesh_coordinator
+from edge_run.runtime.mesh.engine import MeshEngine
 from in_child import in_child
 from mesh_processes import mesh_of
 from mosquitto import PROGRAM, mosquitto
@@ -177,7 +177,7 @@ def test_a_stop_reaches_a_worker_in_the_middle_of_a_long_prompt(grown: Path, tmp
         here, there = (station.node for station in stations)
         return MeshPlan((here, *[there] * (len(works) - 2), here), 1, 0.05, {})
 
-    mesh_spread.plan_ring = all_there
+    mesh_coordinator.plan_ring = all_there
     prompt = [(7 * i * i + 3) % 380 + 1 for i in range(300)]
     config = ModelConfig(memory="4GiB", context_tokens=1024, threads=1, check_file=False)
     with mesh_of(tmp_path, grown, ["b"]) as mesh:

@@ -10,10 +10,11 @@ import pytest
 
 import mesh_rogue
 from edge_run.base.config import ModelConfig
-from edge_run.runtime import mesh_run, mesh_spread
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.mesh_engine import MeshEngine
-from edge_run.runtime.mesh_messages import Decode, command_parts
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.mesh import coordinator
+from edge_run.runtime.mesh import run as mesh_run
+from edge_run.runtime.mesh.engine import MeshEngine
+from edge_run.runtime.mesh.messages import Decode, command_parts
 from in_child import in_child
 from mesh_faults import OPTIONS, greedy
 from mesh_processes import mesh_of, round_robin
@@ -32,7 +33,7 @@ def test_a_worker_that_hands_over_nan_is_left_out_and_one_that_was_sent_4000_bra
     alone = Engine(path, config)
     wanted, _ = greedy(alone, 20)
     alone.close()
-    mesh_spread.plan_ring = round_robin
+    coordinator.plan_ring = round_robin
     with mesh_of(tmp_path, path, ["b"]) as mesh:
         rogue = mesh.spawn("c", wrap=[sys.executable, mesh_rogue.__file__])
         rogue.wait_ready()

@@ -19,8 +19,8 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, ConfigError, NotSupported, TierReadError
 from edge_run.base.units import MIB
 from edge_run.prefetch.routes import RouteReader
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.session import Session
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine.engine import Engine
 from edge_run.tiers.gguf import read_gguf
 from exactness import CHUNK_BYTES, open_at
 from in_child import in_child

@@ -15,7 +15,7 @@ import pytest
 
 import edge_run
 from edge_run.base.errors import ConfigError, NotSupported, PackedFileError, TierReadError
-from edge_run.runtime.pack import pack
+from edge_run.runtime.tools.pack import pack
 from edge_run.tiers.packed_file import packed_path
 from tiny_models import make_model
 

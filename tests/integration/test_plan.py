@@ -18,8 +18,9 @@ from bench_samples import PROFILE
 from edge_run import BudgetError, ConfigError, Model
 from edge_run.base.results import Progress
 from edge_run.base.units import MIB
-from edge_run.cli import figures, forecasts
-from edge_run.cli.terminal import Terminal
+from edge_run.cli.reports import forecasts
+from edge_run.cli.shared import figures
+from edge_run.cli.shared.terminal import Terminal
 from kit_models import streamed
 
 OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 16, "threads": 1}

@@ -11,14 +11,14 @@ import pytest
 
 from edge_run.base.config import EXPERT_POLICIES, EXPERT_PREFETCH, ModelConfig
 from edge_run.base.errors import PackedFileError
-from edge_run.runtime.driver import Steps
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.expert_streaming import ExpertStreaming
-from edge_run.runtime.graph import GraphMap, Node
-from edge_run.runtime.observer import chosen_experts
-from edge_run.runtime.pack import pack
-from edge_run.runtime.session import Session
-from edge_run.runtime.taps import RoutedLayer, routed_layers
+from edge_run.runtime.decoding.driver import Steps
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.graph.nodes import GraphMap, Node
+from edge_run.runtime.graph.observer import chosen_experts
+from edge_run.runtime.streaming.experts import ExpertStreaming
+from edge_run.runtime.streaming.taps import RoutedLayer, routed_layers
+from edge_run.runtime.tools.pack import pack
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.packed_file import HEAD
 from exactness import open_at

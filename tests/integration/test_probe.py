@@ -19,11 +19,11 @@ from edge_run import ModelConfig
 from edge_run.base.errors import NotSupported
 from edge_run.base.profile import DeviceProfile, KernelSpeed
 from edge_run.cli import app
-from edge_run.cli.terminal import Terminal
-from edge_run.runtime import kernels as kernels_module
-from edge_run.runtime import probe as probing
-from edge_run.runtime.kernels import measure_stop_s
-from edge_run.runtime.probe import probe, weight_kinds
+from edge_run.cli.shared.terminal import Terminal
+from edge_run.runtime.probing import kernels as kernels_module
+from edge_run.runtime.probing import probe as probing
+from edge_run.runtime.probing.kernels import measure_stop_s
+from edge_run.runtime.probing.probe import probe, weight_kinds
 from edge_run.tiers.gguf import read_gguf
 from quick_probe import QUICK
 
@@ -117,7 +117,7 @@ def test_json_is_the_profile(run: Run) -> None:
 
 
 def test_tables_at_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_run.cli.terminal._is_terminal", lambda stream: stream is sys.stdout)
+    monkeypatch.setattr("edge_run.cli.shared.terminal._is_terminal", lambda stream: stream is sys.stdout)
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = run("-t", 2)
     assert code == 0
@@ -155,7 +155,7 @@ def test_a_model_adds_its_kinds_of_weights(run: Run, kernels: Kernels, grown: Pa
 def test_the_model_is_read_and_no_scratch_file_written(
     kernels: Kernels, grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_run.devices.disk.scratch_file", None)
+    monkeypatch.setattr("edge_run.devices.host.disk.scratch_file", None)
     config = ModelConfig(cache_folder=tmp_path / "cache")
     profile = probe([], grown, config)
     assert profile.disks[0].bytes_per_s > 1e6

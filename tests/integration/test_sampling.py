@@ -15,8 +15,8 @@ import pytest
 from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import ConfigError, KernelError, NotSupported
 from edge_run.base.protocols import Logits
-from edge_run.runtime import _ggml as ggml
-from edge_run.runtime.sampling import Sampler
+from edge_run.runtime.generation.sampling import Sampler
+from edge_run.runtime.llama import _ggml as ggml
 
 MODEL = Path(__file__).parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 PROMPT = "It was a dark and stormy night, and"

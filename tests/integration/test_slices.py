@@ -17,9 +17,9 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError
 from edge_run.base.protocols import BatchToken
 from edge_run.base.units import MIB
-from edge_run.devices.memory import process_memory
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.slice_engine import SliceEngine
+from edge_run.devices.host.memory import process_memory
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.slices.engine import SliceEngine
 from in_child import in_child
 from tiny_models import make_model
 

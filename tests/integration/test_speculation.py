@@ -18,14 +18,15 @@ import pytest
 from edge_run import AsyncModel, BudgetError, ConfigError, Model, ModelFileError, NotSupported
 from edge_run.base.config import ModelConfig
 from edge_run.partition.pass_costs import PassCosts
-from edge_run.runtime import overlap, speculation_setup
-from edge_run.runtime.draft_model import DraftModel
-from edge_run.runtime.engine import Engine
-from edge_run.runtime.overlap import Overlap, following
-from edge_run.runtime.planner import planner
-from edge_run.runtime.session import Session
-from edge_run.runtime.speculation_setup import open_session
-from edge_run.runtime.width_control import WidthControl
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.generation import speculation_setup
+from edge_run.runtime.generation.speculation_setup import open_session
+from edge_run.runtime.planning.planner import planner
+from edge_run.runtime.speculation import overlap
+from edge_run.runtime.speculation.draft_model import DraftModel
+from edge_run.runtime.speculation.overlap import Overlap, following
+from edge_run.runtime.speculation.width_control import WidthControl
 from in_child import in_child
 from kit_models import KIT, streamed
 from tiny_models import make_model
@@ -314,7 +315,7 @@ def test_a_draft_model_that_cannot_branch_guesses_chains(folder: Path) -> None:
 def test_beyond_the_draft_models_context_it_does_not_guess(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = make_model("llama", folder)
     short = make_model("llama", folder, seed=0, quantisation="Q8_0")
-    monkeypatch.setattr("edge_run.runtime.draft_file.trained_context_tokens", lambda gguf: 256)
+    monkeypatch.setattr("edge_run.runtime.inspection.draft_file.trained_context_tokens", lambda gguf: 256)
     options = {**RESIDENT, "context_tokens": 512, "exact": True}
     with Model(target, draft=short, speculate="draft", **options) as model:
         assert "256 tokens" in model.speculation.reason

@@ -11,9 +11,9 @@ import pytest
 
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.split import SplitBench, WayTime
-from edge_run.runtime.split_bench import bench_split
-from edge_run.runtime.split_bundle import read_bundle
-from edge_run.runtime.split_model import SplitModel
+from edge_run.runtime.split.bench import bench_split
+from edge_run.runtime.split.bundle import read_bundle
+from edge_run.runtime.split.model import SplitModel
 from vision_models import CLASSES, make_bundle, make_images
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'edge-run[plot]'")

@@ -14,9 +14,9 @@ from onnx import TensorProto, helper
 
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported
 from edge_run.partition.cuts import find_cuts
-from edge_run.runtime.onnx_file import extract, find_tensor, read_onnx
-from edge_run.runtime.onnx_session import is_identical, open_session, run_session
-from edge_run.runtime.split_inspection import inspect_cuts
+from edge_run.runtime.split.inspection import inspect_cuts
+from edge_run.runtime.split.onnx_file import extract, find_tensor, read_onnx
+from edge_run.runtime.split.onnx_session import is_identical, open_session, run_session
 from vision_models import branching_network, convolution, residual_network, save, weight
 
 

@@ -15,9 +15,9 @@ from onnx import TensorProto, helper
 
 from edge_run.base.errors import NotSupported
 from edge_run.partition.patches import Window, plan_spans, plan_tiles
-from edge_run.runtime.onnx_file import describe, read_onnx
-from edge_run.runtime.onnx_session import open_session, run_session
-from edge_run.runtime.split_patches import make_patched, patch_network
+from edge_run.runtime.split.onnx_file import describe, read_onnx
+from edge_run.runtime.split.onnx_session import open_session, run_session
+from edge_run.runtime.split.patches import make_patched, patch_network
 from vision_models import residual_network, weight
 
 windows = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2), st.integers(0, 2))

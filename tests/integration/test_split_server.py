@@ -22,9 +22,9 @@ import pytest
 from PIL import Image
 
 from edge_run import AsyncSplitModel, ConfigError, ModelFileError, ProtocolError, SplitModel
-from edge_run.runtime import split_link
-from edge_run.runtime.split_bundle import read_bundle
-from edge_run.runtime.split_link import ServerLink, pack_arrays, parse_address, unpack_arrays
+from edge_run.runtime.split import protocol
+from edge_run.runtime.split.bundle import read_bundle
+from edge_run.runtime.split.protocol import ServerLink, pack_arrays, parse_address, unpack_arrays
 from vision_models import make_bundle, make_pixels
 
 DEADLINE_S = 2.0
@@ -82,7 +82,7 @@ def test_every_mode_answers(head: Path, server: int) -> None:
 
 def test_what_the_server_answers_is_what_the_tail_gives(head: Path, server: int) -> None:
     """Codes cross the wire and nothing else does: the answer is bit for bit that of a tail run here."""
-    from edge_run.runtime.onnx_session import open_session, run_session
+    from edge_run.runtime.split.onnx_session import open_session, run_session
 
     bundle = read_bundle(head)
     sessions = [open_session(str(head.parent / name), name, 1) for name in ("head.onnx", "tail.onnx")]
@@ -174,7 +174,7 @@ def test_fuzzed_frames_are_refused_and_the_server_goes_on(head: Path, server: in
     latent = generator.normal(size=(bundle.codec.channels, bundle.positions)).astype(np.float32)
     good = bundle.codec.encode(latent, 1)
     link = ServerLink(("127.0.0.1", server), 20)
-    wanted = link.ask(split_link.CODE, good, 20).body
+    wanted = link.ask(protocol.CODE, good, 20).body
     refused = 0
     for _ in range(150):
         code = bytearray(good)
@@ -188,11 +188,11 @@ def test_fuzzed_frames_are_refused_and_the_server_goes_on(head: Path, server: in
         else:
             code[int(generator.integers(7, len(code)))] ^= int(generator.integers(1, 256))
         try:
-            unpack_arrays(link.ask(split_link.CODE if kind else int(generator.integers(1, 3)), bytes(code), 20).body)
+            unpack_arrays(link.ask(protocol.CODE if kind else int(generator.integers(1, 3)), bytes(code), 20).body)
         except ProtocolError:
             refused += 1
     assert refused > 80
-    assert link.ask(split_link.CODE, good, 20).body == wanted
+    assert link.ask(protocol.CODE, good, 20).body == wanted
     link.close()
 
 
@@ -202,14 +202,14 @@ def test_fuzzed_connections_do_not_stop_the_server(head: Path, server: int) -> N
         with socket.create_connection(("127.0.0.1", server), 5) as raw:
             raw.sendall(generator.bytes(int(generator.integers(0, 60))))
     with socket.create_connection(("127.0.0.1", server), 5) as raw:  # a length that would be 4 GiB
-        raw.sendall(split_link.REQUEST.pack(split_link.CODE, 1, 0xFFFFFFFF))
+        raw.sendall(protocol.REQUEST.pack(protocol.CODE, 1, 0xFFFFFFFF))
         raw.settimeout(10)
         received = b""
         while piece := raw.recv(65536):
             received += piece
         assert b"too large" in received
     link = ServerLink(("127.0.0.1", server), 20)
-    link.ask(split_link.PROBE, b"", 20)
+    link.ask(protocol.PROBE, b"", 20)
     link.close()
 
 
@@ -278,7 +278,7 @@ def test_tasks_share_an_async_model(head: Path, server: int, backend: str) -> No
 
 
 def test_addresses() -> None:
-    port = split_link.DEFAULT_PORT
+    port = protocol.DEFAULT_PORT
     for text, wanted in (
         ("host", ("host", port)),
         ("host:1", ("host", 1)),

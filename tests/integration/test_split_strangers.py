@@ -15,14 +15,14 @@ import pytest
 from PIL import Image
 
 from edge_run import ProtocolError, SplitModel
-from edge_run.runtime import split_keeper
-from edge_run.runtime.split_bundle import read_bundle
-from edge_run.runtime.split_link import IMAGE, PROBE, REQUEST, ServerLink
+from edge_run.runtime.split import connection as split_connection
+from edge_run.runtime.split.bundle import read_bundle
+from edge_run.runtime.split.protocol import IMAGE, PROBE, REQUEST, ServerLink
 from vision_models import make_bundle, make_pixels
 
 SERVE = """
 import resource, sys
-from edge_run.runtime import split_server
+from edge_run.runtime.split import server as split_server
 split_server.SILENCE_S, files = float(sys.argv[2]), int(sys.argv[3])
 if files:
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
@@ -175,7 +175,7 @@ def test_an_image_made_to_take_memory_is_refused_before_it_is_decoded(head: Path
 
 
 def test_a_device_that_has_nothing_to_ask_keeps_its_connections(head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_keeper, "STAY_S", 0.2)
+    monkeypatch.setattr(split_connection, "STAY_S", 0.2)
     with (
         serving(head, silence_s=1.0) as server,
         SplitModel(head, f"127.0.0.1:{server.port}", mode="code 1", threads=1, deadline_s=20) as model,

@@ -14,12 +14,12 @@ from onnx import helper, numpy_helper
 
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError
 from edge_run.base.split import TrainReport
-from edge_run.runtime.onnx_session import open_session, run_session
-from edge_run.runtime.onnx_torch import TorchGraph
-from edge_run.runtime.split_bundle import read_bundle
-from edge_run.runtime.split_model import SplitModel
-from edge_run.runtime.split_trained import TrainTask, train_split
-from edge_run.runtime.split_training import TrainConfig
+from edge_run.runtime.split.bundle import read_bundle
+from edge_run.runtime.split.model import SplitModel
+from edge_run.runtime.split.onnx_session import open_session, run_session
+from edge_run.runtime.split.onnx_torch import TorchGraph
+from edge_run.runtime.split.train import TrainTask, train_split
+from edge_run.runtime.split.training import TrainConfig
 from vision_models import CLASSES, CUT, SHAPE, convolution, make_images, make_pixels, residual_network, save, weight
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: `make torch`")
@@ -161,7 +161,7 @@ def test_training_brings_answers_nearer_to_the_uncut_networks(
 
 
 def _pixels(path: Path) -> np.ndarray:
-    from edge_run.runtime.image_folder import ImageSize, read_image
+    from edge_run.runtime.split.images import ImageSize, read_image
 
     return read_image(path, ImageSize(3, 16, 16))
 

@@ -19,11 +19,11 @@ import pytest
 from edge_run import ConfigError, ContextFull, Model, ModelFileError, NotSupported
 from edge_run.base.config import SamplingConfig
 from edge_run.base.units import MIB
-from edge_run.devices.memory import process_memory
-from edge_run.runtime import cell
-from edge_run.runtime.chat import ChatTemplate
-from edge_run.runtime.grammar_room import GrammarRoom
-from edge_run.runtime.sampling import Sampler
+from edge_run.devices.host.memory import process_memory
+from edge_run.runtime.generation.chat import ChatTemplate
+from edge_run.runtime.generation.grammar_room import GrammarRoom
+from edge_run.runtime.generation.sampling import Sampler
+from edge_run.runtime.processes import cell
 
 MODEL = Path(__file__).parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 USER = {"role": "user", "content": "Hello"}
@@ -127,7 +127,7 @@ def test_a_cell_that_was_ended_from_outside_is_started_anew() -> None:
 
 RENDERS = """
 import sys
-from edge_run.runtime.chat import ChatTemplate
+from edge_run.runtime.generation.chat import ChatTemplate
 template = ChatTemplate(sys.argv[1], "", "")
 print("ready", flush=True)
 template.render([{"role": "user", "content": "x"}])

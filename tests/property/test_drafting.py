@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_run.runtime.drafting import Acceptance, Guess, merged, plan_tree, rank_guesses
-from edge_run.runtime.lookup import Lookup
+from edge_run.runtime.speculation.drafting import Acceptance, Guess, merged, plan_tree, rank_guesses
+from edge_run.runtime.speculation.lookup import Lookup
 
 KIND = ("draft", 0, 0)
 

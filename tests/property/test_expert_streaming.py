@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from edge_run.prefetch.experts import ExpertCache, Mixture
 from edge_run.prefetch.policies import POLICIES, make_policy
-from edge_run.runtime.expert_streaming import ExpertStreaming
-from edge_run.runtime.mixture import ExpertMap, ExpertTensor
-from edge_run.runtime.mixture_planning import least_frames
-from edge_run.runtime.routing import Usage
+from edge_run.runtime.planning.expert_plan import least_frames
+from edge_run.runtime.planning.experts import ExpertMap, ExpertTensor
+from edge_run.runtime.planning.routing import Usage
+from edge_run.runtime.streaming.experts import ExpertStreaming
 from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import ReadTotals
 from edge_run.tiers.residency import Load

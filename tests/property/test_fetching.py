@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edge_run.runtime.fetching import MOST_WINDOW, TIMEOUT_S, Fetching
+from edge_run.runtime.fetch.schedule import MOST_WINDOW, TIMEOUT_S, Fetching
 
 COUNT = 60
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_run.base.errors import NotTrusted, ProtocolError
-from edge_run.devices import mesh_envelope
-from edge_run.devices.mesh_cluster import new_cluster
-from edge_run.devices.mesh_envelope import CLOCK_TOLERANCE_S, Gate, StaleClock, Writer
-from edge_run.devices.mesh_identity import Identity, make_identity
-from edge_run.devices.mesh_members import canonical
-from edge_run.devices.mesh_topics import Topic, parse_topic, subscriptions
+from edge_run.devices.members.cluster import new_cluster
+from edge_run.devices.members.identity import Identity, make_identity
+from edge_run.devices.members.member_list import canonical
+from edge_run.devices.messages import envelope as mesh_envelope
+from edge_run.devices.messages.envelope import CLOCK_TOLERANCE_S, Gate, StaleClock, Writer
+from edge_run.devices.messages.topics import Topic, parse_topic, subscriptions
 
 CLUSTER = new_cluster("mqtt://host")
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)

@@ -11,11 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_run.base.errors import ProtocolError
-from edge_run.devices.mesh_cluster import new_cluster
-from edge_run.devices.mesh_envelope import CLOCK_TOLERANCE_S, MOST_NUMBER, Gate, Writer
-from edge_run.devices.mesh_identity import make_identity
-from edge_run.devices.mesh_lease import BALLOT_BITS, EpochHeard, Heard, Lease, Say, Tick, Wanted, Withdrawn, most_epoch
-from edge_run.devices.mesh_topics import Topic
+from edge_run.devices.members.cluster import new_cluster
+from edge_run.devices.members.identity import make_identity
+from edge_run.devices.messages.envelope import CLOCK_TOLERANCE_S, MOST_NUMBER, Gate, Writer
+from edge_run.devices.messages.topics import Topic
+from edge_run.devices.presence.lease import (
+    BALLOT_BITS,
+    EpochHeard,
+    Heard,
+    Lease,
+    Say,
+    Tick,
+    Wanted,
+    Withdrawn,
+    most_epoch,
+)
 
 CLUSTER = new_cluster("mqtt://host")
 TOPIC = Topic(CLUSTER.id, "lease")

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_run.runtime.mesh_failover import (
+from edge_run.runtime.mesh.failover import (
     MOST_MISFITS,
     Appeared,
     Better,

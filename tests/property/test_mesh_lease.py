@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from edge_run.devices.mesh_lease import (
+from edge_run.devices.presence.lease import (
     EXPIRES_S,
     Connected,
     EpochHeard,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edge_run.base.mesh import Joined, Lost
-from edge_run.devices import mesh_events as events
-from edge_run.devices.mesh_membership import FIRST_PATIENCE_S, IDLE, LONGEST_PATIENCE_S, NEAR_S, QUICK, Membership
+from edge_run.devices.presence import events
+from edge_run.devices.presence.membership import FIRST_PATIENCE_S, IDLE, LONGEST_PATIENCE_S, NEAR_S, QUICK, Membership
 
 SELF, BOOT = "self", "1"
 NODES = st.sampled_from(["a", "b", "c"])

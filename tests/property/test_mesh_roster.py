@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from edge_run.base.errors import NotTrusted, ProtocolError
-from edge_run.devices.mesh_cluster import Cluster, new_cluster
-from edge_run.devices.mesh_envelope import Gate, Writer
-from edge_run.devices.mesh_identity import Identity, make_identity
-from edge_run.devices.mesh_keeping import Keeper, ask, found
-from edge_run.devices.mesh_keys import DeviceKey
-from edge_run.devices.mesh_members import Invitation
-from edge_run.devices.mesh_roster import LEARN_S, MOST_WAITING, SAY_WITHIN_S, Roster
-from edge_run.devices.mesh_topics import Topic
+from edge_run.devices.members.cluster import Cluster, new_cluster
+from edge_run.devices.members.identity import Identity, make_identity
+from edge_run.devices.members.keeping import Keeper, ask, found
+from edge_run.devices.members.keys import DeviceKey
+from edge_run.devices.members.member_list import Invitation
+from edge_run.devices.members.roster import LEARN_S, MOST_WAITING, SAY_WITHIN_S, Roster
+from edge_run.devices.messages.envelope import Gate, Writer
+from edge_run.devices.messages.topics import Topic
 from mesh_lists import let_in
 
 START_S = 1.8e9

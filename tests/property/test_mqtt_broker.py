@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_run.base.errors import ProtocolError
-from edge_run.devices.mesh_access import BrokerAccess, BrokerUser, covers, digest, is_filter, matches, parse_access
-from edge_run.devices.mqtt_broker import Close, MqttBroker, Send
-from edge_run.devices.mqtt_kept import MOST, MOST_BYTES, MOST_BYTES_OF_USER, MOST_OF_USER, KeptMessages
-from edge_run.devices.mqtt_packets import (
+from edge_run.devices.broker.access import BrokerAccess, BrokerUser, covers, digest, is_filter, matches, parse_access
+from edge_run.devices.broker.broker import Close, MqttBroker, Send
+from edge_run.devices.broker.kept import MOST, MOST_BYTES, MOST_BYTES_OF_USER, MOST_OF_USER, KeptMessages
+from edge_run.devices.broker.packets import (
     Connect,
     Kind,
     Publish,

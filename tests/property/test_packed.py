@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_run.base.errors import EdgeRunError
-from edge_run.runtime import pack as module
-from edge_run.runtime.pack import pack
+from edge_run.runtime.tools import pack as module
+from edge_run.runtime.tools.pack import pack
 from edge_run.tiers import _libc
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.gguf import GgufModel

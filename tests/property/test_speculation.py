@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from edge_run.base.errors import TierReadError
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.partition.pass_costs import PassCosts
-from edge_run.runtime.drafting import Acceptance, Guess, Guesses
-from edge_run.runtime.overlap import Overlap
-from edge_run.runtime.session import Session
-from edge_run.runtime.speculation import SpeculativeSession
-from edge_run.runtime.speculation_tally import Tally
-from edge_run.runtime.width_control import WidthControl
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses
+from edge_run.runtime.speculation.overlap import Overlap
+from edge_run.runtime.speculation.session import SpeculativeSession
+from edge_run.runtime.speculation.tally import Tally
+from edge_run.runtime.speculation.width_control import WidthControl
 
 VOCABULARY, CONTEXT = 5, 40
 

@@ -15,15 +15,15 @@ import edge_run
 from edge_run.base import bench, errors, findings, mesh_status, profile, replay, results, split
 from edge_run.base.config import ModelConfig, SamplingConfig
 from edge_run.cli.app import COMMANDS, SIGPIPE_CODE
-from edge_run.cli.chat import EXITS, HELP
-from edge_run.cli.config_file import read_config_file
-from edge_run.cli.options import SETTINGS
-from edge_run.cli.setting import ENVIRONMENT_PREFIX, Setting
-from edge_run.runtime.async_model import AsyncModel
-from edge_run.runtime.async_split_model import AsyncSplitModel
-from edge_run.runtime.model import Model
-from edge_run.runtime.split_model import SplitModel
-from edge_run.runtime.stream import Stream
+from edge_run.cli.shared.chat import EXITS, HELP
+from edge_run.cli.shared.config_file import read_config_file
+from edge_run.cli.shared.options import SETTINGS
+from edge_run.cli.shared.setting import ENVIRONMENT_PREFIX, Setting
+from edge_run.runtime.generation.async_model import AsyncModel
+from edge_run.runtime.generation.model import Model
+from edge_run.runtime.generation.stream import Stream
+from edge_run.runtime.split.async_model import AsyncSplitModel
+from edge_run.runtime.split.model import SplitModel
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEXT = (DOCS / "reference.md").read_text(encoding="utf-8")

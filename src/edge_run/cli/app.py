@@ -12,23 +12,23 @@ import click
 
 import edge_run
 from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError, TierReadError
-from edge_run.cli.bench import bench
-from edge_run.cli.commands import HELP_NAMES, origin
-from edge_run.cli.config_file import refuse_unknown_variables
-from edge_run.cli.demo import demo
-from edge_run.cli.doctor import doctor
-from edge_run.cli.inflate import inflate
-from edge_run.cli.mesh import mesh
-from edge_run.cli.options import SETTINGS
-from edge_run.cli.pack import pack
-from edge_run.cli.plan import plan
-from edge_run.cli.probe import probe
-from edge_run.cli.process import end_on_termination, prepare_streams, printable_notices, release_streams
-from edge_run.cli.replay import replay
-from edge_run.cli.run import run
-from edge_run.cli.split import split
-from edge_run.cli.terminal import Terminal
-from edge_run.cli.trace import trace
+from edge_run.cli.commands.bench import bench
+from edge_run.cli.commands.demo import demo
+from edge_run.cli.commands.doctor import doctor
+from edge_run.cli.commands.inflate import inflate
+from edge_run.cli.commands.pack import pack
+from edge_run.cli.commands.plan import plan
+from edge_run.cli.commands.probe import probe
+from edge_run.cli.commands.replay import replay
+from edge_run.cli.commands.run import run
+from edge_run.cli.commands.trace import trace
+from edge_run.cli.mesh.group import mesh
+from edge_run.cli.shared.config_file import refuse_unknown_variables
+from edge_run.cli.shared.options import SETTINGS
+from edge_run.cli.shared.process import end_on_termination, prepare_streams, printable_notices, release_streams
+from edge_run.cli.shared.settings_command import HELP_NAMES, origin
+from edge_run.cli.shared.terminal import Terminal
+from edge_run.cli.split.group import split
 
 NAME = "edge-run"
 COMMANDS = (run, plan, demo, inflate, pack, doctor, probe, bench, trace, replay, split, mesh)

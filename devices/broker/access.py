@@ -1,0 +1,172 @@
+"""Who may do what at the embedded broker: users, their passwords' digests, and the topics that each may use.
+
+Pure: the broker's process is sent it as a JSON document, and asks it. Filters are MQTT's (`+` is one level, a last `#`
+the rest), and `%c` in a filter is the id of the client, as in mosquitto's patterns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from edge_run.base.errors import ProtocolError
+from edge_run.devices.messages.topics import ROOT
+
+MEMBER, HOME = "member", "home"
+CONNECTIONS, GUESTS = 256, 16
+_DIGEST_LETTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerUser:
+    """One user of the broker.
+
+    password_sha256: in hexadecimal digits. publish, subscribe: filters of topics. connections: at a time, at most.
+    client_prefix: what the id of each of its clients begins with, so that nobody connects under another user's id.
+    """
+
+    password_sha256: str = field(repr=False)
+    publish: tuple[str, ...] = ()
+    subscribe: tuple[str, ...] = ()
+    connections: int = 4
+    client_prefix: str = ""
+
+    def __post_init__(self) -> None:
+        texts = (self.password_sha256, self.client_prefix, *self.publish, *self.subscribe)
+        if not all(isinstance(text, str) for text in texts) or len(self.password_sha256) != _DIGEST_LETTERS:
+            raise ProtocolError("broker access: a user without a digest of 64 digits, or with filters that are no text")
+        if type(self.connections) is not int or self.connections < 1:
+            raise ProtocolError(f"broker access: {self.connections!r} connections; must be a number of at least 1")
+
+    def has_password(self, password: bytes) -> bool:
+        """Whether `password` is this user's."""
+        return hmac.compare_digest(hashlib.sha256(password).hexdigest(), self.password_sha256)
+
+    def may_publish(self, topic: str, client: str) -> bool:
+        """Whether the client `client` of this user may publish to `topic`."""
+        return any(matches(one, topic, client) for one in self.publish)
+
+    def may_subscribe(self, filter_: str, client: str) -> bool:
+        """Whether all that `filter_` matches may be heard by the client `client` of this user."""
+        return any(covers(one, filter_, client) for one in self.subscribe)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAccess:
+    """All users of the broker, by name."""
+
+    users: Mapping[str, BrokerUser] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        """Return it as what `parse_access` reads."""
+        return {"users": {name: asdict(user) for name, user in self.users.items()}}
+
+
+def parse_access(document: Any) -> BrokerAccess:
+    """Return the access that `document` is of. Raises ProtocolError."""
+    try:
+        users = {str(name): _parse_user(dict(user)) for name, user in document["users"].items()}
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ProtocolError(f"broker access: is not of the form that this edge-run knows ({error})") from error
+    return BrokerAccess(users)
+
+
+def digest(password: str) -> str:
+    """Return what is kept of `password`."""
+    return hashlib.sha256(password.encode()).hexdigest()
+
+
+def shared_access(cluster: str, password: str, home_password: str) -> BrokerAccess:
+    """Return the access of a cluster whose members share one password; Home Assistant has a user of its own."""
+    return BrokerAccess({MEMBER: member_user(cluster, password, CONNECTIONS), HOME: home_user(cluster, home_password)})
+
+
+def member_user(cluster: str, password: str, connections: int = 32) -> BrokerUser:
+    """Return what a member of `cluster` may do; each program on its device is a connection."""
+    return BrokerUser(digest(password), member_topics(cluster), (f"{ROOT}/{cluster}/#",), connections)
+
+
+def guest_user(cluster: str, password: str) -> BrokerUser:
+    """Return what whoever has an invitation may do: ask to come in, and hear who is a member."""
+    return BrokerUser(digest(password), (f"{ROOT}/{cluster}/door/%c",), (f"{ROOT}/{cluster}/members",), GUESTS)
+
+
+def home_user(cluster: str, password: str) -> BrokerUser:
+    """Return what Home Assistant may do."""
+    return BrokerUser(digest(password), ("homeassistant/status",), home_topics(cluster))
+
+
+def member_topics(cluster: str) -> tuple[str, ...]:
+    """Return the topics to which a member of `cluster` publishes, as the client that its node is."""
+    base = f"{ROOT}/{cluster}"
+    own = tuple(f"{base}/node/%c/{kind}" for kind in ("status", "caps", "load", "rsp"))
+    return (
+        f"{base}/coord/lease",
+        f"{base}/plan/+",
+        f"{base}/members",
+        f"{base}/node/+/cmd",
+        *own,
+        f"{base}/home/%c",
+        "homeassistant/+/%c/#",
+    )
+
+
+def mosquitto_acl(cluster: str, user: str | None) -> str:
+    """Return an access list for mosquitto: what members of `cluster` may do, who share `user`; None: who names nobody.
+
+    A client's id is its node, so that nobody speaks for another.
+    """
+    topics = (*member_topics(cluster), f"{ROOT}/{cluster}/door/%c")
+    lines = [
+        f"# mosquitto: what members of the edge-run cluster {cluster} may do; its configuration names this as acl_file",
+        *([f"user {user}"] if user else []),
+        f"topic read {ROOT}/{cluster}/#",
+        *(f"topic write {topic}" for topic in topics if "%c" not in topic),
+        "",
+        *(f"pattern write {topic}" for topic in topics if "%c" in topic),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def home_topics(cluster: str) -> tuple[str, ...]:
+    """Return what Home Assistant listens to."""
+    return ("homeassistant/#", f"{ROOT}/{cluster}/home/+")
+
+
+def matches(filter_: str, topic: str, client: str = "") -> bool:
+    """Whether `topic`, which has no wildcards, is among those that `filter_` names for `client`."""
+    return covers(filter_, topic, client)
+
+
+def covers(filter_: str, other: str, client: str = "") -> bool:
+    """Whether every topic that `other` matches, a filter or a topic, is matched by `filter_` for `client`.
+
+    A wildcard at the beginning matches no topic that begins with `$`, as MQTT 3.1.1 has it (4.7.2).
+    """
+    own = [client if level == "%c" else level for level in filter_.split("/")]
+    others = other.split("/")
+    if other.startswith("$") and own[0] in ("+", "#"):
+        return False
+    for index, level in enumerate(own):
+        if level == "#":
+            return index == len(own) - 1
+        if index == len(others):
+            return False
+        if others[index] == "#" or level not in ("+", others[index]):
+            return False
+    return len(own) == len(others)
+
+
+def is_filter(text: str) -> bool:
+    """Whether `text` is a filter: wildcards stand for whole levels, and `#` comes last."""
+    levels = text.split("/")
+    alone = all(not set("+#") & set(level) or len(level) == 1 for level in levels)
+    return bool(text) and "\0" not in text and alone and "#" not in levels[:-1]
+
+
+def _parse_user(fields: dict[str, Any]) -> BrokerUser:
+    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+    return BrokerUser(**given)

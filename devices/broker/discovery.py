@@ -1,0 +1,75 @@
+"""Finding the broker on a local network, by multicast DNS: for join lines that name no address.
+
+What is announced is not the cluster's id but a word made from the founder's key, or from the secret of a cluster that
+has no list of members: only who has one of its lines can tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import threading
+from typing import Any
+
+from edge_run.base.errors import MeshError
+from edge_run.base.extras import need
+from edge_run.devices.members.cluster import Broker, Cluster
+
+SERVICE = "_edge-run._tcp.local."
+SEARCH_S = 3.0
+
+
+class Advertisement:
+    """Says on the local network where the broker of a cluster is, until it is closed."""
+
+    def __init__(self, cluster: Cluster, addresses: list[str], port: int) -> None:
+        """`addresses`: of this device, at which the broker listens."""
+        zeroconf = need("zeroconf", "mesh")
+        self._zeroconf = zeroconf.Zeroconf(interfaces=addresses)
+        self._info = zeroconf.ServiceInfo(
+            SERVICE,
+            f"{_word(cluster)}.{SERVICE}",
+            port=port,
+            addresses=[ipaddress.ip_address(address).packed for address in addresses],
+        )
+        self._zeroconf.register_service(self._info)
+
+    def close(self) -> None:
+        """Say that it is no longer there."""
+        self._zeroconf.unregister_service(self._info)
+        self._zeroconf.close()
+
+
+def find_broker(cluster: Cluster, search_s: float = SEARCH_S, interfaces: list[str] | None = None) -> Broker:
+    """Return where the broker of `cluster` is. Raises MeshError when nobody on the local network says so."""
+    zeroconf = need("zeroconf", "mesh")
+    wanted, found = f"{_word(cluster)}.{SERVICE}", threading.Event()
+
+    class Listener(zeroconf.ServiceListener):  # type: ignore[misc, name-defined]
+        def add_service(self, zc: Any, type_: str, name: str) -> None:
+            if name == wanted:
+                found.set()
+
+        update_service = add_service
+
+        def remove_service(self, zc: Any, type_: str, name: str) -> None: ...
+
+    own = zeroconf.Zeroconf(interfaces=interfaces or zeroconf.InterfaceChoice.All)
+    try:
+        browser = zeroconf.ServiceBrowser(own, SERVICE, listener=Listener())
+        found.wait(search_s)
+        info = own.get_service_info(SERVICE, wanted, timeout=int(search_s * 1e3)) if found.is_set() else None
+        browser.cancel()
+    finally:
+        own.close()
+    if info is None or not info.parsed_addresses():
+        raise MeshError(
+            f"mesh: no broker of cluster {cluster.id} was found on this network in {search_s:g} s; start it, or name "
+            "its address with --broker mqtt://HOST"
+        )
+    return Broker(info.parsed_addresses()[0], info.port)
+
+
+def _word(cluster: Cluster) -> str:
+    word = hashlib.sha256(b"edge-run discovery" + cluster.founder).hexdigest() if cluster.founder else ""
+    return f"edge-run-{(word or cluster.derive('discovery'))[:16]}"

@@ -1,0 +1,73 @@
+"""The messages that the broker keeps for later comers: bounded for each user and in all, the oldest go first.
+
+A user fills its own share only, so nobody's rubbish takes the place of another user's lease or plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from edge_run.devices.broker.access import matches
+from edge_run.devices.broker.packets import Publish
+
+MOST_OF_USER, MOST_BYTES_OF_USER = 128, 1 << 20
+MOST, MOST_BYTES = 1024, 4 << 20
+EACH_BYTES = 256  # what a message takes besides its topic and its payload, about
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    user: str
+    message: Publish
+    size: int
+
+
+class KeptMessages:
+    """The last kept message of each topic."""
+
+    def __init__(self) -> None:
+        self._messages: dict[str, _Kept] = {}  # in the order in which they came
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def total_bytes(self) -> int:
+        """How much is kept."""
+        return sum(one.size for one in self._messages.values())
+
+    def put(self, user: str, message: Publish) -> None:
+        """Keep `message` of `user` in place of the one of its topic; an empty one has it forgotten."""
+        self._messages.pop(message.topic, None)
+        if not message.payload:
+            return
+        size = EACH_BYTES + len(message.topic) + len(message.payload)
+        self._messages[message.topic] = _Kept(user, message, size)
+        self._drop_oldest(user, MOST_OF_USER, MOST_BYTES_OF_USER)
+        while len(self._messages) > MOST or self.total_bytes > MOST_BYTES:
+            of_users: dict[str, int] = {}
+            for one in self._messages.values():
+                of_users[one.user] = of_users.get(one.user, 0) + one.size
+            greediest = max(of_users, key=of_users.__getitem__)
+            self._forget(next(topic for topic, one in self._messages.items() if one.user == greediest))
+
+    def matching(self, filter_: str) -> Iterator[Publish]:
+        """Return what is kept of the topics that `filter_` matches."""
+        return (one.message for topic, one in self._messages.items() if matches(filter_, topic))
+
+    def drop_user(self, user: str) -> None:
+        """Forget all of a user."""
+        self._messages = {topic: one for topic, one in self._messages.items() if one.user != user}
+
+    def _drop_oldest(self, user: str, most: int, most_bytes: int) -> None:
+        own = [(topic, one.size) for topic, one in self._messages.items() if one.user == user]
+        size = sum(bytes_ for _, bytes_ in own)
+        for topic, bytes_ in own[:-1]:
+            if len(own) <= most and size <= most_bytes:
+                return
+            self._forget(topic)
+            own, size = own[1:], size - bytes_
+
+    def _forget(self, topic: str) -> None:
+        del self._messages[topic]

@@ -1,0 +1,268 @@
+"""The broker's sockets: takes packets apart, hands them to `MqttBroker`, and carries out what it says. asyncio.
+
+Everything that a stranger can make grow is bounded here: connections (in all, of an address, that have not said who
+they are), the size of a packet, which is looked at before the packet is taken in, what waits to be sent, how fast one
+connection may speak. Who has not said who it is may send a few kilobytes, for a few seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from edge_run.base.errors import ProtocolError
+from edge_run.devices.broker.access import BrokerAccess
+from edge_run.devices.broker.broker import Instruction, MqttBroker, Send
+from edge_run.devices.broker.packets import Connect, Kind, Packet, read_head, read_packet
+
+MOST_PACKET, MOST_FIRST_PACKET = 300_000, 16 << 10
+MOST_CONNECTIONS, MOST_OF_ADDRESS = 256, 144
+MOST_UNKNOWN, MOST_UNKNOWN_OF_ADDRESS, UNKNOWN_S = 64, 16, 5.0
+MOST_TO_SEND, MOST_TO_SEND_IN_ALL = 6 << 20, 24 << 20
+MOST_TAKEN_IN_ALL = 16 << 20
+BYTES_PER_S, BURST_BYTES, PACKET_COST = 1 << 20, 4 << 20, 512
+ACCEPTED_AT_ONCE, MOST_WAITING = 8, 128
+LONGEST_KEEPALIVE_S, GOODBYE_S, TELL_S = 300, 2.0, 10.0
+MOST_TOLD, MOST_LETTERS, _READ_BYTES = 8, 200, 64 << 10
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection: its bytes until a packet is whole, and how fast it may go on."""
+
+    def __init__(self, server: MqttServer, number: int) -> None:
+        self._server, self.number = server, number
+        self.address, self.data = "", bytearray()
+        self.since_s = self.heard_s = time.monotonic()
+        self.silence_s = UNKNOWN_S
+        self._allowance, self._filled_s = float(BURST_BYTES), self.since_s
+        self.is_closing = self._is_paused = False
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self.transport = cast(asyncio.Transport, transport)
+        self.address = str((transport.get_extra_info("peername") or ("unknown",))[0])
+        self._server.admit(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where to read to: one place for all, since what was read is taken from it at once."""
+        return self._server.read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take in what was read."""
+        if not self.is_closing:
+            self.data += self._server.read_buffer[:nbytes]
+            self.work()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self.is_closing = True
+        self._server.lose(self)
+
+    def work(self) -> None:
+        """Carry out the packets that are whole, as fast as this connection may speak."""
+        assert self.transport is not None
+        try:
+            while not self.is_closing and (packet := self._next()) is not None:
+                first, content = packet
+                taken = read_packet(first, content)
+                self.heard_s = time.monotonic()
+                if isinstance(taken, Connect):
+                    longest_s = min(taken.keepalive_s or LONGEST_KEEPALIVE_S, LONGEST_KEEPALIVE_S)
+                    self.silence_s = max(UNKNOWN_S, 1.5 * longest_s)
+                self._allowance -= PACKET_COST + len(content) + self._server.take(self, taken)
+                if self._allowance < 0:
+                    self._rest()
+                    return
+        except ProtocolError as error:
+            self.close(str(error))
+
+    def send(self, data: bytes) -> None:
+        """Hand over `data`; a connection that takes nothing is ended."""
+        if self.is_closing or self.transport is None:
+            return
+        self.transport.write(data)
+        waiting = self.transport.get_write_buffer_size()
+        if waiting > MOST_TO_SEND or (waiting > MOST_TO_SEND // 64 and self._server.has_too_much_to_send(self)):
+            self.abort("does not take what is sent to it")
+
+    def close(self, why: str = "") -> None:
+        """End it after what was sent before; `why` is for the log."""
+        if not self.is_closing and self.transport is not None:
+            self._server.note(self.address, why)
+            self.is_closing, self.data = True, bytearray()
+            self.transport.close()
+            asyncio.get_running_loop().call_later(GOODBYE_S, self.transport.abort)
+
+    def abort(self, why: str = "") -> None:
+        """End it at once."""
+        if self.transport is not None and not self.is_closing:
+            self._server.note(self.address, why)
+            self.is_closing, self.data = True, bytearray()
+            self.transport.abort()
+
+    def _next(self) -> tuple[int, bytes] | None:
+        """Return the first byte and the content of the next packet, None until it is whole. Raises ProtocolError."""
+        if self._is_paused:
+            return None
+        head = read_head(self.data)
+        is_known = self._server.broker.is_in(self.number)
+        if self.data and not is_known and self.data[0] >> 4 != Kind.CONNECT:
+            raise ProtocolError("spoke before it said who it is")
+        if head is None:
+            return None
+        first, start, size = head
+        most = MOST_PACKET if is_known else MOST_FIRST_PACKET
+        if size > most:
+            raise ProtocolError(f"packet: of {size} bytes, at most {most} are taken")
+        if len(self.data) < start + size:
+            if self._server.has_taken_too_much():
+                raise ProtocolError("packet: too much is on its way from all together")
+            return None
+        content = bytes(self.data[start : start + size])
+        del self.data[: start + size]
+        return first, content
+
+    def _rest(self) -> None:
+        """Read nothing more until this connection may speak again."""
+        assert self.transport is not None
+        self._is_paused = True
+        self.transport.pause_reading()
+        asyncio.get_running_loop().call_later(max(0.05, -self._allowance / BYTES_PER_S), self._go_on)
+
+    def _go_on(self) -> None:
+        now_s = time.monotonic()
+        self._allowance = min(BURST_BYTES, self._allowance + (now_s - self._filled_s) * BYTES_PER_S)
+        self._filled_s, self._is_paused = now_s, False
+        if not self.is_closing and self.transport is not None:
+            self.heard_s = now_s
+            self.work()
+            if not self._is_paused and not self.is_closing:
+                self.transport.resume_reading()
+
+
+class MqttServer:
+    """Listens, and keeps the connections within their bounds. Used on one event loop."""
+
+    def __init__(self, access: BrokerAccess, tell: Callable[[str], None], most_connections: int) -> None:
+        """`tell` is given lines for the log, a few in ten seconds at most."""
+        self.broker = MqttBroker(access)
+        self.read_buffer = memoryview(bytearray(_READ_BYTES))
+        self._tell, self._most = tell, min(most_connections, MOST_CONNECTIONS)
+        self._connections: dict[int, Connection] = {}  # in the order in which they came
+        self._number = 0
+        self._dropped: Counter[tuple[str, str]] = Counter()
+        self._mistakes: Counter[str] = Counter()
+        self._told_s = time.monotonic() - TELL_S
+
+    async def serve(self, host: str, port: int, on_ready: Callable[[], None]) -> None:
+        """Listen until cancelled. Raises OSError where it cannot."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(self._make, host, port, backlog=ACCEPTED_AT_ONCE)
+        for listening in server.sockets:  # that was how many are accepted before others are read; more may wait
+            with socket.fromfd(listening.fileno(), listening.family, listening.type) as same:
+                same.listen(MOST_WAITING)
+        on_ready()
+        try:
+            while True:
+                await asyncio.sleep(1.0)
+                self._sweep()
+        finally:
+            server.close()
+            for one in list(self._connections.values()):
+                one.abort()
+
+    def set_access(self, access: BrokerAccess) -> None:
+        """Let in whom `access` names, from now on; who may not be in any more is cut off."""
+        for one in self.broker.set_access(access):
+            connection = self._connections.get(one.connection)
+            if connection is not None:
+                connection.abort("" if isinstance(one, Send) else one.why)
+
+    def admit(self, connection: Connection) -> None:
+        """Note a new connection, and make room for it among those that have not said who they are."""
+        self._connections[connection.number] = connection
+        open_ones = [one for one in self._connections.values() if not one.is_closing]  # many come before one is gone
+        alike = [one for one in open_ones if one.address == connection.address]
+        unknown = [one for one in open_ones if not self.broker.is_in(one.number)]
+        unknown_alike = [one for one in unknown if one.address == connection.address]
+        if len(unknown_alike) > MOST_UNKNOWN_OF_ADDRESS:
+            unknown_alike[0].abort("did not say who it is, and others came")
+        elif len(unknown) > MOST_UNKNOWN or (unknown and len(open_ones) > self._most):
+            unknown[0].abort("did not say who it is, and others came")
+        elif len(alike) > MOST_OF_ADDRESS:
+            connection.abort(f"has {MOST_OF_ADDRESS} connections already")
+
+    def take(self, connection: Connection, packet: Packet) -> int:
+        """Have the broker take in a packet; return how many bytes that was answered with."""
+        done = self.broker.take(connection.number, packet)
+        self._carry_out(done)
+        return sum(len(one.data) for one in done if isinstance(one, Send) and one.connection == connection.number)
+
+    def lose(self, connection: Connection) -> None:
+        """A connection ended."""
+        self._connections.pop(connection.number, None)
+        self._carry_out(self.broker.leave(connection.number))
+
+    def has_too_much_to_send(self, connection: Connection) -> bool:
+        """Whether more waits for all together than may, and the most for `connection`."""
+        waiting = [
+            one.transport.get_write_buffer_size()
+            for one in self._connections.values()
+            if one.transport is not None and not one.is_closing
+        ]
+        assert connection.transport is not None
+        return sum(waiting) > MOST_TO_SEND_IN_ALL and connection.transport.get_write_buffer_size() == max(waiting)
+
+    def has_taken_too_much(self) -> bool:
+        """Whether the packets that are not whole yet are too much together."""
+        return sum(len(one.data) for one in self._connections.values()) > MOST_TAKEN_IN_ALL
+
+    def note(self, address: str, why: str) -> None:
+        """Note for the log that a connection was dropped."""
+        if why:
+            is_known = (address, why) in self._dropped or len(self._dropped) < MOST_UNKNOWN
+            self._dropped[(address, why) if is_known else ("other addresses", "various causes")] += 1
+
+    def note_mistake(self, error: object) -> None:
+        """Note for the log what went wrong here, such as that no files are left."""
+        text = f"{error!r}"[:MOST_LETTERS]
+        self._mistakes[text if text in self._mistakes or len(self._mistakes) < MOST_TOLD else "more mistakes"] += 1
+
+    def _make(self) -> Connection:
+        self._number += 1
+        return Connection(self, self._number)
+
+    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+        for one in instructions:
+            connection = self._connections.get(one.connection)
+            if connection is not None and isinstance(one, Send):
+                connection.send(one.data)
+            elif connection is not None and not isinstance(one, Send):
+                connection.close(one.why)
+
+    def _sweep(self) -> None:
+        """End who has been silent for too long, and tell what was refused."""
+        now_s = time.monotonic()
+        for one in list(self._connections.values()):
+            silent_s = now_s - one.heard_s
+            if not self.broker.is_in(one.number) and now_s - one.since_s > UNKNOWN_S:
+                one.abort("did not say who it is")
+            elif silent_s > one.silence_s:
+                one.abort(f"was silent for {silent_s:.0f} s")
+        if now_s - self._told_s >= TELL_S and (self._dropped or self.broker.refused or self._mistakes):
+            self._told_s = now_s
+            lines = [f"{text}, {n} times" for text, n in self._mistakes.most_common()]
+            lines += [f"dropped {n} connections of {who}: {why}" for (who, why), n in self._dropped.most_common()]
+            lines += [f"refused {n} messages of user {who}" for who, n in self.broker.refused.most_common()]
+            for line in lines[:MOST_TOLD]:
+                self._tell(line)
+            if len(lines) > MOST_TOLD:
+                self._tell(f"and {len(lines) - MOST_TOLD} more of the kind")
+            self._mistakes.clear()
+            self._dropped.clear()
+            self.broker.refused.clear()

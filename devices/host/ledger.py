@@ -1,0 +1,206 @@
+"""A ledger of granted budgets, one for each user: runs that together exceed memory are refused, not killed later.
+
+What a run takes is known when its plan is made, and is missing from what the machine has free only once its weights
+are read. Until then it is written down here, in a file for each grant that lives as long as its process
+(`locks.py`). Where no such files can be kept, nothing is known of other runs, and nothing fails for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from edge_run.base.errors import BudgetError
+from edge_run.base.strict_json import LARGEST, parse
+from edge_run.base.units import MIB, format_size
+from edge_run.devices.host.locks import LivingFile, locked, own_folder, pid_namespace, read_living, user_folders
+from edge_run.devices.host.memory import available_bytes, memory_groups, process_memory
+
+logger = logging.getLogger(__name__)
+
+MOST_NAMED = 3
+_PREFIX = "run-"
+_LARGEST_PID = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A live process with grants: the models they are for, what they allow it in all, and what it holds now."""
+
+    pid: int
+    models: tuple[str, ...]
+    granted_bytes: int
+    resident_bytes: int
+
+    @property
+    def rest_bytes(self) -> int:
+        """What it may still take."""
+        return max(0, self.granted_bytes - self.resident_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A grant as it is written down: what it adds to a process that holds base_bytes besides all its grants."""
+
+    pid: int
+    namespace: int
+    model: str
+    base_bytes: int
+    added_bytes: int
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where this is no grant that was written down here."""
+        numbers = (self.pid, self.namespace, self.base_bytes, self.added_bytes)
+        if not isinstance(self.model, str) or any(type(one) is not int or abs(one) >= LARGEST for one in numbers):
+            raise ValueError("a grant of other fields")
+        if not 0 < self.pid <= _LARGEST_PID:
+            raise ValueError(f"a grant of process {self.pid}")
+
+
+class Grant:
+    """A budget that was granted, until it is released or the process ends. A context manager."""
+
+    def __init__(self, file: LivingFile | None) -> None:
+        self._file = file
+
+    def release(self) -> None:
+        """Give the budget back. Idempotent; does nothing in a forked child, to which nothing was granted."""
+        if self._file is not None:
+            self._file.remove()
+
+    def __enter__(self) -> Grant:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Ledger:
+    """The ledger in `folder`, by default the user's. Thread-safe; any number in a process are one and the same.
+
+    available_bytes: what this process may hold in all, as in `memory.py`. `folder` is None where no ledger can
+    be kept.
+    """
+
+    def __init__(self, folder: Path | None = None, available_bytes: Callable[..., int] = available_bytes) -> None:
+        self.folder = own_folder([folder] if folder else user_folders())
+        self._available_bytes = available_bytes
+
+    def runs(self) -> list[Run]:
+        """Return the live processes with grants, this one among them."""
+        with self._locked():
+            return _runs(self._entries())
+
+    def promised_bytes(self, group: Path | None = None) -> int:
+        """Return what live grants may still take: those of all processes, or of those in a memory cgroup's folder.
+
+        Of each process it is what was granted, less what it holds now.
+        """
+        return _promised(self.runs(), group)
+
+    def grant(self, needed_bytes: int, model: str, held_bytes: int | None = None) -> Grant:
+        """Promise this process `needed_bytes` in all, for `model`. Raises BudgetError when that is not free.
+
+        held_bytes: the part of needed_bytes that the process held already when it was measured; None: what it holds
+        now. An earlier model's weights may be in it, as far as they were read by then. So a grant adds needed_bytes -
+        held_bytes to what the process may come to hold, which is at least held_bytes and at least what was granted
+        before: nothing is counted twice, and what the earlier model has still to read is not forgotten.
+
+        Of two processes that ask at once, one is first. A grant that cannot be written down is given all the same.
+        """
+        with self._locked():
+            entries = self._entries()
+            own, others = _own(entries), [run for run in _runs(entries) if run.pid != os.getpid()]
+            held_bytes = process_memory().resident_bytes if held_bytes is None else held_bytes
+            base_bytes = max(held_bytes - _added(own), *(entry.base_bytes for entry in own), 0)
+            unread_bytes = base_bytes + _added(own) - held_bytes
+            free_bytes = self._available_bytes(promised_bytes=lambda group: unread_bytes + _promised(others, group))
+            if needed_bytes > free_bytes:
+                raise _refusal(needed_bytes, free_bytes, model, others, own)
+            return self._write(_Entry(os.getpid(), pid_namespace(), model, base_bytes, needed_bytes - held_bytes))
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with locked(self.folder / "lock") if self.folder else contextlib.nullcontext():
+            yield
+
+    def _write(self, entry: _Entry) -> Grant:
+        if self.folder is None:
+            return Grant(None)
+        try:
+            return Grant(LivingFile(self.folder, _PREFIX, json.dumps(dataclasses.asdict(entry)).encode()))
+        except OSError as error:
+            logger.info("a grant cannot be written down in %s: %s", self.folder, error)
+            return Grant(None)
+
+    def _entries(self) -> list[_Entry]:
+        """Return the grants of live processes that we can see. The ledger is locked."""
+        entries = []
+        for content in read_living(self.folder, _PREFIX) if self.folder else ():
+            with contextlib.suppress(ValueError, TypeError):  # another version's
+                entries.append(_Entry(**parse(content)))
+        return [entry for entry in entries if entry.namespace == pid_namespace()]
+
+
+def _own(entries: Iterable[_Entry]) -> list[_Entry]:
+    return [entry for entry in entries if entry.pid == os.getpid()]
+
+
+def _added(entries: Iterable[_Entry]) -> int:
+    return sum(entry.added_bytes for entry in entries)
+
+
+def _runs(entries: Iterable[_Entry]) -> list[Run]:
+    by_process: dict[int, list[_Entry]] = {}
+    for entry in entries:
+        by_process.setdefault(entry.pid, []).append(entry)
+    runs = []
+    for pid, own in by_process.items():
+        with contextlib.suppress(psutil.Error, OSError):
+            resident_bytes = psutil.Process(pid).memory_info().rss
+            granted_bytes = max(entry.base_bytes for entry in own) + _added(own)
+            runs.append(Run(pid, tuple(entry.model for entry in own), granted_bytes, resident_bytes))
+    return runs
+
+
+def _promised(runs: Iterable[Run], group: Path | None) -> int:
+    return sum(
+        run.rest_bytes
+        for run in runs
+        if group is None or any(group == inside.folder for inside in memory_groups(run.pid))
+    )
+
+
+def _refusal(needed_bytes: int, free_bytes: int, model: str, others: list[Run], own: list[_Entry]) -> BudgetError:
+    """Return the error for a budget that is not there: who has it, and what to do."""
+    found_bytes = max(0, free_bytes)
+    largest = sorted(others, key=lambda run: run.granted_bytes, reverse=True)
+    named = [
+        f"{format_size(run.granted_bytes)} to process {run.pid} ({', '.join(run.models)})"
+        for run in largest[:MOST_NAMED]
+    ]
+    if more := largest[MOST_NAMED:]:
+        named.append(f"{format_size(sum(run.granted_bytes for run in more))} to {len(more)} more")
+    if own:
+        named.append(f"{format_size(_added(own))} to this process ({', '.join(entry.model for entry in own)})")
+    promised = f"; granted are {', '.join(named)}" if named else ""
+    advice = "end another run" if others else "close the other model" if own else "end other programs"
+    if found_bytes >= MIB:
+        advice = f"lower --memory to at most {found_bytes // MIB}MiB, or {advice}"
+    return BudgetError(
+        f"{model}: the plan needs {format_size(needed_bytes)} of memory for the whole process, and "
+        f"{format_size(found_bytes)} is free for it{promised}; {advice}",
+        needed_bytes=needed_bytes,
+        found_bytes=found_bytes,
+    )

@@ -1,0 +1,1 @@
+"""The data link: messages straight between devices."""

@@ -1,0 +1,169 @@
+"""The data link: messages straight between devices, by ZeroMQ with CURVE.
+
+Each device listens with one socket (`door.py`) and sends on a lane of its own to each peer (`lane.py`),
+opened at the first message in either direction. Both sides show the key that their signed announcement named; any
+other is refused. Pings of the protocol, answered by its I/O thread, tell within 2 s that a peer froze or was cut
+off. A lane that breaks is not mended, since messages may be missing then: its peer is lost, once, and the next
+message opens a new lane.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
+from edge_run.base.mesh import Document, LinkRate, Message
+from edge_run.devices.link.frames import Kind, check_parts
+from edge_run.devices.link.lane import Lane, Peer
+from edge_run.devices.link.service import LinkService
+
+LOOPBACK = "127.0.0.1"
+
+
+class DataLink:
+    """This device's end of the link to all members; implements `base.mesh.Link`."""
+
+    def __init__(
+        self,
+        places: Sequence[str] = (LOOPBACK,),
+        port: int = 0,
+        on_change: Callable[[str, bool, str], None] = lambda node, is_up, why: None,
+        on_control: Callable[[str, str, bytes], None] = lambda node, topic, payload: None,
+        on_stranger: Callable[[str], None] = lambda node: None,
+        on_end: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        """Listen on the addresses `places`; port 0: any that is free. Raises MeshError.
+
+        on_change: a way to a node came, or went or was not found, and why. on_control: a signed control message came
+        this way. on_stranger: somebody who is among the peers no more said something; it is heard if that makes him
+        one again. on_end: the link ended though nobody closed it, and why. All are called on the link's thread.
+        """
+        self._service = LinkService(places, port, on_change, on_control, on_stranger, on_end)
+        self._known: set[str] = set()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._service.port
+
+    @property
+    def key(self) -> str:
+        """The public key of this life of it."""
+        return self._service.keys.public.decode()
+
+    @property
+    def refused(self) -> int:
+        """How many connections and messages were refused."""
+        return self._service.refused
+
+    def send(
+        self,
+        node: str,
+        header: Document,
+        parts: Sequence[memoryview] = (),
+        *,
+        timeout_s: float,
+        is_bulk: bool = False,
+    ) -> None:
+        """Hand a message to `node`, as base.mesh.Link says."""
+        check_parts(parts)
+        deadline_s = time.monotonic() + timeout_s
+        self._lane(node, deadline_s).send(Kind.BULK if is_bulk else Kind.DATA, header, parts, deadline_s)
+
+    def send_control_soon(self, node: str, topic: str, payload: bytes) -> None:
+        """Have a signed control message sent, for when the broker is away; it is lost where there is no way."""
+        with self._service.changed:
+            self._service.controls.append((node, topic, payload))
+        self._service.wake()
+
+    def receive(self, *, timeout_s: float, is_bulk: bool = False) -> Message | None:
+        """Return the next message of any node, as base.mesh.Link says."""
+        return (self._service.bulk if is_bulk else self._service.inbox).get(timeout_s)
+
+    def overhear(self, hear: Callable[[Message | DeviceLost], None]) -> None:
+        """Have `hear` told of what comes, on the link's thread, as base.mesh.Link says."""
+        self._service.inbox.hear = hear
+
+    def watch(self, node: str) -> None:
+        """Have the end of `node` told as a loss from now on, as base.mesh.Link says."""
+        self._service.watch(node)
+
+    def measure(self, node: str, *, timeout_s: float, fresh_s: float = 0.0) -> LinkRate:
+        """Measure the way to `node` on a connection of its own, as base.mesh.Link says. Raises DeviceLost, NotTrusted.
+
+        On a way of 5 Mbit/s it takes about a second, on one of 1 Gbit/s a tenth of that.
+        """
+        service = self._service
+        with service.changed:
+            measured_s = service.measured_s.get(node)
+            if node in service.rates and measured_s is not None and time.monotonic() - measured_s < fresh_s:
+                return service.rates[node]
+            service.rates.pop(node, None)
+            self._ask(node, True, lambda: node in service.rates, timeout_s)
+            return service.rates[node]
+
+    def rates(self) -> dict[str, LinkRate]:
+        """Return what was measured last of the ways to peers."""
+        with self._service.changed:
+            return {node: lane.rate for node, lane in self._service.lanes.items()} | self._service.rates
+
+    def set_peers(self, peers: Mapping[str, Peer]) -> None:
+        """Say who is a member, in which life, and where. Who shows a key that another one had first is left out."""
+        with self._service.changed:
+            before = self._service.peers
+            owners = {one.key: node for node, one in before.items() if node in peers and peers[node].key == one.key}
+            peers = {node: one for node, one in peers.items() if owners.setdefault(one.key, node) == node}
+            if before == peers:
+                return
+            self._service.peers = peers
+            self._known |= peers.keys()
+        self._service.wake()
+
+    def drop(self, node: str, why: str) -> None:
+        """End the conversation with `node`: it is gone, or started anew."""
+        with self._service.changed:
+            self._service.dropped[node] = why
+        self._service.wake()
+
+    def send_away(self, node: str) -> None:
+        """Have the connections that `node` made to this device ended: it is no member any more."""
+        with self._service.changed:
+            self._service.sent_away.add(node)
+        self._service.wake()
+
+    def hold(self, is_held: bool) -> None:
+        """Keep lanes also where nothing is said for a while: an answer is being made."""
+        if self._service.is_held != is_held:
+            self._service.is_held = is_held
+            self._service.wake()
+
+    def close(self) -> None:
+        """Close all. Idempotent."""
+        self._service.close()
+
+    def _lane(self, node: str, deadline_s: float) -> Lane:
+        service = self._service
+        with service.changed:
+            lane = service.lane_to(node)
+            if lane is None:
+                self._ask(node, False, lambda: service.lane_to(node) is not None, deadline_s - time.monotonic())
+                lane = service.lane_to(node)
+            assert lane is not None, "there is one, or it was said why not"
+            return lane
+
+    def _ask(self, node: str, is_measure: bool, is_done: Callable[[], bool], timeout_s: float) -> None:
+        """Have the thread open or measure the way to `node`; `changed` is held."""
+        service = self._service
+        if service.is_closed:
+            raise MeshError("data link: is closed")
+        if node not in service.peers:
+            if node in self._known:
+                raise DeviceLost(f"node {node}: is no longer there", node=node)
+            raise NotTrusted(f"node {node}: is no member of this cluster", node=node)
+        service.failures.pop(node, None)
+        service.wanted[node, is_measure] = None
+        service.wake()
+        service.changed.wait_for(lambda: is_done() or node in service.failures or service.is_closed, max(0, timeout_s))
+        if not is_done():
+            raise DeviceLost(f"node {node}: {service.why_not(node, is_measure)}", node=node)

@@ -1,0 +1,311 @@
+"""A way to one peer: found by measuring all its addresses, then used by one sender at a time.
+
+Several addresses of a device are several network cards, of which some may not be reachable, or be slow. `Opening`
+connects to all, sends each the same probes, and keeps the one whose echoes come back soonest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from edge_run.base.errors import DeviceLost
+from edge_run.base.extras import need
+from edge_run.base.mesh import Document, LinkRate
+from edge_run.devices.link.frames import Head, Kind, pack, unpack
+
+if TYPE_CHECKING:
+    import zmq
+
+PROBE_BYTES = (64, 64, 16 << 10, 16 << 10)  # the last is what a token's state has at width 4096
+RATE_PROBE_BYTES = (*[64] * 8, 16 << 10, 64 << 10, 256 << 10, *[2 << 20] * 3)
+LONG_PROBE_S = 0.2  # what takes longer is not repeated, and larger ones are not tried: so much says enough
+OPEN_S, BETTER_S = 3.0, 0.25  # how long all may take; how long to wait for a better one than the first
+RETRY_S = 0.15  # after which whoever does not know us is asked again
+MOST_ABSENCES = 4
+NOT_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # what may be better in a moment
+HEARTBEAT_S, SILENCE_S = 0.5, 1.5
+SEND_QUEUE = 16  # messages
+_SLICE_MS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Where a member's data link is: its life, its public key, the addresses that it listens on."""
+
+    node: str
+    boot: str
+    key: str
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The key pair of this life of this device's link, in Z85."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+class Candidate:
+    """A connection to one address, while it is measured."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], place: str, peer: Peer, keys: Keys) -> None:
+        """Raises ZMQError where there can be no connection now, or never."""
+        zmq = need("zmq", "mesh")
+        self.place, self.error = place, ""
+        self.times_s: dict[int, float] = {}
+        self._sent_s, self._next, self._is_ready = 0.0, 0, False
+        self._retry_s: float | None = None
+        self._absences = 0
+        self._refusals = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+        self._events = {
+            zmq.EVENT_HANDSHAKE_SUCCEEDED: "ready",
+            zmq.EVENT_DISCONNECTED: "broken",
+            zmq.EVENT_CONNECT_RETRIED: "absent",
+            **dict.fromkeys((*self._refusals, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL), "refused"),
+        }
+        self.socket = context.socket(zmq.DEALER)
+        try:
+            self._set_up(peer, keys)
+            self.monitor = self.socket.get_monitor_socket(sum(self._events))
+            self.socket.connect(place)
+        except BaseException:
+            with contextlib.suppress(zmq.ZMQError):
+                self.socket.disable_monitor()
+            self.socket.close(0)
+            raise
+
+    def _set_up(self, peer: Peer, keys: Keys) -> None:
+        zmq, place = need("zmq", "mesh"), self.place
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.IPV6, int("[" in place)),
+            (zmq.SNDHWM, SEND_QUEUE),
+            (zmq.RCVHWM, SEND_QUEUE),
+            (zmq.IMMEDIATE, 1),
+            (zmq.MAXMSGSIZE, 1 << 10),  # nothing comes back this way but echoes
+            (zmq.HEARTBEAT_IVL, int(HEARTBEAT_S * 1e3)),
+            (zmq.HEARTBEAT_TIMEOUT, int(SILENCE_S * 1e3)),
+            (zmq.HEARTBEAT_TTL, int(2 * SILENCE_S * 1e3)),
+            (zmq.CONNECT_TIMEOUT, int(OPEN_S * 1e3)),
+            (zmq.HANDSHAKE_IVL, int(OPEN_S * 1e3)),
+            (zmq.RECONNECT_IVL, 100),
+            (zmq.CURVE_PUBLICKEY, keys.public),
+            (zmq.CURVE_SECRETKEY, keys.secret),
+            (zmq.CURVE_SERVERKEY, peer.key.encode()),
+        ):
+            self.socket.setsockopt(option, value)
+
+    def watch(self) -> str:
+        """Return what the monitor says next: ready, broken, refused, absent; empty when nothing."""
+        zmq = need("zmq", "mesh")
+        try:
+            message = self.monitor.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return ""
+        return self._events.get(int.from_bytes(message[0][:2], "little"), "")
+
+    def advance(self, sizes: Sequence[int]) -> bool:
+        """Take in what came, send the next probe; return whether all have their echo."""
+        zmq = need("zmq", "mesh")
+        while word := self.watch():
+            if word == "ready":
+                self._is_ready, self.error, self._next = True, "", 0
+                self._probe(sizes[0])
+            elif word == "refused":
+                self.error = f"{self.place}: does not take this device's key, or has another one than it announced"
+                self._retry_s = time.monotonic() + RETRY_S
+            elif word == "absent" and not _has_files():
+                self.error = f"{self.place}: cannot be tried now, too many files are open"
+            elif word == "absent":
+                self._absences += 1
+                self.error = f"{self.place}: nothing listens there"
+            else:
+                self._is_ready, self.error = False, self.error or f"{self.place}: the connection broke"
+        if self._retry_s is not None and time.monotonic() >= self._retry_s:  # he may have heard of us meanwhile
+            self._retry_s = None
+            self.socket.disconnect(self.place)
+            self.socket.connect(self.place)
+        while self._is_ready and self._next < len(sizes):
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            head = unpack(memoryview(frames[0]))  # what is none costs its sender: `Opening` is told
+            if head.kind is not Kind.ECHO or head.sequence != self._next:
+                continue
+            took_s, size = time.perf_counter() - self._sent_s, sizes[self._next]
+            self.times_s[size] = min(took_s, self.times_s.get(size, took_s))
+            self._next = _next_probe(self._next, sizes, took_s)
+            if self._next < len(sizes):
+                self._probe(sizes[self._next])
+        return self._is_ready and self._next == len(sizes)
+
+    @property
+    def rate(self) -> LinkRate:
+        """What was measured, once there were echoes of probes of two sizes."""
+        least, most = min(self.times_s), max(self.times_s)
+        round_trip_s, large_s = self.times_s[least], self.times_s[most]
+        return LinkRate(self.place, round_trip_s, (most - least) / max(1e-9, large_s - round_trip_s))
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether nobody listens there any more: an address is for one life of a peer only."""
+        return bool(self.error) and self._absences >= MOST_ABSENCES
+
+    def close(self) -> None:
+        """Close it."""
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(0)
+
+    def _probe(self, size: int) -> None:
+        self._sent_s = time.perf_counter()
+        self.socket.send_multipart([pack(Head(Kind.PROBE, 0, self._next, {})), bytes(size)])
+
+
+class Opening:
+    """The search for the best way to a peer: sockets that the link's thread polls, and a verdict."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        peer: Peer,
+        keys: Keys,
+        sizes: Sequence[int] = PROBE_BYTES,
+        *,
+        is_patient: bool = False,
+    ) -> None:
+        """is_patient: a place where nothing listens is waited for as one that does not answer; nobody learns which."""
+        self.peer, self._sizes, self._is_patient = peer, sizes, is_patient
+        self._context, self._keys = context, keys
+        self.candidates: list[Candidate] = []
+        self.failures: list[str] = []
+        self._unopened = deque(peer.places)
+        self._open_s = 0.0
+        self.deadline_s = time.monotonic() + OPEN_S
+        self._done: list[Candidate] = []
+
+    def advance(self) -> bool:
+        """Take in what came; return whether the search is over."""
+        if self._unopened and time.monotonic() >= self._open_s:
+            self._open()
+        for candidate in self.candidates:
+            if candidate not in self._done and candidate.advance(self._sizes):
+                self._done.append(candidate)
+                self.deadline_s = min(self.deadline_s, time.monotonic() + BETTER_S)
+        is_over = not self._unopened and all(
+            one in self._done or (one.is_hopeless and not self._is_patient) for one in self.candidates
+        )
+        return is_over or time.monotonic() >= self.deadline_s
+
+    def _open(self) -> None:
+        """Begin to connect to each place; where no files are left now, go on later."""
+        zmq = need("zmq", "mesh")
+        while self._unopened:
+            try:
+                self.candidates.append(Candidate(self._context, self._unopened[0], self.peer, self._keys))
+            except zmq.ZMQError as error:
+                if error.errno in NOT_NOW:
+                    self._open_s = time.monotonic() + RETRY_S
+                    return
+                self.failures.append(f"{self._unopened[0]}: cannot be tried ({error})")
+            self._unopened.popleft()
+
+    def best(self) -> Candidate | None:
+        """Return the way on which a token's state is soonest; None where no echo came."""
+        return min(self._done, key=lambda one: _state_s(one.rate), default=None)
+
+    @property
+    def rate(self) -> LinkRate | None:
+        """What was measured of the best way."""
+        best = self.best()
+        return best.rate if best else None
+
+    def why_not(self) -> str:
+        """Return why there is no way, in words."""
+        reasons = [one.error or f"{one.place}: does not answer" for one in self.candidates]
+        nowhere = "it announced no address that may be tried from here; on it, edge-run mesh join --listen 0.0.0.0"
+        unopened = [f"{place}: cannot be tried now, too many files are open" for place in self._unopened]
+        return "; ".join([*reasons, *self.failures, *unopened]) or nowhere
+
+    def close(self, but: Candidate | None = None) -> None:
+        """Close what was not chosen."""
+        for candidate in self.candidates:
+            if candidate is not but:
+                candidate.close()
+
+
+class Lane:
+    """The chosen way to a peer. Senders take turns; the link's thread watches and closes."""
+
+    def __init__(self, peer: Peer, way: Candidate, rate: LinkRate, *, is_talked_to: bool = False) -> None:
+        """is_talked_to: there is a conversation, so that its end is a loss."""
+        self.peer, self.way, self.rate, self.is_talked_to = peer, way, rate, is_talked_to
+        self.used_s = time.monotonic()
+        self._number = time.time_ns()
+        self._sequence = 0
+        self._turn = threading.Lock()
+        self._why = ""
+
+    def send(self, kind: Kind, header: Document, parts: Sequence[memoryview | bytes], deadline_s: float) -> None:
+        """Hand over a message; parts are copied. Raises DeviceLost when it is not taken in time, or the lane broke."""
+        zmq = need("zmq", "mesh")
+        if not self._turn.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
+            raise self._lost("another message takes too long")
+        try:
+            frames = [pack(Head(kind, self._number, self._sequence, header)), *parts]
+            while not self._why:
+                try:
+                    self.way.socket.send_multipart(frames, zmq.NOBLOCK)
+                except zmq.Again:
+                    if time.monotonic() >= deadline_s:
+                        raise self._lost("it does not take messages in time") from None
+                    self.way.socket.poll(_SLICE_MS, zmq.POLLOUT)
+                    continue
+                self._sequence += 1
+                self.used_s = time.monotonic()
+                self.is_talked_to |= kind in (Kind.DATA, Kind.BULK)
+                return
+            raise self._lost(self._why)
+        finally:
+            self._turn.release()
+
+    def close(self, why: str) -> None:
+        """End it; who is sending gets DeviceLost. Called by the link's thread."""
+        self._why = why
+        with self._turn:
+            self.way.close()
+
+    def _lost(self, why: str) -> DeviceLost:
+        node = self.peer.node
+        return DeviceLost(f"node {node} at {self.way.place}: {why}", node=node)
+
+
+def _has_files() -> bool:
+    """Whether this process can open a file now; without one it cannot connect, whoever listens."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno not in NOT_NOW
+    return True
+
+
+def _next_probe(number: int, sizes: Sequence[int], took_s: float) -> int:
+    """Return which probe follows `number`: on a slow way one of the second size is enough."""
+    if took_s <= LONG_PROBE_S:
+        return number + 1
+    larger = next((i for i, size in enumerate(sizes) if size > sizes[number]), len(sizes))
+    return larger if sizes[number] == sizes[0] else len(sizes)
+
+
+def _state_s(rate: LinkRate) -> float:
+    return rate.round_trip_s + PROBE_BYTES[-1] / rate.bytes_per_s

@@ -1,0 +1,200 @@
+"""Who this device is: a key in a file of its own, a node id made from it, and an id for each life of it.
+
+One process at a time is the device's own node. Another one of the same device gets a key of its own for as long as it
+lives, and the device's key signs for it: it is a node like any other, and goes when the device is sent away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edge_run.base.errors import MeshError, NotTrusted
+from edge_run.base.strict_json import parse
+from edge_run.devices.members.keys import KEY_BYTES, DeviceKey, is_signed
+
+try:
+    import fcntl as _fcntl
+except ImportError:  # not a POSIX system
+    _fcntl = None  # type: ignore[assignment]
+
+fcntl: Any = _fcntl
+BOOT_DIGITS = 20  # of the start in milliseconds 12, of chance 8: a later life has the greater id
+_KEY_FILE, _BOOT_FILE = "node.key", "node.boot"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A node, and this life of it.
+
+    device: the key of the device that the node runs on. is_lasting: the node is the device's own, which it is again
+    when it starts anew. certificate: the device's signature of the node's key, where they are not the same.
+    """
+
+    node: str
+    boot: str
+    is_lasting: bool
+    device: DeviceKey = field(repr=False)
+    certificate: bytes = field(repr=False)
+    _key: DeviceKey = field(repr=False)
+    _lock: int = field(default=-1, repr=False)
+
+    @property
+    def public_key(self) -> bytes:
+        """What the node's signatures are verified with."""
+        return self._key.public_key
+
+    def sign(self, data: bytes) -> bytes:
+        """Return the signature of `data`."""
+        return self._key.sign(data)
+
+    def release(self) -> None:
+        """Let another process of this device have the key. Idempotent."""
+        if self._lock >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._lock)
+
+
+def is_certified(device_key: bytes, certificate: bytes, public_key: bytes) -> bool:
+    """Whether the node with `public_key` runs on the device with `device_key`, by the signature of the device."""
+    return device_key == public_key or is_signed(device_key, certificate, _certified(public_key))
+
+
+def take_identity(folder: Path, wall_clock: Callable[[], float]) -> Identity:
+    """Return the device's own node, its key made where there is none; a passing one while another process is it.
+
+    Raises NotTrusted where others may read the key, MeshError where it cannot be read or written.
+    """
+    try:
+        lock = _lock(folder / _KEY_FILE)
+        if lock is None:
+            return make_identity(wall_clock, device_key(folder))
+        try:
+            key = DeviceKey(_seed(lock, folder / _KEY_FILE))
+            return Identity(key.node, _next_boot(folder / _BOOT_FILE, wall_clock), True, key, b"", key, lock)
+        except BaseException:
+            os.close(lock)
+            raise
+    except OSError as error:
+        raise _unkept(folder, error) from error
+
+
+def device_key(folder: Path) -> DeviceKey:
+    """Return the key of this device, also while another process is its node. Raises as `take_identity`."""
+    try:
+        descriptor = _open(folder / _KEY_FILE)
+        try:
+            return DeviceKey(_seed(descriptor, folder / _KEY_FILE))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise _unkept(folder, error) from error
+
+
+def make_identity(wall_clock: Callable[[], float], device: DeviceKey | None = None) -> Identity:
+    """Return a node of `device`, or of a device of its own, that lives as long as this process."""
+    key = DeviceKey(secrets.token_bytes(KEY_BYTES))
+    certificate = device.sign(_certified(key.public_key)) if device else b""
+    return Identity(key.node, _boot(int(wall_clock() * 1e3)), False, device or key, certificate, key)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read, whole or not at all. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{os.getpid()}.new")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def check_private(path: Path) -> None:
+    """Raise NotTrusted where others than the owner may read the secrets at `path`."""
+    if sys.platform != "win32" and stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise NotTrusted(f"{path}: others may read it; chmod 600 {path}")
+
+
+def _certified(public_key: bytes) -> bytes:
+    return b"edge-run passing node\0" + public_key
+
+
+def _unkept(folder: Path, error: OSError) -> MeshError:
+    return MeshError(f"{folder}: the key of this device cannot be kept ({error.strerror})")
+
+
+def _open(path: Path) -> int:
+    """Return a descriptor of the key file, made where there is none. Raises OSError, NotTrusted."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    try:
+        check_private(path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _seed(descriptor: int, path: Path) -> bytes:
+    """Return the seed in an open key file, made where it is empty: by one process, which others wait for."""
+    with brief_lock(path.with_name(f"{path.name}.lock")):
+        seed = os.pread(descriptor, 2 * KEY_BYTES, 0)
+        if not seed:
+            seed = secrets.token_bytes(KEY_BYTES)
+            os.pwrite(descriptor, seed, 0)
+            os.fsync(descriptor)
+    if len(seed) != KEY_BYTES:
+        raise MeshError(f"{path}: is no key of {KEY_BYTES} bytes; remove it, and a new one is made")
+    return seed
+
+
+@contextlib.contextmanager
+def brief_lock(path: Path) -> Iterator[None]:
+    """Keep other processes out of this block."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(path: Path) -> int | None:
+    """Return the descriptor of the key file, locked; None while another process has it."""
+    descriptor = _open(path)
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _next_boot(path: Path, wall_clock: Callable[[], float]) -> str:
+    """Return the id of a life later than any before, also where the clock went backwards in between."""
+    last_ms = 0
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        last_ms = int(parse(path.read_bytes()))
+    start_ms = max(int(wall_clock() * 1e3), last_ms + 1)
+    write_private(path, json.dumps(start_ms).encode())
+    return _boot(start_ms)
+
+
+def _boot(start_ms: int) -> str:
+    return f"{start_ms:012x}{secrets.token_hex(4)}"

@@ -1,0 +1,88 @@
+"""The list of members in its file, which all processes of a device share."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from edge_run.base.errors import MeshError
+from edge_run.devices.members.cluster import Cluster, members_path, read_cluster, write_cluster
+from edge_run.devices.members.identity import brief_lock, device_key
+from edge_run.devices.members.keeping import Keeper
+from edge_run.devices.members.member_list import MOST_BYTES, MemberList
+
+logger = logging.getLogger(__name__)
+
+_LOCK_FILE = "cluster.lock"
+UNLISTED = (
+    "cluster {}: was made before members could be invited and removed, so whoever has its line is a member for good; "
+    "make a new one with `edge-run mesh init --replace`, and join it anew on each device"
+)
+
+
+class ListFile:
+    """The file in `folder`, as one process reads and writes it."""
+
+    def __init__(self, folder: Path, cluster: Cluster) -> None:
+        self._folder, self._path = folder, members_path(folder, cluster)
+        self._seen = self._stamp()
+
+    def changed(self) -> bytes | None:
+        """Return what another process wrote since the last look; None where nothing was."""
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return None
+        self._seen = stamp
+        try:
+            with self._path.open("rb") as file:
+                return file.read(MOST_BYTES + 1)
+        except OSError:
+            return None
+
+    def keep(self, cluster: Cluster) -> None:
+        """Write the list of `cluster`, and its secret, unless the file has a newer one. Failures are logged."""
+        try:
+            with brief_lock(self._folder / _LOCK_FILE):
+                known = read_cluster(self._folder)
+                if known is None or known.id != cluster.id or known.listed is None or cluster.listed is None:
+                    return  # this device left the cluster meanwhile
+                if known.listed.order < cluster.listed.order:
+                    changed = dataclasses.replace(known, listed=cluster.listed, secret=cluster.secret)
+                    write_cluster(self._folder, changed)
+                    self._seen = self._stamp()
+        except (MeshError, OSError) as error:
+            logger.warning("the list of members is not kept: %s", error)
+
+    def _stamp(self) -> tuple[int, ...]:
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return ()
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def keeper(folder: Path, cluster: Cluster) -> Keeper:
+    """Return what changes the list of `cluster` on this device. Raises NotTrusted where it may not, MeshError."""
+    return Keeper(device_key(folder), listed_in(cluster), cluster.secret)
+
+
+def listed_in(cluster: Cluster) -> MemberList:
+    """Return the list of `cluster`. Raises MeshError where it has none, and says what to do."""
+    if cluster.listed is None:
+        raise MeshError(UNLISTED.format(cluster.id))
+    return cluster.listed
+
+
+def change_list(folder: Path, change: Callable[[Keeper], MemberList]) -> Cluster:
+    """Change the list that is kept in `folder`, and return the cluster with it. Raises MeshError, NotTrusted."""
+    with brief_lock(folder / _LOCK_FILE):
+        cluster = read_cluster(folder)
+        if cluster is None:
+            raise MeshError("mesh: this device belongs to none; `edge-run mesh init` makes one")
+        own = keeper(folder, cluster)
+        changed = cluster.adopt(change(own), own.device)
+        write_cluster(folder, changed)
+        return changed

@@ -1,0 +1,165 @@
+"""What a device does about the list of members: a state machine without I/O.
+
+It takes every newer list, says its own to whoever is behind, lets in who has an invitation where it may, and becomes
+the founder where the cluster was handed on to it. After each connection it waits for the list that the broker keeps,
+for a moment at most, before anything else is believed (`is_settled`): so who was away learns first who was removed.
+
+What it wants said is left in `said`; the cluster as it is now is `cluster`. Clocks and chance are passed in.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from random import Random
+
+from edge_run.base.errors import EdgeRunError, NotTrusted
+from edge_run.devices.members.cluster import Cluster
+from edge_run.devices.members.identity import Identity
+from edge_run.devices.members.keeping import Keeper, Request, read_request, take_over
+from edge_run.devices.members.member_list import MemberList, Version, read_list
+
+LEARN_S = 1.0  # how long the list that the broker keeps is waited for
+SAY_WITHIN_S = 0.4  # who is behind is told by one of many, at a random moment
+LET_IN_S = 0.5  # after which a leading device lets in whom the founder did not
+BEHIND_PAUSE_S = 30.0  # between two moments in which it is believed that there is a newer list
+MOST_WAITING = 32
+
+
+class Roster:
+    """The list of members as `identity` has it."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        cluster: Cluster,
+        steady: Callable[[], float],
+        wall: Callable[[], float],
+        random: Random,
+    ) -> None:
+        self._identity, self._steady, self._wall, self._random = identity, steady, wall, random
+        self.cluster = cluster
+        self.said: list[bytes] = []
+        self.heard: MemberList | None = None  # the last that came back
+        self._settle_s, self._behind_s = float("inf"), float("-inf")
+        self._is_settled = False
+        self._say_s: float | None = None
+        self._waiting: OrderedDict[str, tuple[float, Request]] = OrderedDict()
+
+    @property
+    def listed(self) -> MemberList | None:
+        """The newest list that is known; None in a cluster without one."""
+        return self.cluster.listed
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether what others say may be believed."""
+        return self.listed is None or self._is_settled
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this device is a member; removed devices are none."""
+        return self.cluster.admits(self._identity.device.public_key)
+
+    @property
+    def wait_s(self) -> float:
+        """In how many seconds something is due."""
+        times_s = [due_s for due_s, _ in self._waiting.values()]
+        times_s += [] if self._is_settled else [self._settle_s]
+        times_s += [] if self._say_s is None else [self._say_s]
+        return max(0.0, min(times_s, default=float("inf")) - self._steady())
+
+    def check_leads(self) -> None:
+        """Raise NotTrusted where this device may not run models on others."""
+        if self.cluster.role_of(self._identity.device.public_key) == "compute":
+            raise NotTrusted(
+                f"mesh: in cluster {self.cluster.id} this device computes for others and may not run models on them; "
+                "a device that leads can change it: edge-run mesh role NODE use"
+            )
+
+    def connect(self) -> None:
+        """The broker is there from now on; what it keeps is about to be heard."""
+        self._settle_s, self._is_settled = self._steady() + LEARN_S, False
+
+    def take(self, payload: bytes) -> bool:
+        """Take in a list; return whether it is newer, and `cluster` has it. Raises NotTrusted, ProtocolError."""
+        own = self.listed
+        if own is None:
+            return False
+        if payload == own.payload:
+            self._is_settled, self._say_s, self.heard = True, None, own
+            return False
+        found = read_list(payload, self.cluster.id, self.cluster.founder)
+        if found.order < own.order:
+            self._say_soon()
+            return False
+        self._adopt(found)
+        return True
+
+    def hear(self, version: Version) -> bool:
+        """A member has a list of this version; return whether it is newer, so that it is to be asked for."""
+        own, now_s = self.cluster.version, self._steady()
+        if version < own:
+            self._say_soon()
+        if version <= own or now_s - self._behind_s < BEHIND_PAUSE_S:
+            return False
+        self._behind_s, self._settle_s, self._is_settled = now_s, now_s + LEARN_S, False
+        return True
+
+    def ask(self, payload: bytes) -> None:
+        """Somebody asks to come in. Raises NotTrusted, ProtocolError where he may not."""
+        listed = self.listed
+        if listed is None or not self._identity.is_lasting or not listed.may_sign(self._identity.device.public_key):
+            return
+        request = read_request(payload, self.cluster.id, lambda key: listed.invitation(key) is not None)
+        is_founder = listed.charter.founder == self._identity.device.public_key
+        due_s = self._steady() + (0.0 if is_founder else LET_IN_S * (1 + self._random.random()))
+        if request.member.node not in self._waiting and len(self._waiting) < MOST_WAITING:
+            self._waiting[request.member.node] = due_s, request
+
+    def pass_time(self) -> tuple[bool, list[EdgeRunError]]:
+        """Do what is due; return whether the list changed, and why who asked was not let in."""
+        now_s, refusals, before = self._steady(), list[EdgeRunError](), self.listed
+        if not self._is_settled and now_s >= self._settle_s:
+            self._is_settled = True
+            self._say_soon()  # the broker keeps none
+        for node, (due_s, request) in list(self._waiting.items()):
+            if now_s >= due_s:
+                del self._waiting[node]
+                try:
+                    self._let_in(request)
+                except NotTrusted as error:
+                    refusals.append(error)
+        if self._say_s is not None and now_s >= self._say_s:
+            self.say()
+        return self.listed is not before, refusals
+
+    def _let_in(self, request: Request) -> None:
+        """Raises NotTrusted where the device may not come in."""
+        listed = self.listed
+        if listed is not None and request.member.key not in listed.members:
+            changed = Keeper(self._identity.device, listed, self.cluster.secret).admit(request, self._wall())
+            self._adopt(changed)
+        self.say()  # who was let in already did not hear it
+
+    def _adopt(self, listed: MemberList) -> None:
+        if self._identity.is_lasting and (taken := take_over(listed, self._identity.device)) is not None:
+            listed = taken
+            self._say_soon()
+        self.cluster = self.cluster.adopt(listed, self._identity.device)
+        self._is_settled = True
+
+    def _say_soon(self) -> None:
+        if self._say_s is None and self.listed is not None:
+            self._say_s = self._steady() + self._random.uniform(0, SAY_WITHIN_S)
+
+    def say(self) -> None:
+        """Say the list as it is."""
+        self._say_s = None
+        if self.listed is not None:
+            self.said.append(self.listed.payload)
+
+    def check(self) -> None:
+        """Assert what always holds; tests call it after every event."""
+        assert len(self._waiting) <= MOST_WAITING, "who asks is bounded"
+        assert self.listed is None or self.cluster.founder, "a list is of a cluster that somebody founded"

@@ -1,0 +1,290 @@
+"""The connection to the MQTT broker: a thread that connects, subscribes, hands on, and connects again.
+
+It knows bytes and topics only; what they mean is `node.py`'s business. Messages that cannot be sent now are
+dropped: whoever publishes is told, and says again what matters once the connection is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge_run.base.errors import ConfigError, EdgeRunError, MeshError
+from edge_run.base.extras import need
+from edge_run.devices.members.cluster import Broker
+from edge_run.devices.mesh.home import PlainMessage
+from edge_run.devices.messages.outgoing import Outgoing
+
+logger = logging.getLogger(__name__)
+
+KEEPALIVE_S, CONNECT_S, CONFIRM_S = 20, 5.0, 10.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 15.0
+NICENESS = 5  # of the thread: what is said here has seconds, and threads that compute wait for each other
+MOST_QUEUED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What a channel calls, on its own thread."""
+
+    find: Callable[[], Broker]
+    make_will: Callable[[], Outgoing]
+    on_message: Callable[[str, bytes, bool], None]
+    on_change: Callable[[bool, str], None]
+    on_tick: Callable[[], float]
+
+
+class Channel:
+    """A thread that keeps one connection to the broker. `on_tick` returns in how many seconds it wants to be called."""
+
+    def __init__(self, name: str, topics: Sequence[str], wiring: Wiring, authority: str | None = None) -> None:
+        self._name, self._topics, self._wiring, self._authority = name, tuple(topics), wiring, authority
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._outbox: asyncio.Queue[Outgoing | PlainMessage] | None = None
+        self._ended: asyncio.Event | None = None
+        self._tick: asyncio.Event | None = None
+        self._stale: asyncio.Event | None = None
+        self._is_up = self._was_up = self._is_ending = self._is_nobody = False
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="edge-run mesh", daemon=True)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection."""
+        return self._is_up
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._thread.start()
+        self._started.wait()
+
+    def publish(self, message: Outgoing | PlainMessage) -> bool:
+        """Send a message soon; return whether there is a connection to send it on. From any thread."""
+        if not self._is_up or self._is_ending:
+            return False
+        return self._call(self._put, message)
+
+    def hurry(self) -> None:
+        """Call on_tick now. From any thread."""
+        if self._tick is not None:
+            self._call(self._tick.set)
+
+    def reconnect(self) -> None:
+        """End the connection to the broker, and make another one. From any thread."""
+        if self._stale is not None:
+            self._call(self._stale.set)
+
+    def close(self) -> None:
+        """Send what waits, for a second at most, then disconnect and end the thread. Idempotent."""
+        self._is_ending = True
+        if self._ended is not None:
+            self._call(self._ended.set)
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join(timeout=CONNECT_S + 5)
+
+    def _call(self, function: Callable[..., object], *arguments: object) -> bool:
+        assert self._loop is not None, "the channel was started"
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # it was closed meanwhile
+            return False
+        return True
+
+    def _put(self, message: Outgoing | PlainMessage) -> None:
+        assert self._outbox is not None
+        try:
+            self._outbox.put_nowait(message)
+        except asyncio.QueueFull:
+            logger.warning("%s: dropped, %d messages wait already", message.topic, MOST_QUEUED)
+
+    def _run(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):  # not on every system
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        asyncio.run(self._main())
+
+    async def _main(self) -> None:
+        self._loop, self._ended, self._tick = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        self._outbox, self._stale = asyncio.Queue(MOST_QUEUED), asyncio.Event()
+        self._started.set()
+        tasks = [
+            asyncio.create_task(self._keep_connected(), name="edge-run mesh connection"),
+            asyncio.create_task(self._keep_ticking(), name="edge-run mesh ticks"),
+            asyncio.create_task(self._ended.wait(), name="edge-run mesh end"),
+        ]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        self._is_ending = True
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.error("mesh: a mistake of edge-run's own", exc_info=error)
+                self._wiring.on_change(False, f"a mistake of edge-run's own: {error!r}")
+
+    async def _keep_ticking(self) -> None:
+        assert self._tick is not None
+        while not self._is_ending:  # until Python 3.12, wait_for forgets to be cancelled when what it awaits comes
+            wait_s = self._wiring.on_tick()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._tick.wait(), wait_s)
+            self._tick.clear()
+
+    async def _keep_connected(self) -> None:
+        attempt = 0
+        while True:
+            self._was_up, why = False, "the connection to the broker ended"
+            try:
+                assert self._loop is not None
+                await self._stay_connected(await self._loop.run_in_executor(None, self._wiring.find))
+            except (EdgeRunError, OSError) as error:
+                why = str(error)
+            self._is_up = False
+            self._wiring.on_change(False, why)
+            attempt = 0 if self._was_up else attempt + 1
+            longest_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt)
+            await asyncio.sleep(longest_s * random.uniform(0.3, 1.0))
+
+    async def _stay_connected(self, broker: Broker) -> None:
+        """Serve one connection until it ends. Raises MeshError, which says why."""
+        aiomqtt = need("aiomqtt", "mesh")
+        assert self._outbox is not None
+        while not self._outbox.empty():  # of the connection before
+            self._outbox.get_nowait()
+            self._outbox.task_done()
+        try:
+            async with self._client(broker) as client:
+                await self._serve(client, broker)
+        except (aiomqtt.MqttError, OSError) as error:
+            if broker.is_offered and not self._was_up and is_refusal(error):
+                self._is_nobody = not self._is_nobody  # perhaps it takes who names nobody
+            why = f"broker {broker.place}: the connection broke" if self._was_up else explain(error, broker)
+            raise MeshError(why) from error
+
+    async def _serve(self, client: Any, broker: Broker) -> None:
+        """Take in and send out. What ends the connection is noticed by taking in, whatever the other waits for."""
+        assert self._stale is not None
+        self._stale.clear()
+        early: deque[Any] = deque(maxlen=MOST_QUEUED)
+        tasks = [
+            asyncio.create_task(self._take_in(client, early), name="edge-run mesh incoming"),
+            asyncio.create_task(self._send_out(client, broker, early), name="edge-run mesh outgoing"),
+            asyncio.create_task(self._leave_when_stale(broker), name="edge-run mesh end of a connection"),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(self._flush(), 1.0)
+            raise
+        finally:
+            self._is_up = False
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _leave_when_stale(self, broker: Broker) -> None:
+        assert self._stale is not None
+        await self._stale.wait()
+        raise MeshError(f"broker {broker.place}: hands nothing back that this device says; connecting anew")
+
+    async def _flush(self) -> None:
+        assert self._outbox is not None
+        await self._outbox.join()
+
+    async def _take_in(self, client: Any, early: deque[Any]) -> None:
+        async for message in client.messages:
+            if self._is_up:
+                self._hand_on(message)
+            else:
+                early.append(message)
+
+    def _hand_on(self, message: Any) -> None:
+        payload = message.payload
+        self._wiring.on_message(str(message.topic), payload if isinstance(payload, bytes) else b"", message.retain)
+
+    async def _send_out(self, client: Any, broker: Broker, early: deque[Any]) -> None:
+        assert self._outbox is not None
+        await client.subscribe([(topic, 1) for topic in self._topics])
+        self._is_up = self._was_up = True
+        self._wiring.on_change(True, broker.place)
+        while early:
+            self._hand_on(early.popleft())
+        while self._is_up:
+            message = await self._outbox.get()
+            try:
+                await client.publish(
+                    str(message.topic), message.payload, qos=int(message.is_confirmed), retain=message.is_kept
+                )
+            finally:
+                self._outbox.task_done()
+
+    def _client(self, broker: Broker) -> Any:
+        aiomqtt, will = need("aiomqtt", "mesh"), self._wiring.make_will()
+        is_nobody = broker.is_offered and self._is_nobody
+        return aiomqtt.Client(
+            broker.host,
+            broker.port,
+            identifier=self._name,
+            username=None if is_nobody else broker.user,
+            password=None if is_nobody else broker.password,
+            keepalive=KEEPALIVE_S,
+            timeout=CONFIRM_S,
+            max_queued_incoming_messages=MOST_QUEUED,
+            will=aiomqtt.Will(str(will.topic), will.payload, qos=1),
+            tls_context=ssl.create_default_context(cafile=self._authority) if broker.is_tls else None,
+        )
+
+
+def explain(error: BaseException, broker: Broker) -> str:
+    """Return why there is no connection to `broker`, and what to do, in one line."""
+    place = f"broker {broker.place}"
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    if is_refusal(error):
+        is_named = broker.user and not broker.is_offered
+        who = f"refuses user {broker.user!r}" if is_named else "takes nobody without a user and password that it knows"
+        return f"{place}: {who}; put them into its address, as mqtt://USER:PASSWORD@{broker.host}"
+    for one in causes:
+        if isinstance(one, ssl.SSLError):
+            return f"{place}: no TLS with it ({one}); name who vouches for it with --authority FILE.pem"
+        if isinstance(one, ConnectionRefusedError):
+            return (
+                f"{place}: nothing listens there; start it, or let it listen on that address and not on loopback only"
+            )
+        if isinstance(one, socket.gaierror):
+            return f"{place}: the name is unknown; use the address in numbers, or see to the name service"
+        if isinstance(one, (TimeoutError, asyncio.TimeoutError)) or "timed out" in str(one).lower():
+            return f"{place}: does not answer; a firewall may block port {broker.port}, or the address is wrong"
+    if "disconnect" in str(error).lower():
+        return f"{place}: ended the connection; it is starting anew, or its access list forbids the topics edge/v1/#"
+    return f"{place}: {' '.join(str(error).split()) or type(error).__name__}"
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a broker said that it does not know the user or the password."""
+    code = getattr(getattr(error, "rc", None), "value", getattr(error, "rc", None))
+    return code in (4, 5, 134, 135) or "authorized" in str(error).lower() or "bad user" in str(error).lower()
+
+
+def check_authority(path: str | None) -> None:
+    """Raise ConfigError where the PEM file of a broker's authority cannot be used."""
+    if path is not None:
+        try:
+            ssl.create_default_context(cafile=path)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"--authority {path}: is no PEM file of a certificate ({error})") from error

@@ -1,0 +1,196 @@
+"""What is in the way of a mesh: the broker, the clocks, the keys, the ways to each member. Changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from edge_run.base.errors import EdgeRunError
+from edge_run.base.findings import NOTE, OK, PROBLEM, Finding, Report
+from edge_run.base.mesh import Document, Member
+from edge_run.devices.link.places import may_try
+from edge_run.devices.members.cluster import Cluster
+from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.opening import MeshConfig, known_cluster, open_mesh
+from edge_run.devices.presence.membership import IDLE
+
+LISTEN_S, CONNECT_S = IDLE.beat_s + 1.0, 2.0  # whoever does not know us is heard at his next heartbeat
+SLOW_BYTES_PER_S = 10e6
+_LOOPBACK = ("127.", "localhost", "::1")
+
+
+def examine(folder: Path, version: str, broker: str | None = None, listen_s: float = LISTEN_S) -> Report:
+    """Return what there is to say about this device's mesh. version: of this edge-run. Raises nothing of ours."""
+    try:
+        cluster = known_cluster(folder)
+    except EdgeRunError as error:
+        return Report((Finding("cluster", PROBLEM, str(error), "edge-run mesh init, or edge-run mesh join LINE"),))
+    findings = [Finding("cluster", OK, f"{cluster.id}, kept in {folder}")]
+    started_s = time.monotonic()
+    try:
+        node = open_mesh(MeshConfig(folder, broker, is_watching=True))
+    except EdgeRunError as error:
+        return Report((*findings, Finding("broker", PROBLEM, str(error))))
+    try:
+        took_s = time.monotonic() - started_s
+        time.sleep(listen_s)
+        findings.append(_broker(node, took_s))
+        with node.held() as state:
+            members, loads, deaf = state.members(), dict(state.loads), dict(state.deaf)
+            links = {one.node: where[1] for one in members if (where := state.membership.link_of(one.node))}
+        findings += [*_clocks(node), *_refusals(node, cluster), *_versions(members, version)]
+        findings.append(_presence(members))
+        findings += _deaf(members, deaf)
+        findings += _ways(members, links)
+        findings += _rates(members, loads)
+    finally:
+        node.close()
+    return Report(tuple(findings))
+
+
+def _broker(node: MeshNode, took_s: float) -> Finding:
+    with node.held() as state:
+        connections, is_heard = state.connections, state.is_heard
+    if connections > 1 or not node.is_connected:
+        text = f"{node.broker}: dropped the connection while we looked on ({node.problem or 'it is back'})"
+        return Finding(
+            "broker", PROBLEM, text, "see its log: a limit of connections, two clients of one id, the network"
+        )
+    if not is_heard:
+        text = f"{node.broker}: takes messages and does not pass them on"
+        return Finding("broker", PROBLEM, text, "its access list must allow edge/v1/# to this user: see docs/mesh.md")
+    return Finding("broker", OK, f"{node.broker}: answers, connected in {took_s * 1e3:.0f} ms")
+
+
+def _clocks(node: MeshNode) -> list[Finding]:
+    with node.held() as state:
+        skews_s = dict(state.refusals.skews_s)
+    if not skews_s:
+        return [Finding("clocks", OK, "nobody's is off by more than is allowed")]
+    return [
+        Finding(
+            "clocks",
+            PROBLEM,
+            f"node {other}: its clock is {abs(skew_s):,.0f} s {'ahead of' if skew_s > 0 else 'behind'} this device's",
+            "set both: timedatectl set-ntp true",
+        )
+        for other, skew_s in skews_s.items()
+    ]
+
+
+def _refusals(node: MeshNode, cluster: Cluster) -> list[Finding]:
+    with node.held() as state:
+        counts, last = dict(state.refusals.counts), list(state.refusals.last)
+    findings = []
+    if counts.get("NotTrusted"):
+        text = next((one for one in reversed(last) if "clock" not in one), "")
+        text = f"{counts['NotTrusted']} messages refused; {text}"
+        advice = (
+            f"a device that should be in {cluster.id} and has another line: on it, edge-run mesh join LINE --replace"
+        )
+        findings.append(Finding("keys", PROBLEM, text, advice))
+    else:
+        findings.append(Finding("keys", OK, "every message was a member's"))
+    if lies := [one for one in last if "says epoch" in one]:
+        advice = "that device's program was changed, or its clock is wrong: see to it, or leave it out of the cluster"
+        findings.append(Finding("lease", PROBLEM, lies[-1], advice))
+    elif counts.get("ProtocolError"):
+        versions = [one for one in last if "of version" in one]
+        text = versions[-1] if versions else f"{counts['ProtocolError']} malformed messages refused"
+        topic = "versions" if versions else "messages"
+        findings.append(Finding(topic, PROBLEM, text, "the same edge-run on every device: pip install -U edge-run"))
+    return findings
+
+
+def _versions(members: tuple[Member, ...], own: str) -> list[Finding]:
+    return [
+        Finding("versions", NOTE, f"{one.name}: has edge-run {version}, this is {own}", "the same on every device")
+        for one in members
+        if isinstance(version := one.capabilities.get("edge_run"), str) and version != own
+    ]
+
+
+def _presence(members: tuple[Member, ...]) -> Finding:
+    if not members:
+        return Finding("devices", NOTE, "nobody is there", "edge-run mesh join, on each device that is to take part")
+    return Finding("devices", OK, ", ".join(sorted(member.name for member in members)))
+
+
+def _deaf(members: tuple[Member, ...], deaf: dict[str, int]) -> list[Finding]:
+    """Members that had to connect anew since the broker handed them nothing."""
+    return [
+        Finding(
+            "broker",
+            PROBLEM,
+            f"{one.name}: did not hear itself through the broker, and connected anew, {times} times since it started",
+            "another client may use its id: a broker with passwords and the access list of docs/mesh.md forbids that",
+        )
+        for one in members
+        if (times := deaf.get(one.node))
+    ]
+
+
+def _ways(members: tuple[Member, ...], links: dict[str, Document]) -> list[Finding]:
+    """Try each address that each member announced."""
+    findings = []
+    with ThreadPoolExecutor(16) as pool:
+        for member in members:
+            places = [str(place) for place in list(links.get(member.node, {}).get("places") or ())]  # type: ignore[arg-type]
+            key = str(links.get(member.node, {}).get("key"))
+            times_s = dict(zip(places, pool.map(partial(_try, key), places), strict=True))
+            findings.append(_way(member, times_s))
+    return findings
+
+
+def _way(member: Member, times_s: dict[str, float | str]) -> Finding:
+    topic = f"way to {member.name}"
+    reached = {place: time_s for place, time_s in times_s.items() if isinstance(time_s, float)}
+    missed = [f"{place.removeprefix('tcp://')} {why}" for place, why in times_s.items() if isinstance(why, str)]
+    if not times_s:
+        return Finding(topic, NOTE, "it announced no address for the data link")
+    if reached:
+        best = min(reached, key=lambda place: reached[place])
+        text = f"{best.removeprefix('tcp://')} in {reached[best] * 1e3:.2f} ms"
+        others = f"; {len(missed)} other network cards do not: {', '.join(missed)}" if missed else ""
+        return Finding(topic, OK, text + others)
+    if all(place.removeprefix("tcp://").strip("[").startswith(_LOOPBACK) for place in times_s):
+        return Finding(topic, PROBLEM, "it listens to itself only", "edge-run mesh join --listen 0.0.0.0, on it")
+    ports = ", ".join(sorted({str(urlsplit(place).port) for place in times_s}))
+    keeping = "edge-run mesh join --port N keeps it the same, that of runs being N + 1"
+    advice = f"let port {ports} through on it ({keeping}), or another --listen"
+    return Finding(topic, PROBLEM, f"no address answers: {', '.join(missed)}", advice)
+
+
+def _try(key: str, place: str) -> float | str:
+    """Return how long it took to connect, or why it could not be done."""
+    parts = urlsplit(place)
+    if not may_try(key, place):
+        return "is an address of this device, at which that one does not listen"
+    started_s = time.monotonic()
+    try:
+        with contextlib.closing(socket.create_connection((str(parts.hostname), int(parts.port or 0)), CONNECT_S)):
+            return time.monotonic() - started_s
+    except TimeoutError:
+        return "does not answer (a firewall?)"
+    except OSError as error:
+        return f"({error.strerror or error})"
+
+
+def _rates(members: tuple[Member, ...], loads: dict[str, Document]) -> list[Finding]:
+    """Links that members measured, and that slow everybody."""
+    names = {member.node: member.name for member in members}
+    findings = []
+    for node, load in loads.items():
+        links = load.get("links")
+        for other, link in links.items() if isinstance(links, dict) else ():
+            rate = link.get("bytes_per_s") if isinstance(link, dict) else None
+            if isinstance(rate, (int, float)) and rate < SLOW_BYTES_PER_S and isinstance(link, dict):
+                way = f"{names.get(node, node)} to {names.get(other, other)}"
+                text = f"{way}: {rate / 1e6:.1f} MB/s by {link.get('place')}"
+                findings.append(Finding("links", NOTE, text, "a cable, or --listen with the address of a faster card"))
+    return findings

@@ -1,0 +1,138 @@
+"""Coming into a cluster with an invitation: asking at the broker until the list of members has this device."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from pathlib import Path
+
+from edge_run.base.errors import EdgeRunError, MeshError, NotTrusted
+from edge_run.devices.members.cluster import FIND_BROKER, Broker, Cluster, Invited, parse_broker
+from edge_run.devices.members.identity import device_key
+from edge_run.devices.members.keeping import ask
+from edge_run.devices.members.member_list import SECRET_BYTES, MemberList, read_list
+from edge_run.devices.mesh.channel import Channel, Wiring
+from edge_run.devices.mesh.home import PlainMessage
+from edge_run.devices.mesh.opening import broker_password
+from edge_run.devices.messages.outgoing import Outgoing
+from edge_run.devices.messages.topics import Topic
+
+CONNECT_S, ASK_S, NEWER_S, TICK_S = 5.0, 2.0, 3.0, 0.25
+
+
+def come_in(folder: Path, invited: Invited, name: str, *, timeout_s: float, authority: str | None = None) -> Cluster:
+    """Return the cluster that `invited` lets this device into, as its member. name: what people call this device.
+
+    Raises NotTrusted where the invitation is used up or has ended, MeshError where nobody lets it in in time.
+    """
+    entry = _Entry(folder, invited, name, authority)
+    try:
+        listed = entry.wait(timeout_s)
+    finally:
+        entry.close()
+    cluster = Cluster(
+        invited.cluster, bytes(SECRET_BYTES), invited.broker, authority=authority, founder=invited.founder
+    )
+    return cluster.adopt(listed, entry.device)
+
+
+class _Entry:
+    """One device that asks."""
+
+    def __init__(self, folder: Path, invited: Invited, name: str, authority: str | None) -> None:
+        self._invited, self._name = invited, name
+        self.device, self._key = device_key(folder), invited.key
+        self._listed: MemberList | None = None
+        self._changed = threading.Condition()
+        self._why, self._attempts = "the broker was not reached yet", 0
+        self._asked_s = self._up_s = 0.0
+        wiring = Wiring(self._find, self._make_will, self._take_in, self._change, self._pass_time)
+        members = str(Topic(invited.cluster, "members"))
+        self._channel = Channel(self.device.node, [members], wiring, authority)
+        self._channel.start()
+
+    def wait(self, timeout_s: float) -> MemberList:
+        """Return the list that has this device. Raises MeshError, NotTrusted."""
+        until_s = time.monotonic() + timeout_s
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over() or self._channel.is_up, min(CONNECT_S, timeout_s))
+            if self._channel.is_up:
+                self._changed.wait_for(self._is_over, until_s - time.monotonic())
+            is_in, listed = self._is_over(), self._listed
+        if listed is not None and self.device.public_key in listed.members:
+            return listed
+        if is_in or (not self._channel.is_up and "refuses user" in self._why):
+            raise NotTrusted(
+                f"cluster {self._invited.cluster}: this invitation is used up, or has ended; ask for another line "
+                "(`edge-run mesh invite`)"
+            )
+        if not self._channel.is_up:
+            raise MeshError(f"mesh: {self._why}")
+        raise MeshError(
+            f"cluster {self._invited.cluster}: nobody who may let this device in was there in {timeout_s:.0f} s; let "
+            "`edge-run mesh join` run on the device that made the cluster, or on one that leads"
+        )
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._channel.close()
+
+    def _is_over(self) -> bool:
+        listed = self._listed
+        if listed is None:
+            return False
+        if self.device.public_key in listed.members:
+            return True
+        invitation = listed.invitation(self._key.public_key)
+        if invitation is None:  # the list that the broker keeps may be older than the invitation
+            return time.monotonic() - self._up_s > NEWER_S
+        return not invitation.is_open(time.time())
+
+    # What follows is called on the channel's thread.
+
+    def _find(self) -> Broker:
+        """Where the broker is: as a guest, and in turn as the member that this device may be already."""
+        invited = self._invited
+        if invited.broker == FIND_BROKER:
+            from edge_run.devices.broker.discovery import find_broker
+
+            broker = find_broker(Cluster(invited.cluster, bytes(SECRET_BYTES), FIND_BROKER, founder=invited.founder))
+        else:
+            broker = parse_broker(invited.broker)
+        key = self.device if self._attempts % 2 else self._key
+        self._attempts += 1
+        if broker.user is not None or not invited.broker_key:
+            return broker
+        password = broker_password(key, invited.cluster, invited.broker_key)
+        return dataclasses.replace(broker, user=key.node, password=password)
+
+    def _make_will(self) -> Outgoing:
+        return Outgoing(Topic(self._invited.cluster, "door", self.device.node), b"")
+
+    def _take_in(self, topic: str, payload: bytes, is_kept: bool) -> None:
+        try:
+            listed = read_list(payload, self._invited.cluster, self._invited.founder)
+        except EdgeRunError as error:
+            self._why = str(error)
+            return
+        with self._changed:
+            if self._listed is None or self._listed.order < listed.order:
+                self._listed = listed
+            self._changed.notify_all()
+
+    def _change(self, is_up: bool, why: str) -> None:
+        with self._changed:
+            self._why, self._asked_s, self._up_s = self._why if is_up else why, 0.0, time.monotonic()
+            self._changed.notify_all()
+
+    def _pass_time(self) -> float:
+        now_s = time.monotonic()
+        with self._changed:
+            self._changed.notify_all()  # what is waited for hangs on time, too
+        if self._channel.is_up and now_s - self._asked_s >= ASK_S:
+            self._asked_s = now_s
+            payload = ask(self._key, self.device, self._invited.cluster, self._name, time.time())
+            topic = str(Topic(self._invited.cluster, "door", self.device.node))
+            self._channel.publish(PlainMessage(topic, payload, is_kept=False))
+        return TICK_S

@@ -1,0 +1,50 @@
+"""How busy this device is, said at most once a second: to the other members, and to Home Assistant where it is to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from edge_run.base.mesh import Document, JsonValue, LinkRate
+from edge_run.devices.mesh.home import Home
+
+EVERY_S, HOME_EVERY_S = 1.0, 45.0
+
+
+class LoadReport:
+    """The latest load, and when it is to be said again. Guarded by whoever has it."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._load: Document = {}
+        self._said_s, self._is_due = clock() - EVERY_S, False
+        self.home: Home | None = None
+
+    def set(self, load: Document) -> None:
+        """Say `load` soon."""
+        self._load, self._is_due = load, True
+
+    def repeat(self) -> None:
+        """Say it again soon: what was measured of links is new."""
+        self._is_due = True
+
+    def wait_s(self) -> float | None:
+        """Return in how many seconds it is to be said; None when there is nothing to say."""
+        since_s = self._clock() - self._said_s
+        if not self._is_due and (self.home is None or since_s < HOME_EVERY_S):
+            return None
+        return max(0.0, EVERY_S - since_s)
+
+    def take(self, rates: Mapping[str, LinkRate], members: int) -> Document:
+        """Return what is to be said now, with what was measured of links; Home Assistant is shown it."""
+        self._is_due, self._said_s = False, self._clock()
+        self.show(members, is_present=True)
+        links: dict[str, JsonValue] = {
+            node: {"round_trip_s": rate.round_trip_s, "bytes_per_s": rate.bytes_per_s, "place": rate.place}
+            for node, rate in rates.items()
+        }
+        return {**self._load, "links": links}
+
+    def show(self, members: int, *, is_present: bool) -> None:
+        """Show it to Home Assistant, where it is to see it."""
+        if self.home is not None:
+            self.home.show(self._load, members, is_present=is_present)

@@ -1,0 +1,379 @@
+"""This device in a mesh: the state machines, the connection to the broker and the data link, put together.
+
+One lock, `_changed`, guards the state. Whatever happens, on the channel's thread, the link's or a caller's, is told
+to the state under it; what is to be done then is sent without waiting. Only callers wait, and each wait has its
+deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from random import Random
+
+from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
+from edge_run.base.mesh import Document, Handler, Member, MeshEvent
+from edge_run.devices.link.data_link import DataLink
+from edge_run.devices.link.places import Places
+from edge_run.devices.members.cluster import Broker, Cluster
+from edge_run.devices.members.identity import Identity
+from edge_run.devices.members.list_file import ListFile
+from edge_run.devices.mesh.channel import Channel, Wiring
+from edge_run.devices.mesh.home import Home
+from edge_run.devices.mesh.load import LoadReport
+from edge_run.devices.mesh.orders import Given, Servant
+from edge_run.devices.mesh.state import Clocks, MeshState
+from edge_run.devices.messages.bodies import check_document, peer_of
+from edge_run.devices.messages.outgoing import Outgoing
+from edge_run.devices.messages.topics import subscriptions
+
+logger = logging.getLogger(__name__)
+
+
+class MeshNode:
+    """Implements `base.mesh.Mesh`; `edge_run.devices.mesh.opening.open_mesh` makes one."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        cluster: Cluster,
+        name: str,
+        find: Callable[[], Broker],
+        places: tuple[str, ...] | None,
+        port: int = 0,
+        file: ListFile | None = None,
+    ) -> None:
+        """`find` returns where the broker is. places: where the data link listens; None: it only looks on.
+
+        file: where the list of members is kept, in a cluster that has one.
+        """
+        self._changed = threading.Condition(threading.RLock())
+        is_watching = places is None
+        self._state = MeshState(identity, cluster, name, Clocks(time.monotonic, time.time, Random()), is_watching)
+        self._version = version("edge-run")
+        self._file = file
+        self._servant: Servant | None = None
+        self._is_closed = False
+        self._why_down, self._broker = "the broker was not reached yet", ""
+        self._why_ended = ""  # of the data link, without which this device takes no part
+        self._report = LoadReport(time.monotonic)
+        self._places = Places()
+        callbacks = (self._change_link, self._take_control, self._hear_again, self._end_link)
+        self._link = DataLink(places or ("127.0.0.1",), port, *callbacks)
+        wiring = Wiring(find, self._make_will, self._take_in, self._change_broker, self._pass_time)
+        topics = subscriptions(cluster.id, identity.node, is_watching=is_watching)
+        self._channel = Channel(identity.node, topics, wiring, cluster.authority)
+
+    def start(self, link: Document, capabilities: Document) -> None:
+        """Begin to connect. link: where others reach the data link, as `bodies.peer_of` reads it."""
+        check_document(capabilities)
+        self._state.link, self._state.capabilities = link, {**capabilities, "edge_run": self._version}
+        self._channel.start()
+
+    @property
+    def node(self) -> str:
+        """This device's id."""
+        return self._state.identity.node
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster as it is now, with the newest list of members."""
+        return self._state.roster.cluster
+
+    @property
+    def link(self) -> DataLink:
+        """The data link to the other members."""
+        return self._link
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The addresses at which others reach the data link."""
+        places = self._state.link.get("places")
+        return tuple(str(place) for place in places) if isinstance(places, (list, tuple)) else ()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the broker is there."""
+        return self._channel.is_up
+
+    @property
+    def problem(self) -> str:
+        """Why the broker is not there; empty when it is."""
+        return self._why_ended or ("" if self._channel.is_up else self._why_down)
+
+    @property
+    def broker(self) -> str:
+        """Where the broker is, or was last."""
+        return self._broker
+
+    @property
+    def state(self) -> MeshState:
+        """What this device knows of its mesh; read it under `held()`."""
+        return self._state
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[MeshState]:
+        """Nothing of the state changes in this block; what it asks to have sent is sent at its end."""
+        with self._changed:
+            yield self._state
+            self._carry_on()
+
+    def members(self) -> tuple[Member, ...]:
+        """Return who is present, this device included, in order of their ids."""
+        with self._changed:
+            return self._state.members()
+
+    def wait(self, *, timeout_s: float) -> tuple[MeshEvent, ...]:
+        """Return what happened since the last call, waiting until something did; empty when nothing did in time.
+
+        Raises MeshError where this device takes part no more.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._state.events or self._is_closed or self._why_ended, timeout_s)
+            self._check_link()
+            events = tuple(self._state.events)
+            self._state.events.clear()
+            return events
+
+    def wait_connected(self, *, timeout_s: float) -> None:
+        """Wait until the broker is there. Raises MeshError, which says why it is not."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.is_connected or self._is_closed, timeout_s):
+                raise MeshError(f"mesh: {self._why_down}")
+
+    def announce(self, capabilities: Document) -> None:
+        """Say what this device has, or has now. Raises ProtocolError where that is no JSON, or too much."""
+        check_document(capabilities)
+        with self.held() as state:
+            state.capabilities = {**capabilities, "edge_run": self._version}
+            state.announce()
+
+    def report(self, load: Document) -> None:
+        """Say how busy this device is; the latest, once a second at most. Raises ProtocolError as `announce` does."""
+        check_document(load)
+        with self.held():
+            self._report.set(load)
+
+    def report_links(self) -> None:
+        """Say anew how busy this device is, with what was measured of the ways to others."""
+        with self.held():
+            self._report.repeat()
+
+    def show_to_home_assistant(self) -> None:
+        """Show this device to Home Assistant, over the same broker, from now on."""
+        with self.held() as state:
+            self._report.home = Home(self._channel.publish, state.cluster, self.node, state.name)
+            self._report.home.introduce()
+            self._report.repeat()
+
+    def lead(self, *, timeout_s: float) -> int:
+        """Take the lease, renew it from then on, and return its epoch, as base.mesh.Mesh says."""
+        with self.held() as state:
+            self._check_open()
+            state.roster.check_leads()
+            if not state.lease.held:
+                state.want_lease()
+        self._channel.hurry()
+        is_led = False
+        try:
+            with self._changed:
+                is_led = self._changed.wait_for(lambda: bool(self._state.lease.held) or self._is_closed, timeout_s)
+        finally:
+            holder = self._state.lease.holder
+            if not is_led:  # Ctrl-C, too: it must not come later, when nobody waits for it
+                with self.held() as state:
+                    state.free_lease()
+        if is_led:
+            return self._state.lease.held
+        if not self.is_connected:
+            raise MeshError(f"mesh: no lease without the broker ({self._why_down})")
+        raise MeshError(
+            f"mesh: node {holder} leads, and went on for {timeout_s:g} s; end its run, or wait"
+            if holder
+            else f"mesh: the lease could not be had in {timeout_s:g} s; the broker loses messages, see `mesh doctor`"
+        )
+
+    def resign(self) -> None:
+        """Give the lease back."""
+        with self.held() as state:
+            state.free_lease()
+
+    def publish_plan(self, epoch: int, plan: Document) -> None:
+        """Let everybody see the plan of `epoch`; it is kept for those that join later."""
+        with self.held() as state:
+            state.publish_plan(epoch, plan)
+
+    def order(self, node: str, order: Document, *, timeout_s: float) -> Document:
+        """Have `node` carry out an order under this coordinator's epoch, and return its answer; see base.mesh.Mesh."""
+        with self._changed:
+            self._check_open()
+            state = self._state
+            if not state.lease.held:
+                raise MeshError("mesh: this device does not lead, so nobody would obey; lead() first")
+            life = next((member.boot for member in state.members() if member.node == node), None)
+            if life is None:
+                raise DeviceLost(f"node {node}: is no longer there", node=node)
+            number, pending = state.asked.add(node, life, state.lease.held, order)
+        try:
+            with self.held() as state:
+                state.send_order(number)
+            with self._changed:
+                self._changed.wait_for(lambda: pending.is_done or self._is_closed, timeout_s)
+        finally:
+            with self._changed:
+                del state.asked.pending[number]
+        if pending.error is not None:
+            raise pending.error
+        if pending.answer is None:
+            raise DeviceLost(f"node {node}: did not answer an order in {timeout_s:g} s", node=node)
+        return pending.answer
+
+    def serve(self, handler: Handler) -> None:
+        """Answer orders with `handler`, on a thread of its own, one at a time, never one of a past epoch."""
+        with self._changed:
+            self._check_open()
+            if self._servant is not None:
+                raise MeshError("mesh: orders are served already")
+            self._servant = Servant(handler, self._obeys, self._answer)
+
+    def close(self) -> None:
+        """Leave: say so, stop all threads, close all sockets. Idempotent."""
+        with self.held() as state:
+            if self._is_closed:
+                return
+            state.leave()
+            self._report.show(0, is_present=False)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._channel.close()
+        self._link.close()
+        if self._servant is not None:
+            self._servant.close(timeout_s=10)
+        self._state.identity.release()
+
+    def check_member(self) -> None:
+        """Raise NotTrusted where this device was removed from its cluster."""
+        if not self._state.roster.is_member:
+            why = self._state.roster.cluster.why_not(self._state.identity.device.public_key)
+            raise NotTrusted(
+                f"mesh: this device {why}; to come back it needs a new line (`edge-run mesh invite`, on a device that "
+                "leads) and a new key: remove node.key from its folder of the mesh"
+            )
+
+    def publish_list(self) -> None:
+        """Let everybody have the list of members as it is kept here, also who may have heard it."""
+        with self.held() as state:
+            state.say_list()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise MeshError("mesh: is closed")
+        self.check_member()
+        self._check_link()
+
+    def _check_link(self) -> None:
+        if self._why_ended:
+            raise MeshError(f"mesh: {self._why_ended}; this device has left, start it anew")
+
+    def _obeys(self, node: str, epoch: int) -> bool:
+        with self._changed:
+            return self._state.obeys(node, epoch)
+
+    def _answer(self, given: Given, answer: Document) -> None:
+        with self.held() as state:
+            state.answer(given, answer)
+
+    # What follows is called on the channel's thread and the link's.
+
+    def _make_will(self) -> Outgoing:
+        with self._changed:
+            return self._state.make_will()
+
+    def _take_in(self, topic: str, payload: bytes, is_kept: bool) -> None:
+        with self.held() as state:
+            state.take_in(topic, payload, is_kept=is_kept)
+
+    def _take_control(self, node: str, topic: str, payload: bytes) -> None:
+        with self.held() as state:
+            state.take_in(topic, payload, sender=node)
+
+    def _change_broker(self, is_up: bool, why: str) -> None:
+        with self.held() as state:
+            self._why_down, self._broker = (self._why_down, why) if is_up else (why, self._broker)
+            state.connect(is_up)
+            if is_up and self._report.home is not None:
+                self._report.home.introduce()
+
+    def _change_link(self, node: str, is_up: bool, why: str) -> None:
+        with self.held() as state:
+            state.change_link(node, is_up, why)
+        self._channel.hurry()
+
+    def _end_link(self, why: str) -> None:
+        """Leave: who is not reached is not to be counted on."""
+        with self.held() as state:
+            self._why_ended = f"the data link ended ({why})"
+            state.leave()
+        self._channel.close()
+
+    def _hear_again(self, node: str) -> None:
+        with self.held() as state:
+            state.hear_again(node)
+
+    def _pass_time(self) -> float:
+        written = self._file.changed() if self._file else None
+        with self.held() as state:
+            if written is not None:
+                state.take_file(written)
+            wait_s = state.pass_time()
+            due_s = self._report.wait_s()
+            if due_s is None:
+                return wait_s
+            if not due_s:
+                state.report(self._report.take(self._link.rates(), len(state.members())))
+            return min(wait_s, due_s or wait_s)
+
+    def _carry_on(self) -> None:
+        """Do what the state asks for, and wake who waits; the lock is held, and nothing here waits."""
+        state = self._state
+        if state.is_list_new:
+            state.is_list_new = False
+            if self._file is not None:
+                self._file.keep(state.roster.cluster)
+        outgoing, state.outgoing = state.outgoing, []
+        for message in outgoing:
+            is_sent = not message.is_direct and self._channel.publish(message)
+            if not is_sent and message.node is not None:
+                self._link.send_control_soon(message.node, str(message.topic), message.payload)
+        given, state.given = state.given, []
+        for one in given:
+            if self._servant is not None:
+                self._servant.give(one)
+            else:
+                state.answer(one, {"error": "this device carries out no orders"})
+        if state.is_reconnecting:
+            state.is_reconnecting = False
+            logger.warning("this device does not hear itself through broker %s; it connects anew", self._broker)
+            self._channel.reconnect()
+        if state.is_urgent:
+            self._channel.hurry()
+        self._update_link()
+        self._changed.notify_all()
+
+    def _update_link(self) -> None:
+        state = self._state
+        for node in state.unlinked:
+            self._link.drop(node, "it left the mesh, or was started anew")
+        state.unlinked.clear()
+        for node in state.sent_away:
+            self._link.send_away(node)
+        state.sent_away.clear()
+        found = {node: state.membership.link_of(node) for node in state.membership.present()}
+        peers = {node: peer_of(node, *where, self._places) for node, where in found.items() if where is not None}
+        self._link.set_peers({node: peer for node, peer in peers.items() if peer is not None})
+        self._link.hold(state.lease.holder is not None)

@@ -1,0 +1,183 @@
+"""A device's place in a mesh, opened from what is kept in a folder: its key, and the cluster it belongs to."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from edge_run.base.errors import ConfigError, MeshError
+from edge_run.base.mesh import Document
+from edge_run.devices.broker.access import MEMBER
+from edge_run.devices.link.data_link import LOOPBACK
+from edge_run.devices.link.places import LEAST_PORT
+from edge_run.devices.members.cluster import (
+    BROKER_PASSWORD,
+    FIND_BROKER,
+    PORT,
+    Broker,
+    Cluster,
+    parse_broker,
+    parse_place,
+    read_cluster,
+)
+from edge_run.devices.members.identity import device_key, make_identity, take_identity
+from edge_run.devices.members.keys import DeviceKey
+from edge_run.devices.members.list_file import ListFile
+from edge_run.devices.mesh.node import MeshNode
+
+CONNECT_S = 5.0
+EVERYWHERE = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True)
+class MeshConfig:
+    """How to take part in a mesh.
+
+    folder: where the key and the cluster are kept. broker: another address than the cluster's. name: what people call
+    this device. listen: addresses for the data link, 0.0.0.0 being all of them; empty: what `edge-run mesh join` was
+    told last, or loopback. port: of the data link; 0: the one after that of `edge-run mesh join`, or any that is free.
+    is_watching: look on, without being a member. connect_s: how long to wait for the broker; 0: not at all.
+    """
+
+    folder: Path
+    broker: str | None = None
+    name: str = ""
+    listen: tuple[str, ...] = ()
+    port: int = 0
+    is_watching: bool = False
+    connect_s: float = CONNECT_S
+    capabilities: Document = field(default_factory=dict)
+
+
+def open_mesh(config: MeshConfig) -> MeshNode:
+    """Return this device's place in its mesh; close it when done.
+
+    Raises MeshError where this device belongs to no cluster, or the broker does not answer; ConfigError, NotTrusted.
+    """
+    cluster = known_cluster(config.folder)
+    if config.broker:
+        cluster = dataclasses.replace(cluster, broker=config.broker)
+    if config.is_watching:
+        identity = make_identity(time.time, device_key(config.folder))
+    else:
+        identity = take_identity(config.folder, time.time)
+    try:
+        if cluster.listed is not None:
+            cluster = cluster.adopt(cluster.listed, identity.device)
+        name = config.name or socket.gethostname() or identity.node
+        told = config.listen or cluster.listen
+        if not config.is_watching:
+            check_listen(told, config.port or cluster.port)  # a card may have another address than when it was told
+        listen = told or (LOOPBACK,)
+        places = None if config.is_watching else listen
+        port = config.port or (cluster.port + 1 if cluster.port else 0)
+        file = ListFile(config.folder, cluster) if cluster.listed is not None else None
+        node = MeshNode(identity, cluster, name, broker_finder(cluster, identity.device), places, port, file)
+    except BaseException:
+        identity.release()
+        raise
+    link = {} if config.is_watching else {"key": node.link.key, "places": reachable(listen, node.link.port)}
+    try:
+        node.check_member()
+        node.start(link, config.capabilities)
+        if config.connect_s:
+            node.wait_connected(timeout_s=config.connect_s)
+    except BaseException:
+        node.close()
+        raise
+    return node
+
+
+def known_cluster(folder: Path) -> Cluster:
+    """Return the cluster that this device belongs to. Raises MeshError where it belongs to none."""
+    cluster = read_cluster(folder)
+    if cluster is None:
+        raise MeshError(
+            "mesh: this device belongs to none; `edge-run mesh init` makes one, `edge-run mesh join LINE` joins one"
+        )
+    return cluster
+
+
+def broker_finder(cluster: Cluster, device: DeviceKey) -> Callable[[], Broker]:
+    """Return what says where the broker of `cluster` is, and as whom `device` connects.
+
+    It is at its address, or searched on the local network. Where the address names no user, what an embedded broker
+    wants of a member is offered.
+    """
+    if cluster.listed is None:
+        user, password = MEMBER, cluster.derive(BROKER_PASSWORD)
+    else:
+        user, password = device.node, broker_password(device, cluster.id, cluster.listed.charter.broker_key)
+
+    def find() -> Broker:
+        if cluster.broker == FIND_BROKER:
+            from edge_run.devices.broker.discovery import find_broker
+
+            broker = find_broker(cluster)
+        else:
+            broker = parse_broker(cluster.broker)
+        if broker.user is not None or not password:
+            return broker
+        return dataclasses.replace(broker, user=user, password=password, is_offered=True)
+
+    return find
+
+
+def broker_password(device: DeviceKey, cluster: str, other_key: bytes) -> str:
+    """Return the password of a member at the broker of `cluster`; empty where the broker is nobody's of the cluster.
+
+    The member makes it with the sealing key of the device that runs the broker, that device with the member's.
+    """
+    return device.word_with(other_key, b"edge-run broker\0" + cluster.encode()) if other_key else ""
+
+
+def reachable(listen: tuple[str, ...], port: int) -> list[str]:
+    """Return where others may reach what listens on `listen`: on every network card, where it does."""
+    places: list[str] = []
+    for address in listen:
+        found = own_addresses(address) if address in EVERYWHERE else [address]
+        places += [f"tcp://[{one}]:{port}" if ":" in one else f"tcp://{one}:{port}" for one in found]
+    return list(dict.fromkeys(places))[:16]
+
+
+def own_addresses(listen: str) -> list[str]:
+    """Return the addresses of this device's network cards that are up, loopback last."""
+    family = socket.AF_INET6 if ":" in listen else socket.AF_INET
+    states = psutil.net_if_stats()
+    found = [
+        one.address
+        for card, addresses in psutil.net_if_addrs().items()
+        for one in addresses
+        if one.family == family and "%" not in one.address and states[card].isup
+    ]
+    return sorted(found, key=lambda address: address in (LOOPBACK, "::1"))
+
+
+def check_listen(listen: tuple[str, ...], port: int = 0) -> None:
+    """Raise ConfigError where `listen` has an address that this device does not have, or nobody would use `port`."""
+    if 0 < port < LEAST_PORT:
+        raise ConfigError(
+            f"--port {port}: other devices use ports from {LEAST_PORT} on; give one of those, or 0 for any"
+        )
+    own = {one.address for addresses in psutil.net_if_addrs().values() for one in addresses}
+    for address in listen:
+        if address not in own and address not in EVERYWHERE:
+            raise ConfigError(
+                f"--listen {address}: is no address of this device; it has {', '.join(sorted(own))[:200]}, and "
+                "`edge-run mesh join --listen ADDRESS` remembers another one"
+            )
+
+
+def shown_broker(cluster: Cluster) -> str:
+    """Return the URL by which other devices reach the broker of `cluster`."""
+    if cluster.serves is None:
+        return cluster.broker
+    host, port = parse_place(cluster.serves, PORT)
+    reached = next(iter(own_addresses(host)), host) if host in EVERYWHERE else host
+    return f"mqtt://[{reached}]:{port}" if ":" in reached else f"mqtt://{reached}:{port}"

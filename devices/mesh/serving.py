@@ -1,0 +1,61 @@
+"""The embedded broker of the device that serves one, with its advertisement on the local network."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from edge_run.base.errors import NotTrusted
+from edge_run.devices.broker.access import HOME, BrokerAccess, guest_user, home_user, member_user, shared_access
+from edge_run.devices.broker.discovery import Advertisement
+from edge_run.devices.broker.embedded import EmbeddedBroker
+from edge_run.devices.link.data_link import LOOPBACK
+from edge_run.devices.members.cluster import BROKER_PASSWORD, HOME_PASSWORD, PORT, Cluster, parse_place
+from edge_run.devices.members.keys import DeviceKey
+from edge_run.devices.mesh.opening import EVERYWHERE, broker_password, own_addresses
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def serving(cluster: Cluster, device: DeviceKey) -> Iterator[EmbeddedBroker | None]:
+    """Run the broker of `cluster` in this block, where this device is to, and give it. Raises MeshError."""
+    if cluster.serves is None:
+        yield None
+        return
+    host, port = parse_place(cluster.serves, PORT)
+    with contextlib.ExitStack() as stack:
+        broker = EmbeddedBroker(host, port, access_of(cluster, device))
+        stack.callback(broker.close)
+        addresses = [one for one in (own_addresses(host) if host in EVERYWHERE else [host]) if one != LOOPBACK]
+        if addresses:
+            try:
+                stack.callback(Advertisement(cluster, addresses, port).close)
+            except (OSError, ValueError) as error:  # a network without multicast: the plain address works
+                logger.warning("the broker is not announced on the network (%s)", error)
+        yield broker
+
+
+def access_of(cluster: Cluster, device: DeviceKey) -> BrokerAccess:
+    """Return whom the broker of `cluster`, on `device`, lets in: members, who has an invitation, and Home Assistant.
+
+    Without a list of members they share a password; with one, each has its own.
+    """
+    name, listed = cluster.id, cluster.listed
+    if listed is None:
+        return shared_access(name, cluster.derive(BROKER_PASSWORD), home_password(cluster, device))
+    users = {HOME: home_user(name, home_password(cluster, device))}
+    keys = [(one.node, one.seal_key, guest_user) for one in listed.roll.invitations]
+    keys += [(one.node, one.seal_key, member_user) for one in listed.roll.members]
+    for node, seal_key, user in keys:
+        with contextlib.suppress(NotTrusted):  # whose key is none has no password, and stays outside
+            users[node] = user(name, broker_password(device, name, seal_key))
+    return BrokerAccess(users)
+
+
+def home_password(cluster: Cluster, device: DeviceKey) -> str:
+    """Return the password of Home Assistant at the broker of `cluster`, on `device`."""
+    if cluster.listed is None:
+        return cluster.derive(HOME_PASSWORD)
+    return broker_password(device, cluster.id, device.seal_key)

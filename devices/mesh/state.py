@@ -1,0 +1,399 @@
+"""All that a device knows of its mesh, without I/O: gate, membership, lease, orders and the latest of plans and loads.
+
+Messages and moments go in; what is to be sent, told, unlinked and carried out is left in `outgoing`, `events`,
+`unlinked` and `given`, for `node.py` to fetch. Clocks and chance are passed in. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from edge_run.base.errors import EdgeRunError, NotTrusted, ProtocolError
+from edge_run.base.mesh import Document, Lost, Member, MembersChanged, MeshEvent, Unled
+from edge_run.devices.members.cluster import Cluster
+from edge_run.devices.members.identity import Identity
+from edge_run.devices.members.roster import Roster
+from edge_run.devices.mesh.orders import Asked, Given, Pending
+from edge_run.devices.messages.bodies import (
+    HERE,
+    LEASE_STATES,
+    LEFT,
+    WATCHING,
+    WILL,
+    announced,
+    document_in,
+    status_event,
+)
+from edge_run.devices.messages.envelope import MOST_MEMBERS, CameAgain, Envelope, Gate, Writer
+from edge_run.devices.messages.outgoing import Outgoing
+from edge_run.devices.messages.refusals import Refusals
+from edge_run.devices.messages.topics import Topic, parse_topic
+from edge_run.devices.presence import events
+from edge_run.devices.presence import lease as leases
+from edge_run.devices.presence.heard import HeardLives
+from edge_run.devices.presence.membership import Membership
+from edge_run.devices.presence.room import Room
+
+ANNOUNCE_WITHIN_S, RESEND_S = 0.15, 1.0
+MOST_EVENTS, MOST_TIMES = 1000, 1 << 20
+MOST_EARLY_BYTES = 4 << 20  # of messages that wait for the list of members
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Where time and chance come from: seconds that only grow, seconds since 1970, and a random source."""
+
+    steady: Callable[[], float]
+    wall: Callable[[], float]
+    random: Random
+
+
+class MeshState:
+    """What `identity` knows. is_watching: it looks on, and is no member."""
+
+    def __init__(self, identity: Identity, cluster: Cluster, name: str, clocks: Clocks, is_watching: bool) -> None:
+        self.identity, self.name, self._clocks = identity, name, clocks
+        self._is_watching = is_watching
+        self.roster = Roster(identity, cluster, clocks.steady, clocks.wall, clocks.random)
+        self._writer, self._gate = Writer(identity, cluster, clocks.wall), Gate(cluster, clocks.wall)
+        self.membership = Membership(identity.node, identity.boot, clocks.steady)
+        self.lease = leases.Lease(identity.node, clocks.steady, clocks.random)
+        self.refusals = Refusals()
+        self._room = Room()
+        self.loads: dict[str, Document] = {}
+        self.plan: tuple[int, Document] | None = None
+        self.asked = Asked()
+        self.link: Document = {}
+        self.capabilities: Document = {}
+        self.outgoing: list[Outgoing] = []
+        self.events: deque[MeshEvent] = deque(maxlen=MOST_EVENTS)
+        self.unlinked: list[str] = []
+        self.sent_away: list[str] = []
+        self.given: list[Given] = []
+        self._early: deque[tuple[str, bytes, bool, str | None]] = deque(maxlen=MOST_EVENTS)
+        self._is_settling = self._wants_lease = False
+        self.is_list_new = False  # it is to be kept
+        self._session = 0
+        self._announce_s: float | None = None
+        self._has_left = False
+        self._heard = HeardLives(clocks.steady)
+        self.load: Document = {}
+        self.connections = self.reconnections = 0
+        self.deaf: dict[str, int] = {}  # who said that it did not hear itself through the broker, and how often
+        self.is_reconnecting = False  # the connection to the broker is to be made anew
+        self.is_heard = False  # what this device says comes back to it
+        self.is_urgent = False  # `pass_time` is to be called before it asked for
+
+    @property
+    def cluster(self) -> str:
+        """The id of the cluster."""
+        return self.roster.cluster.id
+
+    def members(self) -> tuple[Member, ...]:
+        """Return who is present, in order of their ids."""
+        own = Member(self.identity.node, self.name, self.identity.boot, self.capabilities)
+        found = self.membership.present() | ({} if self._is_watching else {own.node: own})
+        return tuple(found[node] for node in sorted(found))
+
+    def make_will(self) -> Outgoing:
+        """Return what the broker is to say when the next connection breaks."""
+        topic = self._topic("status")
+        payload, self._session = self._writer.seal(topic, self.lease.epoch, {"state": WILL})
+        return Outgoing(topic, payload)
+
+    def take_in(self, text: str, payload: bytes, *, is_kept: bool = False, sender: str | None = None) -> None:
+        """Take in a message. sender: who brought it, where it came over the data link. What is not right is refused."""
+        try:
+            topic = parse_topic(text)
+            is_anothers = topic.kind == "cmd" and topic.owner != self.identity.node  # no broker brings us such
+            if not payload or topic.cluster != self.cluster or is_anothers:
+                return
+            if topic.kind == "members":
+                self._follow_list(self.roster.take(payload))
+                return
+            if topic.kind == "door":
+                self.roster.ask(payload)
+                self.is_urgent = True
+                return
+            if not self.roster.is_settled:
+                if sum(len(one[1]) for one in self._early) + len(payload) <= MOST_EARLY_BYTES:
+                    self._early.append((text, payload, is_kept, sender))
+                return
+            envelope = self._gate.open(topic, payload, is_kept=is_kept)
+            if sender not in (None, envelope.node):
+                raise ProtocolError(f"node {sender}: brings a message of node {envelope.node}", node=sender)
+            if self.roster.hear(envelope.listed):
+                self._carry_out((events.SendBeat(asks=True),))  # who hears how old our list is says the newer one
+            self._understand(topic, envelope, is_kept, is_direct=sender is not None)
+        except EdgeRunError as error:
+            is_brokers = is_kept and isinstance(error, CameAgain)  # which hands on what it keeps, said already or not
+            if not is_brokers and error.figures.get("node") != self.identity.node:
+                self.refusals.add(error)
+
+    def connect(self, is_up: bool) -> None:
+        """The connection to the broker came, or went."""
+        self._carry_out(self.membership.handle(events.BrokerChanged(is_up)))
+        if is_up:
+            self.connections += 1
+            self.roster.connect()
+            self._is_settling = True
+            self._settle_down()
+            for number in self.asked.pending:
+                self.send_order(number)
+            if self.lease.held:
+                self._send("lease", {"state": "hold"}, epoch=self.lease.held)
+
+    def change_link(self, node: str, is_up: bool, why: str) -> None:
+        """The data link to a node came, or went, or cannot be had."""
+        if why and not is_up and not self.membership.is_hearing:
+            self.asked.lose(node, f"is reached neither through the broker nor over the data link ({why})")
+        self._carry_out(self.membership.handle(events.LinkChanged(node, is_up, why)))
+
+    def hear_again(self, node: str) -> None:
+        """A node that is not present said something over the data link."""
+        self._carry_out(self.membership.handle(events.Spoke(node)))
+
+    def pass_time(self) -> float:
+        """Do what is due; return in how many seconds something may be."""
+        self.is_urgent = False
+        is_changed, refused = self.roster.pass_time()
+        for error in refused:
+            self.refusals.add(error)
+        self._follow_list(is_changed)
+        if self.roster.is_settled:
+            self._obey_lease(self.lease.handle(leases.Tick()))
+        self._carry_out(self.membership.handle(events.Tick()))
+        self._carry_out(self.membership.handle(events.PaceChanged(self.lease.holder)))
+        now_s = self._clocks.steady()
+        for number, pending in self.asked.pending.items():
+            if not pending.is_done and now_s - pending.sent_s >= RESEND_S:  # its node, or its broker, may be away
+                self.send_order(number, is_direct=not pending.is_direct)
+                self._carry_out(self.membership.handle(events.Doubted()))
+        if self._announce_s is not None and now_s >= self._announce_s:
+            self._announce_s = None
+            self.announce()
+        waits = [self.lease.wait_s, min(1.0, self.membership.beat_s / 3), self.roster.wait_s]
+        if self._announce_s is not None:
+            waits.append(self._announce_s - now_s)
+        return max(0.01, min(waits))
+
+    def announce(self) -> None:
+        """Say what this device has."""
+        if not self._is_watching:
+            body: Document = {
+                "name": self.name,
+                "capabilities": self.capabilities,
+                "link": self.link,
+                "heard": self._heard.lives(),
+            }
+            self._send("caps", {**body, "rare": True} if self.membership.is_rare else body)
+            if self.load:
+                self.report(self.load)
+
+    def report(self, load: Document) -> None:
+        """Say how busy this device is."""
+        self.load = load
+        self._send("load", {"load": load})
+
+    def want_lease(self) -> None:
+        """Begin to claim the lease."""
+        self._wants_lease = self._is_settling
+        if not self._is_settling:
+            self._obey_lease(self.lease.handle(leases.Wanted()))
+
+    def free_lease(self) -> None:
+        """Give the lease back, or claim it no more."""
+        self._wants_lease = False
+        self._obey_lease(self.lease.handle(leases.Unwanted()))
+
+    def publish_plan(self, epoch: int, plan: Document) -> None:
+        """Let everybody see a plan, and have the broker forget the one before."""
+        if self.plan is not None and self.plan[0] != epoch:
+            self.outgoing.append(Outgoing(Topic(self.cluster, "plan", epoch=self.plan[0]), b""))
+        self._send("plan", {"plan": plan}, epoch=epoch)
+        self.plan = (epoch, plan)
+
+    def send_order(self, number: int, *, is_direct: bool = False) -> None:
+        """Send an order, for the first time or again."""
+        pending: Pending = self.asked.pending[number]
+        pending.sent_s, pending.is_direct = self._clocks.steady(), is_direct
+        self._send("cmd", pending.body, owner=pending.node, epoch=pending.epoch, is_direct=is_direct)
+
+    def answer(self, given: Given, answer: Document) -> None:
+        """Send the answer of an order that was carried out."""
+        body = {"to": given.node, "life": given.boot, "number": given.number, **answer}
+        self._send("rsp", body, to=given.node, is_direct=given.is_direct)
+
+    def leave(self) -> None:
+        """Say that this device leaves."""
+        self.free_lease()
+        self._send("status", {"state": LEFT})
+        self._has_left = True
+
+    def obeys(self, node: str, epoch: int) -> bool:
+        """Whether an order is of the coordinator, and of no past epoch."""
+        return self.lease.obeys(node, epoch)
+
+    def take_file(self, payload: bytes) -> None:
+        """Take in the list that another process of this device has kept."""
+        with contextlib.suppress(EdgeRunError):  # a file that is damaged is no reason to stop
+            is_newer = self.roster.take(payload)
+            self._follow_list(is_newer)
+            if is_newer:
+                self.roster.said.append(payload)
+                self._say_lists()
+
+    def say_list(self) -> None:
+        """Say the list of members as it is."""
+        self.roster.say()
+        self._say_lists()
+
+    def _follow_list(self, is_changed: bool) -> None:
+        """Go by the list as it is now; where it is settled now, take in what came meanwhile."""
+        if is_changed:
+            self.is_list_new = True
+            self.events.append(MembersChanged())
+            self._writer.adopt(self.roster.cluster)
+            for node in self._gate.adopt(self.roster.cluster):
+                self._carry_out(self.membership.handle(events.SentAway(node)))
+                self.sent_away.append(node)
+            if self.lease.held and not self.roster.is_member:
+                self.events.append(Unled(self.lease.held))
+                self.lease.handle(leases.Unwanted())
+        self._say_lists()
+        self._settle_down()
+
+    def _say_lists(self) -> None:
+        topic = Topic(self.cluster, "members")
+        said, self.roster.said = self.roster.said, []
+        for payload in said:
+            self.outgoing.append(Outgoing(topic, payload))
+            for node in self.membership.present():
+                self.outgoing.append(Outgoing(topic, payload, node, is_direct=True))
+
+    def _settle_down(self) -> None:
+        """Believe others from now on, where the list is settled, and take in what they said meanwhile."""
+        if self._is_settling and self.roster.is_settled:
+            self._is_settling = False
+            self._obey_lease(self.lease.handle(leases.Connected()))
+            if self._wants_lease:
+                self.want_lease()
+        while self._early and self.roster.is_settled:
+            text, payload, is_kept, sender = self._early.popleft()
+            self.take_in(text, payload, is_kept=is_kept, sender=sender)
+
+    def _understand(self, topic: Topic, envelope: Envelope, is_kept: bool, *, is_direct: bool) -> None:
+        node = envelope.node
+        if topic.kind == "lease":
+            state = envelope.body.get("state")
+            if state not in LEASE_STATES:
+                raise ProtocolError(f"node {node}: a word about the lease that is none", node=node)
+            self._obey_lease(self.lease.handle(leases.Heard(node, envelope.epoch, str(state), is_kept)))
+            return
+        self._obey_lease(self.lease.handle(leases.EpochHeard(envelope.epoch)))
+        self.is_heard |= node == self.identity.node
+        if topic.kind in ("status", "caps"):
+            self._hear_of(envelope, is_status=topic.kind == "status")
+        elif topic.kind == "load":
+            if node in self.membership.present():
+                load = document_in(envelope, "load")
+                self._room.take(node, topic.kind, envelope.size_bytes, self.membership.known())
+                self.loads[node] = load
+        elif topic.kind == "plan":
+            if envelope.epoch == topic.epoch and (self.plan is None or topic.epoch >= self.plan[0]):
+                self.plan = (topic.epoch, document_in(envelope, "plan"))
+        elif topic.kind == "rsp":
+            if envelope.body.get("to") == self.identity.node and envelope.body.get("life") == self.identity.boot:
+                self.asked.take_answer(node, envelope.body)
+        elif topic.owner == self.identity.node:
+            number, order = envelope.body.get("number"), document_in(envelope, "order")
+            if not isinstance(number, int):
+                raise ProtocolError(f"node {node}: an order without a number", node=node)
+            if envelope.body.get("life") != self.identity.boot:
+                raise NotTrusted(f"node {node}: an order for another life of this device", node=node)
+            self.given.append(Given(node, envelope.boot, envelope.epoch, number, order, is_direct))
+
+    def _hear_of(self, envelope: Envelope, *, is_status: bool) -> None:
+        """Take in a heartbeat, a farewell, that somebody looks on, or an announcement."""
+        if is_status:
+            self._heard.add(envelope.boot)
+            times = envelope.body.get("deaf")
+            if isinstance(times, int) and 0 < times < MOST_TIMES and len(self.deaf) < MOST_MEMBERS:
+                self.deaf[envelope.node] = times
+        event = status_event(envelope) if is_status else announced(envelope, self.identity.boot)
+        if isinstance(event, events.Announced) and envelope.node != self.identity.node:
+            self._room.take(envelope.node, "caps", envelope.size_bytes, self.membership.known())
+        if event is None:
+            self._announce_soon()
+        else:
+            self._carry_out(self.membership.handle(event))
+
+    def _carry_out(self, instructions: Sequence[events.Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, events.Tell):
+                self._tell(instruction.event)
+            elif isinstance(instruction, events.Unlink):
+                self.unlinked.append(instruction.node)
+            elif isinstance(instruction, events.Announce):
+                self._announce_soon()
+            elif isinstance(instruction, events.Reconnect):
+                self._reconnect()
+            elif self._is_watching:
+                self._send("status", {"state": WATCHING})
+            else:
+                words = {"asks": instruction.asks, "rare": instruction.is_rare}
+                said: Document = {word: True for word, is_so in words.items() if is_so}
+                if self.reconnections:
+                    said = {**said, "deaf": self.reconnections}
+                self._send("status", {"state": HERE, "session": self._session, **said})
+
+    def _reconnect(self) -> None:
+        """Have the broker connected to anew; not where this device looks on, and has no heartbeat to hear."""
+        if not self._is_watching:
+            self.reconnections += 1
+            self.is_reconnecting = True
+
+    def _tell(self, event: MeshEvent) -> None:
+        self.events.append(event)
+        if isinstance(event, Lost):
+            self.loads.pop(event.node, None)
+            self.asked.lose(event.node, event.why)
+            self._obey_lease(self.lease.handle(leases.HolderLost(event.node)))
+
+    def _obey_lease(self, instructions: Sequence[leases.Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, leases.Say):
+                self._send("lease", {"state": instruction.state}, epoch=instruction.epoch)
+            elif isinstance(instruction, leases.Withdrawn):
+                self.events.append(Unled(instruction.epoch))
+
+    def _announce_soon(self) -> None:
+        """Announce in a moment: when one device starts, all others answer."""
+        if self._announce_s is None and not self._is_watching:
+            self._announce_s = self._clocks.steady() + self._clocks.random.uniform(0, ANNOUNCE_WITHIN_S)
+            self.is_urgent = True
+
+    def _topic(self, kind: str, owner: str | None = None, epoch: int = 0) -> Topic:
+        owner = None if kind in ("lease", "plan") else owner or self.identity.node
+        return Topic(self.cluster, kind, owner, epoch if kind == "plan" else 0)
+
+    def _send(
+        self,
+        kind: str,
+        body: Document,
+        *,
+        owner: str | None = None,
+        epoch: int | None = None,
+        to: str | None = None,
+        is_direct: bool = False,
+    ) -> None:
+        if not self.roster.is_member or (self._has_left and kind in ("status", "caps")):
+            return  # nobody would listen, or others would take it for present again
+        epoch = self.lease.epoch if epoch is None else epoch
+        topic = self._topic(kind, owner, epoch)
+        payload, _ = self._writer.seal(topic, epoch, body)
+        self.outgoing.append(Outgoing(topic, payload, to or owner, is_direct))

@@ -1,0 +1,1 @@
+"""Control messages: topics, envelopes, bodies, and what was refused."""

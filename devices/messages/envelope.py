@@ -1,0 +1,262 @@
+"""Control messages in their envelope: signed by a proven member, bound to a topic and to one life of its sender.
+
+    version (1) | node's key (32) | device's key (32) | device's signature of the node's key (64) |
+    proof of the secret (32) | signature (64) | body, canonical JSON
+
+The signature is over the topic and all else. Every message introduces its sender, and nothing of a sender that is no
+member reaches the JSON parser: it must know the secret, and its device be in the list of members. Clusters made before
+there were lists have none; there the secret alone decides. `Gate` lets each message pass once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from edge_run.base.errors import NotTrusted, ProtocolError
+from edge_run.base.mesh import Document
+from edge_run.base.strict_json import parse
+from edge_run.devices.members.cluster import PROOF_BYTES, Cluster
+from edge_run.devices.members.identity import BOOT_DIGITS, Identity, is_certified
+from edge_run.devices.members.keys import KEY_BYTES, SIGNATURE_BYTES, is_signed, node_of
+from edge_run.devices.members.member_list import NO_VERSION, Role, Version, canonical
+from edge_run.devices.messages.topics import Topic
+from edge_run.devices.presence.lease import most_epoch
+
+VERSION = 2
+MOST_BYTES = 256 << 10
+MOST_MEMBERS = 256
+MOST_NUMBER = 1 << 53
+CLOCK_TOLERANCE_S = 60.0
+_UNSIGNED_BYTES = 1 + 2 * KEY_BYTES + SIGNATURE_BYTES + PROOF_BYTES
+_HEAD_BYTES = _UNSIGNED_BYTES + SIGNATURE_BYTES
+_FIELDS = {"boot", "count", "epoch", "time_ms", "list", "body"}
+_LEADERS_KINDS = ("lease", "plan", "cmd")
+GRACE_S = 30.0  # how long the secret before the last one is still one: not everybody hears of the change at once
+
+
+class CameAgain(NotTrusted):
+    """A message that was let in before, or one that is older than that."""
+
+
+class StaleClock(NotTrusted):
+    """A message from another time: replayed, or one of the two clocks is off by `skew_s`."""
+
+    def __init__(self, message: str, node: str, skew_s: float) -> None:
+        super().__init__(message, node=node, skew_s=skew_s)
+        self.skew_s = skew_s
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What a member said: its life, the count of the message in it, the highest epoch it knows of, and the words.
+
+    listed: the version of the newest list of members that it knows. size_bytes: of all of it.
+    """
+
+    node: str
+    boot: str
+    count: int
+    epoch: int
+    time_s: float
+    body: Document
+    listed: Version = NO_VERSION
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Life:
+    boot: str
+    device: bytes
+    counts: dict[str, int] = field(default_factory=dict)
+    session: int = 0
+    heard_s: float = 0.0
+
+
+class Writer:
+    """Makes the envelopes of one identity. Not thread-safe."""
+
+    def __init__(self, identity: Identity, cluster: Cluster, wall_clock: Callable[[], float]) -> None:
+        self._identity, self._wall_clock = identity, wall_clock
+        self._count = 0
+        self.adopt(cluster)
+
+    def adopt(self, cluster: Cluster) -> None:
+        """Write as `cluster` has it from now on: with its secret, and its list of members."""
+        key, device = self._identity.public_key, self._identity.device.public_key
+        certificate = self._identity.certificate or bytes(SIGNATURE_BYTES)
+        self._head = bytes([VERSION]) + key + device + certificate + cluster.proof(key)
+        self._listed = list(cluster.version)
+
+    def seal(self, topic: Topic, epoch: int, body: Document) -> tuple[bytes, int]:
+        """Return the envelope of `body` for `topic`, and its count. Raises ProtocolError for too much, or no JSON."""
+        self._count += 1
+        fields = {
+            "boot": self._identity.boot,
+            "count": self._count,
+            "epoch": epoch,
+            "time_ms": int(self._wall_clock() * 1e3),
+            "list": self._listed,
+            "body": body,
+        }
+        try:
+            content = canonical(fields)
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(f"message for {topic}: is no JSON ({error})") from error
+        if _HEAD_BYTES + len(content) > MOST_BYTES:
+            raise ProtocolError(f"message for {topic}: has {len(content)} bytes, at most {MOST_BYTES} may be sent")
+        return self._head + self._identity.sign(_signed(topic, self._head, content)) + content, self._count
+
+
+class Gate:
+    """Lets in what a proven member signed for this topic, now, and only once. Not thread-safe."""
+
+    def __init__(self, cluster: Cluster, wall_clock: Callable[[], float]) -> None:
+        self._cluster, self._wall_clock = cluster, wall_clock
+        self._lives: dict[str, _Life] = {}
+        self._certified: dict[bytes, None] = {}
+        self._before: tuple[Cluster, float] | None = None  # and until when its secret is one
+
+    def adopt(self, cluster: Cluster) -> list[str]:
+        """Let in whom `cluster` lists from now on; return the nodes that were let in before, and are no more."""
+        if cluster.secret != self._cluster.secret:
+            self._before = self._cluster, self._wall_clock() + GRACE_S
+        self._cluster = cluster
+        gone = [node for node, life in self._lives.items() if not cluster.admits(life.device)]
+        self._certified.clear()
+        for node in gone:
+            del self._lives[node]
+        return gone
+
+    def open(self, topic: Topic, payload: bytes, *, is_kept: bool = False) -> Envelope:
+        """Return what `payload` says.
+
+        is_kept: the broker had kept it for us, so it may be old; for topics of epochs only, which cannot go back.
+        Raises NotTrusted for what is forged, replayed or stale, ProtocolError for what is malformed or too large.
+        """
+        node, device, content = self._authenticate(topic, payload)
+        envelope = self._with_possible_epoch(_parse(node, content))
+        life = self._lives.get(node)
+        if life is None or envelope.boot > life.boot:
+            if life is None:
+                self._make_room(node)
+            life = _Life(envelope.boot, device)
+        elif envelope.boot < life.boot:
+            raise NotTrusted(f"node {node}: a message of a life that ended", node=node)
+        if topic.kind == "status" and envelope.body.get("state") == "will":
+            return self._accept_will(life, envelope)
+        place = topic.kind if topic.kind == "plan" else str(topic)
+        if envelope.count <= life.counts.get(place, 0):
+            raise CameAgain(f"node {node}: message {envelope.count} for {topic} came again, or late", node=node)
+        skew_s = envelope.time_s - self._wall_clock()
+        if abs(skew_s) > CLOCK_TOLERANCE_S and not (is_kept and topic.is_kept):
+            raise StaleClock(
+                f"node {node}: a message {abs(skew_s):,.0f} s {'ahead of' if skew_s > 0 else 'behind'} this clock, at "
+                f"most {CLOCK_TOLERANCE_S:.0f} s are allowed; set the clocks (timedatectl set-ntp true)",
+                node,
+                skew_s,
+            )
+        self._lives[node] = life
+        life.counts[place], life.heard_s = envelope.count, self._wall_clock()
+        session = envelope.body.get("session")
+        if topic.kind == "status" and isinstance(session, int):
+            life.session = session
+        return envelope
+
+    def _authenticate(self, topic: Topic, payload: bytes) -> tuple[str, bytes, bytes]:
+        """Return who signed, with which device's key, and what. Raises NotTrusted, ProtocolError."""
+        if not _HEAD_BYTES < len(payload) <= MOST_BYTES:
+            raise ProtocolError(f"message for {topic}: has {len(payload)} bytes, not {_HEAD_BYTES} to {MOST_BYTES}")
+        if payload[0] != VERSION:
+            raise ProtocolError(f"message for {topic}: of version {payload[0]}, this is {VERSION}; update edge-run")
+        head, content = payload[:_UNSIGNED_BYTES], payload[_HEAD_BYTES:]
+        key, device = head[1 : 1 + KEY_BYTES], head[1 + KEY_BYTES : 1 + 2 * KEY_BYTES]
+        node = node_of(key)
+        if not self._is_proven(key, head[-PROOF_BYTES:]):
+            raise NotTrusted(f"node {node}: does not know the secret of cluster {self._cluster.id}", node=node)
+        role = self._role(node, key, device, head[1 + 2 * KEY_BYTES : -PROOF_BYTES])
+        if role == "compute" and topic.kind in _LEADERS_KINDS:
+            raise NotTrusted(f"node {node}: its role, compute, does not let it run models on others", node=node)
+        if topic.owner is not None and topic.owner != node and topic.kind != "cmd":
+            raise NotTrusted(f"node {node}: speaks for node {topic.owner}", node=node)
+        if not is_signed(key, payload[_UNSIGNED_BYTES:_HEAD_BYTES], _signed(topic, head, content)):
+            raise NotTrusted(f"node {node}: a message for {topic} that it did not sign so", node=node)
+        return node, device, content
+
+    def _is_proven(self, key: bytes, proof: bytes) -> bool:
+        if self._cluster.is_proven(key, proof):
+            return True
+        if self._before is not None and self._wall_clock() > self._before[1]:
+            self._before = None
+        return self._before is not None and self._before[0].is_proven(key, proof)
+
+    def _role(self, node: str, key: bytes, device: bytes, certificate: bytes) -> Role:
+        """Return what the device of a node may do. Raises NotTrusted where it is no member, or not the node's."""
+        role = self._cluster.role_of(device)
+        if role is None:
+            raise NotTrusted(f"node {node}: {self._cluster.why_not(device)}", node=node)
+        if key + device + certificate not in self._certified:
+            if not is_certified(device, certificate, key):
+                raise NotTrusted(f"node {node}: says that it runs on a device that did not sign for it", node=node)
+            if len(self._certified) >= MOST_MEMBERS:
+                self._certified.clear()
+            self._certified[key + device + certificate] = None
+        return role
+
+    def _with_possible_epoch(self, envelope: Envelope) -> Envelope:
+        """Return `envelope`, with epoch 0 where its own cannot have come about by our clock, but by one that is ahead.
+
+        Raises ProtocolError where it cannot by any: nobody could ever claim a later one.
+        """
+        now_s = self._wall_clock()
+        if envelope.epoch <= most_epoch(now_s + CLOCK_TOLERANCE_S):
+            return envelope
+        most = most_epoch(now_s + 2 * CLOCK_TOLERANCE_S)
+        if envelope.epoch <= most:
+            return replace(envelope, epoch=0)
+        raise ProtocolError(
+            f"node {envelope.node}: says epoch {envelope.epoch}, and none after {most} can have come about; it lies, "
+            "or the clocks are far apart",
+            node=envelope.node,
+        )
+
+    def _make_room(self, node: str) -> None:
+        """Forget who has been silent for so long that the clock refuses all that he ever said."""
+        if len(self._lives) < MOST_MEMBERS:
+            return
+        limit_s = self._wall_clock() - 2 * CLOCK_TOLERANCE_S
+        self._lives = {one: life for one, life in self._lives.items() if life.heard_s > limit_s}
+        if len(self._lives) >= MOST_MEMBERS:
+            raise ProtocolError(f"node {node}: is one too many, a cluster has at most {MOST_MEMBERS}", node=node)
+
+    def _accept_will(self, life: _Life, envelope: Envelope) -> Envelope:
+        """Let a will in once, of the connection that its sender has now; it was written when that began."""
+        if self._lives.get(envelope.node) is not life or envelope.count != life.session:
+            raise NotTrusted(f"node {envelope.node}: the will of a connection that ended", node=envelope.node)
+        life.session = 0
+        return envelope
+
+
+def _signed(topic: Topic, head: bytes, content: bytes) -> bytes:
+    return b"edge-run control\0" + str(topic).encode() + b"\0" + head + content
+
+
+def _parse(node: str, content: bytes) -> Envelope:
+    try:
+        fields = parse(content)
+        if not isinstance(fields, dict) or fields.keys() != _FIELDS or canonical(fields) != content:
+            raise ValueError("not as it should be written")
+        boot, body = fields["boot"], fields["body"]
+        listed = fields["list"]
+        if not isinstance(listed, list) or len(listed) != len(NO_VERSION):
+            raise ValueError("no version of a list")
+        numbers = [*(fields[name] for name in ("count", "epoch", "time_ms")), *listed]
+        if not isinstance(boot, str) or len(boot) != BOOT_DIGITS or not isinstance(body, dict):
+            raise ValueError("no life, or no body")
+        if any(type(number) is not int or not 0 <= number < MOST_NUMBER for number in numbers):
+            raise ValueError("a number that cannot be")
+    except ValueError as error:
+        raise ProtocolError(f"node {node}: a malformed message ({error})", node=node) from error
+    count, epoch, time_ms, *version = numbers
+    listed_version = version[0], version[1], version[2], version[3]
+    return Envelope(node, boot, count, epoch, time_ms / 1e3, body, listed_version, len(content))

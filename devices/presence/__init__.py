@@ -1,0 +1,1 @@
+"""Who is there and who leads: state machines without I/O."""

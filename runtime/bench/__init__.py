@@ -1,0 +1,1 @@
+"""Predictions put to the test: cold runs in processes of their own."""

@@ -1,0 +1,1 @@
+"""Passes: the driver that follows the graph, the decoder, and what a conversation has in it."""

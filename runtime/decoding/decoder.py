@@ -1,0 +1,262 @@
+"""The local decoder: batches of tokens through one llama.cpp context."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any, Protocol
+
+from edge_run.base.errors import Cancelled, ContextFull, KernelError, system_errors
+from edge_run.base.protocols import BatchToken, Capabilities, Decoder, Logits
+from edge_run.runtime.decoding.batch_limits import Limits
+from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
+from edge_run.runtime.decoding.progress import Timeline
+from edge_run.runtime.graph.nodes import GraphMap
+from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.llama._ggml import L
+from edge_run.runtime.llama.context_shape import ContextShape
+from edge_run.runtime.llama.model import LlamaContext, LlamaModel
+
+_STOPPED = 2  # what llama.cpp returns when it was told to stop
+
+
+class FrontDecoder(Decoder, Protocol):
+    """A decoder whose pass can be stopped."""
+
+    def cancel(self) -> None:
+        """Stop the pass in progress, from any thread; `decode` raises Cancelled."""
+        ...
+
+
+class LocalDecoder:
+    """A `Decoder` on this device. Not thread-safe but for `cancel`.
+
+    A batch of any length is run in passes of at most `micro_batch_tokens`. Where the shape is exact, a pass of one
+    token gets a companion, whose row is not used: ggml's kernels for one column sum in another order than those for
+    more.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        context: LlamaContext,
+        driver: Driver,
+        shape: ContextShape,
+        prepare: Callable[[Sequence[BatchToken]], None] = lambda batch: None,
+        timeline: Timeline | None = None,
+    ) -> None:
+        """Decode with `context`. prepare is given each batch first, and may raise; timeline hears of every pass."""
+        self._model, self._context, self._driver = model, context, driver
+        self._prepare, self._timeline = prepare, timeline or Timeline()
+        self._width = shape.micro_batch_tokens
+        self._batch: Any = L.llama_batch_init(self._width, 0, shape.sequences)
+        self._logits: Logits | None = None
+        has_companions = shape.is_exact and not model.is_recurrent
+        self.limits = Limits(
+            context_tokens=context.context_tokens - has_companions,
+            vocabulary=model.vocabulary,
+            micro_batch_tokens=self._width,
+            sequences=shape.sequences,
+            outputs_per_pass=shape.outputs_per_pass,
+            can_branch=shape.sequences > 1 and not model.is_recurrent and not model.sliding_window_tokens,
+            has_companions=has_companions,
+        )
+        self._capabilities = Capabilities(
+            context_tokens=self.limits.context_tokens,
+            micro_batch_tokens=self._width,
+            sequences=shape.sequences,
+            vocabulary=model.vocabulary,
+            can_rewind=not model.is_recurrent,
+            can_branch=self.limits.can_branch,
+            outputs_per_pass=shape.outputs_per_pass,
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this decoder can do."""
+        return self._capabilities
+
+    def cancel(self) -> None:
+        """Stop the pass in progress, from any thread; `decode` raises Cancelled."""
+        self._driver.cancel()
+
+    @system_errors("computing a pass")
+    def decode(self, batch: Sequence[BatchToken]) -> Logits:
+        """Run a batch; see `Decoder.decode`. Ctrl-C meanwhile is raised as KeyboardInterrupt once it is rolled back."""
+        self.limits.check_batch(batch)
+        logits = self._rows(sum(token.wants_logits for token in batch))
+        self._run(batch, logits)
+        return logits
+
+    def follow(self, batch: Sequence[BatchToken]) -> None:
+        """Run a batch as `decode` does, whose logits are of no use here and take no memory."""
+        self.limits.check_batch(batch)
+        self._run(batch, None)
+
+    def take_back(self, batch: Sequence[BatchToken]) -> None:
+        """Forget what `batch` added; where a sequence cannot be cut, all of it."""
+        self.limits.check_batch(batch)
+        for sequence in {token.sequence for token in batch}:
+            self.rewind(sequence, min(token.position for token in batch if token.sequence == sequence))
+        for branch in {branch for token in batch for branch in token.branches}:
+            L.llama_memory_seq_rm(self._context.memory, branch, -1, -1)
+
+    def rewind(self, sequence: int, position: int) -> int:
+        """Forget `sequence` from `position` on; return where it ends now: there, or 0 where it cannot be cut there."""
+        self.limits.check_sequences((sequence,))
+        self.limits.check_position(position)
+        memory = self._context.memory
+        window = self._model.sliding_window_tokens
+        # A sliding-window cache has dropped what the tokens before `position` would look at: such a cut starts anew.
+        is_lost = window and position and L.llama_memory_seq_pos_min(memory, sequence) > max(0, position - window)
+        if not is_lost and L.llama_memory_seq_rm(memory, sequence, position, -1):
+            return min(position, L.llama_memory_seq_pos_max(memory, sequence) + 1)
+        L.llama_memory_seq_rm(memory, sequence, -1, -1)
+        return 0
+
+    def branch(self, sequence: int, branches: Sequence[int]) -> None:
+        """Let each of `branches` hold what `sequence` holds, and nothing else; nothing is copied."""
+        self.limits.check_branches(sequence, branches)
+        for branch in branches:
+            L.llama_memory_seq_rm(self._context.memory, branch, -1, -1)
+            L.llama_memory_seq_cp(self._context.memory, sequence, branch, -1, -1)
+
+    def keep(self, sequence: int, position: int, branch: int, branches: Sequence[int]) -> None:
+        """Let `sequence` go on as `branch` does from `position` on, and empty all `branches`."""
+        self.limits.check_keep(sequence, branch, branches)
+        self.limits.check_position(position)
+        memory = self._context.memory
+        if branch != sequence:
+            L.llama_memory_seq_rm(memory, sequence, position, -1)
+            L.llama_memory_seq_cp(memory, branch, sequence, position, -1)
+        for other in branches:
+            L.llama_memory_seq_rm(memory, other, -1, -1)
+
+    def map_graph(self, shape: PassShape = ONE_TOKEN) -> GraphMap:
+        """Return the graph of a pass of `shape`, computing nothing. The context must be empty, and is again."""
+        self.limits.check_shape(shape)
+        first = shape.tokens - shape.outputs
+        self._fill([BatchToken(token=0, position=i, wants_logits=i >= first) for i in range(shape.tokens)])
+        with self._driver.mapping():
+            code = self._context.decode(self._batch)
+        L.llama_memory_clear(self._context.memory, self._model.is_recurrent)
+        graph = self._driver.take_map()
+        if code != 0 or not any(node.reads for node in graph):
+            raise KernelError(f"llama.cpp showed no weights in its graph (code {code}); --backend llama.cpp may work")
+        return graph
+
+    def clear(self) -> None:
+        """Forget all sequences, as if nothing had ever been decoded."""
+        L.llama_memory_clear(self._context.memory, False)
+
+    def close(self) -> None:
+        """Free the batch. Idempotent."""
+        if self._batch is not None:
+            L.llama_batch_free(self._batch)
+            self._batch = None
+
+    def _run(self, batch: Sequence[BatchToken], logits: Logits | None) -> None:
+        """Run a batch that was checked, in passes, and write the logits that it asks for to `logits`."""
+        self._driver.forget_cancel()
+        self._prepare(batch)
+        filled = 0
+        try:
+            for start in range(0, len(batch), self._width):
+                self._driver.check_cancelled()
+                filled = self._pass(batch[start : start + self._width], logits, filled)
+                self._timeline.advance()
+        except BaseException:
+            self.take_back(batch)
+            raise
+        finally:
+            self._timeline.end()
+
+    def _rows(self, n_rows: int) -> Logits:
+        """Return room for the logits of `n_rows` tokens, the same again where the number is."""
+        import numpy as np
+
+        if self._logits is None or len(self._logits) != n_rows:
+            self._logits = np.empty((n_rows, self._model.vocabulary), np.float32)
+        return self._logits
+
+    def _pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
+        if self.limits.has_companions and len(tokens) == 1:
+            return self._accompanied_pass(tokens[0], logits, filled)
+        self._fill(tokens)
+        outputs = [i for i, token in enumerate(tokens) if token.wants_logits]
+        with deferred_interrupt(self._driver), self._driver.running(PassShape(len(tokens), len(outputs))):
+            code = self._context.decode(self._batch)
+            if code == _STOPPED:
+                raise Cancelled("the pass was cancelled")
+        if code == 1:
+            raise ContextFull(
+                f"context of {self._context.context_tokens} tokens is full; start a new conversation, or raise -c",
+                context_tokens=self._context.context_tokens,
+            )
+        if code != 0:
+            raise KernelError(
+                f"llama.cpp failed to decode {len(tokens)} tokens (code {code}); -v shows what it says, and "
+                "`edge-run doctor` looks at the installation"
+            )
+        if logits is None:
+            return filled
+        for i in outputs:
+            row = L.llama_get_logits_ith(self._context.handle, i)
+            logits[filled] = ggml.float_rows(row, self._model.vocabulary)
+            filled += 1
+        return filled
+
+    def _accompanied_pass(self, token: BatchToken, logits: Logits | None, filled: int) -> int:
+        import numpy as np
+
+        companion = BatchToken(token.token, token.position + 1, token.sequence, token.wants_logits)
+        rows = None if logits is None else np.empty((2, self._model.vocabulary), np.float32)
+        n_rows = self._pass([token, companion], rows, 0) // 2
+        L.llama_memory_seq_rm(self._context.memory, token.sequence, companion.position, -1)
+        if logits is not None and rows is not None:
+            logits[filled : filled + n_rows] = rows[:n_rows]
+        return filled + n_rows
+
+    def _fill(self, tokens: Sequence[BatchToken]) -> None:
+        """Write one pass's tokens, which were checked, into llama.cpp's arrays."""
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i] = token.token, token.position
+            for number, sequence in enumerate((token.sequence, *token.branches)):
+                batch.seq_id[i][number] = sequence
+            batch.n_seq_id[i] = 1 + len(token.branches)
+            batch.logits[i] = token.wants_logits
+
+
+@contextlib.contextmanager
+def deferred_interrupt(driver: Driver) -> Iterator[None]:
+    """Turn Ctrl-C in this block into a cancelled pass, and raise KeyboardInterrupt at its end.
+
+    Raised at once it could surface inside the callback before its first line, and from there nothing can be raised.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if is_main else None
+    if handler is not signal.default_int_handler:
+        yield
+        return
+    is_interrupted = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        driver.cancel()
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    except BaseException:
+        if not is_interrupted:
+            raise
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if is_interrupted:
+        raise KeyboardInterrupt

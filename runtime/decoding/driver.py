@@ -1,0 +1,363 @@
+"""Drives a pass: follows llama.cpp's graph node by node and lets features take part in it.
+
+llama.cpp asks about every node before computing it and tells afterwards, if it was told to stop there. The callback
+dispatches by ordinal to the steps that features registered when the program was compiled, and does nothing else. From
+the first node that is not the one expected, it goes on node by node, asking the features each time, and the map of what
+it saw becomes the program of that shape. So an unexpected graph is slower once, never wrong.
+
+All nodes up to the next stop are asked before any of them is computed: a feature makes a node's weights readable in a
+step before it, and that holds for the whole stretch. What a GPU is to read is copied there earlier
+(`weight_copies.py`); then a graph is the one expected when it is cut as expected, too. The callback never
+raises. After a failure it clears the compute flag of all nodes that follow, so that nothing is computed on memory that
+is not there, and the error is raised when llama.cpp returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+from edge_run.base.errors import Cancelled, KernelError
+from edge_run.runtime.decoding.compute_buffer import Scratch
+from edge_run.runtime.decoding.weight_copies import WeightCopies
+from edge_run.runtime.graph.flow import Flow
+from edge_run.runtime.graph.flow_observer import FlowObserver
+from edge_run.runtime.graph.nodes import GraphMap, Node
+from edge_run.runtime.graph.observer import Observer
+from edge_run.runtime.graph.scheduler_splits import Split
+from edge_run.runtime.llama import _ggml as ggml
+
+Step = Callable[[int], None]
+
+
+class GraphChanged(KernelError):
+    """A graph that had to be the one expected was not; nothing that was computed counts."""
+
+
+class PassShape(NamedTuple):
+    """What decides which graph llama.cpp builds: tokens in the pass, and rows of logits asked for."""
+
+    tokens: int
+    outputs: int
+
+    @property
+    def kind(self) -> tuple[bool, bool]:
+        """Shapes of one kind mostly have one graph: one token or more, with logits or without."""
+        return self.tokens > 1, self.outputs > 0
+
+
+ONE_TOKEN = PassShape(1, 1)
+
+
+@dataclass(slots=True)
+class Steps:
+    """What features do at which ordinal, given the tensor's address. A node with a step after it is a stop."""
+
+    before: dict[int, list[Step]] = field(default_factory=dict)
+    after: dict[int, list[Step]] = field(default_factory=dict)
+
+    def add_before(self, ordinal: int, step: Step) -> None:
+        """Run `step` when node `ordinal` is asked about."""
+        self.before.setdefault(ordinal, []).append(step)
+
+    def stop_before(self, ordinal: int, step: Step) -> None:
+        """Run `step` when node `ordinal` is asked about and all before it is computed."""
+        self.add_after(ordinal - 1, _only_stop)
+        self.add_before(ordinal, step)
+
+    def add_after(self, ordinal: int, step: Step) -> None:
+        """Stop at node `ordinal`, and run `step` when it was computed."""
+        self.after.setdefault(ordinal, []).append(step)
+
+
+def _only_stop(address: int) -> None:
+    """Do nothing."""
+
+
+class Feature(Protocol):
+    """Something that takes part in passes. Its methods may raise; the pass is then discarded."""
+
+    def register(self, graph: GraphMap, steps: Steps) -> None:
+        """Add this feature's steps for a graph that is known."""
+        ...
+
+    def before_unknown(self, node: Node, address: int) -> bool:
+        """Do what `node` needs, in a graph that is not known; return whether to stop after it."""
+        ...
+
+    def after_unknown(self) -> None:
+        """A stop that `before_unknown` asked for was reached."""
+        ...
+
+    def abandon(self) -> None:
+        """The pass failed, or ended unexpectedly, and llama.cpp has returned: let go of everything."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A graph and its steps, as tables by ordinal; splits: how it is cut where weights are copied to a GPU.
+
+    quiet: the nodes at which nothing is done, None for the others.
+    """
+
+    graph: GraphMap
+    before: tuple[tuple[Step, ...], ...]
+    after: tuple[tuple[Step, ...], ...]
+    splits: tuple[Split, ...] = ()
+    quiet: tuple[Node | None, ...] = ()
+
+
+def compile_program(graph: GraphMap, features: Sequence[Feature], splits: tuple[Split, ...] = ()) -> Program:
+    """Return the program of `graph` with the steps of all features, in the features' order."""
+    steps = Steps()
+    for feature in features:
+        feature.register(graph, steps)
+    ordinals = range(len(graph))
+    return Program(
+        graph,
+        tuple(tuple(steps.before.get(i, ())) for i in ordinals),
+        tuple(tuple(steps.after.get(i, ())) for i in ordinals),
+        splits,
+        tuple(None if i in steps.before or i in steps.after else node for i, node in enumerate(graph)),
+    )
+
+
+class Driver:
+    """The callback of one llama.cpp context. One pass at a time; `cancel` may come from any thread.
+
+    stop: is up while the pass in progress is to end: llama.cpp looks at it after each node that it computes.
+    before_pass: runs before each pass, and may raise; nothing is computed then.
+    scratch: what the pass in progress computes in, or the last one did. is_partial: of its programs' graphs only some
+    nodes are to be computed. Then a graph that is not the one expected is refused with GraphChanged.
+    """
+
+    def __init__(self) -> None:
+        self.features: list[Feature] = []
+        self.programs: dict[PassShape, Program] = {}
+        self.is_partial = False
+        self.before_pass: Callable[[PassShape], None] = lambda shape: None
+        self.stop = ggml.StopFlag()
+        self._flow: FlowObserver | None = None
+        self._observer = Observer()
+        self._program = _EMPTY
+        self._quiet = _EMPTY.quiet  # of the program, while the pass goes as expected
+        self._cursor = 0
+        self._seen: list[Node] | None = None
+        self._pending: list[Feature] = []
+        self._failure: BaseException | None = None
+        self._is_mapping = self._must_restore = self._is_cancelled = False
+        self.scratch = Scratch()
+        self._copies: WeightCopies | None = None
+        self._at = 0
+
+    def follow_copies(self, copies: WeightCopies) -> None:
+        """Stop for what llama.cpp copies to a GPU."""
+        self._copies, self._observer = copies, Observer(copies.reads)
+
+    @property
+    def share_done(self) -> float:
+        """How much of the pass in progress has been asked about, 0 to 1; any thread may ask."""
+        return self._cursor / max(1, len(self._program.graph))
+
+    def cancel(self) -> None:
+        """Stop the pass in progress at its next node; it raises Cancelled."""
+        self._is_cancelled, self._quiet = True, _EMPTY.quiet
+        self.stop.set(True)
+
+    def forget_cancel(self) -> None:
+        """Begin something new: what was cancelled before does not concern it."""
+        self._is_cancelled = False
+        self.stop.set(False)
+
+    def check_cancelled(self) -> None:
+        """Raise Cancelled when the pass in progress was cancelled."""
+        if self._is_cancelled:
+            raise Cancelled("the pass was cancelled")
+
+    def callback(self, address: int, is_asking: bool, _: int) -> bool:
+        """Answer llama.cpp's scheduler. Never raises."""
+        try:
+            if not is_asking:
+                return self._told(address)
+            i, quiet = self._cursor, self._quiet
+            if i < len(quiet) and (node := quiet[i]) and ggml.settle(address, node.name, node.is_computed):
+                self._cursor = i + 1
+                return False
+            if not self.scratch.size_bytes:
+                self.scratch.note(address)
+            if self._failure is not None or self._is_mapping:
+                return self._skip(address)
+            return self._ask(address)
+        except BaseException as error:
+            self._fail(error, address)
+            return not is_asking
+
+    @contextlib.contextmanager
+    def mapping(self) -> Iterator[None]:
+        """Passes in this block compute nothing; `take_map` then returns the graph. Raises what went wrong in them."""
+        self._is_mapping, self._seen, self._failure, self._quiet = True, [], None, _EMPTY.quiet
+        self.scratch.forget()
+        self.stop.set(False)
+        self._flow = FlowObserver() if self.is_partial else None
+        try:
+            with self._overhearing():
+                yield
+        finally:
+            self._is_mapping = False
+            self._must_restore = True
+            self.stop.set(self._is_cancelled)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            if self._copies:
+                self._copies.end(is_whole=False)
+            raise failure
+
+    def take_map(self) -> GraphMap:
+        """Return the graph that was mapped."""
+        graph, self._seen = tuple(self._seen or ()), None
+        return graph
+
+    def take_flow(self) -> Flow:
+        """Return what flows through the graph that was mapped, where the driver is partial."""
+        flow, self._flow = self._flow, None
+        return flow.take() if flow else Flow((), (), ())
+
+    @contextlib.contextmanager
+    def running(self, shape: PassShape) -> Iterator[None]:
+        """Run one pass of the given shape in this block; raise what went wrong in the callback at its end."""
+        self.before_pass(shape)
+        self.scratch.forget()
+        is_guessed = shape not in self.programs
+        self._program = self._guess(shape) if is_guessed else self.programs[shape]
+        self._cursor, self._seen, self._failure, self._quiet = 0, None, None, _EMPTY.quiet
+        try:
+            with self._overhearing():
+                yield
+        except BaseException:
+            self._abandon()
+            self._must_restore = True  # a pass that was stopped has not restored what the one before left out
+            raise
+        self._must_restore = self._failure is not None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            self._abandon()
+            if is_guessed:
+                # Node by node next time: a wrong guess may hold more than there is room for.
+                self.programs[shape] = _EMPTY
+            raise failure
+        if self._copies:
+            self._copies.end(is_whole=True)
+        if self._seen is None and 0 < self._cursor < len(self._program.graph):
+            self._abandon()  # the graph ended in the middle of what was expected: what is held there is not released
+            self._check_known("its end")
+            self._seen = list(self._program.graph[: self._cursor])
+        if self._seen is not None:
+            self._program = self._program_of(tuple(self._seen))
+        self.programs[shape] = self._program
+
+    def _abandon(self) -> None:
+        for feature in self.features:
+            feature.abandon()
+        if self._copies:
+            self._copies.end(is_whole=False)
+
+    def _overhearing(self) -> contextlib.AbstractContextManager[None]:
+        return ggml.log.overhearing(self._copies.hear) if self._copies else contextlib.nullcontext()
+
+    def _guess(self, shape: PassShape) -> Program:
+        met = [(known, program) for known, program in reversed(self.programs.items()) if program.graph]
+        alike = (program for known, program in met if known.kind == shape.kind)
+        return next(alike, None) or next((program for _, program in met), _EMPTY)
+
+    def _program_of(self, graph: GraphMap) -> Program:
+        splits = self._copies.schedule() if self._copies else ()
+        known = (program for program in self.programs.values() if program.graph == graph and program.splits == splits)
+        return next(known, None) or compile_program(graph, self.features, splits)
+
+    def _ask(self, address: int) -> bool:
+        self.check_cancelled()
+        program, i = self._program, self._cursor
+        if self._seen is None and i == len(program.graph):
+            i = 0  # llama.cpp has cut the batch: the same graph once more
+        if i == 0 and self._copies and self._seen is None:
+            program = self._cut_alike(self._copies.schedule())
+        node = program.graph[i] if self._seen is None and i < len(program.graph) else None
+        if node and ggml.settle(address, node.name, node.is_computed):
+            self._cursor = i + 1
+            if self.scratch.size_bytes and not self._copies:
+                self._quiet = program.quiet
+            for step in program.before[i]:
+                step(address)
+            return self._ends_part(i) or bool(program.after[i])
+        self._quiet = _EMPTY.quiet
+        return self._ask_unknown(address)
+
+    def _cut_alike(self, splits: tuple[Split, ...]) -> Program:
+        """Return the program expected, or where it is cut otherwise, one of a graph that is cut as this one is."""
+        if self._program.splits != splits:
+            self._program = next((known for known in self.programs.values() if known.splits == splits), _EMPTY)
+            self._cursor = 0
+        return self._program
+
+    def _ends_part(self, ordinal: int) -> bool:
+        """Return whether the pass stops after node `ordinal` for what is copied next."""
+        self._at = ordinal
+        return self._copies is not None and self._copies.is_border(ordinal + 1)
+
+    def _ask_unknown(self, address: int) -> bool:
+        self._check_known(ggml.tensor_name(address).decode("utf-8", "replace"))
+        if self._must_restore:
+            ggml.set_compute_flag(address, True)
+        if self._seen is None:
+            self._seen = list(self._program.graph[: self._cursor])
+        node = self._note(address, self._seen)
+        self._pending = [feature for feature in self.features if feature.before_unknown(node, address)]
+        return self._ends_part(self._at) or bool(self._pending)
+
+    def _note(self, address: int, seen: list[Node]) -> Node:
+        """Observe a node, and add it to those that were `seen`."""
+        node = self._observer.observe(address, seen)
+        # The first node again: llama.cpp has cut the batch.
+        self._at = self._at + 1 if seen and node.name != seen[0].name else 0
+        if self._copies:
+            self._copies.schedule()
+            if self._copies.is_border(self._at):
+                node = replace(node, is_border=True)
+        seen.append(node)
+        return node
+
+    def _check_known(self, where: str) -> None:
+        if self.is_partial:
+            raise GraphChanged(f"llama.cpp's graph is not the one that was spread over devices, at {where}")
+
+    def _told(self, address: int) -> bool:
+        if self._seen is not None:
+            pending, self._pending = self._pending, []
+            for feature in pending:
+                feature.after_unknown()
+        else:
+            for step in self._program.after[self._cursor - 1]:
+                step(address)
+        if self._copies:
+            self._copies.cross(self._at + 1)
+        return True
+
+    def _skip(self, address: int) -> bool:
+        if self._is_mapping and self._seen is not None:
+            self._note(address, self._seen)
+            if self._flow:
+                self._flow.observe(address)
+        ggml.set_compute_flag(address, False)
+        return False
+
+    def _fail(self, error: BaseException, address: int) -> None:
+        self._failure, self._quiet = self._failure or error, _EMPTY.quiet
+        ggml.set_compute_flag(address, False)
+        if self._copies:
+            self._copies.give_up()
+
+
+_EMPTY = Program((), (), ())

@@ -1,0 +1,122 @@
+"""How far the work at hand is, and how long it will still take: expected first, corrected as it goes.
+
+Work is a row of steps (read the model, then pass after pass), each with what it is expected to take: in seconds where
+the device was measured, else in any unit in proportion. As more is done, the pace that was seen counts more than the
+one that was expected.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge_run.base.protocols import Clock
+from edge_run.base.results import Plan, Progress
+from edge_run.runtime.llama.context_shape import ContextShape
+
+if TYPE_CHECKING:
+    from edge_run.runtime.planning.forecast import PassTimes
+
+
+MOST_PACES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: `tokens` are done when it is. units: what it takes, in proportion to the other steps."""
+
+    stage: str
+    tokens: int
+    units: float
+
+    @property
+    def is_token(self) -> bool:
+        """Whether it is a pass of one token, in a model that was read before."""
+        return self.stage == "prompt" and self.tokens == 1
+
+
+def pass_steps(
+    plan: Plan, times: PassTimes | None, n_tokens: int, position: int, shape: ContextShape, is_unread: bool
+) -> list[Step]:
+    """Return the steps of a batch of `n_tokens` tokens from `position` on; in seconds where `times` are known.
+
+    is_unread: the model has not been read yet. One that stays in memory is read before the first pass, a streamed one
+    in it.
+    """
+    steps, is_streamed = [], plan.mode == "streamed"
+    if is_unread and not is_streamed:
+        steps.append(Step("reading", 0, times.reading_s if times else float(plan.model_bytes)))
+    for start in range(0, n_tokens, shape.micro_batch_tokens):
+        tokens, is_first = min(shape.micro_batch_tokens, n_tokens - start), is_unread and is_streamed and start == 0
+        if times:
+            units = times.pass_s(tokens, position + start, int(start + tokens == n_tokens), is_first)
+        else:
+            units = float(plan.model_bytes if is_first or not is_streamed else plan.streamed_bytes_per_pass)
+        steps.append(Step("reading" if is_first else "prompt", tokens, max(units, 1e-9)))
+    return steps
+
+
+class Timeline:
+    """The steps of the work at hand. One thread works; any other may ask for a snapshot.
+
+    paces: how many times as long as expected the latest passes of one token took, where seconds were expected.
+    """
+
+    def __init__(self, share_of_step: Callable[[], float] = lambda: 0.0, clock: Clock = time.monotonic) -> None:
+        """share_of_step: how much of the step in progress is done, 0 to 1."""
+        self._share_of_step, self._clock = share_of_step, clock
+        self._lock = threading.Lock()
+        self._steps: Sequence[Step] = ()
+        self._is_timed = False
+        self._n_done = 0
+        self._started_s = 0.0
+        self.paces: deque[float] = deque(maxlen=MOST_PACES)
+
+    def begin(self, steps: Sequence[Step], is_timed: bool = False) -> None:
+        """Start on `steps`. is_timed: their units are seconds."""
+        with self._lock:
+            self._steps, self._is_timed, self._n_done, self._started_s = tuple(steps), is_timed, 0, self._clock()
+
+    def advance(self) -> None:
+        """The step in progress is done."""
+        with self._lock:
+            if self._is_timed and len(self._steps) == 1 and self._steps[0].is_token:
+                self.paces.append((self._clock() - self._started_s) / self._steps[0].units)
+            self._n_done += 1
+
+    def end(self) -> None:
+        """There is nothing at hand any more."""
+        with self._lock:
+            self._steps = ()
+
+    def snapshot(self) -> Progress | None:
+        """Return how far it is, None when nothing is at hand."""
+        with self._lock:
+            steps, is_timed, n_done = self._steps, self._is_timed, self._n_done
+            elapsed_s = self._clock() - self._started_s
+        if n_done >= len(steps):
+            return None
+        share = min(1.0, max(0.0, self._share_of_step()))
+        done = sum(step.units for step in steps[:n_done]) + share * steps[n_done].units
+        whole = sum(step.units for step in steps)
+        return Progress(
+            stage=steps[n_done].stage,
+            done_tokens=sum(step.tokens for step in steps[:n_done]),
+            all_tokens=sum(step.tokens for step in steps),
+            share=done / whole,
+            elapsed_s=elapsed_s,
+            remaining_s=_remaining_s(done, whole, elapsed_s, is_timed),
+        )
+
+
+def _remaining_s(done: float, whole: float, elapsed_s: float, is_timed: bool) -> float | None:
+    """Return the seconds that are left: at the expected pace at first, at the pace seen in the end."""
+    if not is_timed and not done:
+        return None
+    seen = elapsed_s / done if done else 1.0
+    trust = done / whole if is_timed else 1.0
+    return max(0.0, (whole - done) * (trust * seen + (1 - trust)))

@@ -1,0 +1,1 @@
+"""What is wrong with an installation, a device or a model file."""

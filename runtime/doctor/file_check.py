@@ -1,0 +1,149 @@
+"""What is wrong with the files a run needs: its folder for small files, and the model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from edge_run.base.errors import EdgeRunError
+from edge_run.base.findings import NOTE, OK, PROBLEM, Finding
+from edge_run.base.units import MIB, format_size
+from edge_run.devices.host.mount import find_mount
+from edge_run.tiers import _libc
+from edge_run.tiers.gguf import GgufModel
+from edge_run.tiers.source import SourceFile
+
+LEAST_FREE_BYTES = 256 * MIB
+LEAST_HOLE_BYTES = MIB
+IN_MEMORY = ("tmpfs", "ramfs")
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "ceph", "glusterfs", "fuse.sshfs", "fuse.rclone")
+
+
+def check_frames() -> Finding:
+    """Whether memory can be moved as this needs it."""
+    reason = _libc.why_unavailable()
+    if reason:
+        text = f"cannot be moved: {reason}; llama.cpp's own loader runs models, and no budget is kept"
+        return Finding("page frames", PROBLEM, text, "a newer kernel, or a container that allows mremap")
+    return Finding("page frames", OK, "can be moved")
+
+
+def check_cache_folder(folder: Path) -> list[Finding]:
+    """Whether what is found out can be kept, in a folder that is made when it is missing."""
+    topic, advice = "cache folder", "name another one with --cache-dir"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="doctor-") as file:
+            file.write(bytes(_libc.PAGE))
+            file.flush()
+            is_direct = _reads_directly(Path(file.name))
+        free_bytes = shutil.disk_usage(folder).free
+    except (OSError, EdgeRunError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        return [Finding(topic, PROBLEM, f"{folder}: cannot be written ({reason})", advice)]
+    text = f"{folder}: writable, {format_size(free_bytes)} free"
+    findings = [Finding(topic, OK, text)]
+    if free_bytes < LEAST_FREE_BYTES:
+        findings = [Finding(topic, NOTE, f"{text}, which is little", advice)]
+    elif _mount(folder)[1] in IN_MEMORY:
+        findings = [Finding(topic, NOTE, f"{text}, in memory: its files take some", advice)]
+    elif not is_direct:
+        findings = [Finding(topic, NOTE, f"{text}; models kept there are read through the page cache", advice)]
+    return findings + list(_left_over(folder))
+
+
+def _left_over(folder: Path) -> Iterator[Finding]:
+    """Yield what demos have left in the cache folder."""
+    for path in sorted(folder.glob("demo-*")):
+        size = format_size(sum(file.stat().st_size for file in path.glob("*")))
+        yield Finding("left over", NOTE, f"{path}: {size}, kept by a demo or left by one", f"rm -r {path}")
+
+
+def check_model(path: Path, gguf: GgufModel, error: str) -> Finding:
+    """What the model is. error: what llama.cpp has against it, from its headers."""
+    files = "" if len(gguf.shards) == 1 else f" in {len(gguf.shards)} files"
+    text = f"{path}: {gguf.architecture}, {format_size(gguf.data_bytes)} of weights{files}"
+    if error:
+        advice = "get the file again, or one of an architecture that this llama.cpp knows"
+        return Finding("model", PROBLEM, f"{text}; llama.cpp refuses it: {error}", advice)
+    return Finding("model", OK, text)
+
+
+def check_size(weights_bytes: int, budget_bytes: int) -> Finding:
+    """Whether the model fits, or streams."""
+    budget = f"the budget of {format_size(budget_bytes)}"
+    text = f"fits {budget}" if weights_bytes < budget_bytes else f"does not fit {budget}: it will be streamed"
+    return Finding("size", OK, text)
+
+
+def check_holes(path: Path, start: int) -> list[Finding]:
+    """Whether parts of the file were never written, as by a download that is not finished: they read as zeros."""
+    if not hasattr(os, "SEEK_HOLE"):
+        return []
+    holes = []
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        while start < size:
+            hole = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            try:
+                start = os.lseek(file.fileno(), hole, os.SEEK_DATA) if hole < size else size
+            except OSError:  # no data after it
+                start = size
+            holes.append((start - hole, hole))
+    missing_bytes = sum(length for length, _ in holes)
+    if missing_bytes < LEAST_HOLE_BYTES:
+        return []
+    text = f"{path}: {format_size(missing_bytes)} of it were never written, the first at byte {holes[0][1]}"
+    return [Finding("holes", PROBLEM, text, "finish the download, or get the file again")]
+
+
+def check_drive(path: Path, root: Path = Path("/")) -> list[Finding]:
+    """What the model is read from."""
+    device, file_system = _mount(path)
+    is_direct = _reads_directly(path)
+    where = f"{path}: on {file_system or 'an unknown file system'}{f' ({device})' if device else ''}"
+    move = "copy the model to a local solid state drive"
+    if file_system in IN_MEMORY:
+        return [Finding("drive", NOTE, f"{where}: the file takes memory itself", move)]
+    if file_system in NETWORK:
+        return [Finding("drive", NOTE, f"{where}: over a network or from a host", move)]
+    findings = []
+    if not is_direct:
+        findings.append(Finding("drive", NOTE, f"{where}: no direct reads, so they are buffered, and slower", move))
+    if is_rotational(os.stat(path).st_dev, root):
+        text = f"{where}, a rotating disk"
+        findings.append(Finding("drive", NOTE, text, move))
+    return findings or [Finding("drive", OK, f"{where}, read directly")]
+
+
+def is_rotational(device: int, root: Path = Path("/")) -> bool:
+    """Return whether the drive with this number rotates; of a virtual one the kernel says so, and nobody knows."""
+    folder = (root / f"sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
+    if "virtio" in str(folder):
+        return False
+    for queue in (folder / "queue", folder.parent / "queue"):  # of a drive, or of the one it is a part of
+        try:
+            return (queue / "rotational").read_text().strip() == "1"
+        except OSError:
+            continue
+    return False
+
+
+def _mount(path: Path) -> tuple[str, str]:
+    """Return the device and the type of the file system that holds `path`; empty where that cannot be told."""
+    try:
+        mount = find_mount(path)
+    except OSError:
+        return "", ""
+    return mount.device, mount.file_system
+
+
+def _reads_directly(path: Path) -> bool:
+    source = SourceFile(path)
+    try:
+        return source.is_direct
+    finally:
+        source.close()

@@ -1,0 +1,1 @@
+"""The engine: llama.cpp computing on memory that we own, inside a budget."""

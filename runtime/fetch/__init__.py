@@ -1,0 +1,1 @@
+"""Models that come from other devices, in pieces that are verified one by one."""

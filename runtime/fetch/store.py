@@ -1,0 +1,131 @@
+"""The models of which this device holds pieces that came from others, within the room that it was allowed.
+
+Each has a folder, named by its hash, which one process uses at a time. When room is needed, what others of them hold
+goes first, the longest unused before; then pieces of the model itself that are not needed now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from edge_run.base.errors import BudgetError, EdgeRunError, MeshError
+from edge_run.base.units import MIB, format_size
+from edge_run.devices.host.locks import LivingFile, locked, read_living
+from edge_run.tiers.partial import JOURNAL, PartialModel
+from edge_run.tiers.pieces import Pieces, model_hash
+
+DIGESTS = "digests"
+LEFT_FREE_BYTES = 64 * MIB  # of the disk, for others
+_USER = "user-"
+
+
+class FetchedModel:
+    """One of them, in use by this process until it is closed."""
+
+    def __init__(self, folder: Path, model: str, sizes: Collection[int], digests: bytes, user: LivingFile) -> None:
+        self.model, self.digests = model, digests
+        self._user = user
+        self.partial = PartialModel(folder, model, Pieces(tuple(sizes)))
+
+    def close(self) -> None:
+        """Let others use it. Idempotent."""
+        self.partial.close()
+        self._user.remove()
+
+
+class FetchedModels:
+    """All of them, in `folder`. most_bytes: what they may take of the disk together; 0 is nothing, and none."""
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        self._folder, self._most_bytes = folder, most_bytes
+
+    def known_digests(self, model: str, sizes: Collection[int]) -> bytes | None:
+        """Return the digests of a model's pieces, where they were fetched before."""
+        with contextlib.suppress(OSError):
+            digests = (self._folder / model / DIGESTS).read_bytes()
+            if model_hash(tuple(sizes), digests) == model:
+                return digests
+        return None
+
+    def open(self, model: str, sizes: Collection[int], digests: bytes) -> FetchedModel:
+        """Return what is here of a model, perhaps nothing yet. Raises MeshError where another process uses it."""
+        folder = self._folder / model
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with locked(self._folder / "lock"):
+                if any(read_living(folder, _USER)):
+                    raise MeshError(f"{folder}: another process computes with it now")
+                user = LivingFile(folder, _USER, b"in use")
+        except OSError as error:
+            raise MeshError(f"{folder}: cannot keep fetched weights there ({error.strerror})") from error
+        try:
+            if self.known_digests(model, sizes) is None:
+                (folder / DIGESTS).write_bytes(digests)
+            found = FetchedModel(folder, model, sizes, digests, user)
+            os.utime(folder / JOURNAL)
+            return found
+        except EdgeRunError:
+            user.remove()
+            raise
+        except OSError as error:
+            user.remove()
+            raise MeshError(f"{folder}: cannot keep fetched weights there ({error.strerror})") from error
+
+    def make_room(self, fetched: FetchedModel, needed: Collection[int]) -> None:
+        """See that the pieces `needed` of a model may be fetched. Raises BudgetError where there is no room for them.
+
+        Gives up what is used least, if need be: other models, then what of this one is not needed.
+        """
+        partial = fetched.partial
+        more = partial.pieces.total_bytes(partial.missing(needed))
+        with locked(self._folder / "lock"):
+            others = sorted(self._folders(partial.folder), key=_last_used)
+            while others and self._used_bytes() + more > self._most_bytes:
+                self._remove(others.pop(0))
+        if self._used_bytes() + more > self._most_bytes:
+            partial.give_up(partial.beyond(needed))
+        used = self._used_bytes()
+        if used + more > self._most_bytes:
+            raise BudgetError(
+                f"--fetch {format_size(self._most_bytes)}: too small for {format_size(used + more)} of this model; "
+                "allow more",
+                found_bytes=self._most_bytes,
+                minimum_bytes=used + more,
+            )
+        free = shutil.disk_usage(partial.folder).free - LEFT_FREE_BYTES
+        if more > free:
+            raise BudgetError(
+                f"{partial.folder}: its disk has room for {format_size(max(0, free))}, {format_size(more)} are to be "
+                "fetched; free some",
+                found_bytes=free,
+                minimum_bytes=more,
+            )
+
+    def _folders(self, but: Path) -> list[Path]:
+        """Return the folders of models that nobody uses."""
+        found = [path for path in self._folder.iterdir() if path.is_dir() and path != but]
+        return [path for path in found if not any(read_living(path, _USER))]
+
+    def _used_bytes(self) -> int:
+        return sum(_disk_bytes(path) for path in self._folder.rglob("*"))
+
+    def _remove(self, folder: Path) -> None:
+        (folder / JOURNAL).unlink(missing_ok=True)  # first: it says what is there
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _disk_bytes(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        status = path.lstat()
+        return status.st_blocks * 512
+    return 0
+
+
+def _last_used(folder: Path) -> float:
+    with contextlib.suppress(OSError):
+        return (folder / JOURNAL).stat().st_mtime
+    return 0.0

@@ -1,0 +1,133 @@
+"""Chat messages to prompt text, with the Jinja template that the model file brings.
+
+A template is a stranger's program: it runs in a process of its own, within limits (`runtime/processes/cell.py`,
+`template_jobs.py`). Not covered: tools, images, and other variables that single templates know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from edge_run.base.errors import ConfigError, ModelFileError
+from edge_run.base.text_file import read_text_file
+from edge_run.runtime.processes.cell import Cell, Overrun
+
+TEMPLATE_KEY = "tokenizer.chat_template"
+MOST_TEMPLATE_BYTES = 1 << 20  # the longest in use have some 30,000
+_JOBS = "edge_run.runtime.generation.template_jobs"
+
+Metadata = Callable[[str], "str | None"]
+Message = Mapping[str, str]
+
+
+def template_cell() -> Cell:
+    """Return what templates are rendered in, not started yet."""
+    return Cell(_JOBS)
+
+
+class ChatTemplate:
+    """Renders a conversation as one model wants to see it.
+
+    source: Jinja text. bos, eos: text of the tokens that begin and end a sequence, `""` where there is none.
+    is_override: the caller chose the template, so its mistakes are a ConfigError and not a ModelFileError.
+    now: what time the template is told. cell: where to render it, by default one of its own.
+    Raises ConfigError or ModelFileError for text that is not Jinja, or that takes too much to find out.
+    Rendering changes nothing: one template may serve many threads.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        bos: str,
+        eos: str,
+        is_override: bool = False,
+        now: Callable[[], datetime] = datetime.now,
+        cell: Cell | None = None,
+    ) -> None:
+        self.source = source
+        self._variables = {"bos_token": bos, "eos_token": eos, "tools": None, "documents": None}
+        self._is_override = is_override
+        self._now = now
+        self._cell = cell or template_cell()
+        if len(source) > MOST_TEMPLATE_BYTES:
+            raise self._refusal(f"has {len(source):,} characters, {MOST_TEMPLATE_BYTES:,} are the most")
+        self._ask("compile_template")
+
+    @classmethod
+    def from_model(
+        cls, metadata: Metadata, bos: str, eos: str, override: str | None = None, cell: Cell | None = None
+    ) -> ChatTemplate | None:
+        """Return the model's template, or None where it has none (use plain completion then).
+
+        metadata: a key of the model file to its text, or None. override: Jinja text to use instead, or the path of
+        a file with it. Raises ConfigError for an override that cannot be read or is not Jinja, ModelFileError for a
+        template of the file that is not Jinja.
+        """
+        if override is not None:
+            return cls(_override_text(override), bos, eos, is_override=True, cell=cell)
+        source = metadata(TEMPLATE_KEY)
+        return cls(source, bos, eos, cell=cell) if source else None
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """Return the prompt for `messages`, oldest first, each with a `role` and a `content`.
+
+        add_generation_prompt: end with what opens the assistant's answer. The text holds special tokens as text,
+        with the one that begins a sequence where the template writes it: parse them when tokenizing, and begin the
+        sequence only once. Raises ConfigError for messages that cannot be or that the template refuses, and
+        ModelFileError (ConfigError for an override) when the template itself fails, or takes more time or memory than
+        rendering may take. Ctrl-C ends it at once.
+        """
+        plain = [_checked(index, message) for index, message in enumerate(messages)]
+        if not plain:
+            raise ConfigError("chat: no messages; give at least one, such as the user's")
+        variables = {**self._variables, "messages": plain, "add_generation_prompt": add_generation_prompt}
+        try:
+            text = self._ask("render", now=self._now().isoformat(), variables=variables)
+        except (TypeError, ValueError, RecursionError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"chat messages: must be what JSON can say ({error})") from error
+        return text.decode("utf-8", "surrogatepass")
+
+    def _ask(self, job: str, **fields: Any) -> bytes:
+        try:
+            return self._cell.ask(job, source=self.source, is_override=self._is_override, **fields)
+        except Overrun as overrun:
+            raise self._refusal(str(overrun)) from None
+
+    def _refusal(self, reason: str) -> ConfigError | ModelFileError:
+        if self._is_override:
+            return ConfigError(f"chat template: {reason}; give another one")
+        return ModelFileError(
+            f"chat template of the model file: {reason}; give another one as chat template, or use plain completion"
+        )
+
+
+def contents(messages: Sequence[Message]) -> str:
+    """Return what the messages say, as one text, as far as it is text."""
+    said = (message.get("content") for message in messages if isinstance(message, Mapping))
+    return "\n".join(text for text in said if isinstance(text, str))
+
+
+def _override_text(override: str) -> str:
+    """Return the template that `override` is, or the text of the file that it names."""
+    if any(mark in override for mark in ("{{", "{%", "{#", "\n")):
+        return override
+    return read_text_file(
+        override, f"chat template {override!r}: not Jinja text and not a readable file", MOST_TEMPLATE_BYTES
+    )
+
+
+def _checked(index: int, message: object) -> dict[str, str]:
+    """Return a copy of one message; raise ConfigError unless its role and content are text."""
+    if not isinstance(message, Mapping):
+        raise ConfigError(f"chat message {index}: must have a role and a content, found {type(message).__name__}")
+    for key in ("role", "content"):
+        if not isinstance(message.get(key), str):
+            found = type(message[key]).__name__ if key in message else "none"
+            raise ConfigError(f"chat message {index}: {key} must be text, found {found}", index=index)
+    if not message["role"]:
+        raise ConfigError(f"chat message {index}: role must not be empty", index=index)
+    return dict(message)

@@ -1,0 +1,88 @@
+"""Runs grammars: the jobs of a `Cell`, as a grammar is a stranger's program. `grammar_room.py` is the other side.
+
+The model file's vocabulary is loaded once; one grammar at a time is open.
+"""
+
+from __future__ import annotations
+
+import os
+
+from edge_run.base.errors import KernelError
+from edge_run.base.units import GIB, MIB
+from edge_run.runtime.processes.cell_child import allow_memory, is_cell
+from edge_run.runtime.processes.child_process import skip_package_code
+
+if is_cell():
+    skip_package_code("llama_cpp")
+
+import numpy as np
+
+from edge_run.runtime.generation.grammar import LocalGrammar, open_local
+from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.llama._ggml import L
+
+VOCABULARY_BYTES = 2 * GIB  # as for every opening of a file: 150,000 tokens take 80 MB
+GRAMMAR_BYTES = 64 * MIB
+
+_models: dict[str, object] = {}
+_open: list[LocalGrammar] = []
+
+
+def load_vocabulary(path: str) -> bytes:
+    """Load the vocabulary of the model file at `path`, if another was. Raises KernelError."""
+    if path in _models:
+        return b""
+    allow_memory(VOCABULARY_BYTES)
+    L.llama_backend_init()
+    parameters = L.llama_model_default_params()
+    parameters.vocab_only, parameters.n_gpu_layers = True, 0
+    with ggml.log.listening(lambda line: None):
+        model = L.llama_model_load_from_file(os.fsencode(path), parameters)
+    if not model:
+        raise KernelError(f"{path}: llama.cpp cannot load its vocabulary again; it may have changed")
+    for other in _models.values():
+        L.llama_model_free(other)
+    _models.clear()
+    _models[path] = model
+    return b""
+
+
+def open_grammar(n_vocab: int, name: str, text: str) -> bytes:
+    """Open a grammar or a JSON schema in place of the last one. Raises ConfigError, and KernelError."""
+    close_grammar()
+    (model,) = _models.values()
+    vocab = L.llama_model_get_vocab(model)
+    if (found := L.llama_vocab_n_tokens(vocab)) != n_vocab:
+        raise KernelError(f"grammar: the model file has {found} tokens by now, and had {n_vocab}; open it again")
+    allow_memory(GRAMMAR_BYTES)
+    _open.append(open_local(vocab, n_vocab, name, text))
+    return b""
+
+
+def fits(token: int) -> bytes:
+    """Return whether `token` may come next, as a byte."""
+    return bytes([_open[0].fits(token)])
+
+
+def refused() -> bytes:
+    """Return which tokens must not come next, as bits."""
+    return np.packbits(_open[0].refused()).tobytes()
+
+
+def accept(token: int) -> bytes:
+    """Go on by `token`, which must fit."""
+    _open[0].accept(token)
+    return b""
+
+
+def reset() -> bytes:
+    """Go back to the grammar's beginning."""
+    _open[0].reset()
+    return b""
+
+
+def close_grammar() -> bytes:
+    """Free the grammar that is open, if one is."""
+    while _open:
+        _open.pop().close()
+    return b""

@@ -1,0 +1,248 @@
+"""`Model`: a model file, opened inside a budget, that generates text."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from edge_run.base.config import ModelConfig, SamplingConfig, make_config
+from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.mesh import Mesh
+from edge_run.base.profile import DeviceProfile
+from edge_run.base.results import Generation, Plan, Progress, Speculation, Stats
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.generation.chat import ChatTemplate, contents, template_cell
+from edge_run.runtime.generation.grammar_room import GrammarRoom
+from edge_run.runtime.generation.meter import Meter
+from edge_run.runtime.generation.speculation_setup import open_session
+from edge_run.runtime.generation.stream import Answer, Stream
+from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.llama._ggml import L
+from edge_run.runtime.llama.prompt_text import CLEARLY_IN_A_CHAT, refuse_what_is_too_long, tokenize_prompt
+from edge_run.runtime.processes.forks import Home
+
+if TYPE_CHECKING:
+    from edge_run.runtime.mesh.opening import MeshOptions
+
+Message = Mapping[str, str]
+
+
+class Model:
+    """A model that generates text, inside a memory budget.
+
+    A context manager. It belongs to the process that opened it: in a forked child it raises NotSupported, and does
+    nothing when it is closed. Not thread-safe, but for `cancel` and `progress`: one generation runs at a time, and
+    starting another while one is being iterated ends the first. Use `AsyncModel` to share a model between tasks.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        memory: int | str | None = None,
+        chat_template: str | None = None,
+        config: ModelConfig | None = None,
+        mesh: MeshOptions | Mesh | str | None = None,
+        **options: Any,
+    ) -> None:
+        """Open the model file at `path` (the first shard of a split one); no weights are read yet.
+
+        memory: the budget for the whole process, as bytes or `4GiB`; None is what is available less a margin.
+        chat_template: Jinja text or a file, instead of the model's own. options: the fields of `ModelConfig`, or all of
+        them as `config`. mesh: spread the model over the devices of a mesh: an open one, or the address of its broker
+        (`mqtt://host:1883`), or "" for the one that this device joined.
+        Raises ModelFileError, BudgetError, ConfigError, KernelError, NotSupported, TierReadError, MeshError.
+        """
+        if config is not None and (options or memory is not None):
+            raise ConfigError("config and single options: give one of the two")
+        self.path = Path(path)
+        self._running: weakref.ref[Stream] | None = None
+        self._is_cancelled = threading.Event()
+        self._templates, self._grammars = template_cell(), GrammarRoom(self.path)
+        self._engine = _open(self.path, config or make_config(ModelConfig, {"memory": memory, **options}), mesh)
+        self._home = Home()
+        self._finalizer = weakref.finalize(self, self._home.only_here(self._engine.close))
+        try:
+            self._session = open_session(self._engine)
+            self._template = ChatTemplate.from_model(
+                self._engine.model.metadata,
+                self._special(L.llama_vocab_bos(self._vocab)),
+                self._special(L.llama_vocab_eos(self._vocab)),
+                chat_template,
+                self._templates,
+            )
+        except BaseException:
+            self.close()
+            raise
+        self._meter = Meter(self._engine)
+
+    @property
+    def plan(self) -> Plan:
+        """What goes where, decided when the model was opened."""
+        return self._engine.plan
+
+    @property
+    def trained_context_tokens(self) -> int:
+        """The longest context that the model was trained on; 0 where its file does not say."""
+        return max(0, self._opened.model.trained_context_tokens)
+
+    @property
+    def stats(self) -> Stats:
+        """Figures since the model was opened."""
+        return self._meter.stats()
+
+    @property
+    def speculation(self) -> Speculation:
+        """What speculation did since the last prompt; before one, its mode and why it is off or limited."""
+        return self._session.speculation()
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the prompt or token at hand is; None between them. Any thread may ask."""
+        return self._engine.timeline.snapshot()
+
+    def expect(self, profile: DeviceProfile) -> None:
+        """Let `progress` say what remains as the device of `profile` (see `edge_run.probe`) would take."""
+        self._opened.expect(profile)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `chat` can work: the file, or the caller, gave a template."""
+        return self._template is not None
+
+    @property
+    def _opened(self) -> Engine:
+        self._home.check(self.path)
+        if not self._finalizer.alive:
+            raise ConfigError(f"{self.path}: this model was closed; open it again with Model(...)")
+        return self._engine
+
+    @property
+    def _vocab(self) -> Any:
+        return self._opened.model.vocab
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Return the tokens of `text`. parse_special: control tokens written in it (`<|im_end|>`) count as such."""
+        return self._opened.model.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of `tokens`."""
+        self._check_tokens("tokens", tokens)
+        return b"".join(ggml.token_bytes(self._vocab, t, False) for t in tokens).decode("utf-8", "replace")
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        sampling: SamplingConfig | None = None,
+        **options: Any,
+    ) -> Stream:
+        """Continue `prompt` (text, or tokens); iterate over the result for pieces, or call its `result()`.
+
+        max_tokens: None is until the model ends or the context is full. options: the fields of `SamplingConfig`.
+        Raises ConfigError at once, and ContextFull for a text that is clearly too long; iterating raises ContextFull,
+        TierReadError, ModelFileError, KernelError, NotSupported (no token fits the grammar, or the grammar takes too
+        much to find one), and on a mesh MeshError.
+        """
+        tokens = self._prompt_tokens(prompt) if isinstance(prompt, str) else list(prompt)
+        return self._start(tokens, max_tokens, _sampling(sampling, options))
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        sampling: SamplingConfig | None = None,
+        **options: Any,
+    ) -> Stream:
+        """Answer a conversation, given as `{"role", "content"}` messages; see `generate`.
+
+        Raises NotSupported when the model has no chat template.
+        """
+        if self._template is None:
+            raise NotSupported(
+                f"{self.path}: has no chat template; give one with --chat-template, or use plain completion (-p)"
+            )
+        room_tokens = self._engine.front.capabilities.context_tokens
+        refuse_what_is_too_long(self._opened.model, contents(messages), room_tokens, CLEARLY_IN_A_CHAT)
+        text = self._template.render(messages)
+        bos = self._special(L.llama_vocab_bos(self._vocab))
+        if bos and L.llama_vocab_get_add_bos(self._vocab) and text.startswith(bos):
+            text = text[len(bos) :]
+        tokens = self._prompt_tokens(text)
+        return self._start(tokens, max_tokens, _sampling(sampling, options))
+
+    def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
+        """Answer a conversation and return the finished answer; arguments as for `stream_chat`."""
+        return self.stream_chat(messages, **options).result()
+
+    def cancel(self) -> None:
+        """End the running generation, from any thread: its stream finishes with reason `cancelled`."""
+        self._is_cancelled.set()
+        self._engine.front.cancel()
+
+    def close(self) -> None:
+        """Free the model. Idempotent."""
+        self._end_running()
+        self._finalizer()
+        self._templates.close()
+        self._grammars.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _prompt_tokens(self, text: str) -> list[int]:
+        return tokenize_prompt(self._opened.model, text, self._engine.front.capabilities.context_tokens)
+
+    def _special(self, token: int) -> str:
+        return ggml.token_bytes(self._vocab, token, True).decode("utf-8", "replace") if token >= 0 else ""
+
+    def _start(self, tokens: list[int], max_tokens: int | None, sampling: SamplingConfig) -> Stream:
+        if max_tokens is not None and max_tokens < 0:
+            raise ConfigError(f"max tokens {max_tokens}: must be 0 or more")
+        if not tokens:
+            raise ConfigError("prompt: is empty; give at least one token")
+        self._check_tokens("prompt", tokens)
+        self._end_running()
+        self._is_cancelled.clear()
+        answer = Answer(
+            self._engine, self._session, self._meter, tokens, max_tokens, sampling, self._is_cancelled, self._grammars
+        )
+        stream = Stream(self, answer, self._home)
+        self._running = weakref.ref(stream)
+        return stream
+
+    def _check_tokens(self, what: str, tokens: Sequence[int]) -> None:
+        """Refuse what llama.cpp would end the process over."""
+        vocabulary = self._opened.model.vocabulary
+        outside = [token for token in tokens if not 0 <= token < vocabulary]
+        if outside:
+            raise ConfigError(f"{what}: token {outside[0]} is outside the vocabulary of {vocabulary}")
+
+    def _end_running(self) -> None:
+        if self._running is not None and (stream := self._running()) is not None:
+            stream.close()
+
+
+def _open(path: Path, config: ModelConfig, mesh: MeshOptions | Mesh | str | None) -> Engine:
+    if mesh is None:
+        return Engine(path, config)
+    from edge_run.runtime.mesh.opening import MeshOptions, open_over
+
+    return open_over(path, config, mesh if isinstance(mesh, MeshOptions) else MeshOptions(mesh))
+
+
+def _sampling(sampling: SamplingConfig | None, options: dict[str, Any]) -> SamplingConfig:
+    if sampling is not None and options:
+        raise ConfigError("sampling and single options: give one of the two")
+    return sampling or make_config(SamplingConfig, options)

@@ -1,0 +1,184 @@
+"""Choosing the next token: llama.cpp's own samplers, in llama.cpp's default order.
+
+    model's suppressed tokens -> penalties -> top-k -> top-p -> min-p -> temperature -> draw
+
+DRY, top-n-sigma, typical and XTC are off in llama.cpp's defaults and have no setting here. Equal logits, settings and
+seed give the token that llama.cpp's tools choose, with one exception: at temperature 0 the other filters cannot
+change the best token and are left out, so that of equally good tokens it is always the lowest.
+
+A grammar is applied as llama.cpp does it (common/sampling.cpp, `common_sampler_sample`): choose freely first, which is
+nearly always right and costs nothing; only where the grammar refuses that token, ask it about the whole vocabulary and
+choose again. Not covered: lazy grammars, logit bias, reasoning budgets.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_run.base.config import SamplingConfig
+from edge_run.base.errors import ConfigError, KernelError, NotSupported
+from edge_run.base.protocols import Logits
+from edge_run.runtime.generation.grammar import CANDIDATE, Grammar, grammar_text, open_local
+from edge_run.runtime.llama import _ggml as ggml
+
+if TYPE_CHECKING:
+    from edge_run.runtime.generation.grammar_room import GrammarRoom
+
+_ANY_SEED = 2**32 - 1  # llama.cpp's word for "draw one": never passed, so that the seed can be reported
+_MIN_KEEP = 0
+
+
+class Sampler:
+    """Chooses tokens of one answer. Close it, or use it in a `with`.
+
+    vocab: llama.cpp's vocabulary, which must outlive the sampler. n_vocab: tokens in it.
+    context_tokens: what `repeat_last_n = -1` stands for; needed only then.
+    room: where a grammar runs; without one it runs here, and must be one that is trusted.
+    seed: the seed in use, drawn when the configuration has none.
+
+    Raises ConfigError for a grammar or JSON schema that llama.cpp cannot use. Not thread-safe: one answer at a time.
+    """
+
+    def __init__(
+        self,
+        vocab: Any,
+        config: SamplingConfig,
+        n_vocab: int,
+        context_tokens: int | None = None,
+        room: GrammarRoom | None = None,
+    ) -> None:
+        self.seed = secrets.randbelow(_ANY_SEED) if config.seed is None else config.seed
+        self._last_n_tokens = _last_n_tokens(config, context_tokens)
+        self._ids = np.arange(n_vocab, dtype=np.int32)
+        self._table = np.zeros(n_vocab, CANDIDATE)
+        self._suppressed = np.array(ggml.suppressed_tokens(vocab), dtype=np.int64)
+        self._grammar = _open_grammar(vocab, config, n_vocab, room)
+        self._chain = _open_chain(config, n_vocab, self._last_n_tokens, self.seed)
+        self._is_closed = False
+
+    def choose(self, logits: Logits) -> int:
+        """Return the next token for `logits`, `(n_vocab,)` float32, which stay as they are.
+
+        Draws from the seed's sequence, so it is not repeatable; tell the sampler the outcome with `accept`.
+        Raises KernelError for logits that are not numbers, NotSupported where no token continues the grammar.
+        """
+        self._check_open()
+        if logits.shape != self._ids.shape:
+            raise KernelError(f"sampling: logits of shape {logits.shape}, the vocabulary has {len(self._ids)} tokens")
+        if not np.isfinite(best := logits.max()):
+            raise KernelError(
+                f"sampling: the best logit is {best}; the weights or the computation are damaged; copy or download the "
+                "model again"
+            )
+        token = self._choose(logits, is_grammar_first=False)
+        if self._grammar is None or self._grammar.fits(token):
+            return token
+        return self._choose(logits, is_grammar_first=True)
+
+    def accept(self, token: int) -> None:
+        """Note that `token` is the next token of the answer, whether chosen here or elsewhere.
+
+        Raises ConfigError, and changes nothing, where the token is not of the vocabulary or breaks the grammar
+        (which llama.cpp answers by aborting the process).
+        """
+        self._check_open()
+        if not 0 <= token < len(self._ids):
+            raise ConfigError(f"sampling: token {token}: must be 0 to {len(self._ids) - 1}")
+        if self._grammar is not None:
+            if not self._grammar.fits(token):
+                raise ConfigError(f"sampling: token {token} cannot come next in the grammar")
+            self._grammar.accept(token)
+        ggml.L.llama_sampler_accept(self._chain, token)
+
+    def prime(self, tokens: Sequence[int]) -> None:
+        """Note the tokens of the prompt: penalties count them, the grammar begins after them."""
+        self._check_open()
+        for token in tokens[max(0, len(tokens) - self._last_n_tokens) :]:
+            ggml.L.llama_sampler_accept(self._chain, token)
+
+    def reset(self) -> None:
+        """Begin a new answer: nothing accepted, the grammar at its start, the same seed again."""
+        self._check_open()
+        if self._grammar is not None:
+            self._grammar.reset()
+        ggml.L.llama_sampler_reset(self._chain)
+
+    def close(self) -> None:
+        """Free llama.cpp's samplers. Closing twice does nothing more."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        ggml.L.llama_sampler_free(self._chain)
+        if self._grammar is not None:
+            self._grammar.close()
+
+    def __enter__(self) -> Sampler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("this sampler is closed")
+
+    def _choose(self, logits: Logits, is_grammar_first: bool) -> int:
+        table = self._table
+        table["id"], table["logit"] = self._ids, logits  # both: the samplers reorder the table
+        table["logit"][self._suppressed] = -np.inf
+        candidates = ggml.candidates(table)
+        if is_grammar_first and self._grammar is not None:
+            table["logit"][self._grammar.refused()] = -np.inf
+            if table["logit"].max() == -np.inf:
+                raise NotSupported("grammar: no token of this model can continue the answer; loosen the grammar")
+        ggml.L.llama_sampler_apply(self._chain, candidates)
+        return int(candidates.data[candidates.selected].id)
+
+
+def _last_n_tokens(config: SamplingConfig, context_tokens: int | None) -> int:
+    """Return how many tokens back the penalties look; 0 where they are off."""
+    if config.repeat_penalty == 1.0:
+        return 0
+    if not math.isfinite(config.repeat_penalty):
+        raise ConfigError(f"repeat penalty {config.repeat_penalty}: must be finite")
+    if config.repeat_last_n >= 0:
+        return config.repeat_last_n
+    if context_tokens is None:
+        raise ConfigError("repeat last n -1 (the context): the context's length is not known here; give a number")
+    return context_tokens
+
+
+def _open_chain(config: SamplingConfig, n_vocab: int, last_n_tokens: int, seed: int) -> Any:
+    """Return llama.cpp's sampler chain, which owns the samplers in it."""
+    low = ggml.L
+    steps = [low.llama_sampler_init_penalties(n_vocab, last_n_tokens, config.repeat_penalty, 0.0, 0.0)]
+    if config.temperature == 0:
+        steps.append(low.llama_sampler_init_greedy())
+    else:
+        steps += [
+            low.llama_sampler_init_top_k(config.top_k),
+            low.llama_sampler_init_top_p(config.top_p, _MIN_KEEP),
+            low.llama_sampler_init_min_p(config.min_p, _MIN_KEEP),
+            low.llama_sampler_init_temp(config.temperature),
+            low.llama_sampler_init_dist(seed),
+        ]
+    chain = low.llama_sampler_chain_init(low.llama_sampler_chain_default_params())
+    for step in steps:
+        low.llama_sampler_chain_add(chain, step)
+    return chain
+
+
+def _open_grammar(vocab: Any, config: SamplingConfig, n_vocab: int, room: GrammarRoom | None) -> Grammar | None:
+    """Return what the answer must follow, or None where the configuration has no grammar."""
+    name, text = grammar_text(config)
+    if not name:
+        return None
+    return room.open(name, text, n_vocab) if room else open_local(vocab, n_vocab, name, text)

@@ -1,0 +1,74 @@
+"""Which drafters a conversation gets, and why it does without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edge_run.partition.pass_costs import PassCosts
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.planning.speculation_shape import MOST_BRANCHES
+from edge_run.runtime.planning.terms import used_experts
+from edge_run.runtime.speculation.drafting import Drafter
+from edge_run.runtime.speculation.lookup import Lookup
+from edge_run.runtime.speculation.overlap import Overlap
+from edge_run.runtime.speculation.session import SpeculativeSession
+from edge_run.runtime.speculation.tally import Tally
+from edge_run.runtime.speculation.width_control import LEAST_GAIN, LEAST_GAIN_BY_EXPERT, WidthControl
+
+
+def open_session(engine: Engine) -> Session:
+    """Return a conversation in `engine`, which speculates as the engine's configuration says, where the model can."""
+    config, capabilities = engine.config, engine.front.capabilities
+    drafters: list[Drafter] = [Overlap(engine.draft)] if engine.draft else []
+    if config.uses_lookup:
+        drafters.append(Lookup())
+    if not drafters:
+        return Session(engine.front)
+    if not capabilities.can_rewind:
+        return Session(engine.front, why_plain="the model's recurrent state cannot be cut: it does not speculate")
+    control = WidthControl(
+        PassCosts(_union_growth(engine)),
+        min(config.draft_tokens + 1, capabilities.outputs_per_pass, capabilities.micro_batch_tokens),
+        LEAST_GAIN_BY_EXPERT if engine.plan.expert_bytes else LEAST_GAIN,
+    )
+    mode = "+".join(["draft"] * bool(engine.draft) + ["ngram"] * config.uses_lookup)
+    return SpeculativeSession(
+        engine.front,
+        drafters,
+        control,
+        Tally(mode, _limits(engine), is_exact=config.exact),
+        branches=range(max(1, capabilities.sequences - MOST_BRANCHES), capabilities.sequences)
+        if capabilities.can_branch
+        else (),
+        is_exact=config.exact,
+        counters=lambda: _counters(engine),
+    )
+
+
+def _counters(engine: Engine) -> tuple[float, float, int]:
+    totals = engine.read_totals
+    return engine.wait_s, totals.busy_s, totals.bytes_read
+
+
+def _union_growth(engine: Engine) -> Callable[[int], float]:
+    """Return how much more a pass reads by its width: of a mixture the union of the experts that its tokens choose."""
+    n_experts, n_used = engine.gguf.value("expert_count"), used_experts(engine.gguf)
+    if not engine.plan.expert_bytes or not isinstance(n_experts, int) or n_experts <= n_used:
+        return lambda width: 1.0
+    share = n_used / n_experts
+    return lambda width: (1 - (1 - share) ** width) / share
+
+
+def _limits(engine: Engine) -> str:
+    """Return what keeps speculation from doing all it could; empty for nothing."""
+    draft, room = engine.draft, engine.front.capabilities.context_tokens
+    limits = []
+    if engine.model.sliding_window_tokens:
+        limits.append("this model's cache cannot branch: guesses are a chain, not a tree")
+    if draft and draft.context_tokens < room:
+        limits.append(
+            f"the draft model's context has {draft.context_tokens:,} tokens, the model's {room:,}: beyond "
+            "the shorter one it does not guess"
+        )
+    return "; ".join(limits)

@@ -1,0 +1,138 @@
+"""The GPUs that llama.cpp offers: what kind each is, what of its memory a run takes, how fast bytes reach it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge_run.base.errors import ConfigError, NotSupported, TierReadError
+from edge_run.base.units import MIB, round_up
+from edge_run.runtime.llama import _ggml as ggml
+from edge_run.tiers import _libc
+from edge_run.tiers.source import Source
+from edge_run.tiers.upload import STAGING_BYTES, PlainStaging, Staging
+
+logger = logging.getLogger(__name__)
+
+DISCRETE, INTEGRATED, SOFTWARE = "discrete", "integrated", "software"
+_SOFTWARE_NAMES = ("llvmpipe", "softpipe", "swiftshader")
+MARGIN_BYTES, MARGIN_SHARE = 256 * MIB, 0.05
+UPLOAD_BYTES, UPLOAD_S = 32 * MIB, 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU: llama.cpp's handle and name of it, what it is, its memory and what of that is free.
+
+    kind: `discrete` with memory of its own, `integrated` with the machine's, `software` where the processor plays one.
+    """
+
+    handle: int
+    name: str
+    description: str
+    kind: str
+    total_bytes: int
+    free_bytes: int
+
+    @property
+    def has_own_memory(self) -> bool:
+        """Whether what it holds takes nothing of the machine's memory."""
+        return self.kind == DISCRETE
+
+    @property
+    def default_bytes(self) -> int:
+        """What a run takes when nobody says: what is free less a margin; of a software renderer, nothing."""
+        if self.kind == SOFTWARE:
+            return 0
+        return max(0, self.free_bytes - max(MARGIN_BYTES, int(self.total_bytes * MARGIN_SHARE)))
+
+
+def find_gpus() -> list[Gpu]:
+    """Return the GPUs that llama.cpp offers, those with the most free memory of their own first."""
+    gpus = [
+        Gpu(found.handle, found.name, found.description, kind_of(found), found.total_bytes, found.free_bytes)
+        for found in ggml.gpu_devices()
+    ]
+    kinds = (DISCRETE, INTEGRATED, SOFTWARE)
+    return sorted(gpus, key=lambda gpu: (kinds.index(gpu.kind), -gpu.free_bytes))
+
+
+def kind_of(device: ggml.GpuDevice) -> str:
+    """Return what kind of GPU `device` is."""
+    if any(name in device.description.lower() for name in _SOFTWARE_NAMES):
+        return SOFTWARE
+    return DISCRETE if device.has_own_memory else INTEGRATED
+
+
+def choose_gpu(wanted_bytes: int | None, gpus: Sequence[Gpu]) -> tuple[Gpu, int] | None:
+    """Return the GPU to use and what to take of it; None for none. wanted_bytes: None is what is free less a margin.
+
+    Raises ConfigError where memory of a GPU is asked for and there is none.
+    """
+    if wanted_bytes == 0:
+        return None
+    if not gpus:
+        if wanted_bytes:
+            raise ConfigError(
+                "GPU memory: llama.cpp offers no GPU here; leave out --gpu-memory, or see edge-run doctor for how to "
+                "build it for one"
+            )
+        return None
+    budget = gpus[0].default_bytes if wanted_bytes is None else wanted_bytes
+    return (gpus[0], budget) if budget else None
+
+
+class PinnedStaging:
+    """A `Staging` in pinned memory, which a GPU copies from without a copy in between."""
+
+    def __init__(self, gpu: Gpu, source: Source) -> None:
+        """Raises NotSupported where there is none, or where a file like `source` cannot be read into it."""
+        self._memory = ggml.PinnedMemory(gpu.handle, STAGING_BYTES + _libc.PAGE)
+        self.address = round_up(self._memory.address, _libc.PAGE)
+        try:
+            source.read_into(self.address, _libc.PAGE, 0)
+        except TierReadError as error:  # a driver's own pages, which no drive writes to
+            self._memory.close()
+            raise NotSupported(f"pinned memory: {error}") from error
+
+    def close(self) -> None:
+        """Give it back. Idempotent."""
+        self._memory.close()
+
+
+def open_staging(gpu: Gpu, source: Source) -> Staging:
+    """Return memory for uploads to `gpu` of what is read from files like `source`: pinned where that can be had."""
+    try:
+        return PinnedStaging(gpu, source)
+    except NotSupported as error:
+        logger.info("%s: uploads go through ordinary memory: %s", gpu.name, error)
+        return PlainStaging()
+
+
+def measure_upload(gpu: Gpu) -> float:
+    """Return how many bytes a second reach the memory of `gpu`. Takes a quarter of a second, and 32 MiB here and there.
+
+    Raises KernelError when it has no room.
+    """
+    memory = _libc.map_anonymous(UPLOAD_BYTES)
+    try:
+        return upload_speed(gpu, memory)
+    finally:
+        _libc.unmap(memory, UPLOAD_BYTES)
+
+
+def upload_speed(gpu: Gpu, memory: int) -> float:
+    """Return how many bytes a second reach the memory of `gpu` from `UPLOAD_BYTES` at an address, which become zeros.
+
+    Raises KernelError when it has no room.
+    """
+    _libc.view(memory, UPLOAD_BYTES)[:] = bytes(UPLOAD_BYTES)
+    with ggml.tensor_on(gpu.handle, UPLOAD_BYTES) as tensor:
+        ggml.set_tensor(tensor, memory, 0, UPLOAD_BYTES)  # the first one also finds its way
+        n_uploads, started, elapsed_s = 0, time.monotonic(), 0.0
+        while elapsed_s < UPLOAD_S:
+            ggml.set_tensor(tensor, memory, 0, UPLOAD_BYTES)
+            n_uploads, elapsed_s = n_uploads + 1, time.monotonic() - started
+        return n_uploads * UPLOAD_BYTES / elapsed_s

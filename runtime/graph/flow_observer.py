@@ -1,0 +1,51 @@
+"""Reads from llama.cpp's graph what memory its nodes write and read, through views, found by structure, not by name."""
+
+from __future__ import annotations
+
+from edge_run.runtime.graph.flow import Flow, Storage
+from edge_run.runtime.llama import _ggml as ggml
+
+_VIEWS = frozenset({"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+
+
+class FlowObserver:
+    """Is shown the nodes of one graph in order, before any of them is computed. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._storages: list[Storage] = []
+        self._numbers: dict[int, int | None] = {}
+        self._writes: list[int | None] = []
+        self._reads: list[tuple[int, ...]] = []
+
+    def observe(self, address: int) -> None:
+        """Note what the tensor struct at `address` writes and reads."""
+        tensor = ggml.tensor_at(address)
+        op, root = ggml.op_name(tensor.op), tensor.view_src
+        if op == "NONE" or op in _VIEWS:  # what looks through it is noted where it is read
+            self._writes.append(None)
+            self._reads.append(())
+            if not root:
+                self._numbers[address] = self._new(address, None)
+            return
+        if not root:
+            self._numbers[address] = self._new(address, len(self._writes))
+        written = self._number(root or address)
+        others = (source for source in tensor.src if source and source != address)  # a cast names itself
+        reads = {self._number(ggml.tensor_at(source).view_src or source) for source in others}
+        self._writes.append(written)
+        self._reads.append(tuple(sorted(number for number in reads if number is not None)))
+
+    def take(self) -> Flow:
+        """Return what was seen."""
+        return Flow(tuple(self._storages), tuple(self._writes), tuple(self._reads))
+
+    def _new(self, address: int, producer: int | None) -> int:
+        data = ggml.tensor_at(address).data or 0
+        self._storages.append(Storage(producer, ggml.functions().ggml_nbytes(address), data))
+        return len(self._storages) - 1
+
+    def _number(self, root: int) -> int | None:
+        """Return the number of the storage of `root`; None for weights."""
+        if root not in self._numbers:
+            self._numbers[root] = None if ggml.is_weight(root) else self._new(root, None)
+        return self._numbers[root]

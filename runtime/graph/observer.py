@@ -1,0 +1,118 @@
+"""Reads llama.cpp's graph as the callback shows it: nodes and the weights they read, found by structure, not by name.
+
+A weight is a leaf whose buffer is marked as weights, or a view of one. A lookup of rows whose ids are an input
+of the graph (token embeddings, learned positions) reads just those rows; all else reads the whole tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edge_run.base.errors import KernelError, NotSupported
+from edge_run.runtime.graph.nodes import Node, WeightRead
+from edge_run.runtime.llama import _ggml as ggml
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+_ENDS_OF_WEIGHTS = (b".weight", b".bias", b".scale")
+_READS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+
+
+class Observer:
+    """Turns the nodes that the callback shows into `Node`s. copied: weights that may be copied to a GPU, by name."""
+
+    def __init__(self, copied: Mapping[bytes, WeightRead] | None = None) -> None:
+        self._may_be_copied = copied or {}
+
+    def observe(self, address: int, seen: Sequence[Node]) -> Node:
+        """Return what the tensor struct at `address` says; `seen` are the nodes before it."""
+        tensor = ggml.tensor_at(address)
+        op = ggml.op_name(tensor.op)
+        reads: list[WeightRead] = []
+        if op not in _READS_NOTHING:
+            for index, source in enumerate(tensor.src):
+                if source and (read := self._read(op, tensor, index, source)):
+                    reads.append(read)
+        ids = _producer(tensor.src[2], seen) if op == "MUL_MAT_ID" else None
+        is_computed, is_on_gpu = bool(tensor.flags & ggml.FLAG_COMPUTE), not ggml.is_on_host(address)
+        return Node(ggml.tensor_name(address), op, tuple(reads), is_computed, ids, is_on_gpu=is_on_gpu)
+
+    def _read(self, op: str, tensor: Any, index: int, source: int) -> WeightRead | None:
+        part = ggml.tensor_at(source)
+        root = part.view_src or source
+        if copied := self._copied_weight(root):
+            return copied
+        if not ggml.is_weight(root) or not ggml.is_on_host(root):
+            return None
+        row_bytes = 0
+        if op == "GET_ROWS" and index == 0 and part.ne[2] == part.ne[3] == 1 and self._is_input(tensor.src[1]):
+            row_bytes = part.nb[1]
+        length = ggml.functions().ggml_nbytes(source)
+        return WeightRead(ggml.tensor_name(root).decode("utf-8", "replace"), part.data, length, row_bytes)
+
+    def _copied_weight(self, source: int) -> WeightRead | None:
+        """Return of which weight `source` is a copy. Raises NotSupported where none was to be copied."""
+        name = ggml.tensor_name(source)
+        original = _copied(name)
+        if original is name or not (read := self._may_be_copied.get(original)):
+            if original is not name and original.endswith(_ENDS_OF_WEIGHTS):
+                raise NotSupported(
+                    f"GPU: llama.cpp would copy {original.decode('utf-8', 'replace')} there for every pass; give "
+                    "another --gpu-memory, or 0"
+                )
+            return None
+        return read
+
+    def _is_input(self, address: int) -> bool:
+        ids = ggml.tensor_at(address)
+        root = ggml.tensor_at(ids.view_src) if ids.view_src else ids
+        return ggml.op_name(root.op) == "NONE" and ids.nb[0] == 4 and not ggml.is_weight(address)
+
+
+def _producer(source: int, seen: Sequence[Node]) -> int | None:
+    """Return the ordinal of the node that computes what `source` is, or is a view of; None when it is an input."""
+    name = _copied(ggml.tensor_name(ggml.tensor_at(source).view_src or source))
+    return next((i for i in range(len(seen) - 1, -1, -1) if seen[i].name == name), None)
+
+
+def _copied(name: bytes) -> bytes:
+    """Return of what the tensor of this name is a copy, as llama.cpp makes for another device (`CPU#name#0`)."""
+    parts = name.split(b"#")
+    return parts[1] if len(parts) == 3 else name
+
+
+def makes_ids(address: int) -> bool:
+    """Return whether the node at `address` computes integers, perhaps the ids of experts.
+
+    Those made on a GPU need no stop: they are copied before anything else uses them.
+    """
+    tensor = ggml.tensor_at(address)
+    is_made = tensor.type == ggml.I32 and ggml.op_name(tensor.op) not in _READS_NOTHING
+    return is_made and ggml.is_on_host(address)
+
+
+def chosen_experts(address: int, n_experts: int) -> npt.NDArray[np.int32]:
+    """Return the ids of the experts that the MUL_MAT_ID node at `address` uses, (tokens, experts of each), computed.
+
+    There may be no token: the last layer leaves out those whose logits nobody wants. Raises KernelError for an id that
+    no expert has.
+    """
+    ids = ggml.tensor_at(ggml.tensor_at(address).src[2])
+    width, n_used, n_tokens = ids.nb[1] // 4, ids.ne[0], ids.ne[1]
+    if n_tokens == 0:
+        return ggml.read_int32(0, 0).reshape(0, n_used)
+    flat = ggml.read_int32(ids.data, (n_tokens - 1) * width + n_used)
+    rows = flat[[[row * width + i for i in range(n_used)] for row in range(n_tokens)]]
+    if rows.min() < 0 or rows.max() >= n_experts:
+        raise KernelError(f"llama.cpp chose expert {rows.max()} of {n_experts}; please report this model")
+    return rows
+
+
+def looked_up_rows(address: int) -> list[int]:
+    """Return the distinct rows that the GET_ROWS node at `address` asks for; its ids must be an input of the graph."""
+    ids = ggml.tensor_at(ggml.tensor_at(address).src[1])
+    count = ids.ne[0] * ids.ne[1] * ids.ne[2] * ids.ne[3]
+    return sorted(set(ggml.read_int32(ids.data, count).tolist()))

@@ -1,0 +1,187 @@
+"""Finds out what llama.cpp makes of a model file, without reading weights: what an `Inspection` says.
+
+The sizes of caches and buffers are told by a context that allocates nothing; the graph is that of a stub, in a context
+as short as can be. A file that is to be opened is tried as well: its vocabulary is loaded, and a pass computed on
+weights of zeros (`trial.py`). A broken file may end the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import ConfigError, KernelError, NotSupported
+from edge_run.base.units import round_down, round_up
+from edge_run.devices.host.memory import process_memory
+from edge_run.runtime.decoding.decoder import LocalDecoder
+from edge_run.runtime.decoding.driver import Driver
+from edge_run.runtime.graph.nodes import GraphMap, WeightRead
+from edge_run.runtime.inspection.cache import SHARD_BYTES, Inspection, pack_graph
+from edge_run.runtime.inspection.kv_rules import check_kv_types
+from edge_run.runtime.inspection.trial import Trial, try_vocabulary
+from edge_run.runtime.llama.context_shape import ContextShape, context_shape
+from edge_run.runtime.llama.model import LlamaContext, LlamaModel
+from edge_run.tiers import _libc
+from edge_run.tiers.gguf import ArrayValue, GgufModel, read_gguf
+from edge_run.tiers.outline import outline_heads, outline_metadata
+from edge_run.tiers.stub import Stubs
+from edge_run.tiers.territory import Span, Territory
+
+SHORT_CONTEXT_TOKENS = 64
+LONG_CONTEXT_TOKENS = 1 << 20  # llama.cpp keeps some 50 bytes for each, even where it allocates no cache
+SMALL_KV_TYPE = "q4_0"
+TOKEN_BYTES, MERGE_BYTES = 165, 155  # in llama.cpp's tables, of ordinary words
+TOKEN_S, MERGE_S = 1.4e-6, 0.5e-6
+
+
+def inspect_here(path: Path, config: ModelConfig, *, is_tried: bool) -> Inspection:
+    """Return what there is to know of the model at `path`, opened as `config` says. Raises what opening it raises.
+
+    The vocabulary stays loaded: this process is not meant to do anything else.
+    """
+    with ThreadPoolExecutor(1) as other_core:
+        loading = other_core.submit(_load_vocabulary, path) if is_tried else None
+        gguf = read_gguf(path)
+        metadata = outline_metadata(gguf)
+        with Stubs(gguf.shards, outline_heads(gguf)) as stubs:
+            with LlamaModel(stubs.paths, metadata=metadata, mode="sized", path=path) as sized:
+                _check_kind(path, gguf, sized)
+                shape = context_shape(config, sized.trained_context_tokens, threads=1)
+                sizes = _sizes(sized, shape)
+            with LlamaModel(stubs.paths, stubs.cut, metadata, path=path) as model:
+                territory = Territory(stubs.spans())
+                territory.claim()
+                graph, kv_bytes = _map_graph(gguf, model, shape)
+                if loading:
+                    territory.blank()
+                    _try(gguf, model, shape, graph)
+                vocabulary = loading.result() if loading else _estimate_vocabulary(gguf)
+                program_bytes = process_memory().resident_bytes - kv_bytes + vocabulary.unloaded_bytes
+    return Inspection(
+        is_tried=is_tried,
+        context_tokens=sizes.context_tokens,
+        trained_context_tokens=sized.trained_context_tokens,
+        micro_batch_tokens=shape.micro_batch_tokens,
+        vocabulary=vocabulary.tokens,
+        load_s=vocabulary.load_s,
+        program_bytes=program_bytes,
+        kv_bytes=sizes.kv_bytes,
+        buffer_bytes=sizes.buffer_bytes,
+        spans=tuple(map(_in_files, territory.spans)),
+        packed_graph=pack_graph(_at_file_addresses(graph, territory)),
+    )
+
+
+class _Vocabulary(NamedTuple):
+    """What a vocabulary takes. unloaded_bytes: what this process does not hold yet."""
+
+    tokens: int
+    load_s: float
+    unloaded_bytes: int
+    model: LlamaModel | None = None
+
+
+def _load_vocabulary(path: Path) -> _Vocabulary:
+    started = time.monotonic()
+    model = LlamaModel([path], mode="vocabulary")
+    load_s = time.monotonic() - started
+    try_vocabulary(model)
+    return _Vocabulary(model.vocabulary, load_s, 0, model)
+
+
+def _estimate_vocabulary(gguf: GgufModel) -> _Vocabulary:
+    tokens, merges = (
+        value.count if isinstance(value := gguf.metadata.get(f"tokenizer.ggml.{name}"), ArrayValue) else 0
+        for name in ("tokens", "merges")
+    )
+    load_s, held_bytes = tokens * TOKEN_S + merges * MERGE_S, tokens * TOKEN_BYTES + merges * MERGE_BYTES
+    return _Vocabulary(tokens, load_s, held_bytes)
+
+
+def _check_kind(path: Path, gguf: GgufModel, model: LlamaModel) -> None:
+    if model.has_encoder or not model.has_decoder:
+        raise NotSupported(f"{path}: {gguf.architecture} has an encoder; edge-run runs decoder-only models")
+
+
+class _Sizes(NamedTuple):
+    """What a context will take."""
+
+    context_tokens: int
+    kv_bytes: int
+    buffer_bytes: int
+
+
+def _sizes(model: LlamaModel, shape: ContextShape) -> _Sizes:
+    """Return what a context of `shape` will take; of one that is very long, from what two shorter ones would."""
+    if shape.context_tokens <= LONG_CONTEXT_TOKENS:
+        context = LlamaContext(model, shape)
+        context.close()
+        return _Sizes(context.context_tokens, context.kv_bytes, context.buffer_bytes)
+    width = min(shape.micro_batch_tokens, LONG_CONTEXT_TOKENS // 2)
+    half, whole = (
+        _sizes(model, replace(shape, context_tokens=tokens, micro_batch_tokens=width))
+        for tokens in (LONG_CONTEXT_TOKENS // 2, LONG_CONTEXT_TOKENS)
+    )
+    steps = (shape.context_tokens - whole.context_tokens) / (whole.context_tokens - half.context_tokens)
+    kv_bytes, buffer_bytes = (round(b + (b - a) * steps) for a, b in zip(half[1:], whole[1:], strict=True))
+    return _Sizes(shape.context_tokens, kv_bytes, buffer_bytes)
+
+
+def _map_graph(gguf: GgufModel, model: LlamaModel, shape: ContextShape) -> tuple[GraphMap, int]:
+    """Return the graph of a pass of one token, and the bytes of the cache that was made for it."""
+    driver = Driver()
+    with _short_context(gguf, model, shape, driver, driver.callback) as (decoder, context):
+        return decoder.map_graph(), context.kv_bytes
+
+
+def _try(gguf: GgufModel, model: LlamaModel, shape: ContextShape, graph: GraphMap) -> None:
+    """Compute a pass of one token on what is under the model's weights now, which must be zeros."""
+    driver = Driver()
+    trial = Trial(driver)
+    with _short_context(gguf, model, shape, driver, trial.callback) as (decoder, _):
+        trial.run(decoder, graph, {tensor.name: tensor.type_id for tensor in gguf.tensors})
+
+
+@contextlib.contextmanager
+def _short_context(
+    gguf: GgufModel, model: LlamaModel, shape: ContextShape, driver: Driver, callback: Callable[[int, bool, int], bool]
+) -> Iterator[tuple[LocalDecoder, LlamaContext]]:
+    """A context that takes little memory, with as much of `shape` as decides what a pass of one token computes."""
+    tokens = min(shape.context_tokens, SHORT_CONTEXT_TOKENS)
+    short = small = replace(shape, context_tokens=tokens, micro_batch_tokens=min(shape.micro_batch_tokens, tokens))
+    with contextlib.suppress(ConfigError):  # raised where the model cannot have the smallest cache
+        check_kv_types(gguf, ModelConfig(kv_type=SMALL_KV_TYPE, flash_attention=shape.flash_attention))
+        os.environ["LLAMA_ATTN_ROT_DISABLE"] = "1"  # of quantised caches only: it adds nodes
+        small = replace(short, kv_type_k=SMALL_KV_TYPE, kv_type_v=SMALL_KV_TYPE)
+    try:
+        context = LlamaContext(model, small, callback)
+    except KernelError:  # some architectures are without flash attention, which a small cache needs
+        context = LlamaContext(model, short, callback)
+    decoder = LocalDecoder(model, context, driver, short)
+    try:
+        yield decoder, context
+    finally:
+        decoder.close()
+        context.close()
+
+
+def _in_files(span: Span) -> Span:
+    """Return `span` at its file addresses, as if the file itself were mapped: in whole pages."""
+    start, stop = round_down(span.start - span.base, _libc.PAGE), round_up(span.stop - span.base, _libc.PAGE)
+    base = span.shard * SHARD_BYTES
+    return Span(span.shard, base + start, base + stop, base)
+
+
+def _at_file_addresses(graph: GraphMap, territory: Territory) -> GraphMap:
+    def moved(read: WeightRead) -> WeightRead:
+        span = territory.span_of(read.address)
+        return replace(read, address=span.shard * SHARD_BYTES + read.address - span.base)
+
+    return tuple(replace(node, reads=tuple(map(moved, node.reads))) if node.reads else node for node in graph)

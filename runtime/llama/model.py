@@ -1,0 +1,271 @@
+"""One model and one context of llama.cpp, opened and closed again; what memory lies under them is decided elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from edge_run.base.errors import BudgetError, EdgeRunError, KernelError, ModelFileError, NotSupported
+from edge_run.base.units import MIB
+from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.llama._ggml import L
+from edge_run.runtime.llama.context_shape import ContextShape
+from edge_run.runtime.llama.library import library_version
+from edge_run.runtime.llama.spelling import Spelling
+
+if TYPE_CHECKING:
+    from edge_run.runtime.gpu.offload import Offload
+
+_BUFFER = re.compile(r"(\S+) +(?:compute|output) buffer size =\s*([\d.]+) MiB")
+_CACHE_PART = re.compile(r"(\S+) +(?:KV|RS|DSV4 .*state) buffer size =\s*([\d.]+) MiB")
+_CACHE = re.compile(r"(?<!buffer )size =\s*([\d.]+) MiB(?:.*?(\d+) layers)?")
+_TELLING = ("error", "fail", "require")
+_READY_TO_MAP = ("print_info:", "load_tensors:")
+
+
+class _Lines:
+    """The last lines that llama.cpp logged, to say why something failed."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, line: str) -> None:
+        if line.strip():
+            self.lines.append(line.strip())
+
+    def sizes(self, pattern: re.Pattern[str], place: str) -> tuple[int, int]:
+        """Return the bytes that lines like `pattern` tell of: those at `place`, and those elsewhere."""
+        found = [(name, int(float(size) * MIB)) for line in self.lines for name, size in pattern.findall(line)]
+        there = sum(size for name, size in found if name == place)
+        return there, sum(size for _, size in found) - there
+
+    def reason(self) -> str:
+        told = [line for line in self.lines if any(word in line.lower() for word in _TELLING)]
+        text = " ".join((told or self.lines or ["no reason given"])[0].split())
+        return re.sub(r"^\w+: (?:error loading model: )?(?:error loading model \w+: )?", "", text)[:300]
+
+
+def _refusal(path: Path, reason: str) -> EdgeRunError:
+    if "unable to allocate" in reason:
+        return BudgetError(
+            f"{path}: llama.cpp cannot load it: {reason}: less memory is free there than was asked for; lower "
+            "--gpu-memory, or give 0 to leave the GPU out"
+        )
+    if "unknown model architecture" in reason:
+        return NotSupported(
+            f"{path}: llama.cpp cannot load it: {reason}; install a llama-cpp-python that knows it, or give another "
+            f"model (here is {library_version()})"
+        )
+    return ModelFileError(
+        f"{path}: llama.cpp cannot load it: {reason}; copy or download the file again, or install a llama-cpp-python "
+        "that knows it"
+    )
+
+
+class LlamaModel:
+    """A loaded model: weights described, vocabulary read. A context manager; closing is idempotent."""
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        on_header_read: Any = None,
+        metadata: dict[str, int | str] | None = None,
+        mode: str = "mapped",
+        path: Path | None = None,
+        offload: Offload | None = None,
+        on_upload: Callable[[], None] | None = None,
+    ) -> None:
+        """Load from the shards at `paths`, mapped, nothing repacked, on the CPU but for what `offload` says.
+
+        on_header_read is called once between the reading of the header and the mapping, on_upload before the first
+        tensor is copied to a GPU or left where it was mapped. metadata: instead of the file's own. mode: `mapped`;
+        `read`, into memory of llama.cpp's own; `sized`, of which contexts allocate nothing and only tell their sizes;
+        `vocabulary`, which has nothing else. path: the file that errors name, the first of `paths` by default. Raises
+        ModelFileError with llama.cpp's own reason when it refuses the file, NotSupported when it does not know the
+        architecture.
+        """
+        self.path = path or paths[0]
+        L.llama_backend_init()
+        lines = _Lines()
+        is_read = False
+
+        def listen(line: str) -> None:
+            nonlocal is_read
+            lines.add(line)
+            if not is_read and on_header_read and line.startswith(_READY_TO_MAP):
+                is_read = True
+                on_header_read()
+
+        params = L.llama_model_default_params()
+        params.load_mode, params.lazy_mode = ggml.LOAD_MODE_MMAP, ggml.LAZY_MODE_OFF
+        params.use_extra_bufts, params.n_gpu_layers = False, 0
+        params.vocab_only = mode == "vocabulary"
+        if mode == "read":
+            params.load_mode = ggml.LOAD_MODE_NONE
+        if mode == "sized":
+            params.load_mode, params.no_alloc = ggml.LOAD_MODE_NONE, True
+        if metadata:
+            params.kv_overrides = ggml.overrides(metadata)
+        self.offload = offload
+        devices = ggml.device_list(*([offload.gpu.handle] if offload else []))
+        params.devices = ggml.void_pointer(devices)
+        if offload:
+            params.n_gpu_layers, params.no_host = offload.placement.n_layers, True
+            on_host = ggml.kept_on_host(offload.placement.host_patterns)
+            params.tensor_buft_overrides = ggml.void_pointer(on_host)
+        uploading = ggml.Uploading(on_upload)
+        if offload and on_upload:
+            params.progress_callback = uploading.callback
+        names = ggml.string_array([os.fsencode(path) for path in paths])
+        with ggml.log.listening(listen):
+            if len(paths) == 1:
+                self.handle = L.llama_model_load_from_file(names[0], params)
+            else:
+                self.handle = L.llama_model_load_from_splits(names, len(paths), params)
+        uploading.raise_failure()
+        if not self.handle:
+            raise _refusal(self.path, lines.reason())
+        self.vocab = L.llama_model_get_vocab(self.handle)
+        self._spelling = Spelling(self.vocab)
+        self.vocabulary: int = L.llama_vocab_n_tokens(self.vocab)
+        self.trained_context_tokens: int = L.llama_model_n_ctx_train(self.handle)
+        self.sliding_window_tokens: int = L.llama_model_n_swa(self.handle)
+        self.is_recurrent: bool = L.llama_model_is_recurrent(self.handle) or L.llama_model_is_hybrid(self.handle)
+        self.has_encoder: bool = L.llama_model_has_encoder(self.handle)
+        self.has_decoder: bool = L.llama_model_has_decoder(self.handle)
+
+    def metadata(self, key: str) -> str | None:
+        """Return a metadata value as text, None when the file has none."""
+        return ggml.model_metadata(self.handle, key)
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Return the tokens of `text`; see `ggml.tokenize`. Raises ConfigError when the vocabulary cannot write it."""
+        self._spelling.check(text)
+        return ggml.tokenize(self.vocab, text, add_special, parse_special)
+
+    def count_tokens(self, text: str) -> int:
+        """Return how many tokens `text` has, control tokens in it included. Raises ConfigError."""
+        self._spelling.check(text)
+        return ggml.count_tokens(self.vocab, text)
+
+    def can_write(self, text: str) -> str:
+        """Return what the vocabulary can write of `text`."""
+        missing = set(self._spelling.missing(text))
+        return "".join(character for character in text if character not in missing)
+
+    def close(self) -> None:
+        """Free the model; its contexts must be closed. Unmaps its weights, whatever memory lies there by now."""
+        if self.handle:
+            L.llama_model_free(self.handle)
+            self.handle = None
+
+    def __enter__(self) -> LlamaModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class LlamaContext:
+    """A context: KV cache, compute buffers, logits. One thread at a time.
+
+    kv_bytes: keys, values and recurrent state. buffer_bytes: the other buffers, for computing and for logits. Both as
+    llama.cpp reports them; 0 when it does not. gpu_kv_bytes and gpu_buffer_bytes: the same on a GPU. caches: the
+    bytes of each cache, wherever they are, and how many layers it has.
+    """
+
+    def __init__(
+        self, model: LlamaModel, shape: ContextShape, callback: Any = None, *, may_copy_weights: bool = True
+    ) -> None:
+        """Make a context; `callback(address, is_asking, user_data)` is shown every node, for the context's whole life.
+
+        may_copy_weights: to a GPU, for passes of many tokens, where the model's offload says so.
+        Raises KernelError with llama.cpp's own reason when it refuses.
+        """
+        params = L.llama_context_default_params()
+        width = shape.micro_batch_tokens
+        # The batch has room for an output of each sequence: llama.cpp asserts it.
+        params.n_ctx, params.n_batch, params.n_ubatch = shape.context_tokens, max(width, shape.sequences), width
+        params.n_outputs_max, params.n_outputs_max_per_seq = shape.outputs_per_pass, 0
+        params.n_seq_max, params.kv_unified, params.swa_full = shape.sequences, shape.sequences > 1, False
+        params.n_threads = params.n_threads_batch = shape.threads
+        params.type_k, params.type_v = ggml.TYPE_IDS[shape.kv_type_k], ggml.TYPE_IDS[shape.kv_type_v]
+        params.flash_attn_type = ggml.FLASH_ATTENTION[shape.flash_attention]
+        offload = model.offload
+        params.no_perf, params.offload_kqv = True, offload is not None
+        params.op_offload = offload is not None and offload.is_wide and may_copy_weights
+        if callback is not None:
+            self._callback, params.cb_eval = ggml.cast_callback(callback, params.cb_eval)
+        lines = _Lines()
+        is_telling = params.op_offload and callback is not None
+        with ggml.log.listening(lines.add), ggml.telling_splits() if is_telling else contextlib.nullcontext():
+            self.handle = L.llama_init_from_model(model.handle, params)
+        if not self.handle:
+            raise KernelError(
+                f"{model.path}: llama.cpp cannot make a context of {shape.context_tokens:,} tokens: {lines.reason()}; "
+                "try other settings (-c, -ctk, -ctv, -fa), or another copy of the file"
+            )
+        self._threads = shape.threads
+        self._pool: ggml.ThreadPool | None = None
+        self.memory = L.llama_get_memory(self.handle)
+        self.context_tokens: int = L.llama_n_ctx(self.handle)
+        self.caches = [
+            (int(float(size) * MIB), max(1, int(layers or 0)))
+            for line in lines.lines
+            for size, layers in _CACHE.findall(line)
+        ]
+        gpu = offload.gpu.name if offload else ""
+        self.gpu_kv_bytes, _ = lines.sizes(_CACHE_PART, gpu)
+        self.gpu_buffer_bytes, self.buffer_bytes = lines.sizes(_BUFFER, gpu)
+        self.kv_bytes = sum(size for size, _ in self.caches) - self.gpu_kv_bytes
+
+    def stop_at(self, flag: ggml.StopFlag) -> None:
+        """End passes, with code 2, while `flag` is up; it must live as long as this does."""
+        flag.watch(self.handle)
+
+    def use_threads(self, threads: int) -> None:
+        """Compute with so many threads from now on."""
+        L.llama_set_n_threads(self.handle, threads, threads)
+
+    def keep_cores(self) -> None:
+        """Compute with each thread on a core of its own, where there are as many threads as cores for this process.
+
+        For passes in short turns: a kernel that wakes threads may leave two on one core for milliseconds each time.
+        """
+        cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+        if 1 < len(cores) == self._threads:
+            with contextlib.suppress(NotSupported, OSError), _same_cores():
+                os.sched_setaffinity(0, cores)  # where that is forbidden, llama.cpp would complain in each pass
+                self._pool = ggml.ThreadPool(sorted(cores))
+                self._pool.attach(self.handle)
+
+    def decode(self, batch: Any) -> int:
+        """Run llama_decode, and return its code."""
+        with _same_cores() if self._pool else contextlib.nullcontext():
+            return int(L.llama_decode(self.handle, batch))
+
+    def close(self) -> None:
+        """Free the context. Idempotent."""
+        if self.handle:
+            L.llama_free(self.handle)
+            self.handle = None
+        if self._pool:
+            self._pool.close()
+
+
+@contextlib.contextmanager
+def _same_cores() -> Iterator[None]:
+    """Leave the calling thread the cores that it had before this block: what it starts later inherits them."""
+    before = os.sched_getaffinity(0)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # some were taken away meanwhile
+            os.sched_setaffinity(0, before)

@@ -1,0 +1,38 @@
+"""Prompts to tokens, without tokenizing all of a text that is far too long: that takes 25 bytes for each character."""
+
+from __future__ import annotations
+
+from edge_run.base.errors import ContextFull
+from edge_run.base.units import KIB, format_size
+from edge_run.runtime.llama.model import LlamaModel
+
+PIECE_CHARACTERS = 64 * KIB
+USUAL_CHARACTERS = 8  # of a token, at most: a text that is no longer may well fit
+CLEARLY = 2  # so many contexts do not fit, however the cuts between pieces fell
+CLEARLY_IN_A_CHAT = 8  # a template may leave out a part
+
+
+def tokenize_prompt(model: LlamaModel, text: str, room_tokens: int) -> list[int]:
+    """Return the tokens of a prompt, with the model's BOS, and with control tokens that are written in it as such.
+
+    room_tokens: the context. Raises ContextFull where `text` is clearly longer, ConfigError for what cannot be written.
+    """
+    refuse_what_is_too_long(model, text, room_tokens)
+    return model.tokenize(text, add_special=True, parse_special=True)
+
+
+def refuse_what_is_too_long(model: LlamaModel, text: str, room_tokens: int, clearly: int = CLEARLY) -> None:
+    """Raise ContextFull for a text of more than `clearly` times `room_tokens`. Ctrl-C ends it between pieces."""
+    if len(text) <= max(PIECE_CHARACTERS, clearly * USUAL_CHARACTERS * room_tokens):
+        return
+    found = 0
+    for start in range(0, len(text), PIECE_CHARACTERS):
+        found += model.count_tokens(text[start : start + PIECE_CHARACTERS])
+        if found > clearly * room_tokens:
+            raise ContextFull(
+                f"prompt of {format_size(len(text))}: its first {format_size(start + PIECE_CHARACTERS)} are "
+                f"{found:,} tokens already, the context holds {room_tokens:,}; shorten it, or give more context "
+                "with -c",
+                prompt_tokens=found,
+                context_tokens=room_tokens,
+            )

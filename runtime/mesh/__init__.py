@@ -1,0 +1,1 @@
+"""A run over several devices: spread, spoken, and gone on with when one is lost."""

@@ -1,0 +1,138 @@
+"""What devices of a run have to fetch of its model: what that costs a plan, and the fetching itself, watched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edge_run.base.errors import ProtocolError
+from edge_run.base.fields import MOST_BYTES, Fields
+from edge_run.base.mesh import Document, LinkRate, Mesh
+from edge_run.base.units import format_size
+from edge_run.partition.mesh_plan import MeshPlan
+from edge_run.runtime.mesh.failover import Refused
+
+POLL_S, TELL_S, STALL_S = 0.25, 3.0, 120.0
+MOST_NODES = 256
+Orders = Callable[[dict[str, Document]], Mapping[str, Document]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """What a device lacks: bytes of each unit. most_bytes: it may hold of weights."""
+
+    missing: tuple[int, ...]
+    most_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """How far a device is. why: it cannot go on. wrong: who sent it other bytes than the model has."""
+
+    wanted_bytes: int
+    done_bytes: int
+    is_over: bool
+    why: str
+    wrong: tuple[str, ...]
+
+    @classmethod
+    def of(cls, fields: Fields) -> _Progress:
+        """Return what a device says of itself. Raises ProtocolError."""
+        wanted, done = (
+            fields.integer(name, 0, MOST_BYTES) if fields.has(name) else 0 for name in ("wanted_bytes", "done_bytes")
+        )
+        wrong = fields.names("wrong", 0, MOST_NODES) if fields.has("wrong") else ()
+        return cls(wanted, done, fields.flag("is_over"), fields.words("why"), wrong)
+
+
+class MeshFetch:
+    """The lacks of the devices of one run. Not thread-safe."""
+
+    def __init__(self, mesh: Mesh, n_units: int, say: Callable[[str], None], check: Callable[[], None]) -> None:
+        """`check` runs while devices fetch, and may raise to stop waiting; `say` is told how far they are."""
+        self._mesh, self._n_units, self._say, self._check = mesh, n_units, say, check
+        self.lacks: dict[str, Lack] = {}
+
+    def note(self, node: str, answer: Document) -> None:
+        """Take in what `node` said of itself. Raises ProtocolError for what cannot be."""
+        self.lacks.pop(node, None)
+        fields = Fields(answer, f"node {node}", node)
+        if fields.has("missing_bytes"):
+            missing = fields.integers("missing_bytes", self._n_units, MOST_BYTES)
+            self.lacks[node] = Lack(missing, fields.integer("most_weight_bytes", 0, MOST_BYTES))
+
+    def missing_bytes(self, plan: MeshPlan, node: str) -> int:
+        """Return what `node` has to fetch under `plan`."""
+        lack = self.lacks.get(node)
+        return sum(m for m, owner in zip(lack.missing, plan.owners, strict=True) if owner == node) if lack else 0
+
+    def seconds(self, plan: MeshPlan, node: str, rate: LinkRate) -> float:
+        """Return how long `node` will fetch under `plan`, when the way to it is one of `rate`."""
+        return self.missing_bytes(plan, node) / max(1.0, rate.bytes_per_s)
+
+    def run(self, plan: MeshPlan, order: Document, give_orders: Orders) -> Refused | None:
+        """Have the devices of `plan` fetch what they lack, and wait for it; return which of them cannot.
+
+        Raises whatever `give_orders` does for a device that does not obey.
+        """
+        nodes = [node for node in plan.nodes if node in self.lacks]
+        if not nodes:
+            return None
+        providers = [node for node in (self._mesh.node, *plan.nodes) if node not in self.lacks]
+        fetch: Document = {**order, "order": "fetch", "providers": list(dict.fromkeys(providers))}
+        answers = give_orders(dict.fromkeys(nodes, fetch))
+        states = {node: _Progress.of(Fields(answers[node], f"node {node}", node)) for node in nodes}
+        waiting = [node for node in nodes if states[node].wanted_bytes]
+        self._tell(waiting, states)
+        told_s = started_s = time.monotonic()
+        grown_s: dict[tuple[str, int], float] = {}  # when a device had so many bytes for the first time
+        while waiting:
+            time.sleep(POLL_S)
+            self._check()
+            answers = give_orders({node: {"order": "status"} for node in waiting})
+            states = {node: _state(node, answers[node]) for node in waiting}
+            if refusal := _refusal(states, [node for node in plan.nodes if node != self._mesh.node]):
+                return refusal
+            waiting = [node for node, state in states.items() if not state.is_over]
+            for node in waiting:
+                grown_s.setdefault((node, states[node].done_bytes), time.monotonic())
+                if time.monotonic() - grown_s[node, states[node].done_bytes] > STALL_S:
+                    return Refused(node, f"it has fetched nothing for {STALL_S:.0f} s")
+            if waiting and time.monotonic() - told_s > TELL_S:
+                told_s = time.monotonic()
+                self._tell(waiting, states)
+            for node in states.keys() - set(waiting):
+                self._say(f"{self._name(node)} has its layers, after {time.monotonic() - started_s:.1f} s")
+        for node in nodes:
+            lack = self.lacks[node]
+            left = (0 if o == node else m for m, o in zip(lack.missing, plan.owners, strict=True))
+            self.lacks[node] = Lack(tuple(left), lack.most_bytes)
+        return None
+
+    def _tell(self, nodes: Sequence[str], states: Mapping[str, _Progress]) -> None:
+        for node in nodes:
+            done, wanted = format_size(states[node].done_bytes), format_size(states[node].wanted_bytes)
+            self._say(f"{self._name(node)} fetches {done} of {wanted}")
+
+    def _name(self, node: str) -> str:
+        return next((member.name for member in self._mesh.members() if member.node == node), node)
+
+
+def _state(node: str, answer: Document) -> _Progress:
+    state = answer.get("fetch")
+    if not isinstance(state, Mapping):
+        raise ProtocolError(f"{node} says nothing of what it fetches; the devices have different versions", node=node)
+    return _Progress.of(Fields(state, f"node {node}, of what it fetches,", node))
+
+
+def _refusal(states: Mapping[str, _Progress], others: Sequence[str]) -> Refused | None:
+    """Return which device cannot take part: one of `others` that sent wrong bytes, or one that does not get its own."""
+    for node, state in states.items():
+        for wrong in state.wrong:
+            if wrong in others:
+                return Refused(wrong, f"{node} got other bytes from it than the model has")
+    for node, state in states.items():
+        if state.why:
+            return Refused(node, f"it cannot fetch its layers: {state.why}")
+    return None

@@ -1,0 +1,156 @@
+"""What devices tell each other before they run a model together: which model, under which numerics, with what room."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig, make_config
+from edge_run.base.errors import ConfigError, ProtocolError
+from edge_run.base.fields import MOST_BYTES, MOST_RATE, Fields
+from edge_run.base.mesh import Document, JsonValue
+from edge_run.base.results import Numerics
+from edge_run.devices.host.profile import disk_of
+from edge_run.partition.cost import CostModel
+from edge_run.partition.mesh_plan import Station
+from edge_run.partition.plan import LOOKAHEAD_CHUNKS
+from edge_run.runtime.decoding.driver import PassShape
+from edge_run.runtime.graph.units import Layout
+from edge_run.runtime.llama._ggml import L
+from edge_run.runtime.mesh.transport import MOST_WAITING_BYTES
+from edge_run.runtime.planning.forecast import pass_work
+from edge_run.runtime.planning.memory_plan import with_page_tables
+from edge_run.runtime.probing.probe import recall
+from edge_run.runtime.slices.engine import SliceEngine
+
+# What decides the logits, and the size of what is sent: the coordinator's settings hold on all devices of a run.
+SHARED_FIELDS = (
+    "context_tokens",
+    "threads",
+    "micro_batch_tokens",
+    "sequences",
+    "outputs_per_pass",
+    "kv_type",
+    "flash_attention",
+    "exact",
+    "mesh_states",
+)
+_WHOLE = ("context_tokens", "threads", "micro_batch_tokens", "sequences", "outputs_per_pass")
+PASSES_AHEAD = 16  # of a device that is quicker than the one after it
+GUESSED_COMPUTE_BYTES_PER_S = 5e9  # where nobody has measured; live rates replace it
+GUESSED_DISK_BYTES_PER_S = 500e6
+
+
+@functools.cache
+def kernel_features() -> str:
+    """Return which instructions llama.cpp's kernels use here: with others, sums differ in the last bit."""
+    return str(L.llama_print_system_info().decode("utf-8", "replace")).strip()
+
+
+def numerics_document(numerics: Numerics) -> Document:
+    """Return the numerics key of a device, its kernels' features included."""
+    return {**dataclasses.asdict(numerics), "kernels": kernel_features()}
+
+
+def differing(ours: Document, theirs: object) -> list[str]:
+    """Return the names of what differs in two numerics keys."""
+    if not isinstance(theirs, Mapping):
+        return ["all of it"]
+    return [key for key in ours if ours[key] != theirs.get(key)]
+
+
+def shared_settings(engine: SliceEngine) -> Document:
+    """Return what the other devices have to open the model with: settings as they turned out here."""
+    values = {name: getattr(engine.config, name) for name in SHARED_FIELDS}
+    shape = engine.shape
+    return {**values, "threads": shape.threads, "context_tokens": shape.context_tokens}
+
+
+def read_settings(order: Fields) -> dict[str, JsonValue]:
+    """Return the coordinator's settings, each of which can be. Raises ProtocolError for others than are shared."""
+    fields = Fields(order.table("settings"), f"{order.what}, in settings,", order.node)
+    if set(fields.document) != set(SHARED_FIELDS):
+        raise ProtocolError("the settings of a run: not those that devices share; they have different versions")
+    wholes = {name: fields.integer(name, 1, MOST_CONTEXT_TOKENS) for name in SHARED_FIELDS if name in _WHOLE}
+    texts = {name: fields.name(name) for name in ("kv_type", "flash_attention", "mesh_states")}
+    # No pass asks for more, and what was asked for takes memory.
+    most_outputs = max(2, wholes["micro_batch_tokens"], wholes["sequences"])
+    wholes["outputs_per_pass"] = min(wholes["outputs_per_pass"], most_outputs)
+    return {**wholes, **texts, "exact": fields.flag("exact")}
+
+
+def config_from(settings: Document, own: ModelConfig) -> ModelConfig:
+    """Return `own` with the coordinator's settings. Raises ConfigError for those that cannot be."""
+    values: dict[str, Any] = {field.name: getattr(own, field.name) for field in dataclasses.fields(own)}
+    try:
+        return make_config(ModelConfig, {**values, **settings})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the settings of a run: {error}") from error
+
+
+def most_waiting_bytes(engine: SliceEngine) -> int:
+    """Return what states may have that came before they are asked for: those of some of the widest passes."""
+    widest = engine.width * max(unit.entry_bytes for unit in engine.layout.units)
+    return max(MOST_WAITING_BYTES, PASSES_AHEAD * widest)
+
+
+def layout_hash(layout: Layout) -> str:
+    """Return what two devices compare to know that they cut the model in the same places."""
+    text = repr((layout.starts, layout.n_nodes, layout.shape, [unit.entry_bytes for unit in layout.units]))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def room_bytes(engine: SliceEngine) -> int:
+    """Return what weights, keys and values may take in `engine`'s budget while passes are of one token."""
+    besides = engine.holdings.total_bytes - engine.holdings.kv_bytes - engine.lendable_bytes
+    return max(0, engine.budget_bytes - with_page_tables(besides) - engine.budget_bytes // 512)
+
+
+def window_bytes(engine: SliceEngine) -> int:
+    """Return what streaming runs ahead through, besides what is in use, as a plan gives it."""
+    return (LOOKAHEAD_CHUNKS + 2) * engine.chunk_bytes
+
+
+def rates(engine: SliceEngine) -> tuple[float, float, bool]:
+    """Return weights computed and read per second, in bytes, and whether that was measured (`edge-run probe`)."""
+    profile = recall(engine.gguf, engine.config)
+    if profile is None or not profile.kernels:
+        return GUESSED_COMPUTE_BYTES_PER_S, GUESSED_DISK_BYTES_PER_S, False
+    work = pass_work(engine.gguf, engine.graph(PassShape(1, 1)), n_stops=0)
+    seconds = CostModel(profile, engine.shape.threads).compute_s(work, 1, 0)
+    disk = disk_of(profile, engine.gguf.shards[0].path)
+    weights = sum(unit.weight_bytes for unit in engine.layout.units)
+    return weights / max(seconds, 1e-9), disk.bytes_per_s if disk else GUESSED_DISK_BYTES_PER_S, True
+
+
+def room_document(engine: SliceEngine) -> Document:
+    """Return what a planner wants to know of this device and this model."""
+    compute, disk, is_measured = rates(engine)
+    return {
+        "room_bytes": room_bytes(engine),
+        "window_bytes": window_bytes(engine),
+        "pair_bytes": engine.pair_chunks * engine.chunk_bytes,
+        "range_bytes": engine.chunk_bytes,  # half a chunk at each end
+        "compute_bytes_per_s": compute,
+        "disk_bytes_per_s": disk,
+        "is_measured": is_measured,
+        "layout": layout_hash(engine.layout),
+        "numerics": numerics_document(engine.numerics),
+    }
+
+
+def station(node: str, document: Document) -> Station:
+    """Return a device as the planner sees it, from what it said of itself. Raises ProtocolError."""
+    fields = Fields(document, node, node)
+    return Station(
+        node=node,
+        memory_bytes=int(fields.number("room_bytes", 0, MOST_BYTES)),
+        compute_bytes_per_s=max(1.0, fields.number("compute_bytes_per_s", 0, MOST_RATE)),
+        disk_bytes_per_s=max(1.0, fields.number("disk_bytes_per_s", 0, MOST_RATE)),
+        window_bytes=int(fields.number("window_bytes", 0, MOST_BYTES)),
+        pair_bytes=int(fields.number("pair_bytes", 0, MOST_BYTES)),
+        range_bytes=int(fields.number("range_bytes", 0, MOST_BYTES)),
+    )

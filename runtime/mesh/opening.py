@@ -1,0 +1,89 @@
+"""Opens a model over the mesh that this device belongs to, or on this device where nobody else is there."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import ConfigError
+from edge_run.base.mesh import Mesh, is_worker
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.mesh.engine import MeshEngine
+from edge_run.tiers.gguf import read_gguf
+
+logger = logging.getLogger(__name__)
+
+MEET_S = 3.0  # to hear who is there
+
+
+@dataclass(frozen=True, slots=True)
+class MeshOptions:
+    """How a run uses a mesh.
+
+    mesh: an open one, which stays open, or the address of its broker; an empty one is what this device joined with.
+    folder: where this device's key and cluster are kept. takes_any_numerics: devices whose kernels may compute other
+    bits take part too. say: is told what the user should see. check: runs now and then while the model opens, which can
+    take long where a device fetches its layers; what it raises ends that.
+    """
+
+    mesh: Mesh | str
+    folder: Path | None = None
+    takes_any_numerics: bool = False
+    say: Callable[[str], None] = logger.warning
+    check: Callable[[], None] = lambda: None
+
+
+def open_over(path: Path, config: ModelConfig, options: MeshOptions) -> Engine:
+    """Return the open model at `path`, spread over the mesh. Raises as `Engine`, and MeshError, NotTrusted."""
+    if config.backend == "llama.cpp":
+        raise ConfigError("mesh: excludes --backend llama.cpp, which computes whole models only")
+    read_gguf(path)  # what is wrong with the file is said before others are asked for anything
+    mesh = _connect(options) if isinstance(options.mesh, str) else options.mesh
+    is_own = mesh is not options.mesh
+    try:
+        if not _meet(mesh, options.check):
+            options.say("nobody else is in the mesh: this device runs the model alone")
+            engine = Engine(path, config)
+        else:
+            over_all = MeshEngine(
+                path,
+                config,
+                mesh,
+                takes_any_numerics=options.takes_any_numerics,
+                say=options.say,
+                check=options.check,
+            )
+            if is_own:
+                over_all.own(mesh)
+            return over_all
+    except BaseException:
+        if is_own:
+            mesh.close()
+        raise
+    if is_own:
+        mesh.close()
+    return engine
+
+
+def _meet(mesh: Mesh, check: Callable[[], None]) -> bool:
+    """Return whether there is another device that computes, having waited a little for it."""
+    until = time.monotonic() + MEET_S
+    while True:
+        check()
+        if any(is_worker(member) for member in mesh.members() if member.node != mesh.node):
+            return True
+        left = until - time.monotonic()
+        if left <= 0:
+            return False
+        mesh.wait(timeout_s=min(left, 0.1))
+
+
+def _connect(options: MeshOptions) -> Mesh:
+    from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+
+    folder = options.folder or Path.home() / ".config" / "edge-run" / "mesh"
+    return open_mesh(MeshConfig(folder=folder, broker=str(options.mesh) or None))

@@ -1,0 +1,245 @@
+"""States between the devices of a run, over the data link: sent to who comes next, waited for, and checked.
+
+One thread of each device computes, and receives. What comes for a later pass is kept until then; what comes of another
+epoch is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from edge_run.base.errors import Cancelled, DeviceLost, KernelError, ProtocolError
+from edge_run.base.fields import MOST_S, Fields
+from edge_run.base.mesh import Document, Link, Message
+from edge_run.base.protocols import Clock
+from edge_run.runtime.mesh.activation_coding import StateCoder, decode
+
+POLL_S = 0.1
+MOST_WAITING, MOST_WAITING_BYTES = 256, 64 << 20  # messages for later; bytes, where a run's states are not larger
+SEND_TIMEOUT_S = 5.0
+
+
+class Overdue(DeviceLost):
+    """Nobody is known to be gone, and yet the state did not come in the time that a pass may take."""
+
+
+class RunEnded(DeviceLost):
+    """A device has ended its part of the run, for it had lost touch with who coordinates. figures: node."""
+
+
+class PassFailed(KernelError):
+    """Another device could not do its part of a pass.
+
+    figures: node, error (the class of what it met), teller (who says so, where that is another device's doing).
+    """
+
+
+class LinkWire:
+    """The `Wire` of one device under one epoch.
+
+    check runs while it waits, and may raise to stop. deadline_s: of a wait for a state, None for no other than the
+    link's own. most_waiting_bytes: of states that came before they were asked for. spent: what devices said that they
+    were at work for in this pass, of those before this one in the ring.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        epoch: int,
+        owners: Sequence[str],
+        coder: StateCoder | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.coder = coder or StateCoder("exact", {})
+        self._link, self.epoch, self._owners, self._clock = link, epoch, tuple(owners), clock
+        self._waiting: deque[Message] = deque()
+        self.check: Callable[[], None] = lambda: None
+        self.deadline_s: float | None = None
+        self.most_waiting_bytes = MOST_WAITING_BYTES
+        self.number = 0
+        self.spent: dict[str, float] = {}
+        self.place = "idle"
+        self.node = ""
+        self._round = 0
+        self._since: float | None = None
+
+    @property
+    def hops(self) -> int:
+        """How often a state is handed on in a pass."""
+        return sum(a != b for a, b in zip(self._owners, self._owners[1:], strict=False))
+
+    def expect(self, number: int) -> None:
+        """Command `number` begins; states of earlier ones are nobody's from now on."""
+        self.number, self._round, self.spent = number, 0, {}
+        self._since = self._clock() if self._owners[0] == self.node else None
+        self._waiting = deque(m for m in self._waiting if _is_at_least(m, number))
+
+    def hear(self) -> None:
+        """Take in what has come already. Raises DeviceLost for a device of this run that is known to be gone."""
+        while (message := self._next(0.0)) is not None:
+            self._keep(message)
+
+    def forget(self) -> None:
+        """What came before this epoch is nobody's: also the loss of an earlier life of who coordinates now."""
+        while True:
+            with contextlib.suppress(DeviceLost):
+                if self._link.receive(timeout_s=0.0) is None:
+                    return
+
+    def begin(self) -> None:
+        """A pass through the graph begins. Raises what `check` does."""
+        self.check()
+        self._round += 1
+
+    def receive(self, unit: int, sizes: Sequence[int]) -> Sequence[memoryview]:
+        """Wait for the state at the start of `unit`, of parts of `sizes` bytes.
+
+        Raises DeviceLost, PassFailed, Cancelled, or ProtocolError, whose figures name who sent what cannot be.
+        """
+        self._leave()
+        self.place = f"waiting for the state before unit {unit}"
+        started = self._clock()
+        while True:
+            message = self._kept(unit) or self._next(POLL_S)
+            if message is not None and self._is_the_state(message, unit):
+                self._note(_fields(message))
+                self._since = self._clock()
+                self.place = f"computing from unit {unit}"
+                return _decoded(message, sizes)
+            if message is not None:
+                self._keep(message)
+                continue
+            self.check()
+            if self.deadline_s is not None and self._clock() - started > self.deadline_s:
+                raise Overdue(
+                    f"the state before unit {unit} did not come in {self.deadline_s:.0f} s", seconds=self.deadline_s
+                )
+
+    def send(self, unit: int, node: str, parts: Sequence[memoryview]) -> None:
+        """Hand a state over. Raises DeviceLost when it cannot be."""
+        self._leave()
+        codes, coded = self.coder.encode(node, parts)
+        header: Document = {
+            "kind": "state",
+            "epoch": self.epoch,
+            "number": self.number,
+            "round": self._round,
+            "unit": unit,
+            "spent": dict(self.spent),
+            "codes": codes,
+        }
+        self._link.send(node, header, coded, timeout_s=SEND_TIMEOUT_S)
+        self.place = f"has sent the state before unit {unit}"
+
+    def finish(self) -> None:
+        """The command is done."""
+        self._leave()
+        self.place = "idle"
+
+    def command(self, timeout_s: float) -> Message | None:
+        """Return the coordinator's next command or stop under this epoch, None when none came in time."""
+        kept = next((m for m in self._waiting if m.header.get("kind") != "state"), None)
+        if kept is not None:
+            self._waiting.remove(kept)
+            return kept
+        message = self._next(timeout_s)
+        if message is None or message.header.get("kind") == "state":
+            if message is not None:
+                self._keep(message)
+            return None
+        is_ours = message.header.get("epoch") == self.epoch and message.node == self._owners[0]
+        return message if is_ours else None
+
+    def _next(self, timeout_s: float) -> Message | None:
+        """Return the next message, None when none came in time. Raises DeviceLost for a device of this run."""
+        try:
+            return self._link.receive(timeout_s=timeout_s)
+        except DeviceLost as error:
+            if error.figures.get("node") in self._owners:
+                raise
+            return None  # of an earlier plan, whose loss is known
+
+    def _leave(self) -> None:
+        """This device was at work up to now."""
+        if self._since is not None:
+            self.spent[self.node] = self.spent.get(self.node, 0.0) + self._clock() - self._since
+            self._since = None
+
+    def _note(self, fields: Fields) -> None:
+        for node, seconds in fields.numbers("spent", 0.0, MOST_S).items():
+            if node in self._owners and node != self.node:
+                self.spent[node] = max(self.spent.get(node, 0.0), seconds)
+
+    def _kept(self, unit: int) -> Message | None:
+        kept = next((m for m in self._waiting if self._is_the_state(m, unit)), None)
+        if kept is not None:
+            self._waiting.remove(kept)
+        return kept
+
+    def _is_the_state(self, message: Message, unit: int) -> bool:
+        header = message.header
+        wanted = ("state", self.epoch, self.number, self._round, unit)
+        found = tuple(header.get(key) for key in ("kind", "epoch", "number", "round", "unit"))
+        return found == wanted and message.node == self._owners[unit - 1]
+
+    def _keep(self, message: Message) -> None:
+        """Keep what is for later; stop for what says that this pass will not end."""
+        kind, header = message.header.get("kind"), message.header
+        if header.get("epoch") != self.epoch or message.node not in self._owners:
+            return
+        fields = _fields(message)
+        if kind == "over":
+            raise RunEnded("had lost touch with this device, and ended its part", node=message.node)
+        number = fields.integer("number")
+        if kind == "failed":
+            if self.node != self._owners[0]:
+                raise ProtocolError(
+                    f"{message.node} says here that it failed: that is for the coordinator", node=message.node
+                )
+            if number == self.number:
+                raise self._failure(message.node, fields)
+            return
+        if kind in ("stop", "command") and message.node == self._owners[0] and number >= self.number:
+            self._waiting.append(message)
+            raise Cancelled("the pass is over: its coordinator stopped it, or goes on with another")
+        if kind != "state" or number < self.number:
+            return
+        waiting_bytes = sum(part.nbytes for one in (message, *self._waiting) for part in one.parts)
+        if len(self._waiting) >= MOST_WAITING or waiting_bytes > self.most_waiting_bytes:
+            raise ProtocolError(
+                f"{len(self._waiting)} messages wait that nobody asked for; the last from {message.node}",
+                node=message.node,
+            )
+        self._waiting.append(message)
+
+    def _failure(self, teller: str, fields: Fields) -> DeviceLost | PassFailed:
+        """Return what a device says that it failed over: its own doing, or that of another one."""
+        why, others = fields.words("why"), {*self._owners} - {self._owners[0]}
+        lost, blamed = (fields.name(name) if fields.has(name) else "" for name in ("lost", "blames"))
+        if lost in others and lost != teller:
+            return DeviceLost(f"{teller} does not reach it ({why})", node=lost)
+        error = fields.words("error", 60)
+        if blamed in others and blamed != teller:
+            return PassFailed(f"{blamed}, as {teller} says: {why}", node=blamed, error=error, teller=teller)
+        return PassFailed(f"{teller}: {why}", node=teller, error=error)
+
+
+def _fields(message: Message) -> Fields:
+    return Fields(message.header, f"a message of {message.node}", message.node)
+
+
+def _decoded(message: Message, sizes: Sequence[int]) -> list[memoryview]:
+    try:
+        return decode(message.header.get("codes"), message.parts, sizes)
+    except ProtocolError as error:
+        error.figures["node"] = message.node
+        raise
+
+
+def _is_at_least(message: Message, number: int) -> bool:
+    """Return whether `message` belongs to command `number` or a later one; what is no state is kept."""
+    found = message.header.get("number")
+    return message.header.get("kind") != "state" or (isinstance(found, int) and found >= number)

@@ -1,0 +1,36 @@
+"""Why a budget is too small, when it is not the model: a long context, or wide passes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from edge_run.base.errors import BudgetError
+from edge_run.base.units import MIB, format_size
+from edge_run.runtime.planning.terms import Terms
+
+
+@contextlib.contextmanager
+def cause_named(terms: Terms) -> Iterator[None]:
+    """Let a BudgetError in this block say what takes most, where that is the caches or the buffers."""
+    holdings = terms.holdings
+    try:
+        yield
+    except BudgetError as error:
+        minimum_bytes, found_bytes = (error.figures.get(name) for name in ("minimum_bytes", "found_bytes"))
+        if not isinstance(minimum_bytes, int) or not isinstance(found_bytes, int):
+            raise
+        if holdings.kv_bytes > minimum_bytes // 2:
+            cause = f"a context of {terms.context_tokens:,} tokens, whose cache takes {format_size(holdings.kv_bytes)}"
+            advice = "shorten the context (-c), keep it in fewer bits (-ctk q8_0 -ctv q8_0)"
+        elif holdings.buffer_bytes + holdings.work_bytes > minimum_bytes // 2:
+            size = format_size(holdings.buffer_bytes + holdings.work_bytes)
+            cause = f"passes of {terms.micro_batch_tokens:,} tokens, whose buffers take {size}"
+            advice = "narrow them (-ub)"
+        else:
+            raise
+        raise BudgetError(
+            f"memory budget {format_size(found_bytes)}: too small for {cause}, it needs at least "
+            f"{minimum_bytes // MIB} MiB; {advice}, or raise --memory",
+            **error.figures,
+        ) from error

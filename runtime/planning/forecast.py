@@ -1,0 +1,240 @@
+"""From a plan, a model's graph and a measured device to times: how long until the first token, how fast after it.
+
+A pass takes as long as the slower of computing and reading, which overlap; the first one reads everything, into memory
+that was not used before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from edge_run.base.profile import DeviceProfile, DiskProfile, GpuProfile
+from edge_run.base.results import Forecast, Plan
+from edge_run.partition.cost import CostModel, GpuWork, MatmulWork, PassWork, SharedCost
+from edge_run.runtime.graph.nodes import GraphMap, Node, choice_of_outputs
+from edge_run.runtime.planning.experts import MOST_SHARE
+from edge_run.runtime.planning.learned import Learned, learn
+from edge_run.runtime.planning.routing import Point
+from edge_run.tiers.gguf import GgufModel, TensorInfo
+from edge_run.tiers.gguf_format import TENSOR_TYPES
+
+WITH_MOVES = 4.0  # of the CPU time of reading alone: frames are moved, and books kept
+_MATMULS = ("MUL_MAT", "MUL_MAT_ID")
+_COSTS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+
+
+def pass_work(gguf: GgufModel, graph: GraphMap, n_stops: int, part: Collection[int] | None = None) -> PassWork:
+    """Return what a pass over `graph` computes, when it is stopped at `n_stops` places.
+
+    part: ordinals of the nodes that count; None for all.
+    """
+    tensors = {tensor.name: tensor for tensor in gguf.tensors}
+    choice = choice_of_outputs(graph)
+    nodes = [(i, node) for i, node in enumerate(graph) if part is None or i in part]
+    matmuls = [
+        _matmul(gguf, tensor, node.op == "MUL_MAT_ID", i > choice)
+        for i, node in nodes
+        if node.op in _MATMULS
+        for read in node.reads
+        if (tensor := tensors.get(read.name))
+    ]
+    n_nodes = sum(node.op not in _COSTS_NOTHING for _, node in nodes)
+    largest = max((matmul.size_bytes for matmul in matmuls if matmul.n_experts), default=0)
+    flops = _attention_flops(gguf, [node for _, node in nodes])
+    return PassWork(_together(matmuls), n_nodes, n_stops, flops, largest)
+
+
+def shared_work(
+    gguf: GgufModel, graph: GraphMap, n_stops: int, on_gpu: Collection[str], *, is_wide: bool
+) -> tuple[PassWork, GpuWork]:
+    """Return what of a pass over `graph` the processor computes, and what a GPU, which has the weights `on_gpu`.
+
+    A node without weights is computed where the last one with weights was.
+    """
+    part: set[int] = set()
+    n_borders, is_there = 0, False
+    for i, node in enumerate(graph):
+        weights = [read for read in node.reads if not read.row_bytes]
+        was_there, is_there = is_there, any(read.name in on_gpu for read in weights) if weights else is_there
+        n_borders += is_there != was_there
+        if is_there:
+            part.add(i)
+    rest = frozenset(range(len(graph))) - part
+    there = pass_work(gguf, graph, 0, part)
+    return pass_work(gguf, graph, n_stops, rest), GpuWork(there, n_borders, is_wide)
+
+
+def _matmul(gguf: GgufModel, tensor: TensorInfo, is_expert: bool, is_head: bool) -> MatmulWork:
+    row_elements, _, n_experts, *_ = (*tensor.shape, 1, 1, 1) if is_expert else (*tensor.shape[:1], 1, 0)
+    n_used = gguf.value("expert_used_count") if n_experts else 0
+    return MatmulWork(
+        TENSOR_TYPES[tensor.type_id].name,
+        row_elements,
+        tensor.size_bytes,
+        n_experts,
+        n_used if isinstance(n_used, int) else 0,
+        is_head,
+    )
+
+
+def _together(matmuls: Sequence[MatmulWork]) -> tuple[MatmulWork, ...]:
+    """Return one entry for each kind."""
+    sizes: dict[MatmulWork, int] = {}
+    for work in matmuls:
+        kind = replace(work, size_bytes=0)
+        sizes[kind] = sizes.get(kind, 0) + work.size_bytes
+    return tuple(replace(kind, size_bytes=size) for kind, size in sizes.items())
+
+
+def _attention_flops(gguf: GgufModel, graph: Sequence[Node]) -> float:
+    """Return the work of attention per token and position that it looks at, over all layers."""
+    heads, width = gguf.value("attention.head_count"), gguf.value("embedding_length")
+    if not isinstance(heads, int) or not isinstance(width, int) or not heads:
+        return 0.0
+    key, value = gguf.value("attention.key_length"), gguf.value("attention.value_length")
+    elements = (key if isinstance(key, int) else width // heads) + (value if isinstance(value, int) else width // heads)
+    n_layers = sum(node.op in ("FLASH_ATTN_EXT", "SOFT_MAX") for node in graph)
+    return 2.0 * elements * heads * n_layers
+
+
+class _Reading(NamedTuple):
+    """What is read in a pass: how much, how long that takes, and how long it keeps a core busy."""
+
+    n_bytes: float = 0.0
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+class PassTimes:
+    """How long the passes of a plan take on a device that was measured.
+
+    reading_s: until a model that stays in memory is there. Passes overlap computing and reading; the first one of a
+    streamed model reads all of it.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        work: PassWork,
+        profile: DeviceProfile,
+        disk: DiskProfile | None,
+        threads: int,
+        earlier: Sequence[Point] = (),
+        gpu: tuple[GpuProfile, GpuWork] | None = None,
+    ) -> None:
+        """Times for `plan`. earlier: what runs of a mixture found. gpu: which has the rest of the work, and what."""
+        self._work = work
+        self._costs = SharedCost(profile, threads, *gpu) if gpu else CostModel(profile, threads)
+        self._shares_cores = threads >= profile.logical_cores
+        self._plan, self._disk = plan, disk
+        self._is_resident = plan.mode == "resident"
+        self._learned = self._learn(earlier)
+        reading = self._reading(1, 1, is_first=False)
+        self.read_s = self._learned.wait_byte_s * reading.n_bytes or reading.wall_s
+        self.reading_s = self._read(plan.model_bytes, 0).wall_s if self._is_resident else 0.0
+
+    def _learn(self, earlier: Sequence[Point]) -> Learned:
+        if not earlier or not self._plan.expert_bytes or self._disk is None:
+            return Learned()
+        token_bytes, room = self._plan.streamed_bytes_per_pass, self._plan.expert_bytes
+        return learn(
+            earlier, self._disk, lambda n: self.compute_s(n, 0), token_bytes, room, self._touched(math.inf, math.inf)
+        )
+
+    def _reading(self, tokens: int, n_outputs: int, is_first: bool) -> _Reading:
+        """Return the reading of a pass: into memory that is used for the first time, as far as it is not yet."""
+        plan = self._plan
+        if self._is_resident:
+            return _Reading()
+        if not plan.expert_bytes:
+            new = min(plan.model_bytes, plan.pinned_bytes + plan.window_bytes)
+            return self._read(new, plan.model_bytes - new) if is_first else self._read(0, plan.streamed_bytes_per_pass)
+        if is_first:
+            touched = self._touched(tokens, n_outputs)
+            at_first = plan.pinned_bytes + min(touched, plan.expert_bytes)
+            return self._read(at_first, plan.pinned_bytes + touched - at_first)
+        return self._read(0, plan.streamed_bytes_per_pass if tokens == 1 else self._missing(tokens, n_outputs))
+
+    def _touched(self, tokens: float, n_outputs: float) -> float:
+        """Return the bytes of the experts that so many tokens use, chosen evenly: all of them for infinitely many."""
+        experts = [work for work in self._work.matmuls if work.n_experts]
+        unused = [(1 - work.n_used / work.n_experts) ** (n_outputs if work.is_head else tokens) for work in experts]
+        return sum(work.size_bytes * (1 - share) for work, share in zip(experts, unused, strict=True))
+
+    def _missing(self, tokens: int, n_outputs: int) -> float:
+        """Return the bytes of the experts that a prompt's pass uses and that are not there from the pass before.
+
+        Where not all have room, some is left for what is used and not kept: as much of one tensor, and of the next, as
+        is not there. Those that only the last token uses get what room the others leave.
+        """
+        room, passing = self._plan.expert_bytes, self._work.expert_tensor_bytes
+        inner, outer = (self._touched(math.inf, 0), self._touched(0, math.inf))
+        kept_inner, kept_outer = min(inner, room), min(outer, max(0.0, room - inner))
+        if inner > room:
+            passing *= 2 if room >= 2 * passing else 1
+            kept_inner = max(0.0, inner - (inner - room) / max(1 - passing / inner, 1e-9))
+        missing = self._touched(tokens, 0) * (1 - kept_inner / inner) if inner else 0.0
+        return missing + (self._touched(0, n_outputs) * (1 - kept_outer / outer) if outer else 0.0)
+
+    def _read(self, new_bytes: float, used_bytes: float) -> _Reading:
+        """Return the reading of so much into memory that is new, and so much into memory that was used before."""
+        if self._disk is None:
+            return _Reading()
+        used_cpu, new_cpu = self._disk.cpu_s_per_byte
+        new_byte_s = self._learned.first_use_byte_s or 1 / self._disk.first_use_bytes_per_s
+        wall_s = new_bytes * new_byte_s + used_bytes / self._disk.bytes_per_s
+        return _Reading(new_bytes + used_bytes, wall_s, new_bytes * new_cpu + used_bytes * used_cpu * WITH_MOVES)
+
+    def compute_s(self, tokens: int, position: int, n_outputs: int = 1) -> float:
+        """Return the seconds of computing alone."""
+        return self._costs.compute_s(self._work, tokens, position, n_outputs)
+
+    def pass_s(self, tokens: int, position: int, n_outputs: int, is_first: bool) -> float:
+        """Return the seconds of a pass of `tokens` tokens after `position` others.
+
+        Readers that find no idle core take their time from the computing threads, which wait for each other. What is
+        read and computed overlaps as far as the window reaches: not quite, where both take the same time. Experts are
+        known when they are needed; of many, one tensor is read while one is computed. But a limit of the bandwidth that
+        a control group sets is one over some time: what was not read while computing, is read the faster afterwards.
+        """
+        reading = self._reading(tokens, n_outputs, is_first)
+        taken_s = min(reading.cpu_s, reading.wall_s) if self._shares_cores else 0.0
+        compute_s = self.compute_s(tokens, position, n_outputs)
+        if is_first:
+            return max(reading.wall_s, compute_s + taken_s)
+        found = self._learned.token if tokens == 1 else self._learned.wide
+        busy_s = compute_s + (found.at(reading.n_bytes) if found else taken_s)
+        if not self._plan.expert_bytes or (self._disk and self._disk.limit):
+            return math.hypot(reading.wall_s**2, busy_s**2) ** 0.5
+        if tokens == 1:
+            return busy_s + self.read_s
+        is_ahead = self._touched(tokens, 0) >= MOST_SHARE * self._touched(math.inf, 0)
+        return math.hypot(reading.wall_s, busy_s) if is_ahead else busy_s + reading.wall_s
+
+    def prefill_s(self, tokens: int, micro_batch_tokens: int, is_first: bool) -> float:
+        """Return the seconds from a prompt of `tokens` tokens to the first token; is_first: in a model just opened."""
+        passes = [(min(micro_batch_tokens, tokens - start), start) for start in range(0, tokens, micro_batch_tokens)]
+        return is_first * self.reading_s + sum(
+            self.pass_s(width, start, int(start + width == tokens), is_first and start == 0) for width, start in passes
+        )
+
+
+def forecast(times: PassTimes, prompt_tokens: int, micro_batch_tokens: int, load_s: float) -> Forecast:
+    """Return how long a prompt of `prompt_tokens` tokens and each token after it will take."""
+    first_token_s, prefill_s = (
+        times.prefill_s(prompt_tokens, micro_batch_tokens, is_first) for is_first in (True, False)
+    )
+    compute_s, token_s = times.compute_s(1, prompt_tokens), times.pass_s(1, prompt_tokens, 1, is_first=False)
+    return Forecast(
+        prompt_tokens=prompt_tokens,
+        load_s=load_s,
+        first_token_s=first_token_s,
+        prefill_tokens_per_s=prompt_tokens / prefill_s if prefill_s else 0.0,
+        decode_tokens_per_s=1 / token_s if token_s else 0.0,
+        compute_s_per_token=compute_s,
+        read_s_per_token=times.read_s,
+        limit="disk" if times.read_s > compute_s else "compute",
+    )

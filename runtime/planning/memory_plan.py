@@ -1,0 +1,154 @@
+"""From what was measured and mapped to the plan that a run keeps: every byte of the budget has a line in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edge_run.base.results import Plan, PlanItem
+from edge_run.base.units import MIB, round_up
+from edge_run.partition.plan import ResidencyPlan, plan_residency, with_guests
+from edge_run.partition.turns import plan_turns
+from edge_run.runtime.graph.nodes import GraphMap
+from edge_run.runtime.planning.budget_causes import cause_named
+from edge_run.runtime.planning.terms import Terms
+from edge_run.tiers._libc import PAGE
+from edge_run.tiers.territory import Territory
+
+PAGE_TABLE_SHARE = 512
+LEAST_TABLE_CHUNKS = 4
+LEAST_TABLE_BUDGET_BYTES = 4 * MIB
+
+
+def compute_threads(wanted: int | None) -> int:
+    """Return the threads to compute with: as asked, or one per physical core that this process may use."""
+    if wanted:
+        return wanted
+    import psutil  # which takes long to load
+
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(usable, psutil.cpu_count(logical=False) or usable))
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """The inside of a table that is looked up by row: addresses [start, stop), by chunks, and what to keep of it."""
+
+    start: int
+    stop: int
+    shard: int
+    file_offset: int
+    budget_bytes: int
+
+
+def row_ranges(graph: GraphMap, territory: Territory, micro_batch_tokens: int) -> list[RowRange]:
+    """Return the tables that are only ever read by row and are large enough to be worth it."""
+    reads = {read for node in graph for read in node.reads}
+    whole = [(read.address, read.address + read.length) for read in reads if not read.row_bytes]
+    ranges = []
+    for read in reads:
+        if not read.row_bytes:
+            continue
+        if any(start < read.address + read.length and read.address < stop for start, stop in whole):
+            continue
+        span = territory.span_of(read.address)
+        start = territory.border_before(read.address + territory.chunk_bytes - 1, span)
+        stop = territory.border_before(read.address + read.length, span)
+        if stop - start < LEAST_TABLE_CHUNKS * territory.chunk_bytes:
+            continue
+        wanted = micro_batch_tokens * (round_up(read.row_bytes, PAGE) + PAGE)
+        budget = min(max(wanted, LEAST_TABLE_BUDGET_BYTES), stop - start)
+        ranges.append(RowRange(start, stop, span.shard, start - span.base, budget))
+    return ranges
+
+
+def plan_plain(terms: Terms) -> Plan:
+    """Return the plan of a model that llama.cpp's own loader runs: nothing is promised."""
+    return make_plan(terms, mode="llama.cpp")
+
+
+def plan_resident(terms: Terms, territory: Territory, chunks: Collection[int]) -> Plan:
+    """Return the plan of a model that fits, whose weights lie in `chunks`."""
+    weights = territory.total_bytes(chunks)
+    return make_plan(
+        terms,
+        mode="resident",
+        minimum_bytes=terms.holdings.total_bytes + weights,
+        pinned_bytes=weights,
+        items=(*terms.holdings.items(), PlanItem("pinned", weights, "the whole model fits the budget")),
+    )
+
+
+def plan_streamed(
+    terms: Terms,
+    territory: Territory,
+    stretches: Sequence[Sequence[int]],
+    ranges: Sequence[RowRange],
+    turns: Sequence[Sequence[int]] = (),
+) -> tuple[Plan, ResidencyPlan]:
+    """Return the plan of a model that does not fit, and which chunks stay. Raises BudgetError below the minimum.
+
+    turns: the chunks of each turn, where other devices compute in between.
+    """
+    holdings, rows = terms.holdings, sum(r.budget_bytes for r in ranges)
+    other = with_page_tables(holdings.total_bytes + rows)
+    chunk_bytes = with_page_tables(territory.chunk_bytes)
+    with cause_named(terms):
+        residency = plan_residency(stretches, territory.ragged, chunk_bytes, terms.budget_bytes - other, other)
+    if residency.n_frames:
+        n_guests = terms.lent_bytes // chunk_bytes
+        in_turns = plan_turns(residency, stretches, turns, territory.ragged, n_guests)
+        residency = in_turns or with_guests(residency, stretches, n_guests)
+    pinned = territory.total_bytes(residency.pinned)
+    window = residency.n_frames * territory.chunk_bytes
+    plan = make_plan(
+        terms,
+        mode="streamed",
+        minimum_bytes=other + residency.minimum_chunks * chunk_bytes,
+        pinned_bytes=pinned,
+        window_bytes=window,
+        streamed_bytes_per_pass=residency.streamed_uses * territory.chunk_bytes,
+        readers=terms.readers,
+        lent_bytes=len(residency.guests) * territory.chunk_bytes,
+        items=(
+            *items_besides_weights(terms, rows, pinned + window),
+            PlanItem("pinned", pinned, "weights that never leave: each saves its size of reading per token"),
+            PlanItem("window", window, "frames that the other weights flow through, just ahead of their use"),
+        ),
+    )
+    return plan, residency
+
+
+def items_besides_weights(terms: Terms, rows_bytes: int, weights_bytes: int) -> tuple[PlanItem, ...]:
+    """Return the plan's lines for all but weights, where these take `weights_bytes`, rows of tables `rows_bytes`."""
+    mapped = terms.holdings.total_bytes + rows_bytes + weights_bytes
+    return (
+        *terms.holdings.items(),
+        PlanItem("rows", rows_bytes, "rows of token tables in use; the rest of a table stays on disk"),
+        PlanItem("page tables", mapped // PAGE_TABLE_SHARE, "what the kernel keeps to map all this"),
+    )
+
+
+def with_page_tables(size_bytes: int) -> int:
+    """Return `size_bytes` and what the kernel keeps to map them."""
+    return size_bytes + size_bytes // PAGE_TABLE_SHARE
+
+
+def make_plan(terms: Terms, **parts: Any) -> Plan:
+    """Return a plan with the fields `parts`; what they leave out is nothing."""
+    nothing = Plan(
+        mode="",
+        budget_bytes=terms.budget_bytes,
+        minimum_bytes=0,
+        model_bytes=terms.gguf.data_bytes,
+        pinned_bytes=0,
+        window_bytes=0,
+        streamed_bytes_per_pass=0,
+        kv_bytes=terms.holdings.kv_bytes,
+        context_tokens=terms.context_tokens,
+        readers=0,
+        gpu=terms.gpu,
+    )
+    return replace(nothing, **parts)

@@ -1,0 +1,90 @@
+"""What a token takes with a part of a model on a GPU, by what was measured: so it is decided how much goes there.
+
+A forecast comes from what `probe` found of the processor, the GPU and the drive. Runs hold it against what their tokens
+took, and the next run's forecast of the same part is corrected by that; so where a GPU, or what else runs on it, has
+become slower, the next opening may leave more to the processor. After a day a part gets another try.
+
+llama.cpp keeps all experts of a layer in one tensor. So layers are shared out between processor and GPU, where HybriMoE
+(Zhong et al. 2025) shares out the experts of one layer.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import BudgetError
+from edge_run.base.profile import DeviceProfile
+from edge_run.base.strict_json import parse
+from edge_run.runtime.gpu.offload import Offload
+from edge_run.runtime.inspection.cache import Inspection
+from edge_run.runtime.planning import routing
+from edge_run.runtime.planning.planner import Planner
+from edge_run.runtime.probing.probe import recall
+from edge_run.tiers.gguf import GgufModel
+
+NEXT_POSITION = 512  # after which tokens are timed
+LEAST_PACES = 12
+FRESH_S = 24 * 3600.0
+NEVER_S = 1e9
+PROCESSOR = "none"
+
+
+class OffloadTimes:
+    """Times of one model under one budget. profile: None until it was asked for, and where something is not known."""
+
+    def __init__(
+        self, gguf: GgufModel, config: ModelConfig, known: Inspection, budget_bytes: int, draft_bytes: int = 0
+    ) -> None:
+        """draft_bytes: what a draft model takes of the machine's memory."""
+        self._gguf, self._config, self._known = gguf, config, known
+        self._budget_bytes, self._draft_bytes = budget_bytes, draft_bytes
+        self.profile: DeviceProfile | None = None
+        self._paces: Mapping[str, tuple[float, float]] | None = None
+
+    def token_s(self, offload: Offload | None) -> float | None:
+        """Return the seconds of a token with `offload`; None where something was not measured."""
+        if self._paces is None:
+            self._paces = known_paces(self._gguf, self._config.cache)
+            self.profile = recall(self._gguf, self._config)
+        if self.profile is None:
+            return None
+        planner = Planner(self._gguf, self._config, self._known, self._draft_bytes, offload)
+        if not planner.can_time(self.profile):
+            return None
+        try:
+            plan = planner.plan(self._budget_bytes)
+        except BudgetError:
+            return NEVER_S
+        times = planner.times(plan, self.profile, self._gguf.shards[0].path)
+        pace, _ = self._paces.get(part_of(offload), (1.0, 0.0))
+        return times.pass_s(1, NEXT_POSITION, 1, is_first=False) * pace
+
+
+def part_of(offload: Offload | None) -> str:
+    """Return what paces are kept under."""
+    return offload.part if offload else PROCESSOR
+
+
+def known_paces(
+    gguf: GgufModel, cache_folder: Path, clock: Callable[[], float] = time.time
+) -> dict[str, tuple[float, float]]:
+    """Return, by part, how many times as long as forecast tokens took, and when that was noted, of the last day."""
+    try:
+        found = parse(routing.place_of(gguf, cache_folder / "paces").read_bytes())
+        paces = {str(part): (float(pace), float(noted_s)) for part, (pace, noted_s) in found.items()}
+        return {part: noted for part, noted in paces.items() if 0 <= clock() - noted[1] < FRESH_S}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def note_paces(
+    gguf: GgufModel, cache_folder: Path, part: str, paces: Sequence[float], clock: Callable[[], float] = time.time
+) -> None:
+    """Keep how the tokens of a run compared with the forecast, where there were enough. Never raises."""
+    if len(paces) >= LEAST_PACES:
+        noted = {part: (statistics.median(paces), clock())}
+        routing.keep(gguf, cache_folder / "paces", known_paces(gguf, cache_folder, clock) | noted)

@@ -1,0 +1,237 @@
+"""What would be done with a model file, said before anything is loaded: the plans of `edge-run plan`.
+
+The plan that a run makes comes from its own context and graph (`runtime/engine/engine.py`); this one from what an
+inspection knows of them, through the same functions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_run.base.config import ModelConfig, make_config
+from edge_run.base.errors import BudgetError, ConfigError, NotSupported, system_errors
+from edge_run.base.profile import DeviceProfile, GpuProfile
+from edge_run.base.results import Plan
+from edge_run.base.units import MIB, round_up
+from edge_run.devices.host.ledger import Ledger
+from edge_run.devices.host.memory import default_budget_bytes
+from edge_run.devices.host.profile import disk_of
+from edge_run.prefetch.schedule import Stretch
+from edge_run.runtime.graph.nodes import GraphMap
+from edge_run.runtime.graph.segments import chunks_of, cut_into_stretches
+from edge_run.runtime.inspection.cache import SHARD_BYTES, Inspection, inspect
+from edge_run.runtime.inspection.draft_file import DraftFile
+from edge_run.runtime.inspection.kv_rules import check_kv_types
+from edge_run.runtime.inspection.model_kind import check_kind
+from edge_run.runtime.llama.library import library_version
+from edge_run.runtime.planning import routing
+from edge_run.runtime.planning.expert_plan import plan_mixture
+from edge_run.runtime.planning.experts import routed_read
+from edge_run.runtime.planning.forecast import PassTimes, forecast, pass_work, shared_work
+from edge_run.runtime.planning.memory_plan import (
+    RowRange,
+    compute_threads,
+    plan_resident,
+    plan_streamed,
+    row_ranges,
+)
+from edge_run.runtime.planning.packed_choice import choose_packed
+from edge_run.runtime.planning.speculation_shape import speculation_config
+from edge_run.runtime.planning.terms import Holdings, Terms, work_bytes
+from edge_run.tiers._libc import why_unavailable
+from edge_run.tiers.gguf import GgufModel, read_gguf
+from edge_run.tiers.packed_file import PackedFile
+from edge_run.tiers.territory import Span, Territory, clipped
+
+if TYPE_CHECKING:
+    from edge_run.runtime.gpu.offload import Offload
+
+CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches
+OPENING_S_PER_NODE = 35e-6
+RUN_BYTES = 17 * MIB  # of Python modules that a run of the program loads, and an inspection does not
+SWEPT_SHARES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
+
+
+def planner(path: Path, config: ModelConfig) -> Planner:
+    """Return the planner of the model at `path`; its header is read, no weights are.
+
+    Raises ModelFileError, ConfigError, NotSupported, KernelError or TierReadError.
+    """
+    if reason := why_unavailable():
+        raise NotSupported(
+            f"{path}: no plan, as only llama.cpp's own loader, which keeps no budget, runs here: {reason}"
+        )
+    gguf = read_gguf(path)
+    check_kind(gguf)
+    check_kv_types(gguf, config)
+    config = speculation_config(config, gguf)
+    draft_file = DraftFile(config.draft_model, config, gguf) if config.draft_model else None
+    known = inspect(gguf, config, library_version(), is_tried=False)
+    if config.gpu_memory == 0:
+        return Planner(gguf, config, known, draft_file.size_bytes if draft_file else 0)
+    from edge_run.runtime.gpu.offload import draft_host_bytes, plan_offload  # and with it llama.cpp, which takes long
+    from edge_run.runtime.planning.offload_times import OffloadTimes
+
+    memory_bytes = int(config.memory or default_budget_bytes(Ledger().promised_bytes))
+    times = OffloadTimes(gguf, config, known, memory_bytes, draft_host_bytes(draft_file, None))
+    offload, draft = plan_offload(gguf, config, memory_bytes, draft_file, times.token_s)
+    return Planner(gguf, config, known, draft_host_bytes(draft_file, draft), offload)
+
+
+@system_errors("planning")
+def plan(
+    path: str | Path,
+    *,
+    memory: int | str | None = None,
+    prompt_tokens: int = 512,
+    profile: DeviceProfile | None = None,
+    config: ModelConfig | None = None,
+    **options: Any,
+) -> Plan:
+    """Return what `Model(path, ...)` would do, from the same arguments; no weights are read.
+
+    profile: of the device (`probe`); with one, the plan's `forecast` says how long a prompt of `prompt_tokens` tokens
+    and each token after it would take. Raises like `Model`, but reads nothing and allocates nothing.
+    """
+    if config is not None and (options or memory is not None):
+        raise ConfigError("config and single options: give one of the two")
+    planned = planner(Path(path), config or make_config(ModelConfig, {"memory": memory, **options}))
+    decided = planned.plan()
+    return planned.timed(decided, profile, Path(path), prompt_tokens) if profile else decided
+
+
+class Planner:
+    """Plans one model under any number of budgets. Reads nothing."""
+
+    def __init__(
+        self,
+        gguf: GgufModel,
+        config: ModelConfig,
+        known: Inspection,
+        draft_bytes: int = 0,
+        offload: Offload | None = None,
+    ) -> None:
+        self.gguf, self.config, self.known, self._draft_bytes = gguf, config, known, draft_bytes
+        self.offload = offload
+        self.threads = compute_threads(config.threads)
+        work = work_bytes(gguf, known.micro_batch_tokens)
+        program = known.program_bytes + RUN_BYTES
+        self._holdings = Holdings(program, known.kv_bytes, known.buffer_bytes, work, draft_bytes)
+        self._spans: Sequence[Span] = known.spans
+        if offload:
+            self._holdings = offload.added_to(self._holdings)
+            self._spans = clipped(known.spans, self._host_ranges())
+        self._territory = Territory(self._spans)
+
+    @functools.cached_property
+    def _graph(self) -> GraphMap:
+        return self.offload.on_host(self.known.graph) if self.offload else self.known.graph
+
+    def _host_ranges(self) -> list[tuple[int, int]]:
+        """Return where the weights are, (file address, length), that are not on a GPU alone."""
+        read = {read.name for node in self._graph for read in node.reads}
+        on_gpu = self.offload.sizes.names if self.offload else frozenset[str]()
+        tensors = (tensor for tensor in self.gguf.tensors if tensor.name in read or tensor.name not in on_gpu)
+        return [(tensor.shard * SHARD_BYTES + tensor.offset, tensor.size_bytes) for tensor in tensors]
+
+    @functools.cached_property
+    def _chunks(self) -> Collection[int]:
+        """The chunks that hold weights which the processor reads."""
+        if not self.offload:
+            return range(self._territory.n_chunks)
+        return self._territory.holding(self._host_ranges())
+
+    @property
+    def opening_bytes(self) -> int:
+        """What is taken of the machine's memory while the model opens."""
+        holdings = self._holdings
+        return self.known.program_bytes + holdings.kv_bytes + holdings.buffer_bytes + holdings.draft_bytes
+
+    @functools.cached_property
+    def _experience(self) -> routing.Experience:
+        return routing.recall(self.gguf, self.config.cache)
+
+    @functools.cached_property
+    def _packed(self) -> PackedFile | None:
+        return choose_packed(self.gguf, self.config)
+
+    @functools.cached_property
+    def _ranges(self) -> list[RowRange]:
+        return row_ranges(self._graph, self._territory, self.known.micro_batch_tokens)
+
+    @functools.cached_property
+    def _stretches(self) -> list[Stretch]:
+        return cut_into_stretches(self._graph, lambda read: chunks_of(read, self._territory, self._ranges))
+
+    def plan(self, budget_bytes: int | None = None) -> Plan:
+        """Return the plan under a budget; None is the configured one. Raises BudgetError when it is too small."""
+        budget = budget_bytes or int(self.config.memory or default_budget_bytes(Ledger().promised_bytes))
+        known, readers = self.known, self.config.readers
+        width = known.micro_batch_tokens
+        terms = Terms(self.gguf, budget, self._holdings, known.context_tokens, width, readers, self._experience)
+        terms = replace(terms, gpu=self.offload.plan if self.offload else None, packed=self._packed)
+        if self._whole_bytes <= budget:
+            return plan_resident(terms, self._territory, self._chunks)
+        terms = replace(terms, gpu=self.offload.streamed(self.gguf).plan if self.offload else None)
+        if mixture := plan_mixture(terms, self._graph, self._spans):
+            return mixture.plan
+        needs = [stretch.needs for stretch in self._stretches]
+        return plan_streamed(terms, self._territory, needs, self._ranges)[0]
+
+    @property
+    def _whole_bytes(self) -> int:
+        return self._holdings.total_bytes + len(self._chunks) * self._territory.chunk_bytes
+
+    def sweep(self) -> list[Plan]:
+        """Return plans under budgets from the smallest that works to one that holds the whole model."""
+        try:
+            least = self.plan(1).minimum_bytes
+        except BudgetError as error:
+            least = int(str(error.figures["minimum_bytes"]))
+        whole = self._whole_bytes
+        budgets = [round_up(int(least + share * (whole - least)), MIB) for share in SWEPT_SHARES]
+        return [self.plan(budget) for budget in dict.fromkeys(budgets)]
+
+    def widened(self, factor: int) -> Planner:
+        """Return the planner of a micro-batch that is `factor` times as wide; its buffers are taken to grow as much."""
+        wide = self.known.micro_batch_tokens * factor, self.known.buffer_bytes * factor
+        known = replace(self.known, micro_batch_tokens=wide[0], buffer_bytes=wide[1])
+        return Planner(self.gguf, self.config, known, self._draft_bytes, self.offload)
+
+    def times(self, plan: Plan, profile: DeviceProfile, model: Path) -> PassTimes:
+        """Return how long the passes of `plan` take on the device of `profile`, read from where `model` is."""
+        n_stops = 0
+        if plan.expert_bytes:
+            n_stops = sum(routed_read(node) is not None for node in self.known.graph)
+        elif plan.mode == "streamed":
+            n_stops = len(self._stretches)
+        disk, points = disk_of(profile, model), self._experience.points
+        if self.offload and plan.gpu and (gpu := self._gpu_of(profile)):
+            names, is_wide = self.offload.sizes.names, plan.gpu.wide_passes
+            work, there = shared_work(self.gguf, self.known.graph, n_stops, names, is_wide=is_wide)
+            return PassTimes(plan, work, profile, disk, self.threads, points, (gpu, there))
+        work = pass_work(self.gguf, self.known.graph, n_stops)
+        return PassTimes(plan, work, profile, disk, self.threads, points)
+
+    def can_time(self, profile: DeviceProfile) -> bool:
+        """Return whether `profile` says how fast everything is that computes."""
+        return self.offload is None or self._gpu_of(profile) is not None
+
+    def _gpu_of(self, profile: DeviceProfile) -> GpuProfile | None:
+        name = self.offload.gpu.name if self.offload else ""
+        return next((gpu for gpu in profile.gpus if gpu.backend == name and gpu.kernels), None)
+
+    def timed(self, plan: Plan, profile: DeviceProfile, model: Path, prompt_tokens: int) -> Plan:
+        """Return `plan` with what it would take on the device of `profile`, for a prompt of `prompt_tokens` tokens.
+
+        With a part of the model on a GPU whose speed is not known nothing is said.
+        """
+        if not self.can_time(profile):
+            return plan
+        load_s = self.known.load_s + len(self.known.graph) * OPENING_S_PER_NODE + plan.kv_bytes / CLEARED_BYTES_PER_S
+        times = self.times(plan, profile, model)
+        return replace(plan, forecast=forecast(times, prompt_tokens, self.known.micro_batch_tokens, load_s))

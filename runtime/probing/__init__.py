@@ -1,0 +1,1 @@
+"""How fast this device is: kernels, GPUs and disks, measured."""

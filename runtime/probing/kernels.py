@@ -1,0 +1,212 @@
+"""How fast llama.cpp's kernels are on this device: ggml graphs of what a model's layers consist of, timed.
+
+Weights lie as in a streamed run: in memory that asks for huge pages, in the layout of the file (nothing repacked); or
+in a GPU's. What a pass takes follows from these figures: weights by speed for each type and length of rows, attention,
+gates, nodes. Not covered: element-wise work other than the gate, which is small beside the weights.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.profile import KernelSpeed
+from edge_run.base.units import MIB
+from edge_run.runtime.llama import _ggml
+from edge_run.runtime.probing.workbench import ALIGNMENT_BYTES, GpuBench, workbench
+from edge_run.tiers.gguf_format import F16, F32, TENSOR_TYPES, TensorType
+from edge_run.tiers.residency import Residency
+
+CACHES = Path("/sys/devices/system/cpu")
+NARROW_TOKENS = 32  # up to this width the weights' way from DRAM can be what takes the time
+NARROW_BYTES = 96 * MIB
+WIDE_BYTES = 16 * MIB
+CACHE_MULTIPLE = 3  # weights of a narrow pass are so many times the caches, so that none are still there
+MATRICES = 4
+EXPERTS = 8
+I32 = 26
+ROWS_MULTIPLE = 128  # as models have them; odd numbers are slower, few rows are shared out otherwise
+ATTENTION_LAYERS = 256
+STOPS, STOP_NODES, STOP_CHUNKS = 200, 10, 4
+NODES, NODE_ELEMENTS = 512, 320
+PATTERN_ELEMENTS = 4096
+PRECISION_F32 = 10  # as llama.cpp asks of attention
+NO_KERNEL = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}  # results of conversions, ids: never weights
+GRID_TYPES = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"}
+IQ1_M_SCALES = slice(49, None, 2)  # the bytes of a block that have a fourth of its scale each, in their upper half
+
+
+def measure_matmul(
+    type_name: str, row_elements: int, tokens: int, threads: int, by_expert: bool = False, gpu: GpuBench | None = None
+) -> KernelSpeed:
+    """Return how fast `threads` threads multiply weights of a type, as `Q4_0`, with `tokens` tokens in a pass.
+
+    by_expert: as a mixture does, each of several experts with `tokens` tokens. gpu: which does it instead.
+
+    Takes about half a second, and as memory 96 MiB (or three times the processor's last cache; 16 MiB for wide
+    passes) and 9 bytes for each element of the activations, `(tokens, row_elements)`. Raises NotSupported for a type
+    that cannot be multiplied, ConfigError for figures that cannot be.
+    """
+    type_id, kind = _weight_type(type_name)
+    _check_positive(row_elements=row_elements, tokens=tokens, threads=threads)
+    if row_elements % kind.block_elements:
+        raise ConfigError(f"{type_name} rows are multiples of {kind.block_elements} elements, not {row_elements}")
+    row_bytes = kind.size_bytes(row_elements)
+    wanted_bytes = WIDE_BYTES if tokens > NARROW_TOKENS else max(NARROW_BYTES, CACHE_MULTIPLE * last_cache_bytes())
+    wanted_bytes //= gpu.slowness if gpu else 1
+    rows = max(1, round(wanted_bytes / (MATRICES * ROWS_MULTIPLE * row_bytes))) * ROWS_MULTIPLE
+    matrices = max(1, round(wanted_bytes / (rows * row_bytes)))
+    arena_bytes = matrices * rows * row_bytes + 4 * tokens * (row_elements + rows)
+    n_experts = EXPERTS if by_expert else 1
+    with workbench(threads, arena_bytes + 4 * EXPERTS * tokens, matrices, gpu) as bench:
+        weights = [bench.tensor(type_id, row_elements, rows // n_experts, n_experts) for _ in range(matrices)]
+        bench.fill(weights, _pattern(type_id))
+        activations = (
+            bench.tensor(F32, row_elements, 1, tokens) if by_expert else bench.tensor(F32, row_elements, tokens)
+        )
+        bench.fill([activations], _pattern(F32))
+        chosen = bench.tensor(I32, n_experts, tokens)
+        bench.fill([chosen], np.arange(n_experts, dtype=np.int32).view(np.uint8))
+        room = bench.reserve(4 * tokens * rows)
+        for matrix in weights:
+            if by_expert:
+                bench.node(bench.ggml.ggml_mul_mat_id(bench.context, matrix, activations, chosen), room)
+            else:
+                bench.node(bench.ggml.ggml_mul_mat(bench.context, matrix, activations), room)
+        pass_s = bench.measure_s()
+    return KernelSpeed(type_name, row_elements, tokens, threads, by_expert, matrices * rows * row_bytes / pass_s)
+
+
+def measure_attention(
+    tokens: int,
+    kv_tokens: int,
+    head_elements: int,
+    heads: int,
+    kv_heads: int,
+    threads: int,
+    gpu: GpuBench | None = None,
+) -> float:
+    """Return the floating point operations a second of flash attention on f16 keys and values.
+
+    Counts 4 for each of `tokens * kv_tokens * head_elements * heads`: every token sees every key; those that a causal
+    mask hides cost next to nothing and are not to be counted.
+    """
+    _check_positive(tokens=tokens, kv_tokens=kv_tokens, head_elements=head_elements, threads=threads)
+    if kv_heads < 1 or heads < 1 or heads % kv_heads:
+        raise ConfigError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
+    kv_elements = head_elements * kv_heads * kv_tokens
+    layers = 1
+    if tokens <= NARROW_TOKENS:
+        wanted_bytes = max(NARROW_BYTES, CACHE_MULTIPLE * last_cache_bytes())
+        layers = min(ATTENTION_LAYERS, max(1, wanted_bytes // (gpu.slowness if gpu else 1) // (4 * kv_elements)))
+    arena_bytes = 4 * kv_elements * layers + 8 * head_elements * heads * tokens + 2 * kv_tokens * tokens
+    with workbench(threads, arena_bytes, layers, gpu) as bench:
+        ggml, context = bench.ggml, bench.context
+        keys_values = [bench.tensor(F16, head_elements, kv_heads, kv_tokens) for _ in range(2 * layers)]
+        queries = bench.tensor(F32, head_elements, heads, tokens)
+        mask = bench.tensor(F16, kv_tokens, tokens)
+        bench.fill(keys_values, _pattern(F16))
+        bench.fill([queries], _pattern(F32))
+        bench.fill([mask], np.zeros(1, np.uint8))
+        room = bench.reserve(4 * head_elements * heads * tokens)
+        # As in llama.cpp's graphs: a token's heads lie side by side, and views turn that around.
+        q, *kv = [bench.view(ggml.ggml_permute(context, tensor, 0, 2, 1, 3)) for tensor in (queries, *keys_values)]
+        for k, v in zip(kv[::2], kv[1::2], strict=True):
+            node = ggml.ggml_flash_attn_ext(context, q, k, v, mask, 1 / math.sqrt(head_elements), 0.0, 0.0)
+            ggml.ggml_prec_set_acc(node, PRECISION_F32)
+            bench.node(node, room)
+        pass_s = bench.measure_s()
+    return 4 * tokens * kv_tokens * head_elements * heads * layers / pass_s
+
+
+def measure_node_s(threads: int, gpu: GpuBench | None = None) -> float:
+    """Return the seconds that a node of a graph costs besides its work: threads meet at a barrier after each."""
+    _check_positive(threads=threads)
+    with workbench(threads, (NODES + 2) * (4 * NODE_ELEMENTS + ALIGNMENT_BYTES), NODES, gpu) as bench:
+        total, term = (bench.tensor(F32, NODE_ELEMENTS, 1) for _ in range(2))
+        bench.fill([total, term], np.zeros(1, np.uint8))
+        for _ in range(NODES):
+            total = bench.ggml.ggml_add(bench.context, total, term)
+            bench.node(total, bench.reserve(4 * NODE_ELEMENTS))
+        return bench.measure_s() / NODES
+
+
+def measure_stop_s(threads: int) -> float:
+    """Return the seconds that a stop of a streamed pass costs.
+
+    That is a call of ggml's, the callbacks of the nodes up to it, and taking weights and giving them back.
+    """
+    held = [range(start, start + STOP_CHUNKS) for start in range(0, 4 * STOP_CHUNKS, STOP_CHUNKS)]
+    chunks = range(4 * STOP_CHUNKS)
+    state = Residency(len(chunks), chunks, (), 2 * STOP_CHUNKS)
+    names: set[bytes] = set()
+
+    def ask(address: int, is_asking: bool, _: int) -> bool:
+        names.add(_ggml.tensor_name(address))
+        return is_asking
+
+    def take(step: int) -> None:
+        loads = state.release(held[step % 4]) + state.acquire(held[(step + 1) % 4])
+        while loads:
+            loads = [more for load in loads for more in state.loaded(load.chunk)]
+
+    callback = _ggml.EvalCallback(ask)
+    with workbench(threads, 4096, 1) as bench:
+        total, term = (bench.tensor(F32, 1, 1) for _ in range(2))
+        node = bench.ggml.ggml_add(bench.context, total, term)
+        bench.node(node, bench.reserve(4))
+        times = []
+        for step in range(STOPS):
+            started = time.perf_counter()
+            for _ in range(STOP_NODES):
+                callback(node, True, None)
+            take(step)
+            bench.compute_s()
+            times.append(time.perf_counter() - started)
+    return sorted(times)[STOPS // 10]  # others that are at work would be most of the median
+
+
+def last_cache_bytes(root: Path = CACHES) -> int:
+    """Return the size of the processor's last level of cache, all parts of it; 0 where the kernel does not say."""
+    caches: dict[tuple[int, str], int] = {}
+    for folder in root.glob("cpu[0-9]*/cache/index*"):
+        try:
+            level, shared, size = ((folder / name).read_text().strip() for name in ("level", "shared_cpu_list", "size"))
+            caches[int(level), shared] = int(size.removesuffix("K")) * 1024
+        except (OSError, ValueError):
+            continue  # a virtual machine may name only some
+    last = max((level for level, _ in caches), default=0)
+    return sum(size for (level, _), size in caches.items() if level == last)
+
+
+def _weight_type(name: str) -> tuple[int, TensorType]:
+    for type_id, kind in TENSOR_TYPES.items():
+        if kind.name == name and name not in NO_KERNEL:
+            return type_id, kind
+    raise NotSupported(f"{name}: llama.cpp has no kernel that multiplies weights of this type on the CPU")
+
+
+def _pattern(type_id: int) -> npt.NDArray[np.uint8]:
+    """Return the bytes of a few thousand random numbers of a type; no scale among them is zero, denormal or NaN."""
+    random, kind = np.random.default_rng(1), TENSOR_TYPES[type_id]
+    if kind.name not in GRID_TYPES:
+        values = random.standard_normal(PATTERN_ELEMENTS, np.float32)
+        return _ggml.quantize(type_id, values, kind.size_bytes(PATTERN_ELEMENTS))
+    # Quantising to these takes seconds to prepare, and every code of theirs is valid: only the scales matter.
+    blocks = random.integers(0, 256, (PATTERN_ELEMENTS // kind.block_elements, kind.block_bytes), np.uint8)
+    if kind.name == "IQ1_M":
+        blocks[:, IQ1_M_SCALES] = blocks[:, IQ1_M_SCALES] & 0x0F | 0x20
+    else:
+        blocks[:, :2] = np.array([0.01], np.float16).view(np.uint8)
+    return blocks.reshape(-1)
+
+
+def _check_positive(**figures: int) -> None:
+    for name, figure in figures.items():
+        if figure < 1:
+            raise ConfigError(f"{name} is {figure}; it must be 1 or more")

@@ -1,0 +1,296 @@
+"""What this device can do: its figures, measured where they are not known yet, in seconds.
+
+Each figure is kept as soon as it is measured (`devices/host/profile.py`), so that an interrupted probe goes on where it
+was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.profile import DeviceProfile, GpuProfile
+from edge_run.devices.host.disk import NORMAL, Effort, measure_disk
+from edge_run.devices.host.machine import OtherLoad, describe_machine
+from edge_run.devices.host.mount import Mount, find_mount
+from edge_run.devices.host.profile import (
+    CostsFigure,
+    DiskFigure,
+    Identity,
+    KernelFigure,
+    Measurements,
+    PassCosts,
+    ProfileStore,
+    utc_now,
+)
+from edge_run.runtime.llama.library import library_version
+from edge_run.runtime.planning.memory_plan import compute_threads
+from edge_run.tiers.gguf import GgufModel, read_gguf
+from edge_run.tiers.gguf_format import TENSOR_TYPES
+
+logger = logging.getLogger(__name__)
+
+MODEL_TOKENS = (1, 8, 64, 512)
+EXPERT_TOKENS = (1, 8, 64)  # of each expert; more take as much longer
+USUAL_TOKENS = (1, 512)
+USUAL_KINDS = tuple((name, 4096, False) for name in ("Q4_0", "Q8_0", "Q4_K", "F16"))
+LEAST_SHARE = 0.01  # of a model's bytes: a kind of weights below this is not measured
+ATTENTION: dict[str, Any] = {"kv_tokens": 1024, "head_elements": 128, "heads": 32, "kv_heads": 8}
+MANY_TOKENS = 512
+DISTURBED = (
+    "other programs were at work while this was measured, so that some figures are too low; those are kept for ten "
+    "minutes only"
+)
+OTHERS_SHARE = 0.1  # of the cores: from here on what was measured is the device at work for others too
+
+Step = Callable[[str], None]
+Multiplication = tuple[str, int, int, bool]  # type, row length, tokens, by expert
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A file system to measure: through a folder on it, and the model file there, where there is one."""
+
+    folder: Path
+    mount: Mount
+    model: Path | None
+
+
+def probe(
+    folders: Sequence[str | Path] = (),
+    model: str | Path | None = None,
+    config: ModelConfig | None = None,
+    is_fresh: bool = False,
+    on_step: Step = lambda text: None,
+    store: ProfileStore | None = None,
+    effort: Effort = NORMAL,
+) -> DeviceProfile:
+    """Return what this device can do, from the cache what is there, and measured what is missing.
+
+    folders: on the disks to measure, each file system once; the disk of `model` is measured too, by reading the model.
+    model: whose kinds of weights are measured; None measures common ones. config: threads, readers, cache folder.
+    is_fresh: measure again what is in the cache. on_step: is told what is measured next. store: its `problem` says
+    afterwards why what was measured is not kept, or not for long.
+
+    Raises ConfigError, ModelFileError, TierReadError or KernelError; what was measured before that is kept, as it is
+    after KeyboardInterrupt.
+    """
+    config, model = config or ModelConfig(), None if model is None else Path(model)
+    gguf = None if model is None else read_gguf(model)
+    targets = _targets(map(Path, folders), gguf)
+    store = store or ProfileStore(config.cache)
+    session = _Session(store, on_step)
+    if not is_fresh:
+        session.recall()
+    threads = compute_threads(config.threads)
+    disks = [session.disk(target, config.readers, effort) for target in targets]
+    session.kernels(_kernels(gguf), threads)
+    costs = session.costs(threads)
+    kernel_figures = session.known_kernels(threads)
+    figures: list[CostsFigure | KernelFigure | DiskFigure] = [costs, *kernel_figures, *disks]
+    if any(figure.is_disturbed for figure in figures) and not store.problem:
+        store.problem = DISTURBED
+    return session.profile(costs, kernel_figures, disks, session.gpus(_kernels(gguf), config))
+
+
+def recall(gguf: GgufModel, config: ModelConfig) -> DeviceProfile | None:
+    """Return what is known of this device, None where something that the model needs was not measured. Quick."""
+    session = _Session(ProfileStore(config.cache), lambda text: None)
+    session.recall()
+    threads = compute_threads(config.threads)
+    disks = [session.known_disk(target, config.readers) for target in _targets([], gguf)]
+    costs, kernel_figures = session.known_costs(threads), session.known_kernels(threads)
+    is_complete = not session.missing(_kernels(gguf), threads)
+    found = [disk for disk in disks if disk is not None]
+    if costs is None or len(found) < len(disks) or not is_complete:
+        return None
+    gpus = session.known_gpus(_kernels(gguf), config) if config.gpu_memory != 0 else []
+    return session.profile(costs, kernel_figures, found, gpus) if gpus is not None else None
+
+
+class _Session:
+    """One probe: what is known of the device so far, and the measuring of what is not."""
+
+    def __init__(self, store: ProfileStore, on_step: Step) -> None:
+        self.machine = describe_machine()
+        self.identity = Identity(
+            self.machine.cpu, self.machine.architecture, self.machine.logical_cores, library_version()
+        )
+        self.known = Measurements()
+        self._store, self._on_step = store, on_step
+
+    def recall(self) -> None:
+        """Take over what the cache knows."""
+        self.known = self._store.load(self.identity)
+
+    def _keep(self, measured: Measurements) -> None:
+        self.known = self.known.with_later(measured)
+        self._store.save(self.identity, measured)
+
+    def profile(
+        self,
+        costs: CostsFigure,
+        kernel_figures: Sequence[KernelFigure],
+        disks: Sequence[DiskFigure],
+        gpus: Sequence[GpuProfile],
+    ) -> DeviceProfile:
+        """Return figures as one profile, as old as the oldest of them."""
+        figures: list[CostsFigure | KernelFigure | DiskFigure] = [costs, *kernel_figures, *disks]
+        return DeviceProfile(
+            measured_at=min(figure.measured_at for figure in figures),
+            library=self.identity.library,
+            cpu=self.machine.cpu,
+            physical_cores=self.machine.physical_cores,
+            logical_cores=self.machine.logical_cores,
+            memory_bytes=self.machine.memory_bytes,
+            memory_limit_bytes=self.machine.memory_limit_bytes,
+            node_s=costs.costs.node_s,
+            stop_s=costs.costs.stop_s,
+            attention_flops_per_s=costs.costs.attention_flops_per_s,
+            kernels=tuple(figure.speed for figure in kernel_figures),
+            disks=tuple(figure.disk for figure in disks),
+            gpus=tuple(gpus),
+        )
+
+    def known_kernels(self, threads: int) -> list[KernelFigure]:
+        """Return the kernels that were measured with so many threads."""
+        return [figure for figure in self.known.kernels if figure.speed.threads == threads]
+
+    def missing(self, wanted: Sequence[Multiplication], threads: int) -> list[Multiplication]:
+        """Return which of `wanted` were not measured."""
+        known = {figure.key for figure in self.known.kernels}
+        return [one for one in wanted if (*one, threads) not in known]
+
+    def known_costs(self, threads: int) -> CostsFigure | None:
+        """Return what a pass costs besides weights, None where it was not measured."""
+        return next((figure for figure in self.known.costs if figure.costs.threads == threads), None)
+
+    def known_disk(self, target: _Target, readers: int) -> DiskFigure | None:
+        """Return the figures of a file system, None where it was not measured."""
+        for figure in self.known.disks:
+            if figure.holds_for(target.mount, readers):
+                return dataclasses.replace(figure, disk=dataclasses.replace(figure.disk, folder=str(target.folder)))
+        return None
+
+    def disk(self, target: _Target, readers: int, effort: Effort) -> DiskFigure:
+        """Return the figures of a file system."""
+        if known := self.known_disk(target, readers):
+            return known
+        self._on_step(f"Reading from the disk of {target.folder}")
+        load = OtherLoad()
+        disk = measure_disk(target.folder, target.model, readers, effort)
+        figure = DiskFigure(_now(), load.share > OTHERS_SHARE, target.mount.volume, disk)
+        self._keep(Measurements(disks=(figure,)))
+        return figure
+
+    def kernels(self, wanted: Sequence[Multiplication], threads: int) -> None:
+        """Measure what is not known of `wanted`."""
+        from edge_run.runtime.probing import kernels
+
+        missing = self.missing(wanted, threads)
+        for number, (type_name, row_elements, tokens, by_expert) in enumerate(missing, 1):
+            many = "token" if tokens == 1 else "tokens"
+            place = f"{number} of {len(missing)}"
+            self._on_step(f"Multiplying {type_name}, rows of {row_elements:,}, {tokens} {many} ({place})")
+            load = OtherLoad()
+            try:
+                speed = kernels.measure_matmul(type_name, row_elements, tokens, threads, by_expert)
+            except NotSupported as error:
+                logger.info("%s", error)
+                continue
+            self._keep(Measurements(kernels=(KernelFigure(_now(), load.share > OTHERS_SHARE, speed),)))
+
+    def gpus(self, wanted: Sequence[Multiplication], config: ModelConfig) -> list[GpuProfile]:
+        """Return the GPUs that are there, and how fast the first one computes, which a run would use.
+
+        Of one that the processor plays this is measured only where it is asked for: it takes long.
+        """
+        from edge_run.runtime.gpu.devices import SOFTWARE, find_gpus, measure_upload
+        from edge_run.runtime.probing.gpu_probe import gpu_profile, measure_gpu
+
+        found = find_gpus()
+        if found and (found[0].kind != SOFTWARE or config.gpu_memory != 0):
+            measure_gpu(found[0], wanted, self.known, self._keep, self._on_step)
+        return [gpu_profile(gpu, self.known, measure_upload(gpu)) for gpu in found]
+
+    def known_gpus(self, wanted: Sequence[Multiplication], config: ModelConfig) -> list[GpuProfile] | None:
+        """Return the GPUs that are there, None where one that a run would use was not measured."""
+        from edge_run.runtime.gpu.devices import choose_gpu, find_gpus
+        from edge_run.runtime.probing.gpu_probe import gpu_profile, is_known
+
+        found = find_gpus()
+        wanted_bytes = None if config.gpu_memory is None else int(config.gpu_memory)
+        if choose_gpu(wanted_bytes, found) and not is_known(found[0], wanted, self.known):
+            return None
+        return [gpu_profile(gpu, self.known) for gpu in found]
+
+    def costs(self, threads: int) -> CostsFigure:
+        """Return what a pass costs besides weights."""
+        if known := self.known_costs(threads):
+            return known
+        from edge_run.runtime.probing import kernels
+
+        self._on_step("Attention, nodes and stops")
+        load = OtherLoad()
+        one, many = (kernels.measure_attention(tokens, **ATTENTION, threads=threads) for tokens in (1, MANY_TOKENS))
+        costs = PassCosts(threads, kernels.measure_node_s(threads), kernels.measure_stop_s(threads), (one, many))
+        figure = CostsFigure(_now(), load.share > OTHERS_SHARE, costs)
+        self._keep(Measurements(costs=(figure,)))
+        return figure
+
+
+def _targets(folders: Iterable[Path], gguf: GgufModel | None) -> list[_Target]:
+    """Return each file system once; the model's is measured through the largest of its shards."""
+    model = None if gguf is None else max(gguf.shards, key=lambda shard: shard.size_bytes).path
+    targets: dict[Mount, _Target] = {}
+    if sys.platform != "linux":
+        return []
+    if model is not None:
+        folder, mount = model.absolute().parent, find_mount(model)
+        targets[mount] = _Target(folder, mount, model)
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: is no folder; name a folder on the disk to measure, or a model with --model")
+        mount = find_mount(folder)
+        targets.setdefault(mount, _Target(folder.absolute(), mount, None))
+    return list(targets.values())
+
+
+def _kernels(gguf: GgufModel | None) -> list[Multiplication]:
+    """Return the multiplications to measure."""
+    if gguf is None:
+        return [(*kind[:2], tokens, kind[2]) for kind in USUAL_KINDS for tokens in USUAL_TOKENS]
+    return [
+        (type_name, row_elements, tokens, by_expert)
+        for type_name, row_elements, by_expert in weight_kinds(gguf)
+        for tokens in (EXPERT_TOKENS if by_expert else MODEL_TOKENS)
+    ]
+
+
+def weight_kinds(gguf: GgufModel) -> tuple[tuple[str, int, bool], ...]:
+    """Return (type, row length, by expert) of the weights that a model multiplies with, the most bytes first."""
+    sizes: dict[tuple[str, int, bool], int] = {}
+    has_output = any(tensor.name == "output.weight" for tensor in gguf.tensors)
+    for tensor in gguf.tensors:
+        is_table = has_output and tensor.name == "token_embd.weight"  # looked up, never multiplied with
+        if (
+            len(tensor.shape) in (2, 3)
+            and tensor.name.endswith(".weight")
+            and "norm" not in tensor.name
+            and not is_table
+        ):
+            kind = TENSOR_TYPES[tensor.type_id].name, tensor.shape[0], len(tensor.shape) == 3
+            sizes[kind] = sizes.get(kind, 0) + tensor.size_bytes
+    ordered = sorted(sizes, key=lambda kind: -sizes[kind])
+    return tuple(kind for kind in ordered if sizes[kind] >= LEAST_SHARE * gguf.data_bytes)
+
+
+def _now() -> str:
+    return utc_now().isoformat(timespec="seconds")

@@ -1,0 +1,90 @@
+"""Memory that only wide passes compute in is lent to weights while passes are of one token.
+
+llama.cpp's compute buffer is made for a micro-batch, and a pass of one token touches little of it. Before such a pass
+the rest is given back to the kernel, and some of the weights that stream, the guests, get memory of their own, and
+stay. Before the next wide pass they have to go again. Both happen between passes, when the buffer holds nothing that
+counts (`runtime/decoding/compute_buffer.py`), so what is computed is the same. How much a narrow pass touches is known
+from its graph; that it is so is looked up before every pass, and where it is not, lending ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+
+from edge_run.base.units import MIB
+from edge_run.runtime.decoding.compute_buffer import Scratch
+from edge_run.runtime.graph.flow import Flow
+from edge_run.tiers.weights import Weights
+
+logger = logging.getLogger(__name__)
+
+LEAST_LENT_BYTES = 4 * MIB
+MARGIN_BYTES = 2 * MIB  # attention scores grow with the text
+MOST_EXCESSES = 2
+
+
+def lendable_bytes(scratch: Scratch, flow: Flow) -> int:
+    """Return what the graph of a narrow pass, whose `flow` is given, does not need of `scratch`; 0 for too little.
+
+    flow: of the graph that `scratch` was seen in last.
+    """
+    touched = scratch.touched_bytes((storage.address, storage.size_bytes) for storage in flow.storages)
+    lendable = scratch.size_bytes - touched - MARGIN_BYTES
+    return lendable if lendable >= LEAST_LENT_BYTES else 0
+
+
+class Lending:
+    """Lends `lent_bytes` of `scratch` to the chunks `guests`, and takes them back. Called between passes only.
+
+    check runs while it waits for reads in progress, and may raise to stop; then nothing has changed. on_end runs when
+    it lends no more, which is_over says. times_lent: how often it has lent so far.
+    """
+
+    def __init__(self, scratch: Scratch, weights: Weights, guests: Collection[int], lent_bytes: int) -> None:
+        self._scratch, self._weights, self._guests, self._lent_bytes = scratch, weights, guests, lent_bytes
+        self.check: Callable[[], None] = lambda: None
+        self.on_end: Callable[[], None] = lambda: None
+        self._is_lent = self.is_over = False
+        self._kept_bytes = self._excesses = self.times_lent = 0
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether the guests are there, or on their way."""
+        return self._is_lent
+
+    def before_pass(self, n_tokens: int) -> None:
+        """Lend before a pass of one token, and take back before others."""
+        if n_tokens != 1 or self.is_over:
+            self.take_back()
+        elif not self._is_lent and not self._scratch.size_bytes:
+            self._end("where llama.cpp computes is not known")  # the last pass ended before its first node
+        elif not self._is_lent:
+            self._kept_bytes = self._scratch.size_bytes - self._lent_bytes
+            self._scratch.drop()
+            self._weights.keep(self._guests)
+            self._is_lent, self._excesses = True, 0
+            self.times_lent += 1
+        else:
+            self._look()
+
+    def take_back(self) -> None:
+        """Give up the guests, so that all of the buffer may be used."""
+        if self._is_lent:
+            self._weights.give_up(self._guests, self.check)
+            self._is_lent = False
+
+    def _look(self) -> None:
+        """Give back what narrow passes touched in more places than one; end lending where one takes too much."""
+        found = self._scratch.resident_bytes()
+        self._excesses = self._excesses + 1 if found > self._kept_bytes else 0
+        if found > self._kept_bytes:
+            self._scratch.drop()
+        if self._excesses >= MOST_EXCESSES:
+            self._end(f"a pass of one token touches {found} bytes of the buffer, not {self._kept_bytes}")
+
+    def _end(self, why: str) -> None:
+        logger.info("%s: lending ends", why)
+        self.is_over = True
+        self.take_back()
+        self.on_end()

@@ -1,0 +1,28 @@
+"""Which bytes of a model's files a device reads for its share of the units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from edge_run.runtime.graph.nodes import GraphMap
+from edge_run.tiers.pieces import Pieces
+from edge_run.tiers.territory import Territory
+
+
+def pieces_read(graph: GraphMap, territory: Territory, pieces: Pieces) -> set[int]:
+    """Return the pieces that hold what `graph` reads, and a chunk more on either side.
+
+    It is read in whole chunks, whose limits lie elsewhere in the file each time that a model is opened.
+    """
+    found: set[int] = set()
+    for read in {read for node in graph for read in node.reads}:
+        span = territory.span_of(read.address)
+        start = max(span.start, read.address - territory.chunk_bytes)
+        stop = min(span.stop, read.address + read.length + territory.chunk_bytes)
+        found.update(pieces.covering(span.shard, start - span.base, stop - start))
+    return found
+
+
+def head_pieces(pieces: Pieces, head_bytes: Iterable[int]) -> set[int]:
+    """Return the pieces that hold the shards' headers, of `head_bytes` each."""
+    return {piece for shard, length in enumerate(head_bytes) for piece in pieces.covering(shard, 0, length)}

@@ -1,0 +1,173 @@
+"""A slice as a feature of a pass: some units of a model are computed here, the others elsewhere.
+
+Every device loads the whole header and runs llama.cpp on the same batches, so inputs, positions and caches are set
+everywhere alike. Nodes of other devices' units lose their compute flag; at the start of each range of ours the pass
+stops until the tensors alive there have come, which are written where llama.cpp expects them (memory is reserved for
+them from their producer to their last use), and at its end they are handed on. What is no number (NaN) is neither taken
+nor handed on: so it is known whose it is. Infinities are: some masks have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, cast
+
+import numpy as np
+
+from edge_run.base.errors import KernelError, ProtocolError
+from edge_run.runtime.decoding.driver import Step, Steps
+from edge_run.runtime.graph.nodes import GraphMap, Node
+from edge_run.runtime.graph.units import Layout
+from edge_run.runtime.llama import _ggml as ggml
+from edge_run.tiers import _libc
+
+
+class NotNumbers(KernelError):
+    """Layers gave what is no number (NaN).
+
+    figures: node, whose doing it is, and after, who handed over what they computed with, where somebody did.
+    """
+
+
+class Wire(Protocol):
+    """What carries states between the devices of a run. Both may wait, and raise to end the pass."""
+
+    def begin(self) -> None:
+        """A pass through the graph begins; there may be several in one batch."""
+        ...
+
+    def receive(self, unit: int, sizes: Sequence[int]) -> Sequence[memoryview]:
+        """Return the tensors handed over at the start of `unit`, which have `sizes` bytes."""
+        ...
+
+    def send(self, unit: int, node: str, parts: Sequence[memoryview]) -> None:
+        """Hand the tensors over to `node`, which computes `unit`. The parts may change after this returns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Who computes which unit: `owners`, a node's id for each, of which `node` is this one."""
+
+    owners: tuple[str, ...]
+    node: str
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return this node's units, as ranges [first, end)."""
+        starts = [u for u, owner in enumerate(self.owners) if owner == self.node and self._is_new(u)]
+        return [(u, self._end(u)) for u in starts]
+
+    def _is_new(self, unit: int) -> bool:
+        return unit == 0 or self.owners[unit - 1] != self.owners[unit]
+
+    def _end(self, unit: int) -> int:
+        others = (u for u in range(unit, len(self.owners)) if self.owners[u] != self.owners[unit])
+        return next(others, len(self.owners))
+
+
+def own_part(graph: GraphMap, layout: Layout, share: Share) -> GraphMap:
+    """Return `graph` as this node computes it: other nodes' units read nothing and are skipped."""
+    own = list(graph)
+    borders = {layout.start_of(unit) for pair in share.ranges for unit in pair}
+    for unit in range(len(share.owners)):
+        for i in range(layout.start_of(unit), layout.start_of(unit + 1)):
+            if share.owners[layout.strays.get(i, unit)] != share.node:
+                own[i] = replace(graph[i], reads=(), is_computed=False, expert_ids=None)
+    for i in borders - {0, len(graph)}:
+        own[i] = replace(own[i], is_border=True)
+    return tuple(own)
+
+
+class Slice:
+    """The feature. `layout` is that of the graph that is registered next."""
+
+    def __init__(self, share: Share, wire: Wire, layout: Layout) -> None:
+        self._share, self._wire, self.layout = share, wire, layout
+        self._at: dict[int, int] = {}
+        self._came = "", False  # who handed over what is computed with, and whether infinities were among it
+
+    def register(self, graph: GraphMap, steps: Steps) -> None:
+        """Receive before each range, and hand on after it."""
+        layout, owners = self.layout, self._share.owners
+        steps.add_before(0, lambda _: self._begin())
+        for first, end in self._share.ranges:
+            if first > 0:
+                taken = self._watch(layout, layout.passed_on(owners, first), steps)
+                steps.stop_before(layout.start_of(first), self._receive_step(first, taken))
+            if end < len(owners):
+                given = self._watch(layout, layout.passed_on(owners, end), steps)
+                steps.add_after(layout.start_of(end) - 1, self._send_step(end, owners[end], given))
+
+    def before_unknown(self, node: Node, address: int) -> bool:
+        """Never come to: a partial driver refuses a graph that it does not know."""
+        raise AssertionError(f"a slice was shown {node.name!r}, which it does not know")
+
+    def after_unknown(self) -> None:
+        """Nothing is done after a stop."""
+
+    def abandon(self) -> None:
+        """Nothing is held."""
+
+    def _begin(self) -> None:
+        self._at.clear()
+        self._came = "", False
+        self._wire.begin()
+
+    def _watch(self, layout: Layout, storages: Sequence[int], steps: Steps) -> list[int]:
+        """Have the tensors that own `storages` noted as they pass; return their ordinals."""
+        ordinals = [o for s in storages if (o := layout.flow.storages[s].producer) is not None]
+        for ordinal in ordinals:
+            steps.add_before(ordinal, self._note_step(ordinal))
+        return ordinals
+
+    def _note_step(self, ordinal: int) -> Step:
+        return lambda address: self._at.__setitem__(ordinal, address)
+
+    def _receive_step(self, unit: int, ordinals: Sequence[int]) -> Step:
+        sender = self._share.owners[unit - 1]
+
+        def receive(_: int) -> None:
+            targets = [_numbers(self._at[ordinal]) for ordinal in ordinals]
+            parts = self._wire.receive(unit, [target.nbytes for target in targets])
+            ranges = [_range_of(part) for part, target in zip(parts, targets, strict=True) if target.format == "f"]
+            if any(np.isnan(lowest) for lowest, _ in ranges):
+                raise ProtocolError(f"the state before unit {unit} has what is no number (NaN)", node=sender)
+            self._came = sender, not np.isfinite(ranges).all()
+            for part, target in zip(parts, targets, strict=True):
+                target.cast("B")[:] = part
+
+        return receive
+
+    def _send_step(self, unit: int, node: str, ordinals: Sequence[int]) -> Callable[[int], None]:
+        def send(_: int) -> None:
+            parts = [_numbers(self._at[ordinal]) for ordinal in ordinals]
+            if any(np.isnan(_range_of(part)[0]) for part in parts if part.format == "f"):
+                sender, had_infinities = self._came
+                whose = sender if had_infinities else self._share.node
+                raise NotNumbers(
+                    f"the layers before unit {unit} gave what is no number (NaN)", node=whose, after=sender
+                )
+            self._wire.send(unit, node, parts)
+
+        return send
+
+
+def _range_of(part: memoryview) -> tuple[float, float]:
+    """Return the least and the greatest of the float32 numbers in `part`; NaN where one of them is that."""
+    numbers = np.frombuffer(part, np.float32)
+    return (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
+
+
+def _numbers(address: int) -> memoryview:
+    """Return the memory of the tensor at `address`, of format `f` where it is float32."""
+    memory = _memory(address)
+    is_float = ggml.tensor_at(address).type == ggml.TYPE_IDS["f32"]
+    return cast("memoryview", memory.cast("f")) if is_float else memory
+
+
+def _memory(address: int) -> memoryview:
+    """Return the memory of the tensor at `address`."""
+    size_bytes = ggml.functions().ggml_nbytes(address)
+    return _libc.view(ggml.tensor_at(address).data, size_bytes) if size_bytes else memoryview(bytearray())

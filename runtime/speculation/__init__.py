@@ -1,0 +1,1 @@
+"""Guesses of what comes next, and the passes that verify them."""

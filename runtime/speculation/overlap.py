@@ -1,0 +1,127 @@
+"""Guesses that are made while others are verified: the drafter goes on along the likeliest path, beside the pass.
+
+When the pass confirms that path, the guesses for the next one are there already; otherwise they are dropped (PEARL, Liu
+et al., 2025, its post-verify; here with trees, and only where it pays). A device has few cores, which the pass needs
+when it does not wait for weights. So whether this is done is measured, in turns, and not even tried where guessing
+takes next to nothing. It changes nothing but the speed: what is verified is verified.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from edge_run.base.results import LeverDecision
+from edge_run.prefetch.controller import Controller, Lever
+from edge_run.runtime.speculation.drafting import Acceptance, Drafter, Guess, Guesses, Path
+
+OFF, ON = "off", "on"
+WORTH_SHARE = 0.02  # of a pass: what guessing must take at least
+SMOOTHING = 0.25
+
+logger = logging.getLogger(__name__)
+
+
+class AsideDrafter(Drafter, Protocol):
+    """A drafter that can also guess beside a pass."""
+
+    def draft_aside(
+        self,
+        history: Sequence[int],
+        most_depth: int,
+        most_guesses: int,
+        acceptance: Acceptance,
+        end: threading.Event,
+    ) -> Guesses:
+        """Guess as `draft` does, on one core; return what there is soon after `end` is set."""
+        ...
+
+
+class Overlap:
+    """A drafter that goes on while its guesses are verified, if that pays. One thread at a time."""
+
+    def __init__(self, drafter: AsideDrafter) -> None:
+        self._drafter = drafter
+        self._controller = Controller([Lever("overlap", (OFF, ON))])
+        self._asked = (0, 0)
+        self._ahead: tuple[list[int], Guesses] | None = None
+        self._guessing_s, self._pass_s = 0.0, 0.0  # running means, of guesses that were not made beside a pass
+        self._was_ahead = False
+
+    @property
+    def decisions(self) -> tuple[LeverDecision, ...]:
+        """What was compared so far."""
+        return self._controller.decisions
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the next pass is overlapped."""
+        return self._is_worth_it and self._controller.settings["overlap"] == ON
+
+    @property
+    def _is_worth_it(self) -> bool:
+        return self._guessing_s > WORTH_SHARE * self._pass_s > 0
+
+    def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
+        """Return guesses of what follows `history`; see `Drafter.draft`."""
+        self._asked = most_depth, most_guesses
+        ahead, self._ahead = self._ahead, None
+        found = following(*ahead, history) if ahead else {}
+        self._was_ahead = bool(found)
+        return found or self._drafter.draft(history, most_depth, most_guesses, acceptance)
+
+    @contextmanager
+    def going_on(self, text: Sequence[int], acceptance: Acceptance) -> Iterator[None]:
+        """Guess what follows `text` while the block runs, if that pays; nothing is left running after it."""
+        self._ahead = None
+        if not self.is_on:
+            yield
+            return
+        end = threading.Event()
+        thread = threading.Thread(
+            target=self._go_on, args=(list(text), acceptance, end), name="edge-run-overlap", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            end.set()
+            thread.join()
+
+    def note(self, guessing_s: float, pass_s: float, width: int) -> None:
+        """Note what guesses for a pass and the pass took; width: its tokens."""
+        if not self._was_ahead:
+            self._guessing_s += SMOOTHING * (guessing_s - self._guessing_s)
+        self._pass_s += SMOOTHING * (pass_s - self._pass_s)
+        if self._is_worth_it:
+            self._controller.note(guessing_s + pass_s, width)
+        else:
+            self._controller.interrupt()
+
+    def _go_on(self, text: list[int], acceptance: Acceptance, end: threading.Event) -> None:
+        depth, most = self._asked
+        try:
+            self._ahead = text, self._drafter.draft_aside(text, depth + 1, most, acceptance, end)
+        except Exception as error:  # the next guesses are made as ever, and raise it if it lasts
+            logger.info("guesses beside a pass: %s", error)
+
+
+def following(text: Sequence[int], guesses: Guesses, history: Sequence[int]) -> Guesses:
+    """Return those of `guesses`, of what follows `text`, that follow `history`; none when those would be too few.
+
+    `history` must be `text` and one token, whose paths reach as deep as any.
+    """
+    token = tuple(history[len(text) :])
+    if len(token) != 1 or token not in guesses or list(history[: len(text)]) != list(text):
+        return {}
+    value = max(guesses[token].value, 1e-9)
+    found: dict[Path, Guess] = {
+        path[1:]: Guess(min(1.0, guess.value / value), guess.kind, guess.prior)
+        for path, guess in guesses.items()
+        if path[:1] == token and len(path) > 1
+    }
+    deepest = max(map(len, guesses))
+    return found if found and max(map(len, found)) == deepest - 1 else {}

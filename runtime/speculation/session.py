@@ -1,0 +1,249 @@
+"""Speculation: a conversation that verifies guesses in the passes that it has to make anyway.
+
+A pass over streamed weights reads the same for one token as for many. So the token that is certain is given to the
+decoder together with a tree of guesses of what follows it (Leviathan et al. 2023; Miao et al., SpecInfer, 2024), and as
+long as what is chosen next is in the tree, its logits are there already, and no pass is made.
+
+What is chosen is chosen as ever, by the same sampler from the target's own logits, one token after the other. For
+guesses that are not drawn themselves that is rejection sampling: to accept a guess x with its chance p(x), and
+otherwise to draw from the rest, is to draw from p and to look whether it is x. So the distribution is the target's, a
+seed gives the tokens that it gives without speculation, and grammars and penalties hold.
+
+Logits depend a little on the width of a pass. With `exact` they do not (`LocalDecoder`), but for those of tokens that
+do not lie in the cache in the order of the text: they are those outside the tree's main line. Then such a token is
+computed again, as the beginning of the next pass, and what seemed to follow it is the best guess there is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from edge_run.base.protocols import BatchToken, Clock, Decoder, Logits
+from edge_run.base.results import Speculation
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.speculation.drafting import (
+    Acceptance,
+    Drafter,
+    DraftTree,
+    Guess,
+    Guesses,
+    Path,
+    merged,
+    plan_tree,
+    rank_guesses,
+)
+from edge_run.runtime.speculation.overlap import Overlap
+from edge_run.runtime.speculation.tally import Tally
+from edge_run.runtime.speculation.width_control import WidthControl
+
+MOST_DEPTH = 16
+_FORESEEN, _SURE = ("foreseen", 0, 0), 0.99
+
+
+class SpeculativeSession(Session):
+    """A `Session` on sequence 0. Not thread-safe.
+
+    tally: what its figures are counted in. branches: sequences for the branches of trees; none where guesses must be a
+    chain. counters: seconds that passes have waited for weights so far, and in which a read was in flight, and bytes
+    read.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        drafters: Sequence[Drafter],
+        control: WidthControl,
+        tally: Tally,
+        *,
+        branches: Sequence[int] = (),
+        is_exact: bool = False,
+        counters: Callable[[], tuple[float, float, int]] = lambda: (0.0, 0.0, 0),
+        clock: Clock = time.monotonic,
+    ) -> None:
+        super().__init__(decoder)
+        self._drafters, self._control, self._tally = drafters, control, tally
+        self._branches, self._is_exact = tuple(branches), is_exact
+        self._overlaps = [drafter for drafter in drafters if isinstance(drafter, Overlap)]
+        self._guessed_s = 0.0  # for the pass at hand
+        self._counters, self._clock = counters, clock
+        self._acceptance = Acceptance()
+        self._has_drafted = False
+        self._tree: DraftTree | None = None
+        self._node = 0  # of the tree: where the conversation has come to
+        self._rows: Logits | None = None  # of the tree's nodes; None: it was not verified
+        self._plain_row: Logits | None = None  # after the last token, where its pass had no other
+
+    def feed(self, prompt: Sequence[int]) -> tuple[Logits, int]:
+        """Make the conversation be `prompt`; see `Session.feed`. The figures begin anew."""
+        self._settle()
+        self._tree = self._rows = self._plain_row = None
+        self._has_drafted = False
+        self._tally.begin()
+        return super().feed(prompt)
+
+    def step(self, token: int) -> Logits:
+        """Append one token; return the logits after it, `(vocabulary,)`: of a guess that came true without a pass."""
+        tree, rows = self._tree, self._rows
+        node = self._advance(token)
+        if tree is None or node is None or rows is None:
+            return self._verify(token, ())
+        if self._is_exact and node >= tree.main_length:
+            foreseen = self._foreseen(tree, node, rows)
+            self._node = tree.parents[node]
+            return self._verify(token, foreseen)
+        self.history.append(token)
+        self._tally.accepted()
+        self._tally.looked_at(rows[node])
+        return np.asarray(rows[node])
+
+    def speculation(self) -> Speculation:
+        """Return the figures since the last prompt."""
+        decisions = tuple(itertools.chain.from_iterable(overlap.decisions for overlap in self._overlaps))
+        return replace(self._tally.figures(), decisions=decisions)
+
+    def _advance(self, token: int) -> int | None:
+        """Hold the tree's guesses against the token that came; return its node, None where nobody guessed it."""
+        if self._tree is None:
+            return None
+        for guessed, child in self._tree.children[self._node].items():
+            guess = self._tree.guesses[child]
+            if guess is not None and guess.kind != _FORESEEN:
+                self._acceptance.observe(guess, guessed == token)
+                if self._rows is not None:
+                    self._tally.guessed(self._tree.depths[child], guessed == token)
+        node = self._tree.children[self._node].get(token)
+        if node is not None:
+            self._node = node
+        elif self._rows is None:
+            self._tree = None
+        return node
+
+    def _foreseen(self, tree: DraftTree, node: int | None, rows: Logits) -> list[int]:
+        """Return what follows `node` in the tree by its best logits, and what follows that."""
+        tokens: list[int] = []
+        while node is not None:
+            tokens.append(int(rows[node].argmax()))
+            node = tree.children[node].get(tokens[-1])
+        return tokens
+
+    def _settle(self) -> None:
+        """Let the decoder hold the conversation and nothing else."""
+        tree = self._tree
+        if tree is None or self._rows is None:
+            return
+        self._tree = self._rows = None
+        start = len(self.history) - tree.depths[self._node] - 1
+        if self._branches:
+            branch = tree.sequences()[self._node][0]
+            self._decoder.keep(self._sequence, start, self._names()[branch], self._branches)
+        kept = self._decoder.rewind(self._sequence, len(self.history))
+        lost = self.history[kept:]
+        if lost:
+            del self.history[kept:]
+            self._append(lost)
+
+    def _names(self) -> tuple[int, ...]:
+        return (self._sequence, *self._branches)
+
+    def _verify(self, token: int, foreseen: Sequence[int]) -> Logits:
+        """Append `token` with a pass over it and guesses of what follows."""
+        self._settle()
+        guesses = self._guess(token, foreseen)
+        values = [guess.value for guess in guesses.values()]
+        width = self._control.choose(values) if values else 1
+        again = width > 1 and self._plain_row is not None and not self._is_exact and bool(self._branches)
+        tree = plan_tree(token, guesses, list(guesses)[: width - 1 - again])
+        self._tally.planned(self._control, values, len(tree))
+        rows = self._run(tree, again)
+        if width > 1:
+            self._tree, self._node, self._rows, self._plain_row = tree, 0, rows, None
+            self._tally.looked_at(rows[0])
+        else:
+            self._plain_row = rows[0].copy()
+            if guesses:  # held against what comes, without being verified
+                self._tree, self._node = plan_tree(token, guesses, list(guesses)), 0
+        return np.asarray(rows[0])
+
+    def _guess(self, token: int, foreseen: Sequence[int]) -> Guesses:
+        """Return guesses of what follows the history and `token`, in the order in which a tree takes them.
+
+        foreseen: tokens that follow as good as surely. There are as many guesses as there is room for, and none where
+        they are not worth their time.
+        """
+        capabilities = self._decoder.capabilities
+        room = capabilities.context_tokens - len(self.history) - 1
+        most = min(room, capabilities.outputs_per_pass - 1, capabilities.micro_batch_tokens - 1)
+        if most < 1 or not self._control.wants_guesses():
+            return {}
+        started = self._clock()
+        before = tuple(foreseen[:most])
+        depth = min(MOST_DEPTH, most - len(before))
+        history = [*self.history, token, *before]
+        several = [drafter.draft(history, depth, most, self._acceptance) for drafter in self._drafters if depth > 0]
+        guesses: dict[Path, Guess] = {before[: i + 1]: Guess(_SURE, _FORESEEN, _SURE) for i in range(len(before))}
+        for path, guess in merged(several).items():
+            guesses[(*before, *path)] = replace(guess, value=guess.value * _SURE)
+        ranked = rank_guesses(guesses, 1 + len(self._branches))[:most]
+        self._guessed_s = self._clock() - started
+        if self._has_drafted:  # the first time, drafters read the prompt
+            self._control.observe_drafting(self._guessed_s)
+        self._has_drafted = True
+        self._tally.drafted(self._guessed_s)
+        return {path: guesses[path] for path in ranked}
+
+    def _run(self, tree: DraftTree, again: bool) -> Logits:
+        """Append the first token of `tree` with a pass over all of it; return the logits after each node.
+
+        again: the token before is computed again with it, to see how far its logits depend on the width.
+        """
+        started, before = self._clock(), self._counters()
+        if again:
+            self._decoder.rewind(self._sequence, len(self.history) - 1)
+        try:
+            with self._going_on(tree):
+                rows = self._decoder.decode(self._batch(tree, again))
+            self.history.append(tree.tokens[0])
+        except BaseException:
+            self._tree = self._plain_row = None
+            del self.history[self._decoder.rewind(self._sequence, len(self.history)) :]
+            raise
+        wait_s, read_s, read_bytes = self._counters()
+        seen = wait_s - before[0], read_s - before[1], read_bytes - before[2]
+        wall_s = self._clock() - started
+        if again and self._plain_row is not None:
+            self._tally.differed(float(np.abs(rows[0] - self._plain_row).max()))
+            rows = rows[1:]
+        self._control.observe_pass(len(tree) + again, wall_s, *seen)
+        if len(tree) > 1:
+            for overlap in self._overlaps:
+                overlap.note(self._guessed_s, wall_s, len(tree) + again)
+        self._tally.passed(self._control, len(tree), wall_s)
+        return rows
+
+    @contextmanager
+    def _going_on(self, tree: DraftTree) -> Iterator[None]:
+        """Let drafters that can go on along the tree's main line while the block runs."""
+        line = [*self.history, *tree.tokens[: tree.main_length]]
+        with ExitStack() as stack:
+            for overlap in self._overlaps if len(tree) > 1 else ():
+                stack.enter_context(overlap.going_on(line, self._acceptance))
+            yield
+
+    def _batch(self, tree: DraftTree, again: bool) -> list[BatchToken]:
+        start, names = len(self.history), self._names()
+        sequences = [tuple(names[number] for number in numbers) for numbers in tree.sequences()]
+        used = tuple(sorted(set(itertools.chain.from_iterable(sequences)) - {self._sequence}))
+        batch = []
+        if again:
+            batch.append(BatchToken(self.history[-1], start - 1, self._sequence, True, used))
+        if used:
+            self._decoder.branch(self._sequence, used)
+        for token, depth, members in zip(tree.tokens, tree.depths, sequences, strict=True):
+            batch.append(BatchToken(token, start + depth, members[0], True, members[1:]))
+        return batch

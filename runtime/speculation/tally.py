@@ -1,0 +1,97 @@
+"""What speculation did, counted from one prompt to the next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from edge_run.base.protocols import Logits
+from edge_run.base.results import Speculation
+from edge_run.runtime.speculation.width_control import WidthControl
+
+LEAST_NOISE = 0.1  # as far as logits of the kit models differ between widths; a run sees too few to know for sure
+
+
+class Tally:
+    """The figures of one conversation. What was learned of the noise between widths stays.
+
+    is_exact: logits do not depend on the width.
+    """
+
+    def __init__(self, mode: str, reason: str = "", *, is_exact: bool = False) -> None:
+        self._mode, self._reason = mode, reason
+        self._noise = 0.0 if is_exact else LEAST_NOISE
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from zero."""
+        self._widths: Counter[int] = Counter()
+        self._trials: Counter[int] = Counter()
+        self._hits: Counter[int] = Counter()
+        self._wall_s = self._draft_s = self._expected_s = self._expected_tokens = self._plain_s = 0.0
+        self._n_off = self._n_accepted = self._n_planned = 0
+        self._gaps: list[float] = []
+
+    def planned(self, control: WidthControl, values: Sequence[float], width: int) -> None:
+        """Note what `control` expects of a pass of `width` tokens, with guesses of `values`."""
+        if control.plain_s() is not None:
+            self._expected_tokens += control.expected_tokens([0.0, *accumulate(values)], width)
+            self._expected_s += control.expected_s(width)
+            self._n_planned += 1
+        self._n_off += not control.is_on
+
+    def drafted(self, drafting_s: float) -> None:
+        """Note what making guesses took."""
+        self._draft_s += drafting_s
+
+    def passed(self, control: WidthControl, width: int, wall_s: float) -> None:
+        """Note a pass, which `control` knows of."""
+        self._widths[width] += 1
+        self._wall_s += wall_s
+        self._plain_s += control.plain_s() or 0.0
+
+    def guessed(self, depth: int, is_hit: bool) -> None:
+        """Note whether a guess came true, where what is before it did."""
+        self._trials[depth] += 1
+        self._hits[depth] += is_hit
+
+    def accepted(self) -> None:
+        """Note that a guess was used."""
+        self._n_accepted += 1
+
+    def looked_at(self, row: Logits) -> None:
+        """Note logits that a token is chosen by, of a pass of several tokens."""
+        second, best = np.partition(row, -2)[-2:]
+        self._gaps.append(float(best - second))
+
+    def differed(self, difference: float) -> None:
+        """Note how far the logits of a token differed between two widths."""
+        self._noise = max(self._noise, difference)
+
+    def figures(self) -> Speculation:
+        """Return the figures."""
+        passes = sum(self._widths.values())
+        plain_s = self._plain_s / passes if passes else 0.0
+        tokens, spent_s = passes + self._n_accepted, self._wall_s + self._draft_s
+        depths = range(1, max(self._trials, default=0) + 1)
+        return Speculation(
+            mode=self._mode,
+            reason=self._reason,
+            passes=passes,
+            drafted=sum((width - 1) * count for width, count in self._widths.items()),
+            accepted=self._n_accepted,
+            tokens_per_pass=tokens / passes if passes else 0.0,
+            expected_tokens_per_pass=self._expected_tokens / self._n_planned if self._n_planned else 0.0,
+            acceptance_by_depth=tuple(self._hits[depth] / max(1, self._trials[depth]) for depth in depths),
+            widths=dict(sorted(self._widths.items())),
+            switched_off_share=self._n_off / passes if passes else 0.0,
+            draft_s=self._draft_s,
+            plain_token_s=plain_s,
+            gain=tokens / spent_s * plain_s if spent_s else 1.0,
+            expected_gain=self._expected_tokens / self._expected_s * plain_s if self._expected_s else 1.0,
+            noise=self._noise,
+            near_ties=sum(gap < self._noise for gap in self._gaps),
+        )

@@ -1,0 +1,167 @@
+"""`edge-run split bench`: bytes against accuracy of a trained split, with JPEG and WebP beside it; and time.
+
+After sc2-benchmark (Matsubara et al., 2023): the bytes are those of the serialised object, one image at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.split import CurvePoint, SplitBench, WayTime
+from edge_run.runtime.split.bundle import HEAD, MODEL, TAIL, Bundle, read_bundle
+from edge_run.runtime.split.images import ImageFolder, ImageSize, decode_image, encode_image
+from edge_run.runtime.split.onnx_session import median_s, open_session, run_session
+
+JPEG_QUALITIES = (1, 5, 10, 20, 30, 45, 65, 85)
+WEBP_QUALITIES = (0, 5, 15, 30, 50, 70, 90)
+AT_ONCE = 100
+_SCAN, _END = b"\xff\xda", b"\xff\xd9"
+
+
+def bench_split(
+    head: Path,
+    data: Path,
+    most_images: int | None = None,
+    most_bytes: int | None = None,
+    threads: int | None = None,
+    baselines: bool = True,
+    show: Callable[[str], None] = lambda text: None,
+) -> SplitBench:
+    """Return bytes and accuracy of every rate of the split `head`, and of image codecs before its uncut network.
+
+    data: images in a folder for each class, the folders in the order of the network's classes. most_bytes: no code has
+    more; an image whose code would takes a lower rate. baselines: measure JPEG and WebP too.
+
+    Raises ConfigError, ModelFileError, NotSupported.
+    """
+    bundle = read_bundle(head)
+    images = ImageFolder(data, bundle.size, most_images)
+    if (images.labels < 0).any():
+        raise ConfigError(f"--data {data}: has images outside of folders; accuracy needs a folder for each class")
+    bench = _Bench(bundle, images, most_bytes, threads, show)
+    uncut, classes = bench.uncut()
+    if classes != len(images.classes):
+        raise NotSupported(
+            f"{data}: has {len(images.classes)} folders, the network answers {classes} classes; give images of its own "
+            "classes, a folder for each"
+        )
+    codes = list(bench.codes())
+    points = (*codes, *(bench.baselines() if baselines else ()))
+    worst = max(bench.overheads, default=0.0)
+    ways = tuple(bench.ways([point.mean_bytes for point in codes]))
+    return SplitBench(str(head), str(data), len(images), uncut, bench.original_bytes(), worst, points, ways)
+
+
+class _Bench:
+    """Passes over the images, each with another way to the answer. overheads: see SplitBench.worst_overhead_bytes."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        images: ImageFolder,
+        most_bytes: int | None,
+        threads: int | None,
+        show: Callable[[str], None],
+    ) -> None:
+        self._bundle, self._images, self._show = bundle, images, show
+        self._most_bytes = most_bytes or 1 << 30
+        self._head, self._tail, self._model = (
+            open_session(bundle.checked(name), str(bundle.folder / name), threads) for name in (HEAD, TAIL, MODEL)
+        )
+        self.overheads: list[float] = []
+
+    def uncut(self) -> tuple[float, int]:
+        """Return the accuracy of the uncut network, and how many classes it answers."""
+        self._show("the uncut network")
+        right, classes = 0, 0
+        for chosen, pixels in self._batches():
+            (answers,) = run_session(self._model, pixels)[:1]
+            classes = answers.shape[1] if answers.ndim == 2 else 0
+            right += self._right(answers, chosen) if classes else 0
+        return right / len(self._images), classes
+
+    def codes(self) -> Iterator[CurvePoint]:
+        """Yield a point for each rate."""
+        latents = np.concatenate([run_session(self._head, pixels)[0] for _, pixels in self._batches()])
+        codec = self._bundle.codec
+        for rate in range(len(codec.rates)):
+            self._show(f"rate {rate}")
+            sizes, decoded = [], []
+            for latent in latents:
+                tensor = latent.reshape(codec.channels, -1)
+                code, taken = codec.encode_within(tensor, rate, self._most_bytes)
+                self.overheads.append(len(code) - 1.05 * codec.entropy_bytes(tensor, taken))
+                sizes.append(len(code))
+                decoded.append(codec.decode(code, self._bundle.positions)[0].reshape(latent.shape))
+            right = 0
+            for chosen in self._numbers():
+                right += self._right(run_session(self._tail, np.stack([decoded[one] for one in chosen]))[0], chosen)
+            yield CurvePoint(f"code {rate}", float(np.mean(sizes)), max(sizes), right / len(self._images))
+
+    def baselines(self) -> Iterator[CurvePoint]:
+        """Yield points of JPEG and WebP, without what is the same in all files: containers, headers, tables."""
+        for kind, qualities in (("JPEG", JPEG_QUALITIES), ("WebP", WEBP_QUALITIES)):
+            for quality in qualities:
+                self._show(f"{kind}, quality {quality}")
+                sizes, right = [], 0
+                for chosen, pixels in self._batches():
+                    files = [encode_image(one, kind, quality) for one in pixels]
+                    sizes += [coded_bytes(one) for one in files]
+                    right += self._right(run_session(self._model, _decoded(files, self._bundle.size))[0], chosen)
+                name = f"{kind.lower()} {quality}"
+                yield CurvePoint(name, float(np.mean(sizes)), max(sizes), right / len(self._images))
+
+    def ways(self, code_bytes: Sequence[float]) -> Iterator[WayTime]:
+        """Yield what a frame takes each way, one at a time; code_bytes: mean bytes of a code, by rate."""
+        self._show("the time of a frame")
+        codec, file = self._bundle.codec, self._images.paths[0].read_bytes()
+        pixels = decode_image(file, self._bundle.size)[None]
+        yield WayTime("local", median_s(lambda: run_session(self._model, pixels)), 0.0, 0.0)
+        whole_s = median_s(lambda: run_session(self._model, decode_image(file, self._bundle.size)[None]))
+        yield WayTime("image", 0.0, whole_s, self.original_bytes())
+        shape = run_session(self._head, pixels)[0].shape
+
+        def encode(rate: int) -> bytes:
+            tensor = run_session(self._head, pixels)[0].reshape(codec.channels, -1)
+            return codec.encode_within(tensor, rate, self._most_bytes)[0]
+
+        def answer(code: bytes) -> list[Any]:
+            return run_session(self._tail, codec.decode(code, self._bundle.positions)[0].reshape(shape))
+
+        for rate, sent_bytes in enumerate(code_bytes):
+            device_s = median_s(functools.partial(encode, rate))
+            yield WayTime(f"code {rate}", device_s, median_s(functools.partial(answer, encode(rate))), sent_bytes)
+
+    def original_bytes(self) -> float:
+        """Return the mean bytes of the files as they are."""
+        return float(np.mean([path.stat().st_size for path in self._images.paths]))
+
+    def _numbers(self) -> Iterator[NDArray[Any]]:
+        for start in range(0, len(self._images), AT_ONCE):
+            yield np.arange(start, min(start + AT_ONCE, len(self._images)))
+
+    def _batches(self) -> Iterator[tuple[NDArray[Any], NDArray[np.uint8]]]:
+        for chosen in self._numbers():
+            yield chosen, self._images.batch(chosen)
+
+    def _right(self, answers: NDArray[Any], chosen: NDArray[Any]) -> int:
+        return int((answers.argmax(1) == self._images.labels[chosen]).sum())
+
+
+def coded_bytes(file: bytes) -> int:
+    """Return what a JPEG or WebP file has of its own: the entropy-coded scan, or the frame in its container."""
+    if file[:4] == b"RIFF":
+        return len(file) - 20
+    start = file.index(_SCAN)
+    return len(file) - start - 2 - int.from_bytes(file[start + 2 : start + 4], "big") - len(_END)
+
+
+def _decoded(files: list[bytes], size: ImageSize) -> NDArray[np.uint8]:
+    return np.stack([decode_image(one, size) for one in files])

@@ -1,0 +1,166 @@
+"""What `split train` leaves in a folder, and the other commands read: three networks and `code.json`.
+
+head.onnx    pixels -> latents (and `interest`, where a filter was trained): runs on the device
+tail.onnx    latents -> answers: runs on the server
+model.onnx   pixels -> answers: the uncut network, for either side
+code.json    the codec and what was measured; fingerprints of the three
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from edge_run.base.errors import ModelFileError
+from edge_run.base.strict_json import decode, parse
+from edge_run.partition.entropy_coding import Table
+from edge_run.partition.latent_codec import LatentCodec, Rate
+from edge_run.runtime.split.images import ImageSize, read_bytes
+
+HEAD, TAIL, MODEL, CODE = "head.onnx", "tail.onnx", "model.onnx", "code.json"
+FORMAT = "edge-run split 1"
+MOST_CODE_JSON_BYTES = 16 << 20
+MOST_VALUES = 1 << 24  # of an image, or of latents
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTable:
+    """A channel's prior as JSON has it: below is how far its smallest symbol lies below 0."""
+
+    below: int
+    frequencies: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRate:
+    """A rate, and what was measured with it on images that were held out.
+
+    images: how many; coded_bytes and largest_bytes: of their codes; agreeing: answered as the uncut network answers;
+    right: answered with the class of their folder, model_right: by the uncut network.
+    """
+
+    target_bytes: int
+    gains: tuple[float, ...]
+    tables: tuple[StoredTable, ...]
+    images: int
+    coded_bytes: int
+    largest_bytes: int
+    agreeing: int
+    right: int
+    model_right: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFilter:
+    """When a frame holds nothing of interest. threshold: of the head's second output; below it nothing is sent.
+
+    Measured on held-out images: interesting of them, missed: those that would not be sent; empty, dropped: likewise.
+    """
+
+    threshold: float
+    interesting: int
+    missed: int
+    empty: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCode:
+    """`code.json`. model, head, tail: SHA-256 of the files; filters: one or none. latent: channels, height, width."""
+
+    format: str
+    model: str
+    head: str
+    tail: str
+    cut: str
+    input: tuple[int, int, int]
+    latent: tuple[int, int, int]
+    outputs: tuple[str, ...]
+    rates: tuple[StoredRate, ...]
+    filters: tuple[StoredFilter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A trained split, read from its folder. The networks are opened by whoever runs them."""
+
+    folder: Path
+    code: StoredCode
+    codec: LatentCodec
+
+    @property
+    def positions(self) -> int:
+        """Positions of a latent tensor: height times width."""
+        return self.code.latent[1] * self.code.latent[2]
+
+    @property
+    def size(self) -> ImageSize:
+        """The images that the networks take."""
+        return ImageSize(*self.code.input)
+
+    def checked(self, name: str) -> bytes:
+        """Return the file `name` of this bundle. Raises ModelFileError where it is missing or not the one trained."""
+        data = read_bytes(self.folder / name)
+        wanted = {HEAD: self.code.head, TAIL: self.code.tail, MODEL: self.code.model}[name]
+        if digest(data) != wanted:
+            raise ModelFileError(
+                f"{self.folder / name}: is not the one that {CODE} describes; train again, or copy both"
+            )
+        return data
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Return the bundle that the file `path` (head.onnx or tail.onnx) or the folder `path` belongs to.
+
+    Raises ModelFileError where `code.json` is missing, damaged or of another version.
+    """
+    folder = path if path.is_dir() else path.parent
+    if not path.exists():
+        raise ModelFileError(f"{path}: there is no such file; `edge-run split train` makes one")
+    source = folder / CODE
+    if source.exists() and source.stat().st_size > MOST_CODE_JSON_BYTES:
+        raise ModelFileError(f"{source}: has more than {MOST_CODE_JSON_BYTES:,} bytes; it is none of ours")
+    try:
+        value = parse(read_bytes(source))
+        if isinstance(value, dict) and value.get("format") != FORMAT:
+            raise ValueError(f"its format is {str(value.get('format'))[:40]!r}, needed is {FORMAT!r}")
+        code = decode(StoredCode, value)
+        return Bundle(folder, code, _codec(code))
+    except ValueError as error:
+        raise ModelFileError(f"{source}: cannot be read ({str(error)[:200]}); train again") from error
+
+
+def write_code(folder: Path, code: StoredCode) -> None:
+    """Write `code.json` into `folder`."""
+    (folder / CODE).write_text(json.dumps(asdict(code)), encoding="utf-8")
+
+
+def stored_rate(rate: Rate) -> tuple[tuple[float, ...], tuple[StoredTable, ...]]:
+    """Return a rate's gains and tables as they are stored."""
+    return rate.gains, tuple(StoredTable(-table.low, table.frequencies) for table in rate.tables)
+
+
+def digest(data: bytes) -> str:
+    """Return the SHA-256 of `data`, in hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def codec_identity(code: StoredCode) -> tuple[str, str]:
+    """Return what a codec's fingerprints of model and cut are made of."""
+    return f"{code.model} {code.tail}", code.cut
+
+
+def _codec(code: StoredCode) -> LatentCodec:
+    for name, shape in (("images", code.input), ("latents", code.latent)):
+        if not 0 < math.prod(shape) <= MOST_VALUES:
+            raise ValueError(f"{name} of {' x '.join(map(str, shape))} values, 1 to {MOST_VALUES} make sense")
+    channels = code.latent[0]
+    if any(len(rate.gains) != channels for rate in code.rates):
+        raise ValueError(f"a rate without {channels} channels")
+    rates = tuple(
+        Rate(rate.gains, tuple(Table(-one.below, one.frequencies) for one in rate.tables)) for rate in code.rates
+    )
+    return LatentCodec(*codec_identity(code), rates)

@@ -1,0 +1,147 @@
+"""The connection of a device to its server: kept, measured, lost and found again, on a thread of its own.
+
+There are two connections: frames have one for themselves, so that none of them waits behind a probe's reply.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+
+from edge_run.base.errors import ProtocolError
+from edge_run.partition.split_choice import Chooser
+from edge_run.runtime.split.protocol import PROBE, LinkLost, Reply, ServerLink
+
+PROBE_EVERY_S = 0.2
+FRAMES_TELL_S = (
+    0.5  # no probe after a frame was answered: it showed what there is to know, and would wait for the probe
+)
+PROBE_TAKES_S = 0.01  # of the link's time, about; a probe is never so large that it would clog a link grown slow
+LEAST_PROBE_BYTES, MOST_PROBE_BYTES = 256, 2048
+PROBE_LIMIT_S, CONNECT_LIMIT_S = 2.0, 2.0
+STAY_S = 3.0  # after so long without a word each connection says something: a server drops who is silent for 10 s
+FIRST_BACKOFF_S, MOST_BACKOFF_S = 0.05, 2.0
+_log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Keeps the link to a server. `ask` is for one thread at a time; the chooser is touched under `lock` only."""
+
+    def __init__(self, address: tuple[str, int], fingerprint: str, chooser: Chooser, lock: threading.Lock) -> None:
+        """Take the server's address, and the fingerprint of the bundle that it must have."""
+        self._address, self._fingerprint, self._chooser, self._lock = address, fingerprint, chooser, lock
+        self._frames: ServerLink | None = None
+        self._is_closed = threading.Event()
+        self._tried = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="edge-run-split-link", daemon=True)
+        self._answered_s = 0.0
+        self._speaking = threading.Lock()  # held by who uses the connection of the frames
+        self.problem = "not connected yet"
+
+    def start(self, limit_s: float) -> None:
+        """Begin, and wait until the first attempt has come to something, at most `limit_s`."""
+        self._thread.start()
+        self._tried.wait(limit_s)
+
+    def ask(self, kind: int, body: bytes, limit_s: float) -> Reply:
+        """Return the server's reply to a frame. Raises LinkLost, or ProtocolError where the server refuses it."""
+        link = self._frames
+        if link is None:
+            raise LinkLost(self.problem)
+        end_s = time.monotonic() + limit_s
+        if not self._speaking.acquire(timeout=limit_s):
+            raise LinkLost("the server did not answer in time")
+        try:
+            reply = link.ask(kind, body, end_s - time.monotonic())
+        finally:
+            self._speaking.release()
+        self._answered_s = time.monotonic()
+        return reply
+
+    def lose(self, reason: str) -> None:
+        """Give up the connection; the thread makes another one when the server is back."""
+        with self._lock:
+            self._chooser.server_lost()
+            link, self._frames = self._frames, None
+            self.problem = reason
+        if link is not None:
+            link.close()
+
+    def close(self) -> None:
+        """End the connection and the thread; again is no harm."""
+        self._is_closed.set()
+        if self._thread.is_alive():
+            self._thread.join(PROBE_LIMIT_S + CONNECT_LIMIT_S)
+        self.lose("closed")
+
+    def _keep(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while not self._is_closed.is_set():
+            try:
+                probes = ServerLink(self._address, CONNECT_LIMIT_S)
+            except (LinkLost, ProtocolError) as error:
+                self.problem = str(error)
+            else:
+                try:
+                    self._probe_while_there(probes)
+                    backoff_s = FIRST_BACKOFF_S
+                except (LinkLost, ProtocolError) as error:
+                    self.lose(str(error))
+                finally:
+                    probes.close()
+            self._tried.set()
+            self._is_closed.wait(backoff_s * random.uniform(0.5, 1.5))
+            backoff_s = min(backoff_s * 2, MOST_BACKOFF_S)
+
+    def _probe_while_there(self, probes: ServerLink) -> None:
+        """Measure the link, open that of the frames, and go on measuring; return when the frames have lost theirs."""
+        server_s = probes.hello.get(self._fingerprint)
+        if server_s is None:
+            known = ", ".join(probes.hello) or "none"
+            raise ProtocolError(
+                f"server: has no tail for {self._fingerprint} (it has {known}); give both the files of one training"
+            )
+        size_bytes = LEAST_PROBE_BYTES
+        samples = [self._measure(probes, size_bytes) for _ in range(2)]
+        frames = ServerLink(self._address, CONNECT_LIMIT_S)
+        with self._lock:
+            self._frames, self.problem = frames, ""
+            self._chooser.server_back(server_s)
+        self._tell(samples, size_bytes)
+        _log.info("server %s: connected", self._address[0])
+        self._tried.set()
+        stayed_s = probed_s = time.monotonic()
+        while not self._is_closed.wait(PROBE_EVERY_S) and self._frames is frames:
+            now_s = time.monotonic()
+            if now_s - max(stayed_s, self._answered_s) > STAY_S and self._stay(frames):
+                stayed_s = now_s
+            if now_s - self._answered_s < FRAMES_TELL_S and now_s - probed_s < STAY_S:
+                continue
+            sample, probed_s = self._measure(probes, size_bytes), now_s
+            self._tell([sample], size_bytes)
+            is_quick = sample[1] - sample[0] < PROBE_TAKES_S / 2
+            size_bytes = min(size_bytes * 2, MOST_PROBE_BYTES) if is_quick else LEAST_PROBE_BYTES
+
+    def _stay(self, frames: ServerLink) -> bool:
+        """Say something on the connection of the frames, so that the server keeps it; False while a frame does."""
+        if not self._speaking.acquire(blocking=False):
+            return False
+        try:
+            frames.ask(PROBE, b"", PROBE_LIMIT_S)
+        finally:
+            self._speaking.release()
+        return True
+
+    def _measure(self, probes: ServerLink, size_bytes: int) -> tuple[float, float]:
+        """Return the seconds of an empty probe, and of one of this size."""
+        return probes.ask(PROBE, b"", PROBE_LIMIT_S).wire_s, probes.ask(PROBE, bytes(size_bytes), PROBE_LIMIT_S).wire_s
+
+    def _tell(self, samples: list[tuple[float, float]], size_bytes: int) -> None:
+        with self._lock:
+            if self._frames is None:
+                return
+            for empty_s, full_s in samples:
+                self._chooser.crossed(0, empty_s)
+                self._chooser.crossed(size_bytes, full_s)

@@ -1,0 +1,252 @@
+"""`SplitModel`: a network whose frames go the fastest way: computed here, as a code, or as an image to a server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_run.base.errors import ConfigError, ProtocolError
+from edge_run.base.split import FrameReport, SplitStats
+from edge_run.partition.split_choice import CODE, IMAGE, LOCAL, Chooser, Mode
+from edge_run.runtime.processes.forks import Home
+from edge_run.runtime.split import protocol
+from edge_run.runtime.split.bundle import HEAD, MODEL, read_bundle
+from edge_run.runtime.split.connection import Keeper
+from edge_run.runtime.split.images import decode_image, encode_image, pixels_of, read_bytes
+from edge_run.runtime.split.onnx_session import median_s, open_session, run_session
+from edge_run.runtime.split.protocol import LinkLost, parse_address, unpack_arrays
+
+AUTO, EMPTY = "auto", "empty"
+LOCAL_MARGIN = 1.3  # of its usual time, what computing a frame here is given
+LEAST_PATIENCE = 0.5  # of the deadline, for the server, where the device could not make it in time anyway
+_JPEG_START = b"\xff\xd8\xff"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """An answered frame. outputs: of the network, by name; none of a frame that the filter held back."""
+
+    outputs: dict[str, NDArray[Any]]
+    report: FrameReport
+
+
+class SplitModel:
+    """A trained split on its device. A context manager. For one thread at a time.
+
+    Every frame is answered: when the server does not answer in time, the device computes the frame itself, and all
+    further ones until the server is back.
+    """
+
+    def __init__(
+        self,
+        head: str | Path,
+        server: str | None = None,
+        *,
+        deadline_s: float = 1.0,
+        mode: str = AUTO,
+        use_filter: bool = False,
+        most_bytes: int | None = None,
+        threads: int | None = None,
+    ) -> None:
+        """Open `head`, the head.onnx of a bundle, and the uncut network beside it.
+
+        server: HOST or HOST:PORT; None is none. deadline_s: how long a frame may take. mode: `auto` is the fastest;
+        `local`, `image`, `code` (any rate) or `code N` (rate N) leave no choice while the server is there. use_filter:
+        hold back frames without anything of interest. most_bytes: no code has more, where the lowest rate allows it.
+        threads: None is one for each core. Raises ConfigError, ModelFileError, NotSupported.
+        """
+        if not 0 < deadline_s <= 3600:
+            raise ConfigError(f"deadline {deadline_s}: must be above 0 and at most 3600 s")
+        self._bundle = read_bundle(Path(head))
+        self._codec, self._deadline_s = self._bundle.codec, deadline_s
+        if most_bytes is not None and most_bytes < 1:
+            raise ConfigError(f"most bytes {most_bytes}: must be 1 or more")
+        self._most_bytes = most_bytes
+        filters = self._bundle.code.filters
+        if use_filter and not filters:
+            raise ConfigError(f"{head}: was trained without a filter; train it with --empty")
+        self._threshold = filters[0].threshold if use_filter else 0.0
+        folder = self._bundle.folder
+        modes = _modes(mode, len(self._codec.rates))
+        address = None if server is None else parse_address(server)
+        self._head = open_session(self._bundle.checked(HEAD), str(folder / HEAD), threads)
+        self._model = open_session(self._bundle.checked(MODEL), str(folder / MODEL), threads)
+        self._home = Home()
+        self._chooser = Chooser(modes, self._measure(), {})
+        for number, rate in enumerate(self._bundle.code.rates):
+            self._chooser.sized(Mode(CODE, number), rate.coded_bytes // max(rate.images, 1))
+        pixels = np.zeros(self._bundle.code.input, dtype=np.uint8)
+        self._chooser.sized(Mode(IMAGE), len(encode_image(pixels)))  # until the first frame says better
+        self._lock = threading.Lock()  # of the chooser, which the keeper tells what it measures
+        self._counts: dict[str, int] = dict.fromkeys((LOCAL, CODE, IMAGE, EMPTY, "bytes", "losses"), 0)
+        self._keeper = None
+        if address is not None:
+            self._keeper = Keeper(address, self._codec.fingerprint.hex(), self._chooser, self._lock)
+            self._keeper.start(min(deadline_s, 5.0))
+
+    @property
+    def problem(self) -> str:
+        """Why there is no server; empty while there is one, or none was named."""
+        return "" if self._keeper is None else self._keeper.problem
+
+    @property
+    def stats(self) -> SplitStats:
+        """Figures since the model was opened."""
+        with self._lock:
+            chooser, counts = self._chooser, self._counts
+            expected = {mode.name: chooser.expected_s(mode) for mode in _modes(AUTO, len(self._codec.rates))}
+            return SplitStats(
+                frames=sum(counts[kind] for kind in (LOCAL, CODE, IMAGE, EMPTY)),
+                local=counts[LOCAL],
+                code=counts[CODE],
+                image=counts[IMAGE],
+                empty=counts[EMPTY],
+                sent_bytes=counts["bytes"],
+                server_losses=counts["losses"],
+                has_server=chooser.has_server,
+                round_trip_s=chooser.round_trip_s or 0.0,
+                bytes_per_s=chooser.bytes_per_s or 0.0,
+                expected_s={name: seconds for name, seconds in expected.items() if seconds is not None},
+            )
+
+    def run(self, image: str | Path | bytes | NDArray[np.uint8]) -> Frame:
+        """Answer one frame. image: a file, the bytes of one, or pixels (channels, height, width) of the network's size.
+
+        Raises ModelFileError or ProtocolError for what is no image, ConfigError for pixels of another shape.
+        """
+        self._home.check(self._bundle.folder)
+        encoded, pixels = self._open_image(image)
+        started_s = time.perf_counter()
+        interest, latent = -1.0, None
+        if self._threshold:
+            latent, interest = self._compute_head(pixels)
+            if interest < self._threshold:
+                return self._finish(Mode(EMPTY), started_s, [], interest=interest)
+        with self._lock:
+            if encoded is not None:
+                self._chooser.sized(Mode(IMAGE), len(encoded))
+            mode = self._chooser.choose()
+        lost = False
+        if mode.kind != LOCAL and self._keeper is not None:
+            body, mode = self._body(mode, encoded, pixels, latent)
+            outputs = self._ask(mode, body)
+            if outputs is not None:
+                return self._finish(mode, started_s, outputs, len(body), interest=interest)
+            lost = True
+        begun_s = time.perf_counter()
+        outputs = run_session(self._model, pixels[None])
+        with self._lock:
+            self._chooser.computed(LOCAL, time.perf_counter() - begun_s)
+        return self._finish(Mode(LOCAL), started_s, outputs, lost=lost, interest=interest)
+
+    def close(self) -> None:
+        """End the connection to the server; again is no harm, nor is it in a forked child."""
+        if self._keeper is not None and self._home.is_here:
+            self._keeper.close()
+
+    def __enter__(self) -> SplitModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _measure(self) -> dict[str, float]:
+        """Return the seconds that the device computes for each kind of mode."""
+        pixels = np.zeros(self._bundle.code.input, dtype=np.uint8)
+        return {
+            LOCAL: median_s(lambda: run_session(self._model, pixels[None])),
+            CODE: median_s(lambda: self._codec.encode(self._compute_head(pixels)[0], 0)),
+            IMAGE: 0.0,
+        }
+
+    def _open_image(self, image: str | Path | bytes | NDArray[np.uint8]) -> tuple[bytes | None, NDArray[np.uint8]]:
+        """Return the image as it can be sent, None where it must be encoded first, and its pixels."""
+        size = self._bundle.size
+        if isinstance(image, np.ndarray):
+            if image.shape != size.shape or image.dtype != np.uint8:
+                raise ConfigError(
+                    f"image: {image.dtype} of shape {image.shape}; needed are bytes of shape {size.shape}"
+                )
+            return None, image
+        data = image if isinstance(image, bytes) else read_bytes(Path(image))
+        pixels = decode_image(data, size) if isinstance(image, bytes) else pixels_of(Path(image), data, size)
+        fits = data.startswith(_JPEG_START) and len(data) < protocol.MOST_BODY_BYTES[protocol.IMAGE] - 16
+        return (data if fits else None), pixels
+
+    def _compute_head(self, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.float32], float]:
+        """Return the latents (channels, positions), and how likely the frame is of interest, -1 without a filter."""
+        made = run_session(self._head, pixels[None])
+        return made[0].reshape(self._codec.channels, -1), float(made[1].reshape(-1)[0]) if len(made) > 1 else -1.0
+
+    def _body(
+        self, mode: Mode, encoded: bytes | None, pixels: NDArray[np.uint8], latent: NDArray[np.float32] | None
+    ) -> tuple[bytes, Mode]:
+        """Return what is sent in `mode`, and the mode it became: a code too large takes a lower rate."""
+        begun_s = time.perf_counter()
+        if mode.kind == IMAGE:
+            data = encode_image(pixels) if encoded is None else encoded
+            with self._lock:
+                self._chooser.computed(IMAGE, time.perf_counter() - begun_s)
+                self._chooser.sized(mode, len(data))
+            return self._codec.fingerprint + data, mode
+        if latent is None:
+            latent, _ = self._compute_head(pixels)
+        most_bytes = self._most_bytes or protocol.MOST_BODY_BYTES[protocol.CODE]
+        code, rate = self._codec.encode_within(latent, mode.rate, most_bytes)
+        with self._lock:
+            self._chooser.computed(CODE, time.perf_counter() - begun_s)
+            self._chooser.sized(Mode(CODE, rate), len(code))
+        return code, Mode(CODE, rate)
+
+    def _ask(self, mode: Mode, body: bytes) -> list[NDArray[Any]] | None:
+        """Return the server's answer; None where it did not answer in time, or not as it should."""
+        assert self._keeper is not None, "there is a server to ask"
+        local_s = self._chooser.expected_s(Mode(LOCAL)) or 0.0
+        patience_s = max(self._deadline_s - LOCAL_MARGIN * local_s, LEAST_PATIENCE * self._deadline_s)
+        kind = protocol.CODE if mode.kind == CODE else protocol.IMAGE
+        try:
+            reply = self._keeper.ask(kind, body, patience_s)
+            outputs = unpack_arrays(reply.body)
+            if len(outputs) != len(self._bundle.code.outputs):
+                raise ProtocolError(f"answer: {len(outputs)} arrays, needed are {len(self._bundle.code.outputs)}")
+        except (LinkLost, ProtocolError) as error:
+            self._counts["losses"] += 1
+            self._keeper.lose(str(error))
+            return None
+        with self._lock:
+            self._chooser.crossed(len(body), reply.wire_s)
+            self._chooser.served(mode.kind, reply.queue_s, reply.server_s)
+        return outputs
+
+    def _finish(
+        self, mode: Mode, started_s: float, outputs: list[NDArray[Any]], sent_bytes: int = 0, *, lost: bool = False,
+        interest: float = -1.0,
+    ) -> Frame:  # fmt: skip
+        self._counts[mode.kind] += 1
+        self._counts["bytes"] += sent_bytes
+        first = outputs[0] if outputs else None
+        answer = int(first.argmax()) if first is not None and first.ndim == 2 and first.shape[1] > 1 else -1
+        report = FrameReport(mode.name, sent_bytes, time.perf_counter() - started_s, lost, interest, answer)
+        names = self._bundle.code.outputs if outputs else ()
+        return Frame(dict(zip(names, outputs, strict=True)), report)
+
+
+def _modes(name: str, rates: int) -> Sequence[Mode]:
+    """Return the modes that a name allows, the most accurate first, local always among them."""
+    codes = [Mode(CODE, rate) for rate in reversed(range(rates))]
+    local = Mode(LOCAL)
+    allowed = {AUTO: [local, Mode(IMAGE), *codes], LOCAL: [local], IMAGE: [Mode(IMAGE)], CODE: codes}
+    allowed.update((mode.name, [mode]) for mode in codes)
+    if name not in allowed:
+        raise ConfigError(f"mode {name!r}: must be one of {', '.join(allowed)}", found=name)
+    return allowed[name]

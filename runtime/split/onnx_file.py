@@ -1,0 +1,214 @@
+"""ONNX files: read, run once for the shapes, cut in two. Needs the package `onnx`; what comes out does not.
+
+Cutting is made before onnxruntime optimises: each half keeps the nodes of the file as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_run.base.errors import ConfigError, ModelFileError, NotSupported
+from edge_run.base.extras import need
+from edge_run.partition.cuts import Network, Operation, operations_between
+from edge_run.runtime.split.onnx_session import open_session, run_session
+
+EXTRA = "train"
+MOST_MODEL_BYTES = 2**31 - 1  # what protobuf can hold in one piece
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxModel:
+    """An ONNX model and what a run of it showed. proto: an `onnx.ModelProto`; network: its graph as names and sizes.
+
+    shapes: of each tensor that depends on the input, with a batch of one; types: their NumPy types. has_free_batch:
+    the file leaves the first dimension of its input open.
+    """
+
+    path: Path
+    proto: Any
+    network: Network
+    shapes: Mapping[str, tuple[int, ...]]
+    types: Mapping[str, np.dtype[Any]]
+    has_free_batch: bool
+
+    @property
+    def input_name(self) -> str:
+        """The name of its only input."""
+        return self.network.inputs[0]
+
+    @property
+    def sizes_bytes(self) -> dict[str, int]:
+        """The size of each tensor that depends on the input."""
+        return {name: int(np.prod(shape)) * self.types[name].itemsize for name, shape in self.shapes.items()}
+
+    def sample(self, seed: int = 0) -> NDArray[Any]:
+        """Return an arbitrary input with a batch of one, the same for the same seed."""
+        return _arbitrary(self.shapes[self.input_name], self.types[self.input_name], seed)
+
+
+def read_onnx(path: Path) -> OnnxModel:
+    """Return the model in the ONNX file `path`, its shapes found by running it once on arbitrary numbers.
+
+    Raises ModelFileError where the file is missing or broken, NotSupported where it has not one input of known size.
+    """
+    onnx = need("onnx", EXTRA)
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes > MOST_MODEL_BYTES:
+            raise NotSupported(f"{path}: has {size_bytes:,} bytes; an ONNX file can be cut up to {MOST_MODEL_BYTES:,}")
+        proto = onnx.load(str(path))
+        onnx.checker.check_model(proto)
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except NotSupported:
+        raise
+    except Exception as error:  # protobuf and the checker have no common ancestor
+        raise ModelFileError(f"{path}: is no ONNX file that can be read ({_first_line(error)})") from error
+    return describe(proto, path)
+
+
+def describe(proto: Any, path: Path) -> OnnxModel:
+    """Return `proto`, an `onnx.ModelProto`, with its graph and shapes; messages name `path`. Raises as above."""
+    graph = proto.graph
+    weights = {one.name for one in graph.initializer} | {one.values.name for one in graph.sparse_initializer}
+    inputs = [one for one in graph.input if one.name not in weights]
+    if len(inputs) != 1:
+        names = ", ".join(one.name for one in inputs) or "none"
+        raise NotSupported(f"{path}: has {len(inputs)} inputs ({names}); networks with one input can be cut")
+    shape, has_free_batch = _input_shape(inputs[0], path)
+    dtype = np.dtype(need("onnx", EXTRA).helper.tensor_dtype_to_np_dtype(inputs[0].type.tensor_type.elem_type))
+    outputs = tuple(one.name for one in graph.output)
+    bare = [Operation(one.op_type, _reads(one), tuple(one.output)) for one in graph.node]
+    network = Network((inputs[0].name,), outputs, tuple(bare))
+    shapes, types = _trace(proto, network, _arbitrary(shape, dtype, 0), path)
+    constants = {one.name: tuple(one.dims) for one in graph.initializer}
+    counted = tuple(
+        Operation(one.kind, one.inputs, one.outputs, _multiply_adds(one, {**constants, **shapes})) for one in bare
+    )
+    return OnnxModel(path, proto, Network(network.inputs, outputs, counted), shapes, types, has_free_batch)
+
+
+def extract(model: OnnxModel, start: str | None, end: str | None) -> Any:
+    """Return the part of `model` from tensor `start` to tensor `end` as an `onnx.ModelProto`.
+
+    None is the model's input, or its outputs. The nodes are those of the file, untouched.
+    """
+    onnx = need("onnx", EXTRA)
+    graph = model.proto.graph
+    nodes = [graph.node[index] for index in operations_between(model.network, start, end)]
+    read = {name for node in nodes for name in _reads(node)}
+    inputs = [value_info(model, name) for name in (model.network.inputs if start is None else (start,))]
+    ends = list(graph.output) if end is None else [value_info(model, end)]
+    part = onnx.helper.make_graph(
+        nodes, graph.name or "part", inputs, ends, [one for one in graph.initializer if one.name in read]
+    )
+    part.sparse_initializer.extend(one for one in graph.sparse_initializer if one.values.name in read)
+    return finish(model, part)
+
+
+def finish(model: OnnxModel, graph: Any) -> Any:
+    """Return `graph` as a model with the operator sets and functions of `model`."""
+    onnx = need("onnx", EXTRA)
+    made = onnx.helper.make_model(graph, opset_imports=model.proto.opset_import, producer_name="edge-run")
+    made.ir_version = max(model.proto.ir_version, 4)  # before 4, weights had to be listed as inputs
+    made.functions.extend(model.proto.functions)
+    return made
+
+
+def value_info(model: OnnxModel, name: str) -> Any:
+    """Return the type of a tensor as ONNX writes it; its batch is open where that of the model is."""
+    helper = need("onnx", EXTRA).helper
+    shape: list[int | str] = list(model.shapes[name])
+    if model.has_free_batch and shape:
+        shape[0] = "N"
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(model.types[name]), shape)
+
+
+def _input_shape(value: Any, path: Path) -> tuple[tuple[int, ...], bool]:
+    dims = list(value.type.tensor_type.shape.dim)
+    if not value.type.HasField("tensor_type") or not dims:
+        raise NotSupported(f"{path}: input {value.name} is no tensor of known rank; only those can be cut")
+    sizes = [one.dim_value if one.HasField("dim_value") else 0 for one in dims]
+    if any(size <= 0 for size in sizes[1:]):
+        written = " x ".join(str(one.dim_value or one.dim_param or "?") for one in dims)
+        raise NotSupported(
+            f"{path}: input {value.name} has open dimensions ({written}); only the first, the batch, may be open: "
+            "export the model with a fixed size"
+        )
+    if sizes[0] > 1:
+        raise NotSupported(f"{path}: input {value.name} has a batch of {sizes[0]}; export it with 1 or an open one")
+    return (1, *sizes[1:]), sizes[0] <= 0
+
+
+def _trace(
+    proto: Any, network: Network, sample: NDArray[Any], path: Path
+) -> tuple[dict[str, tuple[int, ...]], dict[str, np.dtype[Any]]]:
+    """Run the model with every tensor that depends on the input as an output; return shapes and types."""
+    onnx = need("onnx", EXTRA)
+    names = [name for index in network.moving() for name in network.operations[index].outputs if name]
+    traced = onnx.ModelProto()
+    traced.CopyFrom(proto)
+    del traced.graph.output[:]
+    traced.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    values = run_session(open_session(traced.SerializeToString(), str(path), is_optimised=False), sample)
+    found = {network.inputs[0]: sample}
+    found.update((name, one) for name, one in zip(names, values, strict=True) if isinstance(one, np.ndarray))
+    return {name: one.shape for name, one in found.items()}, {name: one.dtype for name, one in found.items()}
+
+
+def _arbitrary(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> NDArray[Any]:
+    generator = np.random.default_rng(seed)
+    if np.issubdtype(dtype, np.floating):
+        return generator.random(shape, dtype=np.float32).astype(dtype)
+    return generator.integers(0, 2, shape).astype(dtype)
+
+
+def _reads(node: Any) -> tuple[str, ...]:
+    """Return what a node reads, with what the graphs in its attributes read from outside themselves."""
+    names = [name for name in node.input if name]
+    for attribute in node.attribute:
+        for body in (attribute.g, *attribute.graphs):
+            names += _reads_outside(body)
+    return tuple(dict.fromkeys(names))
+
+
+def _reads_outside(body: Any) -> Iterable[str]:
+    inside = {one.name for one in (*body.input, *body.initializer)} | {name for one in body.node for name in one.output}
+    read = [name for node in body.node for name in _reads(node)] + [one.name for one in body.output]
+    return [name for name in read if name not in inside]
+
+
+def _multiply_adds(operation: Operation, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Return the multiply-adds of a convolution or a matrix product; of anything else 0."""
+    if operation.kind not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+        return 0
+    made, first, second = (shapes.get(name, ()) for name in (operation.outputs[0], *operation.inputs[:2]))
+    if operation.kind == "Conv":
+        return int(np.prod(made)) * int(np.prod(second[1:]))
+    if operation.kind == "ConvTranspose":
+        return int(np.prod(first)) * int(np.prod(second[1:]))
+    return int(np.prod(made)) * (first[-1] if operation.kind == "MatMul" and first else int(np.prod(first[1:])))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def find_tensor(model: OnnxModel, name: str, cuts: list[str]) -> str:
+    """Return `name` where it is one of `cuts`. Raises ConfigError, with the nearest names, where it is not."""
+    import difflib
+
+    if name in cuts:
+        return name
+    near = ", ".join(difflib.get_close_matches(name, cuts, 4, 0.3) or cuts[:4])
+    what = "is no single-tensor cut of it" if name in model.shapes else "there is no such tensor in it"
+    raise ConfigError(
+        f"{model.path}: {name}: {what}; there are {len(cuts)} cuts, as {near}: see `edge-run split inspect`",
+        found=name,
+    )

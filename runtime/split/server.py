@@ -1,0 +1,219 @@
+"""`edge-run split serve`: the tails of bundles behind a TCP port."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import logging
+import mmap
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, ProtocolError
+from edge_run.runtime.split.bundle import MODEL, TAIL, read_bundle
+from edge_run.runtime.split.images import decode_image
+from edge_run.runtime.split.onnx_session import median_s, open_session, run_session
+from edge_run.runtime.split.places import Place, Places
+from edge_run.runtime.split.protocol import (
+    CODE,
+    DONE,
+    FINGERPRINT_BYTES,
+    IMAGE,
+    MOST_BODY_BYTES,
+    PROBE,
+    REFUSED,
+    REPLY,
+    REQUEST,
+    make_hello,
+    pack_arrays,
+)
+
+SILENCE_S = 10.0  # a device that is there probes more often
+LEAST_BYTES_PER_S = 1 << 20  # of a request's body and of an answer, beyond the first seconds
+PIECE_BYTES = 1 << 16
+PAUSE_S = 0.1
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # a device without power is gone in a minute
+_log = logging.getLogger(__name__)
+
+
+class Tail:
+    """The networks of one bundle, opened. Thread-safe."""
+
+    def __init__(self, path: Path, threads: int | None) -> None:
+        """Open the tail and the uncut network. Raises ModelFileError."""
+        self._bundle = read_bundle(path)
+        folder = self._bundle.folder
+        self._tail = open_session(self._bundle.checked(TAIL), str(folder / TAIL), threads)
+        self._model = open_session(self._bundle.checked(MODEL), str(folder / MODEL), threads)
+        self.fingerprint = self._bundle.codec.fingerprint
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the hello says of it: the fingerprint, and measured seconds."""
+        latent = np.zeros((1, *self._bundle.code.latent), dtype=np.float32)
+        pixels = np.zeros((1, *self._bundle.code.input), dtype=np.uint8)
+        return {
+            "fingerprint": self.fingerprint.hex(),
+            "code_s": median_s(lambda: run_session(self._tail, latent)),
+            "image_s": median_s(lambda: run_session(self._model, pixels)),
+        }
+
+    def answer(self, kind: int, body: bytes) -> list[NDArray[Any]]:
+        """Return the network's answers to a code or an image. Raises ProtocolError for one that is damaged."""
+        if kind == IMAGE:
+            return run_session(self._model, decode_image(body[FINGERPRINT_BYTES:], self._bundle.size)[None])
+        tensor, _ = self._bundle.codec.decode(body, self._bundle.positions)
+        return run_session(self._tail, tensor.reshape(1, *self._bundle.code.latent))
+
+
+class SplitServer:
+    """Answers the frames of devices: codes with the tail that they name, images with the uncut network."""
+
+    def __init__(self, tails: Sequence[Path], threads: int | None = None) -> None:
+        """Open the bundles. Raises ConfigError for none, or two of one fingerprint; ModelFileError."""
+        if not tails:
+            raise ConfigError("split serve: needs at least one tail.onnx")
+        opened = [Tail(path, threads) for path in tails]
+        self._tails = {tail.fingerprint: tail for tail in opened}
+        if len(self._tails) != len(opened):
+            raise ConfigError("split serve: two of the tails are the same; name each once")
+        self._hello = make_hello([tail.describe() for tail in opened])
+
+    async def serve(self, host: str, port: int, ready: Callable[[int], None]) -> None:
+        """Serve until cancelled. ready: told the port, once it is open. Raises NotSupported where it cannot be."""
+        try:
+            listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
+        except OSError as error:
+            raise NotSupported(
+                f"{host}:{port}: cannot be listened at ({error.strerror or error}); choose another --host or --port"
+            ) from error
+        self._turn = anyio.CapacityLimiter(1)  # two passes at once would only slow each other down
+        self._places = Places()
+        async with listener, anyio.create_task_group() as group:
+            ready(listener.extra(anyio.abc.SocketAttribute.local_port))
+            for one in listener.listeners:
+                assert isinstance(one, anyio.abc.SocketListener)
+                group.start_soon(self._accept, one, group, name="split-accept")
+
+    async def _accept(self, listener: anyio.abc.SocketListener, group: anyio.abc.TaskGroup) -> None:
+        """Welcome whoever connects. A connection that fails, or that there is no file descriptor for, is no end."""
+        while True:
+            try:
+                stream = await listener.accept()
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    _log.warning("a device cannot be let in now (%s)", error.strerror)
+                    self._places.make_room()
+                await anyio.sleep(PAUSE_S)
+            else:
+                group.start_soon(self._welcome, stream, name="split-device")
+
+    async def _welcome(self, stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            with anyio.CancelScope() as scope, contextlib.suppress(OSError, anyio.TypedAttributeLookupError):
+                address = str(stream.extra(anyio.abc.SocketAttribute.remote_address)[0])
+                place = self._places.enter(address, scope.cancel, time.monotonic())
+                if place is None:
+                    _log.info("a device is not let in: all places are taken")
+                    return
+                try:
+                    _keep_alive(stream.extra(anyio.abc.SocketAttribute.raw_socket))
+                    await self._talk(stream, place)
+                except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError):
+                    _log.debug("a device has gone, or says nothing")
+                except ProtocolError as error:
+                    _log.warning("a device was refused: %s", error)
+                finally:
+                    self._places.leave(place)
+
+    async def _talk(self, stream: anyio.abc.SocketStream, place: Place) -> None:
+        """Answer the requests of one device, until it goes, is silent, or says what cannot be."""
+        await _send(stream, self._hello)
+        while True:
+            with anyio.fail_after(SILENCE_S):
+                kind, number, length = REQUEST.unpack(await self._receive(stream, REQUEST.size, place))
+            if length > MOST_BODY_BYTES.get(kind, -1):
+                message = f"a request of kind {kind} with {length} bytes; it is not of this protocol, or too large"
+                await _send(stream, _refusal(number, message))
+                raise ProtocolError(message)
+            with anyio.fail_after(_patience_s(length)):
+                body = await self._receive(stream, length, place)
+            place.silent_since_s = None
+            await _send(stream, await self._reply(kind, number, body))
+            del body
+            self._places.answered(place, time.monotonic())
+
+    async def _receive(self, stream: anyio.abc.SocketStream, length: int, place: Place) -> bytes:
+        """Return so many bytes, which count as they come: what is only announced takes no memory.
+
+        They are gathered in pages of their own, which go back to the system at once: many that grow side by side on
+        the heap would leave holes in it as large as they are.
+        """
+        with mmap.mmap(-1, max(length, 1)) as pages:
+            while (missing := length - pages.tell()) > 0:
+                piece = await stream.receive(min(missing, PIECE_BYTES))
+                self._places.hold(place, len(piece))
+                pages.write(piece)
+            return pages[:length]
+
+    async def _reply(self, kind: int, number: int, body: bytes) -> bytes:
+        if kind == PROBE:
+            return REPLY.pack(DONE, number, 0.0, 0.0, 0)
+        asked_s = time.perf_counter()
+        async with self._turn:
+            started_s = time.perf_counter()
+            try:
+                arrays = await anyio.to_thread.run_sync(functools.partial(self._compute, kind, body))
+                packed = pack_arrays(arrays)
+            except EdgeRunError as error:
+                _log.info("refused a frame: %s", error)
+                return _refusal(number, str(error))
+            except Exception as error:  # one frame's trouble is no reason to stop serving the others
+                _log.exception("a frame failed")
+                return _refusal(number, f"the server failed over this frame ({type(error).__name__})")
+            queue_s, computed_s = started_s - asked_s, time.perf_counter() - started_s
+        return REPLY.pack(DONE, number, queue_s, computed_s, len(packed)) + packed
+
+    def _compute(self, kind: int, body: bytes) -> list[NDArray[Any]]:
+        fingerprint = body[1 : 1 + FINGERPRINT_BYTES] if kind == CODE else body[:FINGERPRINT_BYTES]
+        tail = self._tails.get(fingerprint)
+        if tail is None:
+            known = ", ".join(one.hex() for one in self._tails)
+            raise ProtocolError(
+                f"frame: fingerprint {fingerprint.hex()}; the tails here have {known}: give both sides "
+                "the files of one training"
+            )
+        return tail.answer(kind, body)
+
+
+def _refusal(number: int, message: str) -> bytes:
+    text = message.encode()[:1000]
+    return REPLY.pack(REFUSED, number, 0.0, 0.0, len(text)) + text
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Let the system ask now and then whether the other side is there; else its place would be taken for longer."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+async def _send(stream: anyio.abc.SocketStream, data: bytes) -> None:
+    with anyio.fail_after(_patience_s(len(data))):
+        await stream.send(data)
+
+
+def _patience_s(count: int) -> float:
+    """Return how long so many bytes may take."""
+    return SILENCE_S + count / LEAST_BYTES_PER_S

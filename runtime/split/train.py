@@ -1,0 +1,302 @@
+"""`edge-run split train`: from an ONNX network and a folder of images to a bundle that devices and servers can use."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, TierReadError
+from edge_run.base.extras import need
+from edge_run.base.split import RateReport, TrainReport
+from edge_run.partition.cuts import multiply_adds, operations_between
+from edge_run.partition.latent_codec import LatentCodec, fit_rate_to_size
+from edge_run.runtime.split.bottleneck import find_transform, make_decoder, make_encoder
+from edge_run.runtime.split.bundle import (
+    CODE,
+    FORMAT,
+    HEAD,
+    MODEL,
+    TAIL,
+    StoredCode,
+    StoredFilter,
+    StoredRate,
+    codec_identity,
+    digest,
+    stored_rate,
+    write_code,
+)
+from edge_run.runtime.split.filter import add_filter, fit_filter
+from edge_run.runtime.split.images import ImageFolder, ImageSize
+from edge_run.runtime.split.networks import LATENT, Parts, chain, preprocessing, read_network
+from edge_run.runtime.split.onnx_file import OnnxModel, describe, extract
+from edge_run.runtime.split.onnx_session import open_session, run_session
+from edge_run.runtime.split.onnx_torch import TorchGraph
+from edge_run.runtime.split.training import Quantiser, Student, TrainConfig, train
+
+HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 2000
+MOST_PRIOR_IMAGES, MOST_TRANSFORM_IMAGES = 5000, 2000
+_MEASURED_AT_ONCE = 100
+_Show = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainTask:
+    """What is to be trained: the network, its images, where it is cut, and the folder `out` that is written.
+
+    empty: names of classes that hold nothing of interest; with any, a filter is trained that misses about most_missed
+    of the others. most_images: to learn from; None is all.
+    """
+
+    model: Path
+    data: Path
+    cut: str
+    out: Path
+    empty: tuple[str, ...] = ()
+    most_missed: float = 0.01
+    most_images: int | None = None
+
+
+def train_split(task: TrainTask, config: TrainConfig, show: _Show = lambda text: None) -> TrainReport:
+    """Train a bottleneck and write its bundle to `task.out`. show: told how far it is.
+
+    Raises ConfigError, ModelFileError, NotSupported or TierReadError; then nothing was written.
+    """
+    need("torch", "train")
+    _check_target(task.out)
+    model = read_network(task.model)
+    images = ImageFolder(task.data, ImageSize.of(model.shapes[model.input_name], str(task.model)), task.most_images)
+    if unknown := sorted(set(task.empty) - set(images.classes)):
+        raise ConfigError(
+            f"--empty {unknown[0]}: no folder of {task.data}; there are {', '.join(images.classes) or 'none'}"
+        )
+    return _Workshop(task, config, model, images, show).run()
+
+
+class _Workshop:
+    """One training, from parts to files."""
+
+    def __init__(
+        self, task: TrainTask, config: TrainConfig, model: OnnxModel, images: ImageFolder, show: _Show
+    ) -> None:
+        self._task, self._config, self._model, self._images, self._show = task, config, model, images, show
+        order = np.random.default_rng(config.seed).permutation(len(images))
+        held_out = min(max(1, int(len(images) * HELD_OUT_SHARE)), MOST_HELD_OUT)
+        self._held_out, self._chosen = order[:held_out], order[held_out:]
+        if not len(self._chosen):
+            raise ConfigError(f"--data {task.data}: holds {len(images)} images; at least 2 are needed")
+        self._parts = Parts(model, task.cut)
+        self._pixels = preprocessing(model, config.mean, config.deviation)
+        self._whole = chain(model, self._pixels, extract(model, None, None).graph)
+        self._teacher = open_session(self._whole.SerializeToString(), str(task.model), config.threads)
+
+    def run(self) -> TrainReport:
+        """Train, count the priors, measure, write."""
+        self._check_batches()
+        self._show("finding the transform")
+        self._make_bottleneck()
+        head = open_session(
+            chain(self._model, *self._front(), self._encoder).SerializeToString(), HEAD, self._config.threads
+        )
+        some = self._passes(head, self._chosen[:MOST_TRANSFORM_IMAGES])
+        quantiser = Quantiser(np.concatenate([latents for _, latents in some]), self._config.rates_bytes)
+        student = self._student(quantiser)
+        train(student, self._images, self._chosen.tolist(), self._config, self._show)
+        for trained, graph in ((student.encoder, self._encoder), (student.decoder, self._decoder)):
+            trained.write_into(graph)
+        student.rest.write_into(self._parts.rest)
+        filters = self._fit_filter()
+        files = {
+            HEAD: chain(self._model, *self._front(), self._encoder).SerializeToString(),
+            TAIL: chain(self._model, self._decoder, self._parts.rest).SerializeToString(),
+            MODEL: self._whole.SerializeToString(),
+        }
+        self._show("counting the priors")
+        code = self._count(files, quantiser.gains(), filters)
+        self._write(files, code)
+        return self._report(code)
+
+    def _make_bottleneck(self) -> None:
+        """Make encoder and decoder, with the transform of the tensors at the cut."""
+        shape, cut, size = self._config.shape, self._parts.cut, self._parts.cut_shape
+        front = open_session(self._with_front().SerializeToString(), str(self._task.model), self._config.threads)
+        tensors = [values for _, values in self._passes(front, self._chosen[:MOST_TRANSFORM_IMAGES])]
+        transform = find_transform(shape, cut, np.concatenate(tensors))
+        self._encoder = make_encoder(shape, cut, size, LATENT, transform)
+        self._decoder = make_decoder(shape, LATENT, cut, size, transform)
+        latent = [one.dim_value for one in self._encoder.output[0].type.tensor_type.shape.dim][1:]
+        self._latent = (int(latent[0]), int(latent[1]), int(latent[2]))
+
+    def _with_front(self) -> Any:
+        return chain(self._model, *self._front())
+
+    def _front(self) -> list[Any]:
+        return [one for one in (self._pixels, self._parts.front) if one is not None]
+
+    def _student(self, quantiser: Quantiser) -> Student:
+        name = str(self._task.model)
+        return Student(
+            front=TorchGraph(self._with_front().graph, name),
+            encoder=TorchGraph(self._encoder, name),
+            decoder=TorchGraph(self._decoder, name),
+            rest=TorchGraph(self._parts.rest, name),
+            quantiser=quantiser,
+            teacher=self._teacher,
+        )
+
+    def _check_batches(self) -> None:
+        """Refuse a network that takes one image at a time: training needs batches."""
+        pixels = np.zeros((2, *self._images.size.shape), dtype=np.uint8)
+        try:
+            made = run_session(self._teacher, pixels)
+        except EdgeRunError as error:
+            raise NotSupported(
+                f"{self._task.model}: takes one image at a time; export it with an open batch"
+            ) from error
+        if any(one.shape[:1] != (2,) for one in made):
+            raise NotSupported(
+                f"{self._task.model}: its answers have no batch as their first dimension; training needs one"
+            )
+
+    def _fit_filter(self) -> tuple[StoredFilter, ...]:
+        """Train the filter where one was asked for, and add it to the encoder."""
+        if not self._task.empty:
+            return ()
+        self._show("training the filter")
+        hidden = str(self._encoder.node[-1].input[0])
+        pooled = self._pooled_session(hidden)
+        empty = [self._images.classes.index(name) for name in self._task.empty]
+        features, labels = [], []
+        for chosen in (self._chosen, self._held_out):
+            features.append(np.concatenate([one for _, one in self._passes(pooled, chosen)]))
+            labels.append(~np.isin(self._images.labels[chosen], empty))
+        fitted = fit_filter((features[0], labels[0]), (features[1], labels[1]), self._task.most_missed)
+        add_filter(self._encoder, hidden, fitted)
+        return (fitted.stored,)
+
+    def _pooled_session(self, hidden: str) -> Any:
+        """Return a session from pixels to the means of the encoder's last features (batch, features)."""
+        onnx = need("onnx", "train")
+        pooled = onnx.GraphProto()
+        pooled.CopyFrom(self._encoder)
+        del pooled.node[-1]
+        pooled.node.append(onnx.helper.make_node("GlobalAveragePool", [hidden], ["edge_run.pooled"]))
+        pooled.node.append(onnx.helper.make_node("Flatten", ["edge_run.pooled"], ["edge_run.features"]))
+        del pooled.output[:]
+        pooled.output.append(onnx.ValueInfoProto(name="edge_run.features"))
+        made = chain(self._model, *self._front(), pooled)
+        return open_session(made.SerializeToString(), "the filter", self._config.threads)
+
+    def _passes(self, session: Any, chosen: NDArray[Any]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        """Return the numbers of images and the session's first output for them, batch by batch."""
+        starts = range(0, len(chosen), _MEASURED_AT_ONCE)
+        batches = [chosen[start : start + _MEASURED_AT_ONCE] for start in starts]
+        return [(batch, run_session(session, self._images.batch(batch))[0]) for batch in batches]
+
+    def _count(
+        self, files: dict[str, bytes], gains: NDArray[np.float32], filters: tuple[StoredFilter, ...]
+    ) -> StoredCode:
+        """Return `code.json`: priors counted on training images, and each rate measured on those held out."""
+        head = open_session(files[HEAD], HEAD, self._config.threads)
+        rows = (self._latent[0], self._latent[1] * self._latent[2])
+        seen = np.concatenate([one for _, one in self._passes(head, self._chosen[:MOST_PRIOR_IMAGES])])
+        wanted = zip(gains.tolist(), self._config.rates_bytes, strict=True)
+        rates = tuple(fit_rate_to_size(seen.reshape(len(seen), *rows), one, size) for one, size in wanted)
+        outputs = tuple(one.name for one in self._parts.rest.output)
+        code = StoredCode(
+            FORMAT, digest(files[MODEL]), digest(files[HEAD]), digest(files[TAIL]), self._parts.cut,
+            self._images.size.shape, self._latent, outputs, (), filters,
+        )  # fmt: skip
+        codec = LatentCodec(*codec_identity(code), rates)
+        measured = tuple(self._measure(codec, number, files) for number in range(len(rates)))
+        return dataclasses.replace(code, rates=measured)
+
+    def _measure(self, codec: LatentCodec, rate: int, files: dict[str, bytes]) -> StoredRate:
+        """Return a rate with its sizes and answers on the images that were held out."""
+        self._show(f"measuring rate {rate + 1} of {len(codec.rates)}")
+        head, tail = (open_session(files[name], name, self._config.threads) for name in (HEAD, TAIL))
+        sizes: list[int] = []
+        agreeing = right = model_right = 0
+        for chosen, latents in self._passes(head, self._held_out):
+            codes = [codec.encode(one.reshape(codec.channels, -1), rate) for one in latents]
+            sizes += map(len, codes)
+            decoded = np.stack([codec.decode(one, latents[0][0].size)[0] for one in codes]).reshape(latents.shape)
+            mine = _classes(run_session(tail, decoded)[0])
+            wanted = _classes(run_session(self._teacher, self._images.batch(chosen))[0])
+            if mine is not None and wanted is not None:
+                labels = self._images.labels[chosen]
+                agreeing += int((mine == wanted).sum())
+                right, model_right = right + int((mine == labels).sum()), model_right + int((wanted == labels).sum())
+        gains, tables = stored_rate(codec.rates[rate])
+        return StoredRate(
+            self._config.rates_bytes[rate],
+            gains,
+            tables,
+            len(sizes),
+            sum(sizes),
+            max(sizes),
+            agreeing,
+            right,
+            model_right,
+        )
+
+    def _write(self, files: dict[str, bytes], code: StoredCode) -> None:
+        """Write all files into a folder beside the target, then give it the target's name."""
+        out = self._task.out
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=out, prefix=".part-") as draft:
+                for name, data in files.items():
+                    Path(draft, name).write_bytes(data)
+                write_code(Path(draft), code)
+                for name in (*files, CODE):
+                    os.replace(Path(draft, name), out / name)
+        except OSError as error:
+            raise TierReadError(f"--out {out}: cannot be written ({error.strerror}); choose another folder") from error
+
+    def _report(self, code: StoredCode) -> TrainReport:
+        network = self._model.network
+        head = describe(chain(self._model, *self._front(), self._encoder), Path(HEAD))
+        adds = multiply_adds(head.network, range(len(head.network.operations)))
+        everything = multiply_adds(network, operations_between(network, None, None))
+        return TrainReport(
+            folder=str(self._task.out),
+            images=len(self._chosen),
+            head_multiply_adds=adds,
+            head_share=adds / everything if everything else 0.0,
+            head_bytes=(self._task.out / HEAD).stat().st_size,
+            rates=tuple(rate_report(one) for one in code.rates),
+        )
+
+
+def rate_report(rate: StoredRate) -> RateReport:
+    """Return what was measured of a rate, as shares."""
+    images = rate.images or 1
+    return RateReport(
+        target_bytes=rate.target_bytes,
+        mean_bytes=rate.coded_bytes / images,
+        largest_bytes=rate.largest_bytes,
+        agreement=rate.agreeing / images,
+        accuracy=rate.right / images,
+        model_accuracy=rate.model_right / images,
+    )
+
+
+def _classes(answers: NDArray[Any]) -> NDArray[Any] | None:
+    """Return the class of each answer of shape (batch, n); None for answers of another kind."""
+    return answers.argmax(1) if answers.ndim == 2 and answers.shape[1] > 1 else None
+
+
+def _check_target(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: is there, and is no folder; choose another name")
+    parent = next(one for one in (out, *out.parents) if one.exists())
+    if not os.access(parent, os.W_OK):
+        raise TierReadError(f"--out {out}: cannot be written (Permission denied); choose another folder")

@@ -1,0 +1,1 @@
+"""Weights that come and go during a pass: in the order of the graph, or by expert."""

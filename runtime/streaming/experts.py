@@ -1,0 +1,268 @@
+"""Streaming by expert as a feature of a pass: at each layer what the router has chosen is brought, and no more.
+
+The pass stops before a layer's first multiplication by experts, where the ids are known. What is missing is read,
+piece after piece in the order of use; what the cache of experts gives up makes room for it. Many tokens touch many
+experts, more than there may be room for: then one tensor after the other is brought, and the next meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from edge_run.base.results import ExpertUse
+from edge_run.prefetch.experts import ExpertCache, Unit
+from edge_run.runtime.decoding.driver import Steps
+from edge_run.runtime.graph.nodes import GraphMap, Node, choice_of_outputs
+from edge_run.runtime.graph.observer import chosen_experts, makes_ids
+from edge_run.runtime.planning.experts import MOST_SHARE, WIDE_SHARE, ExpertMap, ExpertTensor, routed_read
+from edge_run.runtime.planning.routing import Usage
+from edge_run.runtime.streaming.prefetch import ExpertPrefetch, Foretold, Named
+from edge_run.runtime.streaming.tuning import Tuning
+from edge_run.tiers.weights import Weights
+
+if TYPE_CHECKING:
+    from edge_run.tiers.packed import PackedBlocks
+
+GUESSED_TOKENS = 16  # at most, of a pass that verifies guesses; others come after it
+
+
+class ExpertStreaming:
+    """The feature. n_frames: what experts have, kept and in use. n_used: experts that a token uses in a layer.
+
+    micro_batch_tokens: of a pass that more of the same prompt follows. check runs while a pass waits and may raise to
+    stop it. wait_s counts those waits, choosing_s the time to find out what to read; usage what passes took. prefetch
+    names what next layers will choose, and foretold counts what came of it; tuning sets what can be set; packed is what
+    experts are read from, where they are.
+    """
+
+    def __init__(
+        self,
+        experts: ExpertMap,
+        cache: ExpertCache,
+        weights: Weights,
+        n_frames: int,
+        n_used: int,
+        micro_batch_tokens: int,
+        usage: Usage,
+    ) -> None:
+        self.usage = usage
+        self._experts, self._cache, self._weights = experts, cache, weights
+        self._n_frames, self._n_used, self._full_tokens = n_frames, n_used, micro_batch_tokens
+        self._order = [tensor for layer in experts.layers for tensor in layer]
+        self._next = dict(zip(self._order, [*self._order[1:], None], strict=True))
+        self._ready: dict[ExpertTensor, set[int]] = {tensor: set() for tensor in self._order}
+        self._first_of_outputs: ExpertTensor | None = None
+        self._layer = -1
+        self._need = 0
+        self._ids: list[int] = []
+        self._chosen: list[int] = []
+        self._is_ahead = False
+        self._in_use: list[int] = []
+        self._ahead: list[int] = []
+        self.check: Callable[[], None] = lambda: None
+        self.tuning: Tuning | None = None
+        self.prefetch: ExpertPrefetch | None = None
+        self.foretold = Foretold()
+        self.wait_s = self.choosing_s = 0.0
+        self.packed: PackedBlocks | None = None
+
+    def close(self) -> None:
+        """Let go of what experts are read from besides the model, when nobody reads any more."""
+        if self.packed:
+            self.packed.close()
+
+    def is_resident(self, address: int, expert: int) -> bool:
+        """Return whether `expert`, of the layer that has a tensor at `address`, is kept from an earlier token."""
+        tensor = self._experts.at.get(address)
+        if tensor is None:
+            return True
+        unit = tensor.layer, expert
+        return unit in self._cache and not self.foretold.is_new(unit)
+
+    @property
+    def use(self) -> ExpertUse:
+        """What single tokens took so far, and what was done about it."""
+        chunk_bytes, tuning = self._experts.chunk_bytes, self.tuning
+        return ExpertUse(
+            tokens=self.usage.n_tokens,
+            hit_rate=self.usage.hit_rate,
+            foretold_bytes=self.foretold.n_read * chunk_bytes,
+            unused_bytes=self.foretold.n_unused * chunk_bytes,
+            levers=dict(tuning.settings) if tuning else {},
+            decisions=tuning.decisions if tuning else (),
+        )
+
+    def register(self, graph: GraphMap, steps: Steps) -> None:
+        """Stop before each multiplication by experts; there the ids are known, and the one before is done."""
+        choice = choice_of_outputs(graph)
+        for i, node in enumerate(graph):
+            if tensor := self._tensor(node):
+                steps.stop_before(i, self._step(tensor))
+                if i > choice and self._first_of_outputs is None:
+                    self._first_of_outputs = tensor
+        if self.prefetch:
+            self.prefetch.register(graph, steps, self._when_done)
+
+    def before_unknown(self, node: Node, address: int) -> bool:
+        """Bring what `node` needs; stop where ids may have been made, and after each multiplication."""
+        if tensor := self._tensor(node):
+            self._prepare(tensor, address)
+            return True
+        return makes_ids(address)
+
+    def after_unknown(self) -> None:
+        """Nothing is done after a stop."""
+
+    def abandon(self) -> None:
+        """Let go of what the pass used; the cache keeps what it has."""
+        self._in_use, self._ahead = self._give_back(self._in_use), self._give_back(self._ahead)
+        self._layer = -1
+        if self.prefetch:
+            self.prefetch.abandon()
+
+    def _tensor(self, node: Node) -> ExpertTensor | None:
+        read = routed_read(node)
+        return self._experts.at.get(read.address) if read else None
+
+    def _step(self, tensor: ExpertTensor) -> Callable[[int], None]:
+        return lambda address: self._prepare(tensor, address)
+
+    def _prepare(self, tensor: ExpertTensor, address: int) -> None:
+        rows = chosen_experts(address, tensor.n_experts)
+        if len(rows) == 0:
+            return
+        ids = rows.ravel().tolist()
+        if tensor is self._experts.layers[tensor.layer][0] or (tensor.layer, ids) != (self._layer, self._ids):
+            with self._choosing():
+                self._choose(tensor.layer, ids, len(rows))
+                if self.prefetch and len(rows) == 1:
+                    self._read_foretold(self.prefetch.when_chosen(tensor.layer, self._chosen, address))
+        self._use(tensor)
+
+    def _choose(self, layer: int, ids: list[int], n_tokens: int) -> None:
+        """Look the chosen experts up, and begin to read those that are missing."""
+        if layer <= self._layer or self._layer < 0:
+            self.usage.begin(n_tokens, self.wait_s, self.choosing_s)
+            if self.tuning:
+                self.tuning.begin(n_tokens == 1, self._need)
+            self._need = 0
+        self._layer, self._ids = layer, ids
+        self._chosen = sorted(set(ids)) if n_tokens > 1 else list(dict.fromkeys(ids))
+        n_right, wrong = self.foretold.judge(layer, self._chosen)
+        self._withdraw(wrong)
+        self._leave_room()
+        if not self._is_ahead:
+            self._ahead = self._give_back(self._ahead)
+        outcome = self._cache.look_up(layer, ids, self._next_tokens(n_tokens))
+        self._drop(outcome.evicted)
+        self._need += len(outcome.missing) + n_right
+        bypassed = frozenset(outcome.bypassed)
+        kept = [expert for expert in outcome.missing if expert not in bypassed]
+        for tensor in self._experts.layers[layer]:
+            pieces = self._experts.pieces(tensor)
+            self._weights.hold([chunk for expert in kept for chunk in pieces[expert]])
+
+    def _next_tokens(self, n_tokens: int) -> int:
+        """Return how many tokens the layer is expected to have at its next turn: as many, but after a prompt's end."""
+        return n_tokens if n_tokens <= GUESSED_TOKENS or n_tokens == self._full_tokens else 1
+
+    def _when_done(self, layer: int, address: int) -> None:
+        if self.prefetch and layer == self._layer and len(self._ids) == self._n_used:
+            with self._choosing():
+                self._read_foretold(self.prefetch.when_done(layer, address))
+
+    @contextlib.contextmanager
+    def _choosing(self) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.choosing_s += time.monotonic() - started
+
+    def _read_foretold(self, named: Named) -> None:
+        """Begin to read what is expected to be chosen, in place of what is worth less."""
+        for layer, experts in named:
+            n_experts = self._experts.layers[layer][0].n_experts  # layers may have different numbers of them
+            outcome = self._cache.admit(layer, [expert for expert in experts if expert < n_experts])
+            self._drop(outcome.evicted)
+            for expert in outcome.missing:
+                chunks = self._chunks((layer, expert))
+                self.foretold.add((layer, expert), len(chunks))
+                self._weights.hold(chunks, is_guess=True)
+
+    def _withdraw(self, wrong: Sequence[Unit]) -> None:
+        """Do not read what was not chosen after all, as far as it is not read yet."""
+        for unit in wrong:
+            if n_unread := self._weights.unread(self._chunks(unit)):
+                self.foretold.note_withdrawn(unit, n_unread)
+                self._cache.drop(unit)
+                self._drop([unit])
+
+    def _chunks(self, unit: Unit) -> list[int]:
+        layer, expert = unit
+        return [chunk for tensor in self._experts.layers[layer] for chunk in self._experts.pieces(tensor)[expert]]
+
+    def _leave_room(self) -> None:
+        """Let the cache give up what leaves too little for what is used and not kept; that may be more of the same."""
+        while evicted := self._cache.resize(self._n_frames - self._reserve()):
+            self._drop(evicted)
+
+    def _reserve(self) -> int:
+        """Return the chunks to leave for what is used and not kept, of one tensor at a time, or of two."""
+        layer = self._experts.layers[self._layer]
+        piece, both = max(map(self._experts.piece_size, layer)), 2 * self._experts.largest_tensor
+        is_wide = len(self._chosen) >= WIDE_SHARE * layer[0].n_experts
+        self._is_ahead = is_wide and both + self._n_used * max(self._experts.sizes) <= self._n_frames
+        if not self._is_ahead:
+            return piece * sum((self._layer, expert) not in self._cache for expert in self._chosen)
+        passing = piece * sum((self._layer, expert) not in self._cache for expert in self._chosen)
+        return min(both, passing + max(passing, len(self._ahead)))
+
+    def _use(self, tensor: ExpertTensor) -> None:
+        """Wait for the chosen pieces of `tensor`, and let go of those of the tensor before."""
+        pieces, ready = self._experts.pieces(tensor), self._ready[tensor]
+        wanted = [expert for expert in self._chosen if expert not in ready]
+        self._in_use = self._give_back(self._in_use)
+        if wanted:
+            chunks = [chunk for expert in wanted for chunk in pieces[expert]]
+            self.wait_s += self._weights.acquire(chunks, self.check)
+            self._in_use = chunks
+            ready.update(expert for expert in wanted if (tensor.layer, expert) in self._cache)
+        if self._is_ahead:
+            self._read_ahead(tensor)
+
+    def _read_ahead(self, tensor: ExpertTensor) -> None:
+        """Begin to read what the next tensor will need; nearly all of it where this layer needs nearly all.
+
+        Not where only tokens go on whose logits are wanted.
+        """
+        following = self._next[tensor]
+        self._ahead = self._give_back(self._ahead)
+        if following is not None and following.layer == tensor.layer:
+            self._ahead = self._not_kept(following, self._chosen)
+        elif (
+            following is not None
+            and following is not self._first_of_outputs
+            and len(self._chosen) >= MOST_SHARE * tensor.n_experts
+        ):
+            spare = self._n_frames - self._cache.cost - len(self._not_kept(tensor, self._chosen))
+            self._ahead = self._not_kept(following, range(following.n_experts))[: max(0, spare)]
+        self._weights.hold(self._ahead)
+
+    def _not_kept(self, tensor: ExpertTensor, experts: Sequence[int]) -> list[int]:
+        """Return the chunks of these experts of `tensor` that the cache does not keep."""
+        pieces, layer = self._experts.pieces(tensor), tensor.layer
+        return [chunk for expert in experts if (layer, expert) not in self._cache for chunk in pieces[expert]]
+
+    def _drop(self, units: Sequence[Unit]) -> None:
+        for layer, expert in units:
+            self.foretold.note_gone((layer, expert))
+            for tensor in self._experts.layers[layer]:
+                self._ready[tensor].discard(expert)
+                self._weights.release(self._experts.pieces(tensor)[expert])
+
+    def _give_back(self, chunks: list[int]) -> list[int]:
+        if chunks:
+            self._weights.release(chunks)
+        return []

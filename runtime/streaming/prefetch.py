@@ -1,0 +1,183 @@
+"""Experts brought before their layer asks: what a predictor names, as far as its guesses turn out right.
+
+Of each rank of a prediction it is counted how often what had to be read for it was then used. A rank whose reads were
+wrong too often is predicted and judged, and not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from edge_run.prefetch.experts import Mixture, Unit
+from edge_run.prefetch.predictors import CorrectedRouter, Predictor, Router, Vector
+from edge_run.runtime.decoding.driver import Steps
+from edge_run.runtime.graph.nodes import GraphMap
+from edge_run.runtime.streaming.taps import RoutedLayer, routed_layers
+from edge_run.tiers.gguf import GgufModel
+
+OFF = "off"
+# How many layers ahead is looked, when a layer has chosen, and when it is done: later, and more surely.
+SETTINGS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    OFF: ((), ()),
+    "1": ((1,), ()),
+    "1+": ((1,), (1,)),
+    "2": ((1, 2), ()),
+}
+LEAST_PRECISION = 0.8
+TRUST = 8.0  # reads that count as right before any was judged
+FADE = 0.995  # of a judged read, for each later one of its kind
+
+Named = list[tuple[int, list[int]]]  # layers, and what to read for them, the likeliest first
+Kind = tuple[int, bool, int]  # of a guess: layers ahead, whether the layer was done, rank
+
+
+class _Guess(NamedTuple):
+    """An expert that was named for a layer, and not in memory."""
+
+    expert: int
+    kind: Kind
+
+
+class Foretold:
+    """Units that were read ahead, and what came of them, in chunks.
+
+    n_read: all that was. n_unused: of those, what was given up, and never used.
+    """
+
+    def __init__(self) -> None:
+        self.n_read = self.n_unused = 0
+        self._waiting: dict[int, set[int]] = {}  # experts whose layer has not chosen since, by layer
+        self._sizes: dict[Unit, int] = {}  # of units not used yet
+
+    def add(self, unit: Unit, n_chunks: int) -> None:
+        """`unit` is being read."""
+        self._waiting.setdefault(unit[0], set()).add(unit[1])
+        self._sizes[unit] = n_chunks
+        self.n_read += n_chunks
+
+    def is_new(self, unit: Unit) -> bool:
+        """Return whether `unit` came ahead, and was not used yet."""
+        return unit in self._sizes
+
+    def judge(self, layer: int, chosen: Sequence[int]) -> tuple[int, list[Unit]]:
+        """`layer` has chosen: return how many of these came ahead, and those that it was wrongly expected to choose."""
+        n_right = sum(self._sizes.pop((layer, expert), None) is not None for expert in chosen)
+        return n_right, [(layer, expert) for expert in self._waiting.pop(layer, set()).difference(chosen)]
+
+    def note_withdrawn(self, unit: Unit, n_unread: int) -> None:
+        """So many chunks of `unit` will not be read."""
+        self.n_read -= n_unread
+        self._sizes[unit] -= n_unread
+
+    def note_gone(self, unit: Unit) -> None:
+        """`unit` is given up, before its layer has chosen or after."""
+        self.n_unused += self._sizes.pop(unit, 0)
+        self._waiting.get(unit[0], set()).discard(unit[1])
+
+
+class Precision:
+    """How often guesses of each kind were right, of late."""
+
+    def __init__(self) -> None:
+        self._right: dict[Kind, float] = {}
+        self._judged: dict[Kind, float] = {}
+
+    def judge(self, kind: Kind, is_right: bool) -> None:
+        """Count a guess."""
+        self._right[kind] = self._right.get(kind, TRUST) * FADE + is_right
+        self._judged[kind] = self._judged.get(kind, TRUST) * FADE + 1
+
+    def of(self, kind: Kind) -> float:
+        """Return the share of right ones."""
+        return self._right.get(kind, TRUST) / self._judged.get(kind, TRUST)
+
+
+class ExpertPrefetch:
+    """Names experts that are worth reading ahead. setting: one of SETTINGS; off costs nothing. Not thread-safe.
+
+    is_resident: whether a unit is in memory or on its way.
+    """
+
+    def __init__(
+        self,
+        gguf: GgufModel,
+        mixture: Mixture,
+        is_resident: Callable[[Unit], bool],
+        make: Callable[[Mixture, Callable[[int], Router | None]], Predictor] = CorrectedRouter,
+    ) -> None:
+        """Name experts of `gguf` with the predictor that `make` makes."""
+        self.setting = OFF
+        self._gguf, self._mixture, self._is_resident = gguf, mixture, is_resident
+        self._predictor = make(mixture, self._router)
+        self._layers: Sequence[RoutedLayer | None] = [None] * len(mixture.layers)
+        self._routers: dict[int, Router | None] = {}
+        self._last = -1  # the layers up to here have run, so that their routers are in memory
+        self._precision = Precision()
+        self._guesses: dict[int, list[_Guess]] = {}
+
+    def register(self, graph: GraphMap, steps: Steps, when_done: Callable[[int, int], None]) -> None:
+        """Find the routers of `graph`; stop where a layer is done, and call `when_done` with its number and a node."""
+        layers = routed_layers(graph, self._gguf)
+        if len(layers) != len(self._layers):
+            return
+        self._layers = layers
+        for number, layer in enumerate(layers[:-1]):
+            if layer is not None and layer.output is not None:
+                steps.stop_before(layer.output.ordinal, _step(when_done, number))
+
+    def when_chosen(self, layer: int, experts: Sequence[int], address: int) -> Named:
+        """Learn what `layer` chose for a token, when the node at `address` is about to use it; name what comes next."""
+        self._last = max(self._last, layer)
+        for guess in self._guesses.pop(layer, ()):
+            self._precision.judge(guess.kind, guess.expert in experts)
+        ahead, _ = SETTINGS[self.setting]
+        found = self._layers[layer]
+        if not ahead or found is None or found.chosen is None:
+            return []
+        self._predictor.see(layer, experts, found.chosen.read(address))
+        return self._name(layer, ahead, None)
+
+    def when_done(self, layer: int, address: int) -> Named:
+        """Name what comes next, now that `layer` is done and the node at `address` goes on with what it made."""
+        _, ahead = SETTINGS[self.setting]
+        found = self._layers[layer]
+        if not ahead or found is None or found.output is None:
+            return []
+        return self._name(layer, ahead, found.output.read(address))
+
+    def abandon(self) -> None:
+        """The pass ended early: nothing that was said of it can be judged."""
+        self._guesses.clear()
+
+    def _name(self, layer: int, ahead: Sequence[int], state: Vector | None) -> Named:
+        named: Named = []
+        for distance in ahead:
+            target = layer + distance
+            scores = self._predictor.scores(distance, state) if target < len(self._layers) else None
+            if scores is None:
+                continue
+            wanted = []
+            for rank, expert in enumerate(np.argsort(-scores)[: self._mixture.used].tolist()):
+                if not self._is_resident((target, expert)):
+                    guess = _Guess(expert, (distance, state is not None, rank))
+                    self._guesses.setdefault(target, []).append(guess)
+                    if self._precision.of(guess.kind) >= LEAST_PRECISION:
+                        wanted.append(expert)
+            if wanted:
+                named.append((target, wanted))
+        return named
+
+    def _router(self, layer: int) -> Router | None:
+        if layer not in self._routers:
+            found = self._layers[layer] if layer < len(self._layers) else None
+            if found is None or layer > self._last:
+                return None
+            self._routers[layer] = found.open_router()
+        return self._routers[layer]
+
+
+def _step(when_done: Callable[[int, int], None], layer: int) -> Callable[[int], None]:
+    return lambda address: when_done(layer, address)

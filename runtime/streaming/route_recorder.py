@@ -1,0 +1,90 @@
+"""Records which experts the routers choose, as a feature of passes: streamed or resident, nothing else changes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from edge_run.prefetch.routes import DECODE, PREFILL, Route, RouteHeader, RouteWriter
+from edge_run.runtime.decoding.driver import Steps
+from edge_run.runtime.graph.nodes import GraphMap, Node
+from edge_run.runtime.graph.observer import chosen_experts, makes_ids
+from edge_run.runtime.planning.experts import routed_read
+from edge_run.runtime.planning.terms import used_experts
+from edge_run.tiers.gguf import GgufModel
+
+_LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+def route_header(gguf: GgufModel) -> RouteHeader:
+    """Return what a trace of `gguf` says first; its expert_bytes are empty where it has no experts."""
+    experts, dense = dict[int, int](), dict[int, int]()
+    count = gguf.value("expert_count")
+    n_experts = count if isinstance(count, int) else 0
+    for tensor in gguf.tensors:
+        if match := _LAYER.match(tensor.name):
+            layer = int(match[1])
+            is_routed = n_experts > 1 and len(tensor.shape) == 3 and tensor.shape[2] == n_experts
+            sizes, size = (experts, tensor.size_bytes // n_experts) if is_routed else (dense, tensor.size_bytes)
+            sizes[layer] = sizes.get(layer, 0) + size
+    dense_bytes = {layer: dense.get(layer, 0) for layer in experts}
+    name = str(gguf.metadata.get("general.name", gguf.shards[0].path.stem))
+    return RouteHeader(experts, dense_bytes, name, gguf.architecture, n_experts, used_experts(gguf))
+
+
+class RouteRecorder:
+    """The feature. phase: what passes are of now, PREFILL or DECODE. n_tokens: recorded so far, of each phase.
+
+    is_resident: whether an expert, given by the address of its layer's first tensor, is in memory when it is chosen.
+    """
+
+    def __init__(self, header: RouteHeader, writer: RouteWriter) -> None:
+        self.phase = PREFILL
+        self.n_tokens = {PREFILL: 0, DECODE: 0}
+        self.is_resident: Callable[[int, int], bool] = lambda address, expert: True
+        self._header, self._writer = header, writer
+        self._ids: int | None = None
+        self._layer = -1
+
+    def register(self, graph: GraphMap, steps: Steps) -> None:
+        """Stop where the ids of a layer are known, before they are used for the first time."""
+        seen: set[int | None] = set()
+        for i, node in enumerate(graph):
+            if routed_read(node) and node.expert_ids not in seen:
+                seen.add(node.expert_ids)
+                steps.stop_before(i, self._step(node))
+
+    def before_unknown(self, node: Node, address: int) -> bool:
+        """Record at the first node that uses ids; stop where ids may have been made."""
+        if routed_read(node) and node.expert_ids != self._ids:
+            self._ids = node.expert_ids
+            self._record(node, address)
+        return makes_ids(address)
+
+    def after_unknown(self) -> None:
+        """Nothing is done after a stop."""
+
+    def abandon(self) -> None:
+        """What was recorded stays."""
+
+    def _step(self, node: Node) -> Callable[[int], None]:
+        return lambda address: self._record(node, address)
+
+    def _record(self, node: Node, address: int) -> None:
+        read = routed_read(node)
+        match = _LAYER.match(read.name) if read else None
+        if read is None or match is None or int(match[1]) not in self._header.expert_bytes:
+            return
+        layer = int(match[1])
+        rows = chosen_experts(address, self._header.n_experts).tolist()
+        if layer <= self._layer or self._layer < 0:  # a new pass
+            self.n_tokens[self.phase] += len(rows)
+        self._layer = layer
+        first = self.n_tokens[self.phase] - len(rows)  # the last layer of a prompt routes its last tokens only
+        routes = []
+        for step, experts in enumerate(rows, first):
+            for slot, expert in enumerate(experts):
+                is_there = self.is_resident(read.address, expert)
+                size = 0 if is_there else self._header.expert_bytes[layer]
+                routes.append(Route(0, self.phase, step, layer, slot, expert, 0.0, int(is_there), size))
+        self._writer.write(routes)

@@ -1,0 +1,1 @@
+"""Files made of models: grown, packed, and traces of their routers."""

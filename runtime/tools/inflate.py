@@ -1,0 +1,189 @@
+"""Grows a small trained GGUF to a chosen size without changing what it computes, to have something to stream.
+
+*Wider*: every feed-forward network (every expert, in a mixture) gets neurons whose gate and up rows are noise and
+whose down columns are exact zeros: they cost bytes and multiplications, and add nothing. *Deeper*: added layers are
+noise with zeros for the attention's output and for the down projection, so that what enters a layer leaves it
+unchanged; they are spread evenly between the trained ones and share norms and router with the trained layer before.
+
+Trained weights are copied as they are stored. What can be grown is `inflate_source.py`'s business, what the
+bytes are `inflate_blocks.py`'s; here is the plan of the new file, and its writing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_run.base.errors import ConfigError, NotSupported, TierReadError, system_errors
+from edge_run.base.units import format_size, round_up
+from edge_run.runtime.tools.inflate_blocks import Filler, GrownTensor, tensor_pieces
+from edge_run.runtime.tools.inflate_source import ROLES, Role, Source, read_source
+from edge_run.tiers.gguf import ArrayValue
+from edge_run.tiers.gguf_format import MAGIC, SCALARS
+
+WIDTH_STEP = 32  # neurons; the block of the quantised types
+MAX_WIDTH = (1 << 31) - WIDTH_STEP
+MAX_LAYERS = 512  # llama.cpp's own
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The file to write: `head` (header and padding), then `tensors`, each padded to the source's alignment."""
+
+    head: bytes
+    tensors: tuple[GrownTensor, ...]
+    size_bytes: int
+
+
+@system_errors("writing the larger model")
+def inflate(
+    source: str | Path,
+    target: str | Path,
+    size_bytes: int,
+    layers: int | None = None,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write `source`, grown to the largest size that is not above `size_bytes`, to `target`; return `target`.
+
+    Args:
+        source: a GGUF that `read_source` takes.
+        target: appears whole or not at all, in place of a file that was there. Its folder exists.
+        size_bytes: from the source's own size on.
+        layers: how many the result has, from the source's own number (the default) on.
+        seed: of the noise; the same seed gives the same bytes (with the same numpy).
+        progress: called after each piece of a few MiB with the bytes written and the bytes in all.
+
+    Raises ConfigError for a size or number of layers that cannot be, NotSupported for another kind of model,
+    ModelFileError for a broken source, TierReadError when the disk is too small or fails. Any exception, also one that
+    `progress` raises and Ctrl-C, leaves no file behind. Holds a few MiB, whatever the size.
+    """
+    source, target = Path(source), Path(target)
+    model = read_source(source)
+    growth = plan_growth(model, size_bytes, layers)
+    if not target.parent.is_dir() or target.is_dir():
+        raise ConfigError(f"{target}: cannot be written: a file name in an existing folder is needed; choose another")
+    if target.exists() and target.samefile(source):
+        raise ConfigError(f"{target}: is the model to grow itself; choose another name")
+    free_bytes = shutil.disk_usage(target.parent).free
+    if growth.size_bytes > free_bytes:
+        raise TierReadError(
+            f"{target}: {format_size(growth.size_bytes)} are needed, the disk has {format_size(free_bytes)} free; free "
+            "some space, or choose a smaller size or another folder",
+            needed_bytes=growth.size_bytes,
+            free_bytes=free_bytes,
+        )
+    draft = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        _write(growth, model, draft, seed, progress)
+        draft.replace(target)
+    except OSError as error:
+        raise TierReadError(
+            f"{target}: writing {format_size(growth.size_bytes)} failed: {error.strerror}; check the disk and the "
+            "folder's permissions",
+            needed_bytes=growth.size_bytes,
+        ) from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return target
+
+
+def plan_growth(source: Source, size_bytes: int, layers: int | None = None) -> Growth:
+    """Return the file with `layers` layers that is as wide as `size_bytes` allows. Raises like `inflate`."""
+    n_trained = len(source.layers)
+    n_layers = n_trained if layers is None else layers
+    if not n_trained <= n_layers <= MAX_LAYERS:
+        raise ConfigError(
+            f"{n_layers:,} layers: the model has {n_trained}, llama.cpp takes up to {MAX_LAYERS}; ask for a number "
+            "between these",
+            found=n_layers,
+            needed=n_trained,
+        )
+    if n_layers > n_trained and any(
+        isinstance(value, ArrayValue) and key.startswith(f"{source.architecture}.")
+        for key, value in source.header.metadata.items()
+    ):
+        raise NotSupported(
+            f"{source.header.shard.path}: has settings for each layer, none can be added; leave out layers"
+        )
+    narrowest = _plan_width(source, n_layers, source.width)
+    if size_bytes < narrowest.size_bytes:
+        raise ConfigError(
+            f"size {size_bytes:,} bytes: with {n_layers} layers the model takes at least {narrowest.size_bytes:,} "
+            f"({format_size(narrowest.size_bytes)}); ask for more",
+            found_bytes=size_bytes,
+            needed_bytes=narrowest.size_bytes,
+        )
+    many = 1024  # steps, so that padding does not matter to the slope
+    wide = _plan_width(source, n_layers, source.width + many * WIDTH_STEP)
+    steps = (size_bytes - narrowest.size_bytes) * many // (wide.size_bytes - narrowest.size_bytes)
+    width = source.width + steps * WIDTH_STEP
+    if width > MAX_WIDTH:
+        raise ConfigError(
+            f"size {size_bytes:,} bytes: {n_layers} layers would be {width:,} neurons wide, at most {MAX_WIDTH:,} are "
+            "possible; ask for more layers",
+            found=width,
+            needed=MAX_WIDTH,
+        )
+    while (growth := _plan_width(source, n_layers, width)).size_bytes > size_bytes:
+        width -= WIDTH_STEP
+    return growth
+
+
+def _plan_width(source: Source, n_layers: int, width: int) -> Growth:
+    tensors = [GrownTensor(tensor.name, tensor.shape, tensor, None, False) for tensor in source.before]
+    trained_at = [trained * n_layers // len(source.layers) for trained in range(len(source.layers))]
+    for number in range(n_layers):
+        trained = bisect_right(trained_at, number) - 1
+        is_added = trained_at[trained] != number
+        for part, tensor in source.layers[trained].items():
+            role, shape = ROLES[part], tensor.shape
+            if role is Role.ROWS:
+                shape = (shape[0], width, *shape[2:])
+            elif role is Role.COLUMNS:
+                shape = (width, *shape[1:])
+            tensors.append(GrownTensor(f"blk.{number}.{part}", shape, tensor, role, is_added))
+    tensors += [GrownTensor(tensor.name, tensor.shape, tensor, None, False) for tensor in source.after]
+    alignment_bytes = source.header.alignment_bytes
+    head = _head(source, tensors, {"block_count": n_layers, **dict.fromkeys(source.width_keys, width)})
+    data_bytes = sum(round_up(tensor.size_bytes, alignment_bytes) for tensor in tensors)
+    return Growth(head, tuple(tensors), len(head) + data_bytes)
+
+
+def _head(source: Source, tensors: list[GrownTensor], changes: dict[str, int]) -> bytes:
+    """Return header and padding: the source's metadata with `changes`, by key without the architecture; `tensors`."""
+    header, raw = source.header, source.raw_header
+    parts = [MAGIC, struct.pack("<IQQ", header.version, len(tensors), len(header.entries))]
+    for entry in header.entries:
+        part = raw[entry.start : entry.start + entry.size_bytes]
+        suffix = entry.key.removeprefix(f"{source.architecture}.")
+        if suffix != entry.key and suffix in changes:
+            layout = SCALARS[entry.type_id]
+            part = part[: -layout.size] + layout.pack(changes[suffix])
+        parts.append(part)
+    offset = 0
+    for tensor in tensors:
+        name, shape = tensor.name.encode(), tensor.shape
+        parts.append(struct.pack("<Q", len(name)) + name)
+        parts.append(struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, tensor.source.type_id, offset))
+        offset += round_up(tensor.size_bytes, header.alignment_bytes)
+    head = b"".join(parts)
+    return head.ljust(round_up(len(head), header.alignment_bytes), b"\0")
+
+
+def _write(growth: Growth, source: Source, draft: Path, seed: int, progress: Callable[[int, int], None] | None) -> None:
+    filler, alignment_bytes = Filler(seed), source.header.alignment_bytes
+    with source.header.shard.path.open("rb") as trained, draft.open("wb") as file:
+        done_bytes = file.write(growth.head)
+        for tensor in growth.tensors:
+            for piece in tensor_pieces(tensor, trained, filler):
+                done_bytes += file.write(piece)
+                if progress:
+                    progress(done_bytes, growth.size_bytes)
+            done_bytes += file.write(bytes(-tensor.size_bytes % alignment_bytes))
+        assert done_bytes == growth.size_bytes

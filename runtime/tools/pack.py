@@ -1,0 +1,265 @@
+"""Makes the packed file of a mixture (`tiers/packed_file.py`): its experts, where they become smaller by it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, NotSupported, TierReadError, system_errors
+from edge_run.base.extras import need
+from edge_run.base.units import format_size
+from edge_run.runtime.planning.experts import CHUNKS_PER_PIECE
+from edge_run.tiers.gguf import GgufModel, TensorInfo, read_gguf
+from edge_run.tiers.gguf_format import TENSOR_TYPES
+from edge_run.tiers.packed import set_apart
+from edge_run.tiers.packed_file import ENTRY, HEAD, model_key, packed_path, write_head, write_index
+from edge_run.tiers.packed_index import LARGEST_BLOCK_BYTES, SMALLEST_BLOCK_BYTES, Facts
+
+MOST_SHARE = 0.95  # of its size that a tensor must come down to: less gained is not worth unpacking it
+LEVEL = 1  # higher ones find nothing more in weights
+SAMPLES = 4  # blocks of each tensor
+_BLOCKS_AT_ONCE = 32
+_SPARE_SHARE = 1.02  # of the size that samples foretell
+
+Compress = Callable[[bytes], bytes]
+Frames = tuple[bytes, bytes]
+Block = tuple[int, int]  # the shard, and the number of the block in it
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What was made.
+
+    raw_bytes, packed_bytes: of all blocks, before and after. tensors: so many are packed. left_out: types of number
+    that are not, and the least share of their size that a sample of them came down to.
+    """
+
+    path: Path
+    size_bytes: int
+    raw_bytes: int
+    packed_bytes: int
+    tensors: int
+    left_out: dict[str, float]
+
+    @property
+    def share(self) -> float:
+        """What is packed has this share of its size."""
+        return self.packed_bytes / self.raw_bytes
+
+
+@system_errors("packing")
+def pack(
+    model: str | Path,
+    target: str | Path | None = None,
+    *,
+    is_replacing: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Packed:
+    """Write the packed file of the mixture at `model` to `target`, by default beside it, where runs look for it.
+
+    target: appears whole or not at all. is_replacing: also where it exists. progress: called with the bytes packed and
+    the bytes in all. Raises NotSupported for a model without experts, or whose experts do not become smaller, or
+    without zstandard; ConfigError, ModelFileError; TierReadError when the disk is too small or fails. Any exception,
+    also one that `progress` raises and Ctrl-C, leaves no file behind.
+    """
+    gguf, compress = read_gguf(Path(model)), _compressor()
+    target = Path(target) if target else packed_path(gguf.shards[0].path)
+    _check_target(gguf, target, is_replacing=is_replacing)
+    tensors = _expert_tensors(gguf)
+    if not tensors:
+        raise NotSupported(f"{model}: has no experts, and only those of a mixture are packed; run it as it is")
+    block_bytes = _block_bytes(gguf, tensors)
+    shares = {tensor: _sampled_share(gguf, tensor, block_bytes, compress) for tensor in tensors}
+    chosen = _alike([tensor for tensor in tensors if shares[tensor] <= MOST_SHARE])
+    left_out = _best_by_type({tensor: share for tensor, share in shares.items() if tensor not in chosen})
+    if not chosen:
+        found = ", ".join(f"{name} to {share:.0%}" for name, share in left_out.items())
+        raise NotSupported(
+            f"{model}: experts would come down to {found} of their size, which does not pay for unpacking them (at "
+            f"most {MOST_SHARE:.0%} does); run it as it is",
+            shares=left_out,
+        )
+    needed_bytes = int(sum(shares[tensor] * tensor.size_bytes for tensor in chosen) * _SPARE_SHARE)
+    _check_room(target, needed_bytes)
+    draft = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        raw_bytes, packed_bytes = _write(draft, gguf, chosen, block_bytes, compress, progress)
+        draft.replace(target)
+    except EdgeRunError:  # of the model's file, and an OSError perhaps
+        raise
+    except OSError as error:
+        raise TierReadError(
+            f"{target}: writing some {format_size(needed_bytes)} failed: {error.strerror}; check the disk and the "
+            "folder's permissions",
+            needed_bytes=needed_bytes,
+        ) from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return Packed(target, target.stat().st_size, raw_bytes, packed_bytes, len(chosen), left_out)
+
+
+def _compressor() -> Compress:
+    """Return what compresses a block, of which several may be at once."""
+    zstandard = need("zstandard", "pack")
+
+    def compress(block: bytes) -> bytes:
+        return bytes(zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress(block))
+
+    return compress
+
+
+def _check_target(gguf: GgufModel, target: Path, *, is_replacing: bool) -> None:
+    if not target.parent.is_dir() or target.is_dir():
+        raise ConfigError(f"{target}: cannot be written: a file name in an existing folder is needed; choose another")
+    if target.exists() and any(target.samefile(shard.path) for shard in gguf.shards):
+        raise ConfigError(f"{target}: is the model itself; choose another name")
+    if target.exists() and not is_replacing:
+        raise ConfigError(f"{target}: exists; choose another name, or replace it with --force")
+
+
+def _check_room(target: Path, needed_bytes: int) -> None:
+    free_bytes = shutil.disk_usage(target.parent).free
+    if needed_bytes > free_bytes:
+        raise TierReadError(
+            f"{target}: {format_size(needed_bytes)} are needed, the disk has {format_size(free_bytes)} free; free some "
+            "space, or choose another folder with -o",
+            needed_bytes=needed_bytes,
+            free_bytes=free_bytes,
+        )
+
+
+def _expert_tensors(gguf: GgufModel) -> list[TensorInfo]:
+    """Return the tensors that hold one expert after the other."""
+    n_experts = gguf.value("expert_count")
+    return [tensor for tensor in gguf.tensors if len(tensor.shape) == 3 and tensor.shape[2] == n_experts]
+
+
+def _number_bytes(tensors: Sequence[TensorInfo]) -> int:
+    """Return by how many bytes those of numbers are set apart: 2; or 1, which is not, where not all have 16 bits."""
+    types = [TENSOR_TYPES[tensor.type_id] for tensor in tensors]
+    return 2 if all((kind.block_elements, kind.block_bytes) == (1, 2) for kind in types) else 1
+
+
+def _alike(tensors: Sequence[TensorInfo]) -> list[TensorInfo]:
+    """Return those of `tensors` whose numbers are set apart in the same way: of two kinds the one with more bytes."""
+    kinds: dict[int, list[TensorInfo]] = {}
+    for tensor in tensors:
+        kinds.setdefault(_number_bytes([tensor]), []).append(tensor)
+    return max(kinds.values(), key=lambda some: sum(tensor.size_bytes for tensor in some), default=[])
+
+
+def _best_by_type(shares: Mapping[TensorInfo, float]) -> dict[str, float]:
+    """Return the least share of any tensor of each type, by the type's name."""
+    best: dict[str, float] = {}
+    for tensor, share in shares.items():
+        name = TENSOR_TYPES[tensor.type_id].name
+        best[name] = min(share, best.get(name, 1.0))
+    return best
+
+
+def _block_bytes(gguf: GgufModel, tensors: Sequence[TensorInfo]) -> int:
+    """Return the size of a block: small against an expert's piece, as what is read of one begins and ends anywhere."""
+    piece_bytes = min(tensor.size_bytes // tensor.shape[2] for tensor in tensors)
+    size = LARGEST_BLOCK_BYTES
+    while size > SMALLEST_BLOCK_BYTES and size > piece_bytes // CHUNKS_PER_PIECE:
+        size //= 2
+    return size
+
+
+def _sampled_share(gguf: GgufModel, tensor: TensorInfo, block_bytes: int, compress: Compress) -> float:
+    """Return what some blocks of `tensor` have of their size, compressed."""
+    length = min(block_bytes, tensor.size_bytes)
+    starts = [tensor.offset + i * (tensor.size_bytes - length) // SAMPLES for i in range(SAMPLES)]
+    with gguf.shards[tensor.shard].path.open("rb") as file:
+        blocks = [_read(file, start // 32 * 32, length) for start in starts]
+    number_bytes = _number_bytes([tensor])
+    return sum(len(part) for block in blocks for part in _frames(block, number_bytes, compress)) / sum(map(len, blocks))
+
+
+def _write(
+    draft: Path,
+    gguf: GgufModel,
+    tensors: Sequence[TensorInfo],
+    block_bytes: int,
+    compress: Compress,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[int, int]:
+    """Write a packed file of `tensors`; return the bytes of its blocks before and after."""
+    number_bytes = _number_bytes(tensors)
+    blocks = _blocks(tensors, block_bytes)
+    all_bytes, raw_bytes, table = len(blocks) * block_bytes, 0, bytearray()
+    n_workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(n_workers) as workers, draft.open("wb") as file:
+        file.write(bytes(HEAD.size))
+        for some, raw in _read_blocks(gguf, blocks, block_bytes):
+            raw_bytes += sum(map(len, raw))
+            frames = workers.map(lambda block: _frames(block, number_bytes, compress), raw)
+            for (shard, number), (last, first) in zip(some, frames, strict=True):
+                table += ENTRY.pack(shard, number, file.tell(), len(last), len(first))
+                file.write(last + first)
+            if progress:
+                progress(min(raw_bytes, all_bytes), all_bytes)
+        names = tuple(tensor.name for tensor in tensors)
+        start = file.tell()
+        key = model_key(gguf, names)
+        index = write_index(Facts(key, block_bytes, number_bytes, names, raw_bytes, start - HEAD.size))
+        file.write(index + table)
+        file.seek(0)
+        file.write(write_head(start, index, bytes(table)))
+        file.flush()
+        os.fsync(file.fileno())
+    return raw_bytes, start - HEAD.size
+
+
+def _frames(block: bytes, number_bytes: int, compress: Compress) -> Frames:
+    """Return the two frames of a block, of which the second may be empty."""
+    last, first = set_apart(block, number_bytes)
+    return compress(last), compress(first) if number_bytes == 2 else b""
+
+
+def _blocks(tensors: Sequence[TensorInfo], block_bytes: int) -> list[Block]:
+    """Return the blocks that hold any byte of `tensors`, in file order."""
+    found = {
+        (tensor.shard, number)
+        for tensor in tensors
+        for number in range(tensor.offset // block_bytes, (tensor.offset + tensor.size_bytes - 1) // block_bytes + 1)
+    }
+    return sorted(found)
+
+
+def _read_blocks(
+    gguf: GgufModel, blocks: Sequence[Block], block_bytes: int
+) -> Iterator[tuple[list[Block], list[bytes]]]:
+    """Yield some blocks at a time, and what the model's files have there; the page cache keeps none of it."""
+    for number, shard in enumerate(gguf.shards):
+        rest = iter([block for block in blocks if block[0] == number])
+        with shard.path.open("rb", buffering=0) as file:
+            while some := list(islice(rest, _BLOCKS_AT_ONCE)):
+                lengths = [min(block_bytes, shard.size_bytes - block * block_bytes) for _, block in some]
+                raw = [_read(file, block * block_bytes, n) for (_, block), n in zip(some, lengths, strict=True)]
+                if hasattr(os, "posix_fadvise"):
+                    first, last = some[0][1], some[-1][1]
+                    length = (last + 1 - first) * block_bytes
+                    os.posix_fadvise(file.fileno(), first * block_bytes, length, os.POSIX_FADV_DONTNEED)
+                yield some, raw
+
+
+def _read(file: BinaryIO, offset: int, length: int) -> bytes:
+    found = b""
+    try:
+        while len(found) < length and (more := os.pread(file.fileno(), length - len(found), offset + len(found))):
+            found += more
+    except OSError as error:
+        at = f"at byte {offset + len(found):,}"
+        raise TierReadError(f"{file.name}: cannot be read {at} ({error.strerror}); check the drive") from error
+    if len(found) < length:
+        raise ModelFileError(
+            f"{file.name}: ended at byte {offset + len(found):,}; it changed while it was read: try again"
+        )
+    return found

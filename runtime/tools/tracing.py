@@ -1,0 +1,86 @@
+"""Traces of a mixture: a prompt and what the model makes of it, with the experts that every token was routed to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edge_run.base.config import ModelConfig, make_config
+from edge_run.base.errors import ConfigError, NotSupported, TierReadError, system_errors
+from edge_run.base.replay import Recording
+from edge_run.prefetch.routes import DECODE, RouteWriter
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.llama._ggml import L
+from edge_run.runtime.llama.prompt_text import tokenize_prompt
+from edge_run.runtime.streaming.route_recorder import RouteRecorder, route_header
+from edge_run.tiers.gguf import read_gguf
+
+
+@system_errors("tracing")
+def trace(
+    path: str | Path,
+    prompt: str,
+    output: str | Path,
+    *,
+    max_tokens: int = 128,
+    config: ModelConfig | None = None,
+    is_overwritten: bool = False,
+    on_token: Callable[[int], None] = lambda n_tokens: None,
+    opening: AbstractContextManager[object] | None = None,
+    **options: Any,
+) -> Recording:
+    """Let the model at `path` continue `prompt` by its likeliest tokens; write what its routers choose to `output`.
+
+    max_tokens: at most so many, up to where the model ends or the context is full. is_overwritten: an `output` that
+    exists is replaced. on_token: hears of every token. opening: a context to open the model in. options: the fields of
+    `ModelConfig`, as for `Model`. Raises like `Model`; NotSupported for a model without experts, ConfigError for an
+    output that exists, TierReadError where it cannot be written. Nothing is left of a trace that was not finished.
+    """
+    if config is not None and options:
+        raise ConfigError("config and single options: give one of the two")
+    output = Path(output)
+    if output.exists() and not is_overwritten:
+        raise ConfigError(f"{output}: exists; give another name, or --force to replace it")
+    header = route_header(read_gguf(Path(path)))
+    if not header.expert_bytes:
+        raise NotSupported(f"{path}: no mixture of experts, so nothing is routed; give a mixture's GGUF file")
+    settings = replace(config or make_config(ModelConfig, options), gpu_memory=0)  # its routers are not seen
+    draft = output.with_name(f"{output.name}.{os.getpid()}.part")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            recorder = RouteRecorder(header, RouteWriter(file, header))
+            with opening or nullcontext():
+                engine = Engine(Path(path), settings, recorder=recorder)
+            try:
+                _generate(engine, prompt, max_tokens, recorder, on_token)
+            finally:
+                engine.close()
+        draft.replace(output)
+    except OSError as error:
+        raise TierReadError(f"{output}: cannot be written ({error.strerror}); give another name") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    layers = len(header.expert_bytes)
+    return Recording(str(output), layers, header.n_experts, *recorder.n_tokens.values())
+
+
+def _generate(
+    engine: Engine, prompt: str, max_tokens: int, recorder: RouteRecorder, on_token: Callable[[int], None]
+) -> None:
+    tokens = tokenize_prompt(engine.model, prompt, engine.front.capabilities.context_tokens)
+    if not tokens:
+        raise ConfigError("prompt: is empty; give at least one token")
+    session = Session(engine.front)
+    logits, _ = session.feed(tokens)
+    recorder.phase = DECODE
+    for number in range(max_tokens):
+        token = int(logits.argmax())
+        if L.llama_vocab_is_eog(engine.model.vocab, token) or session.is_full:
+            break
+        logits = session.step(token)
+        on_token(number + 1)

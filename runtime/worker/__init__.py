@@ -1,0 +1,1 @@
+"""This device's part in the runs of others."""

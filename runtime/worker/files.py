@@ -1,0 +1,123 @@
+"""The files of the model that a worker has open: its own, or pieces that it fetches as its share needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import BudgetError, MeshError
+from edge_run.base.mesh import Document, JsonValue, Link
+from edge_run.base.units import format_size
+from edge_run.runtime.fetch.exchange import PieceExchange
+from edge_run.runtime.fetch.store import FetchedModel
+from edge_run.runtime.fetch.transfer import PieceSink, Transfer
+from edge_run.runtime.slices.engine import SliceEngine
+from edge_run.runtime.slices.pieces import head_pieces
+from edge_run.runtime.slices.slice import Share
+from edge_run.runtime.worker.models import ModelAsked, WorkerModels
+from edge_run.tiers.partial import PartialModel
+
+MOST_PROVIDERS = 64
+
+
+class WorkerFiles:
+    """One model at a time. Orders come one at a time; the exchange has a thread of its own."""
+
+    def __init__(self, link: Link, folders: Sequence[Path], config: ModelConfig, fetch_bytes: int) -> None:
+        self._exchange = PieceExchange(link)
+        self._models = WorkerModels(folders, config, self._exchange, fetch_bytes)
+        self._asked: ModelAsked | None = None
+        self._fetched: FetchedModel | None = None
+        self._transfer: Transfer | None = None
+
+    def start(self) -> None:
+        """Begin to give pieces to whoever of the mesh asks for them."""
+        self._exchange.start()
+
+    @property
+    def capabilities(self) -> Document:
+        """What there is, for others to know."""
+        return self._models.capabilities
+
+    def open(self, coordinator: str, asked: ModelAsked) -> tuple[Path, PartialModel | None]:
+        """Return where a model is, and what is there of it where that is not all. Raises as `WorkerModels.find`."""
+        self.release()
+        path, self._fetched = self._models.find(coordinator, asked)
+        self._asked = asked
+        return path, self._fetched.partial if self._fetched else None
+
+    def lacks(self, engine: SliceEngine) -> Document:
+        """Return what a planner wants to know of what would have to be fetched. Raises BudgetError for no room."""
+        fetched, asked = self._fetched, self._asked
+        if fetched is None or asked is None:
+            return {}
+        partial = fetched.partial
+        missing: list[JsonValue] = [
+            partial.pieces.total_bytes(partial.missing(needs)) for needs in engine.unit_needs(partial.pieces)
+        ]
+        most_bytes = self._models.most_weight_bytes(asked)
+        least = min(unit.weight_bytes for unit in engine.layout.units[1:-1] or engine.layout.units)
+        if least > most_bytes:
+            raise BudgetError(
+                f"--fetch {format_size(self._models.fetch_bytes)}: too small for any layer of this model, the least "
+                f"of which has {format_size(least)}; allow more",
+                found_bytes=most_bytes,
+                minimum_bytes=least,
+            )
+        return {"missing_bytes": missing, "most_weight_bytes": most_bytes}
+
+    def fetch(self, engine: SliceEngine, share: Share, providers: Sequence[str]) -> Document:
+        """Begin to fetch what `share` needs and is not here. Raises BudgetError where there is no room for it."""
+        fetched = self._fetched
+        self.stop()
+        if fetched is None:
+            return {"wanted_bytes": 0}
+        missing = self._models.make_room(fetched, self._needs(engine, share))
+        if missing:
+            nodes = [node for node in providers if node != share.node]
+            self._transfer = self._exchange.fetch(PieceSink(fetched), missing, nodes)
+        return {"wanted_bytes": fetched.partial.pieces.total_bytes(missing)}
+
+    def check(self, engine: SliceEngine, share: Share) -> None:
+        """Raise MeshError where something that `share` needs is not here."""
+        self.stop()
+        if self._fetched and (missing := self._fetched.partial.missing(self._needs(engine, share))):
+            raise MeshError(f"{len(missing)} pieces of the model are not here; they are to be fetched first")
+
+    @property
+    def status(self) -> Document:
+        """How far fetching is."""
+        transfer = self._transfer
+        if transfer is None:
+            return {}
+        return {
+            "wanted_bytes": transfer.wanted_bytes,
+            "done_bytes": transfer.done_bytes,
+            "is_over": transfer.over.is_set(),
+            "why": transfer.why[:500],
+            "wrong": sorted(transfer.wrong),
+        }
+
+    def stop(self) -> None:
+        """Fetch no more; what came is kept."""
+        self._exchange.stop()
+        self._transfer = None
+
+    def release(self) -> None:
+        """Close the model's files. Idempotent."""
+        self.stop()
+        fetched, self._fetched, self._asked = self._fetched, None, None
+        if fetched:
+            fetched.close()
+
+    def close(self) -> None:
+        """Give and fetch no more. Idempotent."""
+        self._exchange.close()
+        self.release()
+
+    def _needs(self, engine: SliceEngine, share: Share) -> set[int]:
+        assert self._fetched is not None
+        assert self._asked is not None
+        pieces = self._fetched.partial.pieces
+        return engine.needs(share, pieces) | head_pieces(pieces, self._asked.head_bytes)

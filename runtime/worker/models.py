@@ -1,0 +1,141 @@
+"""The models that a worker may run: files in its own folders, and, where it was allowed, what it fetches of others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import EdgeRunError, MeshError, ModelFileError, NotTrusted, ProtocolError
+from edge_run.base.fields import Fields, shown
+from edge_run.base.mesh import JsonValue
+from edge_run.runtime.fetch.exchange import PieceExchange
+from edge_run.runtime.fetch.fingerprint import fingerprint
+from edge_run.runtime.fetch.store import FetchedModel, FetchedModels
+from edge_run.runtime.fetch.transfer import DigestSink, PieceSink
+from edge_run.runtime.slices.pieces import head_pieces
+from edge_run.tiers.gguf import read_gguf
+
+HEAD_TIMEOUT_S = 100.0  # less than an order may take
+DIGITS = 64  # of a model's hash
+MOST_SHARDS, MOST_BYTES = 4096, 1 << 39  # of which the digests take 64 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAsked:
+    """A model as a coordinator asks for it: its hash, and of each shard the bytes, and those of its header."""
+
+    model: str
+    name: str
+    sizes: tuple[int, ...]
+    head_bytes: tuple[int, ...]
+
+
+def read_asked(order: Fields) -> ModelAsked:
+    """Return which model `order` is about. Raises ProtocolError where that cannot be."""
+    model, shards = order.name("model", DIGITS), order.items("shards", 1, MOST_SHARDS)
+    if len(model) != DIGITS or not set(model) <= set("0123456789abcdef"):
+        raise ProtocolError(f"{order.what} names a model {shown(model)}: no hash; other versions?", node=order.node)
+    numbers = [Fields({"shard": shard}, order.what, order.node).integers("shard", 2, MOST_BYTES) for shard in shards]
+    sizes, heads = tuple(size for size, _ in numbers), tuple(head for _, head in numbers)
+    if not all(0 < head <= size for size, head in numbers) or sum(sizes) > MOST_BYTES:
+        raise ProtocolError(
+            f"{order.what} has shards of {shown(numbers)} bytes and headers: cannot be, at most {MOST_BYTES} are taken",
+            node=order.node,
+        )
+    return ModelAsked(model, order.words("name"), sizes, heads)
+
+
+class WorkerModels:
+    """Finds them. Not thread-safe."""
+
+    def __init__(
+        self, folders: Sequence[Path], config: ModelConfig, exchange: PieceExchange, fetch_bytes: int = 0
+    ) -> None:
+        """folders: of files that it may run, or files. fetch_bytes: of its disk, for models that it lacks; 0: none."""
+        self._folders, self._config, self._exchange = tuple(folders), config, exchange
+        self.fetch_bytes = fetch_bytes
+        self._fetched = FetchedModels(config.cache / "fetched", fetch_bytes)
+
+    @property
+    def capabilities(self) -> dict[str, JsonValue]:
+        """What there is, for others to know."""
+        models: dict[str, JsonValue] = {}
+        for path in self._files():
+            with contextlib.suppress(EdgeRunError, OSError):
+                models[path.name] = path.stat().st_size
+        return {"models": models, "fetch_bytes": self.fetch_bytes}
+
+    def find(self, coordinator: str, asked: ModelAsked) -> tuple[Path, FetchedModel | None]:
+        """Return where a model is, and what was fetched of it where it is not here as a whole.
+
+        Raises NotTrusted for one that this device does not have and may not fetch, MeshError where that does not work.
+        """
+        if path := self._own(asked):
+            return path, None
+        if not self.fetch_bytes:
+            where = ", ".join(str(folder) for folder in self._folders) or "no folder"
+            raise NotTrusted(
+                f"model {asked.name!r} with hash {asked.model[:12]}: is not in {where}; copy the same file there, or "
+                "join with --models where it is, or with --fetch SIZE, so that it fetches what it computes"
+            )
+        fetched = self._begin(coordinator, asked)
+        return fetched.partial.paths[0], fetched
+
+    def make_room(self, fetched: FetchedModel, needed: set[int]) -> list[int]:
+        """Return which of the pieces `needed` are to be fetched, for which there is room now. Raises BudgetError."""
+        self._fetched.make_room(fetched, needed)
+        return sorted(fetched.partial.missing(needed))
+
+    def most_weight_bytes(self, asked: ModelAsked) -> int:
+        """Return how much of a model's weights may be fetched; what is fetched of it is somewhat more than is used."""
+        return max(0, self.fetch_bytes - self.fetch_bytes // 16 - sum(asked.head_bytes))
+
+    def _own(self, asked: ModelAsked) -> Path | None:
+        for path in sorted(self._files(), key=lambda path: path.name != asked.name):
+            with contextlib.suppress(EdgeRunError, OSError):
+                shards = [shard.path for shard in read_gguf(path).shards]
+                if tuple(shard.stat().st_size for shard in shards) != asked.sizes:
+                    continue
+                found = fingerprint(shards, self._config.cache)
+                if found.model == asked.model:
+                    self._exchange.offer(found, shards)
+                    return path
+        return None
+
+    def _files(self) -> list[Path]:
+        found = [
+            f for folder in self._folders for f in ([folder] if folder.is_file() else sorted(folder.glob("*.gguf")))
+        ]
+        return [path for path in found if path.suffix == ".gguf"]
+
+    def _begin(self, coordinator: str, asked: ModelAsked) -> FetchedModel:
+        """Open what is here of a model, having fetched its header from the coordinator."""
+        digests = self._fetched.known_digests(asked.model, asked.sizes)
+        if digests is None:
+            sink = DigestSink(asked.model, asked.sizes)
+            self._exchange.fetch_now(sink, range(sink.count), coordinator, HEAD_TIMEOUT_S)
+            if not sink.is_right:
+                raise MeshError(f"the digests of model {asked.name!r}: not those of its hash; its file has changed")
+            digests = bytes(sink.content)
+        fetched = self._fetched.open(asked.model, asked.sizes, digests)
+        try:
+            if missing := self.make_room(fetched, head_pieces(fetched.partial.pieces, asked.head_bytes)):
+                self._exchange.fetch_now(PieceSink(fetched), missing, coordinator, HEAD_TIMEOUT_S)
+            _check_head(fetched)
+        except BaseException:
+            fetched.close()
+            raise
+        return fetched
+
+
+def _check_head(fetched: FetchedModel) -> None:
+    """Raise ModelFileError unless the headers are here as far as they reach."""
+    partial = fetched.partial
+    shards = read_gguf(partial.paths[0]).shards
+    if [shard.path for shard in shards] != partial.paths:
+        raise ModelFileError(f"{partial.paths[0]}: has {len(shards)} shards, {len(partial.paths)} were announced")
+    for number, shard in enumerate(shards):
+        partial.check(number, 0, shard.data_offset)

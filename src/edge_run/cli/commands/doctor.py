@@ -1,0 +1,118 @@
+"""`edge-run doctor`: what is wrong with this installation, this device or a model, and what to do about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edge_run.base.errors import ConfigError
+from edge_run.base.findings import NOTE, OK, PROBLEM, Finding, Report
+from edge_run.base.results import to_json
+from edge_run.cli.shared.config_file import cache_folder, config_path
+from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.printable import one_line
+from edge_run.cli.shared.settings_command import SettingsCommand
+from edge_run.cli.shared.terminal import Terminal
+
+STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
+_MISTAKE = "edge_run.mistake"
+_MODEL = click.Argument(["model_file"], metavar="[MODEL]", required=False, type=click.Path(path_type=Path))
+_EPILOG = """
+Exit code: 0 when nothing is a problem, notes or not; 1 when something is.
+"""
+
+
+class TolerantCommand(SettingsCommand):
+    """A command that runs without the configuration file, where that is broken, and can say so."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse `args`; a mistake in the configuration file is kept for `check_configuration`."""
+        try:
+            return super().parse_args(ctx, args)
+        except ConfigError as error:
+            ctx.meta[_MISTAKE] = str(error)
+            return click.Command.parse_args(self, ctx, args)
+
+
+@click.command(
+    cls=TolerantCommand,
+    params=[_MODEL, *some_settings("memory", "cache_dir", "json")],
+    short_help="Say what is wrong here, and what to do.",
+    epilog=_EPILOG,
+)
+@click.pass_context
+def doctor(context: click.Context, /, **given: Any) -> None:
+    """Examine this installation, this device and, where one is named, the GGUF file MODEL.
+
+    Each finding is one line: what is fine, what is slower or less than it could be (a note), what keeps models from
+    running as they should (a problem); then what to do about it.
+    """
+    from edge_run.runtime.doctor.doctor import examine
+
+    terminal: Terminal = context.obj
+    findings = [check_configuration(context)]
+    folder = None
+    try:
+        folder = Path(os.path.expanduser(given["cache_dir"])) if given["cache_dir"] else cache_folder()
+    except ConfigError as error:
+        findings.append(Finding("cache folder", PROBLEM, str(error)))
+    model = given["model_file"] and Path(os.path.expanduser(given["model_file"]))
+    report = examine(model, folder, given["memory"])
+    report = tidy(Report((*findings, *report.findings)))
+    if given["json"]:
+        terminal.write_json(to_json(report))
+    else:
+        show_report(report, terminal)
+    context.exit(1 if report.problems else 0)
+
+
+def check_configuration(context: click.Context) -> Finding:
+    """Whether the configuration file can be used."""
+    path = config_path()
+    if _MISTAKE in context.meta:
+        return Finding("configuration", PROBLEM, context.meta[_MISTAKE])
+    return Finding("configuration", OK, f"{path}{'' if path.exists() else ': none, which is fine'}")
+
+
+def tidy(report: Report) -> Report:
+    """Return `report` with each of its texts in one line."""
+    return Report(tuple(_in_one_line(finding) for finding in report.findings))
+
+
+def show_report(report: Report, terminal: Terminal) -> None:
+    """Write `report`, a finding on a line."""
+    width = max(len(finding.topic) for finding in report.findings)
+    for finding in report.findings:
+        advice = f" -> {finding.advice}" if finding.advice else ""
+        _put(terminal, finding.state, f" {finding.topic:{width}}  {finding.finding}{advice}")
+    _put(terminal, "", f"{_count(report.problems, 'problem')}, {_count(report.notes, 'note')}")
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _put(terminal: Terminal, state: str, text: str) -> None:
+    """Write a line of the report, at a terminal in colour. It stays one line, so that commands can be copied."""
+    text = one_line(text)
+    if not terminal.shows_answer:
+        terminal.write(f"{state:7}{text}\n" if state else f"{text}\n")
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    line = Text(f"{state:7}" if state else "", style=STYLES.get(state, "bold")).append(text, style="default")
+    Console(soft_wrap=True, highlight=False, markup=False, emoji=False).print(line)
+
+
+def _in_one_line(finding: Finding) -> Finding:
+    """Return `finding` without what file names or libraries may have in them: line breaks, control characters."""
+    texts = {
+        name: "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(value.split()))
+        for name, value in dataclasses.asdict(finding).items()
+    }
+    return Finding(**texts)

@@ -1,0 +1,49 @@
+"""`edge-run inflate`: a small model, grown to a chosen size."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from edge_run.base.errors import ConfigError
+from edge_run.base.units import format_size
+from edge_run.cli.shared.answer import NOTICE
+from edge_run.cli.shared.setting import size_option
+from edge_run.cli.shared.settings_command import SettingsCommand
+from edge_run.cli.shared.terminal import Terminal
+
+
+def grow(
+    source: Path, target: Path, size_bytes: int, terminal: Terminal, layers: int | None = None, seed: int = 0
+) -> None:
+    """Write `source`, grown, to `target`; at a terminal, show progress. Raises what the library's `inflate` raises."""
+    from edge_run.runtime.tools.inflate import inflate
+
+    started = time.monotonic()
+    inflate(source, target, size_bytes, layers, seed, progress=terminal.percents("written"))
+    terminal.erase()
+    size = format_size(target.stat().st_size)
+    terminal.say(f"Wrote {target}: {size} in {time.monotonic() - started:.1f} s", NOTICE)
+
+
+@click.command(cls=SettingsCommand, short_help="Grow a small model, to have something to stream.")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--size", callback=size_option, required=True, metavar="SIZE", help="How large, as 4G.")
+@click.option("--layers", type=int, metavar="N", help="How many layers.  [default: as many as SOURCE has]")
+@click.option("--seed", type=int, metavar="N", default=0, help="Of the noise.  [default: 0]")
+@click.option("--force", is_flag=True, help="Replace TARGET where it exists.")
+@click.pass_obj
+def inflate(
+    terminal: Terminal, source: Path, target: Path, size: int, layers: int | None, seed: int, force: bool
+) -> None:
+    """Grow the GGUF file SOURCE to a size of your choice: what it computes stays the same.
+
+    The neurons and layers that are added cost bytes and multiplications, and add nothing to the result: something to
+    stream, for trying and for measuring.
+    """
+    if target.exists() and not target.is_dir() and not force:
+        raise ConfigError(f"{target}: exists; choose another name, or replace it with --force")
+    grow(source, target, size, terminal, layers, seed)

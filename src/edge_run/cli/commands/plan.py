@@ -1,0 +1,139 @@
+"""`edge-run plan`: what would go where, and how fast it would be; nothing is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edge_run.base.errors import BudgetError
+from edge_run.base.results import Plan, Sweep, to_json
+from edge_run.base.units import format_size
+from edge_run.cli.reports import forecasts
+from edge_run.cli.shared.answer import NOTICE
+from edge_run.cli.shared.figures import describe_gpu, describe_items
+from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.settings import model_config, report
+from edge_run.cli.shared.settings_command import SettingsCommand
+from edge_run.cli.shared.terminal import Terminal
+
+if TYPE_CHECKING:
+    from edge_run.base.profile import DeviceProfile
+    from edge_run.runtime.planning.planner import Planner
+
+PROMPT_TOKENS = 512
+_MODEL = click.Argument(["model_file"], metavar="MODEL", type=click.Path(path_type=Path))
+_SETTINGS = (
+    "memory", "gpu_memory", "op_offload", "ctx_size", "threads", "ubatch_size", "batch_size", "kv_type", "cache_type_k",
+    "cache_type_v", "flash_attn", "readers", "packed", "cache_dir", "draft", "speculate", "draft_max", "exact",
+    "json", "verbose",
+)  # fmt: skip
+
+
+@click.command(
+    cls=SettingsCommand,
+    params=[_MODEL, *some_settings(*_SETTINGS)],
+    short_help="Say what would go where, and how fast it would be.",
+)
+@click.option(
+    "--prompt-tokens", type=click.IntRange(1), default=PROMPT_TOKENS, metavar="N",
+    help=f"Length of the prompt that is timed.  [default: {PROMPT_TOKENS}]",
+)  # fmt: skip
+@click.option("--sweep", is_flag=True, help="Compare budgets, from the smallest that works to the whole model.")
+@click.option("--probe/--no-probe", "is_probed", default=True, help="Measure what is not known of this device yet.")
+@click.pass_context
+def plan(
+    context: click.Context, /, model_file: Path, prompt_tokens: int, sweep: bool, is_probed: bool, **given: Any
+) -> None:
+    """Plan the GGUF file MODEL: what its memory would be spent on, and how long it would take.
+
+    Nothing is loaded. Times come from this device's profile (`edge-run probe`); what it lacks for this model is
+    measured once, which takes a few seconds.
+    """
+    from edge_run.runtime.planning.planner import planner
+    from edge_run.tiers._libc import why_unavailable
+
+    terminal: Terminal = context.obj
+    config = model_config(context, given)
+    report(context, terminal, config)
+    if (reason := why_unavailable()) and not given["json"]:
+        _show_plain(model_file, reason, terminal)
+        return
+    planned = planner(model_file, config)
+    profile = _profile(planned, model_file, terminal) if is_probed else None
+
+    def timed(plan: Plan) -> Plan:
+        return planned.timed(plan, profile, model_file, prompt_tokens) if profile else plan
+
+    if sweep:
+        _show_sweep(Sweep(tuple(timed(p) for p in planned.sweep())), bool(given["json"]), terminal)
+        return
+    one = timed(planned.plan())
+    if given["json"]:
+        terminal.write_json(to_json(one))
+        return
+    _show(one, planned, model_file, profile, terminal)
+
+
+def _profile(planned: Planner, model: Path, terminal: Terminal) -> DeviceProfile:
+    from edge_run.runtime.probing.probe import probe, recall
+
+    if known := recall(planned.gguf, planned.config):
+        return known
+    terminal.say("Measuring this device for this model; it takes some seconds, and is kept.", NOTICE)
+    try:
+        return probe([], model, planned.config, on_step=terminal.show)
+    finally:
+        terminal.erase()
+
+
+def _show_plain(model: Path, reason: str, terminal: Terminal) -> None:
+    """Say what there is to say of a model that only llama.cpp's own loader can run here."""
+    from edge_run.tiers.gguf import read_gguf
+
+    gguf = read_gguf(model)
+    terminal.write(
+        f"{model.name}: {gguf.architecture}, {format_size(gguf.data_bytes)} in {len(gguf.tensors):,} tensors\n\n"
+        f"llama.cpp's own loader runs it here, which keeps no budget, so there is nothing to plan: {reason}.\n"
+    )
+
+
+def _show(plan: Plan, planned: Planner, model: Path, profile: DeviceProfile | None, terminal: Terminal) -> None:
+    columns = terminal.console.width if terminal.shows_notices else None
+    gguf = planned.gguf
+    terminal.write(
+        f"{model.name}: {gguf.architecture}, {format_size(gguf.data_bytes)} in {len(gguf.tensors):,} tensors; "
+        f"context of {plan.context_tokens:,} tokens\n\n"
+    )
+    terminal.write(f"{forecasts.headline(plan)}\n{describe_items(plan, columns)}\n")
+    if plan.gpu:
+        terminal.write(f"\n{describe_gpu(plan.gpu)}.\n")
+    if plan.forecast and profile:
+        terminal.write(f"\n{forecasts.describe(plan, planned.known.micro_batch_tokens, columns)}\n")
+        _advise(plan, planned, model, profile, terminal)
+
+
+def _advise(plan: Plan, planned: Planner, model: Path, profile: DeviceProfile, terminal: Terminal) -> None:
+    """Say what a wider micro-batch would give, where it would give something."""
+    assert plan.forecast is not None
+    for factor in (2, 4):
+        wider = planned.widened(factor)
+        try:
+            other = wider.timed(wider.plan(plan.budget_bytes), profile, model, plan.forecast.prompt_tokens)
+        except BudgetError:
+            return
+        if other.forecast and other.forecast.prefill_tokens_per_s > 1.1 * plan.forecast.prefill_tokens_per_s:
+            terminal.write(
+                f"\nA micro-batch of {wider.known.micro_batch_tokens:,} tokens (-ub) would read prompts at "
+                f"{other.forecast.prefill_tokens_per_s:.3g} tokens/s, and decode at "
+                f"{other.forecast.decode_tokens_per_s:.3g}; the last bits of the logits may change.\n"
+            )
+            return
+
+
+def _show_sweep(sweep: Sweep, is_json: bool, terminal: Terminal) -> None:
+    if is_json:
+        terminal.write_json(to_json(sweep))
+    else:
+        terminal.write(forecasts.table(sweep.plans) + "\n")

@@ -1,0 +1,92 @@
+"""`edge-run replay`: a route trace, replayed through the policies of the expert cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edge_run.base.replay import PolicyReplay, Replay
+from edge_run.base.results import to_json
+from edge_run.base.units import format_size
+from edge_run.cli.shared.answer import NOTICE
+from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.setting import sizes_option
+from edge_run.cli.shared.settings_command import SettingsCommand
+from edge_run.cli.shared.terminal import Terminal
+
+ALL = "all"
+_TRACE = click.Argument(["trace"], type=click.Path(path_type=Path))
+
+
+@click.command(
+    cls=SettingsCommand,
+    params=[
+        _TRACE,
+        click.Option(
+            ["--budget", "budgets"], callback=sizes_option, multiple=True, metavar="SIZE",
+            help="Of the experts in memory, as 4000MiB; may be repeated.  "
+            "[default: from a 32nd of all experts to all of them]",
+        ),
+        click.Option(
+            ["--policy"], default=ALL, metavar="NAME",
+            help="One policy (lru, lfu, layer-lru, layer-lfu, default, or the optimum), or all.  [default: all]",
+        ),
+        click.Option(["--plot"], type=click.Path(path_type=Path), metavar="FILE.png", help="Draw a picture."),
+        *some_settings("json"),
+    ],
+    short_help="Say how often each cache policy would have had an expert in memory.",
+)  # fmt: skip
+@click.pass_obj
+def replay(
+    terminal: Terminal, /, trace: Path, budgets: tuple[int, ...], policy: str, plot: Path | None, **given: Any
+) -> None:
+    """Replay TRACE, a record of which experts a mixture's routers chose, through each policy of the expert cache.
+
+    Beside them is the offline optimum: what a policy could do that knew every choice beforehand. Nothing is loaded.
+    """
+    from edge_run.prefetch.replay import replay as replay_trace
+
+    if plot is not None:
+        from edge_run.cli.shared.plot_file import check_plot
+
+        plot = check_plot(plot)
+    try:
+        result = replay_trace(trace, budgets, () if policy == ALL else (policy,), terminal.show)
+    finally:
+        terminal.erase()
+    if given["json"]:
+        terminal.write_json(to_json(result))
+    else:
+        terminal.write(describe(result))
+    if plot is not None:
+        from edge_run.cli.reports.replay_plot import draw
+
+        draw(result, plot)
+        terminal.say(f"Drawn: {plot}", NOTICE)
+
+
+def describe(result: Replay) -> str:
+    """Return `result` as a table of hits and one of bytes, a budget on a line."""
+    tokens = f"{result.decoded_tokens:,} token{'s' * (result.decoded_tokens != 1)}"
+    experts = f"{result.experts_per_token} of {result.experts} experts in each of {result.layers} layers"
+    lines = [
+        f"{result.trace}: {tokens} decoded, with {experts}; all experts take {format_size(result.expert_bytes)}",
+        "",
+        "Experts that were in memory when they were needed:",
+        *_table(result, lambda one: f"{one.hit_rate:.1%}"),
+        "",
+        "Read per token:",
+        *_table(result, lambda one: format_size(one.bytes_per_token)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _table(result: Replay, cell: Callable[[PolicyReplay], str]) -> list[str]:
+    rows = [("budget", *result.policies)]
+    for budget in result.budgets_bytes:
+        rows.append((format_size(budget), *(cell(result.of(policy, budget)) for policy in result.policies)))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["   " + "  ".join(map(str.rjust, row, widths)) for row in rows]

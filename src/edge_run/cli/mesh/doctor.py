@@ -1,0 +1,44 @@
+"""`edge-run mesh doctor`: what is in the way of the mesh, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import edge_run
+from edge_run.base.results import to_json
+from edge_run.cli.commands.doctor import show_report, tidy
+from edge_run.cli.mesh.options import broker_option, mesh_folder
+from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.settings_command import SettingsCommand
+from edge_run.cli.shared.terminal import Terminal
+
+_EPILOG = """
+Exit code: 0 when nothing is a problem, notes or not; 1 when something is.
+"""
+
+
+@click.command(
+    cls=SettingsCommand,
+    params=[broker_option("Another address of the broker than the join line's."), *some_settings("json")],
+    short_help="Say what is wrong with the mesh, and what to do.",
+    epilog=_EPILOG,
+)
+@click.pass_context
+def doctor(context: click.Context, /, broker: str | None, **given: Any) -> None:
+    """Examine the mesh from this device: the broker, the clocks, the keys, the way to each device.
+
+    Each finding is one line, and then what to do. It listens for 11 seconds. Needs the `mesh` extra.
+    """
+    from edge_run.devices.mesh.checkup import examine
+
+    terminal: Terminal = context.obj
+    terminal.show("listening for 11 seconds")
+    report = tidy(examine(mesh_folder(), edge_run.__version__, broker))
+    terminal.erase()
+    if given["json"]:
+        terminal.write_json(to_json(report))
+    else:
+        show_report(report, terminal)
+    context.exit(1 if report.problems else 0)

@@ -1,0 +1,98 @@
+"""`edge-run mesh init`: a cluster with a list of members, and the line that lets others join."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edge_run.base.errors import ConfigError
+from edge_run.cli.mesh.invite import show_invitation
+from edge_run.cli.mesh.options import (
+    authority_option,
+    broker_option,
+    check_free,
+    checked_authority,
+    invitation_options,
+    listen_option,
+    mesh_folder,
+    port_option,
+    replace_option,
+)
+from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.settings_command import SettingsCommand
+from edge_run.cli.shared.terminal import Terminal
+
+
+@click.command(
+    cls=SettingsCommand,
+    params=[
+        broker_option("An MQTT broker that is there: mqtt://[USER:PASSWORD@]HOST[:PORT], mqtts:// for TLS."),
+        authority_option(),
+        click.Option(["--acl"], metavar="FILE", help="With --broker: write the access list of a mosquitto to FILE."),
+        click.Option(
+            ["--serve"],
+            metavar="HOST[:PORT]",
+            help="Without --broker: where `mesh join` on this device runs one; 0.0.0.0 is for the whole network.  "
+            "[default: 127.0.0.1:1883]",
+        ),
+        click.Option(["--name"], metavar="TEXT", help="What people call this device.  [default: its host name]"),
+        listen_option(),
+        port_option(),
+        *invitation_options(),
+        replace_option(),
+        *some_settings("json"),
+    ],
+    short_help="Make a cluster, and print the line that lets others join.",
+)
+@click.pass_obj
+def init(terminal: Terminal, /, broker: str | None, serve: str | None, **given: Any) -> None:
+    """Make a cluster: a list of members that this device signs, a broker, and one line to paste on each other device.
+
+    The line lets devices in while `edge-run mesh join` runs here: treat it as a password. Without --broker this device
+    runs one, as long as `mesh join` runs on it. Needs the `mesh` extra.
+    """
+    from edge_run.devices.members.cluster import PORT, new_cluster, parse_place, write_cluster
+    from edge_run.devices.members.identity import device_key
+    from edge_run.devices.members.keeping import found
+    from edge_run.devices.mesh.opening import EVERYWHERE, check_listen
+
+    if broker is not None and (serve is not None or given["find"]):
+        raise ConfigError("--broker: names a broker that is there, so --serve and --find go without it")
+    if given["acl"] and broker is None:
+        raise ConfigError("--acl: is for a mosquitto that is there; name it with --broker")
+    check_listen(given["listen"], given["port"] or 0)
+    folder, authority, serves = mesh_folder(), checked_authority(given), None
+    check_free(folder, "", given["replace"])
+    own = broker or ""
+    if broker is None:
+        host, port = parse_place(serve or "127.0.0.1", PORT)
+        serves = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        own = f"mqtt://127.0.0.1:{port}" if host in EVERYWHERE else f"mqtt://{serves}"
+    device = device_key(folder)
+    cluster = dataclasses.replace(
+        new_cluster(own, serves, authority),
+        listen=given["listen"],
+        port=given["port"] or 0,
+        founder=device.public_key,
+    )
+    name = given["name"] or socket.gethostname() or device.node
+    listed = found(device, cluster.id, name, cluster.secret, runs_broker=serves is not None)
+    if given["acl"]:
+        _write_acl(Path(given["acl"]).expanduser(), own, cluster.id)
+    write_cluster(folder, cluster.adopt(listed, device))
+    show_invitation(terminal, folder, given, is_new=True)
+
+
+def _write_acl(path: Path, broker: str, cluster: str) -> None:
+    """Write what a mosquitto lets members and guests do. Raises ConfigError."""
+    from edge_run.devices.broker.access import mosquitto_acl
+    from edge_run.devices.members.cluster import parse_broker
+
+    try:
+        path.write_text(mosquitto_acl(cluster, parse_broker(broker).user))
+    except OSError as error:
+        raise ConfigError(f"--acl {path}: cannot be written ({error.strerror})") from error

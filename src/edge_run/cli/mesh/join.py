@@ -1,0 +1,193 @@
+"""`edge-run mesh join`: this device takes part, until Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edge_run.base.errors import ConfigError, MeshError
+from edge_run.base.mesh import Joined, Lost, MembersChanged, MeshEvent
+from edge_run.cli.mesh.options import (
+    authority_option,
+    broker_option,
+    check_free,
+    checked_authority,
+    listen_option,
+    mesh_folder,
+    port_option,
+    replace_option,
+)
+from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.process import cleaned_up
+from edge_run.cli.shared.setting import size_option
+from edge_run.cli.shared.settings_command import SettingsCommand
+from edge_run.cli.shared.terminal import Terminal
+
+if TYPE_CHECKING:
+    from edge_run.devices.members.cluster import Cluster, Invited
+    from edge_run.devices.mesh.node import MeshNode
+
+MEASURE_S, COME_IN_S = 10.0, 30.0
+MOST_LETTERS = 1 << 16
+_PATH = click.Path(path_type=Path)
+
+
+@click.command(
+    cls=SettingsCommand,
+    params=[
+        click.Argument(["line"], metavar="[LINE]", required=False),
+        click.Option(
+            ["--models"], multiple=True, type=_PATH, metavar="PATH",
+            help="A GGUF file, or a folder of them, that this device may run; may be repeated.",
+        ),
+        click.Option(
+            ["--fetch"], callback=size_option, metavar="SIZE",
+            help="Of its disk, for layers of models that it lacks: it fetches those that it computes from the others.  "
+            "[default: none]",
+        ),
+        click.Option(["--name"], metavar="TEXT", help="What people call this device.  [default: its host name]"),
+        listen_option(),
+        port_option(),
+        broker_option("Another address of the broker than the join line's; is remembered."),
+        authority_option(),
+        click.Option(["--home-assistant"], is_flag=True, help="Show it to Home Assistant, by the same broker."),
+        replace_option(),
+        *some_settings("memory", "threads", "cache_dir", "verbose"),
+    ],
+    short_help="Take part, until Ctrl-C; LINE is what `mesh init` or `mesh invite` printed.",
+)  # fmt: skip
+@click.pass_context
+def join(context: click.Context, /, line: str | None, models: tuple[Path, ...], **given: Any) -> None:
+    """Take part in a mesh, until Ctrl-C. LINE is needed once; `-` reads it from standard input.
+
+    On the device that runs the broker, the broker runs as long as this does. Needs the `mesh` extra.
+    """
+    from edge_run.cli.shared.settings import model_config, report
+    from edge_run.devices.broker.access import HOME
+    from edge_run.devices.members.identity import device_key
+    from edge_run.devices.members.list_file import UNLISTED
+    from edge_run.devices.mesh.opening import MeshConfig, check_listen, open_mesh
+    from edge_run.devices.mesh.serving import access_of, home_password, serving
+
+    terminal: Terminal = context.obj
+    config = model_config(context, given)
+    report(context, terminal, config)
+    check_listen(given["listen"], given["port"] or 0)
+    for path in models:
+        if not Path(os.path.expanduser(path)).exists():
+            raise ConfigError(f"--models {path}: is not there")
+    folder = mesh_folder()
+    cluster = _cluster(line, folder, given, terminal)
+    device = device_key(folder)
+    with contextlib.ExitStack() as stack:
+        broker = stack.enter_context(serving(cluster, device))
+        settings = MeshConfig(folder, name=given["name"] or "", port=cluster.port)
+        node = open_mesh(settings)
+        stack.callback(node.close)
+        stack.enter_context(cleaned_up(node.close))
+        if given["home_assistant"]:
+            node.show_to_home_assistant()
+            if cluster.serves:
+                password = home_password(cluster, device)
+                terminal.say(f"Home Assistant connects to this device's broker as user {HOME}, password {password}")
+        fetch_bytes = given["fetch"] or 0
+        if models or fetch_bytes:
+            from edge_run.runtime.worker.worker import Worker
+
+            paths = [Path(os.path.expanduser(path)) for path in models]
+            worker = Worker(node, paths, config, fetch_bytes=fetch_bytes)
+            stack.callback(worker.close)
+            worker.start()
+        places = ", ".join(str(place).removeprefix("tcp://") for place in node.places)
+        terminal.write(f"joined cluster {cluster.id} as node {node.node}; data link at {places}; Ctrl-C leaves\n")
+        if not models and not fetch_bytes:
+            terminal.say("No --models and no --fetch: this device is seen, and computes nothing for others.")
+        if cluster.listed is None:
+            terminal.say(UNLISTED.format(cluster.id))
+
+        def let_in(cluster: Cluster) -> None:
+            if broker is not None:
+                broker.set_access(access_of(cluster, device))
+
+        _take_part(node, terminal, let_in)
+
+
+def _cluster(line: str | None, folder: Path, given: dict[str, Any], terminal: Terminal) -> Cluster:
+    """Return the cluster to join, and keep it: that of `line`, or the one that is known already, with what is new."""
+    from edge_run.devices.members.cluster import Invited, parse_join_line, read_cluster, write_cluster
+    from edge_run.devices.mesh.opening import known_cluster
+
+    if line is None:
+        cluster = known_cluster(folder)
+    else:
+        said = parse_join_line(sys.stdin.readline(MOST_LETTERS) if line == "-" else line)
+        check_free(folder, said.cluster if isinstance(said, Invited) else said.id, given["replace"])
+        cluster = _come_in(said, folder, given, terminal) if isinstance(said, Invited) else said
+    known = read_cluster(folder)
+    if known and known.id == cluster.id:  # what only this device knows stays
+        broker = known.broker if known.serves else cluster.broker
+        cluster = dataclasses.replace(known, secret=cluster.secret, broker=broker, listed=cluster.listed)
+    new: dict[str, Any] = {name: given[name] for name in ("broker", "listen") if given[name]}
+    if given["authority"]:
+        new["authority"] = checked_authority(given)
+    if given["port"] is not None:
+        new["port"] = given["port"]
+    cluster = dataclasses.replace(cluster, **new)
+    if cluster != known:
+        write_cluster(folder, cluster)
+    return cluster
+
+
+def _come_in(invited: Invited, folder: Path, given: dict[str, Any], terminal: Terminal) -> Cluster:
+    """Return the cluster that an invitation lets this device into; it may be a member already."""
+    from edge_run.devices.members.cluster import read_cluster
+    from edge_run.devices.members.identity import device_key
+    from edge_run.devices.mesh.entry import come_in
+
+    known = read_cluster(folder)
+    if known is not None and known.id == invited.cluster and known.admits(device_key(folder).public_key):
+        return dataclasses.replace(known, broker=given["broker"] or invited.broker)
+    if given["broker"]:
+        invited = dataclasses.replace(invited, broker=given["broker"])
+    terminal.show(f"asking cluster {invited.cluster} to let this device in")
+    try:
+        name = given["name"] or socket.gethostname()
+        return come_in(folder, invited, name, timeout_s=COME_IN_S, authority=checked_authority(given))
+    finally:
+        terminal.erase()
+
+
+def _take_part(node: MeshNode, terminal: Terminal, let_in: Callable[[Cluster], None]) -> None:
+    """Say what happens, and measure the way to whoever comes, until Ctrl-C. Raises NotTrusted when sent away."""
+    names: dict[str, str] = {}
+    was_connected = True
+    while True:
+        events = node.wait(timeout_s=1.0)
+        for event in events:
+            _tell(event, names, terminal)
+            if isinstance(event, MembersChanged):
+                let_in(node.cluster)
+                node.check_member()
+            if isinstance(event, Joined):
+                with contextlib.suppress(MeshError):  # the doctor's business
+                    node.link.measure(event.member.node, timeout_s=MEASURE_S)
+                node.report_links()
+        if node.is_connected != was_connected:
+            was_connected = node.is_connected
+            terminal.say("the broker is back" if was_connected else f"{node.problem}; trying again")
+
+
+def _tell(event: MeshEvent, names: dict[str, str], terminal: Terminal) -> None:
+    if isinstance(event, Joined) and event.member.node not in names:
+        names[event.member.node] = event.member.name
+        terminal.say(f"+ {event.member.name} ({event.member.node})")
+    elif isinstance(event, Lost):
+        terminal.say(f"- {names.pop(event.node, event.node)}: {event.why}")

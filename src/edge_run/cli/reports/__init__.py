@@ -1,0 +1,1 @@
+"""What single commands write: tables in words, and pictures."""

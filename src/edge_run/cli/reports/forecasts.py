@@ -1,0 +1,75 @@
+"""Plans and their times in words: what `edge-run plan` writes. Pure: results in, text out."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from edge_run.base.results import Plan
+from edge_run.base.units import format_size
+from edge_run.cli.shared.figures import LEAST_REASON_COLUMNS
+
+
+def headline(plan: Plan) -> str:
+    """Return what was decided, as a sentence."""
+    budget = format_size(plan.budget_bytes)
+    smallest = f"the smallest budget that works is {format_size(plan.minimum_bytes)}"
+    if plan.mode == "streamed":
+        return f"Inside {budget} it is streamed; {smallest}:"
+    return f"Inside {budget} all of it stays in memory:"
+
+
+def describe(plan: Plan, micro_batch_tokens: int, columns: int | None) -> str:
+    """Return the times that are expected, each with its reason, wrapped at `columns`."""
+    forecast = plan.forecast
+    assert forecast is not None
+    passes = -(-forecast.prompt_tokens // micro_batch_tokens)
+    prompt = f"a prompt of {forecast.prompt_tokens:,} tokens in {passes} pass{'es' if passes > 1 else ''}"
+    if forecast.limit == "disk":
+        reason = (
+            f"reading {format_size(plan.streamed_bytes_per_pass)} takes {_seconds(forecast.read_s_per_token)}, "
+            f"computing {_seconds(forecast.compute_s_per_token)}: the disk decides"
+        )
+    else:
+        reason = f"computing takes {_seconds(forecast.compute_s_per_token)}"
+        if forecast.read_s_per_token:
+            reason += f", reading {_seconds(forecast.read_s_per_token)} beside it"
+    rows = [
+        ("opening", _seconds(forecast.load_s), "header, vocabulary and an empty context"),
+        ("first token", _seconds(forecast.first_token_s), f"{prompt}; the first one reads the whole model"),
+        ("prompt", f"{rate(forecast.prefill_tokens_per_s)} tokens/s", "of another one, when the model has been read"),
+        ("answer", f"{rate(forecast.decode_tokens_per_s)} tokens/s", reason),
+    ]
+    width, value_width = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
+    lines = ["Expected on this device:"]
+    for name, value, why in rows:
+        start = f"   {name:{width}} {value:>{value_width}}"
+        room = (columns or 1000) - len(start) - 2
+        whys = textwrap.wrap(why, room) if room >= LEAST_REASON_COLUMNS else [""]
+        lines.append(f"{start}  {whys[0]}".rstrip())
+        lines.extend(" " * (len(start) + 2) + more for more in whys[1:])
+    return "\n".join(lines)
+
+
+def table(plans: Sequence[Plan]) -> str:
+    """Return plans under several budgets, one on a line."""
+    rows: list[tuple[str, ...]] = [("budget", "mode", "pinned", "read per token", "first token", "prompt", "answer")]
+    for plan in plans:
+        forecast = plan.forecast
+        times: tuple[str, ...] = ("", "", "")
+        if forecast:
+            speeds = (forecast.prefill_tokens_per_s, forecast.decode_tokens_per_s)
+            times = (_seconds(forecast.first_token_s), *(f"{rate(speed)} tokens/s" for speed in speeds))
+        sizes = (format_size(plan.pinned_bytes), format_size(plan.streamed_bytes_per_pass))
+        rows.append((format_size(plan.budget_bytes), plan.mode, *sizes, *times))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def rate(tokens_per_s: float) -> str:
+    """Return a speed for a person to read."""
+    return f"{tokens_per_s:,.0f}" if tokens_per_s >= 100 else f"{tokens_per_s:.3g}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds < 100 else f"{seconds / 60:.1f} min"

@@ -1,0 +1,1 @@
+"""What commands share: settings, options, the terminal, answers and their figures."""

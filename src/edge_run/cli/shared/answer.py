@@ -1,0 +1,131 @@
+"""Opens a model for a command, and writes an answer as it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import KernelError
+from edge_run.base.results import Generation
+from edge_run.cli.shared import figures
+from edge_run.cli.shared.process import delayed_interrupt, end_with, on_interrupt
+from edge_run.cli.shared.terminal import Terminal
+
+if TYPE_CHECKING:
+    from edge_run.runtime.generation.model import Model
+    from edge_run.runtime.generation.stream import Stream
+    from edge_run.runtime.mesh.opening import MeshOptions
+
+NOTICE = "dim"
+_ENDS_IF = "if its file is cut or its drive fails meanwhile, the system ends the process (SIGBUS)"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was written. generation None: it was interrupted before it could be measured."""
+
+    text: str
+    generation: Generation | None
+
+
+@contextlib.contextmanager
+def opened(
+    path: Path,
+    config: ModelConfig,
+    terminal: Terminal,
+    chat_template: str | None = None,
+    is_quiet: bool = False,
+    mesh: MeshOptions | None = None,
+) -> Iterator[Model]:
+    """Open the model at `path`, and say at a terminal what was planned. Raises like `Model`, and KeyboardInterrupt."""
+    from edge_run.runtime.generation.model import Model
+    from edge_run.runtime.llama._ggml import announce_end
+    from edge_run.runtime.probing.probe import recall
+    from edge_run.tiers.gguf import read_gguf
+
+    announce_end(partial(_end, path))
+    terminal.show(f"Opening {path.name}")
+    with delayed_interrupt() as check:
+        over = dataclasses.replace(mesh, check=check) if mesh else None
+        model = Model(path, config=config, chat_template=chat_template, mesh=over)
+    terminal.erase()
+    with model:
+        if terminal.shows_notices and (profile := recall(read_gguf(path), config)):
+            model.expect(profile)
+        backend = model.stats.backend
+        if backend.name == "llama.cpp":
+            terminal.say(f"llama.cpp's own loader runs this model, no budget is kept: {backend.reason}; {_ENDS_IF}")
+        elif backend.reason:
+            terminal.say(backend.reason)
+        if 0 < model.trained_context_tokens < (config.context_tokens or 0):
+            terminal.say(
+                f"a context of {config.context_tokens:,} tokens, the model was trained on "
+                f"{model.trained_context_tokens:,}: its text may be poor beyond them"
+            )
+        if limits := model.speculation.reason:
+            terminal.say(limits)
+        if backend.name == "edge-run" and terminal.shows_notices and not is_quiet:
+            terminal.say(figures.describe_plan(path.name, model.plan), NOTICE)
+        yield model
+
+
+def _end(path: Path, what: str) -> None:
+    end_with(
+        f"edge-run: {path}: llama.cpp ended the process: {what}; check the file, the drive and the memory, or see "
+        "edge-run doctor",
+        KernelError.exit_code,
+    )
+
+
+def show(stream: Stream, model: Model, terminal: Terminal, before: str = "") -> Answer:
+    """Write `before` and then the answer, piece by piece; see `follow`."""
+    with terminal.showing(lambda: figures.describe_wait(model.plan, model.progress)) as stop_showing:
+
+        def write(text: str) -> None:
+            nonlocal before
+            stop_showing()
+            terminal.write_answer(before + text)
+            before = ""
+
+        answer = follow(stream, model, write)
+    terminal.end_line()
+    return answer
+
+
+def follow(stream: Stream, model: Model, write: Callable[[str], None]) -> Answer:
+    """Run an answer to its end, passing pieces to `write`. Ctrl-C ends it; before the first token it has no text."""
+    written: list[str] = []
+    generation = None
+    try:
+        with contextlib.ExitStack() as answering:
+            for piece in stream:
+                if not written:
+                    # Until here Ctrl-C raises, so that it also ends the reading of a model that stays in memory.
+                    answering.enter_context(on_interrupt(model.cancel))
+                written.append(piece.text)
+                write(piece.text)
+                generation = piece.generation
+    except KeyboardInterrupt:
+        stream.close()
+    return Answer("".join(written), generation)
+
+
+def say_figures(answer: Answer, terminal: Terminal, is_chat: bool = False) -> None:
+    """Say why the answer ended and what it cost; in a chat, its speed only."""
+    generation = answer.generation
+    if generation is None:
+        terminal.say("Stopped.", NOTICE)
+        return
+    if reason := figures.describe_end(generation, is_chat):
+        terminal.say(reason)
+    terminal.say(figures.describe_speed(generation), NOTICE)
+    if not is_chat:
+        terminal.say(figures.describe_use(generation.plan, generation.memory, generation.io, generation.load_s), NOTICE)
+        for line in figures.describe_experts(generation.experts):
+            terminal.say(line, NOTICE)

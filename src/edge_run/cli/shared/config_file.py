@@ -1,0 +1,92 @@
+"""The configuration file, `~/.config/edge-run/config.toml`: settings of a run under the long names of its flags.
+
+    memory = "4GiB"
+    ctx-size = 8192
+    stop = ["User:", "###"]
+
+The user's other folders, as the XDG Base Directory Specification names them, are found here too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from edge_run.base.errors import ConfigError
+from edge_run.cli.shared.setting import ENVIRONMENT_PREFIX, Setting
+
+
+def user_folder(variable: str, default: str) -> Path:
+    """Return edge-run's own folder under `$variable`, or under `~/default` where that is unset or relative.
+
+    Where the user has no home folder, the path begins with `~`.
+    """
+    base = Path(os.environ.get(variable) or "")
+    return (base if base.is_absolute() else Path(os.path.expanduser("~"), default)) / "edge-run"
+
+
+def cache_folder() -> Path:
+    """Return where temporary files may lie: `$XDG_CACHE_HOME/edge-run`, or `~/.cache/edge-run`. Raises ConfigError."""
+    folder = user_folder("XDG_CACHE_HOME", ".cache")
+    if not folder.is_absolute():
+        raise ConfigError("home folder: unknown; set HOME, or name a folder for small files with --cache-dir")
+    return folder
+
+
+def config_path() -> Path:
+    """Return where the configuration file is looked for."""
+    return user_folder("XDG_CONFIG_HOME", ".config") / "config.toml"
+
+
+def refuse_unknown_variables(settings: Iterable[Setting]) -> None:
+    """Raise ConfigError for a variable of the environment that looks like a setting, and is none of `settings`.
+
+    What is misspelled would be ignored: a run without the budget that was meant for it.
+    """
+    known = [str(setting.name).upper() for setting in settings]
+    ours = (name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX))
+    unknown = sorted(name for name in ours if name.removeprefix(ENVIRONMENT_PREFIX) not in known)
+    if unknown:
+        import difflib  # which takes long to load
+
+        word = unknown[0].removeprefix(ENVIRONMENT_PREFIX).upper()
+        near = difflib.get_close_matches(word, known, 1) or [name for name in known if word and name.startswith(word)]
+        advice = (
+            f"did you mean {ENVIRONMENT_PREFIX}{near[0]}? Correct it"
+            if near
+            else "edge-run run --help lists them; correct it"
+        )
+        raise ConfigError(f"environment: {unknown[0]}: no such setting; {advice}, or unset it", found=unknown[0])
+
+
+def read_config_file(path: Path, settings: Iterable[Setting]) -> dict[str, Any]:
+    """Return what the file at `path` sets, by name of the setting (`ctx_size`); nothing where there is no file.
+
+    Raises ConfigError for a file that cannot be read, is no TOML, or says what none of `settings` understands.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); repair it or remove it") from error
+    except ValueError as error:  # no TOML, or no UTF-8
+        raise ConfigError(f"{path}: not a TOML file: {error}; repair it or remove it") from error
+    known = {setting.key: setting for setting in settings}
+    values = {}
+    for key, value in content.items():
+        setting = known.get(key.replace("_", "-"))
+        if setting is None:
+            raise ConfigError(f"{path}: {key!r}: unknown; known are {', '.join(sorted(known))}", found=key)
+        if not setting.is_right(value):
+            raise ConfigError(f"{path}: {key} = {value!r}: must be {setting.kind}", found=value)
+        values[str(setting.name)] = value
+    return values

@@ -1,0 +1,187 @@
+"""The settings of a run, as a table. Names are llama.cpp's where it has them.
+
+Every one is None when it is not given, so that the defaults stand in one place: ModelConfig and SamplingConfig.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edge_run.base.config import (
+    BACKENDS,
+    EXPERT_POLICIES,
+    EXPERT_PREFETCH,
+    FLASH_ATTENTION,
+    KV_TYPES,
+    MESH_STATES,
+    SPECULATE,
+    ModelConfig,
+    SamplingConfig,
+)
+from edge_run.cli.shared.setting import Setting, size_option, size_or_nothing_option
+
+_DEFAULTS = {field.name: field.default for kind in (ModelConfig, SamplingConfig) for field in dataclasses.fields(kind)}
+_FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
+_NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
+_FRACTION: dict[str, Any] = {"type": float, "metavar": "X"}
+_TEXT: dict[str, Any] = {"type": str, "metavar": "TEXT"}
+_KV_HELP = ", ".join(KV_TYPES)
+
+
+def _default(field: str) -> str:
+    return f" [default: {_DEFAULTS[field]}]"
+
+
+def _prompt(*names: str, help: str, **attributes: Any) -> Setting:
+    return Setting(*names, group="Prompt", help=help, **attributes)
+
+
+def _answer(*names: str, help: str, **attributes: Any) -> Setting:
+    return Setting(*names, group="Answer", help=help, **attributes)
+
+
+def _sampling(*names: str, field: str, help: str, **attributes: Any) -> Setting:
+    return Setting(*names, group="Sampling", field=field, help=help + _default(field), **attributes)
+
+
+def _memory(*names: str, help: str, field: str = "", **attributes: Any) -> Setting:
+    return Setting(*names, group="Memory and speed", field=field, help=help, **attributes)
+
+
+def _output(*names: str, help: str, **attributes: Any) -> Setting:
+    return Setting(*names, group="Output", help=help, default=None, **attributes)
+
+
+SETTINGS: tuple[Setting, ...] = (
+    _prompt("-m", "--model", help="The model, instead of the first argument.", **_FILE),
+    _prompt("-p", "--prompt", help="Text to continue as it is; with -cnv the first message of a chat.", **_TEXT),
+    _prompt("-f", "--file", help="Read the prompt from FILE; one line break at its end is left out.", **_FILE),
+    _prompt(
+        "-cnv/-no-cnv",
+        "--conversation/--no-conversation",
+        " /--raw",
+        default=None,
+        help="Chat with the model's template, or continue plain text. [default: chat at a terminal where the model has "
+        "a template; plain with -p, -f or a prompt from standard input]",
+    ),
+    _prompt("-sys", "--system-prompt", help="What a chat begins with.", **_TEXT),
+    _prompt("--chat-template", help="Jinja text, or a file of it, instead of the model's.", **_TEXT),
+    _answer("-n", "--predict", "--n-predict", help="Tokens at most; -1: till the model ends. [default: -1]", **_NUMBER),
+    _answer(
+        "-r", "--stop", "--reverse-prompt", multiple=True, metavar="TEXT",
+        help="End before this text; may be repeated.",
+    ),
+    _answer("--grammar", help="GBNF that the answer must follow.", **_TEXT),
+    _answer("--grammar-file", help="The same, from a file.", **_FILE),
+    _answer("-j", "--json-schema", help="JSON schema that the answer must follow; {} is any JSON.", **_TEXT),
+    _answer("-jf", "--json-schema-file", help="The same, from a file.", **_FILE),
+    _sampling("--temp", "--temperature", field="temperature", help="0 is greedy.", **_FRACTION),
+    _sampling("--top-k", field="top_k", help="Choose among the K best; 0: all.", **_NUMBER),
+    _sampling("--top-p", field="top_p", help="Among the best that make up this probability.", **_FRACTION),
+    _sampling("--min-p", field="min_p", help="Among those at least this probable, against the best.", **_FRACTION),
+    _sampling("--repeat-penalty", field="repeat_penalty", help="1 is none.", **_FRACTION),
+    _sampling("--repeat-last-n", field="repeat_last_n", help="Tokens it looks back; -1: the context.", **_NUMBER),
+    Setting("-s", "--seed", group="Sampling", help="-1 draws one. [default: -1]", **_NUMBER),
+    _memory(
+        "--memory", field="memory", callback=size_option, metavar="SIZE",
+        help="Budget of the whole process, as 4GiB. [default: what is available, less a margin]",
+    ),
+    _memory(
+        "--gpu-memory", field="gpu_memory", callback=size_or_nothing_option, metavar="SIZE",
+        help="Budget of the GPU's memory, where llama.cpp is built for it; 0: leave it out. [default: 0]",
+    ),
+    _memory(
+        "--op-offload/--no-op-offload", field="op_offload", default=None,
+        help="Passes of many tokens run on the GPU, weights in memory copied there for each. [default: where it has "
+        "memory of its own]",
+    ),
+    _memory(
+        "-c", "--ctx-size", field="context_tokens", **_NUMBER,
+        help="Tokens of context; 0: the model's own. [default: the model's own, at most 4096]",
+    ),
+    _memory("-t", "--threads", field="threads", help="Compute threads. [default: one per core]", **_NUMBER),
+    _memory(
+        "-ub", "--ubatch-size", field="micro_batch_tokens", **_NUMBER,
+        help="Tokens in one pass of a prompt. Part of the numerics key: another size may change the last bits of the "
+        "logits." + _default("micro_batch_tokens"),
+    ),
+    _memory("-b", "--batch-size", help="As llama.cpp's: -ub is at most this.", **_NUMBER),
+    _memory("--kv-type", metavar="TYPE", help=f"Of the KV cache, or K/V: {_KV_HELP}." + _default("kv_type")),
+    _memory("-ctk", "--cache-type-k", metavar="TYPE", help="The type of K alone."),
+    _memory("-ctv", "--cache-type-v", metavar="TYPE", help="The type of V alone."),
+    _memory(
+        "-fa", "--flash-attn", field="flash_attention", type=click.Choice(FLASH_ATTENTION),
+        help="Flash attention." + _default("flash_attention"),
+    ),
+    _memory(
+        "--backend", field="backend", type=click.Choice(BACKENDS),
+        help="edge-run keeps the budget; llama.cpp is its own loader." + _default("backend"),
+    ),
+    _memory("--readers", field="readers", help="Threads that read weights." + _default("readers"), **_NUMBER),
+    _memory(
+        "--expert-policy", field="expert_policy", type=click.Choice(EXPERT_POLICIES),
+        help="What memory for a mixture's experts keeps." + _default("expert_policy"),
+    ),
+    _memory(
+        "--expert-prefetch", field="expert_prefetch", type=click.Choice(EXPERT_PREFETCH),
+        help="Layers ahead that likely experts are read; auto: what measures faster." + _default("expert_prefetch"),
+    ),
+    _memory(
+        "--packed", field="packed", metavar="FILE",
+        help="A mixture's experts, compressed by edge-run pack; off: none. [default: MODEL.packed, where it is there]",
+    ),
+    _memory(
+        "--cache-dir", field="cache_folder", type=click.Path(path_type=Path), metavar="FOLDER",
+        help="For what is known of models and devices, and layers fetched over a mesh. [default: ~/.cache/edge-run]",
+    ),
+    _memory(
+        "--check-file/--no-check-file", field="check_file", default=None,
+        help="Open a file that is new in a process of its own first: some broken ones would end this one. "
+        "[default: yes]",
+    ),
+    _memory(
+        "-md", "--draft", "--model-draft", field="draft", **_FILE,
+        help="A small model with the same tokens, which guesses what comes next: several guesses are verified at once.",
+    ),
+    _memory(
+        "--speculate", field="speculate", type=click.Choice(SPECULATE),
+        help="Guess with the draft model, with what came before in the text (ngram), or not; auto: both where there is "
+        "a draft model." + _default("speculate"),
+    ),
+    _memory(
+        "--draft-max", field="draft_tokens", **_NUMBER, help="Guesses at once, at most." + _default("draft_tokens")
+    ),
+    _memory(
+        "--exact/--no-exact", field="exact", default=None,
+        help="Compute so that speculation cannot change a token: no flash attention, no pass of a single token. "
+        "[default: no]",
+    ),
+    _memory(
+        "--mesh/--no-mesh", default=None,
+        help="Spread the model over the devices of the mesh that this one joined (edge-run mesh). [default: no]",
+    ),
+    _memory(
+        "--mesh-any-numerics/--no-mesh-any-numerics", default=None,
+        help="Also use devices whose kernels may compute other last bits: tokens may then differ. [default: no]",
+    ),
+    _memory(
+        "--mesh-states", field="mesh_states", type=click.Choice(MESH_STATES),
+        help="What devices hand each other; compact: rounded to 8 bits a number where a link is slow, so that tokens "
+        "may differ." + _default("mesh_states"),
+    ),
+    _output("--json", is_flag=True, help="One JSON object on standard output, and nothing else."),
+    _output("--display-prompt/--no-display-prompt", help="Repeat the prompt before the answer. [default: no]"),
+    Setting(
+        "-v", "--verbose", group="Output", count=True,
+        help="Say what every setting resolved to, and log; -vv logs what llama.cpp says.",
+    ),
+)  # fmt: skip
+
+
+def some_settings(*names: str) -> list[Setting]:
+    """Return the settings of these names, for another command that has them too."""
+    return [setting for setting in SETTINGS if setting.name in names]

@@ -1,0 +1,144 @@
+"""What the command line does to its process: streams that do not fail late, and signals that end it quietly."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NoReturn
+
+from edge_run.cli.shared.printable import LogFormatter, PrintableStream
+
+try:
+    import termios
+except ImportError:  # not a POSIX system
+    termios = None  # type: ignore[assignment]
+
+_cleanups: list[Callable[[], None]] = []
+
+
+def prepare_streams() -> None:
+    """Open what was closed (or a file of ours would become standard output), and let no character fail."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+
+@contextlib.contextmanager
+def printable_notices() -> Iterator[None]:
+    """Let nothing reach standard error raw in this block, whoever writes: the log, a thread that fails, a library."""
+    before, last_resort = sys.stderr, logging.lastResort
+    if before is not None:
+        sys.stderr = PrintableStream(before)
+    if last_resort is not None:
+        last_resort.setFormatter(LogFormatter())
+    try:
+        yield
+    finally:
+        sys.stderr = before
+
+
+def release_streams() -> None:
+    """Flush the streams, and let go of one that fails: Python would flush it again at its end, and complain."""
+    for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)
+
+
+def end_on_termination() -> None:
+    """Let SIGTERM and SIGHUP run the cleanups and end the process at once, with 128 and the signal's number.
+
+    Nothing is raised: an exception could surface in a callback of llama.cpp's, where it is lost.
+    """
+    modes = _terminal_modes()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        _restore(modes)
+        for cleanup in reversed(_cleanups):
+            with contextlib.suppress(Exception):
+                cleanup()
+        os._exit(128 + number)
+
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP: so do we
+            signal.signal(number, end)
+
+
+def end_with(message: str, code: int) -> NoReturn:
+    """Write one line and end the process at once, from wherever it is: what it computes in may be broken."""
+    line = "".join(letter if letter.isprintable() else " " for letter in message)
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{line}\n".encode("utf-8", "replace"))
+    os._exit(code)
+
+
+@contextlib.contextmanager
+def cleaned_up(cleanup: Callable[[], None]) -> Iterator[None]:
+    """Run `cleanup`, which must not mind running twice, when the block ends or a signal ends the process in it."""
+    _cleanups.append(cleanup)
+    try:
+        yield
+    finally:
+        cleanup()
+        _cleanups.remove(cleanup)
+
+
+@contextlib.contextmanager
+def on_interrupt(action: Callable[[], None]) -> Iterator[None]:
+    """Let Ctrl-C call `action` in this block instead of raising KeyboardInterrupt."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # ignored, as in a background job: leave it so
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: action())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def delayed_interrupt() -> Iterator[Callable[[], None]]:
+    """Raise KeyboardInterrupt for Ctrl-C at the end of this block: within, it could be lost in a callback.
+
+    Yields a function that raises it at once, for where that does no harm.
+    """
+    interrupts: list[None] = []
+
+    def check() -> None:
+        if interrupts:
+            raise KeyboardInterrupt
+
+    with on_interrupt(lambda: interrupts.append(None)):
+        yield check
+    check()
+
+
+def _terminal_modes() -> list[Any] | None:
+    """Return the terminal's modes: line editing changes them, and a signal may end the process before it is done."""
+    if termios is None:
+        return None
+    try:
+        return termios.tcgetattr(0)
+    except termios.error:
+        return None
+
+
+def _restore(modes: list[Any] | None) -> None:
+    if termios is not None and modes is not None:
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(0, termios.TCSANOW, modes)

@@ -1,0 +1,165 @@
+"""From what flags, environment and configuration file said to what a run needs, checked as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edge_run.base.config import ModelConfig, SamplingConfig
+from edge_run.base.errors import ConfigError
+from edge_run.base.text_file import read_text_file
+from edge_run.base.units import MIB, format_size
+from edge_run.cli.shared.config_file import cache_folder
+from edge_run.cli.shared.options import SETTINGS
+from edge_run.cli.shared.printable import LogFormatter
+from edge_run.cli.shared.settings_command import origin
+from edge_run.cli.shared.terminal import Terminal
+
+MOST_PROMPT_BYTES = 64 * MIB  # of which no context holds the tokens; the model says what fits
+MOST_GRAMMAR_BYTES = 8 * MIB
+_EXCLUDE_EACH_OTHER = (("prompt", "file"), ("grammar", "grammar_file", "json_schema", "json_schema_file"))
+_SECRETS = ("line", "broker")  # of `mesh join`: who has the line is a member, and a URL may have a password
+_RANK = {click.core.ParameterSource.COMMANDLINE: 0, click.core.ParameterSource.ENVIRONMENT: 1}
+_MODEL_FIELDS = {s.name: s.field for s in SETTINGS if s.field in ModelConfig.__dataclass_fields__}
+_SAMPLING_FIELDS = {s.name: s.field for s in SETTINGS if s.field in SamplingConfig.__dataclass_fields__}
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What a run was asked to do. prompt None: none was given. is_chat None: nobody said. max_tokens None: no limit."""
+
+    model: Path
+    config: ModelConfig
+    sampling: SamplingConfig
+    prompt: str | None = None
+    is_chat: bool | None = None
+    system_prompt: str | None = None
+    chat_template: str | None = None
+    max_tokens: int | None = None
+    is_json: bool = False
+    shows_prompt: bool = False
+    is_mesh: bool = False
+    takes_any_numerics: bool = False
+
+
+def resolve(context: click.Context, given: Mapping[str, Any]) -> RunSettings:
+    """Return the settings of a run. Raises ConfigError for what cannot be."""
+    values = _without_outranked(context, given)
+    n_predict = values["predict"]
+    if n_predict is not None and n_predict < -1:
+        raise ConfigError(f"tokens to predict {n_predict}: must be -1 (until the model ends) or more", found=n_predict)
+    return RunSettings(
+        model=_model(values),
+        config=model_config(context, values),
+        sampling=_sampling(values),
+        prompt=values["prompt"] if values["file"] is None else read_prompt(values["file"]),
+        is_chat=values["conversation"],
+        system_prompt=values["system_prompt"],
+        chat_template=values["chat_template"],
+        max_tokens=None if n_predict == -1 else n_predict,
+        is_json=bool(values["json"]),
+        shows_prompt=bool(values["display_prompt"]),
+        is_mesh=bool(values["mesh"]),
+        takes_any_numerics=bool(values["mesh_any_numerics"]),
+    )
+
+
+def model_config(context: click.Context, values: Mapping[str, Any], **defaults: Any) -> ModelConfig:
+    """Return how to open a model; `defaults` stand in for what was not given."""
+    fields = {field: values.get(name) for name, field in _MODEL_FIELDS.items()}
+    fields["kv_type"] = _kv_type(context, values)
+    fields["draft"] = _expanded(fields["draft"]) if fields["draft"] else None
+    fields["cache_folder"] = _expanded(fields["cache_folder"]) if fields["cache_folder"] else cache_folder()
+    fields = defaults | {field: value for field, value in fields.items() if value is not None}
+    if values.get("batch_size") is not None:
+        default = ModelConfig.__dataclass_fields__["micro_batch_tokens"].default
+        fields["micro_batch_tokens"] = min(values["batch_size"], fields.get("micro_batch_tokens", default))
+    return ModelConfig(**fields)
+
+
+def report(context: click.Context, terminal: Terminal, *configs: ModelConfig | SamplingConfig) -> None:
+    """With -v: log from here on, and say what every setting resolved to and where that was said."""
+    verbosity = context.params["verbose"]
+    if not verbosity:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.DEBUG if verbosity > 1 else logging.INFO)
+    resolved = {field: value for config in configs for field, value in dataclasses.asdict(config).items()}
+    for parameter in context.command.params:
+        name, field = str(parameter.name), getattr(parameter, "field", "")
+        value = resolved.get(field, context.params[name])
+        if field or value not in (None, (), False):
+            shown = (
+                "automatic"
+                if value is None
+                else format_size(value)
+                if name in ("memory", "gpu_memory", "size")
+                else value
+            )
+            shown = "a secret" if name in _SECRETS else shown
+            terminal.say(f"{name.replace('_', '-')} = {shown} ({origin(context, name)})")
+
+
+def _without_outranked(context: click.Context, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `given` less those settings for which one that excludes them was set nearer to the user."""
+    values = dict(given)
+    for names in _EXCLUDE_EACH_OTHER:
+        ranks = {name: _rank(context, name) for name in names if values[name] is not None}
+        best = [name for name, rank in ranks.items() if rank == min(ranks.values())]
+        if len(best) > 1:
+            flags = " and ".join(f"--{name.replace('_', '-')}" for name in best)
+            raise ConfigError(f"{flags}: exclude each other; give one")
+        values.update(dict.fromkeys(ranks.keys() - set(best)))
+    return values
+
+
+def _rank(context: click.Context, name: str) -> int:
+    source = context.get_parameter_source(name)
+    return 2 if source is None else _RANK.get(source, 2)
+
+
+def _model(values: Mapping[str, Any]) -> Path:
+    path: Path | None = values["model_file"] or values["model"]
+    if path is None:
+        raise ConfigError("model: none given; name a GGUF file, as in edge-run model.gguf")
+    return _expanded(path)
+
+
+def _kv_type(context: click.Context, values: Mapping[str, Any]) -> str:
+    """Return both types as K/V; a type for one of the two counts unless both were set nearer to the user."""
+    both = values.get("kv_type")
+    k, v = ModelConfig(kv_type=both).kv_types if both else ModelConfig().kv_types
+    for name in ("cache_type_k", "cache_type_v"):
+        one = values.get(name)
+        if one is not None and (not both or _rank(context, name) <= _rank(context, "kv_type")):
+            k, v = (one, v) if name == "cache_type_k" else (k, one)
+    return f"{k}/{v}"
+
+
+def _sampling(values: Mapping[str, Any]) -> SamplingConfig:
+    fields = {field: values[name] for name, field in _SAMPLING_FIELDS.items() if values[name] is not None}
+    fields["seed"] = None if values["seed"] == -1 else values["seed"]
+    fields["stop"] = values["stop"] or ()
+    for name in ("grammar", "json_schema"):
+        file = values[f"{name}_file"]
+        flag = f"--{name.replace('_', '-')}-file {file}"
+        fields[name] = values[name] if file is None else read_text_file(file, flag, MOST_GRAMMAR_BYTES)
+    return SamplingConfig(**fields)
+
+
+def _expanded(path: Path) -> Path:
+    """Return `path` with `~` replaced, as only a shell would have done; unlike pathlib's, this never fails."""
+    return Path(os.path.expanduser(path))
+
+
+def read_prompt(path: Path) -> str:
+    """Return the text of a prompt file. Raises ConfigError."""
+    return read_text_file(path, f"--file {path}", MOST_PROMPT_BYTES).removesuffix("\n")

@@ -1,0 +1,83 @@
+"""Commands made of settings: defaults < configuration file < environment < flags, resolved by click, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from edge_run.base.errors import ConfigError
+from edge_run.cli.shared.config_file import config_path, read_config_file
+from edge_run.cli.shared.options import SETTINGS
+from edge_run.cli.shared.setting import Setting
+
+HELP_NAMES = ["-h", "--help"]
+
+
+class SettingsCommand(click.Command):
+    """A command whose options may be `Setting`s; its help lists them in their groups."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse `args`, with what the configuration file says about this command's settings as defaults."""
+        self._refuse_unknown_words(ctx, args)
+        own = {parameter.name for parameter in self.params if isinstance(parameter, Setting)}
+        if own and not set(HELP_NAMES) & set(args):
+            values = read_config_file(config_path(), SETTINGS)
+            ctx.default_map = {name: value for name, value in values.items() if name in own}
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, group by group."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record:
+                groups.setdefault(getattr(parameter, "group", "Options"), []).append(record)
+        for group, records in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(records)
+
+    def _refuse_unknown_words(self, context: click.Context, args: list[str]) -> None:
+        """Refuse `-ngl`, which click would read as `-n gl`: a short option takes a value that is glued to it."""
+        options = {
+            name: parameter
+            for parameter in self.get_params(context)
+            if isinstance(parameter, click.Option)
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        }
+        rest = iter(args)
+        for word in rest:
+            option = options.get(word)
+            if word == "--":
+                return
+            if option is not None and not option.is_flag and not option.count:
+                next(rest, None)
+            elif (
+                option is None and word[:1] == "-" and word[1:3].isalpha() and len(word) > 2 and set(word[1:]) != {"v"}
+            ):
+                raise click.NoSuchOption(word, ctx=context)
+
+
+class CommandGroup(click.Group):
+    """Commands under a common name, each of which does its own work; without a word, help."""
+
+    def __init__(self, name: str, text: str, commands: Sequence[click.Command]) -> None:
+        super().__init__(name, {str(one.name): one for one in commands}, help=text, short_help=text)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Give help where no command is named."""
+        if not args:
+            ctx.obj.say_lines(self.get_help(ctx))
+            ctx.exit(ConfigError.exit_code)
+        return super().parse_args(ctx, args)
+
+
+def origin(context: click.Context, name: str) -> str:
+    """Return where the value of the parameter `name` is from: `flag`, an environment variable, a file or `default`."""
+    source = context.get_parameter_source(name)
+    if source is click.core.ParameterSource.COMMANDLINE:
+        return "flag"
+    if source is click.core.ParameterSource.ENVIRONMENT:
+        parameter = next(p for p in context.command.params if p.name == name)
+        return str(parameter.envvar)
+    return str(config_path()) if source is click.core.ParameterSource.DEFAULT_MAP else "default"

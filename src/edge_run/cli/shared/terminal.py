@@ -1,0 +1,184 @@
+"""Where words go: the answer and reports to standard output, everything else to standard error.
+
+Whatever is written here is made printable first (`printable.py`), but for an answer that goes to no terminal.
+
+Without a terminal there are plain lines only, each in one piece. Colour, terminal kinds and NO_COLOR are rich's affair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TextIO
+
+from edge_run.base.errors import ConfigError, TierReadError
+from edge_run.base.text_file import read_text
+from edge_run.base.units import format_size
+from edge_run.cli.shared.printable import PrintableStream, answer_text, one_line, printable, printable_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SHOWING_S = 0.25
+ERASE_LINE = "\r\x1b[2K"
+
+
+class Terminal:
+    """The three standard streams of this process. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.can_ask, self.shows_answer, self.shows_notices = map(_is_terminal, (sys.stdin, sys.stdout, sys.stderr))
+        self._is_plain = os.environ.get("TERM", "") in ("", "dumb", "unknown")
+        self._has_transient = False
+        self._is_in_line = False
+        self._console: Console | None = None
+
+    @property
+    def console(self) -> Console:
+        """Standard error."""
+        if self._console is None:
+            from rich.console import Console
+
+            class Notices(Console):
+                def on_broken_pipe(self) -> None:
+                    """Fall silent; rich would end the process, and close standard output for it."""
+                    self.quiet = True
+
+            self._console = Notices(
+                file=_raw(sys.stderr), soft_wrap=not self.shows_notices, highlight=False, markup=False, emoji=False
+            )
+        return self._console
+
+    def write_answer(self, text: str) -> None:
+        """Write a piece of the answer, at once. Raises BrokenPipeError when nobody reads, else TierReadError."""
+        if not text:
+            return
+        self.erase()
+        self._is_in_line = not text.endswith("\n")
+        self._put(answer_text(text) if self.shows_answer else text)
+
+    def write(self, text: str) -> None:
+        """Write lines of a report to standard output. Raises like `write_answer`."""
+        self.write_answer(printable(text))
+
+    def percents(self, done: str) -> Callable[[int, int], None]:
+        """Return what shows how much of so many bytes is `done` (a word for it), when told both."""
+        shown = -1
+
+        def show(done_bytes: int, all_bytes: int) -> None:
+            nonlocal shown
+            percent = 100 * done_bytes // all_bytes
+            if percent > shown:
+                shown = percent
+                self.show(f"{percent:3} % of {format_size(all_bytes)} {done}")
+
+        return show
+
+    def end_line(self) -> None:
+        """Finish the answer's last line, where it has not ended with one."""
+        if self._is_in_line:
+            self.write_answer("\n")
+
+    def write_json(self, text: str) -> None:
+        """Write `text` as a line of UTF-8, whatever the locale. Raises like `write_answer`."""
+        if sys.stdout is not None:
+            sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+        self._put(printable_json(text) + "\n")
+
+    def say(self, text: str, style: str = "") -> None:
+        """Write a notice of one line. What fails here is not worth failing for."""
+        self.say_lines(one_line(text), style)
+
+    def say_lines(self, text: str, style: str = "") -> None:
+        """Write a notice of several lines."""
+        self.erase()
+        with contextlib.suppress(OSError, ValueError):
+            if self._is_in_line and self.shows_answer:
+                self.end_line()
+            self.console.print(printable(text), style=style or None)
+
+    def show(self, text: str) -> None:
+        """Show `text` until something else is written; only at a terminal that can erase it."""
+        if not self.shows_notices or self._is_plain:
+            return
+        self.erase()
+        width = shutil.get_terminal_size().columns - 1
+        with contextlib.suppress(OSError):
+            sys.stderr.write(one_line(text)[:width])
+            sys.stderr.flush()
+        self._has_transient = True
+
+    @contextlib.contextmanager
+    def showing(self, describe: Callable[[], str]) -> Iterator[Callable[[], None]]:
+        """Show what `describe` returns, again and again, until the block ends or what is yielded is called.
+
+        Nothing else may be written meanwhile.
+        """
+        is_over = threading.Event()
+
+        def repeat() -> None:
+            while not is_over.is_set():
+                self.show(describe())
+                is_over.wait(SHOWING_S)
+
+        thread = threading.Thread(target=repeat, name="edge-run-progress", daemon=True)
+
+        def stop() -> None:
+            is_over.set()
+            if thread.is_alive():
+                thread.join()
+            self.erase()
+
+        if self.shows_notices and not self._is_plain:
+            thread.start()
+        try:
+            yield stop
+        finally:
+            stop()
+
+    def erase(self) -> None:
+        """Take back what `show` wrote."""
+        if self._has_transient:
+            self._has_transient = False
+            with contextlib.suppress(OSError):
+                raw = _raw(sys.stderr)
+                raw.write(ERASE_LINE)
+                raw.flush()
+
+    def read_all(self, most_bytes: int) -> str:
+        """Return standard input as text, less one line break at its end, and read no more than `most_bytes`.
+
+        Raises ConfigError where there is none, or more.
+        """
+        try:
+            text = read_text(sys.stdin.buffer, "standard input", most_bytes) if sys.stdin is not None else ""
+        except OSError as error:
+            raise TierReadError(f"standard input: cannot be read ({error.strerror})") from error
+        text = text.removesuffix("\n")
+        if not text:
+            raise ConfigError("prompt: standard input is empty; give one with -p, or start at a terminal to chat")
+        return text
+
+    def _put(self, text: str) -> None:
+        try:
+            if sys.stdout is None:
+                raise OSError(0, "it is closed")
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise TierReadError(f"standard output: cannot be written ({error.strerror})") from error
+
+
+def _raw(stream: TextIO) -> TextIO:
+    """Return what takes escape codes of ours."""
+    return stream.raw if isinstance(stream, PrintableStream) else stream
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()

@@ -1,0 +1,103 @@
+"""`edge-run split run`: the device side of a split."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edge_run.base.errors import ConfigError
+from edge_run.base.results import to_json
+from edge_run.base.split import FrameReport
+from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.settings_command import SettingsCommand
+from edge_run.cli.shared.terminal import Terminal
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command(
+    cls=SettingsCommand,
+    params=[
+        click.Argument(["head"], metavar="HEAD", type=_PATH),
+        click.Option(["--server"], metavar="HOST[:PORT]", help="Without one, all is computed here."),
+        click.Option(
+            ["--image", "images"], multiple=True, type=_PATH, metavar="FILE", help="An image; may be repeated."
+        ),
+        click.Option(["--dir", "folder"], type=_PATH, metavar="DIR", help="All images in a folder."),
+        click.Option(
+            ["--deadline"], type=float, default=1.0, metavar="SECONDS", help="For each frame.  [default: 1.0]"
+        ),
+        click.Option(
+            ["--mode"],
+            default="auto",
+            metavar="MODE",
+            help="auto (the fastest), local, image, code, or 'code N' for rate N.  [default: auto]",
+        ),
+        click.Option(
+            ["--most-bytes"], type=click.IntRange(1), metavar="N", help="No code has more; a lower rate is taken."
+        ),
+        click.Option(
+            ["--filter", "use_filter"], is_flag=True, help="Send nothing for frames without anything of interest."
+        ),
+        *some_settings("threads", "json", "verbose"),
+    ],
+    short_help="Run images through a split, whichever way is fastest.",
+)
+@click.pass_context
+def run(context: click.Context, /, head: Path, images: tuple[Path, ...], folder: Path | None, **given: Any) -> None:
+    """Run images through the split that HEAD, a head.onnx, belongs to; each goes the way that is fastest then.
+
+    When the server does not answer, the device computes the frame. With --json, each frame is a line.
+    """
+    from edge_run.cli.shared.settings import report
+    from edge_run.runtime.split.model import SplitModel
+
+    terminal: Terminal = context.obj
+    report(context, terminal)
+    if bool(images) == (folder is not None):
+        raise ConfigError("split run: needs --image FILE or --dir DIR, one of the two")
+    options = {"deadline_s": given["deadline"], "mode": given["mode"], "most_bytes": given["most_bytes"]}
+    with SplitModel(
+        head, given["server"], use_filter=given["use_filter"], threads=given["threads"], **options
+    ) as model:
+        if given["server"] and model.problem:
+            terminal.say(f"No server: {model.problem}; computing here until there is one")
+        reports = []
+        for path in images or _images_in(folder):
+            frame = model.run(path)
+            reports.append(frame.report)
+            if given["json"]:
+                terminal.write_json(to_json(frame.report))
+            else:
+                terminal.write(f"{path}: {_describe(frame.report)}\n")
+    if len(reports) > 1 and not given["json"]:
+        terminal.say(_summary(reports))
+
+
+def _images_in(folder: Path | None) -> Iterator[Path]:
+    from edge_run.runtime.split.images import SUFFIXES
+
+    assert folder is not None, "there are images or a folder"
+    if not folder.is_dir():
+        raise ConfigError(f"--dir {folder}: is no folder")
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    if not found:
+        raise ConfigError(f"--dir {folder}: holds no images ({', '.join(SUFFIXES)})")
+    yield from found
+
+
+def _describe(report: FrameReport) -> str:
+    answer = f"class {report.answer}, " if report.answer >= 0 else ""
+    sent = f", {report.sent_bytes} bytes" if report.sent_bytes else ""
+    lost = ", the server was lost" if report.lost_server else ""
+    return f"{answer}{report.mode}{sent}, {report.seconds * 1e3:.1f} ms{lost}"
+
+
+def _summary(reports: list[FrameReport]) -> str:
+    modes = ", ".join(f"{count} {mode}" for mode, count in Counter(one.mode for one in reports).most_common())
+    median = sorted(one.seconds for one in reports)[len(reports) // 2]
+    return f"{len(reports)} frames: {modes}; median {median * 1e3:.1f} ms"

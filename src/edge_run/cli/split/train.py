@@ -1,0 +1,121 @@
+"""`edge-run split train`: a learned bottleneck, from a network and a folder of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edge_run.base.errors import ConfigError
+from edge_run.base.results import to_json
+from edge_run.base.split import TrainReport
+from edge_run.base.units import format_size
+from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.settings_command import SettingsCommand
+from edge_run.cli.shared.tables import align
+from edge_run.cli.shared.terminal import Terminal
+
+RATES, FEATURE_EPOCHS, ANSWER_EPOCHS, HALVINGS = "64,128,192,256", 0.5, 2.0, 3
+_FOLDER = click.Path(path_type=Path)
+
+
+def _path(name: str, help: str, **attributes: Any) -> click.Option:
+    return click.Option([name], type=click.Path(path_type=Path), metavar="DIR", help=help, **attributes)
+
+
+def _text(name: str, default: str, metavar: str, help: str) -> click.Option:
+    return click.Option([name], default=default, metavar=metavar, help=f"{help}  [default: {default}]")
+
+
+def _number(name: str, default: float, help: str, kind: Any = float) -> click.Option:
+    return click.Option(
+        [name], type=kind, default=default, metavar="N" if kind is int else "X", help=f"{help}  [default: {default}]"
+    )
+
+
+@click.command(
+    cls=SettingsCommand,
+    params=[
+        click.Argument(["model_file"], metavar="MODEL", type=click.Path(path_type=Path)),
+        _path("--data", "Images, in a folder for each class or not.", required=True),
+        click.Option(
+            ["--cut"], required=True, metavar="NAME", help="The tensor to cut at: `split inspect` lists them."
+        ),
+        _path("--out", "Where the files go.  [default: split]", default=Path("split")),
+        _text("--rates", RATES, "BYTES", "Mean bytes of a code, for each rate."),
+        _text("--mean", "0", "X", "Of pixels from 0 to 1, one number or one for each channel."),
+        _text("--std", "1", "X", "Their deviation: pixels become (x - mean) / std."),
+        _number("--feature-epochs", FEATURE_EPOCHS, "Passes over the images that match features."),
+        _number("--answer-epochs", ANSWER_EPOCHS, "Passes that match answers."),
+        _number("--halvings", HALVINGS, "How often the code halves height and width.", int),
+        click.Option(
+            ["--most-images"], type=click.IntRange(2), metavar="N", help="Learn from N of the images.  [default: all]"
+        ),
+        click.Option(
+            ["--empty"], multiple=True, metavar="CLASS", help="A folder without anything of interest: train a filter."
+        ),
+        _number("--most-missed", 0.01, "What the filter may hold back wrongly.", click.FloatRange(0, 0.5)),
+        click.Option(["--flips/--no-flips"], default=True, help="Mirror half of the images.  [default: yes]"),
+        *some_settings("seed", "threads", "json", "verbose"),
+    ],
+    short_help="Train a bottleneck: head.onnx, tail.onnx, code.json.",
+)
+@click.pass_context
+def train(context: click.Context, /, model_file: Path, data: Path, cut: str, out: Path, **given: Any) -> None:
+    """Train a bottleneck at a cut of the ONNX network MODEL, distilled from the network itself.
+
+    Needs the `split` and `train` extras. Images are scaled to the network's size.
+    """
+    from edge_run.cli.shared.settings import report
+    from edge_run.runtime.split.bottleneck import BottleneckShape
+    from edge_run.runtime.split.train import TrainTask, train_split
+    from edge_run.runtime.split.training import TrainConfig
+
+    terminal: Terminal = context.obj
+    report(context, terminal)
+    config = TrainConfig(
+        rates_bytes=tuple(int(one) for one in numbers("--rates", given["rates"])),
+        mean=numbers("--mean", given["mean"]),
+        deviation=numbers("--std", given["std"]),
+        feature_epochs=given["feature_epochs"],
+        answer_epochs=given["answer_epochs"],
+        flips=given["flips"],
+        seed=given["seed"] if (given["seed"] or -1) >= 0 else 0,
+        threads=given["threads"],
+        shape=BottleneckShape(halvings=given["halvings"]),
+    )
+    task = TrainTask(model_file, data, cut, out, given["empty"], given["most_missed"], given["most_images"])
+    try:
+        result = train_split(task, config, terminal.show)
+    finally:
+        terminal.erase()
+    if given["json"]:
+        terminal.write_json(to_json(result))
+    else:
+        terminal.write(describe(result))
+
+
+def describe(result: TrainReport) -> str:
+    """Return what was trained, a rate on a line."""
+    rows: list[tuple[str, ...]] = [("rate", "bytes", "largest", "as uncut", "right", "uncut right")]
+    for number, one in enumerate(result.rates):
+        shares = (one.agreement, one.accuracy, one.model_accuracy)
+        rows.append(
+            (str(number), f"{one.mean_bytes:.0f}", str(one.largest_bytes), *(f"{share:.1%}" for share in shares))
+        )
+    lines = [
+        f"{result.folder}: head of {format_size(result.head_bytes)}, {result.head_multiply_adds / 1e6:.1f} million "
+        f"multiply-adds, {result.head_share:.1%} of the network's; learned from {result.images:,} images",
+        "",
+        *align(rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def numbers(flag: str, text: str) -> tuple[float, ...]:
+    """Return the numbers of a flag's text. Raises ConfigError where it is none."""
+    try:
+        return tuple(float(one) for one in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"{flag} {text}: must be numbers with commas between them", found=text) from error

@@ -1,0 +1,141 @@
+"""What makes a device a member: its key, its cluster, the join line; files that only the owner can read."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from edge_run.base.errors import ConfigError, MeshError, NotTrusted
+from edge_run.devices.members.cluster import (
+    FIND_BROKER,
+    join_line,
+    new_cluster,
+    parse_broker,
+    parse_join_line,
+    parse_place,
+    read_cluster,
+    write_cluster,
+)
+from edge_run.devices.members.identity import make_identity, take_identity
+from edge_run.devices.members.keys import is_signed, node_of
+from edge_run.devices.mesh.opening import check_listen, known_cluster, reachable
+
+
+def now() -> float:
+    return 1.7e9
+
+
+def test_a_join_line_makes_the_same_cluster() -> None:
+    cluster = new_cluster("mqtts://me:pass%20word@host:1234")
+    assert parse_join_line(join_line(cluster)) == cluster
+    assert parse_join_line(f"  {join_line(cluster)}\n") == cluster
+    assert parse_join_line(join_line(new_cluster(FIND_BROKER))).broker == FIND_BROKER
+
+
+@pytest.mark.parametrize("damage", [lambda s: s[:-1], lambda s: s[:60] + "A" + s[61:], lambda s: "x" + s, lambda s: ""])
+def test_a_damaged_join_line_is_refused_and_not_repeated(damage: object) -> None:
+    line = join_line(new_cluster("mqtt://host"))
+    with pytest.raises(ConfigError) as caught:
+        parse_join_line(damage(line))  # type: ignore[operator]
+    assert line[30:50] not in str(caught.value)
+
+
+def test_secrets_are_not_shown() -> None:
+    cluster = new_cluster("mqtt://me:hidden@host")
+    assert "hidden" not in repr(cluster)
+    assert cluster.secret.hex() not in repr(cluster)
+    assert repr(cluster.secret) not in repr(cluster)
+    assert "hidden" not in repr(parse_broker(cluster.broker))
+    assert "DeviceKey" not in repr(make_identity(now))
+
+
+def test_brokers() -> None:
+    assert parse_broker("host").port == 1883
+    broker = parse_broker("mqtts://me:p%40ss@[::1]")
+    assert (broker.host, broker.port, broker.user, broker.password, broker.is_tls) == ("::1", 8883, "me", "p@ss", True)
+    for wrong in ("http://host", "mqtt://", "mqtt://host:99999", "mqtt://host/path"):
+        with pytest.raises(ConfigError):
+            parse_broker(wrong)
+
+
+def test_files_are_private(tmp_path: Path) -> None:
+    cluster = new_cluster("mqtt://host")
+    write_cluster(tmp_path / "mesh", cluster)
+    identity = take_identity(tmp_path / "mesh", now)
+    identity.release()
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "mesh").iterdir()}
+    assert set(modes.values()) == {0o600}
+    assert stat.S_IMODE((tmp_path / "mesh").stat().st_mode) == 0o700
+    assert read_cluster(tmp_path / "mesh") == cluster == known_cluster(tmp_path / "mesh")
+
+
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    write_cluster(tmp_path, new_cluster("mqtt://host"))
+    take_identity(tmp_path, now).release()
+    for name in ("cluster.json", "node.key"):
+        (tmp_path / name).chmod(0o644)
+    with pytest.raises(NotTrusted, match="chmod 600"):
+        read_cluster(tmp_path)
+    with pytest.raises(NotTrusted, match="chmod 600"):
+        take_identity(tmp_path, now)
+
+
+def test_damaged_files_are_said_to_be(tmp_path: Path) -> None:
+    assert read_cluster(tmp_path) is None
+    with pytest.raises(MeshError, match="belongs to none"):
+        known_cluster(tmp_path)
+    write_cluster(tmp_path, new_cluster("mqtt://host"))
+    (tmp_path / "cluster.json").write_text("{")
+    with pytest.raises(MeshError, match="is damaged"):
+        read_cluster(tmp_path)
+
+
+def test_a_node_keeps_its_id_and_gets_later_lives(tmp_path: Path) -> None:
+    first = take_identity(tmp_path, now)
+    first.release()
+    clock_went_back = take_identity(tmp_path, lambda: 1.6e9)
+    assert (first.node, first.is_lasting) == (clock_went_back.node, True)
+    assert clock_went_back.boot > first.boot
+    other = take_identity(tmp_path, now)  # while the first of this device lives
+    assert other.node != first.node
+    assert not other.is_lasting
+    clock_went_back.release()
+
+
+def test_signatures() -> None:
+    one, other = make_identity(now), make_identity(now)
+    assert one.node == node_of(one.public_key)
+    assert is_signed(one.public_key, one.sign(b"word"), b"word")
+    assert not is_signed(one.public_key, other.sign(b"word"), b"word")
+    assert not is_signed(one.public_key, one.sign(b"word"), b"words")
+
+
+def test_the_proof_is_of_one_key_and_one_cluster() -> None:
+    cluster, other = new_cluster("mqtt://host"), new_cluster("mqtt://host")
+    key = make_identity(now).public_key
+    assert cluster.is_proven(key, cluster.proof(key))
+    assert not cluster.is_proven(make_identity(now).public_key, cluster.proof(key))
+    assert not other.is_proven(key, cluster.proof(key))
+
+
+def test_places() -> None:
+    assert reachable(("127.0.0.1", "::1"), 7) == ["tcp://127.0.0.1:7", "tcp://[::1]:7"]
+    assert "tcp://127.0.0.1:7" in reachable(("0.0.0.0",), 7)
+    check_listen(("127.0.0.1", "0.0.0.0"), 0)
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
+        check_listen(("192.0.2.1",), 0)
+    assert parse_place("host", 5) == ("host", 5)
+    assert parse_place("host:6", 5) == ("host", 6)
+    assert parse_place("[::1]:6", 5) == ("::1", 6)
+    with pytest.raises(ConfigError):
+        parse_place("", 5)
+
+
+@pytest.mark.parametrize("port", [1, 80, 1023])
+def test_ports_that_nobody_would_use(port: int) -> None:
+    check_listen((), 0)
+    check_listen((), 1024)
+    with pytest.raises(ConfigError, match="from 1024 on"):
+        check_listen((), port)

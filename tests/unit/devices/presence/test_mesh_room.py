@@ -1,0 +1,52 @@
+"""What a member keeps of what others say of themselves: bounded, under however many names and topics it is said."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from edge_run.base.errors import ProtocolError
+from edge_run.devices.members.cluster import new_cluster
+from edge_run.devices.members.identity import make_identity
+from edge_run.devices.mesh.state import Clocks, MeshState
+from edge_run.devices.messages.envelope import Writer
+from edge_run.devices.messages.topics import Topic
+from edge_run.devices.presence.room import MOST_KEPT_BYTES, Room
+
+
+def test_a_later_message_is_in_place_of_the_one_before_and_who_went_takes_no_room() -> None:
+    room, half = Room(), MOST_KEPT_BYTES // 2
+    for _ in range(3):
+        room.take("one", "caps", half, {"one"})
+    room.take("two", "caps", half, {"one", "two"})
+    with pytest.raises(ProtocolError, match="node three: says 1 bytes of itself, and 2097152 of 2097152 are kept"):
+        room.take("three", "caps", 1, {"one", "two"})
+    room.take("three", "load", half, {"two"})
+
+
+def test_one_who_knows_the_secret_comes_as_many() -> None:
+    cluster = new_cluster("mqtt://host")
+    clocks = Clocks(lambda: 1.7e9, lambda: 1.7e9, random.Random(0))
+    state = MeshState(make_identity(clocks.wall), cluster, "here", clocks, is_watching=True)
+    for _ in range(8):
+        rogue = make_identity(clocks.wall)
+        writer = Writer(rogue, cluster, clocks.wall)
+        body = {"name": "x", "link": {}, "heard": [state.identity.boot], "capabilities": {"x": [[]] * 60_000}}
+        for kind, words in (("caps", body), ("load", {"load": {"x": [[]] * 60_000}})):
+            topic = Topic(cluster.id, kind, rogue.node)
+            state.take_in(str(topic), writer.seal(topic, 1, words)[0])  # type: ignore[arg-type]
+    kept = [member.capabilities for member in state.members()] + list(state.loads.values())
+    assert 5 < len(kept) <= MOST_KEPT_BYTES // 180_000
+
+
+def test_orders_for_others_leave_nothing_behind() -> None:
+    cluster = new_cluster("mqtt://host")
+    clocks = Clocks(lambda: 1.7e9, lambda: 1.7e9, random.Random(0))
+    state = MeshState(make_identity(clocks.wall), cluster, "here", clocks, is_watching=False)
+    rogue = make_identity(clocks.wall)
+    writer = Writer(rogue, cluster, clocks.wall)
+    for _ in range(50):
+        topic = Topic(cluster.id, "cmd", make_identity(clocks.wall).node)
+        state.take_in(str(topic), writer.seal(topic, 1, {"number": 1, "order": {}})[0], sender=rogue.node)
+    assert not state._gate._lives

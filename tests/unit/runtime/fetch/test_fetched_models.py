@@ -1,0 +1,101 @@
+"""Room for fetched layers: what was allowed is kept to, what is used is left alone, the longest unused goes first."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from edge_run.base.errors import BudgetError, MeshError
+from edge_run.runtime.fetch import store as module
+from edge_run.runtime.fetch.store import FetchedModel, FetchedModels
+from edge_run.tiers.pieces import PIECE_BYTES, model_hash, piece_digest
+
+COUNT = 8
+SIZES = (COUNT * PIECE_BYTES,)
+
+
+def digests(seed: int) -> bytes:
+    return b"".join(piece_digest(bytes([seed, piece])) for piece in range(COUNT))
+
+
+def open_model(models: FetchedModels, seed: int) -> FetchedModel:
+    return models.open(model_hash(SIZES, digests(seed)), SIZES, digests(seed))
+
+
+def fill(fetched: FetchedModel, pieces: range) -> None:
+    for piece in pieces:
+        fetched.partial.write(piece, os.urandom(PIECE_BYTES))
+    fetched.partial.sync()
+
+
+def held(fetched: FetchedModel) -> int:
+    return COUNT - len(fetched.partial.missing(range(COUNT)))
+
+
+def test_the_longest_unused_goes_first_and_what_is_used_stays(tmp_path: Path) -> None:
+    models = FetchedModels(tmp_path, int(20.5 * PIECE_BYTES))
+    for seed in (1, 2, 3):
+        fetched = open_model(models, seed)
+        fill(fetched, range(6))
+        fetched.close()
+        os.utime(fetched.partial.folder / "journal", (seed, seed))
+    used = open_model(models, 1)
+    fresh = open_model(models, 4)
+    models.make_room(fresh, range(COUNT))
+    assert used.partial.folder.exists()
+    assert held(used) == 6
+    assert not open_gone(tmp_path, 2)
+    assert open_gone(tmp_path, 3)
+    fill(fresh, range(COUNT))
+    fresh.close()
+    used.close()
+    again = open_model(models, 3)
+    assert held(again) == 6
+    again.close()
+
+
+def open_gone(folder: Path, seed: int) -> bool:
+    return (folder / model_hash(SIZES, digests(seed))).exists()
+
+
+def test_pieces_that_are_not_needed_now_are_given_up_before_it_is_refused(tmp_path: Path) -> None:
+    models = FetchedModels(tmp_path, int(6.5 * PIECE_BYTES))
+    fetched = open_model(models, 1)
+    fill(fetched, range(5))
+    models.make_room(fetched, range(3, 8))
+    assert fetched.partial.missing(range(5)) == [0, 1, 2]
+    fill(fetched, range(5, 8))
+    with pytest.raises(BudgetError, match=r"--fetch 2 MiB: too small for 2 MiB"):
+        models.make_room(fetched, range(COUNT))
+    fetched.close()
+
+
+def test_a_model_is_used_by_one_process_at_a_time(tmp_path: Path) -> None:
+    models = FetchedModels(tmp_path, 1 << 30)
+    fetched = open_model(models, 1)
+    with pytest.raises(MeshError, match="another process"):
+        open_model(models, 1)
+    fetched.close()
+    open_model(models, 1).close()
+
+
+def test_digests_are_kept_and_checked(tmp_path: Path) -> None:
+    models = FetchedModels(tmp_path, 1 << 30)
+    model = model_hash(SIZES, digests(1))
+    assert models.known_digests(model, SIZES) is None
+    open_model(models, 1).close()
+    assert models.known_digests(model, SIZES) == digests(1)
+    (tmp_path / model / "digests").write_bytes(digests(2))
+    assert models.known_digests(model, SIZES) is None
+    assert models.known_digests(model, (SIZES[0] + 1,)) is None
+
+
+def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEFT_FREE_BYTES", 1 << 60)  # more than any disk has
+    models = FetchedModels(tmp_path, 1 << 30)
+    fetched = open_model(models, 1)
+    with pytest.raises(BudgetError, match="its disk has room for 0 B, 512 KiB are to be fetched"):
+        models.make_room(fetched, range(2))
+    fetched.close()

@@ -1,0 +1,181 @@
+"""ChatTemplate: the templates in use render as Hugging Face renders them, and broken ones end in one clear line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from edge_run.base.errors import ConfigError, ModelFileError
+from edge_run.runtime.generation.chat import ChatTemplate
+
+CHATML = """{% for message in messages %}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}
+{% if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}
+"""
+
+LLAMA_3 = """{{- bos_token }}
+{%- if tools is not none %}{{- raise_exception("no tools here") }}{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
+{{- "Today: " + strftime_now("%d %b %Y") + "\\n\\n" }}
+{{- system_message + "<|eot_id|>" }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+    {{- message['content'] | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+
+ALTERNATING = """{{ bos_token }}{% for message in messages %}
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('Conversation roles must alternate\nuser/assistant/user/...') }}
+{% endif %}
+{% if message['role'] == 'user' %}[INST] {{ message['content'] }} [/INST]
+{%- else %} {{ message['content'] }}{{ eos_token }}{% endif %}
+{% endfor %}"""
+
+USER = {"role": "user", "content": " Hello "}
+SYSTEM = {"role": "system", "content": "Be brief."}
+ASSISTANT = {"role": "assistant", "content": "Hi."}
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, "<s>", "</s>", now=lambda: datetime(2024, 7, 26))
+
+
+def metadata(source: str | None) -> Callable[[str], str | None]:
+    return lambda key: source if key == "tokenizer.chat_template" else None
+
+
+def test_chatml() -> None:
+    text = template(CHATML).render([SYSTEM, USER])
+    assert text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n Hello <|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert template(CHATML).render([USER], add_generation_prompt=False) == "<|im_start|>user\n Hello <|im_end|>\n"
+
+
+def test_llama_3_with_and_without_a_system_message() -> None:
+    opening = "<s><|start_header_id|>system<|end_header_id|>\n\nToday: 26 Jul 2024\n\n"
+    rest = (
+        "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHello<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    assert template(LLAMA_3).render([SYSTEM, USER]) == opening + "Be brief." + rest
+    assert template(LLAMA_3).render([USER]) == opening + rest
+
+
+def test_raise_exception_is_about_the_messages() -> None:
+    alternating = template(ALTERNATING)
+    assert alternating.render([USER, ASSISTANT]) == "<s>[INST]  Hello  [/INST] Hi.</s>"
+    with pytest.raises(ConfigError, match=r"refuses .* must alternate user/assistant") as caught:
+        alternating.render([SYSTEM, USER])
+    assert "\n" not in str(caught.value)
+
+
+def test_what_hugging_face_adds_to_jinja() -> None:
+    source = (
+        "{% for n in range(9) %}{% if n == 1 %}{% continue %}{% endif %}{% if n == 3 %}{% break %}{% endif %}{{ n }}"
+        "{% endfor %} {{ messages[0] | tojson }} {{ {'b': 1, 'a': '<é>'} | tojson(indent=1, sort_keys=true) }}"
+        "{% generation %} kept{% endgeneration %}"
+    )
+    assert template(source).render([ASSISTANT]) == (
+        '02 {"role": "assistant", "content": "Hi."} {\n "a": "<é>",\n "b": 1\n} kept'
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "line"), [("{% for x in %}", 1), ("ok\n{{ messages", 2), ("{% endif %}", 1), ("\n\n{{ x | nosuch }}", 3)]
+)
+def test_a_template_that_is_not_jinja_says_where(source: str, line: int) -> None:
+    with pytest.raises(ModelFileError, match=f"line {line}: ") as caught:
+        template(source)
+    assert "\n" not in str(caught.value)
+    assert caught.value.figures["line"] == line
+    with pytest.raises(ConfigError, match=f"line {line}: "):
+        ChatTemplate(source, "", "", is_override=True)
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages[9].content.x }}", "{{ 1 / 0 }}", "{{ messages + 1 }}", "{{ nosuch() }}"]
+)
+def test_a_template_that_fails_when_it_runs(source: str) -> None:
+    with pytest.raises(ModelFileError, match="chat template of the model file"):
+        template(source).render([USER])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__['json'] }}",
+        "{{ strftime_now.__closure__[0].cell_contents }}",
+        "{{ ('{0.__class__.__mro__}' | string).format(messages) }}",
+        "{{ messages.append(messages[0]) }}",
+        "{{ messages[0].update({'role': 'system'}) }}",
+        "{{ messages[0].clear() }}",
+        "{% for x in range(1000000000) %}{% endfor %}",
+    ],
+)
+def test_the_sandbox_holds(source: str) -> None:
+    message = dict(USER)
+    with pytest.raises(ModelFileError, match=r"SecurityError|UndefinedError|OverflowError"):
+        template(source).render([message])
+    assert message == USER
+
+
+def test_from_model() -> None:
+    chat = ChatTemplate.from_model(metadata("{{ bos_token }}{{ messages[0].content }}"), "<s>", "</s>", None)
+    assert chat is not None
+    assert chat.render([USER]) == "<s> Hello "
+    assert ChatTemplate.from_model(metadata(None), "<s>", "</s>") is None
+
+
+def test_an_override_is_jinja_text_or_a_file_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text("file: {{ messages[0].content }}", encoding="utf-8")
+    for override, expected in (("text: {{ messages[0].content }}", "text:  Hello "), (str(file), "file:  Hello ")):
+        chat = ChatTemplate.from_model(metadata("unused"), "", "", override)
+        assert chat is not None
+        assert chat.render([USER]) == expected
+
+
+@pytest.mark.parametrize("override", ["no-such-file.jinja", "", "a\0b"])
+def test_an_override_that_cannot_be_read(override: str) -> None:
+    with pytest.raises(ConfigError, match="not Jinja text and not a readable file"):
+        ChatTemplate.from_model(metadata(None), "", "", override)
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        ({"role": "user"}, "content must be text, found none"),
+        ({"role": "user", "content": None}, "content must be text, found NoneType"),
+        ({"role": 3, "content": "x"}, "role must be text, found int"),
+        ({"role": "", "content": "x"}, "role must not be empty"),
+        ("hello", "must have a role and a content, found str"),
+    ],
+)
+def test_messages_that_cannot_be(message: Mapping[str, str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=f"chat message 1: {complaint}"):
+        template(CHATML).render([USER, message])
+
+
+def test_no_messages_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least one"):
+        template(CHATML).render([])

@@ -1,0 +1,96 @@
+"""What is recorded for saying it again: batches as they were run, less what was taken back wholly."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_run.base.errors import ProtocolError
+from edge_run.base.mesh import Message
+from edge_run.base.protocols import BatchToken
+from edge_run.runtime.decoding.batch_limits import Limits
+from edge_run.runtime.mesh.log import MeshLog
+from edge_run.runtime.mesh.messages import Decode, Operate, command_header, command_parts, read_command
+from edge_run.runtime.mesh.recovery_time import Pace, replay_s
+
+LIMITS = Limits(
+    context_tokens=64, vocabulary=10, micro_batch_tokens=8, sequences=4, outputs_per_pass=2, can_branch=True
+)
+
+
+def batch(*positions: int, sequence: int = 0) -> list[BatchToken]:
+    return [BatchToken(7, position, sequence) for position in positions]
+
+
+def test_batches_keep_their_width() -> None:
+    log = MeshLog()
+    log.add_batch(batch(0, 1, 2))
+    log.add_batch(batch(3))
+    assert [len(command.batch) for command in log if isinstance(command, Decode)] == [3, 1]
+    assert log.tokens == 4
+
+
+def test_what_was_taken_back_wholly_is_forgotten() -> None:
+    log = MeshLog()
+    for positions in ((0, 1, 2), (3,), (4,)):
+        log.add_batch(batch(*positions))
+    log.rewind(0, 3, 3)
+    assert list(log) == [Decode(tuple(batch(0, 1, 2)))]
+    log.rewind(0, 0, 0)
+    assert len(log) == 0
+
+
+def test_what_was_taken_back_in_part_stays_and_is_cut_again() -> None:
+    log = MeshLog()
+    log.add_batch(batch(0, 1, 2, 3))
+    log.rewind(0, 2, 2)
+    assert list(log) == [Decode(tuple(batch(0, 1, 2, 3))), Operate("rewind", (0, 2))]
+    log.rewind(0, 0, 0)
+    assert len(log) == 0
+
+
+def test_other_sequences_are_left_alone() -> None:
+    log = MeshLog()
+    log.add_batch(batch(0, 1, sequence=1))
+    log.add_batch(batch(0, 1))
+    log.rewind(1, 0, 0)
+    assert list(log) == [*map(Decode, [tuple(batch(0, 1, sequence=1)), tuple(batch(0, 1))]), Operate("rewind", (1, 0))]
+
+
+def sent(command: Decode | Operate) -> Message:
+    parts = tuple(memoryview(bytes(part)) for part in command_parts(command))
+    return Message("n", command_header(command, 5, 1), parts)
+
+
+def test_commands_arrive_as_they_were_sent() -> None:
+    tokens = (BatchToken(3, 0, 0, True), BatchToken(4, 1, 0, False, (2, 3)))
+    for command in (Decode(tokens), Operate("keep", (0, 5, 2, 1, 2)), Operate("clear")):
+        assert read_command(sent(command), LIMITS) == command
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(), (1, 0, 0, 1), (99, 0, 0, 1, 0), (-1, 0, 0, 1, 0), (1, -1, 0, 1, 0), (1, 0, 0, 1, 3), (1, 0, 0, 1, -1),
+     (1, 0, 0, 2, 0), (1, 64, 0, 1, 0), (1, 0, 4, 1, 0), (1, 0, 0, 1, 1, 4), (1, 0, 0, 1, 1, 0), (1, 0, 0, 1, 2, 3, 3),
+     (1, 0, 0, 1, 4, 0, 1, 2, 3), (1, 0, 0, 1, 0) * 3, (1, 0, 0, 0, 0) * 1000],
+)  # fmt: skip
+def test_what_cannot_be_a_batch_is_refused(numbers: tuple[int, ...]) -> None:
+    message = sent(Operate("decode", numbers))
+    with pytest.raises(ProtocolError):
+        read_command(message, LIMITS)
+
+
+def test_an_unknown_command_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="unknown"):
+        read_command(sent(Operate("format_disk")), LIMITS)
+
+
+def test_a_promise_counts_usual_tokens_a_slower_plan_and_what_is_read_besides() -> None:
+    log = MeshLog()
+    log.add_batch([BatchToken(i, i) for i in range(70)], 1.2)
+    for i in range(70, 80):
+        log.add_batch([BatchToken(i, i)], 5.0 if i == 75 else 0.05)  # one was disturbed
+    before = Pace(0.05, 0.05, 0.5)
+    assert replay_s(log, before, Pace(0.0, 0.05, 0.5)) == pytest.approx(1.2 + 10 * 0.05 + 0.05)
+    assert replay_s(log, before, Pace(0.0, 0.04, 0.2)) == pytest.approx(1.75), "a faster one promises no more"
+    assert replay_s(log, before, Pace(0.0, 0.10, 2.0)) == pytest.approx(2 * 1.75 + 1.5)
+    assert replay_s(log, before, Pace()) == pytest.approx(1.75)

@@ -1,0 +1,152 @@
+"""From plans to seconds: what a token of a mixture takes, with and without what an earlier run found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from bench_samples import PLAN, PROFILE
+from edge_run.partition.cost import MatmulWork, PassWork
+from edge_run.runtime.graph.nodes import Node, WeightRead
+from edge_run.runtime.planning.forecast import PassTimes, pass_work, shared_work
+from edge_run.runtime.planning.routing import PassSeen, Point
+from edge_run.tiers.gguf import read_gguf
+from kit_models import KIT
+
+DISK = PROFILE.disks[0]  # 1e9 bytes a second
+WORK = PassWork((MatmulWork("Q4_0", 512, int(1e8), 32, 4),), 0, 0, 0.0)
+COMPUTE_S = 0.0125  # an eighth of 0.1 s
+MIXTURE = replace(PLAN, expert_bytes=int(5e7), streamed_bytes_per_pass=int(2e7))
+
+
+def token_s(*earlier: Point) -> float:
+    times = PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, earlier)
+    assert times.compute_s(1, 0) == pytest.approx(COMPUTE_S)
+    return times.pass_s(1, 0, 1, is_first=False)
+
+
+def test_without_an_earlier_run_reading_and_computing_take_turns() -> None:
+    assert token_s() == pytest.approx(2e7 / 1e9 + COMPUTE_S, rel=0.01)
+
+
+def tokens_seen(share: float, read_bytes: float, wait_s: float, beside_s: float = 0.0) -> Point:
+    return Point(share, 0.5, PassSeen(1, read_bytes, COMPUTE_S + wait_s + beside_s, wait_s))
+
+
+def test_a_token_waits_for_its_bytes_as_in_the_run_most_like_it() -> None:
+    near, far = tokens_seen(0.5, 2.2e7, 0.044), tokens_seen(0.1, 9e7, 0.09)
+    assert token_s(far, near) == pytest.approx(COMPUTE_S + 2e7 / 5e8)
+    assert token_s(far) == pytest.approx(COMPUTE_S + 2e7 / 1e9)
+
+
+def test_a_token_takes_as_long_to_choose_whatever_it_reads_and_the_rest_goes_with_bytes() -> None:
+    """There, of 0.035 s beside computing and waiting for 0.04 GB, 0.005 s were choosing."""
+    seen = tokens_seen(0.1, 4e7, 0.04, 0.035)
+    point = seen._replace(token=seen.token._replace(choosing_s=0.005))
+    assert token_s(point) == pytest.approx(COMPUTE_S + 0.02 + 0.005 + 0.015)
+
+
+@pytest.mark.parametrize("seconds", [-COMPUTE_S / 2, 0.001, 60.0])
+def test_what_this_drive_cannot_have_done_is_not_believed(seconds: float) -> None:
+    assert token_s(tokens_seen(0.5, 2e7, seconds)) == token_s()
+
+
+def test_the_first_pass_and_wide_ones_do_not_hang_on_what_tokens_read() -> None:
+    known, unknown = (PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, e) for e in ([tokens_seen(0.5, 2e7, 0.04)], []))
+    assert known.pass_s(1, 0, 1, is_first=True) == unknown.pass_s(1, 0, 1, is_first=True)
+    assert known.pass_s(64, 0, 1, is_first=False) == unknown.pass_s(64, 0, 1, is_first=False)
+
+
+def test_what_wide_passes_take_beside_is_taken_from_wide_ones() -> None:
+    """There: 0.005 s for 0.01 GB, of which a half is for each pass."""
+    plain = PassTimes(MIXTURE, WORK, PROFILE, DISK, 1)
+    compute_s, read_s = plain.compute_s(64, 0), plain._reading(64, 1, is_first=False).wall_s
+    wide = PassSeen(64, 1e7, compute_s + 0.505, wait_s=0.5)
+    times = PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, [tokens_seen(0.5, 2e7, 0.02)._replace(wide=wide)])
+    assert read_s > 0
+    assert times.pass_s(64, 0, 1, is_first=False) == pytest.approx(math.hypot(read_s, compute_s + 0.0025 + read_s / 4))
+
+
+def test_a_limit_of_the_control_group_is_made_up_for() -> None:
+    """It counts over some time, so what takes turns without one overlaps."""
+    limited = replace(DISK, limit="254:0 1000000000 bps")
+    seen = tokens_seen(0.5, 2e7, 0.0001, 0.02)
+    for earlier, busy_s in ([], COMPUTE_S), ([seen], COMPUTE_S + 0.02):
+        times = PassTimes(MIXTURE, WORK, PROFILE, limited, 1, earlier)
+        token_s = times.pass_s(1, 0, 1, is_first=False)
+        assert max(0.02, busy_s) < token_s < 1.2 * max(0.02, busy_s)
+
+
+def test_reading_and_computing_overlap_where_most_experts_are_used_anyway() -> None:
+    def pass_s(tokens: int) -> tuple[float, float, float]:
+        reading = times._reading(tokens, 1, is_first=False)
+        return reading.wall_s, times.compute_s(tokens, 0), times.pass_s(tokens, 0, 1, is_first=False)
+
+    times = PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, ())
+    read_s, compute_s, few_s = pass_s(8)  # of 32 experts some 21
+    assert few_s == pytest.approx(read_s + compute_s, rel=0.01)
+    read_s, compute_s, many_s = pass_s(64)
+    assert max(read_s, compute_s) < many_s < 0.95 * (read_s + compute_s)
+
+
+def read_s(plan_bytes: float, tokens: int, work: PassWork) -> float:
+    plan = replace(MIXTURE, expert_bytes=int(plan_bytes))
+    return PassTimes(plan, work, PROFILE, DISK, 1)._reading(tokens, 1, is_first=False).wall_s
+
+
+def test_a_prompt_uses_few_experts_after_the_choice_of_outputs_and_reads_nothing_again_where_the_others_fit() -> None:
+    """Of the last of six layers only the last token goes on. What passes through takes room where it is not there."""
+    matmuls = (MatmulWork("Q4_0", 512, int(1e8), 32, 4), MatmulWork("Q4_0", 512, int(2e7), 32, 4, is_head=True))
+    work = PassWork(matmuls, 0, 0, 0.0, expert_tensor_bytes=int(1e7))
+    assert read_s(1.2e8, 1000, work) == 0.0
+    assert read_s(1.05e8, 1000, work) == pytest.approx(2e7 / 8 * 0.75 / 1e9)
+    assert read_s(0.9e8, 1000, work) == pytest.approx((1e7 / (1 - 0.2) + 2e7 / 8) / 1e9)
+    assert read_s(1.5e7, 1000, work) == pytest.approx((8.5e7 / (1 - 0.1) + 2e7 / 8) / 1e9)
+
+
+def first_s(*earlier: Point) -> float:
+    return PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, earlier)._reading(1000, 1, is_first=True).wall_s
+
+
+def first_seen(room_share: float, busy_s: float) -> Point:
+    return Point(room_share, 0.5, PassSeen(), first=PassSeen(1000, 1e8, busy_s=busy_s))
+
+
+def test_new_memory_is_as_fast_as_in_the_run_most_like_this() -> None:
+    """Of 0.1 GB of experts half have room; the pinned share of the model is read into new memory too."""
+    used_s, new_bytes = 5e7 / 1e9, MIXTURE.pinned_bytes + 5e7
+    assert first_s() == pytest.approx(new_bytes / DISK.first_use_bytes_per_s + used_s)
+    near, far = first_seen(0.4, 4e7 / 8e8 + 6e7 / 1e9), first_seen(0.1, 1e7 / 3e8 + 9e7 / 1e9)
+    assert first_s(far, near) == pytest.approx(new_bytes / 8e8 + used_s)
+    for point in (tokens_seen(0.5, 2e7, 0.02), first_seen(0.4, 50.0), first_seen(0.4, 0.06)):
+        assert first_s(point) == first_s()
+
+
+def test_what_a_gpu_has_is_counted_there_and_nothing_twice() -> None:
+    """The last two of four layers; a node without weights is where the last one with some was."""
+    gguf = read_gguf(KIT)
+    graph = tuple(
+        Node(name.encode(), op, tuple(WeightRead(weight, 0, 1) for weight in weights), True)
+        for layer in range(4)
+        for name, op, weights in (
+            (f"norm-{layer}", "MUL", (f"blk.{layer}.attn_norm.weight",)),
+            (f"q-{layer}", "MUL_MAT", (f"blk.{layer}.attn_q.weight",)),
+            (f"attention-{layer}", "FLASH_ATTN_EXT", ()),
+            (f"down-{layer}", "MUL_MAT", (f"blk.{layer}.ffn_down.weight",)),
+        )
+    )
+    names = {tensor.name for tensor in gguf.tensors if tensor.name.startswith(("blk.2.", "blk.3."))}
+    here, there = shared_work(gguf, graph, 5, names, is_wide=True)
+    whole = pass_work(gguf, graph, 5)
+    assert (there.n_borders, there.is_wide) == (1, True)
+    assert (here.n_stops, there.work.n_stops) == (5, 0)
+    assert here.n_nodes == there.work.n_nodes == whole.n_nodes / 2
+    assert here.attention_flops == there.work.attention_flops == whole.attention_flops / 2 > 0
+    sizes = [sum(matmul.size_bytes for matmul in work.matmuls) for work in (here, there.work, whole)]
+    assert sizes[0] + sizes[1] == sizes[2]
+    assert sizes[0] > 0
+    assert sizes[1] > 0
+    narrow = {name for name in names if "ffn" not in name}
+    assert shared_work(gguf, graph, 5, narrow, is_wide=False)[1].n_borders == 4

@@ -1,0 +1,87 @@
+"""What is measured of a GPU, and what of it is known already; without a GPU, whose kernels are made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_run.base.errors import NotSupported
+from edge_run.base.profile import KernelSpeed
+from edge_run.base.units import GIB
+from edge_run.devices.host.profile import Identity, Measurements, ProfileStore
+from edge_run.runtime.gpu.devices import DISCRETE, SOFTWARE, Gpu
+from edge_run.runtime.probing import gpu_probe
+from edge_run.runtime.probing.gpu_probe import gpu_profile, is_known, measure_gpu, missing_of
+from edge_run.runtime.probing.workbench import GpuBench
+
+REAL = Gpu(1, "GPU0", "a GPU", DISCRETE, 8 * GIB, 7 * GIB)
+PLAYED = replace(REAL, kind=SOFTWARE, description="llvmpipe")
+WANTED = [("Q4_0", 4096, 1, False), ("Q4_0", 4096, 512, False), ("IQ1_M", 4096, 1, True)]
+
+
+@pytest.fixture(autouse=True)
+def benches(monkeypatch: pytest.MonkeyPatch) -> list[GpuBench]:
+    """The benches that kernels were measured on."""
+    used: list[GpuBench] = []
+
+    def measure_matmul(
+        name: str, row_elements: int, tokens: int, threads: int, by_expert: bool, gpu: GpuBench
+    ) -> KernelSpeed:
+        used.append(gpu)
+        if name == "IQ1_M":
+            raise NotSupported("no such kernel")
+        return KernelSpeed(name, row_elements, tokens, threads, by_expert, 1e11 / tokens)
+
+    monkeypatch.setattr(gpu_probe.kernels, "measure_matmul", measure_matmul)
+    monkeypatch.setattr(gpu_probe.kernels, "measure_attention", lambda tokens, **_: 1e12 * tokens)
+    monkeypatch.setattr(gpu_probe.kernels, "measure_node_s", lambda threads, gpu: 2e-6)
+    monkeypatch.setattr(gpu_probe, "measure_upload", lambda gpu: 5e9)
+    monkeypatch.setattr(gpu_probe, "measure_border_s", lambda gpu: 3e-5)
+    return used
+
+
+def measured(gpu: Gpu, wanted: list[Any], known: Measurements | None = None) -> Measurements:
+    """All that is known after measuring."""
+    found = [known or Measurements()]
+    measure_gpu(gpu, wanted, found[0], lambda more: found.append(found[-1].with_later(more)), lambda text: None)
+    return found[-1]
+
+
+def test_all_that_a_model_needs_is_measured_once(benches: list[GpuBench]) -> None:
+    assert not is_known(REAL, WANTED, Measurements())
+    known = measured(REAL, WANTED)
+    assert is_known(REAL, WANTED, known)
+    assert benches == [GpuBench(1)] * 3
+    assert measured(REAL, WANTED, known) == known
+    assert len(benches) == 3
+    assert missing_of(REAL, [("F16", 4096, 1, False)], known) == [("F16", 4096, 1, False)]
+    assert not is_known(PLAYED, WANTED, known), "another GPU"
+
+
+def test_a_profile_names_kernels_that_are_there_and_what_a_pass_costs() -> None:
+    profile = gpu_profile(REAL, measured(REAL, WANTED), 1.0)
+    assert [(kernel.type_name, kernel.tokens, kernel.threads) for kernel in profile.kernels] == [
+        ("Q4_0", 1, 0),
+        ("Q4_0", 512, 0),
+    ]
+    assert (profile.upload_bytes_per_s, profile.node_s, profile.border_s) == (5e9, 2e-6, 3e-5)
+    assert profile.attention_flops_per_s == (1e12, 512e12)
+    unknown = gpu_profile(REAL, Measurements(), 1.0)
+    assert (unknown.kernels, unknown.upload_bytes_per_s, unknown.node_s) == ((), 1.0, 0.0)
+
+
+def test_a_gpu_that_the_processor_plays_is_given_less_to_do(benches: list[GpuBench]) -> None:
+    known = measured(PLAYED, WANTED)
+    assert is_known(PLAYED, WANTED, known), "not so wide as others"
+    assert [figure.speed.tokens for figure in known.gpu_kernels] == [1, 1]
+    assert {bench.slowness for bench in benches} == {gpu_probe.SLOWNESS}
+
+
+def test_what_was_measured_is_kept(tmp_path: Path) -> None:
+    store, identity = ProfileStore(tmp_path), Identity("cpu", "x86_64", 2, "llama-cpp-python 0")
+    known = measured(REAL, WANTED)
+    assert store.save(identity, known)
+    assert store.load(identity) == known

@@ -1,0 +1,136 @@
+"""Speeds of llama.cpp's kernels: figures that can be, of what was asked for, with nothing left behind."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.units import MIB
+from edge_run.devices.host.memory import process_memory
+from edge_run.runtime.llama import _ggml
+from edge_run.runtime.probing import kernels, workbench
+from edge_run.tiers.gguf_format import F32, TENSOR_TYPES
+
+WEIGHT_TYPES = [kind.name for kind in TENSOR_TYPES.values() if kind.name not in kernels.NO_KERNEL]
+
+
+@pytest.fixture(autouse=True)
+def _small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "NARROW_BYTES", 4 * MIB)
+    monkeypatch.setattr(kernels, "WIDE_BYTES", MIB)
+    monkeypatch.setattr(kernels, "CACHE_MULTIPLE", 0)
+    monkeypatch.setattr(workbench, "ENOUGH_S", 0.02)
+
+
+def test_a_wide_pass_takes_longer_and_each_token_in_it_less() -> None:
+    one, many = (
+        max((kernels.measure_matmul("F16", 1024, tokens, 1) for _ in range(3)), key=lambda speed: speed.bytes_per_s)
+        for tokens in (1, 64)
+    )
+    assert (many.type_name, many.row_elements, many.tokens, many.threads) == ("F16", 1024, 64, 1)
+    assert one.bytes_per_s > many.bytes_per_s > one.bytes_per_s / 64
+
+
+@pytest.mark.parametrize("type_name", WEIGHT_TYPES)
+def test_every_type_of_weights_is_multiplied(type_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "NARROW_BYTES", 1)
+    monkeypatch.setattr(workbench, "ENOUGH_S", 0.0)
+    assert 1e6 < kernels.measure_matmul(type_name, 256, 2, 1).bytes_per_s < 1e12
+
+
+@pytest.mark.parametrize("type_name", ["I32", "Q8_K", "Q9_9"])
+def test_what_is_no_type_of_weights_is_refused(type_name: str) -> None:
+    with pytest.raises(NotSupported, match=type_name):
+        kernels.measure_matmul(type_name, 256, 1, 1)
+
+
+@pytest.mark.parametrize(("elements", "tokens", "threads"), [(320, 1, 1), (0, 1, 1), (256, 0, 1), (256, 1, 0)])
+def test_impossible_figures_are_refused(elements: int, tokens: int, threads: int) -> None:
+    with pytest.raises(ConfigError):
+        kernels.measure_matmul("Q4_K", elements, tokens, threads)
+
+
+def test_rows_that_fill_more_than_the_weights_are_meant_to_take() -> None:
+    assert 1e6 < kernels.measure_matmul("F16", 65_536, 1, 1).bytes_per_s < 1e12
+
+
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_attention(tokens: int) -> None:
+    assert 1e6 < kernels.measure_attention(tokens, 512, 64, 8, 2, 1) < 1e13
+
+
+def test_heads_that_cannot_share_are_refused() -> None:
+    with pytest.raises(ConfigError, match="7 heads"):
+        kernels.measure_attention(1, 512, 64, 7, 2, 1)
+
+
+def test_a_node_costs_less_than_a_millisecond() -> None:
+    assert 1e-9 < kernels.measure_node_s(1) < 1e-3
+
+
+def test_memory_is_given_back() -> None:
+    def measure_all() -> None:
+        kernels.measure_matmul("F16", 4096, 1, 1)
+        kernels.measure_attention(2, 2048, 64, 8, 8, 1)
+        kernels.measure_node_s(1)
+
+    measure_all()  # some memory ggml takes once for the process
+    before = process_memory()
+    for _ in range(5):
+        measure_all()
+    after = process_memory()
+    assert after.data_bytes - before.data_bytes < workbench.MIN_ARENA_BYTES / 8
+    assert after.resident_bytes - before.resident_bytes < 4 * MIB / 2  # half of the smallest weights
+
+
+def test_the_graph_computes_what_it_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product of the last matrix, against NumPy."""
+    products = []
+    free = workbench.Workbench.free
+
+    def look_and_free(bench: workbench.Workbench) -> None:
+        used = bench._arena[: bench._used_bytes].view(np.float32)
+        products.append((used[: 128 * 64].reshape(128, 64).copy(), used[-2 * 128 :].reshape(2, 128).copy()))
+        free(bench)
+
+    monkeypatch.setattr(workbench.Workbench, "free", look_and_free)
+    monkeypatch.setattr(kernels, "NARROW_BYTES", 1)
+    kernels.measure_matmul("F32", 64, 2, 1)
+    weights, product = products[0]
+    pattern = kernels._pattern(F32).view(np.float32)
+    expected = np.resize(pattern, 2 * 64).reshape(2, 64) @ weights.T
+    assert np.all(np.isfinite(product))
+    assert np.abs(product - expected).max() < 1e-3 * math.sqrt(64)
+
+
+def test_patterns_hold_no_zero_or_denormal_scale() -> None:
+    scales = kernels._pattern(_ggml.TYPE_IDS["q8_0"]).reshape(-1, 34)[:, :2].copy().view(np.float16)
+    assert np.all(scales >= np.finfo(np.float16).smallest_normal)
+
+
+@pytest.mark.parametrize("type_name", sorted({*WEIGHT_TYPES} - {"Q1_0", "Q2_0"}))  # those the gguf package lacks
+def test_what_patterns_stand_for_is_plausible(type_name: str) -> None:
+    kind = gguf.GGMLQuantizationType[type_name]
+    values = gguf.quants.dequantize(kernels._pattern(kind.value), kind)
+    assert np.all(np.isfinite(values))
+    assert 1e-3 < np.abs(values).mean() < 10
+
+
+def test_the_last_cache_counts_every_part_once(tmp_path: Path) -> None:
+    def cache(cpu: int, index: int, level: int, shared: str, size: str) -> None:
+        folder = tmp_path / f"cpu{cpu}/cache/index{index}"
+        folder.mkdir(parents=True)
+        for name, text in (("level", str(level)), ("shared_cpu_list", shared), ("size", size)):
+            (folder / name).write_text(f"{text}\n")
+
+    for cpu in range(4):
+        cache(cpu, 0, 1, str(cpu), "32K")
+        cache(cpu, 3, 3, "0-1" if cpu < 2 else "2-3", "16384K")
+    (tmp_path / "cpu9/cache/index0").mkdir(parents=True)
+    assert kernels.last_cache_bytes(tmp_path) == 32 * MIB
+    assert kernels.last_cache_bytes(tmp_path / "nowhere") == 0

@@ -1,0 +1,135 @@
+"""Guesses made beside a pass: which of them are used, when they are made at all, and that nothing is left running."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses
+from edge_run.runtime.speculation.overlap import OFF, ON, Overlap, following
+
+WAIT_S = 10
+
+
+def guess(value: float) -> Guess:
+    return Guess(value, ("test", 0, 0), value)
+
+
+class Drafter:
+    """Guesses 1 and 2 after anything, and after 1 also 3; beside a pass it waits until it is told to end."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+        self.aside: list[list[int]] = []
+        self.began = threading.Event()
+        self.fails = False
+
+    def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
+        self.asked.append(list(history))
+        return {(1,): guess(0.5), (2,): guess(0.3), (1, 3): guess(0.4)}
+
+    def draft_aside(
+        self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance, end: threading.Event
+    ) -> Guesses:
+        self.aside.append(list(history))
+        self.began.set()
+        assert end.wait(WAIT_S)
+        if self.fails:
+            raise RuntimeError("no")
+        guesses = dict(self.draft(history, most_depth, most_guesses, acceptance))
+        self.asked.pop()
+        return guesses
+
+
+def overlapping(drafter: Drafter, is_on: bool = True) -> Overlap:
+    """Return an overlap that has been told that guessing is worth it, and whose setting in force is known."""
+    overlap = Overlap(drafter)
+    for _ in range(100):
+        if overlap.is_on == is_on and overlap._guessing_s > 0:
+            return overlap
+        overlap.note(0.1, 1.0, 4)
+    raise AssertionError("it was never set so")
+
+
+def run_pass(overlap: Overlap, drafter: Drafter, text: list[int]) -> None:
+    overlap.draft(text, 4, 8, Acceptance())
+    with overlap.going_on(text, Acceptance()):
+        assert drafter.began.wait(WAIT_S)
+    assert not [thread for thread in threading.enumerate() if thread.name == "edge-run-overlap"]
+
+
+def test_what_follows_the_token_that_came_is_used() -> None:
+    drafter = Drafter()
+    overlap = overlapping(drafter)
+    run_pass(overlap, drafter, [7, 8])
+    drafter.asked.clear()
+    assert overlap.draft([7, 8, 1], 4, 8, Acceptance()) == {(3,): Guess(0.8, ("test", 0, 0), 0.4)}
+    assert drafter.asked == []
+    overlap.draft([7, 8, 1], 4, 8, Acceptance())  # once only
+    assert drafter.asked == [[7, 8, 1]]
+
+
+@pytest.mark.parametrize("came", [[7, 8, 2], [7, 8, 9], [7, 9, 1], [7, 8], [7, 8, 1, 3], [1]])
+def test_what_was_refuted_or_ends_too_soon_is_dropped(came: list[int]) -> None:
+    drafter = Drafter()
+    overlap = overlapping(drafter)
+    run_pass(overlap, drafter, [7, 8])
+    drafter.asked.clear()
+    overlap.draft(came, 4, 8, Acceptance())
+    assert drafter.asked == [came]
+
+
+def test_a_drafter_that_fails_beside_a_pass_guesses_as_ever() -> None:
+    drafter = Drafter()
+    overlap = overlapping(drafter)
+    drafter.fails = True
+    run_pass(overlap, drafter, [7, 8])
+    assert overlap.draft([7, 8, 1], 4, 8, Acceptance())
+
+
+def test_a_pass_that_fails_leaves_nothing_running() -> None:
+    drafter = Drafter()
+    overlap = overlapping(drafter)
+
+    def fail() -> None:
+        with overlap.going_on([7], Acceptance()):
+            assert drafter.began.wait(WAIT_S)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert not [thread for thread in threading.enumerate() if thread.name == "edge-run-overlap"]
+
+
+def test_it_is_not_tried_where_guessing_takes_next_to_nothing() -> None:
+    drafter = Drafter()
+    overlap = Overlap(drafter)
+    for _ in range(400):
+        overlap.note(0.01, 1.0, 4)
+        with overlap.going_on([7], Acceptance()):
+            pass
+    assert drafter.aside == []
+    assert overlap.decisions == ()
+
+
+@pytest.mark.parametrize(("beside_s", "found"), [(0.2, ON), (-0.2, OFF)])
+def test_it_stays_where_it_was_measured_to_be_faster(beside_s: float, found: str) -> None:
+    overlap = Overlap(Drafter())
+    for number in range(400):
+        noise = 0.001 * (number * 7919 % 13)
+        overlap.note(0.3, 1.0 + noise - (beside_s if overlap.is_on else 0.0), 4)
+    first, *later = overlap.decisions
+    assert (first.lever, first.setting, first.tried) == ("overlap", found, ON)
+    assert (first.gain > 0) == (found == ON)
+    assert all(decision.setting == found for decision in later)  # also when it is tried again the other way round
+
+
+def test_values_are_chances_after_the_token() -> None:
+    guesses = {(1,): guess(0.5), (1, 2): guess(0.25), (1, 2, 3): guess(0.2), (4,): guess(0.1), (4, 5): guess(0.05)}
+    assert following([0], guesses, [0, 1]) == {
+        (2,): Guess(0.5, ("test", 0, 0), 0.25),
+        (2, 3): Guess(0.4, ("test", 0, 0), 0.2),
+    }
+    assert following([0], guesses, [0, 4]) == {}  # less deep than the best

@@ -1,0 +1,198 @@
+"""Which width a pass gets: what was measured decides, plain decoding is always a candidate."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_run.partition.pass_costs import PassCosts
+from edge_run.runtime.speculation.width_control import LEAST_GAIN, PLAIN_EVERY, TRIAL_SHARE, WidthControl
+
+
+def streamed(width: int) -> tuple[float, float, float, int]:
+    """A pass that reads for 4 s, and computes 0.1 s a token."""
+    compute_s = 0.3 + 0.1 * width
+    return max(4.0, compute_s), max(0.0, 4.0 - compute_s), 4.0, 4 * 10**9
+
+
+def resident(width: int) -> tuple[float, float, float, int]:
+    """A pass that reads nothing."""
+    return 0.3 + 0.1 * width, 0.0, 0.0, 0
+
+
+def controlled(device: Callable[[int], tuple[float, float, float, int]], widths: tuple[int, ...]) -> WidthControl:
+    control = WidthControl(PassCosts(), 64)
+    for width in widths:
+        control.observe_pass(width, *device(width))
+    return control
+
+
+def halving(count: int) -> list[float]:
+    return [0.8**number for number in range(1, count)]
+
+
+def test_a_streamed_pass_is_as_wide_as_reading_leaves_time_for() -> None:
+    control = controlled(streamed, (1, 8, 64))
+    assert 24 <= control.choose([0.9**number for number in range(1, 64)]) <= 40
+    assert control.is_on
+
+
+def test_a_pass_that_computes_only_is_narrow() -> None:
+    control = controlled(resident, (1, 8, 64))
+    assert 1 < control.choose(halving(64)) < 16
+
+
+def test_guesses_that_do_not_come_true_are_not_verified() -> None:
+    control = controlled(resident, (1, 8))
+    assert control.choose([0.01] * 20) == 1
+    assert not control.is_on
+    assert control.choose([0.9] * 8) > 1, "it does not begin again"
+
+
+def test_while_off_guesses_are_made_for_a_hundredth_of_the_time() -> None:
+    control = controlled(resident, (1, 8))
+    control.observe_drafting(0.1)
+    control.choose([0.0] * 8)
+    asked = sum(control.wants_guesses() for _ in range(1000))
+    assert asked * 0.1 <= TRIAL_SHARE * 1000 * resident(1)[0] * 1.05
+    assert asked > 10
+
+
+def test_guesses_that_cost_nothing_are_made_always() -> None:
+    control = controlled(resident, (1, 8))
+    control.observe_drafting(1e-6)
+    control.choose([0.0] * 8)
+    assert all(control.wants_guesses() for _ in range(50))
+
+
+def test_plain_decoding_is_tried_again() -> None:
+    control = controlled(streamed, (1, 8))
+    widths = [control.choose([0.9] * 7) for _ in range(3 * PLAIN_EVERY)]
+    tried = [number for number, width in enumerate(widths, 1) if width == 1]
+    assert tried == [8, 8 + 32, 8 + 32 + PLAIN_EVERY, 8 + 32 + 2 * PLAIN_EVERY]
+
+
+def test_nothing_is_guessed_before_a_pass_was_seen() -> None:
+    assert not WidthControl(PassCosts(), 8).wants_guesses()
+
+
+@given(
+    st.lists(st.floats(0, 1), max_size=40).map(lambda values: sorted(values, reverse=True)),
+    st.lists(
+        st.tuples(
+            st.sampled_from([1, 2, 4, 8, 32]),
+            st.floats(0.01, 9),
+            st.floats(0, 9),
+            st.floats(0, 9),
+            st.integers(0, 10**10),
+        ),
+        min_size=1,
+    ),
+    st.integers(1, 64),
+    st.floats(0, 2),
+)
+def test_the_choice_is_never_worse_than_plain_decoding_by_its_own_figures(
+    values: list[float], passes: list[tuple[int, float, float, float, int]], most_tokens: int, draft_s: float
+) -> None:
+    control = WidthControl(PassCosts(), most_tokens)
+    for one in passes:
+        control.observe_pass(*one)
+    control.observe_drafting(draft_s)
+    width, rates = control.choose(values), control.rates(values)
+    assert 1 <= width <= min(most_tokens, len(values) + 1)
+    assert width == 1 or rates[width] >= LEAST_GAIN * rates[1]
+    assert rates[width] == max(rates.values()) or width == 1
+
+
+def test_costs_between_widths_that_were_seen_lie_on_a_line() -> None:
+    costs = PassCosts()
+    for width in (1, 9):
+        costs.observe(width, *resident(width))
+    assert costs.pass_s(5) == pytest.approx(resident(5)[0])
+    assert costs.pass_s(17) == pytest.approx(resident(17)[0], rel=0.01)
+
+
+def test_reading_hides_computing_at_widths_that_were_not_seen() -> None:
+    costs = PassCosts()
+    for width in (1, 4):
+        costs.observe(width, *streamed(width))
+    assert costs.pass_s(16) == pytest.approx(4.0, rel=0.05)
+    assert costs.pass_s(64) == pytest.approx(streamed(64)[0], rel=0.1)
+
+
+def test_reading_grows_with_the_union_of_experts() -> None:
+    def union(width: int) -> float:
+        return float((1 - 0.875**width) / 0.125)
+
+    costs = PassCosts(union)
+    costs.observe(1, 1.0, 0.9, 1.0, 10**9)
+    assert costs.pass_s(8) == pytest.approx(union(8), rel=0.02)
+
+
+def test_one_slow_pass_does_not_count() -> None:
+    costs = PassCosts()
+    for wall_s in (1.0, 1.0, 9.0, 1.0):
+        costs.observe(1, wall_s, 0.0, 0.0, 0)
+    assert costs.pass_s(1) == 1.0
+
+
+def test_a_drive_that_got_slower_is_known_for_all_widths() -> None:
+    """A byte takes longer in wide passes, here by a quarter: that is no change of the drive's."""
+    costs = PassCosts()
+    for pace in (1.0, 2.0):
+        for width in (1, 8) if pace == 1 else (8,) * 8:
+            read_s = pace * (1.0 if width == 1 else 1.25)
+            costs.observe(width, read_s, read_s - 0.4, read_s, 10**9)
+    assert costs.pass_s(1) == pytest.approx(2.0, rel=0.05)
+    assert costs.pass_s(8) == pytest.approx(2.5, rel=0.05)
+    assert costs.pass_s(4) == pytest.approx(2.0 + 0.5 * 3 / 7, rel=0.05)
+
+
+@given(st.integers(0, 10**9))
+def test_noise_does_not_let_the_costs_of_plain_passes_wander_off(seed: int) -> None:
+    chance, costs = random.Random(seed), PassCosts()
+    for number in range(300):
+        width = 1 if number in (0, 8, 40, 136, 232) else 12
+        read_s = chance.gauss(1, 0.03) * (1.0 if width == 1 else 1.25)
+        costs.observe(width, read_s, read_s - 0.2, read_s, 10**9)
+    assert costs.pass_s(1) == pytest.approx(1.0, rel=0.15)
+
+
+def test_what_was_not_seen_is_tried_in_steps_of_at_most_twice_the_time() -> None:
+    """In a mixture a wide pass reads for many narrow ones: a hope that is wrong must not cost a hundred tokens."""
+
+    def growth(width: int) -> float:
+        return 8 * (1 - (1 - 1 / 8) ** width)
+
+    control = WidthControl(PassCosts(growth), 64)
+
+    def pass_s(width: int) -> float:
+        return 0.05 * width + 0.4 * growth(width)
+
+    dearest, spent = pass_s(1), []
+    control.observe_pass(1, pass_s(1), 0.4, 0.4, 4 * 10**8)
+    for _ in range(12):
+        width = control.choose([0.99] * 63)
+        assert pass_s(width) <= 2.2 * dearest
+        dearest = max(dearest, pass_s(width))
+        spent.append(width)
+        control.observe_pass(width, pass_s(width), 0.4 * growth(width), 0.4 * growth(width), int(4e8 * growth(width)))
+    assert max(spent) > 16, "it goes on where hopes come true"
+
+
+def test_a_streamed_pass_is_wide_at_once() -> None:
+    assert controlled(streamed, (1,)).choose([0.9] * 63) >= 16
+
+
+def test_where_wide_passes_cost_more_than_is_seen_they_must_promise_more() -> None:
+    control = WidthControl(PassCosts(), 64, least_gain=1.15)
+    for width in (1, 8):
+        control.observe_pass(width, *resident(width))
+    values = [0.35]  # 1.35 tokens in 0.5 s against one in 0.4 s: 1.08
+    assert control.choose(values) == 1
+    assert controlled(resident, (1, 8)).choose(values) == 2
+    assert control.choose([0.9]) == 2

@@ -1,0 +1,262 @@
+"""Streaming as a feature: the stretches of a graph, and what is held while nodes of known and other graphs compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from edge_run.base.errors import TierReadError
+from edge_run.runtime.decoding.driver import Steps
+from edge_run.runtime.decoding.weight_copies import WeightCopies
+from edge_run.runtime.graph.nodes import Node, WeightRead
+from edge_run.runtime.graph.segments import chunks_of
+from edge_run.runtime.streaming import weights as streaming_weights
+from edge_run.runtime.streaming.weights import WeightStreaming
+from edge_run.tiers.territory import Territory
+from mapped import PAGE, mapped
+
+CHUNK = PAGE
+N_CHUNKS = 40
+
+
+@dataclass
+class Weights:
+    """Notes what is held, refuses what a Residency would refuse, and fails at one chunk."""
+
+    held: set[int] = field(default_factory=set)
+    asked: list[tuple[int, ...]] = field(default_factory=list)
+    exposed: list[frozenset[int] | None] = field(default_factory=list)
+    fails_at: int = -1
+
+    def acquire(self, chunks: Iterable[int], check: Callable[[], None]) -> float:
+        chunks = tuple(chunks)
+        self.asked.append(chunks)
+        check()
+        if self.fails_at in chunks:
+            raise TierReadError("the drive is gone")
+        assert not self.held & set(chunks), "held already"
+        self.held |= set(chunks)
+        return 0.5
+
+    def release(self, chunks: Iterable[int]) -> None:
+        assert set(chunks) <= self.held, "released what was not held"
+        self.held -= set(chunks)
+
+    release_soon = release
+
+    def expose(self, but: frozenset[int]) -> None:
+        self.exposed.append(but)
+
+    def hide(self) -> None:
+        self.exposed.append(None)
+
+
+@dataclass
+class Table:
+    """A table of rows in the chunks [start, stop)."""
+
+    start: int
+    stop: int
+    fetched: list[tuple[int, int]] = field(default_factory=list)
+
+    def fetch(self, rows: Iterable[tuple[int, int]]) -> float:
+        self.fetched.extend(rows)
+        return 0.25
+
+
+@pytest.fixture
+def territory() -> Iterator[Territory]:
+    with mapped([N_CHUNKS * CHUNK], CHUNK) as area:
+        yield area
+
+
+@pytest.fixture
+def weights() -> Weights:
+    return Weights()
+
+
+@pytest.fixture
+def feature(territory: Territory, weights: Weights) -> WeightStreaming:
+    made = WeightStreaming(territory)
+    made.weights = weights  # type: ignore[assignment]
+    return made
+
+
+class Nodes:
+    """Makes nodes whose weights lie in the chunks named."""
+
+    def __init__(self, territory: Territory) -> None:
+        self.base = territory.spans[0].start
+
+    def read(self, chunks: range, row_bytes: int = 0) -> WeightRead:
+        return WeightRead("w", self.base + chunks.start * CHUNK, len(chunks) * CHUNK, row_bytes)
+
+    def __call__(self, *chunks: range, op: str = "MUL_MAT") -> Node:
+        return Node(b"node", op, tuple(map(self.read, chunks)), True)
+
+
+@pytest.fixture
+def nodes(territory: Territory) -> Nodes:
+    return Nodes(territory)
+
+
+def test_a_graph_is_cut_only_before_matrix_multiplications(feature: WeightStreaming, nodes: Nodes) -> None:
+    """A cut elsewhere could part nodes that ggml fuses, and sums would differ in the last bit."""
+    graph = (
+        nodes(range(0, 3)),
+        nodes(op="ADD"),
+        nodes(range(3, 6), op="MUL"),
+        nodes(op="MUL_MAT"),
+        nodes(range(6, 9), op="MUL_MAT_ID"),
+        nodes(range(9, 10), op="MUL"),
+    )
+    stretches = feature.stretches(graph)
+    assert [(stretch.first, stretch.last) for stretch in stretches] == [(0, 3), (4, 5)]
+
+
+def test_a_lookup_of_rows_needs_only_the_ends_of_its_table(territory: Territory, nodes: Nodes) -> None:
+    """The inside is fetched row by row; the same table as a matrix is needed as a whole."""
+    tables = [Table(nodes.base + 11 * CHUNK, nodes.base + 19 * CHUNK)]
+
+    def needed(chunks: range, row_bytes: int = 0) -> list[int]:
+        return list(chunks_of(nodes.read(chunks, row_bytes), territory, tables))
+
+    assert needed(range(10, 20), row_bytes=64) == [10, 19]
+    assert needed(range(10, 20)) == list(range(10, 20))
+    assert needed(range(30, 33), row_bytes=64) == [30, 31, 32], "of another table"
+
+
+def test_a_pass_by_program_holds_each_stretch_while_it_computes(
+    feature: WeightStreaming, weights: Weights, nodes: Nodes
+) -> None:
+    graph = tuple(nodes(range(i, i + 5)) for i in range(0, 30, 4))
+    steps = Steps()
+    feature.register(graph, steps)
+    for i, node in enumerate(graph):
+        for step in steps.before.get(i, ()):
+            step(0)
+        assert {chunk for read in node.reads for chunk in feature._chunks_of(read)} <= weights.held
+        for step in steps.after.get(i, ()):
+            step(0)
+    assert weights.held == set()
+    assert [len(chunks) for chunks in weights.asked] == [5, *[4] * 7], "what neighbours share is kept, not asked again"
+    assert feature.wait_s == 0.5 * 8
+
+
+def test_a_pass_in_turns_stops_where_what_streams_of_a_turn_is_done_with(
+    feature: WeightStreaming, weights: Weights, nodes: Nodes
+) -> None:
+    """The rest of a turn is computed on what stays, while readers are at the next one."""
+    graph = tuple(nodes(range(i, i + 5)) for i in range(0, 30, 5))
+    graph = (*graph[:3], replace(graph[3], is_border=True), *graph[4:])
+    leaving = {*range(0, 7), *range(15, 18)}
+    feature.pinned, feature.guests = frozenset(range(7, 25)) - leaving, tuple(range(25, 30))
+    feature.takes_turns = True
+    steps = Steps()
+    feature.register(graph, steps)
+    assert weights.asked == []
+    assert set(steps.before) == {0, 3}
+    assert set(steps.after) == {1, 3}
+    for _ in range(2):
+        for i, node in enumerate(graph):
+            for step in steps.before.get(i, ()):
+                step(0)
+            needed = {chunk for read in node.reads for chunk in feature._chunks_of(read)}
+            assert needed & leaving <= weights.held
+            for step in steps.after.get(i, ()):
+                step(0)
+        assert weights.held == set()
+    first, again = weights.asked[:2], weights.asked[2:]
+    assert first == [tuple(range(15)), tuple(range(15, 30))]
+    assert again == [tuple(range(7)), (15, 16, 17, *range(25, 30))], "what is pinned is waited for once"
+
+
+def test_a_pass_over_an_unknown_graph_holds_what_each_node_needs(
+    feature: WeightStreaming, weights: Weights, nodes: Nodes
+) -> None:
+    assert feature.before_unknown(nodes(range(0, 3), range(2, 5), op="ADD"), 0), "stop: it reads weights"
+    assert weights.held == {0, 1, 2, 3, 4}
+    feature.after_unknown()
+    assert weights.held == set()
+    assert not feature.before_unknown(nodes(op="ADD"), 0)
+    assert weights.held == set()
+
+
+def test_where_a_graph_turns_unknown_what_is_held_is_kept_until_the_next_stop(
+    feature: WeightStreaming, weights: Weights, nodes: Nodes
+) -> None:
+    """The nodes asked about so far are not computed yet."""
+    graph = (nodes(range(0, 4)), nodes(op="ADD"), nodes(range(4, 8)))
+    steps = Steps()
+    feature.register(graph, steps)
+    for step in steps.before[0]:
+        step(0)
+    feature.before_unknown(nodes(range(2, 6)), 0)
+    assert weights.held == {0, 1, 2, 3, 4, 5}
+    assert weights.asked == [(0, 1, 2, 3), (4, 5)]
+    feature.after_unknown()
+    assert weights.held == set()
+
+
+def test_abandoning_lets_go_of_everything(feature: WeightStreaming, weights: Weights, nodes: Nodes) -> None:
+    feature.before_unknown(nodes(range(0, 3)), 0)
+    weights.fails_at = 7
+    with pytest.raises(TierReadError):
+        feature.before_unknown(nodes(range(5, 9)), 0)
+    feature.abandon()
+    assert weights.held == set()
+
+
+def test_rows_are_fetched_before_the_lookup_in_both_kinds_of_pass(
+    feature: WeightStreaming, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Table(nodes.base, nodes.base + 10 * CHUNK)
+    feature.tables = [table]  # type: ignore[list-item]
+    monkeypatch.setattr(streaming_weights, "looked_up_rows", lambda address: [3, 5])
+    lookup = Node(b"embd", "GET_ROWS", (nodes.read(range(0, 10), row_bytes=64),), True)
+    wanted = [(nodes.base + 3 * 64, 64), (nodes.base + 5 * 64, 64)]
+    feature.before_unknown(lookup, 0)
+    assert table.fetched == wanted
+    steps = Steps()
+    feature.register((lookup, nodes(range(20, 22))), steps)
+    steps.before[0][0](0)
+    assert table.fetched == wanted * 2
+    assert feature.wait_s >= 0.5  # of the two fetches
+
+
+def test_what_is_copied_to_a_gpu_is_held_beside_stretches_and_by_no_stretch(
+    feature: WeightStreaming, weights: Weights, nodes: Nodes
+) -> None:
+    """A chunk may hold a part of what is copied and of what the processor reads: who ends first leaves it there."""
+    copied = replace(nodes.read(range(2, 6)), is_copied=True)
+    graph = (nodes(range(0, 3)), Node(b"on gpu", "MUL_MAT", (copied,), True, is_on_gpu=True), nodes(range(5, 8)))
+    assert {c for stretch in feature.stretches(graph) for c in stretch.needs} == {0, 1, 2, 5, 6, 7}
+    assert {c for stretch in feature.stretches_of_plan(graph) for c in stretch.needs} == set(range(8))
+    copies = WeightCopies({})
+    feature.follow(copies)
+    feature.before_unknown(graph[0], 0)
+    copies.bring([copied])
+    assert weights.held == set(range(6))
+    assert not feature.before_unknown(graph[1], 0), "no stop where a GPU computes"
+    feature.after_unknown()
+    assert weights.held == set(range(2, 6))
+    feature.before_unknown(graph[2], 0)
+    copies.let_go([copied])
+    assert weights.held == {5, 6, 7}
+    copies.bring([copied])
+    feature.abandon()
+    assert weights.held == set()
+
+
+def test_all_but_the_inside_of_tables_can_be_exposed(
+    feature: WeightStreaming, weights: Weights, nodes: Nodes, territory: Territory
+) -> None:
+    """A table's rows lie there, whatever the account of chunks says."""
+    feature.tables = [Table(nodes.base + 11 * CHUNK, nodes.base + 19 * CHUNK)]  # type: ignore[list-item]
+    copies = WeightCopies({})
+    feature.follow(copies)
+    copies.give_up()
+    copies.end(is_whole=False)
+    assert weights.exposed == [frozenset(range(11, 19)), None]
