@@ -18,7 +18,7 @@ from _box import SHARED
 from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken
 from edge_run.devices.host.memory import process_memory
-from edge_run.runtime.planning.planner import planner
+from edge_run.runtime.planning.plan import planner
 from edge_run.runtime.probing.probe import probe, recall
 
 TEXT = SHARED / "data" / "text" / "novels.txt"

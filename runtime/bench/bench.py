@@ -22,7 +22,8 @@ from edge_run.devices.host.memory import default_budget_bytes
 from edge_run.devices.host.profile import ProfileStore, utc_now
 from edge_run.runtime.bench.cold_run import ColdRuns, OutOfMemory, read_ahead_bytes
 from edge_run.runtime.llama.library import library_version
-from edge_run.runtime.planning.planner import Planner, planner
+from edge_run.runtime.planning.plan import planner
+from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.probing.probe import probe
 
 Step = Callable[[str], None]

@@ -12,17 +12,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from edge_run.base.protocols import Clock
 from edge_run.base.results import Plan, Progress
 from edge_run.runtime.llama.context_shape import ContextShape
 
-if TYPE_CHECKING:
-    from edge_run.runtime.planning.forecast import PassTimes
-
-
 MOST_PACES = 256
+
+
+class ExpectedTimes(Protocol):
+    """How long work is expected to take: a forecast's times, where the device was measured."""
+
+    @property
+    def reading_s(self) -> float:
+        """Until a model that stays in memory is there."""
+        ...
+
+    def pass_s(self, tokens: int, position: int, n_outputs: int, is_first: bool) -> float:
+        """Return the seconds of one pass of `tokens` tokens from `position` on."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +49,7 @@ class Step:
 
 
 def pass_steps(
-    plan: Plan, times: PassTimes | None, n_tokens: int, position: int, shape: ContextShape, is_unread: bool
+    plan: Plan, times: ExpectedTimes | None, n_tokens: int, position: int, shape: ContextShape, is_unread: bool
 ) -> list[Step]:
     """Return the steps of a batch of `n_tokens` tokens from `position` on; in seconds where `times` are known.
 

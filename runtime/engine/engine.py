@@ -38,16 +38,18 @@ from edge_run.runtime.inspection.kv_rules import check_kv_types
 from edge_run.runtime.inspection.model_kind import check_kind
 from edge_run.runtime.llama.backend_choice import why_not_ours
 from edge_run.runtime.llama.context_shape import context_shape
+from edge_run.runtime.llama.holdings import Holdings
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
+from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.planning import routing
 from edge_run.runtime.planning.forecast import PassTimes
-from edge_run.runtime.planning.memory_plan import compute_threads, plan_plain, plan_resident
+from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident
 from edge_run.runtime.planning.offload_times import note_paces, part_of
 from edge_run.runtime.planning.packed_choice import choose_packed
 from edge_run.runtime.planning.prepare import check_budget, prepare
 from edge_run.runtime.planning.speculation_shape import speculation_config
-from edge_run.runtime.planning.terms import Holdings, Terms, work_bytes
+from edge_run.runtime.planning.terms import Terms, work_bytes
 from edge_run.runtime.processes.forks import forkable_lock
 from edge_run.runtime.speculation.draft_model import DraftModel
 from edge_run.runtime.streaming.assemble import Streams, WeightMemory, open_streams
@@ -270,7 +272,8 @@ class Engine:
         on_upload: Callable[[], None] | None = None,
     ) -> LlamaModel:
         path = self.gguf.shards[0].path
-        model = LlamaModel(paths, on_header_read, path=path, offload=self.offload, on_upload=on_upload)
+        placement = self.offload.load_placement if self.offload else None
+        model = LlamaModel(paths, on_header_read, path=path, placement=placement, on_upload=on_upload)
         self.model = self._stack.enter_context(model)
         if self.model.has_encoder or not self.model.has_decoder:
             raise NotSupported(f"{path}: {self.gguf.architecture} has an encoder; edge-run runs decoder-only models")

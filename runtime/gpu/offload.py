@@ -32,8 +32,9 @@ from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.inspection.draft_file import DraftFile
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.context_shape import context_shape
+from edge_run.runtime.llama.holdings import Holdings
+from edge_run.runtime.llama.load_placement import LoadPlacement
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
-from edge_run.runtime.planning.terms import Holdings
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.outline import outline_heads, outline_metadata
 from edge_run.tiers.stub import Stubs
@@ -95,6 +96,11 @@ class Offload:
             draft_bytes=self.draft_bytes,
             wide_passes=self.is_wide,
         )
+
+    @property
+    def load_placement(self) -> LoadPlacement:
+        """What llama.cpp is told of it."""
+        return LoadPlacement(self.gpu.handle, self.gpu.name, self.placement, self.is_wide)
 
     @property
     def key(self) -> str:
@@ -265,7 +271,8 @@ _NO_SIZES = OffloadSizes(0, 0, 0, 0, 0, frozenset())
 
 def _sizes(gguf: GgufModel, config: ModelConfig, stubs: Stubs, offload: Offload) -> OffloadSizes:
     metadata, path = outline_metadata(gguf), gguf.shards[0].path
-    with LlamaModel(stubs.paths, metadata=metadata, mode="sized", path=path, offload=offload) as model:
+    placement = offload.load_placement
+    with LlamaModel(stubs.paths, metadata=metadata, mode="sized", path=path, placement=placement) as model:
         context = LlamaContext(model, context_shape(config, model.trained_context_tokens, threads=1))
         context.close()
         on_gpu = gpu_tensors(model)

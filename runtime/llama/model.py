@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_run.base.errors import BudgetError, EdgeRunError, KernelError, ModelFileError, NotSupported
 from edge_run.base.units import MIB
@@ -16,10 +16,8 @@ from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.context_shape import ContextShape
 from edge_run.runtime.llama.library import library_version
+from edge_run.runtime.llama.load_placement import LoadPlacement
 from edge_run.runtime.llama.spelling import Spelling
-
-if TYPE_CHECKING:
-    from edge_run.runtime.gpu.offload import Offload
 
 _BUFFER = re.compile(r"(\S+) +(?:compute|output) buffer size =\s*([\d.]+) MiB")
 _CACHE_PART = re.compile(r"(\S+) +(?:KV|RS|DSV4 .*state) buffer size =\s*([\d.]+) MiB")
@@ -77,10 +75,10 @@ class LlamaModel:
         metadata: dict[str, int | str] | None = None,
         mode: str = "mapped",
         path: Path | None = None,
-        offload: Offload | None = None,
+        placement: LoadPlacement | None = None,
         on_upload: Callable[[], None] | None = None,
     ) -> None:
-        """Load from the shards at `paths`, mapped, nothing repacked, on the CPU but for what `offload` says.
+        """Load from the shards at `paths`, mapped, nothing repacked, on the CPU but for what `placement` says.
 
         on_header_read is called once between the reading of the header and the mapping, on_upload before the first
         tensor is copied to a GPU or left where it was mapped. metadata: instead of the file's own. mode: `mapped`;
@@ -111,15 +109,15 @@ class LlamaModel:
             params.load_mode, params.no_alloc = ggml.LOAD_MODE_NONE, True
         if metadata:
             params.kv_overrides = ggml.overrides(metadata)
-        self.offload = offload
-        devices = ggml.device_list(*([offload.gpu.handle] if offload else []))
+        self.placement = placement
+        devices = ggml.device_list(*([placement.gpu_handle] if placement else []))
         params.devices = ggml.void_pointer(devices)
-        if offload:
-            params.n_gpu_layers, params.no_host = offload.placement.n_layers, True
-            on_host = ggml.kept_on_host(offload.placement.host_patterns)
+        if placement:
+            params.n_gpu_layers, params.no_host = placement.layers.n_layers, True
+            on_host = ggml.kept_on_host(placement.layers.host_patterns)
             params.tensor_buft_overrides = ggml.void_pointer(on_host)
         uploading = ggml.Uploading(on_upload)
-        if offload and on_upload:
+        if placement and on_upload:
             params.progress_callback = uploading.callback
         names = ggml.string_array([os.fsencode(path) for path in paths])
         with ggml.log.listening(listen):
@@ -186,7 +184,7 @@ class LlamaContext:
     ) -> None:
         """Make a context; `callback(address, is_asking, user_data)` is shown every node, for the context's whole life.
 
-        may_copy_weights: to a GPU, for passes of many tokens, where the model's offload says so.
+        may_copy_weights: to a GPU, for passes of many tokens, where the model's placement says so.
         Raises KernelError with llama.cpp's own reason when it refuses.
         """
         params = L.llama_context_default_params()
@@ -198,9 +196,9 @@ class LlamaContext:
         params.n_threads = params.n_threads_batch = shape.threads
         params.type_k, params.type_v = ggml.TYPE_IDS[shape.kv_type_k], ggml.TYPE_IDS[shape.kv_type_v]
         params.flash_attn_type = ggml.FLASH_ATTENTION[shape.flash_attention]
-        offload = model.offload
-        params.no_perf, params.offload_kqv = True, offload is not None
-        params.op_offload = offload is not None and offload.is_wide and may_copy_weights
+        placement = model.placement
+        params.no_perf, params.offload_kqv = True, placement is not None
+        params.op_offload = placement is not None and placement.copies_weights and may_copy_weights
         if callback is not None:
             self._callback, params.cb_eval = ggml.cast_callback(callback, params.cb_eval)
         lines = _Lines()
@@ -221,7 +219,7 @@ class LlamaContext:
             for line in lines.lines
             for size, layers in _CACHE.findall(line)
         ]
-        gpu = offload.gpu.name if offload else ""
+        gpu = placement.gpu_name if placement else ""
         self.gpu_kv_bytes, _ = lines.sizes(_CACHE_PART, gpu)
         self.gpu_buffer_bytes, self.buffer_bytes = lines.sizes(_BUFFER, gpu)
         self.kv_bytes = sum(size for size, _ in self.caches) - self.gpu_kv_bytes

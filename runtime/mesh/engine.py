@@ -11,9 +11,9 @@ from edge_run.base.mesh import Mesh
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import MeshUse
 from edge_run.runtime.fetch.exchange import PieceExchange
+from edge_run.runtime.llama.holdings import RESERVE_BYTES
 from edge_run.runtime.mesh.coordinator import Spread
 from edge_run.runtime.mesh.decoder import MeshDecoder
-from edge_run.runtime.planning.terms import RESERVE_BYTES
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.tiers.territory import CHUNK_BYTES
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,16 +19,6 @@ from edge_run.tiers.territory import Territory
 PAGE_TABLE_SHARE = 512
 LEAST_TABLE_CHUNKS = 4
 LEAST_TABLE_BUDGET_BYTES = 4 * MIB
-
-
-def compute_threads(wanted: int | None) -> int:
-    """Return the threads to compute with: as asked, or one per physical core that this process may use."""
-    if wanted:
-        return wanted
-    import psutil  # which takes long to load
-
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(usable, psutil.cpu_count(logical=False) or usable))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ import functools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from edge_run.base.config import ModelConfig, make_config
-from edge_run.base.errors import BudgetError, ConfigError, NotSupported, system_errors
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile, GpuProfile
 from edge_run.base.results import Plan
 from edge_run.base.units import MIB, round_up
@@ -23,27 +23,22 @@ from edge_run.devices.host.profile import disk_of
 from edge_run.prefetch.schedule import Stretch
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of, cut_into_stretches
-from edge_run.runtime.inspection.cache import SHARD_BYTES, Inspection, inspect
-from edge_run.runtime.inspection.draft_file import DraftFile
-from edge_run.runtime.inspection.kv_rules import check_kv_types
-from edge_run.runtime.inspection.model_kind import check_kind
-from edge_run.runtime.llama.library import library_version
+from edge_run.runtime.inspection.cache import SHARD_BYTES, Inspection
+from edge_run.runtime.llama.holdings import Holdings
+from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.planning import routing
 from edge_run.runtime.planning.expert_plan import plan_mixture
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.planning.forecast import PassTimes, forecast, pass_work, shared_work
 from edge_run.runtime.planning.memory_plan import (
     RowRange,
-    compute_threads,
     plan_resident,
     plan_streamed,
     row_ranges,
 )
 from edge_run.runtime.planning.packed_choice import choose_packed
-from edge_run.runtime.planning.speculation_shape import speculation_config
-from edge_run.runtime.planning.terms import Holdings, Terms, work_bytes
-from edge_run.tiers._libc import why_unavailable
-from edge_run.tiers.gguf import GgufModel, read_gguf
+from edge_run.runtime.planning.terms import Terms, work_bytes
+from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.packed_file import PackedFile
 from edge_run.tiers.territory import Span, Territory, clipped
 
@@ -54,54 +49,6 @@ CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches
 OPENING_S_PER_NODE = 35e-6
 RUN_BYTES = 17 * MIB  # of Python modules that a run of the program loads, and an inspection does not
 SWEPT_SHARES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
-
-
-def planner(path: Path, config: ModelConfig) -> Planner:
-    """Return the planner of the model at `path`; its header is read, no weights are.
-
-    Raises ModelFileError, ConfigError, NotSupported, KernelError or TierReadError.
-    """
-    if reason := why_unavailable():
-        raise NotSupported(
-            f"{path}: no plan, as only llama.cpp's own loader, which keeps no budget, runs here: {reason}"
-        )
-    gguf = read_gguf(path)
-    check_kind(gguf)
-    check_kv_types(gguf, config)
-    config = speculation_config(config, gguf)
-    draft_file = DraftFile(config.draft_model, config, gguf) if config.draft_model else None
-    known = inspect(gguf, config, library_version(), is_tried=False)
-    if config.gpu_memory == 0:
-        return Planner(gguf, config, known, draft_file.size_bytes if draft_file else 0)
-    from edge_run.runtime.gpu.offload import draft_host_bytes, plan_offload  # and with it llama.cpp, which takes long
-    from edge_run.runtime.planning.offload_times import OffloadTimes
-
-    memory_bytes = int(config.memory or default_budget_bytes(Ledger().promised_bytes))
-    times = OffloadTimes(gguf, config, known, memory_bytes, draft_host_bytes(draft_file, None))
-    offload, draft = plan_offload(gguf, config, memory_bytes, draft_file, times.token_s)
-    return Planner(gguf, config, known, draft_host_bytes(draft_file, draft), offload)
-
-
-@system_errors("planning")
-def plan(
-    path: str | Path,
-    *,
-    memory: int | str | None = None,
-    prompt_tokens: int = 512,
-    profile: DeviceProfile | None = None,
-    config: ModelConfig | None = None,
-    **options: Any,
-) -> Plan:
-    """Return what `Model(path, ...)` would do, from the same arguments; no weights are read.
-
-    profile: of the device (`probe`); with one, the plan's `forecast` says how long a prompt of `prompt_tokens` tokens
-    and each token after it would take. Raises like `Model`, but reads nothing and allocates nothing.
-    """
-    if config is not None and (options or memory is not None):
-        raise ConfigError("config and single options: give one of the two")
-    planned = planner(Path(path), config or make_config(ModelConfig, {"memory": memory, **options}))
-    decided = planned.plan()
-    return planned.timed(decided, profile, Path(path), prompt_tokens) if profile else decided
 
 
 class Planner:

@@ -19,8 +19,8 @@ from edge_run.devices.host.profile import GpuCosts, GpuCostsFigure, GpuKernelFig
 from edge_run.runtime.gpu.devices import SOFTWARE, Gpu, measure_upload
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.probing import kernels
-from edge_run.runtime.probing.probe import ATTENTION, MANY_TOKENS, OTHERS_SHARE, Multiplication
 from edge_run.runtime.probing.workbench import GpuBench
+from edge_run.runtime.probing.workload import ATTENTION, MANY_TOKENS, OTHERS_SHARE, Multiplication
 
 logger = logging.getLogger(__name__)
 

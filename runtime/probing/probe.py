@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError, NotSupported
@@ -31,7 +30,8 @@ from edge_run.devices.host.profile import (
     utc_now,
 )
 from edge_run.runtime.llama.library import library_version
-from edge_run.runtime.planning.memory_plan import compute_threads
+from edge_run.runtime.llama.threads import compute_threads
+from edge_run.runtime.probing.workload import ATTENTION, MANY_TOKENS, OTHERS_SHARE, Multiplication
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 
@@ -42,16 +42,12 @@ EXPERT_TOKENS = (1, 8, 64)  # of each expert; more take as much longer
 USUAL_TOKENS = (1, 512)
 USUAL_KINDS = tuple((name, 4096, False) for name in ("Q4_0", "Q8_0", "Q4_K", "F16"))
 LEAST_SHARE = 0.01  # of a model's bytes: a kind of weights below this is not measured
-ATTENTION: dict[str, Any] = {"kv_tokens": 1024, "head_elements": 128, "heads": 32, "kv_heads": 8}
-MANY_TOKENS = 512
 DISTURBED = (
     "other programs were at work while this was measured, so that some figures are too low; those are kept for ten "
     "minutes only"
 )
-OTHERS_SHARE = 0.1  # of the cores: from here on what was measured is the device at work for others too
 
 Step = Callable[[str], None]
-Multiplication = tuple[str, int, int, bool]  # type, row length, tokens, by expert
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ from edge_run.runtime.decoding.driver import PassShape, compile_program
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.units import Layout, lay_out
+from edge_run.runtime.llama.holdings import RESERVE_BYTES, WORKER_RESERVE_BYTES, Holdings
 from edge_run.runtime.planning.memory_plan import make_plan
-from edge_run.runtime.planning.terms import RESERVE_BYTES, WORKER_RESERVE_BYTES, Holdings, used_experts
+from edge_run.runtime.planning.terms import used_experts
 from edge_run.runtime.slices.lending import Lending, lendable_bytes
 from edge_run.runtime.slices.pieces import pieces_read
 from edge_run.runtime.slices.slice import Share, Slice, Wire, own_part

@@ -23,7 +23,7 @@ from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.context_shape import ContextShape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
-from edge_run.runtime.planning.memory_plan import compute_threads
+from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Path
 
 CHOICES = 6  # tokens considered after each guess
@@ -57,7 +57,8 @@ class DraftModel:
         self._end: threading.Event | None = None
         with contextlib.ExitStack() as stack:
             paths = [shard.path for shard in file.gguf.shards]
-            self.model = stack.enter_context(LlamaModel(paths, mode="read", path=file.path, offload=offload))
+            placement = offload.load_placement if offload else None
+            self.model = stack.enter_context(LlamaModel(paths, mode="read", path=file.path, placement=placement))
             if self.model.is_recurrent or self.model.has_encoder or not self.model.has_decoder:
                 raise NotSupported(
                     f"draft model {file.path}: {file.gguf.architecture} cannot draft, it is recurrent or has an "

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from edge_run.prefetch.replay import replay
     from edge_run.runtime.generation.async_model import AsyncModel
     from edge_run.runtime.generation.model import Model
-    from edge_run.runtime.planning.planner import plan
+    from edge_run.runtime.planning.plan import plan
     from edge_run.runtime.probing.probe import probe
     from edge_run.runtime.split.async_model import AsyncSplitModel
     from edge_run.runtime.split.model import SplitModel
@@ -47,7 +47,7 @@ _HOME = {
     "SplitModel": "edge_run.runtime.split.model",
     "AsyncSplitModel": "edge_run.runtime.split.async_model",
     "inflate": "edge_run.runtime.tools.inflate",
-    "plan": "edge_run.runtime.planning.planner",
+    "plan": "edge_run.runtime.planning.plan",
     "probe": "edge_run.runtime.probing.probe",
     "DeviceProfile": "edge_run.base.profile",
     "Recording": "edge_run.base.replay",

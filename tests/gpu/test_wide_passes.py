@@ -16,7 +16,7 @@ from edge_run.base.protocols import BatchToken
 from edge_run.devices.host.profile import Measurements
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.gpu.devices import find_gpus
-from edge_run.runtime.planning.planner import planner
+from edge_run.runtime.planning.plan import planner
 from edge_run.runtime.probing.gpu_probe import is_known
 from edge_run.runtime.probing.probe import probe, recall
 from gpu_pairs import OPTIONS, bytes_of, differing, logits_of, offloads, open_engine, smallest, tokens_of

@@ -16,7 +16,7 @@ from edge_run.base.units import MIB
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.inspection.cache import Inspection, inspect
 from edge_run.runtime.llama.library import library_version
-from edge_run.runtime.planning.planner import planner
+from edge_run.runtime.planning.plan import planner
 from edge_run.tiers.gguf import read_gguf
 from in_child import in_child
 from kit_models import streamed
@@ -87,7 +87,7 @@ def test_planning_loads_neither_llama_cpp_nor_numpy_once_the_model_is_known(grow
     model, cache = json.dumps(str(grown)), json.dumps(str(tmp_path))
     code = (
         "import sys; from pathlib import Path; from edge_run.base.config import ModelConfig\n"
-        "from edge_run.runtime.planning.planner import planner\n"
+        "from edge_run.runtime.planning.plan import planner\n"
         f"planner(Path({model}), ModelConfig(**{OPTIONS!r}, cache_folder=Path({cache}))).plan()\n"
         "print(sorted({'numpy', 'llama_cpp'} & set(sys.modules)))"
     )

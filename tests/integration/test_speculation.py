@@ -22,7 +22,7 @@ from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation import speculation_setup
 from edge_run.runtime.generation.speculation_setup import open_session
-from edge_run.runtime.planning.planner import planner
+from edge_run.runtime.planning.plan import planner
 from edge_run.runtime.speculation import overlap
 from edge_run.runtime.speculation.draft_model import DraftModel
 from edge_run.runtime.speculation.overlap import Overlap, following

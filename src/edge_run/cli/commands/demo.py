@@ -13,9 +13,9 @@ from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import Cancelled, TierReadError
 from edge_run.base.results import Plan
 from edge_run.base.units import MIB, format_size
-from edge_run.cli.commands.inflate import grow
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.answer import opened, say_figures, show
+from edge_run.cli.shared.growing import grow
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.process import cleaned_up
 from edge_run.cli.shared.setting import size_option

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,14 @@ from typing import Any
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.findings import NOTE, OK, PROBLEM, Finding, Report
+from edge_run.base.findings import OK, PROBLEM, Finding, Report
 from edge_run.base.results import to_json
+from edge_run.cli.reports.findings import show_report, tidy
 from edge_run.cli.shared.config_file import cache_folder, config_path
 from edge_run.cli.shared.options import some_settings
-from edge_run.cli.shared.printable import one_line
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 
-STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
 _MISTAKE = "edge_run.mistake"
 _MODEL = click.Argument(["model_file"], metavar="[MODEL]", required=False, type=click.Path(path_type=Path))
 _EPILOG = """
@@ -76,43 +74,3 @@ def check_configuration(context: click.Context) -> Finding:
     if _MISTAKE in context.meta:
         return Finding("configuration", PROBLEM, context.meta[_MISTAKE])
     return Finding("configuration", OK, f"{path}{'' if path.exists() else ': none, which is fine'}")
-
-
-def tidy(report: Report) -> Report:
-    """Return `report` with each of its texts in one line."""
-    return Report(tuple(_in_one_line(finding) for finding in report.findings))
-
-
-def show_report(report: Report, terminal: Terminal) -> None:
-    """Write `report`, a finding on a line."""
-    width = max(len(finding.topic) for finding in report.findings)
-    for finding in report.findings:
-        advice = f" -> {finding.advice}" if finding.advice else ""
-        _put(terminal, finding.state, f" {finding.topic:{width}}  {finding.finding}{advice}")
-    _put(terminal, "", f"{_count(report.problems, 'problem')}, {_count(report.notes, 'note')}")
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
-def _put(terminal: Terminal, state: str, text: str) -> None:
-    """Write a line of the report, at a terminal in colour. It stays one line, so that commands can be copied."""
-    text = one_line(text)
-    if not terminal.shows_answer:
-        terminal.write(f"{state:7}{text}\n" if state else f"{text}\n")
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    line = Text(f"{state:7}" if state else "", style=STYLES.get(state, "bold")).append(text, style="default")
-    Console(soft_wrap=True, highlight=False, markup=False, emoji=False).print(line)
-
-
-def _in_one_line(finding: Finding) -> Finding:
-    """Return `finding` without what file names or libraries may have in them: line breaks, control characters."""
-    texts = {
-        name: "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(value.split()))
-        for name, value in dataclasses.asdict(finding).items()
-    }
-    return Finding(**texts)

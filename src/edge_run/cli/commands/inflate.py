@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.units import format_size
-from edge_run.cli.shared.answer import NOTICE
+from edge_run.cli.shared.growing import grow
 from edge_run.cli.shared.setting import size_option
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
-
-
-def grow(
-    source: Path, target: Path, size_bytes: int, terminal: Terminal, layers: int | None = None, seed: int = 0
-) -> None:
-    """Write `source`, grown, to `target`; at a terminal, show progress. Raises what the library's `inflate` raises."""
-    from edge_run.runtime.tools.inflate import inflate
-
-    started = time.monotonic()
-    inflate(source, target, size_bytes, layers, seed, progress=terminal.percents("written"))
-    terminal.erase()
-    size = format_size(target.stat().st_size)
-    terminal.say(f"Wrote {target}: {size} in {time.monotonic() - started:.1f} s", NOTICE)
 
 
 @click.command(cls=SettingsCommand, short_help="Grow a small model, to have something to stream.")

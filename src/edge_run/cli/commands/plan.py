@@ -51,7 +51,7 @@ def plan(
     Nothing is loaded. Times come from this device's profile (`edge-run probe`); what it lacks for this model is
     measured once, which takes a few seconds.
     """
-    from edge_run.runtime.planning.planner import planner
+    from edge_run.runtime.planning.plan import planner
     from edge_run.tiers._libc import why_unavailable
 
     terminal: Terminal = context.obj

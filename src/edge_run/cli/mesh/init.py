@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.cli.mesh.invite import show_invitation
+from edge_run.cli.mesh.invitation import show_invitation
 from edge_run.cli.mesh.options import (
     authority_option,
     broker_option,
@@ -18,10 +18,10 @@ from edge_run.cli.mesh.options import (
     checked_authority,
     invitation_options,
     listen_option,
-    mesh_folder,
     port_option,
     replace_option,
 )
+from edge_run.cli.shared.config_file import mesh_folder
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal

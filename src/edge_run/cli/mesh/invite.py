@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
 from typing import Any
 
 import click
 
-from edge_run.base.mesh_status import MeshJoin
-from edge_run.base.results import to_json
-from edge_run.cli.mesh.options import invitation_options, mesh_folder
+from edge_run.cli.mesh.invitation import show_invitation
+from edge_run.cli.mesh.options import invitation_options
+from edge_run.cli.shared.config_file import mesh_folder
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
@@ -28,51 +26,3 @@ def invite(terminal: Terminal, /, **given: Any) -> None:
     Only on a device that leads; only the founder's gives away the role lead. Needs the `mesh` extra.
     """
     show_invitation(terminal, mesh_folder(), given, is_new=False)
-
-
-def show_invitation(terminal: Terminal, folder: Path, given: dict[str, Any], *, is_new: bool) -> None:
-    """Make an invitation, and print its line. is_new: the cluster is, so that nobody is there who could be told."""
-    from edge_run.devices.members.cluster import FIND_BROKER, invitation_line
-    from edge_run.devices.members.list_file import change_list
-    from edge_run.devices.mesh.changes import invited_to, make_change, new_invitation
-    from edge_run.devices.mesh.opening import shown_broker
-
-    expires_s = int(time.time()) + given["expires"]
-    invitation, seed = new_invitation(given["role"], given["uses"], expires_s)
-    if is_new:
-        cluster, untold = change_list(folder, lambda keeper: keeper.invite(invitation, time.time())), ""
-    else:
-        cluster, untold = make_change(
-            folder,
-            lambda keeper: keeper.invite(invitation, time.time()),
-            lambda listed: listed.invitation(invitation.key) is not None,
-        )
-    shown = shown_broker(cluster)
-    line = invitation_line(invited_to(cluster, FIND_BROKER if given["find"] else shown, seed))
-    place = _place(shown)
-    if given["json"]:
-        shown_line = line if given["show_line"] else ""
-        made = MeshJoin(cluster.id, place, str(folder), shown_line, given["role"], given["uses"], expires_s)
-        terminal.write_json(to_json(made))
-        return
-    is_local = place.startswith(("127.", "localhost", "::1"))
-    listen = "" if is_local else " --listen 0.0.0.0"
-    if is_new:
-        terminal.say(f"Cluster {cluster.id}, broker {place}{', which this device runs' if cluster.serves else ''}.")
-        terminal.say(f"On this device, first, and as long as others come in:  edge-run mesh join{listen}")
-        if cluster.serves and is_local:
-            terminal.say("Only this device reaches it: for others, --serve 0.0.0.0 --replace, or --broker.")
-    elif untold:
-        terminal.say(f"Nobody was told ({untold}): devices come in once `edge-run mesh join` runs here.")
-    many = f"{given['uses']} devices come" if given["uses"] > 1 else "one device comes"
-    terminal.say(
-        f"With this line, a secret, {many} in until {time.strftime('%d %b %H:%M', time.localtime(expires_s))}, "
-    )
-    terminal.say(f"with the role {given['role']}; with --models FOLDER or --fetch SIZE where one is to compute:")
-    terminal.write(f"edge-run mesh join {line}{listen}\n")
-
-
-def _place(broker: str) -> str:
-    from edge_run.devices.members.cluster import FIND_BROKER, parse_broker
-
-    return "found on the network" if broker == FIND_BROKER else parse_broker(broker).place

@@ -1,4 +1,4 @@
-"""What the commands of `edge-run mesh` share: where the mesh is kept, and options that several have."""
+"""Options that several commands of `edge-run mesh` have."""
 
 from __future__ import annotations
 
@@ -8,17 +8,8 @@ from typing import Any
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.cli.shared.config_file import user_folder
 
 MOST_DAYS, MOST_DIGITS = 365, 9
-
-
-def mesh_folder() -> Path:
-    """Return where the device's key and its cluster are kept: `~/.config/edge-run/mesh`. Raises ConfigError."""
-    folder = user_folder("XDG_CONFIG_HOME", ".config") / "mesh"
-    if not folder.is_absolute():
-        raise ConfigError("home folder: unknown; set HOME, or XDG_CONFIG_HOME")
-    return folder
 
 
 def broker_option(help: str) -> click.Option:

@@ -14,7 +14,7 @@ from edge_run.base.units import KIB
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
-from edge_run.cli.split.train import numbers
+from edge_run.cli.split.numbers import numbers
 
 _PATH = click.Path(path_type=Path)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from edge_run.base.errors import ConfigError
 from edge_run.base.results import to_json
 from edge_run.base.split import TrainReport
 from edge_run.base.units import format_size
@@ -15,6 +14,7 @@ from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.tables import align
 from edge_run.cli.shared.terminal import Terminal
+from edge_run.cli.split.numbers import numbers
 
 RATES, FEATURE_EPOCHS, ANSWER_EPOCHS, HALVINGS = "64,128,192,256", 0.5, 2.0, 3
 _FOLDER = click.Path(path_type=Path)
@@ -111,11 +111,3 @@ def describe(result: TrainReport) -> str:
         *align(rows),
     ]
     return "\n".join(lines) + "\n"
-
-
-def numbers(flag: str, text: str) -> tuple[float, ...]:
-    """Return the numbers of a flag's text. Raises ConfigError where it is none."""
-    try:
-        return tuple(float(one) for one in text.split(","))
-    except ValueError as error:
-        raise ConfigError(f"{flag} {text}: must be numbers with commas between them", found=text) from error

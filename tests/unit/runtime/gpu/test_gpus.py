@@ -12,7 +12,7 @@ from edge_run.runtime.gpu import devices as gpu_devices
 from edge_run.runtime.gpu.devices import DISCRETE, INTEGRATED, SOFTWARE, Gpu, choose_gpu
 from edge_run.runtime.gpu.offload import Offload, OffloadSizes
 from edge_run.runtime.llama._ggml import GpuDevice
-from edge_run.runtime.planning.terms import Holdings
+from edge_run.runtime.llama.holdings import Holdings
 from edge_run.tiers import _libc
 from edge_run.tiers.upload import STAGING_BYTES, PlainStaging
 
