@@ -1,6 +1,7 @@
 """The rules of the house that no linter expresses."""
 
 import ast
+import graphlib
 import os
 import sys
 from importlib.metadata import version
@@ -61,6 +62,29 @@ def test_every_package_is_listed() -> None:
     assert listed["package-dir"] == found
 
 
+def module_of(path: str) -> str:
+    """Return the name that the file at `path` is imported by; of `__init__.py`, its package's."""
+    stem = Path(path).stem
+    return package_of(path) + ("" if stem == "__init__" else f".{stem}")
+
+
+def test_no_circles() -> None:
+    """No file imports itself by way of others; what only type checkers import counts, and what functions import."""
+    modules = {module_of(path): path for path in PRODUCT}
+    graph: dict[str, set[str]] = {module: set() for module in modules}
+    for module, path in modules.items():
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                graph[module].update(alias.name for alias in node.names if alias.name in modules)
+            elif isinstance(node, ast.ImportFrom) and node.module in modules:
+                names = {f"{node.module}.{alias.name}" for alias in node.names}
+                graph[module].update({name if name in modules else node.module for name in names})
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
 @pytest.mark.parametrize("package", sorted({package_of(path) for path in PRODUCT}))
 def test_package_is_small(package: str) -> None:
     names = [Path(path).stem for path in PRODUCT if package_of(path) == package]
@@ -68,6 +92,9 @@ def test_package_is_small(package: str) -> None:
     assert len(names) - 1 <= MODULES, f"more than {MODULES} modules"
     if package in ("edge_run.runtime", "edge_run.devices"):
         assert names == ["__init__"], "modules lie in the packages below"
+    if package not in ("edge_run", "edge_run.cli"):
+        (path,) = (path for path in PRODUCT if module_of(path) == package)
+        assert len(ast.parse((ROOT / path).read_text(encoding="utf-8")).body) == 1, "more than a docstring"
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
