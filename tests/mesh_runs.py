@@ -62,6 +62,7 @@ class Run:
         if bytes_per_s:
             self.hub.rates = {pair: LinkRate("", 0.001, bytes_per_s) for pair in itertools.permutations("abc", 2)}
         self.said: list[str] = []
+        self.on_say: Callable[[str], None] = self.said.append
         coordinator.plan_ring = round_robin
         self.path = path
         self.workers = {name: self.join(name) for name in workers}
@@ -71,7 +72,9 @@ class Run:
 
     def open(self) -> None:
         """Open the coordinator's engine, for the first time or again."""
-        self.engine = MeshEngine(self.path, self.config, self.mesh, say=self.said.append, chunk_bytes=CHUNK_BYTES)
+        self.engine = MeshEngine(
+            self.path, self.config, self.mesh, say=lambda text: self.on_say(text), chunk_bytes=CHUNK_BYTES
+        )
 
     def join(self, name: str, models: Path | None = None) -> Worker:
         config = ModelConfig(memory="4GiB", threads=1, check_file=False)

@@ -22,7 +22,7 @@ def gguf_headers(folder: Path, stack: ExitStack) -> Target:
     import mutations
     from edge_run.base.errors import ModelFileError
     from edge_run.tiers.gguf import read_gguf
-    from edge_run.tiers.gguf_format import ARRAY, STRING
+    from edge_run.tiers.gguf_format import ARRAY, MAX_STRING_BYTES, MAX_TEXT_BYTES, STRING
 
     entries = [
         mutations.Entry("general.architecture", STRING, b"llama"),
@@ -59,7 +59,8 @@ def gguf_headers(folder: Path, stack: ExitStack) -> Target:
             if told:
                 return bytes([chance.random() < 0.3]) + parts.write()
 
-    return Target("gguf headers", feed, (ModelFileError,), [b"\0" + seed, b"\1" + seed], 96 * MIB, special=special)
+    most = MAX_TEXT_BYTES + MAX_STRING_BYTES  # what is kept, and a string once more while it is decoded
+    return Target("gguf headers", feed, (ModelFileError,), [b"\0" + seed, b"\1" + seed], most, special=special)
 
 
 @target

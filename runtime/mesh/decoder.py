@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from edge_run.base.errors import DeviceLost
-from edge_run.base.mesh import Document, Joined, Lost, Unled, is_worker
+from edge_run.base.mesh import Document, Joined, Lost, is_worker
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.base.results import MeshUse
 from edge_run.runtime.decoding.driver import GraphChanged
@@ -141,7 +141,7 @@ class MeshDecoder(MeshRun):
                     self._failover.handle(Appeared(event.member.node))
             elif isinstance(event, Lost):  # in their order: who was started anew is lost first, and then there
                 self._drive(self._failover.handle(Gone(event.node, event.why)))
-            elif isinstance(event, Unled) and event.epoch >= self._lease:
+            elif self._is_end_of_lease(event):
                 self._drive(self._failover.handle(Deposed(LED_BY_ANOTHER)))
         for member in self._mesh.members():
             if is_worker(member) and self._boots.get(member.node, member.boot) != member.boot:

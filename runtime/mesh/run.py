@@ -163,7 +163,9 @@ class MeshRun:
             self._heard.append(event)
 
     def _is_end_of_lease(self, event: MeshEvent) -> bool:
-        return isinstance(event, Unled) and event.epoch >= self._lease
+        """Return whether a lease has ended that this run needs: who goes on alone needs none."""
+        is_alone = self._failover.nodes == (self._mesh.node,)
+        return isinstance(event, Unled) and event.epoch >= self._lease and not is_alone
 
     def _deposed(self) -> Deposed | None:
         """Return that another coordinator leads, where that was heard meanwhile."""

@@ -76,3 +76,28 @@ def test_a_coordinator_that_was_away_for_a_moment_has_those_back_who_gave_it_up(
         assert use is not None
         assert {node.node for node in use.nodes} == {"a", "b", "c"}
         assert use.recoveries == 1
+
+
+@in_child
+def test_the_end_of_a_lease_holds_up_nobody_who_goes_on_alone(folder: Path) -> None:
+    """As on a device that was cut off: it has lost the others, says again what was said, and then its lease ends."""
+    path = make_model("granite", folder)
+    wanted = alone(path)
+    with running(path) as run:
+
+        def end_lease(text: str) -> None:
+            run.said.append(text)
+            if "computed again on 1 devices" in text:
+                run.mesh.events.put(Unled(run.mesh.epoch))
+
+        def cut_off(i: int) -> None:
+            if i == 6:
+                run.on_say = end_lease
+                for node in "bc":
+                    run.hub.kill(node)
+
+        assert greedy(run.engine, at=cut_off) == wanted
+        use = run.engine.mesh_use
+        assert use is not None
+        assert {node.node for node in use.nodes} == {"a"}
+        assert run.mesh.events.empty(), "it was heard"
