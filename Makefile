@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= 2.13.0
+JOBS ?= auto
 BENCH ?= $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 # For llama.cpp with Vulkan, in an environment of its own. Vulkan headers before 1.3.275 lack a little: tests/vulkan.
@@ -33,8 +34,8 @@ torch: $(VENV)/.torch ## PyTorch for the CPU as well: the tests of training need
 run: $(VENV)/.base ## the demo: the bundled model, streamed under a budget
 	$(BIN)/edge-run demo
 
-test: $(VENV)/.installed ## the tests; ARGS="-k frames -x" goes to pytest
-	$(BIN)/pytest $(ARGS)
+test: $(VENV)/.installed ## the tests, JOBS at once; ARGS="-k frames -x" goes to pytest
+	$(BIN)/pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-gpu: $(VENV)/.installed ## the tests on this machine's GPU, which llama.cpp must be built for (edge-run doctor)
 	NEED_GPU=1 $(BIN)/pytest tests/gpu $(ARGS)

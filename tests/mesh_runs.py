@@ -72,9 +72,10 @@ class Run:
 
     def open(self) -> None:
         """Open the coordinator's engine, for the first time or again."""
-        self.engine = MeshEngine(
-            self.path, self.config, self.mesh, say=lambda text: self.on_say(text), chunk_bytes=CHUNK_BYTES
-        )
+        self.engine = MeshEngine(self.path, self.config, self.mesh, say=self._say, chunk_bytes=CHUNK_BYTES)
+
+    def _say(self, text: str) -> None:
+        self.on_say(text)
 
     def join(self, name: str, models: Path | None = None) -> Worker:
         config = ModelConfig(memory="4GiB", threads=1, check_file=False)
