@@ -116,10 +116,6 @@ class ExpertCache:
         """What the resident units cost, in the unit of `capacity`."""
         return self._cost
 
-    def resident_of(self, layer: int) -> Collection[int]:
-        """Return the experts of `layer` that are resident. It changes with the cache; do not change it."""
-        return self._resident[layer]
-
     def look_up(self, layer: int, experts: Sequence[int], next_tokens: int = 1) -> Outcome:
         """Return what `layer` lacks of `experts`; those that are kept are resident from now on, so read them all.
 

@@ -28,7 +28,7 @@ ROLES: tuple[Role, ...] = ("compute", "use", "lead")  # each may do what those b
 
 MOST_BYTES = 160 << 10
 MOST_MEMBERS, MOST_INVITATIONS, MOST_REMOVED, MOST_FOUNDERS = 256, 64, 256, 16
-MOST_LETTERS, MOST_USES, MOST_NUMBER = 64, 256, 1 << 53
+MOST_LETTERS, MOST_NUMBER = 64, 1 << 53
 MOST_SHOWN = 16  # members in a message
 SECRET_BYTES = 32
 

@@ -95,7 +95,6 @@ class _PoolParams(ctypes.Structure):
     )
 
 
-NAME_OFFSET: int = Tensor.name.offset
 FLAGS_OFFSET: int = Tensor.flags.offset
 EvalCallback: Any = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 

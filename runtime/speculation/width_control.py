@@ -38,11 +38,6 @@ class WidthControl:
         self._gain = 1.0
 
     @property
-    def draft_s(self) -> float:
-        """What making guesses takes: a running mean."""
-        return self._draft_s
-
-    @property
     def is_on(self) -> bool:
         """Whether the pass decided last was wider than one token, or may have been."""
         return self._is_on

@@ -6,7 +6,7 @@ graph's weights, so that no exporter takes part. `Round` passes gradients straig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -254,8 +254,3 @@ def _resize(values: Sequence[Any], attributes: _Attributes) -> Any:
 def _torch_type(code: int) -> Any:
     helper, torch = need("onnx", EXTRA).helper, need("torch", EXTRA)
     return torch.from_numpy(np.zeros(1, dtype=helper.tensor_dtype_to_np_dtype(code))).dtype
-
-
-def known_operators() -> Iterable[str]:
-    """Return the names of the operators that training knows."""
-    return sorted(_operators())

@@ -72,13 +72,6 @@ def patch_network(
     return _report(model, describe(proto, out), (last, chosen, difference), str(out))
 
 
-def make_patched(model: OnnxModel, last: str, tiles: int) -> Any:
-    """Return `model` as an `onnx.ModelProto` whose layers up to tensor `last` run in tiles x tiles patches."""
-    layers = _find_prefix(model)
-    count = next(number for number, one in enumerate(layers, 1) if one.node.output[0] == last)
-    return _assemble(model, layers[:count], tiles)
-
-
 def _search(model: OnnxModel, layers: Sequence[_Layer], tiles: Sequence[int]) -> tuple[Any, str, int]:
     """Return the network with the lowest expected peak, its last layer in patches, and the tiles along an axis."""
     network, sizes = model.network, model.sizes_bytes

@@ -101,17 +101,11 @@ class ExpertPrefetch:
     is_resident: whether a unit is in memory or on its way.
     """
 
-    def __init__(
-        self,
-        gguf: GgufModel,
-        mixture: Mixture,
-        is_resident: Callable[[Unit], bool],
-        make: Callable[[Mixture, Callable[[int], Router | None]], Predictor] = CorrectedRouter,
-    ) -> None:
-        """Name experts of `gguf` with the predictor that `make` makes."""
+    def __init__(self, gguf: GgufModel, mixture: Mixture, is_resident: Callable[[Unit], bool]) -> None:
+        """Name experts of `gguf`."""
         self.setting = OFF
         self._gguf, self._mixture, self._is_resident = gguf, mixture, is_resident
-        self._predictor = make(mixture, self._router)
+        self._predictor: Predictor = CorrectedRouter(mixture, self._router)
         self._layers: Sequence[RoutedLayer | None] = [None] * len(mixture.layers)
         self._routers: dict[int, Router | None] = {}
         self._last = -1  # the layers up to here have run, so that their routers are in memory

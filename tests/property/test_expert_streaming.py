@@ -142,8 +142,9 @@ class Bench:
     def check(self) -> None:
         wanted = Counter([*self.streaming._in_use, *self.streaming._ahead])
         for layer in range(LAYERS):
-            for expert in self.cache.resident_of(layer):
-                wanted.update(self.streaming._chunks((layer, expert)))
+            for expert in range(EXPERTS):
+                if (layer, expert) in self.cache:
+                    wanted.update(self.streaming._chunks((layer, expert)))
         assert +self.chunks.holders == +wanted
         self.chunks.state.check()
         assert 0 <= self.streaming.foretold.n_unused <= self.streaming.foretold.n_read

@@ -27,7 +27,7 @@ def cache_of(name: str, capacity: int, mixture: Mixture = TWO) -> ExpertCache:
 
 
 def resident(cache: ExpertCache) -> set[tuple[int, int]]:
-    return {(layer, expert) for layer in (0, 1) for expert in cache.resident_of(layer)}
+    return {(layer, expert) for layer in (0, 1) for expert in range(64) if (layer, expert) in cache}
 
 
 def trace_of(mixture: Mixture, **options: float) -> Trace:

@@ -17,7 +17,6 @@ from edge_run.cli.shared.terminal import Terminal
 from edge_run.cli.split.numbers import numbers
 
 RATES, FEATURE_EPOCHS, ANSWER_EPOCHS, HALVINGS = "64,128,192,256", 0.5, 2.0, 3
-_FOLDER = click.Path(path_type=Path)
 
 
 def _path(name: str, help: str, **attributes: Any) -> click.Option:
