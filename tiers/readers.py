@@ -41,6 +41,9 @@ class ReadTotals:
     busy_s: float = 0.0
     cpu_s: float = 0.0
 
+    def __add__(self, more: ReadTotals) -> ReadTotals:
+        return ReadTotals(self.bytes_read + more.bytes_read, self.busy_s + more.busy_s, self.cpu_s + more.cpu_s)
+
     def since(self, earlier: ReadTotals) -> ReadTotals:
         """Return what was added after `earlier`."""
         return ReadTotals(
@@ -95,8 +98,7 @@ class Readers:
     def totals(self) -> ReadTotals:
         """What was read so far, a read in flight counted up to now."""
         with self._changed:
-            running = self._clock() - self._busy_since if self._in_flight else 0.0
-            return ReadTotals(self._totals.bytes_read, self._totals.busy_s + running, self._totals.cpu_s)
+            return self._totals + ReadTotals(busy_s=self._clock() - self._busy_since if self._in_flight else 0.0)
 
     def close(self) -> None:
         """Drop what waits, let reads in flight finish, and join the threads. Idempotent."""
@@ -127,11 +129,10 @@ class Readers:
                 logger.exception("a read was not reported")
             with self._changed:
                 self._in_flight -= 1
-                now = self._clock()
-                busy = self._totals.busy_s + (now - self._busy_since if self._in_flight == 0 else 0.0)
-                cpu = self._totals.cpu_s + time.thread_time() - counted_cpu_s
-                counted_cpu_s = time.thread_time()
-                self._totals = ReadTotals(self._totals.bytes_read + n_bytes, busy, cpu)
+                busy_s = self._clock() - self._busy_since if self._in_flight == 0 else 0.0
+                cpu_s = time.thread_time()
+                self._totals += ReadTotals(n_bytes, busy_s, cpu_s - counted_cpu_s)
+                counted_cpu_s = cpu_s
 
     def _await_job(self, number: int) -> None:
         """Wait until there is a job for thread `number`; those that rest do so apart, and take no notice of jobs."""

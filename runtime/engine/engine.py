@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import NotSupported, system_errors
+from edge_run.base.errors import system_errors
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.protocols import BatchToken
 from edge_run.base.results import Backend, ExpertUse, MemoryUse, MeshUse, Numerics, Plan
@@ -35,7 +35,7 @@ from edge_run.runtime.gpu.loading import host_ranges, host_weights, load_stubs, 
 from edge_run.runtime.gpu.offload import OffloadTooLarge, shrink_offload
 from edge_run.runtime.inspection.draft_file import DraftFile
 from edge_run.runtime.inspection.kv_rules import check_kv_types
-from edge_run.runtime.inspection.model_kind import check_kind
+from edge_run.runtime.inspection.model_kind import check_decoder_only, check_kind
 from edge_run.runtime.llama.backend_choice import why_not_ours
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.holdings import Holdings
@@ -275,8 +275,7 @@ class Engine:
         placement = self.offload.load_placement if self.offload else None
         model = LlamaModel(paths, on_header_read, path=path, placement=placement, on_upload=on_upload)
         self.model = self._stack.enter_context(model)
-        if self.model.has_encoder or not self.model.has_decoder:
-            raise NotSupported(f"{path}: {self.gguf.architecture} has an encoder; edge-run runs decoder-only models")
+        check_decoder_only(self.gguf, self.model.has_encoder, self.model.has_decoder)
         self.shape = context_shape(self.config, self.model.trained_context_tokens, compute_threads(self.config.threads))
         self._stack.callback(lambda: self._context.close() if hasattr(self, "_context") else None)
         if self.draft:

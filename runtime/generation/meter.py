@@ -20,12 +20,7 @@ class Interval:
     reads: ReadTotals = field(default_factory=ReadTotals)
 
     def __add__(self, other: Interval) -> Interval:
-        reads = ReadTotals(
-            self.reads.bytes_read + other.reads.bytes_read,
-            self.reads.busy_s + other.reads.busy_s,
-            self.reads.cpu_s + other.reads.cpu_s,
-        )
-        return Interval(self.wall_s + other.wall_s, self.wait_s + other.wait_s, reads)
+        return Interval(self.wall_s + other.wall_s, self.wait_s + other.wait_s, self.reads + other.reads)
 
     @property
     def efficiency(self) -> float:

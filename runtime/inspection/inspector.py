@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import ConfigError, KernelError, NotSupported
+from edge_run.base.errors import ConfigError, KernelError
 from edge_run.base.units import round_down, round_up
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.decoder import LocalDecoder
@@ -25,6 +25,7 @@ from edge_run.runtime.decoding.driver import Driver
 from edge_run.runtime.graph.nodes import GraphMap, WeightRead
 from edge_run.runtime.inspection.cache import SHARD_BYTES, Inspection, pack_graph
 from edge_run.runtime.inspection.kv_rules import check_kv_types
+from edge_run.runtime.inspection.model_kind import check_decoder_only
 from edge_run.runtime.inspection.trial import Trial, try_vocabulary
 from edge_run.runtime.llama.context_shape import ContextShape, context_shape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
@@ -52,7 +53,7 @@ def inspect_here(path: Path, config: ModelConfig, *, is_tried: bool) -> Inspecti
         metadata = outline_metadata(gguf)
         with Stubs(gguf.shards, outline_heads(gguf)) as stubs:
             with LlamaModel(stubs.paths, metadata=metadata, mode="sized", path=path) as sized:
-                _check_kind(path, gguf, sized)
+                check_decoder_only(gguf, sized.has_encoder, sized.has_decoder)
                 shape = context_shape(config, sized.trained_context_tokens, threads=1)
                 sizes = _sizes(sized, shape)
             with LlamaModel(stubs.paths, stubs.cut, metadata, path=path) as model:
@@ -103,11 +104,6 @@ def _estimate_vocabulary(gguf: GgufModel) -> _Vocabulary:
     )
     load_s, held_bytes = tokens * TOKEN_S + merges * MERGE_S, tokens * TOKEN_BYTES + merges * MERGE_BYTES
     return _Vocabulary(tokens, load_s, held_bytes)
-
-
-def _check_kind(path: Path, gguf: GgufModel, model: LlamaModel) -> None:
-    if model.has_encoder or not model.has_decoder:
-        raise NotSupported(f"{path}: {gguf.architecture} has an encoder; edge-run runs decoder-only models")
 
 
 class _Sizes(NamedTuple):

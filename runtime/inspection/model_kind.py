@@ -43,3 +43,10 @@ def check_kind(gguf: GgufModel) -> None:
     if found is not None:
         what, advice = found
         raise NotSupported(f"{gguf.shards[0].path}: {what}; {advice}", found=gguf.architecture)
+
+
+def check_decoder_only(gguf: GgufModel, has_encoder: bool, has_decoder: bool) -> None:
+    """Raise NotSupported unless the model is what llama.cpp says of it: a decoder, and no encoder."""
+    if has_encoder or not has_decoder:
+        path = gguf.shards[0].path
+        raise NotSupported(f"{path}: {gguf.architecture} has an encoder; edge-run runs decoder-only models")

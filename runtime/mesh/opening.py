@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError
+from edge_run.base.folders import mesh_folder
 from edge_run.base.mesh import Mesh, is_worker
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh.engine import MeshEngine
@@ -25,9 +26,9 @@ class MeshOptions:
     """How a run uses a mesh.
 
     mesh: an open one, which stays open, or the address of its broker; an empty one is what this device joined with.
-    folder: where this device's key and cluster are kept. takes_any_numerics: devices whose kernels may compute other
-    bits take part too. say: is told what the user should see. check: runs now and then while the model opens, which can
-    take long where a device fetches its layers; what it raises ends that.
+    folder: where this device's key and cluster are kept; None is where `edge-run mesh` keeps them. takes_any_numerics:
+    devices whose kernels may compute other bits take part too. say: is told what the user should see. check: runs now
+    and then while the model opens, which can take long where a device fetches its layers; what it raises ends that.
     """
 
     mesh: Mesh | str
@@ -85,5 +86,4 @@ def _meet(mesh: Mesh, check: Callable[[], None]) -> bool:
 def _connect(options: MeshOptions) -> Mesh:
     from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 
-    folder = options.folder or Path.home() / ".config" / "edge-run" / "mesh"
-    return open_mesh(MeshConfig(folder=folder, broker=str(options.mesh) or None))
+    return open_mesh(MeshConfig(folder=options.folder or mesh_folder(), broker=str(options.mesh) or None))

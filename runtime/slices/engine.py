@@ -112,8 +112,7 @@ class SliceEngine(Engine):
     @property
     def read_totals(self) -> ReadTotals:
         """What the readers read so far, for all that was assigned."""
-        past, now = self._past_reads, super().read_totals
-        return ReadTotals(past.bytes_read + now.bytes_read, past.busy_s + now.busy_s, past.cpu_s + now.cpu_s)
+        return self._past_reads + super().read_totals
 
     @property
     def wait_s(self) -> float:

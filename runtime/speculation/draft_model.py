@@ -16,6 +16,7 @@ from edge_run.base.protocols import BatchToken, Logits
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import Driver
+from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.decoding.warm_up import warm_up
 from edge_run.runtime.gpu.offload import Offload, draft_host_bytes
 from edge_run.runtime.inspection.draft_file import BEAM, MICRO_BATCH_TOKENS, DraftFile
@@ -52,7 +53,6 @@ class DraftModel:
             kv_type_v="f16",
             flash_attention="auto",
         )
-        self._history: list[int] = []
         self._threads = shape.threads
         self._end: threading.Event | None = None
         with contextlib.ExitStack() as stack:
@@ -72,6 +72,7 @@ class DraftModel:
             stack.callback(self._decoder.close)
             self._decoder.decode([BatchToken(0, 0, 0, True)])
             self._decoder.rewind(0, 0)
+            self._session = Session(self._decoder)
             self._sequences = range(file.config.sequences)
             self._beam = BEAM if self._decoder.capabilities.can_branch else 1
             self._stack = stack.pop_all()
@@ -100,13 +101,13 @@ class DraftModel:
         self._n_usable = n_common
 
     def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
-        """Return a tree of likely continuations, level by level; see `Drafter.draft`. Empty beyond its context.
+        """Return a tree of likely continuations, level by level; see `Drafter.draft`. Empty where its context is full.
 
         A level follows up the BEAM most valuable guesses of the one before (one, where the cache cannot branch), as
         long as they are among the `most_guesses` best of all.
         """
         room = self.context_tokens - len(history)
-        if room < 0:
+        if room < 1:
             return {}
         self._decoder.keep(0, 0, 0, self._sequences[1:])
         guesses: dict[Path, Guess] = {}
@@ -161,18 +162,10 @@ class DraftModel:
         self.close()
 
     def _follow(self, history: Sequence[int]) -> Logits:
-        """Let the cache hold `history`; return the logits after it."""
-        common = 0
-        for ours, theirs in zip(self._history, history[:-1], strict=False):
-            if ours != theirs:
-                break
-            common += 1
-        common = self._decoder.rewind(0, common)
-        del self._history[common:]
-        fed = [BatchToken(t, common + i, 0, common + i + 1 == len(history)) for i, t in enumerate(history[common:])]
-        rows = self._decoder.decode(fed)
-        self._history.extend(history[common:])
-        return rows
+        """Let the cache hold `history`; return the logits after it, in a row."""
+        held = self._session.history
+        del held[self._decoder.rewind(0, len(held)) :]  # guesses were made in its sequence
+        return self._session.feed(history)[0][np.newaxis]
 
     def _grow(self, level: Sequence[Path], frontier: Mapping[Path, int]) -> dict[Path, int]:
         """Return the sequence of each path of `level`, which follow those of `frontier`, in their sequences.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edge_run.base.errors import ConfigError
+from edge_run.base.folders import cache_folder
 from edge_run.base.units import parse_size
 
 KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
@@ -60,8 +61,8 @@ class ModelConfig:
     for experts keeps. expert_prefetch: how many layers ahead experts are read that are likely to be chosen (`1+`: one,
     asked twice); `auto` compares them as it goes. packed: a file of a mixture's experts, compressed (`edge-run pack`),
     to be read; None is the one beside the model, where it is there and measures faster; `off` is none. cache_folder:
-    where what is known of models and devices is kept; None is `~/.cache/edge-run`. check_file: open a file that is not
-    known in a child process first: llama.cpp ends the process over some broken files.
+    where what is known of models and devices is kept; None is `~/.cache/edge-run`, or where the system has caches.
+    check_file: open a file that is not known in a child process first: llama.cpp ends over some broken files.
     draft: a small model with the same tokens, which guesses what comes next. speculate: with what several tokens are
     guessed, to be verified in one pass: `draft` (that model), `ngram` (what came before in the text), `off`, or `auto`,
     which is both with a draft model and nothing without one. draft_tokens: guesses in one pass at most.
@@ -168,8 +169,8 @@ class ModelConfig:
 
     @property
     def cache(self) -> Path:
-        """The cache folder, named or not."""
-        return Path(self.cache_folder or Path.home() / ".cache" / "edge-run")
+        """The cache folder, named or not. Raises ConfigError where the user has no home folder."""
+        return Path(self.cache_folder) if self.cache_folder else cache_folder()
 
     @property
     def kv_types(self) -> tuple[str, str]:

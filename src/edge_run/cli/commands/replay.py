@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from edge_run.base.replay import PolicyReplay, Replay
-from edge_run.base.results import to_json
 from edge_run.base.units import format_size
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.options import some_settings
@@ -57,10 +56,7 @@ def replay(
         result = replay_trace(trace, budgets, () if policy == ALL else (policy,), terminal.show)
     finally:
         terminal.erase()
-    if given["json"]:
-        terminal.write_json(to_json(result))
-    else:
-        terminal.write(describe(result))
+    terminal.write_result(result, given["json"], describe)
     if plot is not None:
         from edge_run.cli.reports.replay_plot import draw
 

@@ -68,7 +68,7 @@ def mesh_options(settings: RunSettings, terminal: Terminal) -> MeshOptions:
         terminal.erase()
         terminal.say(f"mesh: {text}", NOTICE)
 
-    return MeshOptions("", mesh_folder(), settings.takes_any_numerics, say)
+    return MeshOptions("", takes_any_numerics=settings.takes_any_numerics, say=say)
 
 
 def _without_system_prompt(context: click.Context, settings: RunSettings) -> RunSettings:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edge_run.base.folders import mesh_folder
 from edge_run.base.mesh_status import ClusterMember, ClusterMembers, OpenInvitation
 from edge_run.base.results import to_json
 from edge_run.cli.shared.config_file import mesh_folder

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from edge_run.base.folders import mesh_folder
 from edge_run.cli.mesh.invitation import show_invitation
 from edge_run.cli.mesh.options import invitation_options
 from edge_run.cli.shared.config_file import mesh_folder

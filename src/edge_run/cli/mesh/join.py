@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edge_run.base.errors import ConfigError, MeshError
+from edge_run.base.folders import mesh_folder
 from edge_run.base.mesh import Joined, Lost, MembersChanged, MeshEvent
 from edge_run.cli.mesh.options import (
     authority_option,

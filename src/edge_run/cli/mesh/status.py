@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from edge_run.base.fields import MOST_RATE, is_number
+from edge_run.base.folders import mesh_folder
 from edge_run.base.mesh import Document, JsonValue, names_apart
 from edge_run.base.mesh_status import MeshMember, MeshStatus
-from edge_run.base.results import to_json
 from edge_run.base.units import format_size
 from edge_run.cli.mesh.options import broker_option
 from edge_run.cli.shared.config_file import mesh_folder
@@ -43,10 +43,7 @@ def status(terminal: Terminal, /, broker: str | None, **given: Any) -> None:
     finally:
         node.close()
         terminal.erase()
-    if given["json"]:
-        terminal.write_json(to_json(found))
-    else:
-        terminal.write(describe(found))
+    terminal.write_result(found, given["json"], describe)
 
 
 def describe(found: MeshStatus) -> str:

@@ -1,10 +1,8 @@
 """The configuration file, `~/.config/edge-run/config.toml`: settings of a run under the long names of its flags.
 
-    memory = "4GiB"
-    ctx-size = 8192
-    stop = ["User:", "###"]
-
-The user's other folders, as the XDG Base Directory Specification names them, are found here too.
+memory = "4GiB"
+ctx-size = 8192
+stop = ["User:", "###"]
 """
 
 from __future__ import annotations
@@ -21,29 +19,13 @@ else:
     import tomli as tomllib
 
 from edge_run.base.errors import ConfigError
+from edge_run.base.folders import config_folder
 from edge_run.cli.shared.setting import ENVIRONMENT_PREFIX, Setting
-
-
-def user_folder(variable: str, default: str) -> Path:
-    """Return edge-run's own folder under `$variable`, or under `~/default` where that is unset or relative.
-
-    Where the user has no home folder, the path begins with `~`.
-    """
-    base = Path(os.environ.get(variable) or "")
-    return (base if base.is_absolute() else Path(os.path.expanduser("~"), default)) / "edge-run"
-
-
-def cache_folder() -> Path:
-    """Return where temporary files may lie: `$XDG_CACHE_HOME/edge-run`, or `~/.cache/edge-run`. Raises ConfigError."""
-    folder = user_folder("XDG_CACHE_HOME", ".cache")
-    if not folder.is_absolute():
-        raise ConfigError("home folder: unknown; set HOME, or name a folder for small files with --cache-dir")
-    return folder
 
 
 def config_path() -> Path:
     """Return where the configuration file is looked for."""
-    return user_folder("XDG_CONFIG_HOME", ".config") / "config.toml"
+    return config_folder() / "config.toml"
 
 
 def mesh_folder() -> Path:

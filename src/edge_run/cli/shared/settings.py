@@ -14,9 +14,9 @@ import click
 
 from edge_run.base.config import ModelConfig, SamplingConfig
 from edge_run.base.errors import ConfigError
+from edge_run.base.folders import cache_folder
 from edge_run.base.text_file import read_text_file
 from edge_run.base.units import MIB, format_size
-from edge_run.cli.shared.config_file import cache_folder
 from edge_run.cli.shared.options import SETTINGS
 from edge_run.cli.shared.printable import LogFormatter
 from edge_run.cli.shared.settings_command import origin

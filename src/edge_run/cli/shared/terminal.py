@@ -13,9 +13,10 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from edge_run.base.errors import ConfigError, TierReadError
+from edge_run.base.results import to_json
 from edge_run.base.text_file import read_text
 from edge_run.base.units import format_size
 from edge_run.cli.shared.printable import PrintableStream, answer_text, one_line, printable, printable_json
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 SHOWING_S = 0.25
 ERASE_LINE = "\r\x1b[2K"
+
+_Result = TypeVar("_Result")
 
 
 class Terminal:
@@ -88,6 +91,13 @@ class Terminal:
         if sys.stdout is not None:
             sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
         self._put(printable_json(text) + "\n")
+
+    def write_result(self, result: _Result, is_json: bool, describe: Callable[[_Result], str]) -> None:
+        """Write `result` to standard output as a line of JSON, or as `describe` puts it. Raises like `write_answer`."""
+        if is_json:
+            self.write_json(to_json(result))
+        else:
+            self.write(describe(result))
 
     def say(self, text: str, style: str = "") -> None:
         """Write a notice of one line. What fails here is not worth failing for."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge_run.base.results import to_json
 from edge_run.base.split import SplitBench, WayTime
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.options import some_settings
@@ -61,10 +60,7 @@ def bench(terminal: Terminal, /, head: Path, data: Path, plot: Path | None, **gi
         )
     finally:
         terminal.erase()
-    if given["json"]:
-        terminal.write_json(to_json(result))
-    else:
-        terminal.write(describe(result))
+    terminal.write_result(result, given["json"], describe)
     if plot is not None:
         from edge_run.cli.shared.plot_file import write_figure
 

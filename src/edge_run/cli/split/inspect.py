@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from edge_run.base.results import to_json
 from edge_run.base.split import Cut, CutReport
 from edge_run.base.units import format_size
 from edge_run.cli.shared.options import some_settings
@@ -38,10 +37,7 @@ def inspect(terminal: Terminal, /, model_file: Path, **given: Any) -> None:
         report = inspect_cuts(model_file, threads, terminal.show)
     finally:
         terminal.erase()
-    if given["json"]:
-        terminal.write_json(to_json(report))
-    else:
-        terminal.write(describe(report))
+    terminal.write_result(report, given["json"], describe)
 
 
 def describe(report: CutReport) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.results import to_json
 from edge_run.base.split import PatchReport
 from edge_run.base.units import KIB
 from edge_run.cli.shared.options import some_settings
@@ -51,10 +50,7 @@ def patch(terminal: Terminal, /, model_file: Path, out: Path, tiles: int | None,
     if given["mean"] is not None:
         pixels = (numbers("--mean", given["mean"]), numbers("--std", given["std"] or "1"))
     result = patch_network(model_file, out, tiles, pixels)
-    if given["json"]:
-        terminal.write_json(to_json(result))
-    else:
-        terminal.write(describe(result))
+    terminal.write_result(result, given["json"], describe)
 
 
 def describe(result: PatchReport) -> str:

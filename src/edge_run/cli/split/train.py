@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from edge_run.base.results import to_json
 from edge_run.base.split import TrainReport
 from edge_run.base.units import format_size
 from edge_run.cli.shared.options import some_settings
@@ -89,10 +88,7 @@ def train(context: click.Context, /, model_file: Path, data: Path, cut: str, out
         result = train_split(task, config, terminal.show)
     finally:
         terminal.erase()
-    if given["json"]:
-        terminal.write_json(to_json(result))
-    else:
-        terminal.write(describe(result))
+    terminal.write_result(result, given["json"], describe)
 
 
 def describe(result: TrainReport) -> str:
