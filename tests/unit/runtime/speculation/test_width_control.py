@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_run.partition.pass_costs import PassCosts
-from edge_run.runtime.speculation.width_control import LEAST_GAIN, PLAIN_EVERY, TRIAL_SHARE, WidthControl
+from edge_run.runtime.speculation.width_control import LEAST_GAIN, PLAIN_EVERY, TRIAL_SHARE, WIDTHS, WidthControl
 
 
 def streamed(width: int) -> tuple[float, float, float, int]:
@@ -95,17 +95,25 @@ def test_nothing_is_guessed_before_a_pass_was_seen() -> None:
     st.integers(1, 64),
     st.floats(0, 2),
 )
-def test_the_choice_is_never_worse_than_plain_decoding_by_its_own_figures(
+def test_the_choice_is_the_width_with_the_most_tokens_a_second(
     values: list[float], passes: list[tuple[int, float, float, float, int]], most_tokens: int, draft_s: float
 ) -> None:
-    control = WidthControl(PassCosts(), most_tokens)
+    costs, control = PassCosts(), WidthControl(PassCosts(), most_tokens)
     for one in passes:
+        costs.observe(*one)
         control.observe_pass(*one)
     control.observe_drafting(draft_s)
-    width, rates = control.choose(values), control.rates(values)
-    assert 1 <= width <= min(most_tokens, len(values) + 1)
-    assert width == 1 or rates[width] >= LEAST_GAIN * rates[1]
-    assert rates[width] == max(rates.values()) or width == 1
+    rates = {
+        width: (1 + sum(values[: width - 1])) / (costs.pass_s(width) + (draft_s if width > 1 else 0))
+        for width in WIDTHS
+        if width <= min(most_tokens, len(values) + 1) and costs.is_within_reach(width)
+    }
+    gain = max(rates.values()) / rates[1]
+    width = control.choose(values)
+    if gain > LEAST_GAIN * (1 + 1e-9):
+        assert rates[width] == pytest.approx(max(rates.values()))
+    elif gain < LEAST_GAIN * (1 - 1e-9):
+        assert width == 1
 
 
 def test_costs_between_widths_that_were_seen_lie_on_a_line() -> None:
