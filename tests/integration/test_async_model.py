@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from edge_run import AsyncModel, ConfigError, Model
+from edge_run import AsyncModel, ConfigError, Model, Piece
 from kit_models import streamed
 
 PROMPT = "Once upon a time"
@@ -81,15 +81,21 @@ async def test_leaving_the_model_while_a_generator_is_half_way(kit: Path) -> Non
 
 async def test_leaving_the_model_while_another_task_computes(grown: Path) -> None:
     """The pass is ended, and nothing is unmapped under it."""
+    pieces: list[Piece] = []
     with anyio.fail_after(30):
         async with anyio.create_task_group() as group, AsyncModel(grown, **streamed()) as model:
 
             async def generate() -> None:
-                async for _ in model.generate(PROMPT * 30, temperature=0):
-                    pass
+                async for piece in model.generate(PROMPT * 30, temperature=0):
+                    pieces.append(piece)
 
             group.start_soon(generate)
-            await anyio.sleep(0.3)
+            while model.progress is None:  # noqa: ASYNC110 - no event is set in the middle of a pass
+                await anyio.sleep(0.001)
+            assert model.progress.stage == "reading"
+    generation = pieces[-1].generation
+    assert generation is not None
+    assert (generation.finish_reason, generation.completion_tokens) == ("cancelled", 0)
 
 
 async def test_a_task_that_is_cancelled_while_it_queues_leaves_the_queue(kit: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation import speculation_setup
 from edge_run.runtime.generation.speculation_setup import open_session
+from edge_run.runtime.generation.stream import Stream
 from edge_run.runtime.planning.plan import planner
 from edge_run.runtime.speculation import overlap
 from edge_run.runtime.speculation.draft_model import DraftModel
@@ -168,6 +171,7 @@ def _streamed_and_resident(grown: Path, exact: bool) -> None:
         assert session.speculation().accepted > 0
     assert modes == ["streamed", "resident"]
     assert rows[0][0] == rows[1][0]
+    assert np.array_equal(rows[0][1], rows[1][1])
 
 
 @pytest.mark.usefixtures("eager")
@@ -220,22 +224,45 @@ def test_a_conversation_goes_on_where_it_was_left(kit: Path) -> None:
 
 
 @pytest.mark.usefixtures("eager")
-def test_cancelling_and_interrupting_leave_a_conversation_that_is_right(grown: Path) -> None:
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_cancelling_and_interrupting_leave_a_conversation_that_is_right(grown: Path, is_interrupted: bool) -> None:
     options = {**streamed(), "draft": KIT, "draft_tokens": 7, "exact": True}
     with Model(grown, **options) as model:
-        wanted = model.generate(PROMPT, max_tokens=10, temperature=0).result().token_ids
-        for number, act in enumerate((model.cancel, lambda: os.kill(os.getpid(), signal.SIGINT)) * 4):
-            timer = threading.Timer(0.01 * (number + 1), act)
-            timer.start()
-            try:
-                answer = model.generate(PROMPT, max_tokens=10, temperature=0).result()
-                assert answer.finish_reason in ("cancelled", "length")
-                assert answer.token_ids == wanted[: len(answer.token_ids)]
-            except KeyboardInterrupt:
-                pass
-            with contextlib.suppress(KeyboardInterrupt):
-                timer.join()
-        assert model.generate(PROMPT, max_tokens=10, temperature=0).result().token_ids == wanted
+        wanted = model.generate(PROMPT, max_tokens=200, temperature=0).result().token_ids
+        for n_before in (0, 1, 5, 9):
+            is_time = threading.Event()
+
+            def act(is_time: threading.Event = is_time) -> None:
+                is_time.wait()
+                while model.progress is None:  # between passes
+                    time.sleep(0.0005)
+                if is_interrupted:
+                    os.kill(os.getpid(), signal.SIGINT)
+                else:
+                    model.cancel()
+
+            thread = threading.Thread(target=act)
+            thread.start()
+            found: list[int] = []
+            stream = model.generate(PROMPT, max_tokens=200, temperature=0)
+            with pytest.raises(KeyboardInterrupt) if is_interrupted else contextlib.nullcontext():
+                _hear(stream, n_before, is_time, found)
+            thread.join()
+            assert len(found) < 200
+            assert found == list(wanted[: len(found)])
+            assert is_interrupted or stream.result().finish_reason == "cancelled"
+        assert model.generate(PROMPT, max_tokens=200, temperature=0).result().token_ids == wanted
+
+
+def _hear(stream: Stream, n_before: int, is_time: threading.Event, found: list[int]) -> None:
+    """Add the tokens of `stream` to `found`; after `n_before` pieces it is time."""
+    for number in itertools.count():
+        if number == n_before:
+            is_time.set()
+        piece = next(stream, None)
+        if piece is None:
+            return
+        found.extend(piece.token_ids)
 
 
 @pytest.mark.anyio

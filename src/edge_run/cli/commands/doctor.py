@@ -9,14 +9,10 @@ from typing import Any
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.findings import Finding
-from edge_run.base.findings import OK
-from edge_run.base.findings import PROBLEM
-from edge_run.base.findings import Report
+from edge_run.base.findings import OK, PROBLEM, Finding, Report
 from edge_run.base.folders import cache_folder
 from edge_run.base.results import to_json
-from edge_run.cli.reports.findings import show_report
-from edge_run.cli.reports.findings import tidy
+from edge_run.cli.reports.findings import show_report, tidy
 from edge_run.cli.shared.config_file import config_path
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand

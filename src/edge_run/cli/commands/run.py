@@ -12,7 +12,6 @@ from edge_run.base.errors import Cancelled, ConfigError, NotSupported
 from edge_run.base.results import to_json
 from edge_run.cli.shared.answer import NOTICE, follow, opened, say_figures, show
 from edge_run.cli.shared.chat import Chat, PlainTalk, TemplateTalk
-from edge_run.cli.shared.config_file import mesh_folder
 from edge_run.cli.shared.options import SETTINGS
 from edge_run.cli.shared.settings import MOST_PROMPT_BYTES, RunSettings, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand, origin
