@@ -12,7 +12,6 @@ import click
 from edge_run.base.folders import mesh_folder
 from edge_run.base.mesh_status import ClusterMember, ClusterMembers, OpenInvitation
 from edge_run.base.results import to_json
-from edge_run.cli.shared.config_file import mesh_folder
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.tables import align

@@ -11,7 +11,6 @@ from edge_run.base.folders import mesh_folder
 from edge_run.base.results import to_json
 from edge_run.cli.mesh.options import broker_option
 from edge_run.cli.reports.findings import show_report, tidy
-from edge_run.cli.shared.config_file import mesh_folder
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal

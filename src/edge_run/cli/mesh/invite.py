@@ -9,7 +9,6 @@ import click
 from edge_run.base.folders import mesh_folder
 from edge_run.cli.mesh.invitation import show_invitation
 from edge_run.cli.mesh.options import invitation_options
-from edge_run.cli.shared.config_file import mesh_folder
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal

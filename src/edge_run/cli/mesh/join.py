@@ -25,7 +25,6 @@ from edge_run.cli.mesh.options import (
     port_option,
     replace_option,
 )
-from edge_run.cli.shared.config_file import mesh_folder
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.process import cleaned_up
 from edge_run.cli.shared.setting import size_option

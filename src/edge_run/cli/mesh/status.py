@@ -12,7 +12,6 @@ from edge_run.base.mesh import Document, JsonValue, names_apart
 from edge_run.base.mesh_status import MeshMember, MeshStatus
 from edge_run.base.units import format_size
 from edge_run.cli.mesh.options import broker_option
-from edge_run.cli.shared.config_file import mesh_folder
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.printable import one_line
 from edge_run.cli.shared.settings_command import SettingsCommand

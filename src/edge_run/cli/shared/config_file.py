@@ -28,14 +28,6 @@ def config_path() -> Path:
     return config_folder() / "config.toml"
 
 
-def mesh_folder() -> Path:
-    """Return where the device's key and its cluster are kept: `~/.config/edge-run/mesh`. Raises ConfigError."""
-    folder = user_folder("XDG_CONFIG_HOME", ".config") / "mesh"
-    if not folder.is_absolute():
-        raise ConfigError("home folder: unknown; set HOME, or XDG_CONFIG_HOME")
-    return folder
-
-
 def refuse_unknown_variables(settings: Iterable[Setting]) -> None:
     """Raise ConfigError for a variable of the environment that looks like a setting, and is none of `settings`.
 
