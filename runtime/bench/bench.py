@@ -51,7 +51,7 @@ class Bencher:
     def __init__(self, path: Path, config: ModelConfig, task: Task, on_step: Step = lambda text: None) -> None:
         self._path, self._task, self._on_step = path, task, on_step
         budget = int(config.memory or default_budget_bytes(Ledger().promised_bytes))
-        self._config = replace(config, memory=budget, gpu_memory=0)  # mmap is compared on the processor
+        self._config = replace(config, memory=budget, gpu_memory=0, backend="auto")  # mmap is compared on the processor
         self._store = ProfileStore(config.cache)
         self._runs: ColdRuns | None = None
 

@@ -25,7 +25,7 @@ from edge_run.base.profile import DeviceProfile
 from edge_run.base.protocols import BatchToken
 from edge_run.base.results import Backend, ExpertUse, MemoryUse, MeshUse, Numerics, Plan
 from edge_run.devices.host.ledger import Ledger
-from edge_run.devices.host.memory import default_budget_bytes, process_memory
+from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.decoder import FrontDecoder, LocalDecoder
 from edge_run.runtime.decoding.driver import Driver, PassShape, compile_program
 from edge_run.runtime.decoding.progress import Timeline, pass_steps
@@ -33,10 +33,7 @@ from edge_run.runtime.decoding.warm_up import warm_up
 from edge_run.runtime.decoding.weight_copies import WeightCopies
 from edge_run.runtime.gpu.loading import host_ranges, host_weights, load_stubs, open_upload
 from edge_run.runtime.gpu.offload import OffloadTooLarge, shrink_offload
-from edge_run.runtime.inspection.draft_file import DraftFile
-from edge_run.runtime.inspection.kv_rules import check_kv_types
-from edge_run.runtime.inspection.model_kind import check_decoder_only, check_kind
-from edge_run.runtime.llama.backend_choice import why_not_ours
+from edge_run.runtime.inspection.model_kind import check_decoder_only
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.holdings import Holdings
 from edge_run.runtime.llama.library import library_version
@@ -46,9 +43,8 @@ from edge_run.runtime.planning import routing
 from edge_run.runtime.planning.forecast import PassTimes
 from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident
 from edge_run.runtime.planning.offload_times import note_paces, part_of
-from edge_run.runtime.planning.packed_choice import choose_packed
-from edge_run.runtime.planning.prepare import check_budget, prepare
-from edge_run.runtime.planning.speculation_shape import speculation_config
+from edge_run.runtime.planning.planner import Planner
+from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.planning.terms import Terms, work_bytes
 from edge_run.runtime.processes.forks import forkable_lock
 from edge_run.runtime.speculation.draft_model import DraftModel
@@ -57,7 +53,7 @@ from edge_run.runtime.streaming.experts import ExpertStreaming
 from edge_run.runtime.streaming.route_recorder import RouteRecorder
 from edge_run.runtime.streaming.weights import WeightStreaming
 from edge_run.tiers import _libc
-from edge_run.tiers.gguf import read_gguf
+from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.readers import Readers, ReadTotals
 from edge_run.tiers.residency import Residency
 from edge_run.tiers.source import SourceFile
@@ -85,13 +81,10 @@ def _garbage_collection_paused() -> Iterator[None]:
 class Engine:
     """An open model: its decoder, its plan, its figures. One pass at a time; closing is idempotent.
 
-    may_be_whole: a model that fits is read as a whole, and computed without a callback. may_offload: a GPU may be used.
-    may_be_packed: a mixture may be read from a packed file.
+    may_be_whole: a model that fits is read as a whole, and computed without a callback.
     """
 
     may_be_whole = True
-    may_be_packed = True
-    may_offload = True
 
     @system_errors("opening the model")
     def __init__(
@@ -100,36 +93,24 @@ class Engine:
         config: ModelConfig,
         chunk_bytes: int = CHUNK_BYTES,
         recorder: RouteRecorder | None = None,
+        gguf: GgufModel | None = None,
     ) -> None:
         """Open the model at `path`; no weight is read before this returns.
 
         chunk_bytes: the size of a chunk, a page or a power of two more; smaller ones are for tests. recorder: takes
-        part in every pass.
+        part in every pass. gguf: the headers of `path`, where they were read already.
         Raises ModelFileError, BudgetError, KernelError, ConfigError, NotSupported or TierReadError; nothing is left
         open.
         """
         started = time.monotonic()
-        self.config = config
         self._chunk_bytes = chunk_bytes
         self._ledger = Ledger()
-        self._draft_file: DraftFile | None = None
         self.draft: DraftModel | None = None
-        self.budget_bytes = int(config.memory or default_budget_bytes(self._ledger.promised_bytes))
         with _garbage_collection_paused():
-            self.gguf = read_gguf(path)
-        check_kind(self.gguf)
-        check_kv_types(self.gguf, config)
-        self.config = config = speculation_config(config, self.gguf)
-        if config.draft_model:
-            self._draft_file = DraftFile(config.draft_model, config, self.gguf)
-            self._draft_file.check_budget(self.budget_bytes)
-        reason = why_not_ours(config)
-        self._packed = choose_packed(self.gguf, config) if self.may_be_packed and not reason else None
-        prepared = prepare(self.gguf, config, self._draft_file, self.budget_bytes, may_offload=self.may_offload)
-        self._planner, self.offload, self._draft_offload = prepared.planner, prepared.offload, prepared.draft_offload
-        self._profile = prepared.profile
-        if self._planner and not reason:
-            check_budget(self._planner, self.budget_bytes, self._ledger.promised_bytes)
+            gguf = gguf or read_gguf(path)
+        self._prepared = prepared = prepare(gguf, config, self._ledger)
+        self.gguf, self.config, self.budget_bytes = gguf, prepared.config, prepared.budget_bytes
+        self.offload, self._profile, reason = prepared.offload, prepared.profile, prepared.why_plain
         self._upload: Upload | None = None
         self._is_warm = False
         self.backend = Backend("llama.cpp", reason) if reason else Backend("edge-run")
@@ -192,8 +173,9 @@ class Engine:
 
     def expect(self, profile: DeviceProfile) -> None:
         """Let progress be told in seconds, as the device of `profile` would take."""
-        if self._planner and self.plan.mode != "llama.cpp" and self._planner.can_time(profile):
-            self.pass_times = self._planner.times(self.plan, profile, self.gguf.shards[0].path)
+        planner = Planner(self._prepared) if self._prepared.known else None
+        if planner and planner.can_time(profile):
+            self.pass_times = planner.times(self.plan, profile, self.gguf.shards[0].path)
 
     def close(self) -> None:
         """Stop the readers and free everything. Idempotent."""
@@ -215,8 +197,8 @@ class Engine:
     def _open(self, *, is_ours: bool) -> Plan:
         """Open the model; where llama.cpp takes more of a GPU than it had said, with less there."""
         while True:
-            if self._draft_file:
-                self.draft = self._stack.enter_context(DraftModel(self._draft_file, self._draft_offload))
+            if draft := self._prepared.draft:
+                self.draft = self._stack.enter_context(DraftModel(draft, self._prepared.draft_offload))
             try:
                 return self._open_ours() if is_ours else self._open_plain()
             except OffloadTooLarge as error:
@@ -313,13 +295,8 @@ class Engine:
         return replace(holdings, program_bytes=program_bytes, draft_bytes=self.draft.held_bytes)
 
     def _terms(self, holdings: Holdings) -> Terms:
-        tokens, width = self._context.context_tokens, self.shape.micro_batch_tokens
-        config, known = self.config, routing.recall(self.gguf, self.config.cache)
-        levers = config.expert_policy, config.expert_prefetch
-        gpu = self.offload.plan if self.offload else None
-        return Terms(
-            self.gguf, self.budget_bytes, holdings, tokens, width, config.readers, known, *levers, gpu, self._packed
-        )
+        prepared = replace(self._prepared, offload=self.offload)
+        return prepared.terms(holdings, self._context.context_tokens, self.shape.micro_batch_tokens)
 
     def _make_decoder(self, prepare: Callable[[Sequence[BatchToken]], None]) -> None:
         self.decoder = LocalDecoder(self.model, self._context, self._driver, self.shape, prepare, self.timeline)

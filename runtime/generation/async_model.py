@@ -58,8 +58,8 @@ class AsyncModel:
         """Figures since the model was opened."""
         return self._opened.stats
 
-    def expect(self, profile: DeviceProfile) -> None:
-        """Let `progress` say what remains as the device of `profile` would take."""
+    def expect(self, profile: DeviceProfile | None = None) -> None:
+        """Let `progress` say what remains as the device of `profile` would take; None is this device."""
         self._opened.expect(profile)
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> AsyncGenerator[Piece, None]:

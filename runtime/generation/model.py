@@ -23,6 +23,7 @@ from edge_run.runtime.generation.stream import Answer, Stream
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.prompt_text import CLEARLY_IN_A_CHAT, refuse_what_is_too_long, tokenize_prompt
+from edge_run.runtime.probing.probe import recall
 from edge_run.runtime.processes.forks import Home
 
 if TYPE_CHECKING:
@@ -105,9 +106,13 @@ class Model:
         """How far the prompt or token at hand is; None between them. Any thread may ask."""
         return self._engine.timeline.snapshot()
 
-    def expect(self, profile: DeviceProfile) -> None:
-        """Let `progress` say what remains as the device of `profile` (see `edge_run.probe`) would take."""
-        self._opened.expect(profile)
+    def expect(self, profile: DeviceProfile | None = None) -> None:
+        """Let `progress` say what remains as the device of `profile` (see `edge_run.probe`) would take.
+
+        None is this device, as far as it was measured.
+        """
+        if known := profile or recall(self._opened.gguf, self._opened.config):
+            self._opened.expect(known)
 
     @property
     def has_chat_template(self) -> bool:

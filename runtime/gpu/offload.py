@@ -120,6 +120,11 @@ class Offload:
         """What of it is in this process's resident memory once a context is made; counted only where that is sure."""
         return self.sizes.weights_bytes + self.sizes.kv_bytes if self.gpu.kind == SOFTWARE else 0
 
+    @property
+    def moved_bytes(self) -> int:
+        """What of it takes no memory of the machine."""
+        return self.sizes.weights_bytes + self.sizes.kv_bytes if self.gpu.has_own_memory else 0
+
     def streamed(self, gguf: GgufModel) -> Offload:
         """Return it as it is where what lies in DRAM streams: nothing is copied from where only chosen experts are."""
         is_mixture = bool(gguf.value("expert_count"))
@@ -213,12 +218,6 @@ def plan_offload(
             return Offloads(replace(beside, budget_bytes=budget_bytes, draft_bytes=taken_bytes), draft)
     is_asked = wanted is not None
     return Offloads(_fitted(gguf, config, gpu, budget_bytes, is_asked=is_asked, is_wide=is_wide, token_s=token_s))
-
-
-def draft_host_bytes(file: DraftFile | None, offload: Offload | None) -> int:
-    """Return what the draft model of `file`, with `offload` of it on a GPU, takes of the machine's memory."""
-    on_gpu = offload.sizes.weights_bytes + offload.sizes.kv_bytes if offload and offload.gpu.has_own_memory else 0
-    return max(0, file.size_bytes - on_gpu) if file else 0
 
 
 def _choices(gguf: GgufModel, gpu: Gpu) -> list[Placement]:

@@ -44,6 +44,10 @@ class DraftFile:
         vocabulary = VOCABULARY_BYTES * known.vocabulary
         self.size_bytes = self.gguf.data_bytes + known.kv_bytes + known.buffer_bytes + vocabulary
 
+    def host_bytes(self, moved_bytes: int) -> int:
+        """Return what it will take of the machine's memory, with `moved_bytes` of it in a GPU's own."""
+        return max(0, self.size_bytes - moved_bytes)
+
     def check_budget(self, budget_bytes: int) -> None:
         """Raise BudgetError where not even the draft model fits."""
         needed = self.size_bytes + process_memory().resident_bytes

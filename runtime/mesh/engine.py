@@ -15,6 +15,7 @@ from edge_run.runtime.llama.holdings import RESERVE_BYTES
 from edge_run.runtime.mesh.coordinator import Spread
 from edge_run.runtime.mesh.decoder import MeshDecoder
 from edge_run.runtime.slices.engine import SliceEngine
+from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.territory import CHUNK_BYTES
 
 logger = logging.getLogger(__name__)
@@ -35,10 +36,11 @@ class MeshEngine(SliceEngine):
         say: Callable[[str], None] = logger.warning,
         check: Callable[[], None] = lambda: None,
         chunk_bytes: int = CHUNK_BYTES,
+        gguf: GgufModel | None = None,
     ) -> None:
-        """Open the model and spread it over who is there. say, check: as of `MeshOptions`. Raises as `Engine`."""
+        """Open the model and spread it over who is there. say, check: as of `MeshOptions`; gguf: as of `Engine`."""
         self._over_all: MeshDecoder | None = None
-        super().__init__(path, config, chunk_bytes)
+        super().__init__(path, config, chunk_bytes, gguf=gguf)
         if config.mesh_states == "compact":
             say("states are rounded where a link is slow: tokens may differ from those of one device")
         try:

@@ -42,13 +42,13 @@ def open_over(path: Path, config: ModelConfig, options: MeshOptions) -> Engine:
     """Return the open model at `path`, spread over the mesh. Raises as `Engine`, and MeshError, NotTrusted."""
     if config.backend == "llama.cpp":
         raise ConfigError("mesh: excludes --backend llama.cpp, which computes whole models only")
-    read_gguf(path)  # what is wrong with the file is said before others are asked for anything
+    gguf = read_gguf(path)  # what is wrong with the file is said before others are asked for anything
     mesh = _connect(options) if isinstance(options.mesh, str) else options.mesh
     is_own = mesh is not options.mesh
     try:
         if not _meet(mesh, options.check):
             options.say("nobody else is in the mesh: this device runs the model alone")
-            engine = Engine(path, config)
+            engine = Engine(path, config, gguf=gguf)
         else:
             over_all = MeshEngine(
                 path,
@@ -57,6 +57,7 @@ def open_over(path: Path, config: ModelConfig, options: MeshOptions) -> Engine:
                 takes_any_numerics=options.takes_any_numerics,
                 say=options.say,
                 check=options.check,
+                gguf=gguf,
             )
             if is_own:
                 over_all.own(mesh)

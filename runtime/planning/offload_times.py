@@ -13,16 +13,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.strict_json import parse
 from edge_run.runtime.gpu.offload import Offload
-from edge_run.runtime.inspection.cache import Inspection
 from edge_run.runtime.planning import routing
 from edge_run.runtime.planning.planner import Planner
+from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.probing.probe import recall
 from edge_run.tiers.gguf import GgufModel
 
@@ -36,30 +36,28 @@ PROCESSOR = "none"
 class OffloadTimes:
     """Times of one model under one budget. profile: None until it was asked for, and where something is not known."""
 
-    def __init__(
-        self, gguf: GgufModel, config: ModelConfig, known: Inspection, budget_bytes: int, draft_bytes: int = 0
-    ) -> None:
-        """draft_bytes: what a draft model takes of the machine's memory."""
-        self._gguf, self._config, self._known = gguf, config, known
-        self._budget_bytes, self._draft_bytes = budget_bytes, draft_bytes
+    def __init__(self, prepared: Prepared) -> None:
+        """Time what was `prepared`, before anything of it is on a GPU."""
+        self._prepared = replace(prepared, why_plain="")  # what computes is the same whoever loads it
         self.profile: DeviceProfile | None = None
         self._paces: Mapping[str, tuple[float, float]] | None = None
 
     def token_s(self, offload: Offload | None) -> float | None:
         """Return the seconds of a token with `offload`; None where something was not measured."""
+        gguf, config = self._prepared.gguf, self._prepared.config
         if self._paces is None:
-            self._paces = known_paces(self._gguf, self._config.cache)
-            self.profile = recall(self._gguf, self._config)
-        if self.profile is None:
+            self._paces = known_paces(gguf, config.cache)
+            self.profile = recall(gguf, config)
+        if self.profile is None or self._prepared.known is None:
             return None
-        planner = Planner(self._gguf, self._config, self._known, self._draft_bytes, offload)
+        planner = Planner(replace(self._prepared, offload=offload))
         if not planner.can_time(self.profile):
             return None
         try:
-            plan = planner.plan(self._budget_bytes)
+            plan = planner.plan()
         except BudgetError:
             return NEVER_S
-        times = planner.times(plan, self.profile, self._gguf.shards[0].path)
+        times = planner.times(plan, self.profile, gguf.shards[0].path)
         pace, _ = self._paces.get(part_of(offload), (1.0, 0.0))
         return times.pass_s(1, NEXT_POSITION, 1, is_first=False) * pace
 

@@ -1,7 +1,7 @@
-"""What would be done with a model file, said before anything is loaded: the plans of `edge-run plan`.
+"""What would be done with a model, said before anything is loaded: the plans of `edge-run plan`.
 
 The plan that a run makes comes from its own context and graph (`runtime/engine/engine.py`); this one from what an
-inspection knows of them, through the same functions.
+inspection knows of them, under the same terms and through the same functions.
 """
 
 from __future__ import annotations
@@ -10,40 +10,31 @@ import functools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile, GpuProfile
 from edge_run.base.results import Plan
 from edge_run.base.units import MIB, round_up
-from edge_run.devices.host.ledger import Ledger
-from edge_run.devices.host.memory import default_budget_bytes
 from edge_run.devices.host.profile import disk_of
 from edge_run.prefetch.schedule import Stretch
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of, cut_into_stretches
-from edge_run.runtime.inspection.cache import SHARD_BYTES, Inspection
+from edge_run.runtime.inspection.cache import SHARD_BYTES
 from edge_run.runtime.llama.holdings import Holdings
 from edge_run.runtime.llama.threads import compute_threads
-from edge_run.runtime.planning import routing
 from edge_run.runtime.planning.expert_plan import plan_mixture
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.planning.forecast import PassTimes, forecast, pass_work, shared_work
 from edge_run.runtime.planning.memory_plan import (
     RowRange,
+    plan_plain,
     plan_resident,
     plan_streamed,
     row_ranges,
 )
-from edge_run.runtime.planning.packed_choice import choose_packed
+from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.terms import Terms, work_bytes
-from edge_run.tiers.gguf import GgufModel
-from edge_run.tiers.packed_file import PackedFile
 from edge_run.tiers.territory import Span, Territory, clipped
-
-if TYPE_CHECKING:
-    from edge_run.runtime.gpu.offload import Offload
 
 CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches
 OPENING_S_PER_NODE = 35e-6
@@ -54,19 +45,17 @@ SWEPT_SHARES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 class Planner:
     """Plans one model under any number of budgets. Reads nothing."""
 
-    def __init__(
-        self,
-        gguf: GgufModel,
-        config: ModelConfig,
-        known: Inspection,
-        draft_bytes: int = 0,
-        offload: Offload | None = None,
-    ) -> None:
-        self.gguf, self.config, self.known, self._draft_bytes = gguf, config, known, draft_bytes
-        self.offload = offload
+    def __init__(self, prepared: Prepared) -> None:
+        """Plan what was `prepared`, whose file was looked at."""
+        assert prepared.known is not None, "a plan of a file that was not looked at"
+        self._prepared, self.known, self.offload = prepared, prepared.known, prepared.offload
+        self.gguf, self.config = gguf, config = prepared.gguf, prepared.config
+        known, offload = self.known, self.offload
         self.threads = compute_threads(config.threads)
         work = work_bytes(gguf, known.micro_batch_tokens)
         program = known.program_bytes + RUN_BYTES
+        moved_bytes = prepared.draft_offload.moved_bytes if prepared.draft_offload else 0
+        draft_bytes = prepared.draft.host_bytes(moved_bytes) if prepared.draft else 0
         self._holdings = Holdings(program, known.kv_bytes, known.buffer_bytes, work, draft_bytes)
         self._spans: Sequence[Span] = known.spans
         if offload:
@@ -99,12 +88,8 @@ class Planner:
         return self.known.program_bytes + holdings.kv_bytes + holdings.buffer_bytes + holdings.draft_bytes
 
     @functools.cached_property
-    def _experience(self) -> routing.Experience:
-        return routing.recall(self.gguf, self.config.cache)
-
-    @functools.cached_property
-    def _packed(self) -> PackedFile | None:
-        return choose_packed(self.gguf, self.config)
+    def _terms(self) -> Terms:
+        return self._prepared.terms(self._holdings, self.known.context_tokens, self.known.micro_batch_tokens)
 
     @functools.cached_property
     def _ranges(self) -> list[RowRange]:
@@ -116,12 +101,10 @@ class Planner:
 
     def plan(self, budget_bytes: int | None = None) -> Plan:
         """Return the plan under a budget; None is the configured one. Raises BudgetError when it is too small."""
-        budget = budget_bytes or int(self.config.memory or default_budget_bytes(Ledger().promised_bytes))
-        known, readers = self.known, self.config.readers
-        width = known.micro_batch_tokens
-        terms = Terms(self.gguf, budget, self._holdings, known.context_tokens, width, readers, self._experience)
-        terms = replace(terms, gpu=self.offload.plan if self.offload else None, packed=self._packed)
-        if self._whole_bytes <= budget:
+        terms = replace(self._terms, budget_bytes=budget_bytes or self._prepared.budget_bytes)
+        if self._prepared.why_plain:
+            return plan_plain(replace(terms, holdings=Holdings(0, self._holdings.kv_bytes)))
+        if self._whole_bytes <= terms.budget_bytes:
             return plan_resident(terms, self._territory, self._chunks)
         terms = replace(terms, gpu=self.offload.streamed(self.gguf).plan if self.offload else None)
         if mixture := plan_mixture(terms, self._graph, self._spans):
@@ -147,7 +130,7 @@ class Planner:
         """Return the planner of a micro-batch that is `factor` times as wide; its buffers are taken to grow as much."""
         wide = self.known.micro_batch_tokens * factor, self.known.buffer_bytes * factor
         known = replace(self.known, micro_batch_tokens=wide[0], buffer_bytes=wide[1])
-        return Planner(self.gguf, self.config, known, self._draft_bytes, self.offload)
+        return Planner(replace(self._prepared, known=known))
 
     def times(self, plan: Plan, profile: DeviceProfile, model: Path) -> PassTimes:
         """Return how long the passes of `plan` take on the device of `profile`, read from where `model` is."""
@@ -156,7 +139,7 @@ class Planner:
             n_stops = sum(routed_read(node) is not None for node in self.known.graph)
         elif plan.mode == "streamed":
             n_stops = len(self._stretches)
-        disk, points = disk_of(profile, model), self._experience.points
+        disk, points = disk_of(profile, model), self._terms.experience.points
         if self.offload and plan.gpu and (gpu := self._gpu_of(profile)):
             names, is_wide = self.offload.sizes.names, plan.gpu.wide_passes
             work, there = shared_work(self.gguf, self.known.graph, n_stops, names, is_wide=is_wide)
@@ -165,8 +148,8 @@ class Planner:
         return PassTimes(plan, work, profile, disk, self.threads, points)
 
     def can_time(self, profile: DeviceProfile) -> bool:
-        """Return whether `profile` says how fast everything is that computes."""
-        return self.offload is None or self._gpu_of(profile) is not None
+        """Return whether `profile` says how fast everything is that computes, in a plan of ours."""
+        return not self._prepared.why_plain and (self.offload is None or self._gpu_of(profile) is not None)
 
     def _gpu_of(self, profile: DeviceProfile) -> GpuProfile | None:
         name = self.offload.gpu.name if self.offload else ""

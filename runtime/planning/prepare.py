@@ -1,79 +1,96 @@
-"""What is known of a model before it is opened: what llama.cpp would do with it, and what of it a GPU gets.
+"""The one way to what is known of a model before it is opened, for runs, plans, measurements and workers alike.
 
-A file that llama.cpp would end the process over is refused first, then budgets that are too small.
+A file that llama.cpp would end the process over is refused first, then budgets that are too small. A plan does without
+llama.cpp, which takes long to load, as long as no GPU is asked for.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.profile import DeviceProfile
-from edge_run.devices.host.memory import available_bytes
-from edge_run.runtime.gpu.offload import Offload, Offloads, draft_host_bytes, plan_offload
+from edge_run.base.errors import NotSupported
+from edge_run.devices.host.ledger import Ledger
+from edge_run.devices.host.memory import Promised, available_bytes, default_budget_bytes
 from edge_run.runtime.inspection.cache import Inspection, inspect
 from edge_run.runtime.inspection.draft_file import DraftFile
+from edge_run.runtime.inspection.kv_rules import check_kv_types
 from edge_run.runtime.inspection.launcher import NoInspector
-from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.inspection.model_kind import check_kind
+from edge_run.runtime.llama.backend_choice import is_library_known, why_not_ours
 from edge_run.runtime.llama.library import library_version
-from edge_run.runtime.planning.offload_times import OffloadTimes
+from edge_run.runtime.planning.packed_choice import choose_packed
 from edge_run.runtime.planning.planner import Planner
-from edge_run.tiers import _libc
+from edge_run.runtime.planning.prepared import Prepared
+from edge_run.runtime.planning.speculation_shape import speculation_config
+from edge_run.tiers._libc import why_unavailable
 from edge_run.tiers.gguf import GgufModel
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """planner: None where the file was not looked at. offload, draft_offload: what a GPU gets of either model.
+def prepare(gguf: GgufModel, config: ModelConfig, ledger: Ledger | None = None, *, is_opened: bool = True) -> Prepared:
+    """Return what is known of `gguf` before it is opened as `config` says; no weights are read.
 
-    profile: of this device, where what a GPU gets was decided by it.
+    ledger: knows what other runs were promised. is_opened: False for a plan alone. A file that is opened was tried by a
+    child, and its budget suffices for opening it; a plan needs sizes and a graph.
+    Raises ModelFileError, ConfigError, NotSupported, KernelError or TierReadError; and where it is opened BudgetError.
     """
-
-    planner: Planner | None = None
-    offload: Offload | None = None
-    draft_offload: Offload | None = None
-    profile: DeviceProfile | None = None
-
-
-def prepare(
-    gguf: GgufModel, config: ModelConfig, draft: DraftFile | None, budget_bytes: int, *, may_offload: bool
-) -> Prepared:
-    """Return what is known of a model, and of its draft model, under a budget.
-
-    Raises ModelFileError and what `plan_offload` does.
-    """
-    if ggml.check_library():  # not the llama.cpp that we know: what it does cannot be said
-        return Prepared()
-    known = _inspect(gguf, config) if config.check_file else None
-    if known is None:
-        parts = plan_offload(gguf, config, budget_bytes, draft) if may_offload else Offloads()
-        return Prepared(None, parts.model, parts.draft)
-    times = OffloadTimes(gguf, config, known, budget_bytes, draft_host_bytes(draft, None))
-    parts = plan_offload(gguf, config, budget_bytes, draft, times.token_s) if may_offload else Offloads()
-    planner = Planner(gguf, config, known, draft_host_bytes(draft, parts.draft), parts.model)
-    return Prepared(planner, parts.model, parts.draft, times.profile)
+    check_kind(gguf)
+    check_kv_types(gguf, config)
+    promised_bytes = (ledger or Ledger()).promised_bytes
+    config = speculation_config(config, gguf)
+    budget_bytes = int(config.memory or default_budget_bytes(promised_bytes))
+    draft = DraftFile(config.draft_model, config, gguf) if config.draft_model else None
+    if draft and is_opened:
+        draft.check_budget(budget_bytes)
+    why_plain = why_not_ours(config, is_loaded=is_opened)
+    packed = None if why_plain else choose_packed(gguf, config)
+    prepared = Prepared(gguf, config, budget_bytes, why_plain, draft, packed)
+    if is_opened and not is_library_known():  # what it does cannot be said
+        return prepared
+    prepared = replace(prepared, known=_tried(gguf, config) if is_opened else _outlined(gguf, config))
+    if config.gpu_memory != 0:
+        prepared = _with_offload(prepared)
+    if is_opened and prepared.known and not why_plain:
+        _check_budget(prepared, promised_bytes)
+    return prepared
 
 
-def check_budget(planner: Planner, budget_bytes: int, promised_bytes: Callable[[Path | None], int]) -> None:
-    """Refuse a budget that is too small already for opening the model. promised_bytes: see `available_bytes`.
-
-    Raises BudgetError.
-    """
-    room = min(budget_bytes, available_bytes(promised_bytes=promised_bytes))
-    if planner.opening_bytes > room:
-        planner.plan(room)
-
-
-def _inspect(gguf: GgufModel, config: ModelConfig) -> Inspection | None:
-    if _libc.why_unavailable():
+def _tried(gguf: GgufModel, config: ModelConfig) -> Inspection | None:
+    """Return what a child found that opened `gguf`; None where none can be had, or is wanted."""
+    if not config.check_file or why_unavailable():
         return None
     try:
         return inspect(gguf, config, library_version())
     except NoInspector as error:
         logger.warning("%s; it is opened all the same", error)
         return None
+
+
+def _outlined(gguf: GgufModel, config: ModelConfig) -> Inspection:
+    """Return the sizes and the graph that a plan rests on."""
+    if reason := why_unavailable():
+        raise NotSupported(
+            f"{gguf.shards[0].path}: no plan, as only llama.cpp's own loader, which keeps no budget, runs here: "
+            f"{reason}"
+        )
+    return inspect(gguf, config, library_version(), is_tried=False)
+
+
+def _with_offload(prepared: Prepared) -> Prepared:
+    """Return `prepared` with what a GPU gets of the model, and of its draft model."""
+    from edge_run.runtime.gpu.offload import plan_offload  # and with it llama.cpp, which takes long to load
+    from edge_run.runtime.planning.offload_times import OffloadTimes
+
+    times = OffloadTimes(prepared)
+    parts = plan_offload(prepared.gguf, prepared.config, prepared.budget_bytes, prepared.draft, times.token_s)
+    return replace(prepared, offload=parts.model, draft_offload=parts.draft, profile=times.profile)
+
+
+def _check_budget(prepared: Prepared, promised_bytes: Promised) -> None:
+    """Refuse a budget that is too small already for opening the model. Raises BudgetError."""
+    planner, room = Planner(prepared), min(prepared.budget_bytes, available_bytes(promised_bytes=promised_bytes))
+    if planner.opening_bytes > room:
+        planner.plan(room)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edge_run.base.config import ModelConfig
+from edge_run.base.config import PACKED_OFF, ModelConfig
 from edge_run.base.errors import NotSupported, system_errors
 from edge_run.base.protocols import BatchToken
 from edge_run.base.results import Numerics, Plan
@@ -30,6 +30,7 @@ from edge_run.runtime.streaming.assemble import WeightMemory, open_streams
 from edge_run.runtime.streaming.experts import ExpertStreaming
 from edge_run.runtime.streaming.weights import WeightStreaming
 from edge_run.tiers import _libc
+from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.partial import PartialModel, PartialSource
 from edge_run.tiers.pieces import Pieces
 from edge_run.tiers.readers import Readers, ReadTotals
@@ -43,16 +44,20 @@ class SliceEngine(Engine):
     """An open model of which this device computes a share. Until `assign` it computes nothing."""
 
     may_be_whole = False
-    may_be_packed = False
-    may_offload = False
     least_reserve_bytes = WORKER_RESERVE_BYTES
 
     def __init__(
-        self, path: Path, config: ModelConfig, chunk_bytes: int = CHUNK_BYTES, partial: PartialModel | None = None
+        self,
+        path: Path,
+        config: ModelConfig,
+        chunk_bytes: int = CHUNK_BYTES,
+        partial: PartialModel | None = None,
+        gguf: GgufModel | None = None,
     ) -> None:
         """Open the model at `path` and map its graph; no weight is read. Raises as `Engine` does.
 
         partial: of this model only some pieces are there; those that it `needs` must be before they are assigned.
+        Nothing of it goes to a GPU, and experts are read from the model itself.
         """
         self._partial = partial
         self._maps: dict[PassShape, tuple[GraphMap, Layout]] = {}
@@ -61,7 +66,7 @@ class SliceEngine(Engine):
         self._past_reads, self._past_wait_s = ReadTotals(), 0.0
         self._lendable_bytes = 0
         self._lending: Lending | None = None
-        super().__init__(path, config, chunk_bytes)
+        super().__init__(path, replace(config, gpu_memory=0, packed=PACKED_OFF), chunk_bytes, gguf=gguf)
 
     @property
     def layout(self) -> Layout:

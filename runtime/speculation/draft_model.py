@@ -18,7 +18,7 @@ from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import Driver
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.decoding.warm_up import warm_up
-from edge_run.runtime.gpu.offload import Offload, draft_host_bytes
+from edge_run.runtime.gpu.offload import Offload
 from edge_run.runtime.inspection.draft_file import BEAM, MICRO_BATCH_TOKENS, DraftFile
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
@@ -77,7 +77,7 @@ class DraftModel:
             self._beam = BEAM if self._decoder.capabilities.can_branch else 1
             self._stack = stack.pop_all()
         self.resident_bytes = max(0, process_memory().resident_bytes - before.resident_bytes)
-        self.held_bytes = max(self.resident_bytes, draft_host_bytes(file, offload))
+        self.held_bytes = max(self.resident_bytes, file.host_bytes(offload.moved_bytes if offload else 0))
 
     def check_vocabulary(self, target: LlamaModel) -> None:
         """Raise NotSupported unless a token means the same in `target`."""

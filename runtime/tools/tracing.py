@@ -46,7 +46,8 @@ def trace(
     output = Path(output)
     if output.exists() and not is_overwritten:
         raise ConfigError(f"{output}: exists; give another name, or --force to replace it")
-    header = route_header(read_gguf(Path(path)))
+    gguf = read_gguf(Path(path))
+    header = route_header(gguf)
     if not header.expert_bytes:
         raise NotSupported(f"{path}: no mixture of experts, so nothing is routed; give a mixture's GGUF file")
     settings = replace(config or make_config(ModelConfig, options), gpu_memory=0)  # its routers are not seen
@@ -55,7 +56,7 @@ def trace(
         with draft.open("w", encoding="utf-8") as file:
             recorder = RouteRecorder(header, RouteWriter(file, header))
             with opening or nullcontext():
-                engine = Engine(Path(path), settings, recorder=recorder)
+                engine = Engine(Path(path), settings, recorder=recorder, gguf=gguf)
             try:
                 _generate(engine, prompt, max_tokens, recorder, on_token)
             finally:

@@ -46,8 +46,6 @@ def opened(
     """Open the model at `path`, and say at a terminal what was planned. Raises like `Model`, and KeyboardInterrupt."""
     from edge_run.runtime.generation.model import Model
     from edge_run.runtime.llama._ggml import announce_end
-    from edge_run.runtime.probing.probe import recall
-    from edge_run.tiers.gguf import read_gguf
 
     announce_end(partial(_end, path))
     terminal.show(f"Opening {path.name}")
@@ -56,8 +54,8 @@ def opened(
         model = Model(path, config=config, chat_template=chat_template, mesh=over)
     terminal.erase()
     with model:
-        if terminal.shows_notices and (profile := recall(read_gguf(path), config)):
-            model.expect(profile)
+        if terminal.shows_notices:
+            model.expect()
         backend = model.stats.backend
         if backend.name == "llama.cpp":
             terminal.say(f"llama.cpp's own loader runs this model, no budget is kept: {backend.reason}; {_ENDS_IF}")
