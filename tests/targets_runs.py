@@ -189,11 +189,11 @@ def headers_of_a_run(folder: Path, stack: ExitStack) -> Target:
         message = _message(data)
         if message is None:
             return False
-        wire = LinkWire(link, 65536, ("a", "b", "c", "a"))  # type: ignore[arg-type]
-        wire.node, wire.check = "c" if message.header.get("unit") == 2 else "a", stop
+        node = "c" if message.header.get("unit") == 2 else "a"
+        owners = ("a", "b", "c", "a")
+        wire = LinkWire(link, 65536, owners, node, check=stop, most_waiting_bytes=MIB)  # type: ignore[arg-type]
         wire.expect(7)
         wire._round = 1
-        wire.most_waiting_bytes = MIB
         sender, unit = ("b", 2) if wire.node == "c" else ("c", 3)  # whose state is waited for
         message = replace(message, node=sender)
         link.items.clear()

@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 from edge_run.base.errors import Cancelled, KernelError
 from edge_run.runtime.decoding.compute_buffer import Scratch
-from edge_run.runtime.decoding.weight_copies import WeightCopies
+from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
 from edge_run.runtime.graph.flow import Flow
 from edge_run.runtime.graph.flow_observer import FlowObserver
 from edge_run.runtime.graph.nodes import GraphMap, Node
@@ -76,12 +76,16 @@ def _only_stop(address: int) -> None:
     """Do nothing."""
 
 
-class Feature(Protocol):
-    """Something that takes part in passes. Its methods may raise; the pass is then discarded."""
+class Part(Protocol):
+    """Something that has steps in a graph that is known."""
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
-        """Add this feature's steps for a graph that is known."""
+        """Add the steps for `graph`."""
         ...
+
+
+class Feature(Part, Protocol):
+    """Something that takes part in passes. Its methods may raise; the pass is then discarded."""
 
     def before_unknown(self, node: Node, address: int) -> bool:
         """Do what `node` needs, in a graph that is not known; return whether to stop after it."""
@@ -110,11 +114,11 @@ class Program:
     quiet: tuple[Node | None, ...] = ()
 
 
-def compile_program(graph: GraphMap, features: Sequence[Feature], splits: tuple[Split, ...] = ()) -> Program:
-    """Return the program of `graph` with the steps of all features, in the features' order."""
+def compile_program(graph: GraphMap, parts: Sequence[Part], splits: tuple[Split, ...] = ()) -> Program:
+    """Return the program of `graph` with the steps of all parts, in their order."""
     steps = Steps()
-    for feature in features:
-        feature.register(graph, steps)
+    for part in parts:
+        part.register(graph, steps)
     ordinals = range(len(graph))
     return Program(
         graph,
@@ -150,12 +154,17 @@ class Driver:
         self._failure: BaseException | None = None
         self._is_mapping = self._must_restore = self._is_cancelled = False
         self.scratch = Scratch()
+        self._cuts: CopySchedule | None = None
         self._copies: WeightCopies | None = None
         self._at = 0
 
+    def follow_cuts(self, cuts: CopySchedule) -> None:
+        """Follow how graphs are cut where llama.cpp copies weights to a GPU."""
+        self._cuts, self._observer = cuts, Observer(cuts.reads)
+
     def follow_copies(self, copies: WeightCopies) -> None:
         """Stop for what llama.cpp copies to a GPU."""
-        self._copies, self._observer = copies, Observer(copies.reads)
+        self._copies = copies
 
     @property
     def share_done(self) -> float:
@@ -265,7 +274,7 @@ class Driver:
             self._copies.end(is_whole=False)
 
     def _overhearing(self) -> contextlib.AbstractContextManager[None]:
-        return ggml.log.overhearing(self._copies.hear) if self._copies else contextlib.nullcontext()
+        return ggml.log.overhearing(self._cuts.hear) if self._cuts else contextlib.nullcontext()
 
     def _guess(self, shape: PassShape) -> Program:
         met = [(known, program) for known, program in reversed(self.programs.items()) if program.graph]
@@ -273,7 +282,7 @@ class Driver:
         return next(alike, None) or next((program for _, program in met), _EMPTY)
 
     def _program_of(self, graph: GraphMap) -> Program:
-        splits = self._copies.schedule() if self._copies else ()
+        splits = self._cuts.splits() if self._cuts else ()
         known = (program for program in self.programs.values() if program.graph == graph and program.splits == splits)
         return next(known, None) or compile_program(graph, self.features, splits)
 
@@ -282,12 +291,12 @@ class Driver:
         program, i = self._program, self._cursor
         if self._seen is None and i == len(program.graph):
             i = 0  # llama.cpp has cut the batch: the same graph once more
-        if i == 0 and self._copies and self._seen is None:
-            program = self._cut_alike(self._copies.schedule())
+        if i == 0 and self._cuts and self._seen is None:
+            program = self._cut_alike(self._cuts.splits())
         node = program.graph[i] if self._seen is None and i < len(program.graph) else None
         if node and ggml.settle(address, node.name, node.is_computed):
             self._cursor = i + 1
-            if self.scratch.size_bytes and not self._copies:
+            if self.scratch.size_bytes and not self._cuts:
                 self._quiet = program.quiet
             for step in program.before[i]:
                 step(address)
@@ -305,7 +314,7 @@ class Driver:
     def _ends_part(self, ordinal: int) -> bool:
         """Return whether the pass stops after node `ordinal` for what is copied next."""
         self._at = ordinal
-        return self._copies is not None and self._copies.is_border(ordinal + 1)
+        return self._cuts is not None and self._cuts.is_border(ordinal + 1)
 
     def _ask_unknown(self, address: int) -> bool:
         self._check_known(ggml.tensor_name(address).decode("utf-8", "replace"))
@@ -322,9 +331,9 @@ class Driver:
         node = self._observer.observe(address, seen)
         # The first node again: llama.cpp has cut the batch.
         self._at = self._at + 1 if seen and node.name != seen[0].name else 0
-        if self._copies:
-            self._copies.schedule()
-            if self._copies.is_border(self._at):
+        if self._cuts:
+            self._cuts.splits()
+            if self._cuts.is_border(self._at):
                 node = replace(node, is_border=True)
         seen.append(node)
         return node

@@ -30,7 +30,7 @@ from edge_run.runtime.decoding.decoder import FrontDecoder, LocalDecoder
 from edge_run.runtime.decoding.driver import Driver, PassShape, compile_program
 from edge_run.runtime.decoding.progress import Timeline, pass_steps
 from edge_run.runtime.decoding.warm_up import warm_up
-from edge_run.runtime.decoding.weight_copies import WeightCopies
+from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
 from edge_run.runtime.gpu.loading import host_ranges, host_weights, load_stubs, open_upload
 from edge_run.runtime.gpu.offload import OffloadTooLarge, shrink_offload
 from edge_run.runtime.inspection.model_kind import check_decoder_only
@@ -324,31 +324,31 @@ class Engine:
     def _open_streamed(self, holdings: Holdings, readers: Readers) -> Plan:
         """Map the graph, plan, and begin to read."""
         self._make_decoder(self._begin)
-        copies = self._follow_copies()
+        cuts = self._follow_cuts()
         graph, terms = self.decoder.map_graph(), self._terms(holdings)
-        if copies:
+        if cuts:
             self._territory.claim()
-        memory = WeightMemory(self._territory, self._sources, readers, self._chunk_bytes)
+        check = self._driver.check_cancelled
+        memory = WeightMemory(self._territory, self._sources, readers, self._chunk_bytes, check)
         plan, self._streams = open_streams(graph, terms, memory, self._enter_in_ledger)
         for stream in self._streams:
-            stream.check = self._driver.check_cancelled
             if self._recorder and isinstance(stream, ExpertStreaming):
                 self._recorder.is_resident = stream.is_resident
-            if copies and isinstance(stream, WeightStreaming):
-                stream.follow(copies)
+            if cuts and isinstance(stream, WeightStreaming):
+                self._driver.follow_copies(WeightCopies(cuts, stream))
         self._driver.features += self._streams
-        splits = copies.schedule() if copies else ()
+        splits = cuts.splits() if cuts else ()
         self._driver.programs[PassShape(1, 1)] = compile_program(graph, self._driver.features, splits)
         return plan
 
-    def _follow_copies(self) -> WeightCopies | None:
+    def _follow_cuts(self) -> CopySchedule | None:
         """Let the driver follow what is copied to a GPU, if anything, and let weights read as zeros meanwhile."""
         if not (self.offload and self.offload.is_wide):
             return None
-        copies = WeightCopies(host_weights(self.model))
-        self._driver.follow_copies(copies)
+        cuts = CopySchedule(host_weights(self.model))
+        self._driver.follow_cuts(cuts)
         self._territory.blank()
-        return copies
+        return cuts
 
     def _enter_in_ledger(self, plan: Plan) -> None:
         """Let this user's other runs know what `plan` takes. Raises BudgetError when that is more than is free."""

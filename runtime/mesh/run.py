@@ -81,7 +81,7 @@ class MeshRun:
         self._local: LocalDecoder = engine.decoder
         self._log = MeshLog()
         self._rates = MeshRates()
-        self._wire = LinkWire(mesh.link, 0, (mesh.node,))
+        self._wire = LinkWire(mesh.link, 0, (mesh.node,), mesh.node)
         self._number = self._lease = 0
         self._sent = Tally()
         self._reported_s = 0.0
@@ -291,9 +291,10 @@ class MeshRun:
             plan = self._spread.alone()
         node = self._mesh.node
         coder = StateCoder(self._engine.config.mesh_states, self._spread.ways.speeds(node, plan.nodes), self._sent)
-        self._wire = LinkWire(self._mesh.link, instruction.epoch, plan.owners, coder)
-        self._wire.node, self._wire.check = node, self._check
-        self._wire.most_waiting_bytes = most_waiting_bytes(self._engine)
+        room_bytes = most_waiting_bytes(self._engine)
+        self._wire = LinkWire(
+            self._mesh.link, instruction.epoch, plan.owners, node, coder, self._check, most_waiting_bytes=room_bytes
+        )
         self._number = 0
         self._learned.clear()
         self._spread.open(plan, instruction.epoch)

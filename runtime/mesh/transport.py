@@ -38,11 +38,10 @@ class PassFailed(KernelError):
 
 
 class LinkWire:
-    """The `Wire` of one device under one epoch.
+    """The `Wire` of one device, `node`, under one epoch.
 
-    check runs while it waits, and may raise to stop. deadline_s: of a wait for a state, None for no other than the
-    link's own. most_waiting_bytes: of states that came before they were asked for. spent: what devices said that they
-    were at work for in this pass, of those before this one in the ring.
+    deadline_s: of a wait for a state, None for no other than the link's own. spent: what devices said that they were at
+    work for in this pass, of those before this one in the ring.
     """
 
     def __init__(
@@ -50,19 +49,24 @@ class LinkWire:
         link: Link,
         epoch: int,
         owners: Sequence[str],
+        node: str,
         coder: StateCoder | None = None,
+        check: Callable[[], None] = lambda: None,
+        most_waiting_bytes: int = MOST_WAITING_BYTES,
         clock: Clock = time.monotonic,
     ) -> None:
+        """Check runs while it waits, and may raise to stop.
+
+        most_waiting_bytes: of states that came before they were asked for.
+        """
         self.coder = coder or StateCoder("exact", {})
         self._link, self.epoch, self._owners, self._clock = link, epoch, tuple(owners), clock
+        self.node, self._check, self._most_waiting_bytes = node, check, most_waiting_bytes
         self._waiting: deque[Message] = deque()
-        self.check: Callable[[], None] = lambda: None
         self.deadline_s: float | None = None
-        self.most_waiting_bytes = MOST_WAITING_BYTES
         self.number = 0
         self.spent: dict[str, float] = {}
         self.place = "idle"
-        self.node = ""
         self._round = 0
         self._since: float | None = None
 
@@ -91,7 +95,7 @@ class LinkWire:
 
     def begin(self) -> None:
         """A pass through the graph begins. Raises what `check` does."""
-        self.check()
+        self._check()
         self._round += 1
 
     def receive(self, unit: int, sizes: Sequence[int]) -> Sequence[memoryview]:
@@ -112,7 +116,7 @@ class LinkWire:
             if message is not None:
                 self._keep(message)
                 continue
-            self.check()
+            self._check()
             if self.deadline_s is not None and self._clock() - started > self.deadline_s:
                 raise Overdue(
                     f"the state before unit {unit} did not come in {self.deadline_s:.0f} s", seconds=self.deadline_s
@@ -208,7 +212,7 @@ class LinkWire:
         if kind != "state" or number < self.number:
             return
         waiting_bytes = sum(part.nbytes for one in (message, *self._waiting) for part in one.parts)
-        if len(self._waiting) >= MOST_WAITING or waiting_bytes > self.most_waiting_bytes:
+        if len(self._waiting) >= MOST_WAITING or waiting_bytes > self._most_waiting_bytes:
             raise ProtocolError(
                 f"{len(self._waiting)} messages wait that nobody asked for; the last from {message.node}",
                 node=message.node,

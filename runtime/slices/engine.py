@@ -19,6 +19,7 @@ from edge_run.base.results import Numerics, Plan
 from edge_run.runtime.decoding.driver import PassShape, compile_program
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.graph.nodes import GraphMap
+from edge_run.runtime.graph.segments import chunks_of, cut_into_stretches
 from edge_run.runtime.graph.units import Layout, lay_out
 from edge_run.runtime.llama.holdings import RESERVE_BYTES, WORKER_RESERVE_BYTES, Holdings
 from edge_run.runtime.planning.memory_plan import make_plan
@@ -28,7 +29,7 @@ from edge_run.runtime.slices.pieces import pieces_read
 from edge_run.runtime.slices.slice import Share, Slice, Wire, own_part
 from edge_run.runtime.streaming.assemble import WeightMemory, open_streams
 from edge_run.runtime.streaming.experts import ExpertStreaming
-from edge_run.runtime.streaming.weights import WeightStreaming
+from edge_run.runtime.streaming.weights import InTurns, WeightStreaming
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.partial import PartialModel, PartialSource
@@ -86,7 +87,8 @@ class SliceEngine(Engine):
     @property
     def pair_chunks(self) -> int:
         """The chunks of two stretches in a row, where they are most: streaming holds both at once."""
-        stretches = WeightStreaming(self._territory).stretches_of_plan(self.graph(PassShape(1, 1)))
+        graph, territory = self.graph(PassShape(1, 1)), self._territory
+        stretches = cut_into_stretches(graph, lambda read: chunks_of(read, territory, ()))
         sizes = [len(stretch.needs) for stretch in stretches]
         return max((a + b for a, b in itertools.pairwise(sizes)), default=0)
 
@@ -141,17 +143,15 @@ class SliceEngine(Engine):
         terms = replace(self._terms(replace(self._holdings, kv_bytes=kept_bytes)), lent_bytes=self._lendable_bytes)
         readers = self._readers = Readers(self.config.readers)
         self._assigned.callback(readers.close)
-        memory = WeightMemory(self._territory, self._sources, readers, self._chunk_bytes)
+        check = self._driver.check_cancelled
+        memory = WeightMemory(self._territory, self._sources, readers, self._chunk_bytes, check)
         self._share = share, wire
         try:
             self.plan, self._streams = open_streams(
                 own_part(graph, layout, share), terms, memory, self._enter_in_ledger
             )
-            for stream in self._streams:
-                stream.check = self._driver.check_cancelled
             self._lending = self._lend(self.plan)
-            self._slice = Slice(share, wire, layout)
-            self._driver.features[:] = [self._slice, *self._streams]
+            self._driver.features[:] = self._streams
             self._compile_all()
         except BaseException:
             self.release()
@@ -249,11 +249,12 @@ class SliceEngine(Engine):
     def _lend(self, plan: Plan) -> Lending | None:
         """Return what lends memory to the weights that stream under `plan`."""
         stream = self._streams[0]
-        if not plan.lent_bytes or isinstance(stream, ExpertStreaming) or stream.weights is None:
+        if not plan.lent_bytes or isinstance(stream, ExpertStreaming):
             return None
-        lending = Lending(self._driver.scratch, stream.weights, stream.guests, plan.lent_bytes)
-        lending.check, lending.on_end = self._driver.check_cancelled, self._compile_all
-        return lending
+        driver = self._driver
+        return Lending(
+            driver.scratch, stream.weights, stream.guests, plan.lent_bytes, driver.check_cancelled, self._compile_all
+        )
 
     def _map(self, shape: PassShape) -> None:
         graph = self.decoder.map_graph(shape)
@@ -274,13 +275,11 @@ class SliceEngine(Engine):
     def _compile(self, shape: PassShape, like: PassShape | None = None) -> None:
         """Make the program of `shape`, which has its own graph, or that of `like`."""
         assert self._share is not None
-        graph, self._slice.layout = self._maps[like or shape]
-        own = own_part(graph, self._slice.layout, self._share[0])
+        (share, wire), (graph, layout) = self._share, self._maps[like or shape]
         is_lent = shape.tokens == 1 and not (self._lending and self._lending.is_over)
-        for stream in self._streams:
-            if isinstance(stream, WeightStreaming):
-                stream.takes_turns = stream.may_take_turns and is_lent
-        self._driver.programs[shape] = compile_program(own, self._driver.features)
+        streams = [InTurns(one) if is_lent and isinstance(one, WeightStreaming) else one for one in self._streams]
+        parts = [Slice(share, wire, layout), *streams]
+        self._driver.programs[shape] = compile_program(own_part(graph, layout, share), parts)
 
     def _drop_foreign(self, share: Share) -> int:
         """Give back the memory of what other units keep between passes; return the bytes that are left."""

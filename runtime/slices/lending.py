@@ -41,10 +41,17 @@ class Lending:
     it lends no more, which is_over says. times_lent: how often it has lent so far.
     """
 
-    def __init__(self, scratch: Scratch, weights: Weights, guests: Collection[int], lent_bytes: int) -> None:
+    def __init__(
+        self,
+        scratch: Scratch,
+        weights: Weights,
+        guests: Collection[int],
+        lent_bytes: int,
+        check: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self._scratch, self._weights, self._guests, self._lent_bytes = scratch, weights, guests, lent_bytes
-        self.check: Callable[[], None] = lambda: None
-        self.on_end: Callable[[], None] = lambda: None
+        self._check, self._on_end = check, on_end
         self._is_lent = self.is_over = False
         self._kept_bytes = self._excesses = self.times_lent = 0
 
@@ -71,7 +78,7 @@ class Lending:
     def take_back(self) -> None:
         """Give up the guests, so that all of the buffer may be used."""
         if self._is_lent:
-            self._weights.give_up(self._guests, self.check)
+            self._weights.give_up(self._guests, self._check)
             self._is_lent = False
 
     def _look(self) -> None:
@@ -87,4 +94,4 @@ class Lending:
         logger.info("%s: lending ends", why)
         self.is_over = True
         self.take_back()
-        self.on_end()
+        self._on_end()

@@ -1,4 +1,4 @@
-"""A slice as a feature of a pass: some units of a model are computed here, the others elsewhere.
+"""A slice as a part of a pass: some units of a model are computed here, the others elsewhere.
 
 Every device loads the whole header and runs llama.cpp on the same batches, so inputs, positions and caches are set
 everywhere alike. Nodes of other devices' units lose their compute flag; at the start of each range of ours the pass
@@ -17,7 +17,7 @@ import numpy as np
 
 from edge_run.base.errors import KernelError, ProtocolError
 from edge_run.runtime.decoding.driver import Step, Steps
-from edge_run.runtime.graph.nodes import GraphMap, Node
+from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.units import Layout
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.tiers import _libc
@@ -81,16 +81,16 @@ def own_part(graph: GraphMap, layout: Layout, share: Share) -> GraphMap:
 
 
 class Slice:
-    """The feature. `layout` is that of the graph that is registered next."""
+    """The steps of a share in a graph of `layout`: what is known of it is received, computed and handed on."""
 
     def __init__(self, share: Share, wire: Wire, layout: Layout) -> None:
-        self._share, self._wire, self.layout = share, wire, layout
+        self._share, self._wire, self._layout = share, wire, layout
         self._at: dict[int, int] = {}
         self._came = "", False  # who handed over what is computed with, and whether infinities were among it
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Receive before each range, and hand on after it."""
-        layout, owners = self.layout, self._share.owners
+        layout, owners = self._layout, self._share.owners
         steps.add_before(0, lambda _: self._begin())
         for first, end in self._share.ranges:
             if first > 0:
@@ -99,16 +99,6 @@ class Slice:
             if end < len(owners):
                 given = self._watch(layout, layout.passed_on(owners, end), steps)
                 steps.add_after(layout.start_of(end) - 1, self._send_step(end, owners[end], given))
-
-    def before_unknown(self, node: Node, address: int) -> bool:
-        """Never come to: a partial driver refuses a graph that it does not know."""
-        raise AssertionError(f"a slice was shown {node.name!r}, which it does not know")
-
-    def after_unknown(self) -> None:
-        """Nothing is done after a stop."""
-
-    def abandon(self) -> None:
-        """Nothing is held."""
 
     def _begin(self) -> None:
         self._at.clear()

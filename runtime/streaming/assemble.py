@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,13 +10,14 @@ from edge_run.base.results import Plan
 from edge_run.partition.turns import LONG_RUN
 from edge_run.prefetch.experts import ExpertCache, Mixture
 from edge_run.prefetch.policies import make_policy
+from edge_run.prefetch.schedule import join_turns
 from edge_run.runtime.graph.nodes import GraphMap
+from edge_run.runtime.graph.segments import chunks_of, cut_into_stretches
 from edge_run.runtime.planning.expert_plan import MixturePlan, plan_mixture, token_bytes
-from edge_run.runtime.planning.experts import ExpertTensor
 from edge_run.runtime.planning.memory_plan import RowRange, plan_streamed, row_ranges
 from edge_run.runtime.planning.routing import Usage
 from edge_run.runtime.planning.terms import Terms, used_experts
-from edge_run.runtime.streaming.experts import ExpertStreaming
+from edge_run.runtime.streaming.experts import Adaptation, ExpertRoom, ExpertStreaming
 from edge_run.runtime.streaming.prefetch import OFF, SETTINGS, ExpertPrefetch
 from edge_run.runtime.streaming.tuning import Tuning
 from edge_run.runtime.streaming.weights import PinnedWeights, WeightStreaming
@@ -38,12 +39,16 @@ Streams = Sequence[WeightStreaming | ExpertStreaming]
 
 @dataclass(frozen=True, slots=True)
 class WeightMemory:
-    """Where weights go and come from. chunk_bytes: what a chunk has at most."""
+    """Where weights go and come from. chunk_bytes: what a chunk has at most.
+
+    check runs while a pass waits for weights, and may raise to stop it.
+    """
 
     territory: Territory
     sources: Sequence[SourceFile]
     readers: Readers
     chunk_bytes: int
+    check: Callable[[], None]
 
     def tables(self, ranges: Sequence[RowRange]) -> list[RowTable]:
         """Return the tables of which only rows are read."""
@@ -72,27 +77,25 @@ def _in_order(
 ) -> tuple[Plan, Streams]:
     """Let weights come and go in the order of the first pass."""
     territory = memory.territory
-    streaming = WeightStreaming(territory)
     ranges = row_ranges(graph, territory, terms.micro_batch_tokens)
-    streaming.tables = memory.tables(ranges)
-    stretches = streaming.stretches_of_plan(graph)
+    stretches = cut_into_stretches(graph, lambda read: chunks_of(read, territory, ranges))
     # Where a GPU's parts begin are borders too, but nobody else computes in between.
-    turns = [turn.needs for turn in streaming.turns(graph)] if terms.gpu is None else []
+    borders = [i for i, node in enumerate(graph) if node.is_border]
+    turns = [turn.needs for turn in join_turns(stretches, borders)] if terms.gpu is None else []
     if len(turns) > 2 and graph[0].is_computed:  # with the head, and so the tail: the two follow each other
         turns = [(*turns[0], *turns.pop()), *turns[1:]]
     plan, residency = plan_streamed(terms, territory, [stretch.needs for stretch in stretches], ranges, turns)
-    if not residency.n_frames:  # nothing ever leaves, so no pass need stop for it
-        tables, streaming = streaming.tables, PinnedWeights(territory)
-        streaming.tables = tables
     grant(plan)
+    tables = memory.tables(ranges)
     order = [chunk for stretch in stretches for chunk in stretch.acquire]
-    streaming.guests, streaming.may_take_turns = residency.guests, residency.by_turns
-    streaming.pinned = frozenset(residency.pinned)
     states = Residency(territory.n_chunks, order, residency.pinned, residency.n_frames)
     run_chunks = LONG_RUN if residency.by_turns else MAX_READ_CHUNKS
-    streaming.weights = Weights(territory, memory.sources, memory.readers, states, run_chunks=run_chunks)
-    streaming.weights.start()
-    return plan, [streaming]
+    weights = Weights(territory, memory.sources, memory.readers, states, run_chunks=run_chunks)
+    weights.start()
+    if not residency.n_frames:  # nothing ever leaves, so no pass need stop for it
+        return plan, [PinnedWeights(weights, territory, tables, memory.check)]
+    pinned, guests, by_turns = residency.pinned, residency.guests, residency.by_turns
+    return plan, [WeightStreaming(weights, territory, tables, memory.check, pinned, guests, by_turns)]
 
 
 def _by_expert(mixture: MixturePlan, memory: WeightMemory, terms: Terms) -> Streams:
@@ -104,18 +107,16 @@ def _by_expert(mixture: MixturePlan, memory: WeightMemory, terms: Terms) -> Stre
     run_chunks = READ_BYTES // territory.chunk_bytes
     sources, blocks = _unpacking(memory.sources, terms)
     weights = Weights(territory, sources, memory.readers, states, run_chunks=run_chunks)
-    pinned = PinnedWeights(territory, experts.at.keys())
-    pinned.tables, pinned.weights = memory.tables(mixture.ranges), weights
+    pinned = PinnedWeights(weights, territory, memory.tables(mixture.ranges), memory.check, experts.at.keys())
     weights.hold(mixture.dense)
     shape = Mixture(tuple(range(len(experts.layers))), experts.n_experts, n_used)
     policy = make_policy(terms.expert_policy, shape)
     cache = ExpertCache(n_frames, dict(enumerate(experts.sizes)), policy, experts.size_of)
-    usage = Usage(mixture.room_share, token_bytes(terms, experts.at.values(), is_packed=True), memory.readers)
-    streaming = ExpertStreaming(experts, cache, weights, n_frames, n_used, terms.micro_batch_tokens, usage)
-    streaming.packed = blocks
-    prefetch = ExpertPrefetch(terms.gguf, shape, cache.__contains__)
-    _add_levers(streaming, memory.readers, prefetch, experts.at.values(), terms)
-    return [pinned, streaming]
+    adaptation = _adaptation(
+        mixture, memory.readers, ExpertPrefetch(terms.gguf, shape, cache.__contains__), blocks, terms
+    )
+    room = ExpertRoom(n_frames, n_used, terms.micro_batch_tokens)
+    return [pinned, ExpertStreaming(experts, cache, weights, room, adaptation, memory.check)]
 
 
 def _unpacking(sources: Sequence[SourceFile], terms: Terms) -> tuple[Sequence[Source], PackedBlocks | None]:
@@ -128,31 +129,26 @@ def _unpacking(sources: Sequence[SourceFile], terms: Terms) -> tuple[Sequence[So
     return [PackedSource(source, shard, blocks) for shard, source in enumerate(sources)], blocks
 
 
-def _add_levers(
-    streaming: ExpertStreaming,
-    readers: Readers,
-    prefetch: ExpertPrefetch,
-    tensors: Collection[ExpertTensor],
-    terms: Terms,
-) -> None:
+def _adaptation(
+    mixture: MixturePlan, readers: Readers, prefetch: ExpertPrefetch, packed: PackedBlocks | None, terms: Terms
+) -> Adaptation:
     """Let what can be set be set by measuring, as far as nobody has said what it is to be."""
-    asked, usage = terms.expert_prefetch, streaming.usage
-    streaming.prefetch = prefetch
+    asked, tensors = terms.expert_prefetch, mixture.experts.at.values()
+    usage = Usage(mixture.room_share, token_bytes(terms, tensors, is_packed=True), readers)
 
     def set_prefetch(setting: str) -> None:
         prefetch.setting = setting
-
-    def set_packed(setting: str) -> None:
-        assert streaming.packed
-        streaming.packed.is_on = setting == ON
-        usage.token_bytes = token_bytes(terms, tensors, is_packed=setting == ON)
 
     few = [str(terms.readers // 2)] if terms.readers > 1 else []
     levers: dict[str, tuple[Sequence[str], Callable[[str], None]]] = {
         "prefetch": (list(SETTINGS) if asked == "auto" else [asked], set_prefetch),
         "readers": ([str(terms.readers), *few], lambda setting: readers.set_active(int(setting))),
     }
-    if streaming.packed:
-        is_named = streaming.packed.packed.is_named
-        levers = {"packed": ([ON] if is_named else [ON, OFF], set_packed), **levers}
-    streaming.tuning = Tuning(levers, terms.experience.levers)
+    if packed:
+
+        def set_packed(setting: str) -> None:
+            packed.is_on = setting == ON
+            usage.token_bytes = token_bytes(terms, tensors, is_packed=setting == ON)
+
+        levers = {"packed": ([ON] if packed.packed.is_named else [ON, OFF], set_packed), **levers}
+    return Adaptation(usage, prefetch, Tuning(levers, terms.experience.levers), packed)

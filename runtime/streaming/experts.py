@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_run.base.results import ExpertUse
@@ -29,13 +30,37 @@ if TYPE_CHECKING:
 GUESSED_TOKENS = 16  # at most, of a pass that verifies guesses; others come after it
 
 
-class ExpertStreaming:
-    """The feature. n_frames: what experts have, kept and in use. n_used: experts that a token uses in a layer.
+@dataclass(frozen=True, slots=True)
+class ExpertRoom:
+    """How much there is of experts.
 
-    micro_batch_tokens: of a pass that more of the same prompt follows. check runs while a pass waits and may raise to
-    stop it. wait_s counts those waits, choosing_s the time to find out what to read; usage what passes took. prefetch
-    names what next layers will choose, and foretold counts what came of it; tuning sets what can be set; packed is what
+    n_frames: what they have, kept and in use. n_used: of a layer, what a token uses. micro_batch_tokens: of a pass that
+    more of the same prompt follows.
+    """
+
+    n_frames: int
+    n_used: int
+    micro_batch_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptation:
+    """What learns how experts are best read.
+
+    usage: what passes took. prefetch names what next layers will choose; tuning sets what can be set. packed is what
     experts are read from, where they are.
+    """
+
+    usage: Usage
+    prefetch: ExpertPrefetch | None = None
+    tuning: Tuning | None = None
+    packed: PackedBlocks | None = None
+
+
+class ExpertStreaming:
+    """The feature. check runs while a pass waits and may raise to stop it.
+
+    wait_s counts those waits, choosing_s the time to find out what to read; foretold what came of reading ahead.
     """
 
     def __init__(
@@ -43,14 +68,14 @@ class ExpertStreaming:
         experts: ExpertMap,
         cache: ExpertCache,
         weights: Weights,
-        n_frames: int,
-        n_used: int,
-        micro_batch_tokens: int,
-        usage: Usage,
+        room: ExpertRoom,
+        adaptation: Adaptation,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        self.usage = usage
-        self._experts, self._cache, self._weights = experts, cache, weights
-        self._n_frames, self._n_used, self._full_tokens = n_frames, n_used, micro_batch_tokens
+        self.usage, self.prefetch = adaptation.usage, adaptation.prefetch
+        self.tuning, self.packed = adaptation.tuning, adaptation.packed
+        self._experts, self._cache, self._weights, self._check = experts, cache, weights, check
+        self._n_frames, self._n_used, self._full_tokens = room.n_frames, room.n_used, room.micro_batch_tokens
         self._order = [tensor for layer in experts.layers for tensor in layer]
         self._next = dict(zip(self._order, [*self._order[1:], None], strict=True))
         self._ready: dict[ExpertTensor, set[int]] = {tensor: set() for tensor in self._order}
@@ -62,12 +87,8 @@ class ExpertStreaming:
         self._is_ahead = False
         self._in_use: list[int] = []
         self._ahead: list[int] = []
-        self.check: Callable[[], None] = lambda: None
-        self.tuning: Tuning | None = None
-        self.prefetch: ExpertPrefetch | None = None
         self.foretold = Foretold()
         self.wait_s = self.choosing_s = 0.0
-        self.packed: PackedBlocks | None = None
 
     def close(self) -> None:
         """Let go of what experts are read from besides the model, when nobody reads any more."""
@@ -226,7 +247,7 @@ class ExpertStreaming:
         self._in_use = self._give_back(self._in_use)
         if wanted:
             chunks = [chunk for expert in wanted for chunk in pieces[expert]]
-            self.wait_s += self._weights.acquire(chunks, self.check)
+            self.wait_s += self._weights.acquire(chunks, self._check)
             self._in_use = chunks
             ready.update(expert for expert in wanted if (tensor.layer, expert) in self._cache)
         if self._is_ahead:

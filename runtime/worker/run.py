@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from edge_run.base.errors import Cancelled, DeviceLost
 from edge_run.base.mesh import Message
 from edge_run.runtime.mesh.transport import LinkWire
 
 
-@dataclass(slots=True)
 class WorkerRun:
-    """Of a worker's run: who coordinates, under which epoch, and how far it is.
+    """Of a worker's run: who coordinates, over which wire, and how far it is.
 
-    done: the latest command that was begun. stopped: the latest that its coordinator stopped. is_over: the coordinator
-    is gone, or has a later plan.
+    done: the latest command that was begun. is_over: the coordinator is gone, or has a later plan.
     """
 
-    coordinator: str
-    epoch: int
-    wire: LinkWire
-    done: int = 0
-    stopped: int = -1
-    is_over: bool = False
+    def __init__(self, coordinator: str, make_wire: Callable[[Callable[[], None]], LinkWire]) -> None:
+        """make_wire: makes the wire of what runs while it waits, and may raise to stop."""
+        self.coordinator = coordinator
+        self.done, self.is_over = 0, False
+        self._stopped = -1  # the latest command that its coordinator stopped
+        self.wire = make_wire(self.check)
+
+    @property
+    def epoch(self) -> int:
+        """Under which the run is."""
+        return self.wire.epoch
 
     def check(self) -> None:
         """Raise Cancelled where the pass in progress is nobody's any more."""
         if self.is_over:
             raise Cancelled("the run has ended, or has a later plan")
-        if self.stopped == self.wire.number:
+        if self._stopped == self.wire.number:
             raise Cancelled("the coordinator has stopped the pass")
 
     def is_ended_by(self, item: Message | DeviceLost) -> bool:
@@ -42,5 +45,5 @@ class WorkerRun:
         is_ours = item.node == self.coordinator and item.header.get("epoch") == self.epoch
         if not is_ours or item.header.get("kind") != "stop" or not isinstance(number, int):
             return False
-        self.stopped = number
+        self._stopped = number
         return number == self.wire.number

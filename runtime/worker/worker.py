@@ -171,13 +171,15 @@ class Worker:
         self._end_run()
         self._files.check(engine, share)
         coder = StateCoder(engine.config.mesh_states, {node: max(1.0, speed) for node, speed in speeds.items()})
-        wire = LinkWire(self._mesh.link, number, share.owners, coder)
-        wire.node = self._mesh.node
-        wire.most_waiting_bytes = most_waiting_bytes(engine)
-        wire.forget()
-        run = WorkerRun(coordinator, number, wire)
-        wire.check = run.check
-        engine.assign(share, wire)
+        room_bytes = most_waiting_bytes(engine)
+        run = WorkerRun(
+            coordinator,
+            lambda check: LinkWire(
+                self._mesh.link, number, share.owners, share.node, coder, check, most_waiting_bytes=room_bytes
+            ),
+        )
+        run.wire.forget()
+        engine.assign(share, run.wire)
         with self._changing:
             self._run = run
             self._changing.notify_all()

@@ -29,11 +29,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
 def n_copied(engine: Engine) -> int:
     """How many parts of the graphs that the engine knows have weights copied for them."""
-    copies = engine._driver._copies
-    if copies is None:
+    cuts = engine._driver._cuts
+    if cuts is None:
         return 0
     programs = engine._driver.programs.values()
-    return max(sum(name in copies.reads for split in program.splits for name in split.inputs) for program in programs)
+    return max(sum(name in cuts.reads for split in program.splits for name in split.inputs) for program in programs)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "mamba"])

@@ -114,13 +114,13 @@ def test_a_pass_that_is_cancelled_anywhere_leaves_the_next_one_right(mixture: Pa
                     raise Cancelled("enough")
 
             for stream in engine._streams:
-                stream.check = check
+                stream._check = check
             real, engine._driver.check_cancelled = engine._driver.check_cancelled, check  # type: ignore[method-assign]
             with pytest.raises(Cancelled):
                 greedy(engine)
             engine._driver.check_cancelled = real  # type: ignore[method-assign]
             for stream in engine._streams:
-                stream.check = real
+                stream._check = real
             assert greedy(engine) == wanted
     finally:
         engine.close()

@@ -19,7 +19,7 @@ from edge_run.prefetch.policies import POLICIES, make_policy
 from edge_run.runtime.planning.expert_plan import least_frames
 from edge_run.runtime.planning.experts import ExpertMap, ExpertTensor
 from edge_run.runtime.planning.routing import Usage
-from edge_run.runtime.streaming.experts import ExpertStreaming
+from edge_run.runtime.streaming.experts import Adaptation, ExpertRoom, ExpertStreaming
 from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import ReadTotals
 from edge_run.tiers.residency import Load
@@ -107,10 +107,8 @@ class Bench:
             self.experts,
             self.cache,
             self.chunks,  # type: ignore[arg-type]
-            n_frames,
-            USED,
-            MICRO_BATCH_TOKENS,
-            usage,
+            ExpertRoom(n_frames, USED, MICRO_BATCH_TOKENS),
+            Adaptation(usage),
         )
 
     def run_pass(self, n_tokens: int) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 
 from edge_run.base.errors import NotSupported, TierReadError
 from edge_run.runtime.decoding.driver import Driver, PassShape, compile_program
-from edge_run.runtime.decoding.weight_copies import WeightCopies
+from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
 from edge_run.runtime.graph.nodes import WeightRead
 from edge_run.runtime.graph.scheduler_splits import Split, SplitAccount
 from graph_runs import Feature, Graph, compute, driver_for
@@ -45,19 +47,32 @@ def told(*splits: tuple[int, str, tuple[str, ...]]) -> list[bytes]:
     return lines
 
 
-def copies_of(*names: str) -> tuple[WeightCopies, list[str]]:
-    """The copies of weights of these names, and what is done about them."""
-    events: list[str] = []
-    copies = WeightCopies({name.encode(): WeightRead(name, 0, 1, is_copied=True) for name in names})
-    copies.bring = lambda reads: events.append("bring " + " ".join(read.name for read in reads))
-    copies.let_go = lambda reads: events.append("let go " + " ".join(read.name for read in reads))
-    copies.expose, copies.hide = lambda: events.append("expose"), lambda: events.append("hide")
-    return copies, events
+class Carrier:
+    """Notes what is done about copies. is_brief: and not with which weights."""
+
+    def __init__(self, note: Callable[[str], None], *, is_brief: bool = False) -> None:
+        self._note, self._is_brief = note, is_brief
+
+    def bring(self, reads: Sequence[WeightRead]) -> None:
+        self._note(" ".join(["bring", *(read.name for read in reads if not self._is_brief)]))
+
+    def let_go(self, reads: Sequence[WeightRead]) -> None:
+        self._note(" ".join(["let go", *(read.name for read in reads if not self._is_brief)]))
+
+    def expose(self) -> None:
+        self._note("expose")
+
+    def hide(self) -> None:
+        self._note("hide")
 
 
-def hear(copies: WeightCopies, *splits: tuple[int, str, tuple[str, ...]]) -> None:
+def schedule_of(*names: str) -> CopySchedule:
+    return CopySchedule({name.encode(): WeightRead(name, 0, 1, is_copied=True) for name in names})
+
+
+def hear(schedule: CopySchedule, *splits: tuple[int, str, tuple[str, ...]]) -> None:
     for line in told(*splits):
-        copies.hear(line)
+        schedule.hear(line)
 
 
 def test_the_log_says_where_a_graph_is_cut_and_what_is_copied() -> None:
@@ -78,10 +93,11 @@ def test_the_log_says_where_a_graph_is_cut_and_what_is_copied() -> None:
 
 
 def test_weights_are_brought_at_the_end_of_the_part_before_and_let_go_at_the_end_of_their_own() -> None:
-    copies, events = copies_of("w1", "w2")
-    hear(copies, (0, "CPU", ()), (2, "GPU", ("x", "w1")), (5, "GPU", ("w2",)), (6, "CPU", ("y",)), (8, "GPU", ("z",)))
-    copies.schedule()
-    assert [i for i in range(10) if copies.is_border(i)] == [2, 5, 6]
+    schedule, events = schedule_of("w1", "w2"), list[str]()
+    copies = WeightCopies(schedule, Carrier(events.append))
+    hear(schedule, (0, "CPU", ()), (2, "GPU", ("x", "w1")), (5, "GPU", ("w2",)), (6, "CPU", ("y",)), (8, "GPU", ("z",)))
+    schedule.splits()
+    assert [i for i in range(10) if schedule.is_border(i)] == [2, 5, 6]
     for ordinal in range(10):
         copies.cross(ordinal)
     assert events == ["bring w1", "let go w1", "bring w2", "let go w2"]
@@ -90,9 +106,10 @@ def test_weights_are_brought_at_the_end_of_the_part_before_and_let_go_at_the_end
 
 
 def test_what_the_last_part_copies_is_let_go_at_the_end_of_the_pass() -> None:
-    copies, events = copies_of("w1")
-    hear(copies, (0, "CPU", ()), (2, "GPU", ("w1",)))
-    copies.schedule()
+    schedule, events = schedule_of("w1"), list[str]()
+    copies = WeightCopies(schedule, Carrier(events.append))
+    hear(schedule, (0, "CPU", ()), (2, "GPU", ("w1",)))
+    schedule.splits()
     copies.cross(2)
     copies.end(is_whole=True)
     assert events == ["bring w1", "let go w1"]
@@ -100,26 +117,24 @@ def test_what_the_last_part_copies_is_let_go_at_the_end_of_the_pass() -> None:
 
 @pytest.mark.parametrize("splits", [(), ((0, "GPU", ("w1",)),)], ids=["nothing is said", "copied at once"])
 def test_where_it_cannot_be_known_in_time_it_is_refused(splits: tuple[tuple[int, str, tuple[str, ...]], ...]) -> None:
-    copies, _ = copies_of("w1")
-    hear(copies, *splits)
+    schedule = schedule_of("w1")
+    hear(schedule, *splits)
     with pytest.raises(NotSupported, match="give --no-op-offload"):
-        copies.schedule()
+        schedule.splits()
 
 
 NAMES = ("a", "b", "g", "w1", "c")
 
 
-def followed(feature: Feature, graph: Graph) -> tuple[Driver, WeightCopies]:
+def followed(feature: Feature, graph: Graph) -> tuple[Driver, CopySchedule]:
     """A driver whose pass stops for copies, which are noted with all else that happens."""
     driver = driver_for(feature, graph)
     observer = driver._observer
-    copies, _ = copies_of("w9")
-    copies.bring = lambda reads: feature.note("bring")
-    copies.let_go = lambda reads: feature.note("let go")
-    copies.expose, copies.hide = lambda: feature.note("expose"), lambda: feature.note("hide")
-    driver.follow_copies(copies)
+    schedule = schedule_of("w9")
+    driver.follow_cuts(schedule)
+    driver.follow_copies(WeightCopies(schedule, Carrier(feature.note, is_brief=True)))
     driver._observer = observer
-    return driver, copies
+    return driver, schedule
 
 
 def run(driver: Driver, feature: Feature, graph: Graph, shape: PassShape = MANY) -> list[str]:
@@ -132,8 +147,8 @@ def run(driver: Driver, feature: Feature, graph: Graph, shape: PassShape = MANY)
 def test_a_pass_stops_for_copies_in_a_graph_that_is_known_or_not() -> None:
     """It stops after b, where the part ends that comes before; and again where that of the copies does."""
     graph, feature = Graph(NAMES), Feature()
-    driver, copies = followed(feature, graph)
-    hear(copies, (0, "CPU", ()), (2, "GPU", ("w9",)), (3, "CPU", ()))
+    driver, schedule = followed(feature, graph)
+    hear(schedule, (0, "CPU", ()), (2, "GPU", ("w9",)), (3, "CPU", ()))
     assert run(driver, feature, graph) == ["a", "b", "bring", "g", "let go", "meet w1", "w1", "part", "c"]
     assert run(driver, feature, graph) == ["a", "b", "bring", "g", "let go", "take w1", "w1", "give w1", "c"]
     program = driver.programs[MANY]
@@ -143,26 +158,26 @@ def test_a_pass_stops_for_copies_in_a_graph_that_is_known_or_not() -> None:
 def test_a_graph_with_the_same_nodes_that_is_cut_otherwise_is_another() -> None:
     """A pass of few tokens has the same nodes, and computes them elsewhere."""
     graph, feature = Graph(NAMES), Feature()
-    driver, copies = followed(feature, graph)
+    driver, schedule = followed(feature, graph)
     whole, part = [(0, "CPU", ())], [(0, "CPU", ()), (2, "GPU", ("w9",)), (3, "CPU", ())]
-    hear(copies, *whole)
+    hear(schedule, *whole)
     known = ["a", "b", "g", "take w1", "w1", "give w1", "c"]
     run(driver, feature, graph, ONE)
     assert sorted(run(driver, feature, graph, ONE)) == sorted(known)
-    hear(copies, *part)
+    hear(schedule, *part)
     assert "bring" in run(driver, feature, graph)
     assert "meet w1" in feature.events
-    hear(copies, *whole)
+    hear(schedule, *whole)
     assert sorted(run(driver, feature, graph, ONE)) == sorted(known)
-    hear(copies, *part)
+    hear(schedule, *part)
     assert "meet w1" not in run(driver, feature, graph)
 
 
 def test_after_a_failure_all_that_is_still_copied_can_be_read() -> None:
     """llama.cpp goes on to the end of the graph, whatever it is told."""
     graph, feature = Graph(NAMES), Feature()
-    driver, copies = followed(feature, graph)
-    hear(copies, (0, "CPU", ()), (2, "GPU", ("w9",)), (3, "CPU", ()))
+    driver, schedule = followed(feature, graph)
+    hear(schedule, (0, "CPU", ()), (2, "GPU", ("w9",)), (3, "CPU", ()))
 
     def fail(event: str) -> None:
         if event == "bring":
@@ -178,12 +193,12 @@ def test_after_a_failure_all_that_is_still_copied_can_be_read() -> None:
 
 def test_a_batch_that_is_cut_brings_its_copies_each_time() -> None:
     graph, feature = Graph(NAMES), Feature()
-    driver, copies = followed(feature, graph)
-    hear(copies, (0, "CPU", ()), (2, "GPU", ("w9",)), (3, "CPU", ()))
+    driver, schedule = followed(feature, graph)
+    hear(schedule, (0, "CPU", ()), (2, "GPU", ("w9",)), (3, "CPU", ()))
     for _ in range(2):
         feature.events.clear()
         with driver.running(MANY):
             compute(driver, feature, graph)
             compute(driver, feature, graph)
         assert feature.events.count("bring") == feature.events.count("let go") == 2
-        driver.programs[MANY] = compile_program(graph.map, driver.features, copies.schedule())
+        driver.programs[MANY] = compile_program(graph.map, driver.features, schedule.splits())

@@ -102,17 +102,18 @@ def test_it_is_lent_for_single_tokens_and_taken_back_for_more(buffer: int) -> No
 
 def test_a_stop_while_taking_back_leaves_it_lent(buffer: int) -> None:
     weights = Guests()
-    lent = Lending(seen(), weights, (3,), 12 * MIB)  # type: ignore[arg-type]
-    lent.before_pass(1)
+    stops = [True]
 
     def stop() -> None:
-        raise InterruptedError
+        if stops:
+            raise InterruptedError
 
-    lent.check = stop
+    lent = Lending(seen(), weights, (3,), 12 * MIB, stop)  # type: ignore[arg-type]
+    lent.before_pass(1)
     with pytest.raises(InterruptedError):
         lent.before_pass(2)
     assert lent.is_lent
-    lent.check = lambda: None
+    stops.clear()
     lent.before_pass(2)
     assert not lent.is_lent
 
@@ -132,8 +133,8 @@ def test_nothing_is_lent_of_what_is_not_known(buffer: int) -> None:
 def test_lending_ends_where_narrow_passes_take_more_than_was_left_to_them(buffer: int) -> None:
     """Once is no more than another layout of the same tensors; again and again it is what a pass needs."""
     weights, ended = Guests(), []
-    lent = Lending(seen(), weights, (3,), 12 * MIB)  # type: ignore[arg-type]
-    lent.on_end = lambda: ended.append(True)
+    end = lambda: ended.append(True)  # noqa: E731
+    lent = Lending(seen(), weights, (3,), 12 * MIB, on_end=end)  # type: ignore[arg-type]
     lent.before_pass(1)
     touch(buffer, 8 * MIB)
     lent.before_pass(1)

@@ -9,11 +9,11 @@ import pytest
 
 from edge_run.base.errors import TierReadError
 from edge_run.runtime.decoding.driver import Steps
-from edge_run.runtime.decoding.weight_copies import WeightCopies
+from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
 from edge_run.runtime.graph.nodes import Node, WeightRead
 from edge_run.runtime.graph.segments import chunks_of
 from edge_run.runtime.streaming import weights as streaming_weights
-from edge_run.runtime.streaming.weights import WeightStreaming
+from edge_run.runtime.streaming.weights import InTurns, WeightStreaming
 from edge_run.tiers.territory import Territory
 from mapped import PAGE, mapped
 
@@ -79,9 +79,7 @@ def weights() -> Weights:
 
 @pytest.fixture
 def feature(territory: Territory, weights: Weights) -> WeightStreaming:
-    made = WeightStreaming(territory)
-    made.weights = weights  # type: ignore[assignment]
-    return made
+    return WeightStreaming(weights, territory)  # type: ignore[arg-type]
 
 
 class Nodes:
@@ -146,16 +144,16 @@ def test_a_pass_by_program_holds_each_stretch_while_it_computes(
 
 
 def test_a_pass_in_turns_stops_where_what_streams_of_a_turn_is_done_with(
-    feature: WeightStreaming, weights: Weights, nodes: Nodes
+    territory: Territory, weights: Weights, nodes: Nodes
 ) -> None:
     """The rest of a turn is computed on what stays, while readers are at the next one."""
     graph = tuple(nodes(range(i, i + 5)) for i in range(0, 30, 5))
     graph = (*graph[:3], replace(graph[3], is_border=True), *graph[4:])
     leaving = {*range(0, 7), *range(15, 18)}
-    feature.pinned, feature.guests = frozenset(range(7, 25)) - leaving, tuple(range(25, 30))
-    feature.takes_turns = True
+    pinned, guests = frozenset(range(7, 25)) - leaving, tuple(range(25, 30))
+    feature = WeightStreaming(weights, territory, pinned=pinned, guests=guests, may_take_turns=True)  # type: ignore[arg-type]
     steps = Steps()
-    feature.register(graph, steps)
+    InTurns(feature).register(graph, steps)
     assert weights.asked == []
     assert set(steps.before) == {0, 3}
     assert set(steps.after) == {1, 3}
@@ -210,10 +208,10 @@ def test_abandoning_lets_go_of_everything(feature: WeightStreaming, weights: Wei
 
 
 def test_rows_are_fetched_before_the_lookup_in_both_kinds_of_pass(
-    feature: WeightStreaming, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    territory: Territory, weights: Weights, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = Table(nodes.base, nodes.base + 10 * CHUNK)
-    feature.tables = [table]  # type: ignore[list-item]
+    feature = WeightStreaming(weights, territory, [table])  # type: ignore[arg-type, list-item]
     monkeypatch.setattr(streaming_weights, "looked_up_rows", lambda address: [3, 5])
     lookup = Node(b"embd", "GET_ROWS", (nodes.read(range(0, 10), row_bytes=64),), True)
     wanted = [(nodes.base + 3 * 64, 64), (nodes.base + 5 * 64, 64)]
@@ -233,30 +231,25 @@ def test_what_is_copied_to_a_gpu_is_held_beside_stretches_and_by_no_stretch(
     copied = replace(nodes.read(range(2, 6)), is_copied=True)
     graph = (nodes(range(0, 3)), Node(b"on gpu", "MUL_MAT", (copied,), True, is_on_gpu=True), nodes(range(5, 8)))
     assert {c for stretch in feature.stretches(graph) for c in stretch.needs} == {0, 1, 2, 5, 6, 7}
-    assert {c for stretch in feature.stretches_of_plan(graph) for c in stretch.needs} == set(range(8))
-    copies = WeightCopies({})
-    feature.follow(copies)
     feature.before_unknown(graph[0], 0)
-    copies.bring([copied])
+    feature.bring([copied])
     assert weights.held == set(range(6))
     assert not feature.before_unknown(graph[1], 0), "no stop where a GPU computes"
     feature.after_unknown()
     assert weights.held == set(range(2, 6))
     feature.before_unknown(graph[2], 0)
-    copies.let_go([copied])
+    feature.let_go([copied])
     assert weights.held == {5, 6, 7}
-    copies.bring([copied])
+    feature.bring([copied])
     feature.abandon()
     assert weights.held == set()
 
 
-def test_all_but_the_inside_of_tables_can_be_exposed(
-    feature: WeightStreaming, weights: Weights, nodes: Nodes, territory: Territory
-) -> None:
+def test_all_but_the_inside_of_tables_can_be_exposed(weights: Weights, nodes: Nodes, territory: Territory) -> None:
     """A table's rows lie there, whatever the account of chunks says."""
-    feature.tables = [Table(nodes.base + 11 * CHUNK, nodes.base + 19 * CHUNK)]  # type: ignore[list-item]
-    copies = WeightCopies({})
-    feature.follow(copies)
+    table = Table(nodes.base + 11 * CHUNK, nodes.base + 19 * CHUNK)
+    feature = WeightStreaming(weights, territory, [table])  # type: ignore[arg-type, list-item]
+    copies = WeightCopies(CopySchedule({}), feature)
     copies.give_up()
     copies.end(is_whole=False)
     assert weights.exposed == [frozenset(range(11, 19)), None]
