@@ -65,7 +65,7 @@ def measure(arguments: argparse.Namespace, config: ModelConfig) -> dict[str, Any
     from edge_run.runtime.engine.engine import Engine
     from edge_run.runtime.llama import _ggml as ggml
 
-    engine = Engine(arguments.model, config)
+    engine = Engine.open(arguments.model, config)
     n = arguments.prompt
     tokens = ggml.tokenize(engine.model.vocab, TEXT.read_text()[:20_000], False, False)
 

@@ -66,7 +66,7 @@ def main() -> None:
     with arguments.trace.open("w") if arguments.trace else nullcontext() as file:
         header = route_header(read_gguf(arguments.model))
         recorder = RouteRecorder(header, RouteWriter(file, header)) if file else None
-        print(json.dumps(measure(arguments, Engine(arguments.model, config, recorder=recorder), recorder)))
+        print(json.dumps(measure(arguments, Engine.open(arguments.model, config, recorder=recorder), recorder)))
 
 
 def measure(arguments: argparse.Namespace, engine: Engine, recorder: RouteRecorder | None) -> dict[str, object]:
@@ -114,7 +114,7 @@ def measure(arguments: argparse.Namespace, engine: Engine, recorder: RouteRecord
 
 def keep_nothing(engine: Engine) -> None:
     """Let the expert cache of `engine` have no room."""
-    (cache,) = (stream._cache for stream in engine._streams if isinstance(stream, ExpertStreaming))
+    (cache,) = (stream._cache for stream in engine._supplied.streams if isinstance(stream, ExpertStreaming))
     real: Any = cache.resize
     cache.resize = lambda capacity: real(0)  # type: ignore[method-assign]
 
@@ -133,7 +133,7 @@ def timed_callbacks(engine: Engine) -> list[float]:
 
         return call
 
-    driver: Any = engine._driver
+    driver: Any = engine._loaded.driver
     driver._ask, driver._told = timed(driver._ask), timed(driver._told)
     return spent
 

@@ -59,7 +59,7 @@ def main() -> None:
         speculate=arguments.speculate,
         exact=arguments.exact,
     )
-    engine = Engine(arguments.model, config)
+    engine = Engine.open(arguments.model, config)
     session = open_session(engine)
     chance = random.Random(0)
     decode_s, n_tokens, answers, gaps, speculations = 0.0, 0, [], [], []

@@ -84,7 +84,7 @@ def main() -> None:
         backend=arguments.backend,
         kv_type=arguments.kv_type,
     )
-    engine = Engine(arguments.model, config)
+    engine = Engine.open(arguments.model, config)
 
     def feed() -> tuple[float, int]:
         """Return the seconds that the prompt takes, and the bytes read."""

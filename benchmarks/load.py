@@ -20,6 +20,7 @@ from _box import MODELS, write_results
 
 from edge_run.base.config import ModelConfig
 from edge_run.runtime.engine import engine as engine_module
+from edge_run.runtime.engine import loading
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 
@@ -102,14 +103,14 @@ def read_bytes() -> int:
     return int(dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())["read_bytes"])
 
 
-class TimedContext(engine_module.LlamaContext):
+class TimedContext(loading.LlamaContext):
     """A context that notes how long llama.cpp took to make it."""
 
     seconds = 0.0
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
         started = time.monotonic()
-        super().__init__(*arguments)
+        super().__init__(*arguments, **options)
         TimedContext.seconds = time.monotonic() - started
 
 
@@ -120,14 +121,14 @@ def main() -> None:
     arguments = parser.parse_args()
     MODELS.mkdir(parents=True, exist_ok=True)
     path = sparse_model(MODELS / "sparse-40g.gguf")
-    engine_module.LlamaContext = TimedContext
+    loading.LlamaContext = TimedContext
     L.llama_backend_init()
     rows = []
     vocab_only_s(path)
     for number in range(arguments.rounds):
         vocab_s, before = vocab_only_s(path), read_bytes()
         started = time.monotonic()
-        engine = engine_module.Engine(path, ModelConfig(memory="4GiB", context_tokens=512))
+        engine = engine_module.Engine.open(path, ModelConfig(memory="4GiB", context_tokens=512))
         open_s = time.monotonic() - started
         opened_bytes = read_bytes() - before
         engine.close()

@@ -56,7 +56,7 @@ def quality(model: Path, mode: str, tokens: list[int]) -> tuple[dict[str, Any], 
     from edge_run.base.mesh import LinkRate
     from edge_run.base.protocols import BatchToken
     from edge_run.runtime.mesh import coordinator
-    from edge_run.runtime.mesh.engine import MeshEngine
+    from edge_run.runtime.mesh.engine import open_mesh_engine
     from edge_run.runtime.worker.worker import Worker
     from fake_mesh import Hub
 
@@ -67,7 +67,7 @@ def quality(model: Path, mode: str, tokens: list[int]) -> tuple[dict[str, Any], 
     config = ModelConfig(**{**OPTIONS, "outputs_per_pass": WIDTH}, mesh_states="compact")
     worker = Worker(hub.join("b"), [model], dataclasses.replace(config, mesh_states="exact"))
     worker.start()
-    engine = MeshEngine(model, config, hub.join("a"))
+    engine = open_mesh_engine(model, config, hub.join("a"))
     rows = []
     for start in range(0, len(tokens), WIDTH):
         batch = [BatchToken(t, start + i, wants_logits=True) for i, t in enumerate(tokens[start : start + WIDTH])]
@@ -111,7 +111,7 @@ def speed(model: Path, mode: str, rate: str, n_tokens: int) -> dict[str, Any]:
     from edge_run.devices.mesh.opening import MeshConfig, open_mesh
     from edge_run.runtime.decoding.session import Session
     from edge_run.runtime.mesh import coordinator, links
-    from edge_run.runtime.mesh.engine import MeshEngine
+    from edge_run.runtime.mesh.engine import open_mesh_engine
     from mesh_processes import MeshOfProcesses
     from namespaces import network
 
@@ -125,7 +125,7 @@ def speed(model: Path, mode: str, rate: str, n_tokens: int) -> dict[str, Any]:
             mesh.spawn("far", "4GiB", net.wrap("far"), 2 << 20, folder, net.addresses["far"]).wait_ready()
             here = open_mesh(MeshConfig(mesh.prepare_folder(Path(folder) / "here"), name="here", listen=(net.here,)))
             mesh.wait_for(here, 1)
-            engine = MeshEngine(
+            engine = open_mesh_engine(
                 model, ModelConfig(**OPTIONS, mesh_states="compact" if mode == "compact" else "exact"), here
             )
             session = Session(engine.front)

@@ -87,7 +87,7 @@ def measure(model: Path, fault: str, wanted: list[int]) -> dict[str, Any]:
     from edge_run.base.config import ModelConfig
     from edge_run.devices.mesh.opening import MeshConfig, open_mesh
     from edge_run.runtime.mesh import coordinator
-    from edge_run.runtime.mesh.engine import MeshEngine
+    from edge_run.runtime.mesh.engine import open_mesh_engine
     from mesh_processes import MeshOfProcesses
 
     coordinator.plan_ring = in_equal_parts
@@ -108,7 +108,7 @@ def measure(model: Path, fault: str, wanted: list[int]) -> dict[str, Any]:
             config = ModelConfig(
                 memory=budget, context_tokens=256, micro_batch_tokens=32, threads=2, cache_folder=Path(folder)
             )
-            engine = MeshEngine(model, config, here, say=lambda text: said.append((time.monotonic(), text)))
+            engine = open_mesh_engine(model, config, here, say=lambda text: said.append((time.monotonic(), text)))
             struck = 0.0
 
             def at(i: int) -> None:
@@ -161,7 +161,7 @@ def main() -> None:
     arguments = parser.parse_args()
     model = grown_model(arguments.size, 32)
     config = ModelConfig(memory="8GiB", context_tokens=256, micro_batch_tokens=32, threads=2)
-    alone = Engine(model, config)
+    alone = Engine.open(model, config)
     wanted, _ = greedy(alone)
     alone.close()
     rows = []

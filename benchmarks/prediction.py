@@ -121,7 +121,7 @@ def main() -> None:
     gguf = read_gguf(arguments.model)
     observed = Observed(gguf)
     config = ModelConfig(context_tokens=PASSAGE, micro_batch_tokens=64, threads=1)
-    engine = Engine(arguments.model, config, recorder=observed)  # type: ignore[arg-type]
+    engine = Engine.open(arguments.model, config, recorder=observed)  # type: ignore[arg-type]
     text = TEXT.read_text()[arguments.skip : arguments.skip + arguments.tokens * 8]
     tokens = ggml.tokenize(engine.model.vocab, text, False, False)[: arguments.tokens]
     for start in range(0, len(tokens), PASSAGE):

@@ -63,7 +63,7 @@ class AnyWidth(WidthControl):
 
 def engine_of(model: Path, **options: Any) -> Engine:
     """Return the engine of `model`, as all runs here open it."""
-    return Engine(
+    return Engine.open(
         model, ModelConfig(**{"context_tokens": 512, "micro_batch_tokens": 64, "draft_tokens": 15, **options})
     )
 

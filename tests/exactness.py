@@ -57,7 +57,7 @@ def open_at(path: Path, share: float, options: dict[str, object], by_expert: boo
     budget, extra = 40 * MIB, int(share * path.stat().st_size)
     for _ in range(40):
         try:
-            engine = Engine(path, ModelConfig(memory=budget, backend="edge-run", **options), CHUNK_BYTES)
+            engine = Engine.open(path, ModelConfig(memory=budget, backend="edge-run", **options), CHUNK_BYTES)
         except BudgetError as error:
             budget = int(str(error.figures["minimum_bytes"])) + extra
             continue
@@ -124,7 +124,7 @@ def main() -> None:
         "outputs_per_pass": arguments.micro_batch,
         "check_file": False,
     }
-    with_plain = Engine(arguments.model, ModelConfig(backend="llama.cpp", **options))
+    with_plain = Engine.open(arguments.model, ModelConfig(backend="llama.cpp", **options))
     vocabulary = with_plain.model.vocabulary
     tokens = np.random.default_rng(0).integers(1, vocabulary, arguments.prefill + arguments.decode).tolist()
     wanted = run(with_plain, tokens, arguments.prefill)

@@ -74,12 +74,6 @@ def _folder(parent: Path) -> Path:
     return Path(tempfile.mkdtemp(dir=parent))
 
 
-class StreamedEngine(Engine):
-    """Streams what would fit, too."""
-
-    may_be_whole = False
-
-
 def _greedy(session: Session, n_tokens: int = 2) -> list[int]:
     """The tokens that go on from the prompt, computed from its start."""
     session.feed([1])
@@ -91,11 +85,13 @@ def _greedy(session: Session, n_tokens: int = 2) -> list[int]:
 
 
 @contextmanager
-def _run(path: Path, kind: type[Engine], share: float, **options: Any) -> Iterator[Work]:
+def _run(path: Path, share: float, *, is_streamed: bool = True, **options: Any) -> Iterator[Work]:
+    """An engine; is_streamed: of what would fit, too."""
+    config = ModelConfig(**{**OPTIONS, "cache_folder": path.parent / "cache", **options})
     with fewest_frames(share):
-        engine = kind(path, ModelConfig(**{**OPTIONS, "cache_folder": path.parent / "cache", **options}), CHUNK_BYTES)
+        engine = Engine.open(path, config, CHUNK_BYTES, may_be_whole=not is_streamed)
     try:
-        assert (engine.plan.mode == "streamed") == (kind is StreamedEngine)
+        assert (engine.plan.mode == "streamed") == is_streamed
         yield partial(_greedy, open_session(engine))
     finally:
         engine.close()
@@ -103,41 +99,41 @@ def _run(path: Path, kind: type[Engine], share: float, **options: Any) -> Iterat
 
 def resident(folder: Path) -> contextlib.AbstractContextManager[Work]:
     """A model that is read whole."""
-    return _run(_model("llama", folder), Engine, 1)
+    return _run(_model("llama", folder), 1, is_streamed=False)
 
 
 def plain(folder: Path) -> contextlib.AbstractContextManager[Work]:
     """A model that llama.cpp loads by itself."""
-    return _run(_model("llama", folder), Engine, 1, backend="llama.cpp")
+    return _run(_model("llama", folder), 1, is_streamed=False, backend="llama.cpp")
 
 
 def dense(folder: Path) -> contextlib.AbstractContextManager[Work]:
     """A model that streams in order."""
-    return _run(_model("llama", folder), StreamedEngine, 0)
+    return _run(_model("llama", folder), 0)
 
 
 def mixture(folder: Path) -> contextlib.AbstractContextManager[Work]:
     """A mixture that streams by expert."""
-    return _run(_model("qwen3moe", folder), StreamedEngine, 0.25, packed="off")
+    return _run(_model("qwen3moe", folder), 0.25, packed="off")
 
 
 def packed(folder: Path) -> contextlib.AbstractContextManager[Work]:
     """A mixture whose experts are read from a packed file."""
     model = _model("qwen3moe", folder)
-    return _run(model, StreamedEngine, 0.25, packed=_packed(model))
+    return _run(model, 0.25, packed=_packed(model))
 
 
 def draft(folder: Path) -> contextlib.AbstractContextManager[Work]:
     """A model that streams, and a draft model."""
     drafter = _model("llama", folder, "Q4_0")
-    return _run(_model("llama", folder), StreamedEngine, 0, draft=drafter, draft_tokens=3, speculate="draft")
+    return _run(_model("llama", folder), 0, draft=drafter, draft_tokens=3, speculate="draft")
 
 
 @contextmanager
 def first(folder: Path) -> Iterator[Work]:
     """A model that nobody has opened before: it is inspected in a child process."""
     _remove(folder / "fresh")
-    with _run(_model("llama", folder), StreamedEngine, 0, cache_folder=folder / "fresh") as work:
+    with _run(_model("llama", folder), 0, cache_folder=folder / "fresh") as work:
         yield work
 
 
@@ -150,7 +146,7 @@ def slices(folder: Path) -> Iterator[Work]:
         for node in "ab":
             with fewest_frames(0):
                 config = ModelConfig(**OPTIONS, cache_folder=folder / "cache")
-                engines[node] = SliceEngine(path, config, CHUNK_BYTES)
+                engines[node] = SliceEngine.open(path, config, CHUNK_BYTES)
             stack.callback(engines[node].close)
         together = Together(engines, owners_of(len(engines["a"].layout.units), (1, 1)))
 

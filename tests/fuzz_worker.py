@@ -124,7 +124,7 @@ def main() -> None:
     cache_folder, backend = sys.argv[1:]
     options = {"backend": backend, "cache_folder": Path(cache_folder), "check_file": backend != "llama.cpp"}
     if backend != "llama.cpp":  # small chunks, so that small models have something to stream
-        model.Engine = lambda path, config: Engine(path, config, 1 << 14)  # type: ignore[assignment,misc]
+        model.Engine = lambda path, config: Engine.open(path, config, 1 << 14)  # type: ignore[assignment,misc]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin.buffer:

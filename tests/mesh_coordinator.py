@@ -19,7 +19,7 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.mesh import is_worker
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh.engine import MeshEngine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from mesh_faults import OPTIONS, greedy
 from mesh_processes import START_S, round_robin
 
@@ -46,7 +46,7 @@ def main() -> None:
         while sum(map(is_worker, mesh.members())) < arguments.workers and time.monotonic() < until:
             mesh.wait(timeout_s=0.05)
         config = ModelConfig(memory="4GiB", **OPTIONS)
-        engine = MeshEngine(arguments.model, config, mesh, say=lambda text: tell(say=text), chunk_bytes=16384)
+        engine = open_mesh_engine(arguments.model, config, mesh, say=lambda text: tell(say=text), chunk_bytes=16384)
         stack.callback(engine.close)
         tell(token=0)  # as somebody who thinks about what to ask
         time.sleep(0.2)

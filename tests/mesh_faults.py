@@ -31,7 +31,7 @@ from edge_run.devices.mesh.node import MeshNode
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator as mesh_coordinator
-from edge_run.runtime.mesh.engine import MeshEngine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from mesh_processes import CoordinatorProcess, MeshOfProcesses, mesh_of, round_robin
 from mesh_schedules import COORDINATOR, HERE, ON_LINKS, SERVER, WORKERS, Fault, Schedule, draw_schedule
 from namespaces import Network
@@ -266,7 +266,9 @@ class Table:
         for worker in sure:
             worker.wait_ready()
         self._mesh.wait_for(here, len(sure))
-        engine = MeshEngine(path, ModelConfig(memory="4GiB", **OPTIONS), here, say=lambda text: None, chunk_bytes=16384)
+        engine = open_mesh_engine(
+            path, ModelConfig(memory="4GiB", **OPTIONS), here, say=lambda text: None, chunk_bytes=16384
+        )
         try:
             said, longest_s = greedy(engine, len(wanted), lambda i: wake() if i == len(wanted) // 3 else None)
             use = engine.mesh_use
@@ -325,7 +327,7 @@ def run_all(paths: Sequence[Path], seeds: Sequence[int], tokens: int, logs: Path
                 schedule = schedules.pop(0)
                 path = paths[schedule.seed % len(paths)]
                 if path not in wanted:
-                    alone = Engine(path, ModelConfig(memory="4GiB", **OPTIONS))
+                    alone = Engine.open(path, ModelConfig(memory="4GiB", **OPTIONS))
                     wanted[path], _ = greedy(alone, tokens)
                     alone.close()
                 print(json.dumps({"seed": schedule.seed}), flush=True)  # who hangs so that all ends is known by that

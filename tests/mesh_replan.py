@@ -25,7 +25,7 @@ from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
 from edge_run.partition.mesh_ring import Hops, plan_ring
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh.engine import MeshEngine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from mesh_faults import OPTIONS, greedy
 from mesh_processes import WorkerProcess, mesh_of
 
@@ -65,14 +65,14 @@ def with_little_room_here(works: Sequence[UnitWork], stations: Sequence[Station]
 def run(path: Path, tokens: int) -> dict[str, Any]:
     """Answer, and slow the worker that has most layers from a moment on."""
     coordinator.plan_ring = with_little_room_here
-    alone = Engine(path, ModelConfig(memory="4GiB", **OPTIONS))
+    alone = Engine.open(path, ModelConfig(memory="4GiB", **OPTIONS))
     wanted, _ = greedy(alone, tokens)
     alone.close()
     said: list[str] = []
     with tempfile.TemporaryDirectory() as folder, mesh_of(Path(folder), path, list("bc")) as mesh:
         here = mesh.join()
         mesh.wait_for(here, 2)
-        engine = MeshEngine(path, ModelConfig(memory="4GiB", **OPTIONS), here, say=said.append, chunk_bytes=16384)
+        engine = open_mesh_engine(path, ModelConfig(memory="4GiB", **OPTIONS), here, say=said.append, chunk_bytes=16384)
         slowed: list[tuple[Slowed, MeshUse]] = []
 
         def at(i: int) -> None:

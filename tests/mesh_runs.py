@@ -16,7 +16,7 @@ from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.fetch import exchange as piece_exchange
 from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh.engine import MeshEngine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from edge_run.runtime.worker.worker import Worker
 from fake_mesh import Hub
 from mesh_processes import round_robin
@@ -38,7 +38,7 @@ def greedy(engine: Engine, tokens: int = 16, at: Callable[[int], None] = lambda 
 
 
 def alone(path: Path, tokens: int = 16) -> list[int]:
-    engine = Engine(path, ModelConfig(memory="4GiB", **OPTIONS))
+    engine = Engine.open(path, ModelConfig(memory="4GiB", **OPTIONS))
     try:
         return greedy(engine, tokens)
     finally:
@@ -72,7 +72,7 @@ class Run:
 
     def open(self) -> None:
         """Open the coordinator's engine, for the first time or again."""
-        self.engine = MeshEngine(self.path, self.config, self.mesh, say=self._say, chunk_bytes=CHUNK_BYTES)
+        self.engine = open_mesh_engine(self.path, self.config, self.mesh, say=self._say, chunk_bytes=CHUNK_BYTES)
 
     def _say(self, text: str) -> None:
         self.on_say(text)

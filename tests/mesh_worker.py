@@ -59,7 +59,7 @@ def note_what_is_held(worker: Worker, path: Path) -> None:
     was_held = False
     while not select.select([sys.stdin], [], [], 0.02)[0]:
         engine = worker._engine
-        is_held = worker.status["epoch"] != 0 or (engine is not None and engine._share is not None)
+        is_held = worker.status["epoch"] != 0 or (engine is not None and engine._assignment is not None)
         if is_held != was_held:
             was_held = is_held
             with path.open("a") as file:

@@ -155,6 +155,12 @@ def least_lent() -> Iterator[None]:
         lending.LEAST_LENT_BYTES, lending.MARGIN_BYTES = real
 
 
+def times_lent(engine: SliceEngine) -> int:
+    """How often buffers were lent to weights for what is assigned now."""
+    lending = engine._assignment.lending if engine._assignment else None
+    return lending.times_lent if lending else 0
+
+
 def run_slices(together: Together, batches: Sequence[Sequence[BatchToken]]) -> list[np.ndarray]:
     """Return the logits of each batch; a graph that is not known yet is learned, and all is said again."""
     for _ in range(8):
@@ -174,14 +180,14 @@ def run_slices(together: Together, batches: Sequence[Sequence[BatchToken]]) -> l
 def compare(path: Path, counts: Sequence[int], options: dict[str, Any]) -> dict[str, Any]:
     common = {"context_tokens": 256, "micro_batch_tokens": 32, "threads": 1, "check_file": False}
     prefill, decode = options["prefill"], options["decode"]
-    with_plain = Engine(path, ModelConfig(backend="llama.cpp", **common))
+    with_plain = Engine.open(path, ModelConfig(backend="llama.cpp", **common))
     tokens = np.random.default_rng(0).integers(1, with_plain.model.vocabulary, prefill + decode).tolist()
     batches = (alternating if options["lends"] or options["turns"] else batches_of)(tokens, prefill, 32)
     wanted = [with_plain.decoder.decode(batch).copy() for batch in batches]
     with_plain.close()
     names = [chr(ord("a") + i) for i in range(len(counts))]
     with least_lent() if options["lends"] or options["turns"] else contextlib.nullcontext():
-        engines = {n: SliceEngine(path, ModelConfig(memory="8GiB", **common), CHUNK_BYTES) for n in names}
+        engines = {n: SliceEngine.open(path, ModelConfig(memory="8GiB", **common), CHUNK_BYTES) for n in names}
     layout = engines["a"].layout
     owners = owners_of(len(layout.units), counts)
     rooms = [(options["streams"] or options["lends"], fewest_frames(0.0)), (options["turns"], room_for_most())]
@@ -202,8 +208,8 @@ def compare(path: Path, counts: Sequence[int], options: dict[str, Any]) -> dict[
         "sent_bytes": sum(wire.sent_bytes for wire in together.wires.values()),
         "streamed_bytes": streamed,
         "lent_bytes": [engine.plan.lent_bytes for engine in engines.values()],
-        "takes_turns": [getattr(engine._streams[0], "may_take_turns", False) for engine in engines.values()],
-        "times_lent": [engine._lending.times_lent if engine._lending else 0 for engine in engines.values()],
+        "takes_turns": [getattr(engine._supply.streams[0], "may_take_turns", False) for engine in engines.values()],
+        "times_lent": [times_lent(engine) for engine in engines.values()],
         "pinned_bytes": [engine.plan.pinned_bytes for engine in engines.values()],
         "kv_bytes": [engine.plan.kv_bytes for engine in engines.values()],
         "expert_bytes": [engine.plan.expert_bytes for engine in engines.values()],

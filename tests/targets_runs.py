@@ -67,7 +67,7 @@ def commands_of_a_run(folder: Path, stack: ExitStack) -> Target:
     from tiny_models import make_model
 
     config = ModelConfig(memory="2GiB", cache_folder=folder / "cache", **OPTIONS)
-    engine = SliceEngine(make_model("llama", folder), config, 16 * KIB)
+    engine = SliceEngine.open(make_model("llama", folder), config, 16 * KIB)
     stack.callback(engine.close)
     engine.assign(Share(("w",) * len(engine.layout.units), "w"), QueueWire({}, "w"))
     guard = GuardedBatch(engine.decoder)
@@ -256,7 +256,7 @@ def orders_of_a_run(folder: Path, stack: ExitStack) -> Target:
     worker = Worker(hub.join("w"), [path], config, 16 * KIB)
     worker.start()
     stack.callback(worker.close)
-    seen = SliceEngine(path, ModelConfig(memory=memory, cache_folder=folder / "cache", **OPTIONS), 16 * KIB)
+    seen = SliceEngine.open(path, ModelConfig(memory=memory, cache_folder=folder / "cache", **OPTIONS), 16 * KIB)
     settings, layout, n_units = shared_settings(seen), layout_hash(seen.layout), len(seen.layout.units)
     seen.close()
     shards = [[shard.size_bytes, shard.data_offset] for shard in read_gguf(path).shards]

@@ -58,7 +58,7 @@ def measure(
     from edge_run.runtime.engine.engine import Engine
     from edge_run.runtime.generation.meter import Meter
 
-    with contextlib.closing(Engine(path, config)) as engine:
+    with contextlib.closing(Engine.open(path, config)) as engine:
         meter, session = Meter(engine), Session(engine.front)
         logits, _ = session.feed(prompt)
         tokens = [int(logits.argmax())]

@@ -138,10 +138,10 @@ class Driver:
     nodes are to be computed. Then a graph that is not the one expected is refused with GraphChanged.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_partial: bool = False) -> None:
         self.features: list[Feature] = []
         self.programs: dict[PassShape, Program] = {}
-        self.is_partial = False
+        self._is_partial = is_partial
         self.before_pass: Callable[[PassShape], None] = lambda shape: None
         self.stop = ggml.StopFlag()
         self._flow: FlowObserver | None = None
@@ -210,7 +210,7 @@ class Driver:
         self._is_mapping, self._seen, self._failure, self._quiet = True, [], None, _EMPTY.quiet
         self.scratch.forget()
         self.stop.set(False)
-        self._flow = FlowObserver() if self.is_partial else None
+        self._flow = FlowObserver() if self._is_partial else None
         try:
             with self._overhearing():
                 yield
@@ -339,7 +339,7 @@ class Driver:
         return node
 
     def _check_known(self, where: str) -> None:
-        if self.is_partial:
+        if self._is_partial:
             raise GraphChanged(f"llama.cpp's graph is not the one that was spread over devices, at {where}")
 
     def _told(self, address: int) -> bool:

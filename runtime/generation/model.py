@@ -241,7 +241,7 @@ class Model:
 
 def _open(path: Path, config: ModelConfig, mesh: MeshOptions | Mesh | str | None) -> Engine:
     if mesh is None:
-        return Engine(path, config)
+        return Engine.open(path, config)
     from edge_run.runtime.mesh.opening import MeshOptions, open_over
 
     return open_over(path, config, mesh if isinstance(mesh, MeshOptions) else MeshOptions(mesh))

@@ -53,7 +53,7 @@ class Failed(Exception):
 def unit_works(engine: SliceEngine) -> list[UnitWork]:
     """Return the units of `engine`'s model as the planner sees them."""
     shape = PassShape(1, 1)
-    graph, layout, n_used = engine.graph(shape), engine.layout, used_experts(engine.gguf)
+    graph, layout, n_used = engine.maps[shape][0], engine.layout, used_experts(engine.gguf)
     experts = {tensor.name: tensor.shape[2] for tensor in engine.gguf.tensors if len(tensor.shape) == 3}
     works = []
     for number, unit in enumerate(layout.units):

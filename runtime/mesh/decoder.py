@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from edge_run.base.errors import DeviceLost
 from edge_run.base.mesh import Document, Joined, Lost, is_worker
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
-from edge_run.base.results import MeshUse
+from edge_run.base.results import MeshUse, Numerics
 from edge_run.runtime.decoding.driver import GraphChanged
 from edge_run.runtime.mesh.failover import (
     Appeared,
@@ -38,6 +38,11 @@ class MeshDecoder(MeshRun):
     def capabilities(self) -> Capabilities:
         """What this decoder can do."""
         return self._local.capabilities
+
+    @property
+    def numerics(self) -> Numerics:
+        """The numerics key, with what states are that come from other devices."""
+        return self._engine.numerics
 
     @property
     def use(self) -> MeshUse:

@@ -119,7 +119,7 @@ def rates(engine: SliceEngine) -> tuple[float, float, bool]:
     profile = recall(engine.gguf, engine.config)
     if profile is None or not profile.kernels:
         return GUESSED_COMPUTE_BYTES_PER_S, GUESSED_DISK_BYTES_PER_S, False
-    work = pass_work(engine.gguf, engine.graph(PassShape(1, 1)), n_stops=0)
+    work = pass_work(engine.gguf, engine.maps[PassShape(1, 1)][0], n_stops=0)
     seconds = CostModel(profile, engine.shape.threads).compute_s(work, 1, 0)
     disk = disk_of(profile, engine.gguf.shards[0].path)
     weights = sum(unit.weight_bytes for unit in engine.layout.units)
@@ -132,7 +132,7 @@ def room_document(engine: SliceEngine) -> Document:
     return {
         "room_bytes": room_bytes(engine),
         "window_bytes": window_bytes(engine),
-        "pair_bytes": engine.pair_chunks * engine.chunk_bytes,
+        "pair_bytes": engine.maps.pair_chunks * engine.chunk_bytes,
         "range_bytes": engine.chunk_bytes,  # half a chunk at each end
         "compute_bytes_per_s": compute,
         "disk_bytes_per_s": disk,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from edge_run.base.errors import ConfigError
 from edge_run.base.folders import mesh_folder
 from edge_run.base.mesh import Mesh, is_worker
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.mesh.engine import MeshEngine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from edge_run.tiers.gguf import read_gguf
 
 logger = logging.getLogger(__name__)
@@ -44,31 +45,22 @@ def open_over(path: Path, config: ModelConfig, options: MeshOptions) -> Engine:
         raise ConfigError("mesh: excludes --backend llama.cpp, which computes whole models only")
     gguf = read_gguf(path)  # what is wrong with the file is said before others are asked for anything
     mesh = _connect(options) if isinstance(options.mesh, str) else options.mesh
-    is_own = mesh is not options.mesh
-    try:
+    with ExitStack() as stack:
+        if mesh is not options.mesh:
+            stack.callback(mesh.close)
         if not _meet(mesh, options.check):
             options.say("nobody else is in the mesh: this device runs the model alone")
-            engine = Engine(path, config, gguf=gguf)
-        else:
-            over_all = MeshEngine(
-                path,
-                config,
-                mesh,
-                takes_any_numerics=options.takes_any_numerics,
-                say=options.say,
-                check=options.check,
-                gguf=gguf,
-            )
-            if is_own:
-                over_all.own(mesh)
-            return over_all
-    except BaseException:
-        if is_own:
-            mesh.close()
-        raise
-    if is_own:
-        mesh.close()
-    return engine
+            return Engine.open(path, config, gguf=gguf)
+        return open_mesh_engine(
+            path,
+            config,
+            mesh,
+            takes_any_numerics=options.takes_any_numerics,
+            say=options.say,
+            check=options.check,
+            gguf=gguf,
+            after=stack,
+        )
 
 
 def _meet(mesh: Mesh, check: Callable[[], None]) -> bool:

@@ -187,7 +187,7 @@ class MeshRun:
         """Return the shape of a pass whose graph has to be learnt, which is what `error` says; else None."""
         if not isinstance(error, GraphChanged) and error.figures.get("error") != GraphChanged.__name__:
             return None
-        return self._engine.unknown_shape(batch)
+        return self._engine.maps.unknown_shape(batch)
 
     def _learn(self, shape: PassShape, error: EdgeRunError) -> None:
         if shape in self._learned and isinstance(error, PassFailed):

@@ -56,7 +56,7 @@ def trace(
         with draft.open("w", encoding="utf-8") as file:
             recorder = RouteRecorder(header, RouteWriter(file, header))
             with opening or nullcontext():
-                engine = Engine(Path(path), settings, recorder=recorder, gguf=gguf)
+                engine = Engine.open(Path(path), settings, recorder=recorder, gguf=gguf)
             try:
                 _generate(engine, prompt, max_tokens, recorder, on_token)
             finally:

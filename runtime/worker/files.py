@@ -54,7 +54,7 @@ class WorkerFiles:
             return {}
         partial = fetched.partial
         missing: list[JsonValue] = [
-            partial.pieces.total_bytes(partial.missing(needs)) for needs in engine.unit_needs(partial.pieces)
+            partial.pieces.total_bytes(partial.missing(needs)) for needs in engine.maps.unit_needs(partial.pieces)
         ]
         most_bytes = self._models.most_weight_bytes(asked)
         least = min(unit.weight_bytes for unit in engine.layout.units[1:-1] or engine.layout.units)
@@ -120,4 +120,4 @@ class WorkerFiles:
         assert self._fetched is not None
         assert self._asked is not None
         pieces = self._fetched.partial.pieces
-        return engine.needs(share, pieces) | head_pieces(pieces, self._asked.head_bytes)
+        return engine.maps.needs(share, pieces) | head_pieces(pieces, self._asked.head_bytes)

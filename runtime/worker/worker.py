@@ -136,7 +136,7 @@ class Worker:
         if self._opened != (asked.model, settings) or self._engine is None or _are_gone(self._engine):
             self._close_engine()
             path, partial = self._files.open(coordinator, asked)
-            self._engine = SliceEngine(path, config, self._chunk_bytes, partial)
+            self._engine = SliceEngine.open(path, config, self._chunk_bytes, partial)
             self._opened = asked.model, settings
         else:
             self._engine.release()

@@ -29,10 +29,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
 def n_copied(engine: Engine) -> int:
     """How many parts of the graphs that the engine knows have weights copied for them."""
-    cuts = engine._driver._cuts
+    cuts = engine._loaded.driver._cuts
     if cuts is None:
         return 0
-    programs = engine._driver.programs.values()
+    programs = engine._loaded.driver.programs.values()
     return max(sum(name in cuts.reads for split in program.splits for name in split.inputs) for program in programs)
 
 
@@ -113,7 +113,7 @@ def test_a_wide_pass_that_is_cancelled_leaves_the_next_one_right(folder: Path) -
         tokens = tokens_of(engine)[:32]
         batch = [BatchToken(token, i, 0, i == 31) for i, token in enumerate(tokens)]
         wanted = engine.decoder.decode(batch).copy()
-        (stream,) = engine._streams
+        (stream,) = engine._supplied.streams
         for _ in range(2):
             engine.decoder.rewind(0, 0)
             acquire, n_calls = stream.weights.acquire, 0  # type: ignore[union-attr]

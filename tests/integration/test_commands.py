@@ -29,7 +29,7 @@ from tiny_models import make_model
 @contextlib.contextmanager
 def guarded(folder: Path, name: str = "llama") -> Iterator[tuple[SliceEngine, GuardedBatch]]:
     """A slice engine that computes all of a model, with canaries after llama.cpp's batch."""
-    engine = SliceEngine(make_model(name, folder), ModelConfig(memory="2GiB", **OPTIONS), 16384)
+    engine = SliceEngine.open(make_model(name, folder), ModelConfig(memory="2GiB", **OPTIONS), 16384)
     engine.assign(Share(("w",) * len(engine.layout.units), "w"), QueueWire({}, "w"))
     guard = GuardedBatch(engine.decoder)
     try:
@@ -130,9 +130,9 @@ def test_a_caller_of_ours_with_a_wild_batch_is_told_so(folder: Path) -> None:
 @in_child
 def test_a_model_is_mapped_for_so_many_shapes_at_most(folder: Path) -> None:
     """Each graph that a member has this device learn takes memory."""
-    from edge_run.runtime.slices import engine as slice_engine
+    from edge_run.runtime.slices import maps
 
-    slice_engine.MOST_MAPS = 4
+    maps.MOST_MAPS = 4
     with guarded(folder) as (engine, _):
         for tokens in (2, 3, 4):
             engine.learn(PassShape(tokens, 1))
@@ -144,7 +144,7 @@ def test_a_model_is_mapped_for_so_many_shapes_at_most(folder: Path) -> None:
 @in_child
 def test_passes_of_one_token_at_most_learn_other_graphs_too(folder: Path) -> None:
     """Another shape is mapped before: where a pass has room for one token, one of two would be written beyond it."""
-    engine = SliceEngine(make_model("llama", folder), ModelConfig(memory="2GiB", **{**OPTIONS, "sequences": 1,
+    engine = SliceEngine.open(make_model("llama", folder), ModelConfig(memory="2GiB", **{**OPTIONS, "sequences": 1,
                          "outputs_per_pass": 1, "micro_batch_tokens": 1}), 16384)  # fmt: skip
     guard = GuardedBatch(engine.decoder)
     engine.learn(PassShape(1, 0))

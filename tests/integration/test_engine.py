@@ -23,8 +23,8 @@ import pytest
 
 from edge_run import Cancelled, ModelConfig, ModelFileError, NotSupported, TierReadError
 from edge_run.base.protocols import BatchToken
+from edge_run.base.results import Backend
 from edge_run.runtime.decoding.session import Session
-from edge_run.runtime.engine import engine as engine_module
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.tiers import _libc
@@ -214,7 +214,7 @@ def test_a_long_prompt_can_be_cancelled_where_no_callback_is_installed(llama: Pa
 def test_a_pass_that_is_stopped_after_one_that_failed(llama: Path) -> None:
     """The failed one leaves nodes out of the graph, which llama.cpp uses again; the stopped one ends before them."""
     with streaming_engine(llama) as engine:
-        decoder, driver, settle = engine.decoder, engine._driver, ggml.settle
+        decoder, driver, settle = engine.decoder, engine._loaded.driver, ggml.settle
 
         def decode() -> np.ndarray:
             return decoder.decode([BatchToken(token, i, 0, True) for i, token in enumerate(PROMPT[:16])]).copy()
@@ -302,10 +302,10 @@ def test_where_frames_cannot_be_moved_llama_cpp_runs_the_model_and_says_why(
         assert "does not move page frames" in engine.backend.reason
         assert greedy(Session(engine.decoder), PROMPT) == wanted
     with pytest.raises(NotSupported, match="does not move page frames"):
-        Engine(llama, ModelConfig(**OPTIONS, backend="edge-run"))
+        Engine.open(llama, ModelConfig(**OPTIONS, backend="edge-run"))
 
 
 def test_a_library_that_is_not_the_one_we_know(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ggml, "check_library", lambda: "its tensor struct has another size")
     with open_engine(llama) as engine:
-        assert engine.backend == engine_module.Backend("llama.cpp", "its tensor struct has another size")
+        assert engine.backend == Backend("llama.cpp", "its tensor struct has another size")

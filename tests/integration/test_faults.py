@@ -43,7 +43,7 @@ def logits_of(engine: Engine) -> np.ndarray:
 
 def compare(path: Path, **options: Any) -> None:
     """Assert that `path` streams under little memory, and computes what llama.cpp computes."""
-    plain = Engine(path, ModelConfig(**{**OPTIONS, **options}, backend="llama.cpp"))
+    plain = Engine.open(path, ModelConfig(**{**OPTIONS, **options}, backend="llama.cpp"))
     wanted = logits_of(plain)
     plain.close()
     engine = open_at(path, 0.0, {**OPTIONS, **options})
@@ -108,7 +108,7 @@ def _names_that_shells_do_not_like(llama: Path, name: str) -> None:
 def test_a_file_that_is_removed_while_it_is_open(folder: Path) -> None:
     """It stays until it is closed, as files do."""
     path = make_model("llama", folder, seed=3)
-    plain = Engine(path, ModelConfig(**OPTIONS, backend="llama.cpp"))
+    plain = Engine.open(path, ModelConfig(**OPTIONS, backend="llama.cpp"))
     wanted = logits_of(plain)
     plain.close()
     engine = open_at(path, 0.0, OPTIONS)
@@ -150,7 +150,7 @@ def _contexts(path: Path, context_tokens: int) -> None:
 
 @in_child
 def test_a_budget_beyond_all_measure(llama: Path) -> None:
-    engine = Engine(llama, ModelConfig(**OPTIONS, memory=1000 * GIB))
+    engine = Engine.open(llama, ModelConfig(**OPTIONS, memory=1000 * GIB))
     assert engine.plan.mode == "resident"
     assert logits_of(engine).shape == (6, N_VOCAB)
     engine.close()

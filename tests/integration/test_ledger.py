@@ -192,7 +192,7 @@ def test_an_open_model_is_in_the_ledger_with_what_its_plan_takes(
     machine(20 * GIB)
     backend = "llama.cpp" if mode == "llama.cpp" else "auto"
     options = streamed() if mode == "streamed" else OPTIONS
-    engine = Engine(grown if mode == "streamed" else kit, ModelConfig(**options, backend=backend))
+    engine = Engine.open(grown if mode == "streamed" else kit, ModelConfig(**options, backend=backend))
     assert engine.plan.mode == mode
     runs = Ledger(tmp_path).runs()
     engine.close()
@@ -208,11 +208,11 @@ def test_a_budget_beyond_what_is_free_is_refused_only_where_it_is_needed(
     kit: Path, grown: Path, machine: Callable[[int], None]
 ) -> None:
     machine(process_memory().resident_bytes + 100 * MIB)
-    small = Engine(kit, ModelConfig(**OPTIONS, memory=50 * GIB))
+    small = Engine.open(kit, ModelConfig(**OPTIONS, memory=50 * GIB))
     assert small.plan.mode == "resident"
     small.close()
     with pytest.raises(BudgetError, match=r"grown\.gguf: the plan needs .* free for it; lower --memory to at most"):
-        Engine(grown, ModelConfig(**OPTIONS, memory=50 * GIB))
+        Engine.open(grown, ModelConfig(**OPTIONS, memory=50 * GIB))
 
 
 def test_the_budget_that_a_refusal_advises_works(
@@ -223,9 +223,9 @@ def test_the_budget_that_a_refusal_advises_works(
     machine(process_memory().resident_bytes + GIB + 80 * MIB)
     options = {**streamed(), "memory": 10 * GIB}
     with pytest.raises(BudgetError, match=rf"1\.00 GiB to process {other.process.pid} \(waits\.gguf\)") as caught:
-        Engine(grown, ModelConfig(**options))
+        Engine.open(grown, ModelConfig(**options))
     advised = int(str(caught.value.figures["found_bytes"])) // MIB * MIB
-    engine = Engine(grown, ModelConfig(**{**options, "memory": advised}))
+    engine = Engine.open(grown, ModelConfig(**{**options, "memory": advised}))
     assert engine.plan.mode == "streamed"
     engine.close()
 
@@ -234,11 +234,11 @@ def test_the_default_budget_leaves_what_others_were_promised(
     kit: Path, ask: Callable[..., Asker], machine: Callable[[int], None]
 ) -> None:
     machine(20 * GIB)
-    alone = Engine(kit, ModelConfig(**OPTIONS))
+    alone = Engine.open(kit, ModelConfig(**OPTIONS))
     alone.close()
     other = ask(8)
     assert other.ask() == "granted"
-    beside = Engine(kit, ModelConfig(**OPTIONS))
+    beside = Engine.open(kit, ModelConfig(**OPTIONS))
     beside.close()
     assert 7.4 * GIB < alone.budget_bytes - beside.budget_bytes < 8 * GIB
     assert alone.budget_bytes <= 20 * GIB - MARGIN_BYTES
@@ -250,15 +250,15 @@ def test_two_models_in_one_process_open_in_what_both_take(
     """Also while the first is still being read: no budget is refused for being counted twice."""
     before = process_memory().resident_bytes
     machine(before + 420 * MIB)
-    first = Engine(grown, ModelConfig(**OPTIONS, memory=10 * GIB))
-    second = Engine(grown, ModelConfig(**OPTIONS, memory=10 * GIB))
+    first = Engine.open(grown, ModelConfig(**OPTIONS, memory=10 * GIB))
+    second = Engine.open(grown, ModelConfig(**OPTIONS, memory=10 * GIB))
     assert (first.plan.mode, second.plan.mode) == ("resident", "resident")
     (run,) = Ledger(tmp_path).runs()
     assert before + 2 * 120 * MIB < run.granted_bytes <= before + 420 * MIB
     with pytest.raises(BudgetError, match=r"to this process \(grown\.gguf, grown\.gguf\)"):
-        Engine(grown, ModelConfig(**OPTIONS, memory=10 * GIB))
+        Engine.open(grown, ModelConfig(**OPTIONS, memory=10 * GIB))
     first.close()
-    third = Engine(grown, ModelConfig(**OPTIONS, memory=10 * GIB))
+    third = Engine.open(grown, ModelConfig(**OPTIONS, memory=10 * GIB))
     for engine in (second, third):
         engine.close()
     assert Ledger(tmp_path).runs() == []
@@ -272,7 +272,7 @@ def test_a_killed_run_is_forgotten(kit: Path, tmp_path: Path) -> None:
         from edge_run.devices.host.ledger import Ledger
         from edge_run.runtime.engine import engine
         engine.Ledger = lambda: Ledger(Path({json.dumps(str(tmp_path))}))
-        engine.Engine(Path({json.dumps(str(kit))}), ModelConfig(context_tokens=256, threads=1))
+        engine.Engine.open(Path({json.dumps(str(kit))}), ModelConfig(context_tokens=256, threads=1))
         print("open", flush=True)
         time.sleep(60)
     """

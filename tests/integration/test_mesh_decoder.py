@@ -19,7 +19,7 @@ from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.mesh import coordinator, offers
 from edge_run.runtime.mesh import run as mesh_run
-from edge_run.runtime.mesh.engine import MeshEngine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from fake_mesh import Hub
 from in_child import in_child
 from mesh_processes import round_robin
@@ -90,7 +90,7 @@ def test_an_opening_that_is_broken_off_leaves_no_lease_and_nothing_open_on_other
     fresh = ModelConfig(memory="4GiB", cache_folder=tmp_path, **OPTIONS)  # type: ignore[arg-type]
 
     def open_with(**options: object) -> None:
-        MeshEngine(path, fresh, mesh, chunk_bytes=CHUNK_BYTES, **options)  # type: ignore[arg-type]
+        open_mesh_engine(path, fresh, mesh, chunk_bytes=CHUNK_BYTES, **options)  # type: ignore[arg-type]
 
     def interrupt(text: str) -> None:
         raise KeyboardInterrupt
@@ -171,7 +171,7 @@ def test_a_device_without_the_model_or_with_other_kernels_is_left_out(folder: Pa
     hub_run.workers = {"b": hub_run.join("b", other), "c": hub_run.join("c")}
     offers.numerics_document = lambda numerics: {**real(numerics), "kernels": "AVX9"}
     hub_run.mesh = hub_run.hub.join("a")
-    hub_run.engine = MeshEngine(
+    hub_run.engine = open_mesh_engine(
         path, ModelConfig(memory="4GiB", **OPTIONS), hub_run.mesh, say=hub_run.said.append, chunk_bytes=CHUNK_BYTES
     )
     try:
@@ -241,7 +241,7 @@ def test_guesses_are_verified_over_the_mesh(folder: Path) -> None:
     """Branches, rewinds and passes of several tokens, also across the loss of a device."""
     path = make_model("llama", folder)
     options = {**OPTIONS, "speculate": "ngram", "exact": True}
-    plain = Engine(path, ModelConfig(memory="4GiB", **{**OPTIONS, "exact": True}))
+    plain = Engine.open(path, ModelConfig(memory="4GiB", **{**OPTIONS, "exact": True}))
     wanted = greedy(plain, 24)
     plain.close()
     with running(path, options=options) as run:

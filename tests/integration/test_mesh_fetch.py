@@ -18,7 +18,7 @@ from edge_run.base.units import GIB, MIB
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh.engine import MeshEngine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from edge_run.runtime.worker.worker import Worker
 from fake_mesh import Hub
 from in_child import in_child
@@ -41,7 +41,7 @@ def greedy(engine: Engine, tokens: int = 8) -> list[int]:
 
 
 def alone(path: Path) -> list[int]:
-    engine = Engine(path, ModelConfig(memory="4GiB", **OPTIONS))
+    engine = Engine.open(path, ModelConfig(memory="4GiB", **OPTIONS))
     try:
         return greedy(engine)
     finally:
@@ -70,9 +70,9 @@ class Devices:
         self.workers.pop(name).close()
 
     @contextlib.contextmanager
-    def engine(self) -> Iterator[MeshEngine]:
+    def engine(self) -> Iterator[Engine]:
         config = ModelConfig(memory="4GiB", cache_folder=self.folder / "a", **OPTIONS)
-        engine = MeshEngine(self.path, config, self.hub.join("a"), say=self.said.append, chunk_bytes=CHUNK_BYTES)
+        engine = open_mesh_engine(self.path, config, self.hub.join("a"), say=self.said.append, chunk_bytes=CHUNK_BYTES)
         try:
             yield engine
         finally:
@@ -92,7 +92,7 @@ def devices(path: Path, folder: Path) -> Iterator[Devices]:
         found.close()
 
 
-def nodes(engine: MeshEngine) -> set[str]:
+def nodes(engine: Engine) -> set[str]:
     assert engine.mesh_use is not None
     return {node.node for node in engine.mesh_use.nodes}
 

@@ -13,7 +13,7 @@ from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.fetch.exchange import PieceExchange
 from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh.engine import MeshEngine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from in_child import in_child
 from mesh_processes import MeshOfProcesses, mesh_of, round_robin
 from mosquitto import PROGRAM
@@ -54,7 +54,7 @@ class Giving:
 
 @in_child
 def test_who_is_killed_while_it_fetches_goes_on_where_it_was(grown: Path, tmp_path: Path) -> None:
-    engine = Engine(grown, ModelConfig(memory="4GiB", **OPTIONS))
+    engine = Engine.open(grown, ModelConfig(memory="4GiB", **OPTIONS))
     wanted = greedy(engine)
     engine.close()
     coordinator.plan_ring = round_robin
@@ -65,7 +65,9 @@ def test_who_is_killed_while_it_fetches_goes_on_where_it_was(grown: Path, tmp_pa
         giving = Giving(mesh)
         giving.victim = "b"
         said: list[str] = []
-        engine = MeshEngine(grown, ModelConfig(memory="4GiB", **OPTIONS), here, say=said.append, chunk_bytes=16384)
+        engine = open_mesh_engine(
+            grown, ModelConfig(memory="4GiB", **OPTIONS), here, say=said.append, chunk_bytes=16384
+        )
         assert greedy(engine) == wanted
         assert engine.mesh_use is not None
         assert len(engine.mesh_use.nodes) == 1

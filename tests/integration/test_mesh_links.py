@@ -17,7 +17,7 @@ from edge_run.devices.link.data_link import DataLink
 from edge_run.devices.link.lane import Peer
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh.engine import MeshEngine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from edge_run.runtime.mesh.links import (
     UNREACHED_S,
     USUAL_RATE,
@@ -143,7 +143,7 @@ def test_a_device_behind_a_slow_link_is_left_out(folder: Path, tmp_path: Path) -
             with contextlib.closing(here):
                 mesh.wait_for(here, 2)
                 config = ModelConfig(memory="4GiB", context_tokens=256, threads=1, check_file=False)
-                engine = MeshEngine(path, config, here, chunk_bytes=16384)
+                engine = open_mesh_engine(path, config, here, chunk_bytes=16384)
                 with contextlib.closing(engine):
                     use = engine.mesh_use
                     assert use is not None

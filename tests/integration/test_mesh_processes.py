@@ -26,7 +26,7 @@ from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator as mesh_coordinator
-from edge_run.runtime.mesh.engine import MeshEngine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from in_child import in_child
 from mesh_processes import mesh_of
 from mosquitto import PROGRAM, mosquitto
@@ -183,7 +183,7 @@ def test_a_stop_reaches_a_worker_in_the_middle_of_a_long_prompt(grown: Path, tmp
     with mesh_of(tmp_path, grown, ["b"]) as mesh:
         here = mesh.join()
         mesh.wait_for(here, 1)
-        engine = MeshEngine(grown, config, here, chunk_bytes=16384)
+        engine = open_mesh_engine(grown, config, here, chunk_bytes=16384)
         worker = mesh.workers["b"].node
         moments: dict[str, Any] = {}
 
@@ -212,7 +212,7 @@ def test_a_stop_reaches_a_worker_in_the_middle_of_a_long_prompt(grown: Path, tmp
         assert use is not None
         assert use.recoveries == 0
         engine.close()
-    alone = Engine(grown, config)
+    alone = Engine.open(grown, config)
     assert greedy(alone, prompt) == found
     alone.close()
 

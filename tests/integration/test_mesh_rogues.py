@@ -13,7 +13,7 @@ from edge_run.base.config import ModelConfig
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator
 from edge_run.runtime.mesh import run as mesh_run
-from edge_run.runtime.mesh.engine import MeshEngine
+from edge_run.runtime.mesh.engine import open_mesh_engine
 from edge_run.runtime.mesh.messages import Decode, command_parts
 from in_child import in_child
 from mesh_faults import OPTIONS, greedy
@@ -30,7 +30,7 @@ def test_a_worker_that_hands_over_nan_is_left_out_and_one_that_was_sent_4000_bra
 ) -> None:
     path = make_model("llama", folder)
     config = ModelConfig(memory="4GiB", **OPTIONS)
-    alone = Engine(path, config)
+    alone = Engine.open(path, config)
     wanted, _ = greedy(alone, 20)
     alone.close()
     coordinator.plan_ring = round_robin
@@ -39,7 +39,7 @@ def test_a_worker_that_hands_over_nan_is_left_out_and_one_that_was_sent_4000_bra
         rogue.wait_ready()
         here = mesh.join()
         mesh.wait_for(here, 2)
-        engine = MeshEngine(path, config, here, chunk_bytes=16384)
+        engine = open_mesh_engine(path, config, here, chunk_bytes=16384)
         try:
             said, _ = greedy(engine, 20)
             use = engine.mesh_use
@@ -55,7 +55,7 @@ def test_a_worker_that_hands_over_nan_is_left_out_and_one_that_was_sent_4000_bra
         mesh_run.command_parts = lambda command: (
             [memoryview(wild)] if isinstance(command, Decode) else command_parts(command)
         )
-        engine = MeshEngine(path, config, here, chunk_bytes=16384)
+        engine = open_mesh_engine(path, config, here, chunk_bytes=16384)
         try:
             said, _ = greedy(engine, 20)
             use = engine.mesh_use

@@ -77,7 +77,7 @@ def test_after_reads_that_fail_anywhere_the_tokens_are_right(name: str, folder: 
 
 @in_child
 def _after_reads_that_fail(path: Path) -> None:
-    plain = Engine(path, ModelConfig(**OPTIONS, backend="llama.cpp"))
+    plain = Engine.open(path, ModelConfig(**OPTIONS, backend="llama.cpp"))
     wanted = greedy(plain)
     plain.close()
     saboteur = sabotage()
@@ -99,7 +99,7 @@ def _after_reads_that_fail(path: Path) -> None:
 
 @in_child
 def test_a_pass_that_is_cancelled_anywhere_leaves_the_next_one_right(mixture: Path) -> None:
-    plain = Engine(mixture, ModelConfig(**OPTIONS, backend="llama.cpp"))
+    plain = Engine.open(mixture, ModelConfig(**OPTIONS, backend="llama.cpp"))
     wanted = greedy(plain)
     plain.close()
     engine = open_at(mixture, 0.3, OPTIONS)
@@ -113,13 +113,13 @@ def test_a_pass_that_is_cancelled_anywhere_leaves_the_next_one_right(mixture: Pa
                 if left == 0:
                     raise Cancelled("enough")
 
-            for stream in engine._streams:
+            for stream in engine._supplied.streams:
                 stream._check = check
-            real, engine._driver.check_cancelled = engine._driver.check_cancelled, check  # type: ignore[method-assign]
+            real, engine._loaded.driver.check_cancelled = engine._loaded.driver.check_cancelled, check  # type: ignore[method-assign]
             with pytest.raises(Cancelled):
                 greedy(engine)
-            engine._driver.check_cancelled = real  # type: ignore[method-assign]
-            for stream in engine._streams:
+            engine._loaded.driver.check_cancelled = real  # type: ignore[method-assign]
+            for stream in engine._supplied.streams:
                 stream._check = real
             assert greedy(engine) == wanted
     finally:

@@ -34,10 +34,10 @@ def test_sizes_and_graph_are_those_of_the_run(name: str, kv_type: str, tmp_path:
     path = make_model(name, tmp_path)
     config = ModelConfig(**OPTIONS, kv_type=kv_type, cache_folder=tmp_path / "cache")
     known = inspect(read_gguf(path), config, library_version())
-    engine = Engine(path, dataclasses.replace(config, backend="llama.cpp"))
+    engine = Engine.open(path, dataclasses.replace(config, backend="llama.cpp"))
     try:
         assert known.kv_bytes == engine.plan.kv_bytes
-        assert known.buffer_bytes == engine._context.buffer_bytes
+        assert known.buffer_bytes == engine._loaded.context.buffer_bytes
         assert (known.context_tokens, known.vocabulary) == (engine.plan.context_tokens, engine.model.vocabulary)
     finally:
         engine.close()
@@ -53,7 +53,7 @@ def test_sizes_and_graph_are_those_of_the_run(name: str, kv_type: str, tmp_path:
 def test_the_plan_is_that_of_the_run(grown: Path, tmp_path: Path) -> None:
     options = {**streamed(), "cache_folder": tmp_path}
     plan = planner(grown, ModelConfig(**options)).plan()
-    engine = Engine(grown, ModelConfig(**options))
+    engine = Engine.open(grown, ModelConfig(**options))
     try:
         found = engine.plan
     finally:

@@ -69,7 +69,7 @@ class Watcher:
 def _routers_agree(name: str, folder: Path) -> None:
     path = make_model(name, folder)
     watcher = Watcher(read_gguf(path))
-    engine = Engine(path, ModelConfig(**OPTIONS), recorder=watcher)  # type: ignore[arg-type]
+    engine = Engine.open(path, ModelConfig(**OPTIONS), recorder=watcher)  # type: ignore[arg-type]
     try:
         session = Session(engine.decoder)
         logits, _ = session.feed(PROMPT)
@@ -94,7 +94,7 @@ def test_a_router_that_runs_before_attention_is_left_alone(folder: Path) -> None
     """What its experts compute on is not what it saw."""
     path = make_model("smallthinker", folder)
     watcher = Watcher(read_gguf(path))
-    engine = Engine(path, ModelConfig(**OPTIONS), recorder=watcher)  # type: ignore[arg-type]
+    engine = Engine.open(path, ModelConfig(**OPTIONS), recorder=watcher)  # type: ignore[arg-type]
     try:
         Session(engine.decoder).feed(PROMPT)
     finally:
@@ -113,7 +113,7 @@ def greedy(engine: Engine) -> list[int]:
 
 
 def plain_tokens(path: Path) -> list[int]:
-    engine = Engine(path, ModelConfig(**OPTIONS, backend="llama.cpp"))
+    engine = Engine.open(path, ModelConfig(**OPTIONS, backend="llama.cpp"))
     try:
         return greedy(engine)
     finally:
@@ -137,7 +137,7 @@ def _tokens_are_the_same(name: str, folder: Path) -> None:
             if prefetch not in ("auto", "off"):
                 assert use.foretold_bytes > 0, (policy, prefetch)
                 assert use.levers["prefetch"] == prefetch
-            (streaming,) = (stream for stream in engine._streams if isinstance(stream, ExpertStreaming))
+            (streaming,) = (stream for stream in engine._supplied.streams if isinstance(stream, ExpertStreaming))
             streaming._weights._residency.check()
         finally:
             engine.close()
@@ -157,7 +157,7 @@ def _tokens_are_the_same_packed(name: str, folder: Path) -> None:
         options = {**OPTIONS, "expert_prefetch": prefetch, "packed": made.path}
         engine = open_at(path, 0.3, options, by_expert=True)
         try:
-            (streaming,) = (stream for stream in engine._streams if isinstance(stream, ExpertStreaming))
+            (streaming,) = (stream for stream in engine._supplied.streams if isinstance(stream, ExpertStreaming))
             assert streaming.packed is not None
             with mock.patch.object(streaming.packed, "read", wraps=streaming.packed.read) as read:
                 assert greedy(engine) == wanted, prefetch

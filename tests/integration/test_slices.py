@@ -83,14 +83,14 @@ def test_a_budget_without_room_for_the_whole_context_is_refused_before_that_is_m
     path = make_model("llama", folder)
     options = {"context_tokens": 1 << 18, "micro_batch_tokens": 8, "threads": 1, "cache_folder": folder / "cache"}
     held = process_memory().resident_bytes
-    engine = SliceEngine(path, ModelConfig(memory="2GiB", **options))
+    engine = SliceEngine.open(path, ModelConfig(memory="2GiB", **options))
     kv_bytes, buffer_bytes = engine.holdings.kv_bytes, engine.holdings.buffer_bytes
     engine.close()
     assert kv_bytes > 64 * MIB
     assert process_memory().peak_bytes > held + kv_bytes, "all of it was there for a moment"
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
     with pytest.raises(BudgetError, match="context of 262,144 tokens"):
-        SliceEngine(path, ModelConfig(memory=kv_bytes + buffer_bytes + 16 * MIB, **options))
+        SliceEngine.open(path, ModelConfig(memory=kv_bytes + buffer_bytes + 16 * MIB, **options))
     assert process_memory().peak_bytes < held + kv_bytes
 
 
@@ -103,10 +103,10 @@ def test_as_many_threads_as_cores_keep_one_each_and_leave_other_threads_all(fold
     os.sched_setaffinity(0, allowed)
     options = {"context_tokens": 64, "threads": 2, "memory": "1GiB", "cache_folder": folder / "cache"}
     batch = [BatchToken(1, 0, 0, True)]
-    plain = Engine(path, ModelConfig(**options))
+    plain = Engine.open(path, ModelConfig(**options))
     wanted = plain.decoder.decode(batch).copy()
     plain.close()
-    engine = SliceEngine(path, ModelConfig(**options))
+    engine = SliceEngine.open(path, ModelConfig(**options))
     engine.assign(slices.Share(("a",) * len(engine.layout.units), "a"), slices.QueueWire({}, "a"))
     found = engine.decoder.decode(batch)
     cores = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]
@@ -128,7 +128,7 @@ def test_where_cores_cannot_be_chosen_it_computes_all_the_same(folder: Path) -> 
         patch.setattr(os, "sched_setaffinity", refuse)
         patch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
         options = {"context_tokens": 64, "threads": 2, "memory": "1GiB", "cache_folder": folder / "cache"}
-        engine = SliceEngine(make_model("llama", folder), ModelConfig(**options))
+        engine = SliceEngine.open(make_model("llama", folder), ModelConfig(**options))
         engine.assign(slices.Share(("a",) * len(engine.layout.units), "a"), slices.QueueWire({}, "a"))
         assert np.isfinite(engine.decoder.decode([BatchToken(1, 0, 0, True)])).all()
         engine.close()

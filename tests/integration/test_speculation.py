@@ -66,7 +66,7 @@ def drafter(folder: Path) -> Path:
 
 
 def opened(path: Path, **options: Any) -> Engine:
-    return Engine(path, ModelConfig(**{**RESIDENT, **options}))
+    return Engine.open(path, ModelConfig(**{**RESIDENT, **options}))
 
 
 def continued(session: Session, prompt: list[int], n_tokens: int) -> tuple[list[int], np.ndarray]:

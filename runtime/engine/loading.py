@@ -1,0 +1,217 @@
+"""llama.cpp's part of an opening: the model without its weights, and a context, whose memory is measured.
+
+Where page frames cannot be moved, or the installed llama.cpp is not the one we know, llama.cpp's own loader reads the
+weights here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edge_run.base.results import Backend, Numerics, Plan
+from edge_run.devices.host.ledger import Ledger
+from edge_run.devices.host.memory import process_memory
+from edge_run.runtime.decoding.driver import Driver
+from edge_run.runtime.decoding.warm_up import warm_up
+from edge_run.runtime.gpu.loading import host_ranges, load_stubs
+from edge_run.runtime.gpu.offload import OffloadTooLarge, shrink_offload
+from edge_run.runtime.inspection.model_kind import check_decoder_only
+from edge_run.runtime.llama.context_shape import ContextShape, context_shape
+from edge_run.runtime.llama.holdings import Holdings
+from edge_run.runtime.llama.library import library_version
+from edge_run.runtime.llama.model import LlamaContext, LlamaModel
+from edge_run.runtime.llama.threads import compute_threads
+from edge_run.runtime.planning.prepared import Prepared
+from edge_run.runtime.planning.terms import Terms, work_bytes
+from edge_run.runtime.speculation.draft_model import DraftModel
+from edge_run.tiers import _libc
+from edge_run.tiers.partial import PartialModel, PartialSource
+from edge_run.tiers.source import SourceFile
+from edge_run.tiers.territory import CHUNK_BYTES, Territory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where weights of ours go, and come from. chunks: of the territory, those with weights that the processor reads.
+
+    chunk_bytes: what a chunk has at most. is_whole: all weights fit, and nothing stops a pass.
+    """
+
+    territory: Territory
+    sources: Sequence[SourceFile]
+    chunks: Sequence[int]
+    chunk_bytes: int
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that llama.cpp has open, of which no weight is read. prepared: with what a GPU really takes.
+
+    holdings: what the process holds besides weights. room: None where llama.cpp's own loader read them.
+    """
+
+    prepared: Prepared
+    model: LlamaModel
+    draft: DraftModel | None
+    shape: ContextShape
+    context: LlamaContext
+    driver: Driver
+    holdings: Holdings
+    backend: Backend
+    room: Room | None = None
+
+    @property
+    def numerics(self) -> Numerics:
+        """The numerics key, on this device alone."""
+        offload = self.prepared.offload
+        return self.shape.numerics(library_version(), offload.key if offload else "")
+
+    def terms(self, holdings: Holdings) -> Terms:
+        """Return what a plan has to keep to."""
+        return self.prepared.terms(holdings, self.context.context_tokens, self.shape.micro_batch_tokens)
+
+    def enter_in_ledger(self, plan: Plan, ledger: Ledger, stack: ExitStack) -> None:
+        """Let this user's other runs know what `plan` takes. Raises BudgetError when that is more than is free."""
+        sizes = {item.what: item.size_bytes for item in plan.items}
+        held = sizes["program"] + (self.draft.resident_bytes if self.draft else 0)
+        name = self.prepared.gguf.shards[0].path.name
+        stack.enter_context(ledger.grant(sum(sizes.values()), name, held_bytes=held))
+
+
+def load(
+    prepared: Prepared,
+    driver: Driver,
+    stack: ExitStack,
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+    partial: PartialModel | None = None,
+    may_be_whole: bool = True,
+) -> Loaded:
+    """Return the model as llama.cpp loads it; where it takes more of a GPU than it had said, with less there.
+
+    stack: frees it. partial: only some pieces of the model are there. may_be_whole: what fits is read as a whole.
+    """
+    while True:
+        try:
+            with ExitStack() as attempt:
+                loading = _Loading(prepared, driver, attempt)
+                is_ours = not prepared.why_plain
+                loaded = loading.ours(chunk_bytes, partial, may_be_whole) if is_ours else loading.plain()
+                stack.push(attempt.pop_all())
+                return loaded
+        except OffloadTooLarge as error:
+            assert prepared.offload
+            taken_bytes = int(str(error.figures["minimum_bytes"]))
+            offload = shrink_offload(prepared.gguf, prepared.config, prepared.offload, taken_bytes)
+            prepared = replace(prepared, offload=offload)
+            logger.info("%s; less of the model goes there", error)
+
+
+class _Loading:
+    """One attempt at loading a model."""
+
+    def __init__(self, prepared: Prepared, driver: Driver, stack: ExitStack) -> None:
+        self._prepared, self._driver, self._stack = prepared, driver, stack
+        self._offload, self._is_warm = prepared.offload, False
+        self._draft = (
+            stack.enter_context(DraftModel(prepared.draft, prepared.draft_offload)) if prepared.draft else None
+        )
+
+    def plain(self) -> Loaded:
+        """Let llama.cpp's own loader read the weights."""
+        model = self._model([shard.path for shard in self._prepared.gguf.shards])
+        context, _ = self._context(model, stops=False)
+        backend = Backend("llama.cpp", self._prepared.why_plain)
+        return self._loaded(model, context, Holdings(0, context.kv_bytes), backend)
+
+    def ours(self, chunk_bytes: int, partial: PartialModel | None, may_be_whole: bool) -> Loaded:
+        """Load a stub, whose weights are to come to memory of ours."""
+        gguf, budget_bytes = self._prepared.gguf, self._prepared.budget_bytes
+        sources = [self._source(number, partial) for number in range(len(gguf.shards))]
+        buffered = [source.path for source in sources if not source.is_direct]
+        why = f"{buffered[0]}: no direct reads on this file system, so they are buffered" if buffered else ""
+        spans, model = load_stubs(gguf, self._model, chunk_bytes)
+        territory = Territory(spans, chunk_bytes)
+        territory.claim()
+        chunks = territory.holding(host_ranges(model)) if self._offload else range(territory.n_chunks)
+        room_bytes = budget_bytes - len(chunks) * territory.chunk_bytes
+        is_whole = may_be_whole and self._with_draft(Holdings.now()).total_bytes <= room_bytes
+        context, holdings = self._context(model, stops=not is_whole)
+        if is_whole and holdings.total_bytes > room_bytes:
+            context.close()
+            is_whole = False
+            context, holdings = self._context(model, stops=True)
+        room = Room(territory, sources, chunks, chunk_bytes, is_whole)
+        return self._loaded(model, context, holdings, Backend("edge-run", why), room)
+
+    def _loaded(
+        self, model: LlamaModel, context: LlamaContext, holdings: Holdings, backend: Backend, room: Room | None = None
+    ) -> Loaded:
+        prepared = replace(self._prepared, offload=self._offload)
+        shape = self._shape(model)
+        return Loaded(prepared, model, self._draft, shape, context, self._driver, holdings, backend, room)
+
+    def _source(self, shard: int, partial: PartialModel | None) -> SourceFile:
+        source = PartialSource(partial, shard) if partial else SourceFile(self._prepared.gguf.shards[shard].path)
+        self._stack.callback(source.close)
+        return source
+
+    def _model(
+        self,
+        paths: list[Path],
+        on_header_read: Callable[[], None] | None = None,
+        on_upload: Callable[[], None] | None = None,
+    ) -> LlamaModel:
+        gguf = self._prepared.gguf
+        path = gguf.shards[0].path
+        placement = self._offload.load_placement if self._offload else None
+        model = LlamaModel(paths, on_header_read, path=path, placement=placement, on_upload=on_upload)
+        self._stack.enter_context(model)
+        check_decoder_only(gguf, model.has_encoder, model.has_decoder)
+        if self._draft:
+            self._draft.check_vocabulary(model)
+        return model
+
+    def _shape(self, model: LlamaModel) -> ContextShape:
+        config = self._prepared.config
+        return context_shape(config, model.trained_context_tokens, compute_threads(config.threads))
+
+    def _context(self, model: LlamaModel, *, stops: bool) -> tuple[LlamaContext, Holdings]:
+        """Return a context, and what the process then holds. stops: passes stop for weights."""
+        gguf, shape = self._prepared.gguf, self._shape(model)
+        if self._offload and stops:
+            self._offload = self._offload.streamed(gguf)
+        _libc.trim_heap()
+        before = process_memory()
+        if self._offload and not self._is_warm:
+            warm_up(model, shape, self._prepared.budget_bytes)
+            self._is_warm = True
+        callback = self._driver.callback if stops or self._driver.features else None
+        may_copy = self._offload is not None and self._offload.is_wide
+        context = LlamaContext(model, shape, callback, may_copy_weights=may_copy)
+        self._stack.callback(context.close)
+        context.stop_at(self._driver.stop)
+        holdings = Holdings.since(before, context, work_bytes(gguf, shape.micro_batch_tokens))
+        return context, self._with_draft(self._with_gpu(holdings, context))
+
+    def _with_gpu(self, holdings: Holdings, context: LlamaContext) -> Holdings:
+        """Return `holdings` with what a GPU takes of the machine's memory, which is to be within its budget."""
+        if not self._offload:
+            return holdings
+        self._offload = self._offload.measured(context)
+        program_bytes = max(0, holdings.program_bytes - self._offload.process_bytes)
+        return self._offload.added_to(replace(holdings, program_bytes=program_bytes))
+
+    def _with_draft(self, holdings: Holdings) -> Holdings:
+        """Return `holdings` with what the draft model takes on a line of its own."""
+        if not self._draft:
+            return holdings
+        program_bytes = max(0, holdings.program_bytes - self._draft.resident_bytes)
+        return replace(holdings, program_bytes=program_bytes, draft_bytes=self._draft.held_bytes)

@@ -1,0 +1,43 @@
+"""The passes of an open model on this device: what they wait for before they begin, and how far they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from edge_run.base.profile import DeviceProfile
+from edge_run.base.protocols import BatchToken
+from edge_run.runtime.decoding.decoder import LocalDecoder
+from edge_run.runtime.decoding.progress import Timeline, pass_steps
+from edge_run.runtime.engine.loading import Loaded
+from edge_run.runtime.engine.supply import Supply
+from edge_run.runtime.planning.forecast import PassTimes
+from edge_run.runtime.planning.planner import Planner
+
+
+class Passes:
+    """Runs them. times: what they are expected to take, where that is known."""
+
+    def __init__(self, loaded: Loaded, supply: Callable[[], Supply]) -> None:
+        """supply: returns that of the weights in force."""
+        self._loaded, self._supply = loaded, supply
+        self.times: PassTimes | None = None
+        self.timeline = Timeline(lambda: supply().share_done())
+        self.decoder = LocalDecoder(
+            loaded.model, loaded.context, loaded.driver, loaded.shape, self._begin, self.timeline
+        )
+
+    def expect(self, profile: DeviceProfile) -> None:
+        """Let progress be told in seconds, as the device of `profile` would take."""
+        prepared = self._loaded.prepared
+        planner = Planner(prepared) if prepared.known else None
+        if planner and planner.can_time(profile):
+            self.times = planner.times(self._supply().plan, profile, prepared.gguf.shards[0].path)
+
+    def _begin(self, batch: Sequence[BatchToken]) -> None:
+        """Wait for what comes before any pass, and say what the passes of `batch` are expected to take."""
+        supply, shape = self._supply(), self._loaded.shape
+        supply.check()
+        steps = pass_steps(supply.plan, self.times, len(batch), batch[0].position, shape, supply.is_unread)
+        self.timeline.begin(steps, is_timed=self.times is not None)
+        if supply.bring():
+            self.timeline.advance()

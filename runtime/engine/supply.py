@@ -1,0 +1,159 @@
+"""How the weights of an open model come: once as a whole, in every pass, or not at all, where llama.cpp read them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+
+from edge_run.base.results import ExpertUse, Plan
+from edge_run.devices.host.ledger import Ledger
+from edge_run.runtime.decoding.decoder import LocalDecoder
+from edge_run.runtime.decoding.driver import ONE_TOKEN, compile_program
+from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
+from edge_run.runtime.engine.loading import Loaded, Room
+from edge_run.runtime.gpu.loading import host_weights, open_upload
+from edge_run.runtime.planning import routing
+from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident
+from edge_run.runtime.streaming.assemble import Streams, WeightMemory, open_streams
+from edge_run.runtime.streaming.experts import ExpertStreaming
+from edge_run.runtime.streaming.route_recorder import RouteRecorder
+from edge_run.runtime.streaming.weights import WeightStreaming
+from edge_run.tiers.readers import Readers, ReadTotals
+from edge_run.tiers.residency import Residency
+from edge_run.tiers.upload import Upload
+from edge_run.tiers.weights import Weights
+
+
+class Supply:
+    """The weights of an open model, under `plan`. Not thread-safe but for `share_done`.
+
+    streams: the features that bring what a pass needs. is_unread: the first pass has still to wait for them.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        plan: Plan,
+        readers: Readers | None = None,
+        streams: Streams = (),
+        whole: Callable[[], object] | None = None,
+        upload: Upload | None = None,
+    ) -> None:
+        """whole: waits for all weights of a model that is read once. upload: of what lies on a GPU."""
+        self.plan, self.is_unread = plan, readers is not None
+        self.streams: Streams = streams
+        self._loaded, self._readers, self._whole, self._upload = loaded, readers, whole, upload
+
+    @property
+    def read_totals(self) -> ReadTotals:
+        """What the readers read so far."""
+        return self._readers.totals if self._readers else ReadTotals()
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that passes have waited for weights so far."""
+        return sum(stream.wait_s for stream in self.streams)
+
+    @property
+    def expert_use(self) -> ExpertUse | None:
+        """How a mixture was streamed by expert so far; None for all else."""
+        return next((stream.use for stream in self.streams if isinstance(stream, ExpertStreaming)), None)
+
+    def share_done(self) -> float:
+        """Return how much of the step at hand is done, 0 to 1."""
+        if self.is_unread and self._whole:
+            return self.read_totals.bytes_read / max(1, self.plan.model_bytes)
+        return self._loaded.driver.share_done if self.plan.mode == "streamed" else 0.0
+
+    def check(self) -> None:
+        """Look after the files that are still read, and wait for what goes to a GPU."""
+        if self._loaded.room and (self.plan.mode == "streamed" or self.is_unread):
+            for source in self._loaded.room.sources:
+                source.check_unchanged()
+        if self._upload:
+            self._upload.finish(self._loaded.driver.check_cancelled)
+
+    def bring(self) -> bool:
+        """Wait for weights that are read once, the first time; return whether it was that."""
+        is_first = self.is_unread and self._whole is not None
+        if is_first and self._whole:
+            self._whole()
+        self.is_unread = False
+        return is_first
+
+    def close(self) -> None:
+        """Stop the readers, and keep what was learnt of a mixture for later runs. Idempotent."""
+        if self._readers:
+            self._readers.close()
+        if self._upload:
+            self._upload.close()
+        prepared, streams, self.streams = self._loaded.prepared, self.streams, ()
+        for stream in streams:
+            if isinstance(stream, ExpertStreaming):
+                stream.close()
+                levers = stream.tuning.found if stream.tuning else {}
+                routing.remember(prepared.gguf, prepared.config.cache, stream.usage, levers)
+
+
+def open_supply(
+    loaded: Loaded, ledger: Ledger, stack: contextlib.ExitStack, recorder: RouteRecorder | None = None
+) -> Supply:
+    """Plan, and begin to read. stack: closes it. recorder: is told which experts are in memory. Raises BudgetError."""
+    room = loaded.room
+    if room is None:
+        return Supply(loaded, plan_plain(loaded.terms(loaded.holdings)))
+    readers = Readers(loaded.prepared.config.readers)
+    stack.callback(readers.close)
+    plan, streams, whole = (_whole if room.is_whole else _streamed)(loaded, room, readers, ledger, stack)
+    for stream in streams:
+        if recorder and isinstance(stream, ExpertStreaming):
+            recorder.is_resident = stream.is_resident
+    offload, gguf = loaded.prepared.offload, loaded.prepared.gguf
+    upload = open_upload(loaded.model, gguf, room.sources, readers, offload.gpu) if offload else None
+    supply = Supply(loaded, plan, readers, streams, whole, upload)
+    stack.callback(supply.close)
+    return supply
+
+
+Begun = tuple[Plan, Streams, "Callable[[], object] | None"]
+
+
+def _whole(loaded: Loaded, room: Room, readers: Readers, ledger: Ledger, stack: contextlib.ExitStack) -> Begun:
+    """Read everything, in file order; the first pass waits for all of it."""
+    everything = room.chunks
+    plan = plan_resident(loaded.terms(loaded.holdings), room.territory, everything)
+    loaded.enter_in_ledger(plan, ledger, stack)
+    states = Residency(room.territory.n_chunks, everything, everything, 0)
+    weights = Weights(room.territory, room.sources, readers, states)
+    weights.start()
+    return plan, (), lambda: weights.acquire(everything, loaded.driver.check_cancelled)
+
+
+def _streamed(loaded: Loaded, room: Room, readers: Readers, ledger: Ledger, stack: contextlib.ExitStack) -> Begun:
+    """Map the graph, plan, and begin to read."""
+    driver, cuts = loaded.driver, _follow_cuts(loaded, room)
+    with contextlib.closing(LocalDecoder(loaded.model, loaded.context, driver, loaded.shape)) as decoder:
+        graph = decoder.map_graph()
+    if cuts:
+        room.territory.claim()
+    memory = WeightMemory(room.territory, room.sources, readers, room.chunk_bytes, driver.check_cancelled)
+    grant = partial(loaded.enter_in_ledger, ledger=ledger, stack=stack)
+    plan, streams = open_streams(graph, loaded.terms(loaded.holdings), memory, grant)
+    for stream in streams:
+        if cuts and isinstance(stream, WeightStreaming):
+            driver.follow_copies(WeightCopies(cuts, stream))
+    driver.features += streams
+    driver.programs[ONE_TOKEN] = compile_program(graph, driver.features, cuts.splits() if cuts else ())
+    return plan, streams, None
+
+
+def _follow_cuts(loaded: Loaded, room: Room) -> CopySchedule | None:
+    """Let the driver follow what is copied to a GPU, if anything, and let weights read as zeros meanwhile."""
+    offload = loaded.prepared.offload
+    if not (offload and offload.is_wide):
+        return None
+    cuts = CopySchedule(host_weights(loaded.model))
+    loaded.driver.follow_cuts(cuts)
+    room.territory.blank()
+    return cuts
