@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from functools import partial
+from typing import TypeAlias
 
 from edge_run.base.results import ExpertUse, Plan
 from edge_run.devices.host.ledger import Ledger
@@ -116,7 +117,7 @@ def open_supply(
     return supply
 
 
-Begun = tuple[Plan, Streams, "Callable[[], object] | None"]
+Begun: TypeAlias = "tuple[Plan, Streams, Callable[[], object] | None]"  # with what waits for a model that is read once
 
 
 def _whole(loaded: Loaded, room: Room, readers: Readers, ledger: Ledger, stack: contextlib.ExitStack) -> Begun:

@@ -44,8 +44,10 @@ class SliceEngine:
     nothing was assigned. lendable_bytes: of the buffers, what passes of one token leave to weights.
     """
 
-    def __init__(self, loaded: Loaded, room: Room, ledger: Ledger, stack: contextlib.ExitStack, least: int) -> None:
-        """Map the graph; `SliceEngine.open` opens one. stack: frees all of it. least: bytes to keep for later."""
+    def __init__(
+        self, loaded: Loaded, room: Room, ledger: Ledger, stack: contextlib.ExitStack, least_bytes: int
+    ) -> None:
+        """Map the graph; `SliceEngine.open` opens one. stack: frees all of it. least_bytes: to keep for later."""
         self.loaded, self._room, self._ledger = loaded, room, ledger
         prepared = loaded.prepared
         self.gguf, self.config, self.budget_bytes = prepared.gguf, prepared.config, prepared.budget_bytes
@@ -64,7 +66,7 @@ class SliceEngine:
         self.maps = SliceMaps(self.decoder, loaded.driver, room.territory)
         # Besides the least, for states on their way, in and out, twice each.
         state_bytes = max(unit.entry_bytes for unit in self.layout.units)
-        reserve_bytes = min(RESERVE_BYTES, least + 4 * self.width * state_bytes)
+        reserve_bytes = min(RESERVE_BYTES, least_bytes + 4 * self.width * state_bytes)
         self.holdings = replace(loaded.holdings, reserve_bytes=reserve_bytes)
         is_narrow = self.config.sequences == 1 and not self.config.exact and used_experts(self.gguf) == 1
         self.lendable_bytes = lendable_bytes(loaded.driver.scratch, self.layout.flow) if is_narrow else 0

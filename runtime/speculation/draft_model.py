@@ -73,6 +73,7 @@ class DraftModel:
             self._decoder.decode([BatchToken(0, 0, 0, True)])
             self._decoder.rewind(0, 0)
             self._session = Session(self._decoder)
+            self._n_usable = self.model.vocabulary  # less, where the target has fewer tokens
             self._sequences = range(file.config.sequences)
             self._beam = BEAM if self._decoder.capabilities.can_branch else 1
             self._stack = stack.pop_all()
