@@ -24,5 +24,5 @@ POLICIES: dict[str, Callable[[Mixture], Policy]] = {
 def make_policy(name: str, mixture: Mixture) -> Policy:
     """Return a new policy of this name, for one cache. Raises ConfigError for another name."""
     if name not in POLICIES:
-        raise ConfigError(f"policy {name!r}: not known; choose one of {', '.join(POLICIES)}", found=name)
+        raise ConfigError(f"policy {name!r}: not known; choose one of {', '.join(POLICIES)}")
     return POLICIES[name](mixture)

@@ -68,7 +68,7 @@ def replay(
     """
     for name in policies:
         if name not in NAMES:
-            raise ConfigError(f"policy {name!r}: not known; choose one of {', '.join(NAMES)}", found=name)
+            raise ConfigError(f"policy {name!r}: not known; choose one of {', '.join(NAMES)}")
     given_bytes = [parse_size(budget) for budget in budgets]
     trace = read_trace(Path(path))
     largest = max(trace.expert_bytes.values())

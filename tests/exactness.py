@@ -59,7 +59,7 @@ def open_at(path: Path, share: float, options: dict[str, object], by_expert: boo
         try:
             engine = Engine.open(path, ModelConfig(memory=budget, backend="edge-run", **options), CHUNK_BYTES)
         except BudgetError as error:
-            budget = int(str(error.figures["minimum_bytes"])) + extra
+            budget = error.minimum_bytes + extra
             continue
         streams_as_wanted = engine.plan.mode == "streamed" and (engine.plan.expert_bytes > 0 or not by_expert)
         if share >= 1 or streams_as_wanted:

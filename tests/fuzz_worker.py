@@ -82,7 +82,7 @@ def _run(path: Path, options: dict[str, Any]) -> dict[str, Any]:
         try:
             mode, streamed = _generate(path, {**options, "memory": budget})
         except BudgetError as error:
-            budget, spare = int(str(error.figures["minimum_bytes"])) + spare, 0
+            budget, spare = error.minimum_bytes + spare, 0
             continue
         if mode == "streamed":
             break

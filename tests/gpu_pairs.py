@@ -60,7 +60,7 @@ def smallest(path: Path, **options: Any) -> int:
     try:
         plan_offload(read_gguf(path), ModelConfig(**{**OPTIONS, **options}, gpu_memory=1), 1 << 40)
     except BudgetError as error:
-        return int(str(error.figures["minimum_bytes"]))
+        return error.minimum_bytes
     raise AssertionError("one byte is enough")
 
 
@@ -84,7 +84,7 @@ def open_engine(path: Path, gpu_memory: int, memory: int | None = None, **option
         except BudgetError as error:
             if memory != 0:
                 raise
-            memory_bytes = int(str(error.figures["minimum_bytes"]))
+            memory_bytes = error.minimum_bytes
     else:
         raise AssertionError("every budget that was named as the smallest is too small")
     try:

@@ -202,9 +202,9 @@ def headers_of_a_run(folder: Path, stack: ExitStack) -> Target:
         try:
             wire.receive(unit, (64,))
         except (DeviceLost, PassFailed) as error:  # what an honest device says as well
-            blamed = error.figures["node"]
+            blamed = error.node
         except ProtocolError as error:
-            blamed = error.figures["node"]
+            blamed = error.node
             raise
         finally:
             assert blamed in ("b", "c"), "who is to blame is known, and is not the coordinator"

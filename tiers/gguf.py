@@ -99,7 +99,6 @@ def _split_number(header: Header, key: str, default: int | None = None) -> int:
         raise ModelFileError(
             f"{header.shard.path}: broken split: {key} is {value!r:.100}, an integer is needed; download the model "
             "again",
-            found=value,
         )
     return value
 
@@ -122,7 +121,6 @@ def _shard_paths(first: Header) -> list[Path]:
         raise ModelFileError(
             f"{path}: the first of {count} shards under another name, the others cannot be found; rename it to "
             f"<model>-00001-of-{count:05}.gguf",
-            found=path.name,
             needed=count,
         )
     return [path.with_name(f"{name['prefix']}-{shard:05}-of-{count:05}.gguf") for shard in range(1, count + 1)]
@@ -141,8 +139,6 @@ def _read_later_shard(path: Path, first: Path, shard: int, count: int) -> Header
         raise ModelFileError(
             f"{path}: of another model than {first.name}: inside it is shard {found[0] + 1} of {found[1]}, shard "
             f"{shard + 1} of {count} is needed; download the shards of one model again",
-            found=found,
-            needed=(shard, count),
         )
     return header
 
@@ -156,7 +152,6 @@ def _check_together(headers: list[Header]) -> None:
                 raise ModelFileError(
                     f"{header.shard.path}: tensor {tensor.name!r} is also in {homes[tensor.name].name}: shards of "
                     "different models; download the shards of one model again",
-                    found=tensor.name,
                 )
             homes[tensor.name] = header.shard.path
     if len(headers) > 1:

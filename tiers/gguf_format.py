@@ -111,7 +111,7 @@ def _short_strings(count: int, longest_bytes: int) -> re.Pattern[bytes]:
 _SHORT_STRINGS = _short_strings(SHORT_STRINGS, 31)
 
 
-def broken_header(path: Path, finding: str, **figures: object) -> ModelFileError:
+def broken_header(path: Path, finding: str, **figures: int) -> ModelFileError:
     """Return the error for a header that no program writes; `finding` says where, found against needed."""
     return ModelFileError(f"{path}: broken header: {finding}; {FETCH_AGAIN}", **figures)
 

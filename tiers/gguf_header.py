@@ -152,8 +152,6 @@ def _read_version(cursor: HeaderCursor) -> int:
         raise ModelFileError(
             f"{cursor.path}: not a GGUF: starts with {magic!r}, {MAGIC!r} is needed; give a .gguf file, or convert the "
             "model with llama.cpp's convert_hf_to_gguf.py",
-            found=magic,
-            needed=MAGIC,
         )
     version = cursor.unsigned32("the version")
     if version and version & 0xFFFF == 0:
@@ -166,7 +164,6 @@ def _read_version(cursor: HeaderCursor) -> int:
             f"{cursor.path}: GGUF version {version:,}, versions 2 and 3 are supported; convert the model again with a "
             "current llama.cpp",
             found=version,
-            needed=SUPPORTED_VERSIONS,
         )
     return version
 
@@ -213,7 +210,7 @@ def _alignment_bytes(path: Path, entries: tuple[MetadataEntry, ...]) -> int:
             if entry.type_id != UINT32 or not isinstance(value, int) or not is_power:
                 finding = f"general.alignment is {value!r:.100} of value type {entry.type_id}"
                 needed = f"a power of two of type {UINT32} is needed, at most {MAX_ALIGNMENT_BYTES:,}"
-                raise broken_header(path, f"{finding}, {needed}", found=value)
+                raise broken_header(path, f"{finding}, {needed}")
             return value
     return DEFAULT_ALIGNMENT_BYTES
 
@@ -238,7 +235,7 @@ def _read_tensor(cursor: HeaderCursor, number: int, shard: int) -> TensorInfo:
     if any(extent > _LARGEST_DIMENSION for extent in shape) or (shape or (1,))[0] % kind.block_elements:
         finding = f"tensor {name!r} of type {kind.name} has the shape {shape}, rows of a multiple of"
         finding = f"{finding} {kind.block_elements} are needed"
-        raise broken_header(path, finding, found=shape, needed=kind.block_elements)
+        raise broken_header(path, finding)
     return TensorInfo(name, shape, type_id, shard, offset, kind.size_bytes(math.prod(shape)))
 
 
@@ -247,7 +244,7 @@ def _check_unique(path: Path, names: list[str], what: str) -> None:
     for name in names:
         if name in seen or not name:
             finding = f"{what} {name!r:.100} is there twice" if name else f"a {what} has no name"
-            raise broken_header(path, finding, found=name)
+            raise broken_header(path, finding)
         seen.add(name)
 
 

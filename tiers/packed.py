@@ -130,7 +130,6 @@ class PackedBlocks:
         return PackedFileError(
             f"{self.packed.path}: a block is damaged ({why}); make it again with edge-run pack, or leave it out with "
             "--packed off",
-            path=str(self.packed.path),
         )
 
     def _buffer(self) -> int:

@@ -101,7 +101,7 @@ def read_packed(path: Path) -> PackedFile:
     """Return the packed file at `path`. Raises PackedFileError where it is missing, damaged or of another kind."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a named pipe would wait for ever
-            raise PackedFileError(f"{path}: is no file; leave it out with --packed off", path=str(path))
+            raise PackedFileError(f"{path}: is no file; leave it out with --packed off")
         with path.open("rb") as file:
             head = file.read(HEAD.size)
             if len(head) < HEAD.size or not head.startswith(MAGIC):
@@ -144,7 +144,6 @@ def find_packed(gguf: GgufModel, wanted: Path | None) -> PackedFile | None:
         raise PackedFileError(
             f"{path}: was packed from another model than {gguf.shards[0].path}; make it again with edge-run pack, or "
             "leave it out with --packed off",
-            path=str(path),
         )
     try:
         check_blocks(packed.facts, packed.table, gguf)
@@ -155,5 +154,5 @@ def find_packed(gguf: GgufModel, wanted: Path | None) -> PackedFile | None:
 
 def _damaged(path: Path, why: str) -> PackedFileError:
     return PackedFileError(
-        f"{path}: damaged, {why}; make it again with edge-run pack, or leave it out with --packed off", path=str(path)
+        f"{path}: damaged, {why}; make it again with edge-run pack, or leave it out with --packed off"
     )

@@ -135,7 +135,6 @@ class PartialModel:
             raise ModelFileError(
                 f"{self.paths[shard]}: {len(missing)} pieces of {length} bytes at {offset} were not fetched; "
                 "please report this",
-                missing=len(missing),
             )
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from edge_run.tiers import _libc
 
 def changed(path: Path) -> ModelFileError:
     """Return the error of a file that is not what it was."""
-    return ModelFileError(f"{path}: the file changed while it was in use; start again", path=str(path))
+    return ModelFileError(f"{path}: the file changed while it was in use; start again")
 
 
 class Source(Protocol):
@@ -111,8 +111,8 @@ class SourceFile:
         except OSError as error:
             raise TierReadError(
                 f"{self.path}: reading {length} bytes at {offset} failed ({error.strerror}); check the drive",
-                offset=offset,
-                length=length,
+                position_bytes=offset,
+                needed_bytes=length,
             ) from error
         if not self.is_direct and hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):  # advice only

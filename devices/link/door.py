@@ -72,7 +72,7 @@ class Door:
     def next(self) -> tuple[Head, Message, int] | None:
         """Return the next message: its head, itself, its bytes; None when there is none, or it was a probe.
 
-        Raises ProtocolError for what is malformed, with the node in its figures.
+        Raises ProtocolError for what is malformed, which names the node.
         """
         try:
             frames = self.socket.recv_multipart(self._zmq.NOBLOCK, copy=False)

@@ -188,7 +188,7 @@ class LinkService:
             except ProtocolError as error:
                 self.refused += 1
                 logger.warning("data link: refused: %s", error)
-                self._break_up(str(error.figures.get("node", "")), "it sent what cannot be")
+                self._break_up(error.node, "it sent what cannot be")
                 return
             except self._zmq.ZMQError as error:  # of whom, nobody knows
                 self.refused += 1

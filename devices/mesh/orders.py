@@ -142,7 +142,7 @@ class Servant:
         try:
             return {"answer": dict(self._handler(given.node, given.epoch, given.order))}
         except DeviceLost as error:  # why would tell others which ports are open at addresses that they named
-            return {"error": f"node {error.figures.get('node')}: is not reached"}
+            return {"error": f"node {error.node}: is not reached"}
         except EdgeRunError as error:
             return {"error": str(error)}
         except Exception as error:

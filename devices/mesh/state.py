@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from edge_run.base.errors import EdgeRunError, NotTrusted, ProtocolError
+from edge_run.base.errors import EdgeRunError, MeshError, NotTrusted, ProtocolError
 from edge_run.base.mesh import Document, Lost, Member, MembersChanged, MeshEvent, Unled
 from edge_run.devices.members.cluster import Cluster
 from edge_run.devices.members.identity import Identity
@@ -131,7 +131,8 @@ class MeshState:
             self._understand(topic, envelope, is_kept, is_direct=sender is not None)
         except EdgeRunError as error:
             is_brokers = is_kept and isinstance(error, CameAgain)  # which hands on what it keeps, said already or not
-            if not is_brokers and error.figures.get("node") != self.identity.node:
+            is_own = isinstance(error, ProtocolError | MeshError) and error.node == self.identity.node
+            if not is_brokers and not is_own:
                 self.refusals.add(error)
 
     def connect(self, is_up: bool) -> None:

@@ -39,12 +39,11 @@ class CameAgain(NotTrusted):
     """A message that was let in before, or one that is older than that."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class StaleClock(NotTrusted):
     """A message from another time: replayed, or one of the two clocks is off by `skew_s`."""
 
-    def __init__(self, message: str, node: str, skew_s: float) -> None:
-        super().__init__(message, node=node, skew_s=skew_s)
-        self.skew_s = skew_s
+    skew_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +152,8 @@ class Gate:
             raise StaleClock(
                 f"node {node}: a message {abs(skew_s):,.0f} s {'ahead of' if skew_s > 0 else 'behind'} this clock, at "
                 f"most {CLOCK_TOLERANCE_S:.0f} s are allowed; set the clocks (timedatectl set-ntp true)",
-                node,
-                skew_s,
+                node=node,
+                skew_s=skew_s,
             )
         self._lives[node] = life
         life.counts[place], life.heard_s = envelope.count, self._wall_clock()

@@ -25,7 +25,7 @@ class Refusals:
         if str(error) not in self.last:
             self.last.append(str(error))
         if isinstance(error, StaleClock) and len(self.skews_s) < MOST_KEPT:
-            self.skews_s[str(error.figures["node"])] = error.skew_s
+            self.skews_s[error.node] = error.skew_s
 
     @property
     def total(self) -> int:

@@ -75,7 +75,6 @@ class ColdRuns:
         raise KernelError(
             f"{self._files[0]}: the process that measured {config.backend} ended with {code}: "
             f"{' '.join(words.split())[-LAST_WORDS:] or 'without a word'}",
-            found=code,
         )
 
     def close(self) -> None:

@@ -99,7 +99,7 @@ class Limits:
 
 def _check(what: str, value: object, least: int, most: int) -> None:
     if not _is_whole(value) or not least <= value <= most:  # type: ignore[operator]
-        raise ConfigError(f"batch: {what} {_shown(value)}: must be {least} to {most}", found=value)
+        raise ConfigError(f"batch: {what} {_shown(value)}: must be {least} to {most}")
 
 
 def _is_whole(value: object) -> bool:

@@ -108,8 +108,7 @@ def load(
                 return loaded
         except OffloadTooLarge as error:
             assert prepared.offload
-            taken_bytes = int(str(error.figures["minimum_bytes"]))
-            offload = shrink_offload(prepared.gguf, prepared.config, prepared.offload, taken_bytes)
+            offload = shrink_offload(prepared.gguf, prepared.config, prepared.offload, error.minimum_bytes)
             prepared = replace(prepared, offload=offload)
             logger.info("%s; less of the model goes there", error)
 

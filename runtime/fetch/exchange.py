@@ -114,7 +114,7 @@ class PieceExchange:
             try:
                 message = self._link.receive(timeout_s=IDLE_POLL_S if is_idle else POLL_S, is_bulk=True)
             except DeviceLost as error:
-                self._lose(str(error.figures.get("node")), str(error))
+                self._lose(error.node, str(error))
                 continue
             except MeshError as error:
                 logger.info("%s", error)

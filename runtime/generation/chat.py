@@ -127,7 +127,7 @@ def _checked(index: int, message: object) -> dict[str, str]:
     for key in ("role", "content"):
         if not isinstance(message.get(key), str):
             found = type(message[key]).__name__ if key in message else "none"
-            raise ConfigError(f"chat message {index}: {key} must be text, found {found}", index=index)
+            raise ConfigError(f"chat message {index}: {key} must be text, found {found}")
     if not message["role"]:
-        raise ConfigError(f"chat message {index}: role must not be empty", index=index)
+        raise ConfigError(f"chat message {index}: role must not be empty")
     return dict(message)

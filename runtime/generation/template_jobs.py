@@ -71,7 +71,7 @@ def _compiled(source: str, is_override: bool) -> Template:
 
 
 def _broken(error: Exception, is_override: bool) -> ConfigError | ModelFileError:
-    line = getattr(error, "lineno", None)
+    line = getattr(error, "lineno", None) or 0
     place = f", line {line}" if line else ""
     reason = f"{type(error).__name__}: {_one_line(error)}"
     if is_override:

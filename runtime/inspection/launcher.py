@@ -41,9 +41,7 @@ def ask_child(path: Path, config: Mapping[str, object], *, is_tried: bool) -> st
     except OSError as error:
         raise NoInspector(f"{path}: no process can be started to open it first: {error}") from error
     except subprocess.TimeoutExpired as error:
-        raise ModelFileError(
-            f"{path}: llama.cpp did not finish opening it in {LONGEST_S} s; {_ADVICE}", needed_s=LONGEST_S
-        ) from error
+        raise ModelFileError(f"{path}: llama.cpp did not finish opening it in {LONGEST_S} s; {_ADVICE}") from error
     if (code, answer) == (0, "ok"):
         return text
     if (code, answer) == (0, "error"):
@@ -58,9 +56,7 @@ def ask_child(path: Path, config: Mapping[str, object], *, is_tried: bool) -> st
         )
     if code == 1 and any(name in notices for name in _LACKS_A_MODULE):
         raise NoInspector(f"{path}: the process that opens it first does not start{last_words(notices)}")
-    raise ModelFileError(
-        f"{path}: llama.cpp ended over it ({how_ended(code)}{last_words(notices)}); {_ADVICE}", found=code
-    )
+    raise ModelFileError(f"{path}: llama.cpp ended over it ({how_ended(code)}{last_words(notices)}); {_ADVICE}")
 
 
 def _run(request: bytes) -> tuple[int, bytes, bytes]:

@@ -42,7 +42,7 @@ def check_kind(gguf: GgufModel) -> None:
         found = _TYPES["vocab"]
     if found is not None:
         what, advice = found
-        raise NotSupported(f"{gguf.shards[0].path}: {what}; {advice}", found=gguf.architecture)
+        raise NotSupported(f"{gguf.shards[0].path}: {what}; {advice}")
 
 
 def check_decoder_only(gguf: GgufModel, has_encoder: bool, has_decoder: bool) -> None:

@@ -156,8 +156,7 @@ class Spread:
     def take_less(self, error: BudgetError) -> None:
         """This device has less room than it seemed."""
         own = self.stations[self._mesh.node]
-        found, needed = (int(str(error.figures.get(key, 0))) for key in ("found_bytes", "minimum_bytes"))
-        room = own.memory_bytes - max(needed - found, own.memory_bytes // 16)
+        room = own.memory_bytes - max(error.minimum_bytes - error.found_bytes, own.memory_bytes // 16)
         self.stations[own.node] = replace(own, memory_bytes=max(0, room))
 
     def _best(self, stations: Mapping[str, Station], fetch_tokens: int) -> MeshPlan | None:

@@ -185,7 +185,9 @@ class MeshRun:
 
     def _unknown_shape(self, error: EdgeRunError, batch: Sequence[BatchToken]) -> PassShape | None:
         """Return the shape of a pass whose graph has to be learnt, which is what `error` says; else None."""
-        if not isinstance(error, GraphChanged) and error.figures.get("error") != GraphChanged.__name__:
+        if not isinstance(error, GraphChanged) and not (
+            isinstance(error, PassFailed) and error.error == GraphChanged.__name__
+        ):
             return None
         return self._engine.maps.unknown_shape(batch)
 
@@ -210,7 +212,7 @@ class MeshRun:
 
     def _event(self, error: EdgeRunError) -> Event:
         """Return what `error` means for the run. Raises it where it is this device's own."""
-        node = str(error.figures.get("node", ""))
+        node = error.node if isinstance(error, FAULTS) else ""
         if isinstance(error, LeaseLost):
             return Deposed(str(error))
         if isinstance(error, Overdue):
@@ -219,7 +221,7 @@ class MeshRun:
             return GaveUp(node, str(error))
         if isinstance(error, NotNumbers):
             return self._event_of_nan(error)
-        if isinstance(error, PassFailed) and (teller := str(error.figures.get("teller", ""))):
+        if isinstance(error, PassFailed) and (teller := error.teller):
             if teller in self._tellers:
                 return Refused(teller, f"it blames one device after another; the last time {error}")
             self._tellers.add(teller)
@@ -231,8 +233,7 @@ class MeshRun:
 
     def _event_of_nan(self, error: NotNumbers) -> Event:
         """Return who is to blame for what is no number here. Raises KernelError where nobody else can be."""
-        whose, after = str(error.figures["node"]), str(error.figures["after"])
-        node = after if whose == self._mesh.node else whose
+        node = error.after if error.node == self._mesh.node else error.node
         if not node:
             raise KernelError(
                 f"{error}: the weights or the computation are damaged; copy or download the model again"

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from edge_run.base.errors import Cancelled, DeviceLost, KernelError, ProtocolError
 from edge_run.base.fields import MOST_S, Fields
@@ -27,14 +28,19 @@ class Overdue(DeviceLost):
 
 
 class RunEnded(DeviceLost):
-    """A device has ended its part of the run, for it had lost touch with who coordinates. figures: node."""
+    """A device (`node`) has ended its part of the run, for it had lost touch with who coordinates."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PassFailed(KernelError):
-    """Another device could not do its part of a pass.
+    """Another device (`node`) could not do its part of a pass.
 
-    figures: node, error (the class of what it met), teller (who says so, where that is another device's doing).
+    error: the class of what it met. teller: who says so, where that is another device's doing.
     """
+
+    node: str
+    error: str
+    teller: str = ""
 
 
 class LinkWire:
@@ -101,7 +107,7 @@ class LinkWire:
     def receive(self, unit: int, sizes: Sequence[int]) -> Sequence[memoryview]:
         """Wait for the state at the start of `unit`, of parts of `sizes` bytes.
 
-        Raises DeviceLost, PassFailed, Cancelled, or ProtocolError, whose figures name who sent what cannot be.
+        Raises DeviceLost, PassFailed, Cancelled, or ProtocolError, which names who sent what cannot be.
         """
         self._leave()
         self.place = f"waiting for the state before unit {unit}"
@@ -118,9 +124,7 @@ class LinkWire:
                 continue
             self._check()
             if self.deadline_s is not None and self._clock() - started > self.deadline_s:
-                raise Overdue(
-                    f"the state before unit {unit} did not come in {self.deadline_s:.0f} s", seconds=self.deadline_s
-                )
+                raise Overdue(f"the state before unit {unit} did not come in {self.deadline_s:.0f} s")
 
     def send(self, unit: int, node: str, parts: Sequence[memoryview]) -> None:
         """Hand a state over. Raises DeviceLost when it cannot be."""
@@ -162,7 +166,7 @@ class LinkWire:
         try:
             return self._link.receive(timeout_s=timeout_s)
         except DeviceLost as error:
-            if error.figures.get("node") in self._owners:
+            if error.node in self._owners:
                 raise
             return None  # of an earlier plan, whose loss is known
 
@@ -239,7 +243,7 @@ def _decoded(message: Message, sizes: Sequence[int]) -> list[memoryview]:
     try:
         return decode(message.header.get("codes"), message.parts, sizes)
     except ProtocolError as error:
-        error.figures["node"] = message.node
+        error.node = message.node
         raise
 
 

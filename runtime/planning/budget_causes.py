@@ -17,8 +17,8 @@ def cause_named(terms: Terms) -> Iterator[None]:
     try:
         yield
     except BudgetError as error:
-        minimum_bytes, found_bytes = (error.figures.get(name) for name in ("minimum_bytes", "found_bytes"))
-        if not isinstance(minimum_bytes, int) or not isinstance(found_bytes, int):
+        minimum_bytes = error.minimum_bytes
+        if not minimum_bytes:
             raise
         if holdings.kv_bytes > minimum_bytes // 2:
             cause = f"a context of {terms.context_tokens:,} tokens, whose cache takes {format_size(holdings.kv_bytes)}"
@@ -30,7 +30,8 @@ def cause_named(terms: Terms) -> Iterator[None]:
         else:
             raise
         raise BudgetError(
-            f"memory budget {format_size(found_bytes)}: too small for {cause}, it needs at least "
+            f"memory budget {format_size(error.found_bytes)}: too small for {cause}, it needs at least "
             f"{minimum_bytes // MIB} MiB; {advice}, or raise --memory",
-            **error.figures,
+            minimum_bytes=minimum_bytes,
+            found_bytes=error.found_bytes,
         ) from error

@@ -121,7 +121,7 @@ class Planner:
         try:
             least = self.plan(1).minimum_bytes
         except BudgetError as error:
-            least = int(str(error.figures["minimum_bytes"]))
+            least = error.minimum_bytes
         whole = self._whole_bytes
         budgets = [round_up(int(least + share * (whole - least)), MIB) for share in SWEPT_SHARES]
         return [self.plan(budget) for budget in dict.fromkeys(budgets)]

@@ -101,8 +101,8 @@ class Cell:
             return content
         if status == OVERRUN:
             raise Overrun(content.decode())
-        kind, message, figures = json.loads(content)
-        raise getattr(errors, kind)(message, **figures)
+        kind, fields = json.loads(content)
+        raise getattr(errors, kind)(**fields)
 
     def close(self) -> None:
         """End the process. A later job starts another one."""

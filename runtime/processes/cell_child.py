@@ -7,6 +7,7 @@ function returns, or what it raised. A job says itself how much memory it may ta
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import os
@@ -82,7 +83,7 @@ def _answer(module: ModuleType, request: bytes) -> tuple[int, bytes]:
         job, fields = json.loads(request)
         return DONE, run_job(module, job, fields)
     except EdgeRunError as error:
-        return FAILED, json.dumps([type(error).__name__, str(error), error.figures], default=str).encode()
+        return FAILED, json.dumps([type(error).__name__, dataclasses.asdict(error)]).encode()
     except MemoryError:
         pass  # and let go of what it held before anything is made
     return OVERRUN, f"takes more than {format_size(_allowed[0])} of memory".encode()

@@ -32,7 +32,6 @@ class Home:
             raise NotSupported(
                 f"{what}: was opened by process {self._pid}, of which this one ({os.getpid()}) is a fork, and models "
                 "are not forked; open it in this process",
-                opened_by=self._pid,
             )
 
     def only_here(self, action: Callable[[], None]) -> Callable[[], None]:

@@ -23,11 +23,15 @@ from edge_run.runtime.llama import _ggml as ggml
 from edge_run.tiers import _libc
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class NotNumbers(KernelError):
     """Layers gave what is no number (NaN).
 
-    figures: node, whose doing it is, and after, who handed over what they computed with, where somebody did.
+    node: whose doing it is. after: who handed over what they computed with, empty where nobody did.
     """
+
+    node: str
+    after: str
 
 
 class Wire(Protocol):

@@ -248,5 +248,5 @@ def _modes(name: str, rates: int) -> Sequence[Mode]:
     allowed = {AUTO: [local, Mode(IMAGE), *codes], LOCAL: [local], IMAGE: [Mode(IMAGE)], CODE: codes}
     allowed.update((mode.name, [mode]) for mode in codes)
     if name not in allowed:
-        raise ConfigError(f"mode {name!r}: must be one of {', '.join(allowed)}", found=name)
+        raise ConfigError(f"mode {name!r}: must be one of {', '.join(allowed)}")
     return allowed[name]

@@ -210,5 +210,4 @@ def find_tensor(model: OnnxModel, name: str, cuts: list[str]) -> str:
     what = "is no single-tensor cut of it" if name in model.shapes else "there is no such tensor in it"
     raise ConfigError(
         f"{model.path}: {name}: {what}; there are {len(cuts)} cuts, as {near}: see `edge-run split inspect`",
-        found=name,
     )

@@ -58,7 +58,7 @@ def parse_address(text: str) -> tuple[str, int]:
     if is_bare or ":" not in text or (":" in host and not host.startswith("[")):
         host, port = text, str(DEFAULT_PORT)
     if not port.isdecimal() or not 0 <= int(port) <= 65535 or not host.strip("[]"):
-        raise ConfigError(f"address {text!r}: must be HOST or HOST:PORT, the port 0 to 65535", found=text)
+        raise ConfigError(f"address {text!r}: must be HOST or HOST:PORT, the port 0 to 65535")
     return host.strip("[]"), int(port)
 
 

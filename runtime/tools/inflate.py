@@ -76,7 +76,7 @@ def inflate(
             f"{target}: {format_size(growth.size_bytes)} are needed, the disk has {format_size(free_bytes)} free; free "
             "some space, or choose a smaller size or another folder",
             needed_bytes=growth.size_bytes,
-            free_bytes=free_bytes,
+            found_bytes=free_bytes,
         )
     draft = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:

@@ -66,7 +66,6 @@ def read_source(path: Path) -> Source:
         raise NotSupported(
             f"{path}: {model.architecture} in {len(model.shards)} file(s), one file of "
             f"{', '.join(SUPPORTED_ARCHITECTURES)} is needed; grow another model",
-            found=model.architecture,
         )
     layers: dict[int, dict[str, TensorInfo]] = {}
     before: list[TensorInfo] = []
@@ -84,7 +83,6 @@ def read_source(path: Path) -> Source:
             f"{path}: has tensors of {len(layers)} layers, block_count is {numbers.get('block_count')}; grow another "
             "model",
             found=len(layers),
-            needed=numbers.get("block_count"),
         )
     in_order = tuple(layers[number] for number in range(len(layers)))
     width = _width(path, in_order)
@@ -106,14 +104,12 @@ def _check_part(path: Path, tensor: TensorInfo, part: str) -> None:
     if role is None or (role in (Role.ROWS, Role.COLUMNS) and len(tensor.shape) not in (2, 3)) or 0 in tensor.shape:
         raise NotSupported(
             f"{path}: no rule for growing {tensor.name} of shape {tensor.shape}; grow another model",
-            found=tensor.name,
         )
     if role is not Role.SHARED and tensor.type_id not in SUPPORTED_TYPES:
         kind = TENSOR_TYPES[tensor.type_id].name
         raise NotSupported(
             f"{path}: {tensor.name} is {kind}, Q4_0, Q8_0, F16 or F32 is needed; quantise the model with "
             "llama-quantize --pure to Q4_0",
-            found=kind,
         )
 
 
@@ -129,6 +125,5 @@ def _width(path: Path, layers: tuple[dict[str, TensorInfo], ...]) -> int:
         raise NotSupported(
             f"{path}: its {len(layers)} layers have different tensors or widths ({sorted(widths)}), equal layers are "
             "needed; grow another model",
-            found=sorted(widths),
         )
     return widths.pop()

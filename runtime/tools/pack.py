@@ -83,7 +83,6 @@ def pack(
         raise NotSupported(
             f"{model}: experts would come down to {found} of their size, which does not pay for unpacking them (at "
             f"most {MOST_SHARE:.0%} does); run it as it is",
-            shares=left_out,
         )
     needed_bytes = int(sum(shares[tensor] * tensor.size_bytes for tensor in chosen) * _SPARE_SHARE)
     _check_room(target, needed_bytes)
@@ -130,7 +129,7 @@ def _check_room(target: Path, needed_bytes: int) -> None:
             f"{target}: {format_size(needed_bytes)} are needed, the disk has {format_size(free_bytes)} free; free some "
             "space, or choose another folder with -o",
             needed_bytes=needed_bytes,
-            free_bytes=free_bytes,
+            found_bytes=free_bytes,
         )
 
 

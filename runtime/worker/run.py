@@ -40,7 +40,7 @@ class WorkerRun:
         A stop may come before its command is begun: then it ends at its first node. On a thread of the link's.
         """
         if isinstance(item, DeviceLost):
-            return item.figures.get("node") == self.coordinator
+            return item.node == self.coordinator
         number = item.header.get("number")
         is_ours = item.node == self.coordinator and item.header.get("epoch") == self.epoch
         if not is_ours or item.header.get("kind") != "stop" or not isinstance(number, int):

@@ -224,7 +224,7 @@ class Worker:
             try:
                 self._step(run)
             except DeviceLost as error:
-                if error.figures.get("node") == run.coordinator:
+                if error.node == run.coordinator:
                     self._give_up(run)
             except EdgeRunError as error:
                 logger.warning("%s", error)
@@ -274,7 +274,7 @@ class Worker:
             except Cancelled:
                 raise
             except DeviceLost as error:  # the coordinator cannot know that a state went nowhere
-                if error.figures.get("node") != run.coordinator:
+                if error.node != run.coordinator:
                     self._report(run, number, error)
                 raise
             except EdgeRunError as error:
@@ -290,7 +290,8 @@ class Worker:
 
     def _report(self, run: WorkerRun, number: int, error: EdgeRunError) -> None:
         """Tell the coordinator that this device cannot do its part, or which other device keeps it from that."""
-        other, is_lost = str(error.figures.get("node", "")), isinstance(error, DeviceLost)
+        other = error.node if isinstance(error, DeviceLost | ProtocolError | NotNumbers) else ""
+        is_lost = isinstance(error, DeviceLost)
         header: Document = {
             "kind": "failed",
             "epoch": run.epoch,

@@ -160,7 +160,7 @@ def test_the_minimum_that_a_refusal_names_works(llama: Path) -> None:
 def _refuse(path: Path) -> int:
     with pytest.raises(BudgetError) as caught:
         Engine.open(path, ModelConfig(**OPTIONS, memory=20 * MIB), CHUNK_BYTES)
-    return int(str(caught.value.figures["minimum_bytes"]))
+    return caught.value.minimum_bytes
 
 
 @in_child

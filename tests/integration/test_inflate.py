@@ -249,7 +249,7 @@ def test_full_disk_is_told_before_writing(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10 << 20))
     with pytest.raises(TierReadError, match="19 MiB are needed, the disk has 10 MiB free") as caught:
         inflate(KIT, tmp_path / "big.gguf", 20_000_000)
-    assert caught.value.figures["free_bytes"] == 10 << 20
+    assert caught.value.found_bytes == 10 << 20
     assert not any(tmp_path.iterdir())
 
 

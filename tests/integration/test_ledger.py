@@ -224,7 +224,7 @@ def test_the_budget_that_a_refusal_advises_works(
     options = {**streamed(), "memory": 10 * GIB}
     with pytest.raises(BudgetError, match=rf"1\.00 GiB to process {other.process.pid} \(waits\.gguf\)") as caught:
         Engine.open(grown, ModelConfig(**options))
-    advised = int(str(caught.value.figures["found_bytes"])) // MIB * MIB
+    advised = caught.value.found_bytes // MIB * MIB
     engine = Engine.open(grown, ModelConfig(**{**options, "memory": advised}))
     assert engine.plan.mode == "streamed"
     engine.close()

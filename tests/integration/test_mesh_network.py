@@ -190,7 +190,7 @@ def test_a_worker_that_dies_or_freezes_in_a_conversation(table: Table, how: sign
     with pytest.raises(DeviceLost) as caught:
         a.link.receive(timeout_s=6)
     assert time.monotonic() - started < 3.0
-    assert caught.value.figures["node"] == node
+    assert caught.value.node == node
     lost = event_of(a, Lost)
     assert time.monotonic() - started < 5.0
     assert isinstance(lost, Lost)

@@ -78,7 +78,7 @@ def test_plans_of_every_budget_from_the_smallest_to_the_whole_model(grown: Path,
         assert sum(item.size_bytes for item in plan.items) <= plan.budget_bytes
     with pytest.raises(BudgetError) as caught:
         planned.plan(plans[0].budget_bytes // 2)
-    assert caught.value.figures["minimum_bytes"] <= plans[0].budget_bytes
+    assert caught.value.minimum_bytes <= plans[0].budget_bytes
 
 
 def test_planning_loads_neither_llama_cpp_nor_numpy_once_the_model_is_known(grown: Path, tmp_path: Path) -> None:

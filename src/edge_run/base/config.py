@@ -32,13 +32,13 @@ def make_config(kind: type[_Config], options: Mapping[str, Any]) -> _Config:
     """Return a config of `kind` from keyword options. Raises ConfigError, with the known names, for an unknown one."""
     known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     if unknown := sorted(options.keys() - set(known)):
-        raise ConfigError(f"option {unknown[0]!r}: unknown; known are {', '.join(known)}", found=unknown[0])
+        raise ConfigError(f"option {unknown[0]!r}: unknown; known are {', '.join(known)}")
     return kind(**options)
 
 
-def _require(is_ok: bool, message: str, **figures: object) -> None:
+def _require(is_ok: bool, message: str) -> None:
     if not is_ok:
-        raise ConfigError(message, **figures)
+        raise ConfigError(message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@
     └── Cancelled              130   the caller stopped the work (Ctrl-C)
 
 A message says what was tried, on what, what was found against what was needed, and what to do next,
-in one line. The figures in it are also attributes of the exception (`error.figures["needed_bytes"]`).
+in one line. The figures in it are also attributes of the exception (`error.minimum_bytes`); 0, or an empty text, is one
+that the message does not have.
 """
 
 from __future__ import annotations
@@ -24,39 +25,76 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 
+@dataclass(eq=False, repr=False)
 class EdgeRunError(Exception):
-    """The root of the tree. `figures` carries the message's numbers, in plain units (bytes, s, tokens)."""
+    """The root of the tree."""
 
+    message: str
     exit_code = 1
 
-    def __init__(self, message: str, **figures: object) -> None:
-        super().__init__(message)
-        self.figures = figures
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ConfigError(EdgeRunError, ValueError):
-    """A flag or argument that cannot be: out of range, of the wrong form, or against another one."""
+    """A flag or argument that cannot be: out of range, of the wrong form, or against another one.
 
+    found, needed: counts, and so in bytes. line: of the text that is wrong.
+    """
+
+    found: int = 0
+    needed: int = 0
+    found_bytes: int = 0
+    needed_bytes: int = 0
+    line: int = 0
     exit_code = 2
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ModelFileError(EdgeRunError):
-    """The model file is missing, is not a GGUF or ONNX file, is truncated, lacks a part, or changed while in use."""
+    """The model file is missing, is not a GGUF or ONNX file, is truncated, lacks a part, or changed while in use.
 
+    found, needed: counts, and so in bytes. position_bytes: in the file. line: of a text in it that is wrong.
+    """
+
+    found: int = 0
+    needed: int = 0
+    found_bytes: int = 0
+    needed_bytes: int = 0
+    position_bytes: int = 0
+    line: int = 0
     exit_code = 3
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class BudgetError(EdgeRunError, MemoryError):
-    """The budget is smaller than the smallest that works (`minimum_bytes`), or more than is free (`found_bytes`)."""
+    """The budget is smaller than the smallest that works (`minimum_bytes`), or more than is free (`found_bytes`).
 
+    needed_bytes: what the plan takes that found too little free.
+    """
+
+    minimum_bytes: int = 0
+    needed_bytes: int = 0
+    found_bytes: int = 0
     exit_code = 4
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class TierReadError(EdgeRunError, OSError):
-    """Storage refused a read or a write. What was resident stays resident; the pass is discarded."""
+    """Storage refused a read or a write. What was resident stays resident; the pass is discarded.
 
+    needed_bytes: to be read or written. position_bytes: in the file. found_bytes: what is free. errno: the system's
+    number for the reason.
+    """
+
+    needed_bytes: int = 0
+    position_bytes: int = 0
+    found_bytes: int = 0
+    errno: int | None = None
     exit_code = 5
 
 
@@ -66,45 +104,65 @@ class KernelError(EdgeRunError):
     exit_code = 6
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class NotSupported(EdgeRunError):
-    """The request is right, and this model or device cannot serve it."""
+    """The request is right, and this model or device cannot serve it. found, needed: counts."""
 
+    found: int = 0
+    needed: int = 0
     exit_code = 7
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ContextFull(EdgeRunError):
-    """The conversation does not fit the context (`figures["context_tokens"]`)."""
+    """The conversation does not fit the context (`context_tokens`).
 
+    prompt_tokens: of a text that is too long by itself. needed_tokens: of text and answer.
+    """
+
+    context_tokens: int = 0
+    prompt_tokens: int = 0
+    needed_tokens: int = 0
     exit_code = 8
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ProtocolError(EdgeRunError):
-    """What came over the network, or is about to be decoded, is malformed, truncated, too large or foreign."""
+    """What came over the network, or is about to be decoded, is malformed, truncated, too large or foreign.
 
+    node: whose doing it is.
+    """
+
+    node: str = ""
     exit_code = 9
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class MeshError(EdgeRunError):
-    """The mesh cannot do it: the broker is away, another device leads, or a member refused."""
+    """The mesh cannot do it: the broker is away, another device leads, or a member refused. node: which one."""
 
+    node: str = ""
     exit_code = 10
 
 
 class DeviceLost(MeshError):
-    """A device is no longer there (`figures["node"]`): it ended, froze, or was cut off."""
+    """A device (`node`) is no longer there: it ended, froze, or was cut off."""
 
     exit_code = 11
 
 
 class NotTrusted(MeshError):
-    """A device, a key or a model that nobody allowed."""
+    """A device (`node`), a key or a model that nobody allowed."""
 
     exit_code = 12
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PackedFileError(EdgeRunError):
-    """A packed file is another model's, damaged, of another version, or cannot be read."""
+    """A packed file is another model's, damaged, of another version (`found`, `needed`), or cannot be read."""
 
+    found: int = 0
+    needed: int = 0
     exit_code = 13
 
 

@@ -15,5 +15,5 @@ def need(module: str, extra: str) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         raise NotSupported(
-            f"{package}: needed here and not installed ({error}); pip install 'edge-run[{extra}]'", package=package
+            f"{package}: needed here and not installed ({error}); pip install 'edge-run[{extra}]'"
         ) from error

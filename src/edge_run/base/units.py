@@ -22,12 +22,14 @@ def parse_size(text: str | int, least_bytes: int = 1) -> int:
     else:
         match = _SIZE.fullmatch(text)
         if not match:
-            raise ConfigError(f"size {text!r}: not a size; write it as 4GiB, 512MiB or a number of bytes", found=text)
+            raise ConfigError(f"size {text!r}: not a size; write it as 4GiB, 512MiB or a number of bytes")
         number, unit, binary, byte = match.groups()
         base = 1000 if byte and not binary and unit else 1024
         size = int(float(number) * base ** " kmgt".index(unit.lower() or " "))
     if size < least_bytes:
-        raise ConfigError(f"size {text!r}: must be {'more than 0' if least_bytes else '0 or more'} bytes", found=size)
+        raise ConfigError(
+            f"size {text!r}: must be {'more than 0' if least_bytes else '0 or more'} bytes", found_bytes=size
+        )
     return size
 
 

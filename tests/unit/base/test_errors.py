@@ -1,6 +1,8 @@
 """The tree of errors: what a caller catches, and what the shell sees."""
 
+import dataclasses
 import inspect
+import pickle
 import re
 
 import pytest
@@ -22,9 +24,14 @@ def test_exit_codes_are_those_of_the_docstring_and_no_two_alike() -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_each_can_be_imported_from_the_package_and_carries_its_figures(kind: type[EdgeRunError]) -> None:
     assert getattr(edge_run, kind.__name__) is kind
-    error = kind("what was tried", needed_bytes=3)
+    names = [field.name for field in dataclasses.fields(kind) if field.name != "message"]
+    figures = {name: "b" if name == "node" else 3 for name in names}
+    error = pickle.loads(pickle.dumps(kind("what was tried", **figures)))
     assert str(error) == "what was tried"
-    assert error.figures == {"needed_bytes": 3}
+    assert {name: getattr(error, name) for name in names} == figures
+    assert not any(getattr(kind("what was tried"), name) for name in names), "what it does not have"
+    with pytest.raises(TypeError):
+        kind("what was tried", of_no_such_name=3)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

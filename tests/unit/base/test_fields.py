@@ -96,7 +96,7 @@ def test_errors_name_the_sender_and_are_one_short_line(call: Callable[[Fields], 
         except ProtocolError as error:
             errors.append(error)
     assert len(errors) > 15
-    assert {error.figures["node"] for error in errors} == {"b"}
+    assert {error.node for error in errors} == {"b"}
     assert max(len(str(error)) for error in errors) < 300
     assert all(str(error).isprintable() for error in errors)
 

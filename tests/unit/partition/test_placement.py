@@ -97,6 +97,6 @@ def test_a_refusal_names_what_works() -> None:
 
     with pytest.raises(BudgetError, match=r"GPU memory 3 MiB: .* at least 10 MiB; raise --gpu-memory") as caught:
         best_placement(choices, 3 * MIB, needed, is_asked=True)
-    minimum = int(str(caught.value.figures["minimum_bytes"]))
+    minimum = caught.value.minimum_bytes
     assert best_placement(choices, minimum, needed, is_asked=True).n_layers == 1
     assert best_placement(choices, 3 * MIB, needed, is_asked=False) == NOTHING

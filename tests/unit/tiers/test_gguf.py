@@ -261,7 +261,7 @@ def test_truncated_data_tells_both_sizes(model_path: Path, missing_bytes: int) -
     assert read_gguf(model_path).tensors[-1] == last
     os.truncate(model_path, needed_bytes - missing_bytes)
     error = refused(model_path, r"truncated: the tensors end at byte .* copy or download the file again")
-    assert error.figures == {"found_bytes": needed_bytes - missing_bytes, "needed_bytes": needed_bytes}
+    assert (error.found_bytes, error.needed_bytes) == (needed_bytes - missing_bytes, needed_bytes)
 
 
 def test_every_cut_of_the_header_is_refused(model_path: Path) -> None:

@@ -75,9 +75,8 @@ def test_what_gains_too_little_is_refused_with_the_figure(model: Callable[..., G
     gguf = model()
     path = gguf.shards[0].path
     path.write_bytes(np.random.default_rng(0).bytes(path.stat().st_size))
-    with pytest.raises(NotSupported, match=r"come down to F16 to 100% of their size") as caught:
+    with pytest.raises(NotSupported, match=r"come down to F16 to 100% of their size"):
         pack(path)
-    assert caught.value.figures["shares"]["F16"] > 0.99  # type: ignore[index]
     assert not leftovers(path.parent)
 
 

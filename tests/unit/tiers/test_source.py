@@ -126,7 +126,7 @@ def test_a_file_that_shrank_is_named_with_both_sizes(path: Path, memory: int) ->
     assert source.read_into(memory, 2 * PAGE, 0) == 2 * PAGE
     with pytest.raises(ModelFileError, match="cut while in use") as caught:
         source.read_into(memory, 4 * PAGE, 2 * PAGE)
-    assert caught.value.figures == {"found_bytes": 4 * PAGE, "needed_bytes": SIZE}
+    assert (caught.value.found_bytes, caught.value.needed_bytes) == (4 * PAGE, SIZE)
     source.close()
 
 
@@ -163,7 +163,7 @@ def test_what_the_drive_refuses_is_a_read_error(path: Path, memory: int, monkeyp
     monkeypatch.setattr(os, "preadv", fail)
     with pytest.raises(TierReadError, match="Input/output error") as caught:
         source.read_into(memory, PAGE, 2 * PAGE)
-    assert caught.value.figures == {"offset": 2 * PAGE, "length": PAGE}
+    assert (caught.value.position_bytes, caught.value.needed_bytes) == (2 * PAGE, PAGE)
     assert isinstance(caught.value.__cause__, OSError)
     source.close()
 

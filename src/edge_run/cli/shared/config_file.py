@@ -46,7 +46,7 @@ def refuse_unknown_variables(settings: Iterable[Setting]) -> None:
             if near
             else "edge-run run --help lists them; correct it"
         )
-        raise ConfigError(f"environment: {unknown[0]}: no such setting; {advice}, or unset it", found=unknown[0])
+        raise ConfigError(f"environment: {unknown[0]}: no such setting; {advice}, or unset it")
 
 
 def read_config_file(path: Path, settings: Iterable[Setting]) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def read_config_file(path: Path, settings: Iterable[Setting]) -> dict[str, Any]:
     for key, value in content.items():
         setting = known.get(key.replace("_", "-"))
         if setting is None:
-            raise ConfigError(f"{path}: {key!r}: unknown; known are {', '.join(sorted(known))}", found=key)
+            raise ConfigError(f"{path}: {key!r}: unknown; known are {', '.join(sorted(known))}")
         if not setting.is_right(value):
-            raise ConfigError(f"{path}: {key} = {value!r}: must be {setting.kind}", found=value)
+            raise ConfigError(f"{path}: {key} = {value!r}: must be {setting.kind}")
         values[str(setting.name)] = value
     return values

@@ -10,4 +10,4 @@ def numbers(flag: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(one) for one in text.split(","))
     except ValueError as error:
-        raise ConfigError(f"{flag} {text}: must be numbers with commas between them", found=text) from error
+        raise ConfigError(f"{flag} {text}: must be numbers with commas between them") from error

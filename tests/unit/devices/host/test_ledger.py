@@ -118,7 +118,7 @@ def test_a_refusal_names_the_others_in_one_line(tmp_path: Path, resident: dict[i
         f"6.00 GiB to process {OTHER} (other.gguf), 1.00 GiB to this process (first.gguf); "
         "lower --memory to at most 3072MiB, or end another run"
     )
-    assert caught.value.figures == {"needed_bytes": 5 * GIB, "found_bytes": 3 * GIB}
+    assert (caught.value.needed_bytes, caught.value.found_bytes) == (5 * GIB, 3 * GIB)
 
 
 def test_three_others_are_named_and_the_rest_counted() -> None:

@@ -116,7 +116,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_before_anything_is_computed(n_t
     session.feed([1])
     with pytest.raises(ContextFull, match=f"prompt of {n_tokens} tokens") as caught:
         session.feed([1] * n_tokens)
-    assert caught.value.figures == {"prompt_tokens": n_tokens, "context_tokens": CONTEXT}
+    assert (caught.value.prompt_tokens, caught.value.context_tokens) == (n_tokens, CONTEXT)
     assert decoder.n_decoded == 1
 
 

@@ -105,7 +105,7 @@ def test_a_template_that_is_not_jinja_says_where(source: str, line: int) -> None
     with pytest.raises(ModelFileError, match=f"line {line}: ") as caught:
         template(source)
     assert "\n" not in str(caught.value)
-    assert caught.value.figures["line"] == line
+    assert caught.value.line == line
     with pytest.raises(ConfigError, match=f"line {line}: "):
         ChatTemplate(source, "", "", is_override=True)
 
