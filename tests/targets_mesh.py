@@ -140,7 +140,10 @@ def bodies(folder: Path, stack: ExitStack) -> Target:
         "caps": [{"name": "there", "capabilities": {"memory_bytes": 1, "models": ["x"]}, "link": link, "heard": heard}],
         "load": [{"load": {"cpu": 0.5}}],
         "cmd": [{"number": 1, "life": mesh.state.identity.boot, "order": {"kind": "run"}}],
-        "rsp": [{**answers, "answer": {"x": 1}}, {**answers, "error": "why"}],
+        "rsp": [
+            {**answers, "answer": {"x": 1}},
+            {**answers, "error": "why", "code": 4, "figures": {"minimum_bytes": 1}},
+        ],
         "lease": [{"state": "claim"}, {"state": "hold"}, {"state": "free"}],
         "plan": [{"plan": {"model": "x"}}],
     }

@@ -212,7 +212,7 @@ def headers_of_a_run(folder: Path, stack: ExitStack) -> Target:
         return True
 
     state = {"kind": "state", "epoch": 65536, "number": 7, "round": 1, "unit": 3, "spent": {"b": 0.5}, "codes": None}
-    failed = {"kind": "failed", "epoch": 65536, "number": 7, "error": "X", "why": "x", "lost": "", "blames": "b"}
+    failed = {"kind": "failed", "epoch": 65536, "number": 7, "code": 6, "why": "x", "lost": "", "blames": "b"}
     documents = [
         state,
         {**state, "number": 8},

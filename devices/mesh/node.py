@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from random import Random
 
+from edge_run.base.error_codes import error_document
 from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
 from edge_run.base.mesh import Document, Handler, Member, MeshEvent
 from edge_run.devices.link.data_link import DataLink
@@ -355,7 +356,7 @@ class MeshNode:
             if self._servant is not None:
                 self._servant.give(one)
             else:
-                state.answer(one, {"error": "this device carries out no orders"})
+                state.answer(one, error_document(MeshError("this device carries out no orders")))
         if state.is_reconnecting:
             state.is_reconnecting = False
             logger.warning("this device does not hear itself through broker %s; it connects anew", self._broker)

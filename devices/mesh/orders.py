@@ -9,8 +9,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from edge_run.base.error_codes import error_document, read_error
 from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError, ProtocolError
-from edge_run.base.fields import plain
+from edge_run.base.fields import Fields
 from edge_run.base.mesh import Document, Handler
 
 logger = logging.getLogger(__name__)
@@ -72,13 +73,26 @@ class Asked:
         pending = self.pending.get(number)
         if pending is not None and pending.node == node:
             pending.answer = answer if isinstance(answer, dict) else None
-            pending.error = MeshError(f"node {node}: {plain(error)}", node=node) if isinstance(error, str) else None
+            pending.error = (
+                _refusal(Fields(body, f"node {node}, of an order,", node)) if isinstance(error, str) else None
+            )
 
     def lose(self, node: str, why: str) -> None:
         """Note that `node` will not answer any more."""
         for pending in self.pending.values():
             if pending.node == node and pending.answer is None:
                 pending.error = DeviceLost(f"node {node}: {why}", node=node)
+
+
+def _refusal(answer: Fields) -> MeshError | ProtocolError:
+    """Return what is raised for a refused order. Its cause is the error that the other device met."""
+    try:
+        cause = read_error(answer)
+    except ProtocolError as error:
+        return error
+    refusal = MeshError(f"node {answer.node}: {cause.message}", node=answer.node)
+    refusal.__cause__ = cause
+    return refusal
 
 
 class Servant:
@@ -138,13 +152,13 @@ class Servant:
 
     def _carry_out(self, given: Given) -> Document:
         if not self._obeys(given.node, given.epoch):
-            return {"error": f"epoch {given.epoch} is past: another coordinator has a later one"}
+            return error_document(MeshError(f"epoch {given.epoch} is past: another coordinator has a later one"))
         try:
             return {"answer": dict(self._handler(given.node, given.epoch, given.order))}
         except DeviceLost as error:  # why would tell others which ports are open at addresses that they named
-            return {"error": f"node {error.node}: is not reached"}
+            return error_document(DeviceLost(f"node {error.node}: is not reached", node=error.node))
         except EdgeRunError as error:
-            return {"error": str(error)}
-        except Exception as error:
+            return error_document(error)
+        except Exception:
             logger.exception("order %d of node %s", given.number, given.node)
-            return {"error": f"a mistake of edge-run's own: {type(error).__name__}: {error}"}
+            return error_document(EdgeRunError("a mistake of edge-run's own; what it writes about itself says more"))

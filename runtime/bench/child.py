@@ -27,6 +27,7 @@ def main() -> None:
     if request["group"]:  # first of all: what is allocated from here on counts
         (Path(request["group"]) / "cgroup.procs").write_text(str(os.getpid()))
     from edge_run.base.config import ModelConfig
+    from edge_run.base.error_codes import error_document
     from edge_run.base.errors import EdgeRunError
     from edge_run.base.results import to_json
 
@@ -37,7 +38,7 @@ def main() -> None:
         measured = measure(Path(request["path"]), config, request["prompt"], request["predict"], request["limit_bytes"])
         answer, text = "ok", to_json(measured)
     except EdgeRunError as error:
-        answer, text = "error", json.dumps([type(error).__name__, str(error)])
+        answer, text = "error", json.dumps(error_document(error))
     sys.stdout.write(f"{answer}\n{text}")
     sys.stdout.flush()
     os._exit(0)  # what is loaded need not be freed piece by piece

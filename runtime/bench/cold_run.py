@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from edge_run.base import errors
 from edge_run.base.bench import Measurement
 from edge_run.base.config import ModelConfig
+from edge_run.base.error_codes import error_of
 from edge_run.base.errors import KernelError
 from edge_run.base.results import ExpertUse, LeverDecision, Numerics
 from edge_run.base.units import KIB
@@ -68,8 +68,7 @@ class ColdRuns:
         if code == 0 and kind == "ok":
             return parse_measurement(text)
         if code == 0 and kind == "error":
-            name, message = json.loads(text)
-            raise getattr(errors, name)(message)
+            raise error_of(json.loads(text))
         if kills:
             raise OutOfMemory
         raise KernelError(

@@ -29,6 +29,7 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     skip_package_code("llama_cpp")
     from edge_run.base.config import ModelConfig
+    from edge_run.base.error_codes import error_document
     from edge_run.base.errors import EdgeRunError
     from edge_run.runtime.inspection.inspector import inspect_here
 
@@ -36,7 +37,7 @@ def main() -> None:
         config = ModelConfig(threads=1, **request["config"])
         answer, text = "ok", inspect_here(Path(request["path"]), config, is_tried=request["is_tried"]).to_json()
     except EdgeRunError as error:
-        answer, text = "error", json.dumps([type(error).__name__, str(error)])
+        answer, text = "error", json.dumps(error_document(error))
     sys.stdout.buffer.write(f"{answer}\n{text}".encode("utf-8", "surrogateescape"))
     sys.stdout.flush()
     os._exit(0)  # what is loaded need not be freed piece by piece

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from edge_run.base import errors
+from edge_run.base.error_codes import error_of
 from edge_run.base.errors import Cancelled, KernelError, ModelFileError, NotSupported
 from edge_run.runtime.processes.child_process import QUIET, how_ended, last_words, start_command, why_no_child
 
@@ -45,8 +45,7 @@ def ask_child(path: Path, config: Mapping[str, object], *, is_tried: bool) -> st
     if (code, answer) == (0, "ok"):
         return text
     if (code, answer) == (0, "error"):
-        kind, message = json.loads(text)
-        raise getattr(errors, kind)(message)
+        raise error_of(json.loads(text))
     if code == -signal.SIGINT:
         raise Cancelled(f"{path}: opening it was stopped")
     if code in (-signal.SIGKILL, -signal.SIGTERM):

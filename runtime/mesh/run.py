@@ -55,7 +55,7 @@ from edge_run.runtime.mesh.messages import Command, Decode, Operate, command_hea
 from edge_run.runtime.mesh.offers import most_waiting_bytes
 from edge_run.runtime.mesh.rates import PAYS_BACK_TOKENS, MeshRates
 from edge_run.runtime.mesh.recovery_time import Pace, replay_s
-from edge_run.runtime.mesh.transport import SEND_TIMEOUT_S, LinkWire, Overdue, PassFailed, RunEnded
+from edge_run.runtime.mesh.transport import GRAPH_CHANGED, SEND_TIMEOUT_S, LinkWire, Overdue, PassFailed, RunEnded
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.runtime.slices.slice import NotNumbers, Share
 
@@ -185,9 +185,8 @@ class MeshRun:
 
     def _unknown_shape(self, error: EdgeRunError, batch: Sequence[BatchToken]) -> PassShape | None:
         """Return the shape of a pass whose graph has to be learnt, which is what `error` says; else None."""
-        if not isinstance(error, GraphChanged) and not (
-            isinstance(error, PassFailed) and error.error == GraphChanged.__name__
-        ):
+        is_told = isinstance(error, PassFailed) and error.code == GRAPH_CHANGED
+        if not isinstance(error, GraphChanged) and not is_told:
             return None
         return self._engine.maps.unknown_shape(batch)
 

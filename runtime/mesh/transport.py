@@ -12,15 +12,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edge_run.base.errors import Cancelled, DeviceLost, KernelError, ProtocolError
+from edge_run.base.errors import Cancelled, DeviceLost, EdgeRunError, KernelError, ProtocolError
 from edge_run.base.fields import MOST_S, Fields
 from edge_run.base.mesh import Document, Link, Message
 from edge_run.base.protocols import Clock
+from edge_run.runtime.decoding.driver import GraphChanged
 from edge_run.runtime.mesh.activation_coding import StateCoder, decode
 
 POLL_S = 0.1
 MOST_WAITING, MOST_WAITING_BYTES = 256, 64 << 20  # messages for later; bytes, where a run's states are not larger
 SEND_TIMEOUT_S = 5.0
+GRAPH_CHANGED = 100  # a code in what a device says that it failed over; those of other errors are their exit codes
 
 
 class Overdue(DeviceLost):
@@ -35,12 +37,17 @@ class RunEnded(DeviceLost):
 class PassFailed(KernelError):
     """Another device (`node`) could not do its part of a pass.
 
-    error: the class of what it met. teller: who says so, where that is another device's doing.
+    code: of what it met (`code_of`). teller: who says so, where that is another device's doing.
     """
 
     node: str
-    error: str
+    code: int
     teller: str = ""
+
+
+def code_of(error: EdgeRunError) -> int:
+    """Return what to call `error` among devices."""
+    return GRAPH_CHANGED if isinstance(error, GraphChanged) else error.exit_code
 
 
 class LinkWire:
@@ -229,10 +236,10 @@ class LinkWire:
         lost, blamed = (fields.name(name) if fields.has(name) else "" for name in ("lost", "blames"))
         if lost in others and lost != teller:
             return DeviceLost(f"{teller} does not reach it ({why})", node=lost)
-        error = fields.words("error", 60)
+        code = fields.integer("code")
         if blamed in others and blamed != teller:
-            return PassFailed(f"{blamed}, as {teller} says: {why}", node=blamed, error=error, teller=teller)
-        return PassFailed(f"{teller}: {why}", node=teller, error=error)
+            return PassFailed(f"{blamed}, as {teller} says: {why}", node=blamed, code=code, teller=teller)
+        return PassFailed(f"{teller}: {why}", node=teller, code=code)
 
 
 def _fields(message: Message) -> Fields:

@@ -23,7 +23,7 @@ import weakref
 from dataclasses import dataclass
 from typing import IO, Any
 
-from edge_run.base import errors
+from edge_run.base.error_codes import error_of
 from edge_run.base.errors import Cancelled, EdgeRunError, NotSupported
 from edge_run.runtime.processes.cell_child import DONE, OVERRUN, REPLY, REQUEST, run_job
 from edge_run.runtime.processes.child_process import QUIET, how_ended, last_words, start_command, why_no_child
@@ -101,8 +101,7 @@ class Cell:
             return content
         if status == OVERRUN:
             raise Overrun(content.decode())
-        kind, fields = json.loads(content)
-        raise getattr(errors, kind)(**fields)
+        raise error_of(json.loads(content))
 
     def close(self) -> None:
         """End the process. A later job starts another one."""

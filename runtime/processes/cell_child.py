@@ -7,7 +7,6 @@ function returns, or what it raised. A job says itself how much memory it may ta
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import json
 import os
@@ -18,6 +17,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from edge_run.base.error_codes import error_document
 from edge_run.base.errors import EdgeRunError
 from edge_run.base.units import MIB, format_size
 from edge_run.runtime.processes.child_process import limit
@@ -83,7 +83,7 @@ def _answer(module: ModuleType, request: bytes) -> tuple[int, bytes]:
         job, fields = json.loads(request)
         return DONE, run_job(module, job, fields)
     except EdgeRunError as error:
-        return FAILED, json.dumps([type(error).__name__, dataclasses.asdict(error)]).encode()
+        return FAILED, json.dumps(error_document(error)).encode()
     except MemoryError:
         pass  # and let go of what it held before anything is made
     return OVERRUN, f"takes more than {format_size(_allowed[0])} of memory".encode()

@@ -27,7 +27,7 @@ from edge_run.runtime.mesh.failover import ATTEMPT_BITS, MOST_ATTEMPT
 from edge_run.runtime.mesh.links import MEASURE_TIMEOUT_S, measure_ways, measured_document
 from edge_run.runtime.mesh.messages import Command, Decode, Operate, read_command
 from edge_run.runtime.mesh.offers import config_from, layout_hash, most_waiting_bytes, read_settings, room_document
-from edge_run.runtime.mesh.transport import SEND_TIMEOUT_S, LinkWire
+from edge_run.runtime.mesh.transport import SEND_TIMEOUT_S, LinkWire, code_of
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.runtime.slices.slice import NotNumbers, Share
 from edge_run.runtime.worker.files import MOST_PROVIDERS, WorkerFiles
@@ -296,7 +296,7 @@ class Worker:
             "kind": "failed",
             "epoch": run.epoch,
             "number": number,
-            "error": type(error).__name__,
+            "code": code_of(error),
             "why": UNREACHED if is_lost else plain(str(error), MOST_WORDS),
             "lost": other if is_lost else "",
             "blames": other if isinstance(error, ProtocolError | NotNumbers) else "",

@@ -204,7 +204,8 @@ class Mesh(Protocol):
     def order(self, node: str, order: Document, *, timeout_s: float) -> Document:
         """Have `node` carry out an order under this coordinator's epoch, and return its answer.
 
-        Raises DeviceLost when it is not there or does not answer in time, MeshError when it refuses (its own words).
+        Raises DeviceLost when it is not there or does not answer in time, MeshError when it refuses, whose cause
+        is the error that it met: of the kind that it says, with its words and figures.
         """
         ...
 

@@ -1,0 +1,45 @@
+"""Errors as they leave a process: the code of their kind, the words, and the figures, never a name of Python's.
+
+A code is the exit code of the kind. One that is not known here, as another version may say it, is a plain EdgeRunError.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from edge_run.base import errors
+from edge_run.base.errors import EdgeRunError
+from edge_run.base.fields import Fields
+from edge_run.base.mesh import JsonValue
+
+KINDS: dict[int, type[EdgeRunError]] = {
+    kind.exit_code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, EdgeRunError)
+}
+
+
+def error_document(error: EdgeRunError) -> dict[str, JsonValue]:
+    """Return `error` as JSON can write it."""
+    names = [field.name for field in dataclasses.fields(error) if field.name != "message"]
+    figures = {name: value for name in names if (value := getattr(error, name))}
+    return {"code": error.exit_code, "error": error.message, "figures": figures}
+
+
+def error_of(document: Mapping[str, Any]) -> EdgeRunError:
+    """Return the error that a process of our own wrote with `error_document`."""
+    kind = KINDS.get(document["code"], EdgeRunError)
+    known = {field.name for field in dataclasses.fields(kind)}
+    return kind(document["error"], **{name: it for name, it in document["figures"].items() if name in known})
+
+
+def read_error(document: Fields) -> EdgeRunError:
+    """Return the error that another device wrote. Raises ProtocolError for figures that cannot be."""
+    code = document.integer("code") if document.has("code") else EdgeRunError.exit_code
+    found = Fields(document.table("figures") if document.has("figures") else {}, document.what, document.node)
+    kind = KINDS.get(code, EdgeRunError)
+    figures: dict[str, int | str] = {}
+    for field in dataclasses.fields(kind):
+        if found.has(field.name):
+            figures[field.name] = found.name(field.name) if field.name == "node" else found.integer(field.name)
+    return error_of({"code": code, "error": document.words("error"), "figures": figures})
