@@ -171,7 +171,7 @@ class FakeMesh:
         if node in self.hub.gone:
             raise DeviceLost(f"{node}: is not there", node=node)
         if why := self.hub.unreached.get((self.node, node)):
-            raise DeviceLost(f"node {node}: {why}", node=node)
+            raise DeviceLost(why, node=node)
         return self.hub.rates.get((self.node, node), LinkRate("", 0.0004, self.hub.link_bytes_per_s))
 
     def receive(self, *, timeout_s: float, is_bulk: bool = False) -> Message | None:

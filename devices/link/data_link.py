@@ -159,11 +159,11 @@ class DataLink:
             raise MeshError("data link: is closed")
         if node not in service.peers:
             if node in self._known:
-                raise DeviceLost(f"node {node}: is no longer there", node=node)
-            raise NotTrusted(f"node {node}: is no member of this cluster", node=node)
+                raise DeviceLost("is no longer there", node=node)
+            raise NotTrusted("is no member of this cluster", node=node)
         service.failures.pop(node, None)
         service.wanted[node, is_measure] = None
         service.wake()
         service.changed.wait_for(lambda: is_done() or node in service.failures or service.is_closed, max(0, timeout_s))
         if not is_done():
-            raise DeviceLost(f"node {node}: {service.why_not(node, is_measure)}", node=node)
+            raise DeviceLost(service.why_not(node, is_measure), node=node)

@@ -89,7 +89,7 @@ class Door:
             parts = tuple(frame.buffer for frame in rest[1:])
             size = check_parts(parts)
         except ProtocolError as error:
-            raise ProtocolError(f"node {node}: {error}", node=node) from None
+            raise ProtocolError(str(error), node=node) from None
         if head.kind is Kind.PROBE:
             echo = pack(Head(Kind.ECHO, head.lane, head.sequence, {}))
             self.socket.send_multipart([identity.bytes, echo], self._zmq.NOBLOCK)

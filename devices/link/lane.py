@@ -286,8 +286,7 @@ class Lane:
             self.way.close()
 
     def _lost(self, why: str) -> DeviceLost:
-        node = self.peer.node
-        return DeviceLost(f"node {node} at {self.way.place}: {why}", node=node)
+        return DeviceLost(f"{why}, at {self.way.place}", node=self.peer.node)
 
 
 def _has_files() -> bool:

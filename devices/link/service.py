@@ -314,8 +314,8 @@ class LinkService:
         is_watched = node in self.watched
         lane = self._end(node, why)
         if is_watched or (lane is not None and lane.is_talked_to):
-            place = f" at {lane.rate.place}" if lane is not None else ""
-            loss = DeviceLost(f"node {node}{place}: {why}", node=node)
+            place = f", at {lane.rate.place}" if lane is not None else ""
+            loss = DeviceLost(f"{why}{place}", node=node)
             self.inbox.put(loss)
             if not self.bulk.is_full:
                 self.bulk.put(loss)

@@ -102,17 +102,15 @@ class Keeper:
         node, roll = request.member.node, self.listed.roll
         invitation = self.listed.invitation(request.invitation)
         if invitation is None or not invitation.is_open(now_s):
-            raise NotTrusted(f"node {node}: its invitation is used up, has ended, or was never given", node=node)
+            raise NotTrusted("its invitation is used up, has ended, or was never given", node=node)
         if abs(request.time_s - now_s) > REQUEST_AGE_S:
-            raise NotTrusted(
-                f"node {node}: asks with a clock that is off by more than {REQUEST_AGE_S:.0f} s", node=node
-            )
+            raise NotTrusted(f"asks with a clock that is off by more than {REQUEST_AGE_S:.0f} s", node=node)
         if node in roll.removed:
-            raise NotTrusted(f"node {node}: was removed from this cluster", node=node)
+            raise NotTrusted("was removed from this cluster", node=node)
         if request.member.key in self.listed.members:
             return self.listed
         if len(roll.members) >= MOST_MEMBERS:
-            raise NotTrusted(f"node {node}: is one too many, a cluster has at most {MOST_MEMBERS} members", node=node)
+            raise NotTrusted(f"is one too many, a cluster has at most {MOST_MEMBERS} members", node=node)
         used = dataclasses.replace(invitation, uses=invitation.uses - 1)
         member = dataclasses.replace(request.member, role=invitation.role)
         return self._signed(
@@ -247,13 +245,13 @@ def read_request(payload: bytes, cluster: str, is_known: Callable[[bytes], bool]
         raise ProtocolError("a request to come in that is malformed") from None
     node = node_of(key)
     if not is_known(invitation):
-        raise NotTrusted(f"node {node}: asks to come in with an invitation that is not known", node=node)
+        raise NotTrusted("asks to come in with an invitation that is not known", node=node)
     content = _asking(
         cluster,
         words | {"key": _text(key), "seal_key": _text(seal_key), "invitation": _text(invitation)},
     )
     if not is_signed(invitation, invited, content) or not is_signed(key, signature, content):
-        raise NotTrusted(f"node {node}: asks to come in, and did not sign that so", node=node)
+        raise NotTrusted("asks to come in, and did not sign that so", node=node)
     return Request(ListedMember(key, seal_key, name, "compute"), invitation, time_s)
 
 

@@ -17,7 +17,7 @@ from random import Random
 
 from edge_run.base.error_codes import error_document
 from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
-from edge_run.base.mesh import Document, Handler, Member, MeshEvent
+from edge_run.base.mesh import Document, Handler, Member, MeshEvent, names_apart
 from edge_run.devices.link.data_link import DataLink
 from edge_run.devices.link.places import Places
 from edge_run.devices.members.cluster import Broker, Cluster
@@ -185,6 +185,7 @@ class MeshNode:
                 is_led = self._changed.wait_for(lambda: bool(self._state.lease.held) or self._is_closed, timeout_s)
         finally:
             holder = self._state.lease.holder
+            name = names_apart(self._state.members()).get(holder or "", f"node {holder}")
             if not is_led:  # Ctrl-C, too: it must not come later, when nobody waits for it
                 with self.held() as state:
                     state.free_lease()
@@ -193,7 +194,7 @@ class MeshNode:
         if not self.is_connected:
             raise MeshError(f"mesh: no lease without the broker ({self._why_down})")
         raise MeshError(
-            f"mesh: node {holder} leads, and went on for {timeout_s:g} s; end its run, or wait"
+            f"mesh: {name} leads, and went on for {timeout_s:g} s; end its run, or wait"
             if holder
             else f"mesh: the lease could not be had in {timeout_s:g} s; the broker loses messages, see `mesh doctor`"
         )
@@ -217,7 +218,7 @@ class MeshNode:
                 raise MeshError("mesh: this device does not lead, so nobody would obey; lead() first")
             life = next((member.boot for member in state.members() if member.node == node), None)
             if life is None:
-                raise DeviceLost(f"node {node}: is no longer there", node=node)
+                raise DeviceLost("is no longer there", node=node)
             number, pending = state.asked.add(node, life, state.lease.held, order)
         try:
             with self.held() as state:
@@ -230,7 +231,7 @@ class MeshNode:
         if pending.error is not None:
             raise pending.error
         if pending.answer is None:
-            raise DeviceLost(f"node {node}: did not answer an order in {timeout_s:g} s", node=node)
+            raise DeviceLost(f"did not answer an order in {timeout_s:g} s", node=node)
         return pending.answer
 
     def serve(self, handler: Handler) -> None:

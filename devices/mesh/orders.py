@@ -69,19 +69,17 @@ class Asked:
         """Note the answer of `node`. Raises ProtocolError where it is none."""
         number, answer, error = body.get("number"), body.get("answer"), body.get("error")
         if not isinstance(number, int) or not (isinstance(answer, dict) or isinstance(error, str)):
-            raise ProtocolError(f"node {node}: an answer that is none", node=node)
+            raise ProtocolError("an answer that is none", node=node)
         pending = self.pending.get(number)
         if pending is not None and pending.node == node:
             pending.answer = answer if isinstance(answer, dict) else None
-            pending.error = (
-                _refusal(Fields(body, f"node {node}, of an order,", node)) if isinstance(error, str) else None
-            )
+            pending.error = _refusal(Fields(body, "its answer", node)) if isinstance(error, str) else None
 
     def lose(self, node: str, why: str) -> None:
         """Note that `node` will not answer any more."""
         for pending in self.pending.values():
             if pending.node == node and pending.answer is None:
-                pending.error = DeviceLost(f"node {node}: {why}", node=node)
+                pending.error = DeviceLost(why, node=node)
 
 
 def _refusal(answer: Fields) -> MeshError | ProtocolError:
@@ -90,7 +88,7 @@ def _refusal(answer: Fields) -> MeshError | ProtocolError:
         cause = read_error(answer)
     except ProtocolError as error:
         return error
-    refusal = MeshError(f"node {answer.node}: {cause.message}", node=answer.node)
+    refusal = MeshError(str(cause), node=answer.node)
     refusal.__cause__ = cause
     return refusal
 
@@ -156,7 +154,7 @@ class Servant:
         try:
             return {"answer": dict(self._handler(given.node, given.epoch, given.order))}
         except DeviceLost as error:  # why would tell others which ports are open at addresses that they named
-            return error_document(DeviceLost(f"node {error.node}: is not reached", node=error.node))
+            return error_document(DeviceLost("is not reached", node=error.node))
         except EdgeRunError as error:
             return error_document(error)
         except Exception:

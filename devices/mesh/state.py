@@ -125,7 +125,7 @@ class MeshState:
                 return
             envelope = self._gate.open(topic, payload, is_kept=is_kept)
             if sender not in (None, envelope.node):
-                raise ProtocolError(f"node {sender}: brings a message of node {envelope.node}", node=sender)
+                raise ProtocolError(f"brings a message of node {envelope.node}", node=sender)
             if self.roster.hear(envelope.listed):
                 self._carry_out((events.SendBeat(asks=True),))  # who hears how old our list is says the newer one
             self._understand(topic, envelope, is_kept, is_direct=sender is not None)
@@ -292,7 +292,7 @@ class MeshState:
         if topic.kind == "lease":
             state = envelope.body.get("state")
             if state not in LEASE_STATES:
-                raise ProtocolError(f"node {node}: a word about the lease that is none", node=node)
+                raise ProtocolError("a word about the lease that is none", node=node)
             self._obey_lease(self.lease.handle(leases.Heard(node, envelope.epoch, str(state), is_kept)))
             return
         self._obey_lease(self.lease.handle(leases.EpochHeard(envelope.epoch)))
@@ -313,9 +313,9 @@ class MeshState:
         elif topic.owner == self.identity.node:
             number, order = envelope.body.get("number"), document_in(envelope, "order")
             if not isinstance(number, int):
-                raise ProtocolError(f"node {node}: an order without a number", node=node)
+                raise ProtocolError("an order without a number", node=node)
             if envelope.body.get("life") != self.identity.boot:
-                raise NotTrusted(f"node {node}: an order for another life of this device", node=node)
+                raise NotTrusted("an order for another life of this device", node=node)
             self.given.append(Given(node, envelope.boot, envelope.epoch, number, order, is_direct))
 
     def _hear_of(self, envelope: Envelope, *, is_status: bool) -> None:

@@ -24,7 +24,7 @@ def status_event(envelope: Envelope) -> Beat | Left | None:
         return Left(envelope.node, envelope.boot, is_will=state == WILL)
     if state == WATCHING:
         return None
-    raise ProtocolError(f"node {envelope.node}: a status that is none", node=envelope.node)
+    raise ProtocolError("a status that is none", node=envelope.node)
 
 
 def announced(envelope: Envelope, life: str) -> Announced | Beat:
@@ -37,11 +37,11 @@ def announced(envelope: Envelope, life: str) -> Announced | Beat:
     name, capabilities, link = body.get("name"), body.get("capabilities"), body.get("link")
     heard = body.get("heard")
     if not _is_text(name) or not isinstance(capabilities, dict) or not isinstance(link, dict):
-        raise ProtocolError(f"node {envelope.node}: an announcement that is none", node=envelope.node)
+        raise ProtocolError("an announcement that is none", node=envelope.node)
     try:
         check_link(link)
     except ProtocolError as error:
-        raise ProtocolError(f"node {envelope.node}: {error}", node=envelope.node) from error
+        raise ProtocolError(str(error), node=envelope.node) from error
     is_rare = body.get("rare") is True
     if not isinstance(heard, (list, tuple)) or life not in heard:
         return Beat(envelope.node, envelope.boot, is_rare=is_rare)
@@ -71,7 +71,7 @@ def document_in(envelope: Envelope, name: str) -> Document:
     """Return the object `name` of a body. Raises ProtocolError."""
     value = envelope.body.get(name)
     if not isinstance(value, dict):
-        raise ProtocolError(f"node {envelope.node}: a message without {name}", node=envelope.node)
+        raise ProtocolError(f"a message without {name}", node=envelope.node)
     return value
 
 

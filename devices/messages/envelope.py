@@ -141,16 +141,16 @@ class Gate:
                 self._make_room(node)
             life = _Life(envelope.boot, device)
         elif envelope.boot < life.boot:
-            raise NotTrusted(f"node {node}: a message of a life that ended", node=node)
+            raise NotTrusted("a message of a life that ended", node=node)
         if topic.kind == "status" and envelope.body.get("state") == "will":
             return self._accept_will(life, envelope)
         place = topic.kind if topic.kind == "plan" else str(topic)
         if envelope.count <= life.counts.get(place, 0):
-            raise CameAgain(f"node {node}: message {envelope.count} for {topic} came again, or late", node=node)
+            raise CameAgain(f"message {envelope.count} for {topic} came again, or late", node=node)
         skew_s = envelope.time_s - self._wall_clock()
         if abs(skew_s) > CLOCK_TOLERANCE_S and not (is_kept and topic.is_kept):
             raise StaleClock(
-                f"node {node}: a message {abs(skew_s):,.0f} s {'ahead of' if skew_s > 0 else 'behind'} this clock, at "
+                f"a message {abs(skew_s):,.0f} s {'ahead of' if skew_s > 0 else 'behind'} this clock, at "
                 f"most {CLOCK_TOLERANCE_S:.0f} s are allowed; set the clocks (timedatectl set-ntp true)",
                 node=node,
                 skew_s=skew_s,
@@ -172,14 +172,14 @@ class Gate:
         key, device = head[1 : 1 + KEY_BYTES], head[1 + KEY_BYTES : 1 + 2 * KEY_BYTES]
         node = node_of(key)
         if not self._is_proven(key, head[-PROOF_BYTES:]):
-            raise NotTrusted(f"node {node}: does not know the secret of cluster {self._cluster.id}", node=node)
+            raise NotTrusted(f"does not know the secret of cluster {self._cluster.id}", node=node)
         role = self._role(node, key, device, head[1 + 2 * KEY_BYTES : -PROOF_BYTES])
         if role == "compute" and topic.kind in _LEADERS_KINDS:
-            raise NotTrusted(f"node {node}: its role, compute, does not let it run models on others", node=node)
+            raise NotTrusted("its role, compute, does not let it run models on others", node=node)
         if topic.owner is not None and topic.owner != node and topic.kind != "cmd":
-            raise NotTrusted(f"node {node}: speaks for node {topic.owner}", node=node)
+            raise NotTrusted(f"speaks for node {topic.owner}", node=node)
         if not is_signed(key, payload[_UNSIGNED_BYTES:_HEAD_BYTES], _signed(topic, head, content)):
-            raise NotTrusted(f"node {node}: a message for {topic} that it did not sign so", node=node)
+            raise NotTrusted(f"a message for {topic} that it did not sign so", node=node)
         return node, device, content
 
     def _is_proven(self, key: bytes, proof: bytes) -> bool:
@@ -193,10 +193,10 @@ class Gate:
         """Return what the device of a node may do. Raises NotTrusted where it is no member, or not the node's."""
         role = self._cluster.role_of(device)
         if role is None:
-            raise NotTrusted(f"node {node}: {self._cluster.why_not(device)}", node=node)
+            raise NotTrusted(self._cluster.why_not(device), node=node)
         if key + device + certificate not in self._certified:
             if not is_certified(device, certificate, key):
-                raise NotTrusted(f"node {node}: says that it runs on a device that did not sign for it", node=node)
+                raise NotTrusted("says that it runs on a device that did not sign for it", node=node)
             if len(self._certified) >= MOST_MEMBERS:
                 self._certified.clear()
             self._certified[key + device + certificate] = None
@@ -214,7 +214,7 @@ class Gate:
         if envelope.epoch <= most:
             return replace(envelope, epoch=0)
         raise ProtocolError(
-            f"node {envelope.node}: says epoch {envelope.epoch}, and none after {most} can have come about; it lies, "
+            f"says epoch {envelope.epoch}, and none after {most} can have come about; it lies, "
             "or the clocks are far apart",
             node=envelope.node,
         )
@@ -226,12 +226,12 @@ class Gate:
         limit_s = self._wall_clock() - 2 * CLOCK_TOLERANCE_S
         self._lives = {one: life for one, life in self._lives.items() if life.heard_s > limit_s}
         if len(self._lives) >= MOST_MEMBERS:
-            raise ProtocolError(f"node {node}: is one too many, a cluster has at most {MOST_MEMBERS}", node=node)
+            raise ProtocolError(f"is one too many, a cluster has at most {MOST_MEMBERS}", node=node)
 
     def _accept_will(self, life: _Life, envelope: Envelope) -> Envelope:
         """Let a will in once, of the connection that its sender has now; it was written when that began."""
         if self._lives.get(envelope.node) is not life or envelope.count != life.session:
-            raise NotTrusted(f"node {envelope.node}: the will of a connection that ended", node=envelope.node)
+            raise NotTrusted("the will of a connection that ended", node=envelope.node)
         life.session = 0
         return envelope
 
@@ -255,7 +255,7 @@ def _parse(node: str, content: bytes) -> Envelope:
         if any(type(number) is not int or not 0 <= number < MOST_NUMBER for number in numbers):
             raise ValueError("a number that cannot be")
     except ValueError as error:
-        raise ProtocolError(f"node {node}: a malformed message ({error})", node=node) from error
+        raise ProtocolError(f"a malformed message ({error})", node=node) from error
     count, epoch, time_ms, *version = numbers
     listed_version = version[0], version[1], version[2], version[3]
     return Envelope(node, boot, count, epoch, time_ms / 1e3, body, listed_version, len(content))

@@ -27,7 +27,7 @@ class Room:
         held_bytes = sum(self._taken.values())
         if held_bytes + size_bytes > MOST_KEPT_BYTES:
             raise ProtocolError(
-                f"node {node}: says {size_bytes} bytes of itself, and {held_bytes} of {MOST_KEPT_BYTES} are kept of "
+                f"says {size_bytes} bytes of itself, and {held_bytes} of {MOST_KEPT_BYTES} are kept of "
                 "others already; let devices offer fewer models, or make two clusters",
                 node=node,
             )

@@ -132,7 +132,7 @@ class PieceExchange:
         """Answer who asks for a part."""
         parts: list[memoryview] = []
         try:
-            fields = Fields(message.header, f"a wish of {message.node}", message.node)
+            fields = Fields(message.header, "a wish", message.node)
             what, model, number = fields.name("what"), fields.name("model"), fields.integer("number")
         except ProtocolError as error:
             logger.info("%s", error)

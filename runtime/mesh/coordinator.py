@@ -238,8 +238,8 @@ class Spread:
             try:
                 answer = self._mesh.order(node, {"order": "status"}, timeout_s=STATUS_TIMEOUT_S)
             except EdgeRunError as error:
-                return Gone(node, str(error))
-            if Fields(answer, node, node).words("place").startswith("computing"):
+                return Gone(node, error.message)
+            if Fields(answer, "its answer", node).words("place").startswith("computing"):
                 computing.append(node)
         return Gone((computing or list(nodes))[0], "it did not do its part in time")
 
@@ -295,9 +295,9 @@ class Spread:
         try:
             return call()
         except DeviceLost as error:
-            raise Failed(Gone(node, str(error))) from error
+            raise Failed(Gone(node, error.message)) from error
         except (MeshError, ProtocolError) as error:
-            raise Failed(Refused(node, str(error))) from error
+            raise Failed(Refused(node, error.message)) from error
 
     def _check(self, node: str, answer: Document) -> None:
         """Leave out a device that would compute something else. Raises Failed."""
@@ -311,7 +311,8 @@ class Spread:
                 )
             )
         if others:
-            self._say(f"{node} computes with other numerics ({', '.join(others)}): tokens may differ from one device's")
+            name = names_apart(self._mesh.members()).get(node, node)
+            self._say(f"{name} computes with other numerics ({', '.join(others)}): tokens may differ from one device's")
 
 
 def runs(blocks: Sequence[int]) -> list[tuple[int, int]]:

@@ -39,18 +39,20 @@ class Appeared:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A device is not there any more, or does not answer."""
+    """A device is not there any more, or does not answer. teller: who says so, where that is another device."""
 
     node: str
     why: str
+    teller: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A device cannot take part, or does not want to."""
+    """A device cannot take part, or does not want to. teller: as of `Gone`."""
 
     node: str
     why: str
+    teller: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +163,11 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Let the user know."""
+    """Let the user know. node: the device that does what `text` says. teller: who says so."""
 
     text: str
+    node: str = ""
+    teller: str = ""
 
 
 Instruction: TypeAlias = "Lead | MakePlan | Open | Replay | Go | Tell"
@@ -246,9 +250,10 @@ class Failover:
         is_of_plan = node in self.nodes
         self.nodes = tuple(other for other in self.nodes if other != node)
         if self.phase is Phase.PLANNING:
-            return [Tell(f"{node} is left out: {event.why}"), MakePlan(tuple(sorted(self.candidates)))]
+            return [Tell(f"is left out: {event.why}", node, event.teller), MakePlan(tuple(sorted(self.candidates)))]
         if is_of_plan and self.phase is not Phase.LEADING:
-            return self._anew(f"{node} is {'left out' if isinstance(event, Refused) else 'lost'}: {event.why}")
+            what = "left out" if isinstance(event, Refused) else "lost"
+            return self._anew(f"is {what}: {event.why}", node, event.teller)
         return []
 
     def _given_up(self, event: GaveUp) -> list[Instruction]:
@@ -256,7 +261,7 @@ class Failover:
         if self._ends[event.node] > MOST_MISFITS:
             return self._without(Gone(event.node, event.why))
         is_of_plan = event.node in self.nodes and self.phase is not Phase.LEADING
-        return self._anew(f"{event.node} {event.why}") if is_of_plan else []
+        return self._anew(event.why, event.node) if is_of_plan else []
 
     def _misfit(self, why: str) -> list[Instruction]:
         self._misfits += 1
@@ -264,9 +269,9 @@ class Failover:
             return [Tell(f"{why}: this device goes on alone"), *self._alone()]
         return self._anew(why)
 
-    def _anew(self, why: str) -> list[Instruction]:
+    def _anew(self, why: str, node: str = "", teller: str = "") -> list[Instruction]:
         self.recoveries += 1
-        return [Tell(why), *self._begin()]
+        return [Tell(why, node, teller), *self._begin()]
 
     def _begin(self) -> list[Instruction]:
         self.wants_more = False

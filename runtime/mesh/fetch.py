@@ -57,7 +57,7 @@ class MeshFetch:
     def note(self, node: str, answer: Document) -> None:
         """Take in what `node` said of itself. Raises ProtocolError for what cannot be."""
         self.lacks.pop(node, None)
-        fields = Fields(answer, f"node {node}", node)
+        fields = Fields(answer, "its answer", node)
         if fields.has("missing_bytes"):
             missing = fields.integers("missing_bytes", self._n_units, MOST_BYTES)
             self.lacks[node] = Lack(missing, fields.integer("most_weight_bytes", 0, MOST_BYTES))
@@ -82,7 +82,7 @@ class MeshFetch:
         providers = [node for node in (self._mesh.node, *plan.nodes) if node not in self.lacks]
         fetch: Document = {**order, "order": "fetch", "providers": list(dict.fromkeys(providers))}
         answers = give_orders(dict.fromkeys(nodes, fetch))
-        states = {node: _Progress.of(Fields(answers[node], f"node {node}", node)) for node in nodes}
+        states = {node: _Progress.of(Fields(answers[node], "its answer", node)) for node in nodes}
         waiting = [node for node in nodes if states[node].wanted_bytes]
         self._tell(waiting, states)
         told_s = started_s = time.monotonic()
@@ -122,8 +122,8 @@ class MeshFetch:
 def _state(node: str, answer: Document) -> _Progress:
     state = answer.get("fetch")
     if not isinstance(state, Mapping):
-        raise ProtocolError(f"{node} says nothing of what it fetches; the devices have different versions", node=node)
-    return _Progress.of(Fields(state, f"node {node}, of what it fetches,", node))
+        raise ProtocolError("says nothing of what it fetches; the devices have different versions", node=node)
+    return _Progress.of(Fields(state, "what it fetches", node))
 
 
 def _refusal(states: Mapping[str, _Progress], others: Sequence[str]) -> Refused | None:
@@ -131,7 +131,7 @@ def _refusal(states: Mapping[str, _Progress], others: Sequence[str]) -> Refused 
     for node, state in states.items():
         for wrong in state.wrong:
             if wrong in others:
-                return Refused(wrong, f"{node} got other bytes from it than the model has")
+                return Refused(wrong, "it sent other bytes than the model has", node)
     for node, state in states.items():
         if state.why:
             return Refused(node, f"it cannot fetch its layers: {state.why}")

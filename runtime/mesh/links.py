@@ -152,7 +152,7 @@ def measure_ways(mesh: Mesh, nodes: Sequence[str], timeout_s: float, fresh_s: fl
                 rates[node] = mesh.link.measure(node, timeout_s=left_s, fresh_s=fresh_s)
             except DeviceLost as error:
                 if time.monotonic() < until:  # else there was not the time to find out
-                    unreached[node] = str(error).removeprefix(f"node {node}: ").replace("tcp://", "")
+                    unreached[node] = error.message.replace("tcp://", "")
     return Measured(rates, unreached)
 
 

@@ -144,7 +144,7 @@ def room_document(engine: SliceEngine) -> Document:
 
 def station(node: str, document: Document) -> Station:
     """Return a device as the planner sees it, from what it said of itself. Raises ProtocolError."""
-    fields = Fields(document, node, node)
+    fields = Fields(document, "its answer", node)
     return Station(
         node=node,
         memory_bytes=int(fields.number("room_bytes", 0, MOST_BYTES)),

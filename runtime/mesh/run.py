@@ -55,7 +55,15 @@ from edge_run.runtime.mesh.messages import Command, Decode, Operate, command_hea
 from edge_run.runtime.mesh.offers import most_waiting_bytes
 from edge_run.runtime.mesh.rates import PAYS_BACK_TOKENS, MeshRates
 from edge_run.runtime.mesh.recovery_time import Pace, replay_s
-from edge_run.runtime.mesh.transport import GRAPH_CHANGED, SEND_TIMEOUT_S, LinkWire, Overdue, PassFailed, RunEnded
+from edge_run.runtime.mesh.transport import (
+    GRAPH_CHANGED,
+    SEND_TIMEOUT_S,
+    LinkWire,
+    Overdue,
+    PassFailed,
+    RunEnded,
+    Unreached,
+)
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.runtime.slices.slice import NotNumbers, Share
 
@@ -213,21 +221,22 @@ class MeshRun:
         """Return what `error` means for the run. Raises it where it is this device's own."""
         node = error.node if isinstance(error, FAULTS) else ""
         if isinstance(error, LeaseLost):
-            return Deposed(str(error))
+            return Deposed(error.message)
         if isinstance(error, Overdue):
             return self._spread.who_is_stuck(self._others)
         if isinstance(error, RunEnded):
-            return GaveUp(node, str(error))
+            return GaveUp(node, error.message)
         if isinstance(error, NotNumbers):
             return self._event_of_nan(error)
-        if isinstance(error, PassFailed) and (teller := error.teller):
+        teller = error.teller if isinstance(error, PassFailed | Unreached) else ""
+        if isinstance(error, PassFailed) and teller:
             if teller in self._tellers:
                 return Refused(teller, f"it blames one device after another; the last time {error}")
             self._tellers.add(teller)
         if isinstance(error, PassFailed | ProtocolError):
-            return Refused(node or (self._others or [""])[0], str(error))
+            return Refused(node or (self._others or [""])[0], error.message, teller)
         if isinstance(error, DeviceLost) and node:
-            return Gone(node, str(error))
+            return Gone(node, error.message, teller)
         raise error
 
     def _event_of_nan(self, error: NotNumbers) -> Event:
@@ -257,7 +266,7 @@ class MeshRun:
         """Carry out one instruction; return what came of it."""
         try:
             if isinstance(instruction, Tell):
-                self._say(self._named(instruction.text))
+                self._tell(instruction)
             elif isinstance(instruction, Lead):
                 return self._lead()
             elif isinstance(instruction, MakePlan):
@@ -332,8 +341,9 @@ class MeshRun:
                 return self._replay(epoch)
         return Replayed(epoch)
 
-    def _named(self, text: str) -> str:
-        """Return `text` with devices called what people call them."""
-        for node, name in names_apart(self._members.values()).items():
-            text = text.replace(node, name)
-        return text
+    def _tell(self, told: Tell) -> None:
+        """Say it, with devices called what people call them."""
+        names = names_apart(self._members.values())
+        whose = f"{names.get(told.node, told.node)} " if told.node else ""
+        by = f", says {names.get(told.teller, told.teller)}" if told.teller else ""
+        self._say(f"{whose}{told.text}{by}")

@@ -34,6 +34,13 @@ class RunEnded(DeviceLost):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
+class Unreached(DeviceLost):
+    """Another device, `teller`, does not reach `node`."""
+
+    teller: str
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class PassFailed(KernelError):
     """Another device (`node`) could not do its part of a pass.
 
@@ -211,9 +218,7 @@ class LinkWire:
         number = fields.integer("number")
         if kind == "failed":
             if self.node != self._owners[0]:
-                raise ProtocolError(
-                    f"{message.node} says here that it failed: that is for the coordinator", node=message.node
-                )
+                raise ProtocolError("says here that it failed: that is for the coordinator", node=message.node)
             if number == self.number:
                 raise self._failure(message.node, fields)
             return
@@ -225,7 +230,7 @@ class LinkWire:
         waiting_bytes = sum(part.nbytes for one in (message, *self._waiting) for part in one.parts)
         if len(self._waiting) >= MOST_WAITING or waiting_bytes > self._most_waiting_bytes:
             raise ProtocolError(
-                f"{len(self._waiting)} messages wait that nobody asked for; the last from {message.node}",
+                f"{len(self._waiting)} messages wait that nobody asked for, the last one its",
                 node=message.node,
             )
         self._waiting.append(message)
@@ -235,15 +240,15 @@ class LinkWire:
         why, others = fields.words("why"), {*self._owners} - {self._owners[0]}
         lost, blamed = (fields.name(name) if fields.has(name) else "" for name in ("lost", "blames"))
         if lost in others and lost != teller:
-            return DeviceLost(f"{teller} does not reach it ({why})", node=lost)
+            return Unreached(why, node=lost, teller=teller)
         code = fields.integer("code")
         if blamed in others and blamed != teller:
-            return PassFailed(f"{blamed}, as {teller} says: {why}", node=blamed, code=code, teller=teller)
-        return PassFailed(f"{teller}: {why}", node=teller, code=code)
+            return PassFailed(why, node=blamed, code=code, teller=teller)
+        return PassFailed(why, node=teller, code=code)
 
 
 def _fields(message: Message) -> Fields:
-    return Fields(message.header, f"a message of {message.node}", message.node)
+    return Fields(message.header, "a message", message.node)
 
 
 def _decoded(message: Message, sizes: Sequence[int]) -> list[memoryview]:

@@ -104,7 +104,7 @@ class Worker:
 
     def handle(self, coordinator: str, epoch: int, order: Document) -> Document:
         """Carry out an order, and answer it. Raises EdgeRunError with what to say when it is refused."""
-        fields = Fields(order, f"an order of {coordinator}", coordinator)
+        fields = Fields(order, "an order", coordinator)
         what = fields.name("order")
         if what == "status":
             return self.status
@@ -261,7 +261,7 @@ class Worker:
         engine = self._engine
         if message is None or engine is None or run.is_over:
             return
-        fields = Fields(message.header, f"a command of {message.node}", message.node)
+        fields = Fields(message.header, "a command", message.node)
         kind, number = fields.name("kind"), fields.integer("number")
         if kind == "stop":
             self._undo(run, engine, number)
@@ -297,7 +297,7 @@ class Worker:
             "epoch": run.epoch,
             "number": number,
             "code": code_of(error),
-            "why": UNREACHED if is_lost else plain(str(error), MOST_WORDS),
+            "why": UNREACHED if is_lost else plain(error.message, MOST_WORDS),
             "lost": other if is_lost else "",
             "blames": other if isinstance(error, ProtocolError | NotNumbers) else "",
         }

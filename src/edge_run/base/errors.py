@@ -127,21 +127,30 @@ class ContextFull(EdgeRunError):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class ProtocolError(EdgeRunError):
+class _OfNode:
+    """An error that may be of one device, `node`. Its message says nothing of it; as text it begins with it."""
+
+    node: str = ""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"node {self.node}: {text}" if self.node else text
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class ProtocolError(_OfNode, EdgeRunError):
     """What came over the network, or is about to be decoded, is malformed, truncated, too large or foreign.
 
     node: whose doing it is.
     """
 
-    node: str = ""
     exit_code = 9
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class MeshError(EdgeRunError):
+class MeshError(_OfNode, EdgeRunError):
     """The mesh cannot do it: the broker is away, another device leads, or a member refused. node: which one."""
 
-    node: str = ""
     exit_code = 10
 
 
