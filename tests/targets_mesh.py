@@ -69,8 +69,8 @@ class _Mesh:
             self.join(make_identity(lambda: self.now_s))
         state.pass_time()
         state.members()
-        for found in (state.outgoing, state.unlinked, state.given, state.events):
-            found.clear()
+        state.take_due()
+        state.events.clear()
         for line in state.refusals.last:
             assert "\n" not in line, f"a refusal of several lines: {line!r}"
             assert len(line) < 1000, f"a refusal of {len(line)} letters"

@@ -159,6 +159,11 @@ class Roster:
         if self.listed is not None:
             self.said.append(self.listed.payload)
 
+    def take_said(self) -> list[bytes]:
+        """Return what is to be said; whoever takes it says it."""
+        said, self.said = self.said, []
+        return said
+
     def check(self) -> None:
         """Assert what always holds; tests call it after every event."""
         assert len(self._waiting) <= MOST_WAITING, "who asks is bounded"

@@ -72,7 +72,7 @@ class MeshNode:
     def start(self, link: Document, capabilities: Document) -> None:
         """Begin to connect. link: where others reach the data link, as `bodies.peer_of` reads it."""
         check_document(capabilities)
-        self._state.link, self._state.capabilities = link, {**capabilities, "edge_run": self._version}
+        self._state.describe({**capabilities, "edge_run": self._version}, link)
         self._channel.start()
 
     @property
@@ -150,7 +150,7 @@ class MeshNode:
         """Say what this device has, or has now. Raises ProtocolError where that is no JSON, or too much."""
         check_document(capabilities)
         with self.held() as state:
-            state.capabilities = {**capabilities, "edge_run": self._version}
+            state.describe({**capabilities, "edge_run": self._version})
             state.announce()
 
     def report(self, load: Document) -> None:
@@ -343,38 +343,32 @@ class MeshNode:
     def _carry_on(self) -> None:
         """Do what the state asks for, and wake who waits; the lock is held, and nothing here waits."""
         state = self._state
-        if state.is_list_new:
-            state.is_list_new = False
-            if self._file is not None:
-                self._file.keep(state.roster.cluster)
-        outgoing, state.outgoing = state.outgoing, []
-        for message in outgoing:
+        due = state.take_due()
+        if due.is_list_new and self._file is not None:
+            self._file.keep(state.roster.cluster)
+        for message in due.outgoing:
             is_sent = not message.is_direct and self._channel.publish(message)
             if not is_sent and message.node is not None:
                 self._link.send_control_soon(message.node, str(message.topic), message.payload)
-        given, state.given = state.given, []
-        for one in given:
+        for one in due.given:
             if self._servant is not None:
                 self._servant.give(one)
             else:
                 state.answer(one, error_document(MeshError("this device carries out no orders")))
-        if state.is_reconnecting:
-            state.is_reconnecting = False
+        if due.is_reconnecting:
             logger.warning("this device does not hear itself through broker %s; it connects anew", self._broker)
             self._channel.reconnect()
         if state.is_urgent:
             self._channel.hurry()
+        for node in due.unlinked:
+            self._link.drop(node, "it left the mesh, or was started anew")
+        for node in due.sent_away:
+            self._link.send_away(node)
         self._update_link()
         self._changed.notify_all()
 
     def _update_link(self) -> None:
         state = self._state
-        for node in state.unlinked:
-            self._link.drop(node, "it left the mesh, or was started anew")
-        state.unlinked.clear()
-        for node in state.sent_away:
-            self._link.send_away(node)
-        state.sent_away.clear()
         found = {node: state.membership.link_of(node) for node in state.membership.present()}
         peers = {node: peer_of(node, *where, self._places) for node, where in found.items() if where is not None}
         self._link.set_peers({node: peer for node, peer in peers.items() if peer is not None})

@@ -1,7 +1,7 @@
 """All that a device knows of its mesh, without I/O: gate, membership, lease, orders and the latest of plans and loads.
 
-Messages and moments go in; what is to be sent, told, unlinked and carried out is left in `outgoing`, `events`,
-`unlinked` and `given`, for `node.py` to fetch. Clocks and chance are passed in. Not thread-safe.
+Messages and moments go in; what is to be done comes out of `take_due`, and what is to be told is left in `events`, for
+`node.py` to fetch. Clocks and chance are passed in. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -17,17 +17,9 @@ from edge_run.base.mesh import Document, Lost, Member, MembersChanged, MeshEvent
 from edge_run.devices.members.cluster import Cluster
 from edge_run.devices.members.identity import Identity
 from edge_run.devices.members.roster import Roster
+from edge_run.devices.mesh.due import Due
 from edge_run.devices.mesh.orders import Asked, Given, Pending
-from edge_run.devices.messages.bodies import (
-    HERE,
-    LEASE_STATES,
-    LEFT,
-    WATCHING,
-    WILL,
-    announced,
-    document_in,
-    status_event,
-)
+from edge_run.devices.messages import bodies
 from edge_run.devices.messages.envelope import MOST_MEMBERS, CameAgain, Envelope, Gate, Writer
 from edge_run.devices.messages.outgoing import Outgoing
 from edge_run.devices.messages.refusals import Refusals
@@ -69,14 +61,10 @@ class MeshState:
         self.asked = Asked()
         self.link: Document = {}
         self.capabilities: Document = {}
-        self.outgoing: list[Outgoing] = []
+        self._due = Due()
         self.events: deque[MeshEvent] = deque(maxlen=MOST_EVENTS)
-        self.unlinked: list[str] = []
-        self.sent_away: list[str] = []
-        self.given: list[Given] = []
         self._early: deque[tuple[str, bytes, bool, str | None]] = deque(maxlen=MOST_EVENTS)
         self._is_settling = self._wants_lease = False
-        self.is_list_new = False  # it is to be kept
         self._session = 0
         self._announce_s: float | None = None
         self._has_left = False
@@ -84,7 +72,6 @@ class MeshState:
         self.load: Document = {}
         self.connections = self.reconnections = 0
         self.deaf: dict[str, int] = {}  # who said that it did not hear itself through the broker, and how often
-        self.is_reconnecting = False  # the connection to the broker is to be made anew
         self.is_heard = False  # what this device says comes back to it
         self.is_urgent = False  # `pass_time` is to be called before it asked for
 
@@ -99,10 +86,19 @@ class MeshState:
         found = self.membership.present() | ({} if self._is_watching else {own.node: own})
         return tuple(found[node] for node in sorted(found))
 
+    def take_due(self) -> Due:
+        """Return what is to be done now; whoever takes it does it."""
+        due, self._due = self._due, Due()
+        return due
+
+    def describe(self, capabilities: Document, link: Document | None = None) -> None:
+        """This device has `capabilities` from now on; others reach its data link as `link` says, or as before."""
+        self.capabilities, self.link = capabilities, self.link if link is None else link
+
     def make_will(self) -> Outgoing:
         """Return what the broker is to say when the next connection breaks."""
         topic = self._topic("status")
-        payload, self._session = self._writer.seal(topic, self.lease.epoch, {"state": WILL})
+        payload, self._session = self._writer.seal(topic, self.lease.epoch, {"state": bodies.WILL})
         return Outgoing(topic, payload)
 
     def take_in(self, text: str, payload: bytes, *, is_kept: bool = False, sender: str | None = None) -> None:
@@ -214,7 +210,7 @@ class MeshState:
     def publish_plan(self, epoch: int, plan: Document) -> None:
         """Let everybody see a plan, and have the broker forget the one before."""
         if self.plan is not None and self.plan[0] != epoch:
-            self.outgoing.append(Outgoing(Topic(self.cluster, "plan", epoch=self.plan[0]), b""))
+            self._due.outgoing.append(Outgoing(Topic(self.cluster, "plan", epoch=self.plan[0]), b""))
         self._send("plan", {"plan": plan}, epoch=epoch)
         self.plan = (epoch, plan)
 
@@ -232,7 +228,7 @@ class MeshState:
     def leave(self) -> None:
         """Say that this device leaves."""
         self.free_lease()
-        self._send("status", {"state": LEFT})
+        self._send("status", {"state": bodies.LEFT})
         self._has_left = True
 
     def obeys(self, node: str, epoch: int) -> bool:
@@ -256,12 +252,12 @@ class MeshState:
     def _follow_list(self, is_changed: bool) -> None:
         """Go by the list as it is now; where it is settled now, take in what came meanwhile."""
         if is_changed:
-            self.is_list_new = True
+            self._due.is_list_new = True
             self.events.append(MembersChanged())
             self._writer.adopt(self.roster.cluster)
             for node in self._gate.adopt(self.roster.cluster):
                 self._carry_out(self.membership.handle(events.SentAway(node)))
-                self.sent_away.append(node)
+                self._due.sent_away.append(node)
             if self.lease.held and not self.roster.is_member:
                 self.events.append(Unled(self.lease.held))
                 self.lease.handle(leases.Unwanted())
@@ -270,11 +266,10 @@ class MeshState:
 
     def _say_lists(self) -> None:
         topic = Topic(self.cluster, "members")
-        said, self.roster.said = self.roster.said, []
-        for payload in said:
-            self.outgoing.append(Outgoing(topic, payload))
+        for payload in self.roster.take_said():
+            self._due.outgoing.append(Outgoing(topic, payload))
             for node in self.membership.present():
-                self.outgoing.append(Outgoing(topic, payload, node, is_direct=True))
+                self._due.outgoing.append(Outgoing(topic, payload, node, is_direct=True))
 
     def _settle_down(self) -> None:
         """Believe others from now on, where the list is settled, and take in what they said meanwhile."""
@@ -291,7 +286,7 @@ class MeshState:
         node = envelope.node
         if topic.kind == "lease":
             state = envelope.body.get("state")
-            if state not in LEASE_STATES:
+            if state not in bodies.LEASE_STATES:
                 raise ProtocolError("a word about the lease that is none", node=node)
             self._obey_lease(self.lease.handle(leases.Heard(node, envelope.epoch, str(state), is_kept)))
             return
@@ -301,22 +296,22 @@ class MeshState:
             self._hear_of(envelope, is_status=topic.kind == "status")
         elif topic.kind == "load":
             if node in self.membership.present():
-                load = document_in(envelope, "load")
+                load = bodies.document_in(envelope, "load")
                 self._room.take(node, topic.kind, envelope.size_bytes, self.membership.known())
                 self.loads[node] = load
         elif topic.kind == "plan":
             if envelope.epoch == topic.epoch and (self.plan is None or topic.epoch >= self.plan[0]):
-                self.plan = (topic.epoch, document_in(envelope, "plan"))
+                self.plan = (topic.epoch, bodies.document_in(envelope, "plan"))
         elif topic.kind == "rsp":
             if envelope.body.get("to") == self.identity.node and envelope.body.get("life") == self.identity.boot:
                 self.asked.take_answer(node, envelope.body)
         elif topic.owner == self.identity.node:
-            number, order = envelope.body.get("number"), document_in(envelope, "order")
+            number, order = envelope.body.get("number"), bodies.document_in(envelope, "order")
             if not isinstance(number, int):
                 raise ProtocolError("an order without a number", node=node)
             if envelope.body.get("life") != self.identity.boot:
                 raise NotTrusted("an order for another life of this device", node=node)
-            self.given.append(Given(node, envelope.boot, envelope.epoch, number, order, is_direct))
+            self._due.given.append(Given(node, envelope.boot, envelope.epoch, number, order, is_direct))
 
     def _hear_of(self, envelope: Envelope, *, is_status: bool) -> None:
         """Take in a heartbeat, a farewell, that somebody looks on, or an announcement."""
@@ -325,7 +320,7 @@ class MeshState:
             times = envelope.body.get("deaf")
             if isinstance(times, int) and 0 < times < MOST_TIMES and len(self.deaf) < MOST_MEMBERS:
                 self.deaf[envelope.node] = times
-        event = status_event(envelope) if is_status else announced(envelope, self.identity.boot)
+        event = bodies.status_event(envelope) if is_status else bodies.announced(envelope, self.identity.boot)
         if isinstance(event, events.Announced) and envelope.node != self.identity.node:
             self._room.take(envelope.node, "caps", envelope.size_bytes, self.membership.known())
         if event is None:
@@ -338,25 +333,25 @@ class MeshState:
             if isinstance(instruction, events.Tell):
                 self._tell(instruction.event)
             elif isinstance(instruction, events.Unlink):
-                self.unlinked.append(instruction.node)
+                self._due.unlinked.append(instruction.node)
             elif isinstance(instruction, events.Announce):
                 self._announce_soon()
             elif isinstance(instruction, events.Reconnect):
                 self._reconnect()
             elif self._is_watching:
-                self._send("status", {"state": WATCHING})
+                self._send("status", {"state": bodies.WATCHING})
             else:
                 words = {"asks": instruction.asks, "rare": instruction.is_rare}
                 said: Document = {word: True for word, is_so in words.items() if is_so}
                 if self.reconnections:
                     said = {**said, "deaf": self.reconnections}
-                self._send("status", {"state": HERE, "session": self._session, **said})
+                self._send("status", {"state": bodies.HERE, "session": self._session, **said})
 
     def _reconnect(self) -> None:
         """Have the broker connected to anew; not where this device looks on, and has no heartbeat to hear."""
         if not self._is_watching:
             self.reconnections += 1
-            self.is_reconnecting = True
+            self._due.is_reconnecting = True
 
     def _tell(self, event: MeshEvent) -> None:
         self.events.append(event)
@@ -397,4 +392,4 @@ class MeshState:
         epoch = self.lease.epoch if epoch is None else epoch
         topic = self._topic(kind, owner, epoch)
         payload, _ = self._writer.seal(topic, epoch, body)
-        self.outgoing.append(Outgoing(topic, payload, to or owner, is_direct))
+        self._due.outgoing.append(Outgoing(topic, payload, to or owner, is_direct))

@@ -88,20 +88,13 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
-    """This device leads from now on."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
 class Withdrawn:
     """This device leads no more: somebody has a later epoch."""
 
     epoch: int
 
 
-Instruction: TypeAlias = Say | Granted | Withdrawn
+Instruction: TypeAlias = Say | Withdrawn
 
 
 class Lease:
@@ -205,7 +198,7 @@ class Lease:
         if self._claim:
             if self._echo_s is not None and now_s - self._echo_s >= SETTLE_S:
                 self._held, self._claim, self._holder = self._claim, 0, None
-                return [Granted(self._held), self._say(now_s)]
+                return [self._say(now_s)]
             if now_s - self._said_s > RETRY_S:  # it was lost on the way
                 self._claim = 0
         if self._is_wanted and not self._claim and self._holder is None and now_s >= self._retry_s:

@@ -119,8 +119,13 @@ class GaveUp:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The run is over: nobody computes for it any more."""
+
+
 Event: TypeAlias = (
-    "Appeared | Gone | Refused | Led | NotLed | Planned | Opened | Replayed | Better | Unfit | Deposed | GaveUp"
+    "Appeared | Gone | Refused | Led | NotLed | Planned | Opened | Replayed | Better | Unfit | Deposed | GaveUp | Ended"
 )
 MOST_MISFITS = 3
 ATTEMPT_BITS = 16
@@ -155,13 +160,6 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
-class Go:
-    """Go on with the answer."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
 class Tell:
     """Let the user know. node: the device that does what `text` says. teller: who says so."""
 
@@ -170,7 +168,7 @@ class Tell:
     teller: str = ""
 
 
-Instruction: TypeAlias = "Lead | MakePlan | Open | Replay | Go | Tell"
+Instruction: TypeAlias = "Lead | MakePlan | Open | Replay | Tell"
 
 
 class Failover:
@@ -206,6 +204,9 @@ class Failover:
             return self._anew(event.why) if self.phase is not Phase.LEADING and len(self.nodes) != 1 else []
         if isinstance(event, GaveUp):
             return self._given_up(event)
+        if isinstance(event, Ended):
+            self.nodes, self.phase = (), Phase.LEADING
+            return []
         return self._next(event)
 
     def check(self) -> None:
@@ -231,7 +232,6 @@ class Failover:
             return [Replay(self.epoch)]
         if isinstance(event, Replayed) and self.phase is Phase.REPLAYING and event.epoch == self.epoch:
             self.phase = Phase.RUNNING
-            return [Go(self.epoch)]
         return []
 
     def _appeared(self, node: str) -> list[Instruction]:

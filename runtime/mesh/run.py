@@ -31,6 +31,7 @@ from edge_run.runtime.mesh.commands import carry_out
 from edge_run.runtime.mesh.coordinator import Failed, Spread
 from edge_run.runtime.mesh.failover import (
     Deposed,
+    Ended,
     Event,
     Failover,
     GaveUp,
@@ -109,7 +110,7 @@ class MeshRun:
 
     def close(self) -> None:
         """Let the other devices go, and the lease. Idempotent."""
-        self._failover.nodes = ()
+        self._failover.handle(Ended())
         try:
             self._spread.release()
         except MeshError as error:
@@ -135,11 +136,11 @@ class MeshRun:
             self._wire.hear()
         self._number += 1
         self._send(command)
-        self._wire.expect(self._number)
+        n_tokens = len(command.batch) if isinstance(command, Decode) else 0
+        self._wire.expect(self._number, self._deadline_s(n_tokens) if n_tokens and self._others else None)
         if not isinstance(command, Decode):
             carry_out(self._engine, command)
             return None
-        self._wire.deadline_s = self._deadline_s(len(command.batch)) if self._others else None
         rows = self._local.decode(command.batch)
         self._wire.finish()
         if self._others and len(rows) and not np.isfinite(rows.max(axis=1)).all():

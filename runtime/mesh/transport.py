@@ -60,8 +60,7 @@ def code_of(error: EdgeRunError) -> int:
 class LinkWire:
     """The `Wire` of one device, `node`, under one epoch.
 
-    deadline_s: of a wait for a state, None for no other than the link's own. spent: what devices said that they were at
-    work for in this pass, of those before this one in the ring.
+    spent: what devices said that they were at work for in this pass, of those before this one in the ring.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class LinkWire:
         self._link, self.epoch, self._owners, self._clock = link, epoch, tuple(owners), clock
         self.node, self._check, self._most_waiting_bytes = node, check, most_waiting_bytes
         self._waiting: deque[Message] = deque()
-        self.deadline_s: float | None = None
+        self._deadline_s: float | None = None
         self.number = 0
         self.spent: dict[str, float] = {}
         self.place = "idle"
@@ -95,9 +94,12 @@ class LinkWire:
         """How often a state is handed on in a pass."""
         return sum(a != b for a, b in zip(self._owners, self._owners[1:], strict=False))
 
-    def expect(self, number: int) -> None:
-        """Command `number` begins; states of earlier ones are nobody's from now on."""
-        self.number, self._round, self.spent = number, 0, {}
+    def expect(self, number: int, deadline_s: float | None = None) -> None:
+        """Command `number` begins; states of earlier ones are nobody's from now on.
+
+        deadline_s: of each wait for a state, None for no other than the link's own.
+        """
+        self.number, self._round, self._deadline_s, self.spent = number, 0, deadline_s, {}
         self._since = self._clock() if self._owners[0] == self.node else None
         self._waiting = deque(m for m in self._waiting if _is_at_least(m, number))
 
@@ -137,8 +139,8 @@ class LinkWire:
                 self._keep(message)
                 continue
             self._check()
-            if self.deadline_s is not None and self._clock() - started > self.deadline_s:
-                raise Overdue(f"the state before unit {unit} did not come in {self.deadline_s:.0f} s")
+            if self._deadline_s is not None and self._clock() - started > self._deadline_s:
+                raise Overdue(f"the state before unit {unit} did not come in {self._deadline_s:.0f} s")
 
     def send(self, unit: int, node: str, parts: Sequence[memoryview]) -> None:
         """Hand a state over. Raises DeviceLost when it cannot be."""

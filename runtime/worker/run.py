@@ -27,6 +27,15 @@ class WorkerRun:
         """Under which the run is."""
         return self.wire.epoch
 
+    def begin(self, number: int) -> None:
+        """Command `number` is carried out from now on."""
+        self.wire.expect(number)
+        self.done = number
+
+    def end(self) -> None:
+        """The pass in progress, and all that would follow, is nobody's any more."""
+        self.is_over = True
+
     def check(self) -> None:
         """Raise Cancelled where the pass in progress is nobody's any more."""
         if self.is_over:

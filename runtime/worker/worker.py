@@ -191,7 +191,7 @@ class Worker:
         """Stop the pass in progress, and wait until the thread is out of it."""
         with self._changing:
             if self._run:
-                self._run.is_over = True
+                self._run.end()
             self._run = self._given_up = None
             if self._is_busy and self._engine:
                 self._engine.decoder.cancel()
@@ -238,7 +238,7 @@ class Worker:
 
     def _give_up(self, run: WorkerRun) -> None:
         """The coordinator is gone: what was decoded is nobody's, and its weights need not stay."""
-        run.is_over = True
+        run.end()
         self._given_up = run.coordinator, run.epoch
         with self._changing:
             if self._run is run:
@@ -268,8 +268,7 @@ class Worker:
         elif kind == "command":
             try:
                 self._last = read_command(message, engine.decoder.limits)
-                run.wire.expect(number)
-                run.done = number
+                run.begin(number)
                 carry_out(engine, self._last)
             except Cancelled:
                 raise

@@ -172,7 +172,7 @@ def test_who_was_away_learns_the_newest_list_before_anything_else(tmp_path: Path
                 wait_for(lambda: len(two.members()) == 2, "it is there")
                 assert {member.name for member in two.members()} == {"one", "two"}
                 assert two.state.roster.is_settled
-                assert not two.state.given, "no order of who was removed"
+                assert not two.state._due.given, "no order of who was removed"
                 assert two.state.lease.epoch < 1 << 21
             kept = read_cluster(tmp_path / "two")
             assert kept is not None

@@ -15,7 +15,6 @@ from edge_run.runtime.mesh.failover import (
     Event,
     Failover,
     GaveUp,
-    Go,
     Gone,
     Lead,
     Led,
@@ -76,6 +75,7 @@ class World:
             if answer is not None:
                 waiting = self.machine.handle(answer) or waiting
         assert self.machine.phase is Phase.RUNNING, "it ends, and runs"
+        assert self.opened == (self.machine.epoch, self.machine.nodes), "on what is open"
         assert set(self.machine.nodes) <= self.alive | {"a"} or self.machine.nodes == ("a",)
 
     def execute(self, instruction: object) -> Event | None:
@@ -104,9 +104,6 @@ class World:
         if isinstance(instruction, Replay):
             assert self.opened == (instruction.epoch, self.machine.nodes), "all is open before it is said again"
             return Replayed(instruction.epoch)
-        if isinstance(instruction, Go):
-            assert self.opened is not None
-            assert instruction.epoch == self.opened[0]
         return None
 
 

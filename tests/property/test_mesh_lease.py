@@ -12,7 +12,6 @@ from edge_run.devices.presence.lease import (
     EXPIRES_S,
     Connected,
     EpochHeard,
-    Granted,
     Heard,
     HolderLost,
     Lease,
@@ -50,18 +49,20 @@ class Cluster(RuleBasedStateMachine):
         self.stolen: list[tuple[str, int]] = []  # orders on their way
 
     def feed(self, name: str, event: object) -> None:
-        known = self.nodes[name].epoch
-        for done in self.nodes[name].handle(event):  # type: ignore[arg-type]
+        known, held = self.nodes[name].epoch, self.nodes[name].held
+        instructions = self.nodes[name].handle(event)  # type: ignore[arg-type]
+        if (epoch := self.nodes[name].held) not in (0, held):
+            assert epoch not in self.granted, "an epoch is somebody's, once"
+            assert epoch > self.last_grant[name], "epochs only grow"
+            assert epoch >= known, "and are later than all that was heard of"
+            assert Say(epoch, "hold") in instructions, "others are told at once"
+            self.granted[epoch] = name
+            self.last_grant[name] = epoch
+        for done in instructions:
             if isinstance(done, Say):
                 heard = Heard(name, done.epoch, done.state)
                 self.kept = heard
                 self.mail += [(other, heard) for other in NAMES]
-            elif isinstance(done, Granted):
-                assert done.epoch not in self.granted, "an epoch is somebody's, once"
-                assert done.epoch > self.last_grant[name], "epochs only grow"
-                assert done.epoch >= known, "and are later than all that was heard of"
-                self.granted[done.epoch] = name
-                self.last_grant[name] = done.epoch
             else:
                 assert isinstance(done, Withdrawn)
                 assert self.nodes[name].held == 0

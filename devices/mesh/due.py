@@ -1,0 +1,24 @@
+"""What a device is to do for its mesh, as its state asks for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edge_run.devices.mesh.orders import Given
+from edge_run.devices.messages.outgoing import Outgoing
+
+
+@dataclass(slots=True)
+class Due:
+    """Messages to send, orders to carry out, and more.
+
+    unlinked, sent_away: nodes whose data link ends, for now or for good. is_list_new: the list of members is to be
+    kept. is_reconnecting: the connection to the broker is to be made anew.
+    """
+
+    outgoing: list[Outgoing] = field(default_factory=list)
+    given: list[Given] = field(default_factory=list)
+    unlinked: list[str] = field(default_factory=list)
+    sent_away: list[str] = field(default_factory=list)
+    is_list_new: bool = False
+    is_reconnecting: bool = False
