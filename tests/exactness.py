@@ -57,7 +57,9 @@ def open_at(path: Path, share: float, options: dict[str, object], by_expert: boo
     budget, extra = 40 * MIB, int(share * path.stat().st_size)
     for _ in range(40):
         try:
-            engine = Engine.open(path, ModelConfig(memory=budget, backend="edge-run", **options), CHUNK_BYTES)
+            engine = Engine.open(
+                path, ModelConfig(memory=budget, backend="edge-run", **options, chunk_bytes=CHUNK_BYTES)
+            )
         except BudgetError as error:
             budget = error.minimum_bytes + extra
             continue

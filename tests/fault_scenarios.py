@@ -87,9 +87,10 @@ def _greedy(session: Session, n_tokens: int = 2) -> list[int]:
 @contextmanager
 def _run(path: Path, share: float, *, is_streamed: bool = True, **options: Any) -> Iterator[Work]:
     """An engine; is_streamed: of what would fit, too."""
-    config = ModelConfig(**{**OPTIONS, "cache_folder": path.parent / "cache", **options})
+    small = {"cache_folder": path.parent / "cache", "chunk_bytes": CHUNK_BYTES}
+    config = ModelConfig(**{**OPTIONS, **small, **options})
     with fewest_frames(share):
-        engine = Engine.open(path, config, CHUNK_BYTES, may_be_whole=not is_streamed)
+        engine = Engine.open(path, config, may_be_whole=not is_streamed)
     try:
         assert (engine.plan.mode == "streamed") == is_streamed
         yield partial(_greedy, open_session(engine))
@@ -145,8 +146,8 @@ def slices(folder: Path) -> Iterator[Work]:
         engines = {}
         for node in "ab":
             with fewest_frames(0):
-                config = ModelConfig(**OPTIONS, cache_folder=folder / "cache")
-                engines[node] = SliceEngine.open(path, config, CHUNK_BYTES)
+                config = ModelConfig(**OPTIONS, cache_folder=folder / "cache", chunk_bytes=CHUNK_BYTES)
+                engines[node] = SliceEngine.open(path, config)
             stack.callback(engines[node].close)
         together = Together(engines, owners_of(len(engines["a"].layout.units), (1, 1)))
 

@@ -118,13 +118,14 @@ def _outcome(path: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    from edge_run.runtime.engine.engine import Engine
-    from edge_run.runtime.generation import model
-
     cache_folder, backend = sys.argv[1:]
-    options = {"backend": backend, "cache_folder": Path(cache_folder), "check_file": backend != "llama.cpp"}
+    options: dict[str, Any] = {
+        "backend": backend,
+        "cache_folder": Path(cache_folder),
+        "check_file": backend != "llama.cpp",
+    }
     if backend != "llama.cpp":  # small chunks, so that small models have something to stream
-        model.Engine = lambda path, config: Engine.open(path, config, 1 << 14)  # type: ignore[assignment,misc]
+        options["chunk_bytes"] = 1 << 14
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin.buffer:

@@ -79,7 +79,7 @@ def open_engine(path: Path, gpu_memory: int, memory: int | None = None, **option
     config = {**OPTIONS, **options, "gpu_memory": gpu_memory}
     for _ in range(20):
         try:
-            engine = Engine.open(path, ModelConfig(**config, memory=memory_bytes), CHUNK_BYTES)
+            engine = Engine.open(path, ModelConfig(**config, memory=memory_bytes, chunk_bytes=CHUNK_BYTES))
             break
         except BudgetError as error:
             if memory != 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import logging
 import sys
@@ -46,7 +47,9 @@ def main() -> None:
         while sum(map(is_worker, mesh.members())) < arguments.workers and time.monotonic() < until:
             mesh.wait(timeout_s=0.05)
         config = ModelConfig(memory="4GiB", **OPTIONS)
-        engine = open_mesh_engine(arguments.model, config, mesh, say=lambda text: tell(say=text), chunk_bytes=16384)
+        engine = open_mesh_engine(
+            arguments.model, dataclasses.replace(config, chunk_bytes=16384), mesh, say=lambda text: tell(say=text)
+        )
         stack.callback(engine.close)
         tell(token=0)  # as somebody who thinks about what to ask
         time.sleep(0.2)

@@ -267,7 +267,7 @@ class Table:
             worker.wait_ready()
         self._mesh.wait_for(here, len(sure))
         engine = open_mesh_engine(
-            path, ModelConfig(memory="4GiB", **OPTIONS), here, say=lambda text: None, chunk_bytes=16384
+            path, ModelConfig(memory="4GiB", **OPTIONS, chunk_bytes=16384), here, say=lambda text: None
         )
         try:
             said, longest_s = greedy(engine, len(wanted), lambda i: wake() if i == len(wanted) // 3 else None)

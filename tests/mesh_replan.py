@@ -72,7 +72,7 @@ def run(path: Path, tokens: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, mesh_of(Path(folder), path, list("bc")) as mesh:
         here = mesh.join()
         mesh.wait_for(here, 2)
-        engine = open_mesh_engine(path, ModelConfig(memory="4GiB", **OPTIONS), here, say=said.append, chunk_bytes=16384)
+        engine = open_mesh_engine(path, ModelConfig(memory="4GiB", **OPTIONS, chunk_bytes=16384), here, say=said.append)
         slowed: list[tuple[Slowed, MeshUse]] = []
 
         def at(i: int) -> None:

@@ -67,19 +67,19 @@ class Run:
         self.path = path
         self.workers = {name: self.join(name) for name in workers}
         self.mesh = self.hub.join("a")
-        self.config = ModelConfig(memory="4GiB", **(options or OPTIONS))
+        self.config = ModelConfig(memory="4GiB", chunk_bytes=CHUNK_BYTES, **(options or OPTIONS))
         self.open()
 
     def open(self) -> None:
         """Open the coordinator's engine, for the first time or again."""
-        self.engine = open_mesh_engine(self.path, self.config, self.mesh, say=self._say, chunk_bytes=CHUNK_BYTES)
+        self.engine = open_mesh_engine(self.path, self.config, self.mesh, say=self._say)
 
     def _say(self, text: str) -> None:
         self.on_say(text)
 
     def join(self, name: str, models: Path | None = None) -> Worker:
-        config = ModelConfig(memory="4GiB", threads=1, check_file=False)
-        worker = Worker(self.hub.join(name), [models or self.path], config, CHUNK_BYTES)
+        config = ModelConfig(memory="4GiB", threads=1, check_file=False, chunk_bytes=CHUNK_BYTES)
+        worker = Worker(self.hub.join(name), [models or self.path], config)
         worker.start()
         return worker
 

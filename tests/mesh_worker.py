@@ -45,8 +45,8 @@ def main() -> None:
     )
     with serving(known_cluster(arguments.folder), device_key(arguments.folder)):
         mesh = open_mesh(settings)
-        config = ModelConfig(memory=arguments.memory, cache_folder=arguments.cache)
-        worker = Worker(mesh, arguments.models, config, arguments.chunk_bytes, arguments.fetch)
+        config = ModelConfig(memory=arguments.memory, cache_folder=arguments.cache, chunk_bytes=arguments.chunk_bytes)
+        worker = Worker(mesh, arguments.models, config, arguments.fetch)
         worker.start()
         print(json.dumps({"node": mesh.node, "pid": os.getpid()}), flush=True)
         note_what_is_held(worker, arguments.folder / "held")

@@ -187,7 +187,9 @@ def compare(path: Path, counts: Sequence[int], options: dict[str, Any]) -> dict[
     with_plain.close()
     names = [chr(ord("a") + i) for i in range(len(counts))]
     with least_lent() if options["lends"] or options["turns"] else contextlib.nullcontext():
-        engines = {n: SliceEngine.open(path, ModelConfig(memory="8GiB", **common), CHUNK_BYTES) for n in names}
+        engines = {
+            n: SliceEngine.open(path, ModelConfig(memory="8GiB", **common, chunk_bytes=CHUNK_BYTES)) for n in names
+        }
     layout = engines["a"].layout
     owners = owners_of(len(layout.units), counts)
     rooms = [(options["streams"] or options["lends"], fewest_frames(0.0)), (options["turns"], room_for_most())]

@@ -46,7 +46,7 @@ def plain_tokens(path: Path, *prompts: Sequence[int], **options: Any) -> list[li
 
 @contextmanager
 def open_engine(path: Path, **options: Any) -> Iterator[Engine]:
-    engine = Engine.open(path, ModelConfig(**{**OPTIONS, **options}), CHUNK_BYTES)
+    engine = Engine.open(path, ModelConfig(**{**OPTIONS, **options}, chunk_bytes=CHUNK_BYTES))
     try:
         yield engine
     finally:

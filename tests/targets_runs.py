@@ -66,8 +66,8 @@ def commands_of_a_run(folder: Path, stack: ExitStack) -> Target:
     from slices import QueueWire
     from tiny_models import make_model
 
-    config = ModelConfig(memory="2GiB", cache_folder=folder / "cache", **OPTIONS)
-    engine = SliceEngine.open(make_model("llama", folder), config, 16 * KIB)
+    config = ModelConfig(memory="2GiB", cache_folder=folder / "cache", chunk_bytes=16 * KIB, **OPTIONS)
+    engine = SliceEngine.open(make_model("llama", folder), config)
     stack.callback(engine.close)
     engine.assign(Share(("w",) * len(engine.layout.units), "w"), QueueWire({}, "w"))
     guard = GuardedBatch(engine.decoder)
@@ -250,13 +250,17 @@ def orders_of_a_run(folder: Path, stack: ExitStack) -> Target:
     links.MEASURE_TIMEOUT_S = 0.01
     path = make_model("llama", folder)
     memory = process_memory().resident_bytes + 256 * MIB
-    config = ModelConfig(memory=memory, threads=1, check_file=False, cache_folder=folder / "cache")
+    config = ModelConfig(
+        memory=memory, threads=1, check_file=False, cache_folder=folder / "cache", chunk_bytes=16 * KIB
+    )
     hub = Hub()
     hub.join("a")
-    worker = Worker(hub.join("w"), [path], config, 16 * KIB)
+    worker = Worker(hub.join("w"), [path], config)
     worker.start()
     stack.callback(worker.close)
-    seen = SliceEngine.open(path, ModelConfig(memory=memory, cache_folder=folder / "cache", **OPTIONS), 16 * KIB)
+    seen = SliceEngine.open(
+        path, ModelConfig(memory=memory, cache_folder=folder / "cache", chunk_bytes=16 * KIB, **OPTIONS)
+    )
     settings, layout, n_units = shared_settings(seen), layout_hash(seen.layout), len(seen.layout.units)
     seen.close()
     shards = [[shard.size_bytes, shard.data_offset] for shard in read_gguf(path).shards]

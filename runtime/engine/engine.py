@@ -36,7 +36,6 @@ from edge_run.runtime.processes.forks import forkable_lock
 from edge_run.runtime.streaming.route_recorder import RouteRecorder
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.readers import ReadTotals
-from edge_run.tiers.territory import CHUNK_BYTES
 
 _OPENING = forkable_lock()  # one at a time: what an opening holds is what the whole process grew by
 
@@ -132,7 +131,6 @@ class Engine:
         cls,
         path: Path,
         config: ModelConfig,
-        chunk_bytes: int = CHUNK_BYTES,
         recorder: RouteRecorder | None = None,
         *,
         gguf: GgufModel | None = None,
@@ -140,9 +138,8 @@ class Engine:
     ) -> Engine:
         """Open the model at `path`; no weight is read before this returns.
 
-        chunk_bytes: the size of a chunk, a page or a power of two more; smaller ones are for tests. recorder: takes
-        part in every pass. gguf: the headers of `path`, where they were read already. may_be_whole: a model that fits
-        is read as a whole, and computed without a callback.
+        recorder: takes part in every pass. gguf: the headers of `path`, where they were read already. may_be_whole: a
+        model that fits is read as a whole, and computed without a callback.
         Raises ModelFileError, BudgetError, KernelError, ConfigError, NotSupported or TierReadError; nothing is left
         open.
         """
@@ -154,7 +151,7 @@ class Engine:
         driver.features += [recorder] if recorder else []
         with contextlib.ExitStack() as stack:
             with one_opening():
-                loaded = load(prepared, driver, stack, chunk_bytes=chunk_bytes, may_be_whole=may_be_whole)
+                loaded = load(prepared, driver, stack, may_be_whole=may_be_whole)
                 supply = open_supply(loaded, ledger, stack, recorder)
                 passes = Passes(loaded, lambda: supply)
                 stack.callback(passes.decoder.close)

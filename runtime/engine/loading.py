@@ -31,7 +31,7 @@ from edge_run.runtime.speculation.draft_model import DraftModel
 from edge_run.tiers import _libc
 from edge_run.tiers.partial import PartialModel, PartialSource
 from edge_run.tiers.source import SourceFile
-from edge_run.tiers.territory import CHUNK_BYTES, Territory
+from edge_run.tiers.territory import Territory
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +40,12 @@ logger = logging.getLogger(__name__)
 class Room:
     """Where weights of ours go, and come from. chunks: of the territory, those with weights that the processor reads.
 
-    chunk_bytes: what a chunk has at most. is_whole: all weights fit, and nothing stops a pass.
+    is_whole: all weights fit, and nothing stops a pass.
     """
 
     territory: Territory
     sources: Sequence[SourceFile]
     chunks: Sequence[int]
-    chunk_bytes: int
     is_whole: bool
 
 
@@ -90,7 +89,6 @@ def load(
     driver: Driver,
     stack: ExitStack,
     *,
-    chunk_bytes: int = CHUNK_BYTES,
     partial: PartialModel | None = None,
     may_be_whole: bool = True,
 ) -> Loaded:
@@ -103,7 +101,7 @@ def load(
             with ExitStack() as attempt:
                 loading = _Loading(prepared, driver, attempt)
                 is_ours = not prepared.why_plain
-                loaded = loading.ours(chunk_bytes, partial, may_be_whole) if is_ours else loading.plain()
+                loaded = loading.ours(partial, may_be_whole) if is_ours else loading.plain()
                 stack.push(attempt.pop_all())
                 return loaded
         except OffloadTooLarge as error:
@@ -130,14 +128,14 @@ class _Loading:
         backend = Backend("llama.cpp", self._prepared.why_plain)
         return self._loaded(model, context, Holdings(0, context.kv_bytes), backend)
 
-    def ours(self, chunk_bytes: int, partial: PartialModel | None, may_be_whole: bool) -> Loaded:
+    def ours(self, partial: PartialModel | None, may_be_whole: bool) -> Loaded:
         """Load a stub, whose weights are to come to memory of ours."""
         gguf, budget_bytes = self._prepared.gguf, self._prepared.budget_bytes
         sources = [self._source(number, partial) for number in range(len(gguf.shards))]
         buffered = [source.path for source in sources if not source.is_direct]
         why = f"{buffered[0]}: no direct reads on this file system, so they are buffered" if buffered else ""
-        spans, model = load_stubs(gguf, self._model, chunk_bytes)
-        territory = Territory(spans, chunk_bytes)
+        spans, model = load_stubs(gguf, self._model)
+        territory = Territory(spans, self._prepared.config.chunk_bytes)
         territory.claim()
         chunks = territory.holding(host_ranges(model)) if self._offload else range(territory.n_chunks)
         room_bytes = budget_bytes - len(chunks) * territory.chunk_bytes
@@ -147,7 +145,7 @@ class _Loading:
             context.close()
             is_whole = False
             context, holdings = self._context(model, stops=True)
-        room = Room(territory, sources, chunks, chunk_bytes, is_whole)
+        room = Room(territory, sources, chunks, is_whole)
         return self._loaded(model, context, holdings, Backend("edge-run", why), room)
 
     def _loaded(

@@ -138,7 +138,7 @@ def _streamed(loaded: Loaded, room: Room, readers: Readers, ledger: Ledger, stac
         graph = decoder.map_graph()
     if cuts:
         room.territory.claim()
-    memory = WeightMemory(room.territory, room.sources, readers, room.chunk_bytes, driver.check_cancelled)
+    memory = WeightMemory(room.territory, room.sources, readers, driver.check_cancelled)
     grant = partial(loaded.enter_in_ledger, ledger=ledger, stack=stack)
     plan, streams = open_streams(graph, loaded.terms(loaded.holdings), memory, grant)
     for stream in streams:

@@ -20,7 +20,7 @@ from edge_run.tiers.territory import Span, Territory, clipped
 from edge_run.tiers.upload import Extent, Upload
 
 
-def load_stubs(gguf: GgufModel, load: Callable[..., LlamaModel], chunk_bytes: int) -> tuple[list[Span], LlamaModel]:
+def load_stubs(gguf: GgufModel, load: Callable[..., LlamaModel]) -> tuple[list[Span], LlamaModel]:
     """Load `gguf` without its weights; return where in memory those are to be that the processor reads.
 
     load: makes the model of paths, a callback for when its header is read, and one for before the first upload.
@@ -29,7 +29,7 @@ def load_stubs(gguf: GgufModel, load: Callable[..., LlamaModel], chunk_bytes: in
 
     def blank() -> None:
         mapped.extend(stubs.spans())
-        Territory(mapped, chunk_bytes).blank()
+        Territory(mapped).blank()
 
     with Stubs(gguf.shards) as stubs:
         model = load(stubs.paths, stubs.cut, blank)

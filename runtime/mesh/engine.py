@@ -17,12 +17,11 @@ from edge_run.runtime.mesh.coordinator import Spread
 from edge_run.runtime.mesh.decoder import MeshDecoder
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.tiers.gguf import GgufModel
-from edge_run.tiers.territory import CHUNK_BYTES
 
 logger = logging.getLogger(__name__)
 
 
-def open_mesh_engine(  # noqa: PLR0913  what a mesh is used for, and what is there already
+def open_mesh_engine(
     path: Path,
     config: ModelConfig,
     mesh: Mesh,
@@ -30,7 +29,6 @@ def open_mesh_engine(  # noqa: PLR0913  what a mesh is used for, and what is the
     takes_any_numerics: bool = False,
     say: Callable[[str], None] = logger.warning,
     check: Callable[[], None] = lambda: None,
-    chunk_bytes: int = CHUNK_BYTES,
     gguf: GgufModel | None = None,
     after: ExitStack | None = None,
 ) -> Engine:
@@ -43,7 +41,7 @@ def open_mesh_engine(  # noqa: PLR0913  what a mesh is used for, and what is the
         if after:
             stack.push(after.pop_all())
         # It makes the text, which takes more memory later.
-        slices = SliceEngine.open(path, config, chunk_bytes, gguf=gguf, least_reserve_bytes=RESERVE_BYTES)
+        slices = SliceEngine.open(path, config, gguf=gguf, least_reserve_bytes=RESERVE_BYTES)
         stack.callback(slices.close)
         if config.mesh_states == "compact":
             say("states are rounded where a link is slow: tokens may differ from those of one device")

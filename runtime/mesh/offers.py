@@ -111,7 +111,7 @@ def room_bytes(engine: SliceEngine) -> int:
 
 def window_bytes(engine: SliceEngine) -> int:
     """Return what streaming runs ahead through, besides what is in use, as a plan gives it."""
-    return (LOOKAHEAD_CHUNKS + 2) * engine.chunk_bytes
+    return (LOOKAHEAD_CHUNKS + 2) * engine.config.chunk_bytes
 
 
 def rates(engine: SliceEngine) -> tuple[float, float, bool]:
@@ -132,8 +132,8 @@ def room_document(engine: SliceEngine) -> Document:
     return {
         "room_bytes": room_bytes(engine),
         "window_bytes": window_bytes(engine),
-        "pair_bytes": engine.maps.pair_chunks * engine.chunk_bytes,
-        "range_bytes": engine.chunk_bytes,  # half a chunk at each end
+        "pair_bytes": engine.maps.pair_chunks * engine.config.chunk_bytes,
+        "range_bytes": engine.config.chunk_bytes,  # half a chunk at each end
         "compute_bytes_per_s": compute,
         "disk_bytes_per_s": disk,
         "is_measured": is_measured,

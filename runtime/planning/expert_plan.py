@@ -19,7 +19,7 @@ from edge_run.runtime.planning.memory_plan import (
 )
 from edge_run.runtime.planning.routing import hit_rate
 from edge_run.runtime.planning.terms import Terms, used_experts
-from edge_run.tiers.territory import CHUNK_BYTES, Span, Territory
+from edge_run.tiers.territory import Territory
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,7 @@ def token_bytes(terms: Terms, tensors: Iterable[ExpertTensor], *, is_packed: boo
     return int(size * terms.packed.share) if terms.packed and is_packed else size
 
 
-def plan_mixture(
-    terms: Terms, graph: GraphMap, spans: Sequence[Span], chunk_bytes: int = CHUNK_BYTES
-) -> MixturePlan | None:
+def plan_mixture(terms: Terms, graph: GraphMap, territory: Territory) -> MixturePlan | None:
     """Return the plan of a mixture that does not fit; None for a dense model, and where there is too little room.
 
     Streaming by expert takes room for all that every token needs, and for the largest tensor of experts.
@@ -60,7 +58,8 @@ def plan_mixture(
     tensors = expert_tensors(graph, terms.gguf)
     if not tensors:
         return None
-    territory = Territory(spans, min(chunk_bytes, expert_chunk_bytes(tensors, terms.budget_bytes)))
+    chunk_bytes = expert_chunk_bytes(tensors, terms.budget_bytes)
+    territory = Territory(territory.spans, min(territory.chunk_bytes, chunk_bytes))
     ranges = row_ranges(graph, territory, terms.micro_batch_tokens)
     routed = {tensor.address for tensor in tensors}
     reads = (read for node in graph for read in node.reads if read.address not in routed)

@@ -107,7 +107,7 @@ class Planner:
         if self._whole_bytes <= terms.budget_bytes:
             return plan_resident(terms, self._territory, self._chunks)
         terms = replace(terms, gpu=self.offload.streamed(self.gguf).plan if self.offload else None)
-        if mixture := plan_mixture(terms, self._graph, self._spans):
+        if mixture := plan_mixture(terms, self._graph, self._territory):
             return mixture.plan
         needs = [stretch.needs for stretch in self._stretches]
         return plan_streamed(terms, self._territory, needs, self._ranges)[0]

@@ -34,7 +34,6 @@ from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.partial import PartialModel
 from edge_run.tiers.readers import Readers, ReadTotals
-from edge_run.tiers.territory import CHUNK_BYTES
 
 
 class SliceEngine:
@@ -51,7 +50,7 @@ class SliceEngine:
         self.loaded, self._room, self._ledger = loaded, room, ledger
         prepared = loaded.prepared
         self.gguf, self.config, self.budget_bytes = prepared.gguf, prepared.config, prepared.budget_bytes
-        self.shape, self.chunk_bytes = loaded.shape, room.chunk_bytes
+        self.shape = loaded.shape
         items = loaded.holdings.items()
         self._idle = Supply(loaded, make_plan(loaded.terms(loaded.holdings), mode="streamed", items=items))
         self._supply = self._idle
@@ -78,7 +77,6 @@ class SliceEngine:
         cls,
         path: Path,
         config: ModelConfig,
-        chunk_bytes: int = CHUNK_BYTES,
         partial: PartialModel | None = None,
         *,
         gguf: GgufModel | None = None,
@@ -97,7 +95,7 @@ class SliceEngine:
             raise NotSupported(f"a mesh needs edge-run's own loader here: {prepared.why_plain}")
         with contextlib.ExitStack() as stack, one_opening():
             driver = Driver(is_partial=True)
-            loaded = load(prepared, driver, stack, chunk_bytes=chunk_bytes, partial=partial, may_be_whole=False)
+            loaded = load(prepared, driver, stack, partial=partial, may_be_whole=False)
             assert loaded.room is not None
             return cls(loaded, loaded.room, ledger, stack, least_reserve_bytes)
 
@@ -155,7 +153,7 @@ class SliceEngine:
         readers = Readers(self.config.readers)
         self._assigned.callback(readers.close)
         try:
-            memory = WeightMemory(room.territory, room.sources, readers, room.chunk_bytes, driver.check_cancelled)
+            memory = WeightMemory(room.territory, room.sources, readers, driver.check_cancelled)
             grant = bound(self.loaded.enter_in_ledger, ledger=self._ledger, stack=self._assigned)
             plan, streams = open_streams(own_part(graph, layout, share), terms, memory, grant)
             self._supply = Supply(self.loaded, plan, readers, streams)

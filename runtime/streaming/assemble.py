@@ -39,15 +39,11 @@ Streams = Sequence[WeightStreaming | ExpertStreaming]
 
 @dataclass(frozen=True, slots=True)
 class WeightMemory:
-    """Where weights go and come from. chunk_bytes: what a chunk has at most.
-
-    check runs while a pass waits for weights, and may raise to stop it.
-    """
+    """Where weights go and come from. check runs while a pass waits for weights, and may raise to stop it."""
 
     territory: Territory
     sources: Sequence[SourceFile]
     readers: Readers
-    chunk_bytes: int
     check: Callable[[], None]
 
     def tables(self, ranges: Sequence[RowRange]) -> list[RowTable]:
@@ -65,7 +61,7 @@ def open_streams(
 
     grant: is given the plan before it takes any memory, and may raise.
     """
-    mixture = plan_mixture(terms, graph, memory.territory.spans, memory.chunk_bytes)
+    mixture = plan_mixture(terms, graph, memory.territory)
     if mixture is None:
         return _in_order(graph, terms, memory, grant)
     grant(mixture.plan)

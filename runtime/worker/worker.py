@@ -33,7 +33,6 @@ from edge_run.runtime.slices.slice import NotNumbers, Share
 from edge_run.runtime.worker.files import MOST_PROVIDERS, WorkerFiles
 from edge_run.runtime.worker.models import read_asked
 from edge_run.runtime.worker.run import WorkerRun
-from edge_run.tiers.territory import CHUNK_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,6 @@ class Worker:
         mesh: Mesh,
         folders: Sequence[Path],
         config: ModelConfig,
-        chunk_bytes: int = CHUNK_BYTES,
         fetch_bytes: int = 0,
     ) -> None:
         """Serve the models in `folders` (files, or folders of files) under the budget and settings of `config`.
@@ -61,7 +59,6 @@ class Worker:
         """
         self._mesh, self._config = mesh, config
         self._files = WorkerFiles(mesh.link, folders, config, fetch_bytes)
-        self._chunk_bytes = chunk_bytes
         self._engine: SliceEngine | None = None
         self._opened: tuple[str, Document] | None = None
         self._run: WorkerRun | None = None
@@ -136,7 +133,7 @@ class Worker:
         if self._opened != (asked.model, settings) or self._engine is None or _are_gone(self._engine):
             self._close_engine()
             path, partial = self._files.open(coordinator, asked)
-            self._engine = SliceEngine.open(path, config, self._chunk_bytes, partial)
+            self._engine = SliceEngine.open(path, config, partial)
             self._opened = asked.model, settings
         else:
             self._engine.release()

@@ -29,7 +29,7 @@ from tiny_models import make_model
 @contextlib.contextmanager
 def guarded(folder: Path, name: str = "llama") -> Iterator[tuple[SliceEngine, GuardedBatch]]:
     """A slice engine that computes all of a model, with canaries after llama.cpp's batch."""
-    engine = SliceEngine.open(make_model(name, folder), ModelConfig(memory="2GiB", **OPTIONS), 16384)
+    engine = SliceEngine.open(make_model(name, folder), ModelConfig(memory="2GiB", **OPTIONS, chunk_bytes=16384))
     engine.assign(Share(("w",) * len(engine.layout.units), "w"), QueueWire({}, "w"))
     guard = GuardedBatch(engine.decoder)
     try:
@@ -145,7 +145,7 @@ def test_a_model_is_mapped_for_so_many_shapes_at_most(folder: Path) -> None:
 def test_passes_of_one_token_at_most_learn_other_graphs_too(folder: Path) -> None:
     """Another shape is mapped before: where a pass has room for one token, one of two would be written beyond it."""
     engine = SliceEngine.open(make_model("llama", folder), ModelConfig(memory="2GiB", **{**OPTIONS, "sequences": 1,
-                         "outputs_per_pass": 1, "micro_batch_tokens": 1}), 16384)  # fmt: skip
+                         "outputs_per_pass": 1, "micro_batch_tokens": 1, "chunk_bytes": 16384}))  # fmt: skip
     guard = GuardedBatch(engine.decoder)
     engine.learn(PassShape(1, 0))
     engine.learn(PassShape(1, 1))

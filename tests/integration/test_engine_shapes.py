@@ -159,7 +159,7 @@ def test_the_minimum_that_a_refusal_names_works(llama: Path) -> None:
 
 def _refuse(path: Path) -> int:
     with pytest.raises(BudgetError) as caught:
-        Engine.open(path, ModelConfig(**OPTIONS, memory=20 * MIB), CHUNK_BYTES)
+        Engine.open(path, ModelConfig(**OPTIONS, memory=20 * MIB, chunk_bytes=CHUNK_BYTES))
     return caught.value.minimum_bytes
 
 
@@ -228,9 +228,9 @@ def test_an_engine_that_does_not_open_leaves_nothing(llama: Path) -> None:
 
     def once() -> None:
         with pytest.raises(BudgetError):
-            Engine.open(llama, ModelConfig(**OPTIONS, memory=20 * MIB, cache_folder=cache), CHUNK_BYTES)
+            Engine.open(llama, ModelConfig(**OPTIONS, memory=20 * MIB, cache_folder=cache, chunk_bytes=CHUNK_BYTES))
         with pytest.raises(ModelFileError, match="cannot load it"):
-            Engine.open(broken, ModelConfig(**OPTIONS, cache_folder=cache), CHUNK_BYTES)
+            Engine.open(broken, ModelConfig(**OPTIONS, cache_folder=cache, chunk_bytes=CHUNK_BYTES))
 
     once()
     before = counts()

@@ -87,10 +87,10 @@ def test_a_way_between_two_workers_that_breaks_costs_no_more_than_a_device_that_
 @in_child
 def test_an_opening_that_is_broken_off_leaves_no_lease_and_nothing_open_on_others(folder: Path, tmp_path: Path) -> None:
     path = make_model("llama", folder)
-    fresh = ModelConfig(memory="4GiB", cache_folder=tmp_path, **OPTIONS)  # type: ignore[arg-type]
+    fresh = ModelConfig(memory="4GiB", cache_folder=tmp_path, chunk_bytes=CHUNK_BYTES, **OPTIONS)  # type: ignore[arg-type]
 
     def open_with(**options: object) -> None:
-        open_mesh_engine(path, fresh, mesh, chunk_bytes=CHUNK_BYTES, **options)  # type: ignore[arg-type]
+        open_mesh_engine(path, fresh, mesh, **options)  # type: ignore[arg-type]
 
     def interrupt(text: str) -> None:
         raise KeyboardInterrupt
@@ -172,7 +172,7 @@ def test_a_device_without_the_model_or_with_other_kernels_is_left_out(folder: Pa
     offers.numerics_document = lambda numerics: {**real(numerics), "kernels": "AVX9"}
     hub_run.mesh = hub_run.hub.join("a")
     hub_run.engine = open_mesh_engine(
-        path, ModelConfig(memory="4GiB", **OPTIONS), hub_run.mesh, say=hub_run.said.append, chunk_bytes=CHUNK_BYTES
+        path, ModelConfig(memory="4GiB", chunk_bytes=CHUNK_BYTES, **OPTIONS), hub_run.mesh, say=hub_run.said.append
     )
     try:
         use = hub_run.engine.mesh_use

@@ -59,8 +59,10 @@ class Devices:
         self.said: list[str] = []
 
     def join(self, name: str, fetch_bytes: int = GIB, models: tuple[Path, ...] = ()) -> Worker:
-        config = ModelConfig(memory="4GiB", threads=1, check_file=False, cache_folder=self.folder / name)
-        worker = Worker(self.hub.join(name), models, config, CHUNK_BYTES, fetch_bytes)
+        config = ModelConfig(
+            memory="4GiB", threads=1, check_file=False, cache_folder=self.folder / name, chunk_bytes=CHUNK_BYTES
+        )
+        worker = Worker(self.hub.join(name), models, config, fetch_bytes)
         worker.start()
         self.workers[name] = worker
         return worker
@@ -71,8 +73,8 @@ class Devices:
 
     @contextlib.contextmanager
     def engine(self) -> Iterator[Engine]:
-        config = ModelConfig(memory="4GiB", cache_folder=self.folder / "a", **OPTIONS)
-        engine = open_mesh_engine(self.path, config, self.hub.join("a"), say=self.said.append, chunk_bytes=CHUNK_BYTES)
+        config = ModelConfig(memory="4GiB", cache_folder=self.folder / "a", chunk_bytes=CHUNK_BYTES, **OPTIONS)
+        engine = open_mesh_engine(self.path, config, self.hub.join("a"), say=self.said.append)
         try:
             yield engine
         finally:

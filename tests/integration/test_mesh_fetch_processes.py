@@ -66,7 +66,7 @@ def test_who_is_killed_while_it_fetches_goes_on_where_it_was(grown: Path, tmp_pa
         giving.victim = "b"
         said: list[str] = []
         engine = open_mesh_engine(
-            grown, ModelConfig(memory="4GiB", **OPTIONS), here, say=said.append, chunk_bytes=16384
+            grown, ModelConfig(memory="4GiB", **OPTIONS, chunk_bytes=16384), here, say=said.append
         )
         assert greedy(engine) == wanted
         assert engine.mesh_use is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import time
 from dataclasses import replace
@@ -143,7 +144,7 @@ def test_a_device_behind_a_slow_link_is_left_out(folder: Path, tmp_path: Path) -
             with contextlib.closing(here):
                 mesh.wait_for(here, 2)
                 config = ModelConfig(memory="4GiB", context_tokens=256, threads=1, check_file=False)
-                engine = open_mesh_engine(path, config, here, chunk_bytes=16384)
+                engine = open_mesh_engine(path, dataclasses.replace(config, chunk_bytes=16384), here)
                 with contextlib.closing(engine):
                     use = engine.mesh_use
                     assert use is not None

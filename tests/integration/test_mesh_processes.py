@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -183,7 +184,7 @@ def test_a_stop_reaches_a_worker_in_the_middle_of_a_long_prompt(grown: Path, tmp
     with mesh_of(tmp_path, grown, ["b"]) as mesh:
         here = mesh.join()
         mesh.wait_for(here, 1)
-        engine = open_mesh_engine(grown, config, here, chunk_bytes=16384)
+        engine = open_mesh_engine(grown, dataclasses.replace(config, chunk_bytes=16384), here)
         worker = mesh.workers["b"].node
         moments: dict[str, Any] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def test_a_worker_that_hands_over_nan_is_left_out_and_one_that_was_sent_4000_bra
         rogue.wait_ready()
         here = mesh.join()
         mesh.wait_for(here, 2)
-        engine = open_mesh_engine(path, config, here, chunk_bytes=16384)
+        engine = open_mesh_engine(path, dataclasses.replace(config, chunk_bytes=16384), here)
         try:
             said, _ = greedy(engine, 20)
             use = engine.mesh_use
@@ -55,7 +56,7 @@ def test_a_worker_that_hands_over_nan_is_left_out_and_one_that_was_sent_4000_bra
         mesh_run.command_parts = lambda command: (
             [memoryview(wild)] if isinstance(command, Decode) else command_parts(command)
         )
-        engine = open_mesh_engine(path, config, here, chunk_bytes=16384)
+        engine = open_mesh_engine(path, dataclasses.replace(config, chunk_bytes=16384), here)
         try:
             said, _ = greedy(engine, 20)
             use = engine.mesh_use

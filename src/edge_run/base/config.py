@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.folders import cache_folder
-from edge_run.base.units import parse_size
+from edge_run.base.units import MIB, parse_size
 
 KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 BACKENDS = ("auto", "edge-run", "llama.cpp")
@@ -23,6 +23,7 @@ PACKED_OFF = "off"
 MESH_STATES = ("exact", "compact")
 SPECULATE = ("auto", "off", "ngram", "draft")
 MOST_DRAFT_TOKENS = 127
+LEAST_CHUNK_BYTES, CHUNK_BYTES = 4096, 2 * MIB  # those of pages, and of huge pages
 
 
 _Config = TypeVar("_Config")
@@ -67,6 +68,7 @@ class ModelConfig:
     guessed, to be verified in one pass: `draft` (that model), `ngram` (what came before in the text), `off`, or `auto`,
     which is both with a draft model and nothing without one. draft_tokens: guesses in one pass at most.
     exact: compute so that tokens are the same, speculation or not: no flash attention, no pass of a single token.
+    chunk_bytes: what weights are read and moved in, a power of two, a page or more; less than the default is for tests.
     mesh_states: what devices of a mesh hand each other: `exact`, or `compact` where that saves time on a slow link:
     rounded to 8 bits a number, so that tokens may differ from those of one device.
     """
@@ -93,6 +95,7 @@ class ModelConfig:
     draft_tokens: int = 47
     exact: bool = False
     mesh_states: str = "exact"
+    chunk_bytes: int = CHUNK_BYTES
 
     def __post_init__(self) -> None:
         if self.memory is not None:
@@ -127,6 +130,10 @@ class ModelConfig:
         _require(
             self.mesh_states in MESH_STATES,
             f"mesh states {self.mesh_states!r}: must be one of {', '.join(MESH_STATES)}",
+        )
+        _require(
+            LEAST_CHUNK_BYTES <= self.chunk_bytes <= CHUNK_BYTES and self.chunk_bytes & (self.chunk_bytes - 1) == 0,
+            f"chunk of {self.chunk_bytes} bytes: must be a power of two from {LEAST_CHUNK_BYTES} to {CHUNK_BYTES}",
         )
         self._check_speculation()
 
