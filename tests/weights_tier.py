@@ -31,8 +31,12 @@ class Tier:
         self.reads: list[tuple[int, int]] = []
         for source in self.sources:
             self._observe(source)
-        self.weights = Weights(territory, self.sources, readers, residency)
+        self.check: Callable[[], None] = lambda: None
+        self.weights = Weights(territory, self.sources, readers, residency, check=self._check)
         self.fail: Callable[[int], None] = lambda offset: None
+
+    def _check(self) -> None:
+        self.check()
 
     def _observe(self, source: SourceFile) -> None:
         real = source.read_into

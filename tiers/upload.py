@@ -78,7 +78,8 @@ def cut_into_pieces(extents: Sequence[Extent], piece_bytes: int = PIECE_BYTES) -
 class Upload:
     """An upload that has begun to read. One consumer thread calls `finish`; closing is idempotent.
 
-    put: copies a piece, read to an address, to where it belongs. staging: through which, which it closes.
+    put: copies a piece, read to an address, to where it belongs. staging: through which, which it closes. check:
+    runs while waiting, and may raise to stop.
     """
 
     def __init__(
@@ -88,7 +89,9 @@ class Upload:
         readers: Readers,
         put: Callable[[Extent, int], None],
         staging: Staging | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
+        self._check = check
         self._pieces = cut_into_pieces(extents)
         self._sources, self._readers, self._put = sources, readers, put
         self._changed = threading.Condition()
@@ -102,8 +105,8 @@ class Upload:
         """Whether all is where it belongs."""
         return self._next == len(self._pieces)
 
-    def finish(self, check: Callable[[], None] = lambda: None) -> None:
-        """Put all pieces where they belong. check runs while waiting, and may raise to stop; then it can go on later.
+    def finish(self) -> None:
+        """Put all pieces where they belong; where that is stopped, it can go on later.
 
         Raises TierReadError or ModelFileError when a piece cannot be read.
         """
@@ -113,7 +116,7 @@ class Upload:
             with self._changed:
                 while number not in self._read:
                     self._changed.wait(timeout=0.1)
-                    check()
+                    self._check()
                 error = self._read.pop(number)
                 if error is not None:
                     self._start(number)  # so that whoever tries again finds it read

@@ -40,8 +40,13 @@ class Weights:
         state: Residency | OnDemand,
         clock: Clock = time.monotonic,
         run_chunks: int = MAX_READ_CHUNKS,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Weights whose chunks `state` keeps account of; a read is of at most `run_chunks` chunks."""
+        """Weights whose chunks `state` keeps account of; a read is of at most `run_chunks` chunks.
+
+        check: runs while the consumer waits, and may raise to stop; then nothing more is held than before.
+        """
+        self._check = check
         self._territory = territory
         self._sources = sources
         self._readers = readers
@@ -65,10 +70,9 @@ class Weights:
         with self._changed:
             self._submit(self._residency.pump())
 
-    def acquire(self, chunks: Iterable[int], check: Callable[[], None] = lambda: None) -> float:
+    def acquire(self, chunks: Iterable[int]) -> float:
         """Hold `chunks`; return the seconds waited until all are readable.
 
-        check runs while waiting and may raise to stop.
         Raises TierReadError or ModelFileError when one cannot be read, BudgetError when there are too few frames for
         all that is held; then nothing more is held than before.
         """
@@ -87,7 +91,7 @@ class Weights:
                     if self._residency.is_stuck:
                         raise BudgetError("memory budget: too few frames for what one step needs; raise --memory")
                     self._changed.wait(timeout=0.1)
-                    check()
+                    self._check()
                 if self._error is not None:
                     raise self._error
             except BaseException:
@@ -122,17 +126,14 @@ class Weights:
             self._let_go()
             self._submit(self._residency.keep(chunks))
 
-    def give_up(self, chunks: Collection[int], check: Callable[[], None] = lambda: None) -> None:
-        """Free the memory of `chunks`, which were kept and nobody holds; they stream again.
-
-        check runs while reads in progress are waited for, and may raise to stop; then all is as it was.
-        """
+    def give_up(self, chunks: Collection[int]) -> None:
+        """Free the memory of `chunks`, which were kept and nobody holds; they stream again."""
         assert isinstance(self._residency, Residency)
         with self._changed:
             self._let_go()
             while self._residency.is_loading(chunks):
                 self._changed.wait(timeout=0.1)
-                check()
+                self._check()
             self._residency.give_up(chunks)
             self._territory.vacate(chunks)
 

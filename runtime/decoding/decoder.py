@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from edge_run.base.errors import Cancelled, ContextFull, KernelError, system_errors
-from edge_run.base.protocols import BatchToken, Capabilities, Decoder, Logits
+from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime.decoding.batch_limits import Limits
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
 from edge_run.runtime.decoding.progress import Timeline
@@ -23,16 +19,8 @@ from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 _STOPPED = 2  # what llama.cpp returns when it was told to stop
 
 
-class FrontDecoder(Decoder, Protocol):
-    """A decoder whose pass can be stopped."""
-
-    def cancel(self) -> None:
-        """Stop the pass in progress, from any thread; `decode` raises Cancelled."""
-        ...
-
-
 class LocalDecoder:
-    """A `Decoder` on this device. Not thread-safe but for `cancel`.
+    """A `Decoder` on this device. Not thread-safe.
 
     A batch of any length is run in passes of at most `micro_batch_tokens`. Where the shape is exact, a pass of one
     token gets a companion, whose row is not used: ggml's kernels for one column sum in another order than those for
@@ -78,10 +66,6 @@ class LocalDecoder:
     def capabilities(self) -> Capabilities:
         """What this decoder can do."""
         return self._capabilities
-
-    def cancel(self) -> None:
-        """Stop the pass in progress, from any thread; `decode` raises Cancelled."""
-        self._driver.cancel()
 
     @system_errors("computing a pass")
     def decode(self, batch: Sequence[BatchToken]) -> Logits:
@@ -159,13 +143,19 @@ class LocalDecoder:
             self._batch = None
 
     def _run(self, batch: Sequence[BatchToken], logits: Logits | None) -> None:
-        """Run a batch that was checked, in passes, and write the logits that it asks for to `logits`."""
-        self._driver.forget_cancel()
-        self._prepare(batch)
+        """Run a batch that was checked, and write the logits that it asks for to `logits`."""
+        try:
+            self._prepare(batch)
+            self._run_passes(batch, logits)
+        except Cancelled:
+            self._driver.interrupt.reset()  # it was for this batch
+            raise
+
+    def _run_passes(self, batch: Sequence[BatchToken], logits: Logits | None) -> None:
         filled = 0
         try:
             for start in range(0, len(batch), self._width):
-                self._driver.check_cancelled()
+                self._driver.interrupt.check()
                 filled = self._pass(batch[start : start + self._width], logits, filled)
                 self._timeline.advance()
         except BaseException:
@@ -187,7 +177,7 @@ class LocalDecoder:
             return self._accompanied_pass(tokens[0], logits, filled)
         self._fill(tokens)
         outputs = [i for i, token in enumerate(tokens) if token.wants_logits]
-        with deferred_interrupt(self._driver), self._driver.running(PassShape(len(tokens), len(outputs))):
+        with self._driver.interrupt.hearing_ctrl_c(), self._driver.running(PassShape(len(tokens), len(outputs))):
             code = self._context.decode(self._batch)
             if code == _STOPPED:
                 raise Cancelled("the pass was cancelled")
@@ -230,33 +220,3 @@ class LocalDecoder:
                 batch.seq_id[i][number] = sequence
             batch.n_seq_id[i] = 1 + len(token.branches)
             batch.logits[i] = token.wants_logits
-
-
-@contextlib.contextmanager
-def deferred_interrupt(driver: Driver) -> Iterator[None]:
-    """Turn Ctrl-C in this block into a cancelled pass, and raise KeyboardInterrupt at its end.
-
-    Raised at once it could surface inside the callback before its first line, and from there nothing can be raised.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGINT) if is_main else None
-    if handler is not signal.default_int_handler:
-        yield
-        return
-    is_interrupted = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal is_interrupted
-        is_interrupted = True
-        driver.cancel()
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    except BaseException:
-        if not is_interrupted:
-            raise
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if is_interrupted:
-        raise KeyboardInterrupt

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from edge_run.base.errors import Cancelled, KernelError
+from edge_run.base.errors import KernelError
+from edge_run.base.interrupt import Interrupt
 from edge_run.runtime.decoding.compute_buffer import Scratch
 from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
 from edge_run.runtime.graph.flow import Flow
@@ -130,7 +131,7 @@ def compile_program(graph: GraphMap, parts: Sequence[Part], splits: tuple[Split,
 
 
 class Driver:
-    """The callback of one llama.cpp context. One pass at a time; `cancel` may come from any thread.
+    """The callback of one llama.cpp context. One pass at a time; `interrupt` may be set by any thread.
 
     stop: is up while the pass in progress is to end: llama.cpp looks at it after each node that it computes.
     before_pass: runs before each pass, and may raise; nothing is computed then.
@@ -138,7 +139,9 @@ class Driver:
     nodes are to be computed. Then a graph that is not the one expected is refused with GraphChanged.
     """
 
-    def __init__(self, *, is_partial: bool = False) -> None:
+    def __init__(self, interrupt: Interrupt | None = None, *, is_partial: bool = False) -> None:
+        self.interrupt = interrupt or Interrupt()
+        self.interrupt.tell(self._hear)
         self.features: list[Feature] = []
         self.programs: dict[PassShape, Program] = {}
         self._is_partial = is_partial
@@ -152,7 +155,7 @@ class Driver:
         self._seen: list[Node] | None = None
         self._pending: list[Feature] = []
         self._failure: BaseException | None = None
-        self._is_mapping = self._must_restore = self._is_cancelled = False
+        self._is_mapping = self._must_restore = False
         self.scratch = Scratch()
         self._cuts: CopySchedule | None = None
         self._copies: WeightCopies | None = None
@@ -171,20 +174,11 @@ class Driver:
         """How much of the pass in progress has been asked about, 0 to 1; any thread may ask."""
         return self._cursor / max(1, len(self._program.graph))
 
-    def cancel(self) -> None:
-        """Stop the pass in progress at its next node; it raises Cancelled."""
-        self._is_cancelled, self._quiet = True, _EMPTY.quiet
-        self.stop.set(True)
-
-    def forget_cancel(self) -> None:
-        """Begin something new: what was cancelled before does not concern it."""
-        self._is_cancelled = False
-        self.stop.set(False)
-
-    def check_cancelled(self) -> None:
-        """Raise Cancelled when the pass in progress was cancelled."""
-        if self._is_cancelled:
-            raise Cancelled("the pass was cancelled")
+    def _hear(self, is_interrupted: bool) -> None:
+        """Have the pass in progress end at its next node, which raises Cancelled; or let passes go on again."""
+        if is_interrupted:
+            self._quiet = _EMPTY.quiet
+        self.stop.set(is_interrupted)
 
     def callback(self, address: int, is_asking: bool, _: int) -> bool:
         """Answer llama.cpp's scheduler. Never raises."""
@@ -217,7 +211,7 @@ class Driver:
         finally:
             self._is_mapping = False
             self._must_restore = True
-            self.stop.set(self._is_cancelled)
+            self.stop.set(self.interrupt.is_set)
         if self._failure is not None:
             failure, self._failure = self._failure, None
             if self._copies:
@@ -287,7 +281,7 @@ class Driver:
         return next(known, None) or compile_program(graph, self.features, splits)
 
     def _ask(self, address: int) -> bool:
-        self.check_cancelled()
+        self.interrupt.check()
         program, i = self._program, self._cursor
         if self._seen is None and i == len(program.graph):
             i = 0  # llama.cpp has cut the batch: the same graph once more

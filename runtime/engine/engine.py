@@ -21,11 +21,12 @@ from typing import Protocol
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import system_errors
+from edge_run.base.interrupt import Interrupt
 from edge_run.base.profile import DeviceProfile
+from edge_run.base.protocols import Decoder
 from edge_run.base.results import ExpertUse, MemoryUse, MeshUse, Numerics, Plan
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import process_memory
-from edge_run.runtime.decoding.decoder import FrontDecoder
 from edge_run.runtime.decoding.driver import Driver
 from edge_run.runtime.engine.loading import Loaded, load
 from edge_run.runtime.engine.passes import Passes
@@ -83,7 +84,7 @@ class Supplied(Protocol):
         ...
 
 
-class MeshFront(FrontDecoder, Protocol):
+class MeshFront(Decoder, Protocol):
     """The decoder of a model that is spread over devices."""
 
     @property
@@ -135,11 +136,12 @@ class Engine:
         *,
         gguf: GgufModel | None = None,
         may_be_whole: bool = True,
+        interrupt: Interrupt | None = None,
     ) -> Engine:
         """Open the model at `path`; no weight is read before this returns.
 
         recorder: takes part in every pass. gguf: the headers of `path`, where they were read already. may_be_whole: a
-        model that fits is read as a whole, and computed without a callback.
+        model that fits is read as a whole, and computed without a callback. interrupt: ends the work at hand.
         Raises ModelFileError, BudgetError, KernelError, ConfigError, NotSupported or TierReadError; nothing is left
         open.
         """
@@ -147,7 +149,7 @@ class Engine:
         with garbage_collection_paused():
             gguf = gguf or read_gguf(path)
         prepared = prepare(gguf, config, ledger)
-        driver = Driver()
+        driver = Driver(interrupt)
         driver.features += [recorder] if recorder else []
         with contextlib.ExitStack() as stack:
             with one_opening():
@@ -174,7 +176,12 @@ class Engine:
         return MemoryUse(plan.budget_bytes, peak_bytes, plan.pinned_bytes, plan.window_bytes, plan.kv_bytes)
 
     @property
-    def front(self) -> FrontDecoder:
+    def interrupt(self) -> Interrupt:
+        """What ends the work at hand."""
+        return self._loaded.driver.interrupt
+
+    @property
+    def front(self) -> Decoder:
         """The decoder that generating goes through."""
         return self._mesh or self.decoder
 

@@ -73,7 +73,7 @@ class Supply:
             for source in self._loaded.room.sources:
                 source.check_unchanged()
         if self._upload:
-            self._upload.finish(self._loaded.driver.check_cancelled)
+            self._upload.finish()
 
     def bring(self) -> bool:
         """Wait for weights that are read once, the first time; return whether it was that."""
@@ -111,7 +111,8 @@ def open_supply(
         if recorder and isinstance(stream, ExpertStreaming):
             recorder.is_resident = stream.is_resident
     offload, gguf = loaded.prepared.offload, loaded.prepared.gguf
-    upload = open_upload(loaded.model, gguf, room.sources, readers, offload.gpu) if offload else None
+    check = loaded.driver.interrupt.check
+    upload = open_upload(loaded.model, gguf, room.sources, readers, offload.gpu, check) if offload else None
     supply = Supply(loaded, plan, readers, streams, whole, upload)
     stack.callback(supply.close)
     return supply
@@ -126,9 +127,9 @@ def _whole(loaded: Loaded, room: Room, readers: Readers, ledger: Ledger, stack: 
     plan = plan_resident(loaded.terms(loaded.holdings), room.territory, everything)
     loaded.enter_in_ledger(plan, ledger, stack)
     states = Residency(room.territory.n_chunks, everything, everything, 0)
-    weights = Weights(room.territory, room.sources, readers, states)
+    weights = Weights(room.territory, room.sources, readers, states, check=loaded.driver.interrupt.check)
     weights.start()
-    return plan, (), lambda: weights.acquire(everything, loaded.driver.check_cancelled)
+    return plan, (), lambda: weights.acquire(everything)
 
 
 def _streamed(loaded: Loaded, room: Room, readers: Readers, ledger: Ledger, stack: contextlib.ExitStack) -> Begun:
@@ -138,7 +139,7 @@ def _streamed(loaded: Loaded, room: Room, readers: Readers, ledger: Ledger, stac
         graph = decoder.map_graph()
     if cuts:
         room.territory.claim()
-    memory = WeightMemory(room.territory, room.sources, readers, driver.check_cancelled)
+    memory = WeightMemory(room.territory, room.sources, readers, driver.interrupt.check)
     grant = partial(loaded.enter_in_ledger, ledger=ledger, stack=stack)
     plan, streams = open_streams(graph, loaded.terms(loaded.holdings), memory, grant)
     for stream in streams:

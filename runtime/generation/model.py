@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,7 +61,6 @@ class Model:
             raise ConfigError("config and single options: give one of the two")
         self.path = Path(path)
         self._running: weakref.ref[Stream] | None = None
-        self._is_cancelled = threading.Event()
         self._templates, self._grammars = template_cell(), GrammarRoom(self.path)
         self._engine = _open(self.path, config or make_config(ModelConfig, {"memory": memory, **options}), mesh)
         self._home = Home()
@@ -188,8 +186,7 @@ class Model:
 
     def cancel(self) -> None:
         """End the running generation, from any thread: its stream finishes with reason `cancelled`."""
-        self._is_cancelled.set()
-        self._engine.front.cancel()
+        self._engine.interrupt.cancel()
 
     def close(self) -> None:
         """Free the model. Idempotent."""
@@ -219,10 +216,8 @@ class Model:
             raise ConfigError("prompt: is empty; give at least one token")
         self._check_tokens("prompt", tokens)
         self._end_running()
-        self._is_cancelled.clear()
-        answer = Answer(
-            self._engine, self._session, self._meter, tokens, max_tokens, sampling, self._is_cancelled, self._grammars
-        )
+        self._engine.interrupt.reset()
+        answer = Answer(self._engine, self._session, self._meter, tokens, max_tokens, sampling, self._grammars)
         stream = Stream(self, answer, self._home)
         self._running = weakref.ref(stream)
         return stream

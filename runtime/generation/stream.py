@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Generator, Iterator, Sequence
 
@@ -69,7 +68,6 @@ class Answer:
         prompt: Sequence[int],
         max_tokens: int | None,
         sampling: SamplingConfig,
-        is_cancelled: threading.Event,
         room: GrammarRoom | None = None,
     ) -> None:
         """Prepare to continue `prompt`; nothing is computed before `run`. room: where its grammar runs.
@@ -77,7 +75,7 @@ class Answer:
         Raises ConfigError for a bad grammar.
         """
         self._engine, self._session, self._meter = engine, session, meter
-        self._prompt, self._is_cancelled = prompt, is_cancelled
+        self._prompt = prompt
         tokens = engine.front.capabilities.context_tokens
         self._max_tokens = tokens if max_tokens is None else max_tokens
         self._sampler = Sampler(engine.model.vocab, sampling, engine.model.vocabulary, tokens, room)
@@ -96,7 +94,7 @@ class Answer:
         self._meter.lap()
         with self._sampler as sampler:
             try:
-                if self._is_cancelled.is_set():
+                if self._engine.interrupt.is_set:
                     raise Cancelled("the generation was cancelled before it began")
                 sampler.prime(self._prompt)
                 logits, cached = self._session.feed(self._prompt)
@@ -137,7 +135,7 @@ class Answer:
     def _why_stop(self) -> str:
         if self._text.is_stopped:
             return "stop"
-        if self._is_cancelled.is_set():
+        if self._engine.interrupt.is_set:
             return "cancelled"
         if len(self._tokens) >= self._max_tokens:
             return "length"

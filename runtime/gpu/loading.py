@@ -58,15 +58,20 @@ def host_weights(model: LlamaModel) -> dict[bytes, WeightRead]:
 
 
 def open_upload(
-    model: LlamaModel, gguf: GgufModel, sources: Sequence[SourceFile], readers: Readers, gpu: Gpu
+    model: LlamaModel,
+    gguf: GgufModel,
+    sources: Sequence[SourceFile],
+    readers: Readers,
+    gpu: Gpu,
+    check: Callable[[], None],
 ) -> Upload:
-    """Return the upload of the tensors of `model` that are on `gpu`, which has begun to read."""
+    """Return the upload of the tensors of `model` that are on `gpu`, which has begun to read. check: as of `Upload`."""
     places = {tensor.name: tensor for tensor in gguf.tensors}
     extents = []
     for tensor in gpu_tensors(model):
         place = places[ggml.tensor_name(tensor).decode("utf-8", "replace")]
         extents.append(Extent(tensor, place.shard, place.offset, place.size_bytes))
-    return Upload(extents, sources, readers, _put, open_staging(gpu, sources[0]))
+    return Upload(extents, sources, readers, _put, open_staging(gpu, sources[0]), check)
 
 
 def _put(piece: Extent, address: int) -> None:

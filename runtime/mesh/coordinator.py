@@ -76,15 +76,13 @@ class Spread:
         engine: SliceEngine,
         takes_any_numerics: bool,
         say: Callable[[str], None],
-        check: Callable[[], None] = lambda: None,
     ) -> None:
-        """say, check: as of `MeshOptions`."""
+        """say: as of `MeshOptions`."""
         self._mesh, self._engine, self._takes_any, self._say = mesh, engine, takes_any_numerics, say
-        self._check_stopped = check
         self._asked: set[str] = set()  # who opened the model, or a slice of it, and was not released
         self._apart: set[tuple[str, str]] = set()  # who does not reach whom, as was said
         shards = engine.gguf.shards
-        self.fingerprint = fingerprint([shard.path for shard in shards], engine.config.cache, check)
+        self.fingerprint = fingerprint([shard.path for shard in shards], engine.config.cache, engine.interrupt.check)
         self._model: Document = {
             "model": self.fingerprint.model,
             "name": shards[0].path.name,
@@ -92,7 +90,7 @@ class Spread:
             "settings": shared_settings(engine),
         }
         self.works = unit_works(engine)
-        self.fetch = MeshFetch(mesh, len(self.works), say, self._check_stop)
+        self.fetch = MeshFetch(mesh, len(self.works), say, engine.interrupt.check)
         self.stations: dict[str, Station] = {}
         self.ways = Ways(mesh, self._order_all, max((unit.entry_bytes for unit in engine.layout.units[1:]), default=0))
         self.plan: MeshPlan | None = None
@@ -286,10 +284,6 @@ class Spread:
             with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads: in turn, then
                 calls = {node: pool.submit(call).result for node, call in calls.items()}
             return {node: self._judged(node, call) for node, call in calls.items()}
-
-    def _check_stop(self) -> None:
-        self._check_stopped()
-        self._engine.check_cancelled()
 
     def _judged(self, node: str, call: Callable[[], _Answer]) -> _Answer:
         try:

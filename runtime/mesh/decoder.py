@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class MeshDecoder(MeshRun):
-    """The decoder of a coordinator. Not thread-safe but for `cancel`."""
+    """The decoder of a coordinator. Not thread-safe."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -61,10 +61,6 @@ class MeshDecoder(MeshRun):
             recoveries=self._failover.recoveries,
             left_out=dict(self._failover.left_out),
         )
-
-    def cancel(self) -> None:
-        """Stop the pass in progress, from any thread; `decode` raises Cancelled."""
-        self._local.cancel()
 
     def decode(self, batch: Sequence[BatchToken]) -> Logits:
         """Run a batch; see `Decoder.decode`. Devices that are lost meanwhile are done without."""

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
+from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Mesh
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.fetch.exchange import PieceExchange
@@ -28,11 +29,11 @@ def open_mesh_engine(
     *,
     takes_any_numerics: bool = False,
     say: Callable[[str], None] = logger.warning,
-    check: Callable[[], None] = lambda: None,
+    interrupt: Interrupt | None = None,
     gguf: GgufModel | None = None,
     after: ExitStack | None = None,
 ) -> Engine:
-    """Open the model and spread it over who is there. say, check: as of `MeshOptions`; gguf: as of `Engine.open`.
+    """Open the model and spread it over who is there. say, interrupt: as of `MeshOptions`; gguf: as of `Engine.open`.
 
     after: what is closed after the model, or here where opening it fails. Raises as `Engine.open`, and MeshError.
     """
@@ -41,11 +42,11 @@ def open_mesh_engine(
         if after:
             stack.push(after.pop_all())
         # It makes the text, which takes more memory later.
-        slices = SliceEngine.open(path, config, gguf=gguf, least_reserve_bytes=RESERVE_BYTES)
+        slices = SliceEngine.open(path, config, gguf=gguf, least_reserve_bytes=RESERVE_BYTES, interrupt=interrupt)
         stack.callback(slices.close)
         if config.mesh_states == "compact":
             say("states are rounded where a link is slow: tokens may differ from those of one device")
-        spread = Spread(mesh, slices, takes_any_numerics, say, check)
+        spread = Spread(mesh, slices, takes_any_numerics, say)
         exchange = PieceExchange(mesh.link)
         stack.callback(exchange.close)
         exchange.offer(spread.fingerprint, [shard.path for shard in slices.gguf.shards])

@@ -6,12 +6,13 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError
 from edge_run.base.folders import mesh_folder
+from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Mesh, is_worker
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh.engine import open_mesh_engine
@@ -28,15 +29,15 @@ class MeshOptions:
 
     mesh: an open one, which stays open, or the address of its broker; an empty one is what this device joined with.
     folder: where this device's key and cluster are kept; None is where `edge-run mesh` keeps them. takes_any_numerics:
-    devices whose kernels may compute other bits take part too. say: is told what the user should see. check: runs now
-    and then while the model opens, which can take long where a device fetches its layers; what it raises ends that.
+    devices whose kernels may compute other bits take part too. say: is told what the user should see. interrupt:
+    that of the model that is opened; it ends the opening too, which can take long where a device fetches its layers.
     """
 
     mesh: Mesh | str
     folder: Path | None = None
     takes_any_numerics: bool = False
     say: Callable[[str], None] = logger.warning
-    check: Callable[[], None] = lambda: None
+    interrupt: Interrupt = field(default_factory=Interrupt)
 
 
 def open_over(path: Path, config: ModelConfig, options: MeshOptions) -> Engine:
@@ -48,16 +49,16 @@ def open_over(path: Path, config: ModelConfig, options: MeshOptions) -> Engine:
     with ExitStack() as stack:
         if mesh is not options.mesh:
             stack.callback(mesh.close)
-        if not _meet(mesh, options.check):
+        if not _meet(mesh, options.interrupt.check):
             options.say("nobody else is in the mesh: this device runs the model alone")
-            return Engine.open(path, config, gguf=gguf)
+            return Engine.open(path, config, gguf=gguf, interrupt=options.interrupt)
         return open_mesh_engine(
             path,
             config,
             mesh,
             takes_any_numerics=options.takes_any_numerics,
             say=options.say,
-            check=options.check,
+            interrupt=options.interrupt,
             gguf=gguf,
             after=stack,
         )

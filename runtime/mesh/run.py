@@ -160,7 +160,7 @@ class MeshRun:
 
     def _check(self) -> None:
         """While a state is waited for: was the pass stopped, is a device of the plan gone, does another lead?"""
-        self._engine.check_cancelled()
+        self._engine.interrupt.check()
         events = self._mesh.wait(timeout_s=0.0)
         for i, event in enumerate(events):
             if isinstance(event, Lost) and event.node in self._others:

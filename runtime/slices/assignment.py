@@ -52,5 +52,4 @@ class Assignment:
         stream, lent_bytes, driver = self._supply.streams[0], self._supply.plan.lent_bytes, self._driver
         if not lent_bytes or isinstance(stream, ExpertStreaming):
             return None
-        check, guests = driver.check_cancelled, stream.guests
-        return Lending(driver.scratch, stream.weights, guests, lent_bytes, check, self._compile_all)
+        return Lending(driver.scratch, stream.weights, stream.guests, lent_bytes, self._compile_all)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from edge_run.base.config import PACKED_OFF, ModelConfig
 from edge_run.base.errors import NotSupported, system_errors
+from edge_run.base.interrupt import Interrupt
 from edge_run.base.results import ExpertUse, Numerics, Plan
 from edge_run.devices.host.ledger import Ledger
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
@@ -81,11 +82,12 @@ class SliceEngine:
         *,
         gguf: GgufModel | None = None,
         least_reserve_bytes: int = WORKER_RESERVE_BYTES,
+        interrupt: Interrupt | None = None,
     ) -> SliceEngine:
         """Open the model at `path` and map its graph; no weight is read. Raises as `Engine.open` does.
 
         partial: of this model only some pieces are there; those that it needs must be before they are assigned.
-        Nothing of it goes to a GPU, and experts are read from the model itself.
+        interrupt: as of `Engine.open`. Nothing of it goes to a GPU, and experts are read from the model itself.
         """
         ledger = Ledger()
         with garbage_collection_paused():
@@ -94,7 +96,7 @@ class SliceEngine:
         if prepared.why_plain:
             raise NotSupported(f"a mesh needs edge-run's own loader here: {prepared.why_plain}")
         with contextlib.ExitStack() as stack, one_opening():
-            driver = Driver(is_partial=True)
+            driver = Driver(interrupt, is_partial=True)
             loaded = load(prepared, driver, stack, partial=partial, may_be_whole=False)
             assert loaded.room is not None
             return cls(loaded, loaded.room, ledger, stack, least_reserve_bytes)
@@ -135,9 +137,10 @@ class SliceEngine:
         """How a mixture is streamed by expert; None for all else."""
         return self._supply.expert_use
 
-    def check_cancelled(self) -> None:
-        """Raise Cancelled when the pass in progress was cancelled."""
-        self.loaded.driver.check_cancelled()
+    @property
+    def interrupt(self) -> Interrupt:
+        """What ends the work at hand."""
+        return self.loaded.driver.interrupt
 
     @system_errors("taking a share of the model")
     def assign(self, share: Share, wire: Wire) -> None:
@@ -153,7 +156,7 @@ class SliceEngine:
         readers = Readers(self.config.readers)
         self._assigned.callback(readers.close)
         try:
-            memory = WeightMemory(room.territory, room.sources, readers, driver.check_cancelled)
+            memory = WeightMemory(room.territory, room.sources, readers, driver.interrupt.check)
             grant = bound(self.loaded.enter_in_ledger, ledger=self._ledger, stack=self._assigned)
             plan, streams = open_streams(own_part(graph, layout, share), terms, memory, grant)
             self._supply = Supply(self.loaded, plan, readers, streams)

@@ -37,8 +37,7 @@ def lendable_bytes(scratch: Scratch, flow: Flow) -> int:
 class Lending:
     """Lends `lent_bytes` of `scratch` to the chunks `guests`, and takes them back. Called between passes only.
 
-    check runs while it waits for reads in progress, and may raise to stop; then nothing has changed. on_end runs when
-    it lends no more, which is_over says. times_lent: how often it has lent so far.
+    on_end runs when it lends no more, which is_over says. times_lent: how often it has lent so far.
     """
 
     def __init__(
@@ -47,11 +46,10 @@ class Lending:
         weights: Weights,
         guests: Collection[int],
         lent_bytes: int,
-        check: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._scratch, self._weights, self._guests, self._lent_bytes = scratch, weights, guests, lent_bytes
-        self._check, self._on_end = check, on_end
+        self._on_end = on_end
         self._is_lent = self.is_over = False
         self._kept_bytes = self._excesses = self.times_lent = 0
 
@@ -78,7 +76,7 @@ class Lending:
     def take_back(self) -> None:
         """Give up the guests, so that all of the buffer may be used."""
         if self._is_lent:
-            self._weights.give_up(self._guests, self._check)
+            self._weights.give_up(self._guests)
             self._is_lent = False
 
     def _look(self) -> None:

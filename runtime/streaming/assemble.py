@@ -86,12 +86,12 @@ def _in_order(
     order = [chunk for stretch in stretches for chunk in stretch.acquire]
     states = Residency(territory.n_chunks, order, residency.pinned, residency.n_frames)
     run_chunks = LONG_RUN if residency.by_turns else MAX_READ_CHUNKS
-    weights = Weights(territory, memory.sources, memory.readers, states, run_chunks=run_chunks)
+    weights = Weights(territory, memory.sources, memory.readers, states, run_chunks=run_chunks, check=memory.check)
     weights.start()
     if not residency.n_frames:  # nothing ever leaves, so no pass need stop for it
-        return plan, [PinnedWeights(weights, territory, tables, memory.check)]
+        return plan, [PinnedWeights(weights, territory, tables)]
     pinned, guests, by_turns = residency.pinned, residency.guests, residency.by_turns
-    return plan, [WeightStreaming(weights, territory, tables, memory.check, pinned, guests, by_turns)]
+    return plan, [WeightStreaming(weights, territory, tables, pinned, guests, by_turns)]
 
 
 def _by_expert(mixture: MixturePlan, memory: WeightMemory, terms: Terms) -> Streams:
@@ -102,8 +102,8 @@ def _by_expert(mixture: MixturePlan, memory: WeightMemory, terms: Terms) -> Stre
     states = OnDemand(territory.n_chunks, n_dense_frames + n_frames, territory.ragged)
     run_chunks = READ_BYTES // territory.chunk_bytes
     sources, blocks = _unpacking(memory.sources, terms)
-    weights = Weights(territory, sources, memory.readers, states, run_chunks=run_chunks)
-    pinned = PinnedWeights(weights, territory, memory.tables(mixture.ranges), memory.check, experts.at.keys())
+    weights = Weights(territory, sources, memory.readers, states, run_chunks=run_chunks, check=memory.check)
+    pinned = PinnedWeights(weights, territory, memory.tables(mixture.ranges), experts.at.keys())
     weights.hold(mixture.dense)
     shape = Mixture(tuple(range(len(experts.layers))), experts.n_experts, n_used)
     policy = make_policy(terms.expert_policy, shape)
@@ -112,7 +112,7 @@ def _by_expert(mixture: MixturePlan, memory: WeightMemory, terms: Terms) -> Stre
         mixture, memory.readers, ExpertPrefetch(terms.gguf, shape, cache.__contains__), blocks, terms
     )
     room = ExpertRoom(n_frames, n_used, terms.micro_batch_tokens)
-    return [pinned, ExpertStreaming(experts, cache, weights, room, adaptation, memory.check)]
+    return [pinned, ExpertStreaming(experts, cache, weights, room, adaptation)]
 
 
 def _unpacking(sources: Sequence[SourceFile], terms: Terms) -> tuple[Sequence[Source], PackedBlocks | None]:

@@ -58,9 +58,10 @@ class Adaptation:
 
 
 class ExpertStreaming:
-    """The feature. check runs while a pass waits and may raise to stop it.
+    """The feature.
 
-    wait_s counts those waits, choosing_s the time to find out what to read; foretold what came of reading ahead.
+    wait_s counts the waits of passes for weights, choosing_s the time to find out what to read; foretold what came of
+    reading ahead.
     """
 
     def __init__(
@@ -70,11 +71,10 @@ class ExpertStreaming:
         weights: Weights,
         room: ExpertRoom,
         adaptation: Adaptation,
-        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.usage, self.prefetch = adaptation.usage, adaptation.prefetch
         self.tuning, self.packed = adaptation.tuning, adaptation.packed
-        self._experts, self._cache, self._weights, self._check = experts, cache, weights, check
+        self._experts, self._cache, self._weights = experts, cache, weights
         self._n_frames, self._n_used, self._full_tokens = room.n_frames, room.n_used, room.micro_batch_tokens
         self._order = [tensor for layer in experts.layers for tensor in layer]
         self._next = dict(zip(self._order, [*self._order[1:], None], strict=True))
@@ -247,7 +247,7 @@ class ExpertStreaming:
         self._in_use = self._give_back(self._in_use)
         if wanted:
             chunks = [chunk for expert in wanted for chunk in pieces[expert]]
-            self.wait_s += self._weights.acquire(chunks, self._check)
+            self.wait_s += self._weights.acquire(chunks)
             self._in_use = chunks
             ready.update(expert for expert in wanted if (tensor.layer, expert) in self._cache)
         if self._is_ahead:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from edge_run.prefetch.schedule import Stretch, join_turns
@@ -19,9 +19,9 @@ from edge_run.tiers.weights import Weights
 class WeightStreaming:
     """The feature. It brings what is copied to a GPU, too (`Carrier`).
 
-    check runs while a pass waits for weights and may raise to stop it. wait_s counts those waits. pinned: chunks that
-    stay; guests: those that do while there is memory lent for them. may_take_turns: passes in which they do may hold
-    all that a turn needs from its start on (`InTurns`).
+    wait_s counts the waits of passes for weights. pinned: chunks that stay; guests: those that do while there
+    is memory lent for them. may_take_turns: passes in which they do may hold all that a turn needs from its start on
+    (`InTurns`).
     """
 
     def __init__(
@@ -29,13 +29,12 @@ class WeightStreaming:
         weights: Weights,
         territory: Territory,
         tables: Sequence[RowTable] = (),
-        check: Callable[[], None] = lambda: None,
         pinned: Collection[int] = (),
         guests: Sequence[int] = (),
         may_take_turns: bool = False,
     ) -> None:
         """Stream `weights`, but for the chunks inside a table, of which rows are fetched."""
-        self.weights, self._territory, self._tables, self._check = weights, territory, tables, check
+        self.weights, self._territory, self._tables = weights, territory, tables
         self._pinned, self.guests, self.may_take_turns = frozenset(pinned), guests, may_take_turns
         self._held: Counter[int] = Counter()  # how often: a stretch may need what is copied to a GPU
         self._being_copied: Counter[int] = Counter()
@@ -154,7 +153,7 @@ class WeightStreaming:
         return tuple(chunk for chunk in chunks if chunk not in self._pinned)
 
     def _acquire(self, chunks: Sequence[int]) -> None:
-        self.wait_s += self.weights.acquire([chunk for chunk in chunks if chunk not in self._held], self._check)
+        self.wait_s += self.weights.acquire([chunk for chunk in chunks if chunk not in self._held])
         self._held.update(dict.fromkeys(chunks, 1))
 
     def _release(self, chunks: Sequence[int], is_turn: bool = False) -> None:
@@ -186,11 +185,10 @@ class PinnedWeights(WeightStreaming):
         weights: Weights,
         territory: Territory,
         tables: Sequence[RowTable],
-        check: Callable[[], None],
         elsewhere: Collection[int] = (),
     ) -> None:
         """elsewhere: addresses of weights that are not its business."""
-        super().__init__(weights, territory, tables, check)
+        super().__init__(weights, territory, tables)
         self._elsewhere = elsewhere
 
     def register(self, graph: GraphMap, steps: Steps) -> None:

@@ -191,7 +191,7 @@ class Worker:
                 self._run.end()
             self._run = self._given_up = None
             if self._is_busy and self._engine:
-                self._engine.decoder.cancel()
+                self._engine.interrupt.cancel()
             if threading.current_thread() is not self._thread and not self._changing.wait_for(
                 lambda: not self._is_busy, STOP_TIMEOUT_S
             ):
@@ -201,7 +201,7 @@ class Worker:
         """Stop the pass in progress at once when what comes ends it; it is received afterwards as ever."""
         run, engine = self._run, self._engine
         if run is not None and engine is not None and run.is_ended_by(item):
-            engine.decoder.cancel()
+            engine.interrupt.cancel()
 
     def _close_engine(self) -> None:
         engine, self._engine, self._opened = self._engine, None, None
@@ -265,6 +265,7 @@ class Worker:
         elif kind == "command":
             try:
                 self._last = read_command(message, engine.decoder.limits)
+                engine.interrupt.reset()
                 run.begin(number)
                 carry_out(engine, self._last)
             except Cancelled:

@@ -122,7 +122,7 @@ def test_a_wide_pass_that_is_cancelled_leaves_the_next_one_right(folder: Path) -
                 nonlocal n_calls
                 n_calls += 1
                 if n_calls == 4:
-                    engine.decoder.cancel()
+                    engine.interrupt.cancel()
                 return float(acquire(*arguments))
 
             stream.weights.acquire = cancelling  # type: ignore[union-attr, method-assign]

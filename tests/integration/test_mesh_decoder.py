@@ -14,6 +14,7 @@ import pytest
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, DeviceLost
+from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Document, Unled
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.speculation_setup import open_session
@@ -95,12 +96,16 @@ def test_an_opening_that_is_broken_off_leaves_no_lease_and_nothing_open_on_other
     def interrupt(text: str) -> None:
         raise KeyboardInterrupt
 
+    class Pressed(Interrupt):
+        def check(self) -> None:
+            raise KeyboardInterrupt
+
     with running(path) as run:
         run.engine.close()
         assert not run.mesh.is_leading
         mesh = run.hub.join("d")
         with pytest.raises(KeyboardInterrupt):  # while the file is looked at
-            open_with(check=lambda: interrupt(""))
+            open_with(interrupt=Pressed())
         assert not mesh.epoch
         with pytest.raises(KeyboardInterrupt):  # as soon as there is a plan to be told
             open_with(say=interrupt)
@@ -192,12 +197,13 @@ def test_who_stops_an_answer_stops_all_and_can_go_on(folder: Path) -> None:
 
         def stop(source: str, target: str, header: Document) -> None:
             if header["kind"] == "state" and source == "b":
-                run.engine.front.cancel()
+                run.engine.interrupt.cancel()
 
         run.hub.on_send = stop
         with pytest.raises(Cancelled):
             greedy(run.engine)
         run.hub.on_send = lambda *a: None
+        run.engine.interrupt.reset()  # another state may have been handed over meanwhile
         assert greedy(run.engine) == wanted
 
 

@@ -196,7 +196,7 @@ def test_a_stop_reaches_a_worker_in_the_middle_of_a_long_prompt(grown: Path, tmp
                 time.sleep(0.01)
             time.sleep(0.1)
             moments["place"], moments["stopped"] = place(), time.monotonic()
-            engine.front.cancel()
+            engine.interrupt.cancel()
 
         stopper = threading.Thread(target=stop)
         stopper.start()

@@ -17,6 +17,7 @@ import pytest
 import edge_run
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, ConfigError, NotSupported, TierReadError
+from edge_run.base.interrupt import Interrupt
 from edge_run.base.units import MIB
 from edge_run.prefetch.routes import RouteReader
 from edge_run.runtime.decoding.session import Session
@@ -97,6 +98,17 @@ def _after_reads_that_fail(path: Path) -> None:
     assert n_errors >= 1, "too few reads failed where they were needed"
 
 
+class Impatient(Interrupt):
+    """It has come when it was asked about `left` times."""
+
+    left = 0
+
+    @property
+    def is_set(self) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+
 @in_child
 def test_a_pass_that_is_cancelled_anywhere_leaves_the_next_one_right(mixture: Path) -> None:
     plain = Engine.open(mixture, ModelConfig(**OPTIONS, backend="llama.cpp"))
@@ -104,23 +116,11 @@ def test_a_pass_that_is_cancelled_anywhere_leaves_the_next_one_right(mixture: Pa
     plain.close()
     engine = open_at(mixture, 0.3, OPTIONS)
     try:
+        engine.interrupt.__class__ = Impatient
         for n_checks in (1, 3, 9, 20):
-            left = n_checks
-
-            def check() -> None:
-                nonlocal left
-                left -= 1
-                if left == 0:
-                    raise Cancelled("enough")
-
-            for stream in engine._supplied.streams:
-                stream._check = check
-            real, engine._loaded.driver.check_cancelled = engine._loaded.driver.check_cancelled, check  # type: ignore[method-assign]
+            engine.interrupt.left = n_checks  # type: ignore[attr-defined]
             with pytest.raises(Cancelled):
                 greedy(engine)
-            engine._loaded.driver.check_cancelled = real  # type: ignore[method-assign]
-            for stream in engine._supplied.streams:
-                stream._check = real
             assert greedy(engine) == wanted
     finally:
         engine.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
@@ -52,7 +52,7 @@ class Chunks:
         self.holders.update(chunks)
         self._start(self.state.hold(chunks))
 
-    def acquire(self, chunks: Iterable[int], check: Callable[[], None]) -> float:
+    def acquire(self, chunks: Iterable[int]) -> float:
         chunks = list(chunks)
         self.holders.update(chunks)
         self._start(self.state.acquire(chunks))

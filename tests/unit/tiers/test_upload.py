@@ -95,16 +95,16 @@ def test_what_fails_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_it_can_be_stopped_and_goes_on(tmp_path: Path) -> None:
     data = write_random(tmp_path / "model", 9_000_000)
     source, readers, device = SourceFile(tmp_path / "model"), Readers(1), Device()
-    upload = Upload([Extent(0, 0, 0, len(data))], [source], readers, device.put)
     stops = iter([True, False])
 
     def check() -> None:
         if next(stops, False):
             raise KeyboardInterrupt
 
+    upload = Upload([Extent(0, 0, 0, len(data))], [source], readers, device.put, check=check)
     readers.set_active(1)
     try:
-        upload.finish(check)
+        upload.finish()
     except KeyboardInterrupt:
         upload.finish()
     assert device.held[0] == data

@@ -93,7 +93,8 @@ def test_a_read_that_was_begun_for_nobody_and_fails_is_made_again_for_whoever_wa
         streamed.fail = fail_once
         streamed.weights.hold([1])
         streamed.await_read()
-        streamed.weights.acquire([1], check=may_fail.set)
+        streamed.check = may_fail.set
+        streamed.weights.acquire([1])
         assert streamed.is_right(1)
         assert n_failures == 2
 
@@ -109,8 +110,9 @@ def test_a_read_that_is_made_again_and_fails_again_is_raised(tmp_path: Path) -> 
         streamed.fail = fail
         streamed.weights.hold([1])
         streamed.await_read()
+        streamed.check = may_fail.set
         with pytest.raises(TierReadError, match="always"):
-            streamed.weights.acquire([1], check=may_fail.set)
+            streamed.weights.acquire([1])
         assert len(streamed.reads) == 2
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from edge_run.base.errors import ConfigError
+from edge_run.base.interrupt import Interrupt
 from edge_run.base.results import to_json
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.options import some_settings
-from edge_run.cli.shared.process import delayed_interrupt
 from edge_run.cli.shared.settings import MOST_PROMPT_BYTES, model_config, read_prompt, report
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
@@ -62,7 +62,7 @@ def trace(context: click.Context, /, model_file: Path, output: Path, tokens: int
             max_tokens=tokens,
             config=config,
             is_overwritten=force,
-            opening=delayed_interrupt(),
+            opening=Interrupt().hearing_ctrl_c(),
             on_token=lambda number: terminal.show(f"{number} of {tokens} tokens"),
         )
     finally:

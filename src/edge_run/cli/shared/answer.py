@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import KernelError
+from edge_run.base.interrupt import Interrupt, on_ctrl_c
 from edge_run.base.results import Generation
 from edge_run.cli.shared import figures
-from edge_run.cli.shared.process import delayed_interrupt, end_with, on_interrupt
+from edge_run.cli.shared.process import end_with
 from edge_run.cli.shared.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def opened(
 
     announce_end(partial(_end, path))
     terminal.show(f"Opening {path.name}")
-    with delayed_interrupt() as check:
-        over = dataclasses.replace(mesh, check=check) if mesh else None
-        model = Model(path, config=config, chat_template=chat_template, mesh=over)
+    interrupt = mesh.interrupt if mesh else Interrupt()
+    with interrupt.hearing_ctrl_c():
+        model = Model(path, config=config, chat_template=chat_template, mesh=mesh)
     terminal.erase()
     with model:
         if terminal.shows_notices:
@@ -105,7 +105,7 @@ def follow(stream: Stream, model: Model, write: Callable[[str], None]) -> Answer
             for piece in stream:
                 if not written:
                     # Until here Ctrl-C raises, so that it also ends the reading of a model that stays in memory.
-                    answering.enter_context(on_interrupt(model.cancel))
+                    answering.enter_context(on_ctrl_c(model.cancel))
                 written.append(piece.text)
                 write(piece.text)
                 generation = piece.generation

@@ -97,37 +97,6 @@ def cleaned_up(cleanup: Callable[[], None]) -> Iterator[None]:
         _cleanups.remove(cleanup)
 
 
-@contextlib.contextmanager
-def on_interrupt(action: Callable[[], None]) -> Iterator[None]:
-    """Let Ctrl-C call `action` in this block instead of raising KeyboardInterrupt."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # ignored, as in a background job: leave it so
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda number, frame: action())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def delayed_interrupt() -> Iterator[Callable[[], None]]:
-    """Raise KeyboardInterrupt for Ctrl-C at the end of this block: within, it could be lost in a callback.
-
-    Yields a function that raises it at once, for where that does no harm.
-    """
-    interrupts: list[None] = []
-
-    def check() -> None:
-        if interrupts:
-            raise KeyboardInterrupt
-
-    with on_interrupt(lambda: interrupts.append(None)):
-        yield check
-    check()
-
-
 def _terminal_modes() -> list[Any] | None:
     """Return the terminal's modes: line editing changes them, and a signal may end the process before it is done."""
     if termios is None:

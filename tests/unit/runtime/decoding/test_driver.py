@@ -203,7 +203,7 @@ def test_cancelling_in_a_known_graph_ends_the_pass_at_its_next_node(feature: Fea
 
     def ask(address: int, is_asking: bool, data: int) -> bool:
         if is_asking and ggml.tensor_name(address).decode() == is_cancelled_in:
-            driver.cancel()
+            driver.interrupt.cancel()
         return answer(address, is_asking, data)
 
     answer, driver.callback = driver.callback, ask  # type: ignore[method-assign]
@@ -216,7 +216,7 @@ def test_cancelling_in_a_known_graph_ends_the_pass_at_its_next_node(feature: Fea
 def test_cancelling_ends_the_pass_at_its_next_node(feature: Feature) -> None:
     graph = Graph(SMALL)
     driver = driver_for(feature, graph)
-    feature.on_event = lambda event: driver.cancel() if event == "part" else None
+    feature.on_event = lambda event: driver.interrupt.cancel() if event == "part" else None
     with pytest.raises(Cancelled):
         run(driver, feature, graph)
     assert feature.events == ["meet w1", "a", "w1", "part", "abandon"]

@@ -22,13 +22,14 @@ class Guests:
 
     def __init__(self) -> None:
         self.kept: set[int] = set()
+        self.check: Callable[[], None] = lambda: None
 
     def keep(self, chunks: Collection[int]) -> None:
         assert not self.kept
         self.kept = set(chunks)
 
-    def give_up(self, chunks: Collection[int], check: Callable[[], None]) -> None:
-        check()
+    def give_up(self, chunks: Collection[int]) -> None:
+        self.check()
         assert self.kept == set(chunks)
         self.kept = set()
 
@@ -101,14 +102,14 @@ def test_it_is_lent_for_single_tokens_and_taken_back_for_more(buffer: int) -> No
 
 
 def test_a_stop_while_taking_back_leaves_it_lent(buffer: int) -> None:
-    weights = Guests()
-    stops = [True]
+    weights, stops = Guests(), [True]
 
     def stop() -> None:
         if stops:
             raise InterruptedError
 
-    lent = Lending(seen(), weights, (3,), 12 * MIB, stop)  # type: ignore[arg-type]
+    weights.check = stop
+    lent = Lending(seen(), weights, (3,), 12 * MIB)  # type: ignore[arg-type]
     lent.before_pass(1)
     with pytest.raises(InterruptedError):
         lent.before_pass(2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -30,10 +30,9 @@ class Weights:
     exposed: list[frozenset[int] | None] = field(default_factory=list)
     fails_at: int = -1
 
-    def acquire(self, chunks: Iterable[int], check: Callable[[], None]) -> float:
+    def acquire(self, chunks: Iterable[int]) -> float:
         chunks = tuple(chunks)
         self.asked.append(chunks)
-        check()
         if self.fails_at in chunks:
             raise TierReadError("the drive is gone")
         assert not self.held & set(chunks), "held already"

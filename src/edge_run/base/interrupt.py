@@ -1,0 +1,79 @@
+"""The one way to end work before it is done: Ctrl-C or a caller's cancel is noted here, and whoever works asks.
+
+Nothing is raised where the interpreter happens to be: from within a callback of llama.cpp's it would be lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+from edge_run.base.errors import Cancelled
+
+
+@contextlib.contextmanager
+def on_ctrl_c(action: Callable[[], None]) -> Iterator[None]:
+    """Let Ctrl-C call `action` in this block, instead of raising KeyboardInterrupt where that is what it does."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT) if is_main else None
+    if before is not signal.default_int_handler:  # ignored, as in a background job, or somebody else's: leave it so
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: action())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Interrupt:
+    """Whether the work at hand is to end. Any thread may cancel it; one at a time works, and asks."""
+
+    def __init__(self) -> None:
+        self._is_cancelled = self._is_ctrl_c = False
+        self._hear: Callable[[bool], None] = lambda is_set: None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the work at hand is to end."""
+        return self._is_cancelled or self._is_ctrl_c
+
+    def tell(self, hear: Callable[[bool], None]) -> None:
+        """Have `hear` told whenever that changes, on whatever thread; it must not wait."""
+        self._hear = hear
+
+    def cancel(self) -> None:
+        """End the work at hand; from any thread."""
+        self._is_cancelled = True
+        self._hear(True)
+
+    def reset(self) -> None:
+        """Other work begins: what was cancelled before does not concern it. Ctrl-C does."""
+        self._is_cancelled = False
+        self._hear(self.is_set)
+
+    def check(self) -> None:
+        """Raise Cancelled where the work at hand is to end."""
+        if self.is_set:
+            raise Cancelled("the pass was cancelled")
+
+    @contextlib.contextmanager
+    def hearing_ctrl_c(self) -> Iterator[None]:
+        """Note Ctrl-C in this block, and raise KeyboardInterrupt at its end, whatever ended it."""
+
+        def note() -> None:
+            self._is_ctrl_c = True
+            self._hear(True)
+
+        with on_ctrl_c(note):
+            try:
+                yield
+            except BaseException:
+                if not self._is_ctrl_c:
+                    raise
+        if self._is_ctrl_c:
+            self._is_ctrl_c = False
+            self._hear(self._is_cancelled)
+            raise KeyboardInterrupt

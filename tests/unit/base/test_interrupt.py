@@ -1,0 +1,109 @@
+"""Interrupts: Ctrl-C and cancels are noted, who asks is told, and nothing is raised anywhere else."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from edge_run.base.errors import Cancelled
+from edge_run.base.interrupt import Interrupt, on_ctrl_c
+
+
+@pytest.fixture(autouse=True)
+def pythons_own_handler() -> Iterator[None]:
+    """A shell that starts tests in the background has Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_cancel_from_any_thread_is_told_at_once_and_lasts_until_other_work_begins() -> None:
+    interrupt, heard = Interrupt(), list[bool]()
+    interrupt.tell(heard.append)
+    interrupt.check()
+    thread = threading.Thread(target=interrupt.cancel)
+    thread.start()
+    thread.join()
+    for _ in range(2):
+        with pytest.raises(Cancelled):
+            interrupt.check()
+    interrupt.reset()
+    interrupt.check()
+    assert heard == [True, False]
+
+
+def hearing(interrupt: Interrupt, *work: Callable[[], object]) -> None:
+    """Do `work`, one after the other."""
+    with interrupt.hearing_ctrl_c():
+        for step in work:
+            step()
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_is_noted_and_raised_at_the_end_of_the_block() -> None:
+    interrupt, steps = Interrupt(), list[str]()
+
+    def go_on() -> None:
+        interrupt.reset()
+        assert interrupt.is_set, "other work within does not make it unsaid"
+        with pytest.raises(Cancelled):
+            interrupt.check()
+        steps.append("to the end")
+
+    with pytest.raises(KeyboardInterrupt):
+        hearing(interrupt, press, go_on)
+    assert steps == ["to the end"]
+    assert not interrupt.is_set
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_a_block_raises_because_of_ctrl_c_is_ctrl_c_and_all_else_is_itself() -> None:
+    interrupt = Interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        hearing(interrupt, press, interrupt.check)
+    with pytest.raises(ZeroDivisionError):
+        hearing(interrupt, lambda: 1 // 0)
+    with pytest.raises(Cancelled):
+        hearing(interrupt, interrupt.cancel, interrupt.check)
+    assert interrupt.is_set, "nobody has begun anything else"
+
+
+def test_a_handler_that_is_not_pythons_own_stays() -> None:
+    """As in a background job, which ignores it, and in an outer block, which hears it for the inner one."""
+    outer, inner, heard = Interrupt(), Interrupt(), list[tuple[bool, bool]]()
+    with pytest.raises(KeyboardInterrupt):
+        hearing(outer, lambda: hearing(inner, press), lambda: heard.append((outer.is_set, inner.is_set)))
+    assert heard == [(True, False)]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with outer.hearing_ctrl_c(), on_ctrl_c(outer.cancel):
+            press()
+        assert not outer.is_set
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_other_threads_hear_no_signals() -> None:
+    interrupt, handlers = Interrupt(), list[object]()
+
+    def work() -> None:
+        with interrupt.hearing_ctrl_c():
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.default_int_handler]
+
+
+def test_ctrl_c_may_mean_something_else() -> None:
+    interrupt = Interrupt()
+    with on_ctrl_c(interrupt.cancel):
+        press()
+    assert interrupt.is_set
+    with pytest.raises(KeyboardInterrupt):
+        press()
