@@ -258,6 +258,7 @@ def main() -> None:
     parser.add_argument("--guided", action="store_true", help="by coverage, with atheris")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--dry", action="store_true", help="write no results")
+    parser.add_argument("--rows", type=Path, help="keeps rows as they come; whose row is there is not tried again")
     arguments = parser.parse_args()
     if arguments.child:
         if arguments.guided:
@@ -269,10 +270,17 @@ def main() -> None:
         return
     from parser_targets import MAKERS
 
-    rows = []
+    kept = arguments.rows
+    rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept and kept.exists() else []
+    done = {row["target"] for row in rows}
     for name in arguments.only or sorted(MAKERS):
-        rows.append(try_target(name, arguments.count, arguments.seed, arguments.guided))
-        print(*rows[-1].values(), sep="\t", flush=True)
+        if name not in done:
+            rows.append(try_target(name, arguments.count, arguments.seed, arguments.guided))
+            print(*rows[-1].values(), sep="\t", flush=True)
+            if kept:
+                with kept.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
+    rows.sort(key=lambda row: str(row["target"]))
     finding = told(rows, arguments.seed)
     print(finding)
     if not arguments.dry:
