@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from edge_run.base.units import KIB
+from edge_run.tiers.territory import CHUNK_BYTES
 from tiny_models import make_model, split_model
 
 SCRIPT = Path(__file__).resolve().parents[1] / "exactness.py"
@@ -81,6 +83,20 @@ def test_prompt_of_70_and_12_decoded_tokens(name: str, folder: Path) -> None:
 
 def test_the_bundled_model(folder: Path) -> None:
     check(compare(KIT))
+
+
+def test_with_chunks_of_the_size_that_runs_have(grown: Path) -> None:
+    """Of 2 MiB, in a model that is large against them."""
+    figures = compare(grown, "--chunk-kib", str(CHUNK_BYTES // KIB), *SHORT)
+    check(figures)
+    assert all(run["streamed_bytes"] > 20 * CHUNK_BYTES for run in figures["runs"][:-1])
+
+
+def test_mixtures_with_chunks_of_the_size_that_runs_have(folder: Path) -> None:
+    path = make_model("qwen3moe", folder, scale=8)
+    figures = compare(path, "--chunk-kib", str(CHUNK_BYTES // KIB), "--by-expert", *SHORT)
+    check(figures)
+    assert all(run["expert_bytes"] > 0 for run in figures["runs"][1:-1]), "not streamed by expert"
 
 
 @pytest.mark.parametrize("width", ["1", "7", "512"])
