@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 JOBS ?= auto
+TORCH_BUILD ?= $(if $(filter x86_64,$(shell uname -m)),+cpu) # elsewhere what pip finds is for the CPU as it is
 BENCH ?= $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
 # For llama.cpp with Vulkan, in an environment of its own. Vulkan headers before 1.3.275 lack a little: tests/vulkan.
@@ -101,5 +102,9 @@ $(ASAN_VENV)/.installed: pyproject.toml
 	touch $@
 
 $(VENV)/.torch: $(VENV)/.installed
-	$(BIN)/pip install --editable '.[train]' 'torch==$(TORCH)'
+	$(BIN)/pip install --editable '.[train]' 'torch==$(strip $(TORCH)$(TORCH_BUILD))' || { echo >&2 \
+	    "make torch: pip finds no torch $(strip $(TORCH)$(TORCH_BUILD)); give it the folder or the index of PyTorch's CPU builds" \
+	    "(PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL), or another TORCH=. TORCH_BUILD= takes any build, a CUDA one of gigabytes too."; exit 1; }
+	@$(BIN)/python -c 'import sys, torch; torch.version.cuda and "$(strip $(TORCH_BUILD))" and sys.exit( \
+	    "make torch: what is installed is a CUDA build: make clean, or pip uninstall torch, and again")'
 	touch $@
