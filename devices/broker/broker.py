@@ -39,10 +39,16 @@ _CLIENT = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Hand `data` to a connection."""
+    """Hand `data` to a connection, and `payload` after it, which other instructions may have too."""
 
     connection: int
     data: bytes
+    payload: bytes = b""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of both."""
+        return len(self.data) + len(self.payload)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +198,7 @@ class MqttBroker:
                 write_publish(Publish(message.topic, message.payload, True, False, one.next_number()))
                 if is_confirmed and message.is_confirmed
                 else plain,
+                message.payload,
             )
             for one, is_confirmed in self._route(message.topic)
         ]
@@ -219,7 +226,7 @@ class MqttBroker:
                 client.filters[text] = is_confirmed
                 codes.append(int(is_confirmed))
                 kept += [
-                    Send(client.connection, write_publish(Publish(one.topic, one.payload, is_kept=True)))
+                    Send(client.connection, write_publish(Publish(one.topic, one.payload, is_kept=True)), one.payload)
                     for one in self.kept.matching(text)
                 ]
         self._routes.clear()

@@ -19,7 +19,7 @@ from collections import deque
 from edge_run.base.errors import MeshError
 from edge_run.devices.broker.access import BrokerAccess
 
-START_S, LONGEST_WAIT_S = 10.0, 30.0
+START_S, LONGEST_WAIT_S, STUCK_S = 10.0, 30.0, 5.0
 MOST_FINDINGS, MOST_LETTERS = 64, 300
 _START = "import sys; sys.path[:] = sys.argv[1:]; from edge_run.devices.broker.child import main; main()"
 
@@ -73,6 +73,8 @@ class EmbeddedBroker:
                     self._process.stdin.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=START_S)
+        if self._process is not None:
+            self._process.kill()  # one that was stopped heard nothing of this
 
     def _run(self) -> None:
         """Start the process, and again when it ends; hand on what it says."""
@@ -129,6 +131,12 @@ class EmbeddedBroker:
     @staticmethod
     def _write(process: subprocess.Popen[bytes], document: object) -> None:
         assert process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # it ended, and the next one is told at its start
-            process.stdin.write(json.dumps(document).encode() + b"\n")
-            process.stdin.flush()
+        stuck = threading.Timer(STUCK_S, process.kill)  # one that takes nothing is stopped, and holds up all else
+        stuck.daemon = True
+        stuck.start()
+        try:
+            with contextlib.suppress(OSError, ValueError):  # it ended, and the next one is told at its start
+                process.stdin.write(json.dumps(document).encode() + b"\n")
+                process.stdin.flush()
+        finally:
+            stuck.cancel()

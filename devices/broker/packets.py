@@ -131,9 +131,9 @@ def read_packet(first: int, content: bytes) -> Packet:
     raise ProtocolError(f"packet: of kind {kind} and {len(content)} bytes, which no client of ours sends")
 
 
-def write_packet(first: int, content: bytes) -> bytes:
-    """Return a packet."""
-    size, head = len(content), bytearray([first])
+def write_packet(first: int, content: bytes, more_bytes: int = 0) -> bytes:
+    """Return a packet; more_bytes: of it that are to follow."""
+    size, head = len(content) + more_bytes, bytearray([first])
     while True:
         size, byte = size >> 7, size & 0x7F
         head.append(byte | 0x80 if size else byte)
@@ -142,11 +142,11 @@ def write_packet(first: int, content: bytes) -> bytes:
 
 
 def write_publish(message: Publish) -> bytes:
-    """Return the packet of a message for a client."""
+    """Return the packet of a message for a client up to its payload, which all who listen share."""
     topic = message.topic.encode()
     number = message.number.to_bytes(2, "big") if message.is_confirmed else b""
     first = Kind.PUBLISH << 4 | message.is_confirmed << 1 | message.is_kept
-    return write_packet(first, struct.pack(">H", len(topic)) + topic + number + message.payload)
+    return write_packet(first, struct.pack(">H", len(topic)) + topic + number, len(message.payload))
 
 
 def write_answer(answer: Answer) -> bytes:

@@ -81,11 +81,11 @@ class Connection(asyncio.BufferedProtocol):
         except ProtocolError as error:
             self.close(str(error))
 
-    def send(self, data: bytes) -> None:
+    def send(self, *data: bytes) -> None:
         """Hand over `data`; a connection that takes nothing is ended."""
         if self.is_closing or self.transport is None:
             return
-        self.transport.write(data)
+        self.transport.writelines(data)
         waiting = self.transport.get_write_buffer_size()
         if waiting > MOST_TO_SEND or (waiting > MOST_TO_SEND // 64 and self._server.has_too_much_to_send(self)):
             self.abort("does not take what is sent to it")
@@ -201,7 +201,7 @@ class MqttServer:
         """Have the broker take in a packet; return how many bytes that was answered with."""
         done = self.broker.take(connection.number, packet)
         self._carry_out(done)
-        return sum(len(one.data) for one in done if isinstance(one, Send) and one.connection == connection.number)
+        return sum(one.size_bytes for one in done if isinstance(one, Send) and one.connection == connection.number)
 
     def lose(self, connection: Connection) -> None:
         """A connection ended."""
@@ -241,7 +241,7 @@ class MqttServer:
         for one in instructions:
             connection = self._connections.get(one.connection)
             if connection is not None and isinstance(one, Send):
-                connection.send(one.data)
+                connection.send(one.data, one.payload)
             elif connection is not None and not isinstance(one, Send):
                 connection.close(one.why)
 

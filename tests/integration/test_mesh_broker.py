@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from edge_run.base.units import MIB
+from edge_run.devices.broker import embedded
 from edge_run.devices.broker.access import HOME, MEMBER, BrokerAccess
 from edge_run.devices.broker.embedded import EmbeddedBroker
 from edge_run.devices.broker.packets import write_packet
@@ -271,3 +272,37 @@ def test_who_names_no_user_is_taken_also_where_the_broker_knows_other_users(tmp_
     with mosquitto(tmp_path, f"allow_anonymous true\npassword_file {passwords}") as broker:
         write_cluster(tmp_path / "a", new_cluster(broker.url))
         open_mesh(MeshConfig(tmp_path / "a", connect_s=5)).close()
+
+
+def test_one_who_asks_for_all_that_is_kept_many_times_takes_no_more_memory(place: Place) -> None:
+    with place.member("rogue") as rogue:
+        for number in range(8):
+            rogue.socket.sendall(publish_packet(f"{place.root}/plan/{number}", bytes(120_000), is_kept=True))
+        assert place.serves()
+        start = place.memory()
+        for _ in range(5):
+            with place.member("again") as again, contextlib.suppress(OSError):
+                again.socket.sendall(subscribe_packet(*[f"{place.root}/#"] * 64))
+                time.sleep(0.2)
+        assert place.serves()
+    assert place.memory() - start < 24 << 20
+
+
+def test_a_broker_that_was_stopped_holds_up_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "STUCK_S", 0.5)
+    access = access_of(place.cluster, DEVICE)
+    many = BrokerAccess({**access.users, **{f"m{number}": access.users[MEMBER] for number in range(400)}})
+    stopped = place.broker.process_id
+    os.kill(stopped, signal.SIGSTOP)
+    start_s = time.monotonic()
+    for _ in range(3):
+        place.broker.set_access(many)
+    assert time.monotonic() - start_s < 5
+    until(lambda: place.broker.is_serving and place.broker.process_id != stopped)
+    until(lambda: _serves(place))
+
+
+def _serves(place: Place) -> bool:
+    with contextlib.suppress(OSError, AssertionError):
+        return place.serves()
+    return False

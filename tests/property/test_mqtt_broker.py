@@ -83,7 +83,7 @@ def test_nobody_hears_or_says_what_he_may_not(events: list[object]) -> None:
                 assert not broker.is_in(one.connection) or one.why, "who is closed without a word has been forgotten"
                 who.pop(one.connection, None)
             elif one.data[0] >> 4 == Kind.PUBLISH:
-                message = read_packet(one.data[0], one.data[2:])
+                message = read_packet(one.data[0], one.data[2:] + one.payload)
                 assert isinstance(message, Publish)
                 user, client = who[one.connection]
                 assert any(matches(own, message.topic, client or "auto") for own in access.users[user].subscribe)
@@ -159,7 +159,7 @@ def test_a_head_is_read_as_it_was_written(size: int) -> None:
 
 @given(MESSAGES)
 def test_a_message_is_read_as_it_was_written(message: Publish) -> None:
-    written = write_publish(message)
+    written = write_publish(message) + message.payload
     expected = message if message.is_confirmed else dataclasses.replace(message, number=0)
     assert not message.topic or read_packet(written[0], written[2:]) == expected
 
@@ -205,4 +205,4 @@ def test_who_asks_hears_with_confirmation() -> None:
     done = broker.take(2, Publish("t/1", b"x", True, True, 7))
     assert [one.connection for one in done] == [2, 1], "once, though two filters match"
     assert isinstance(done[1], Send)
-    assert read_packet(done[1].data[0], done[1].data[2:]) == Publish("t/1", b"x", True, False, 1)
+    assert read_packet(done[1].data[0], done[1].data[2:] + done[1].payload) == Publish("t/1", b"x", True, False, 1)
