@@ -176,7 +176,8 @@ def upload(folder: Path) -> Iterator[Work]:
 
         def work() -> object:
             if not job:
-                job.append(Upload([Extent(1, 0, 100, len(wanted) - 200)], sources, readers, put))
+                with system_errors("uploading"):
+                    job.append(Upload([Extent(1, 0, 100, len(wanted) - 200)], sources, readers, put))
             job[0].finish()
             return b"".join(data for _, data in sorted(got.items())) == wanted[100:-100]
 

@@ -103,7 +103,7 @@ def _by_expert(mixture: MixturePlan, memory: WeightMemory, terms: Terms) -> Stre
     run_chunks = READ_BYTES // territory.chunk_bytes
     sources, blocks = _unpacking(memory.sources, terms)
     weights = Weights(territory, sources, memory.readers, states, run_chunks=run_chunks, check=memory.check)
-    pinned = PinnedWeights(weights, territory, memory.tables(mixture.ranges), experts.at.keys())
+    pinned = PinnedWeights(weights, territory, memory.tables(mixture.ranges), experts.at.keys(), mixture.dense)
     weights.hold(mixture.dense)
     shape = Mixture(tuple(range(len(experts.layers))), experts.n_experts, n_used)
     policy = make_policy(terms.expert_policy, shape)

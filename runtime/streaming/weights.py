@@ -185,11 +185,12 @@ class PinnedWeights(WeightStreaming):
         weights: Weights,
         territory: Territory,
         tables: Sequence[RowTable],
-        elsewhere: Collection[int] = (),
+        routed: Collection[int] = (),
+        pinned: Collection[int] = (),
     ) -> None:
-        """elsewhere: addresses of weights that are not its business."""
+        """routed: addresses of weights that come by expert. pinned: chunks that stay, with parts of those too."""
         super().__init__(weights, territory, tables)
-        self._elsewhere = elsewhere
+        self._routed, self._pinned_chunks = routed, frozenset(pinned)
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Wait for each stretch, which is for the first time only; fetch rows where rows are looked up."""
@@ -203,7 +204,8 @@ class PinnedWeights(WeightStreaming):
         return False
 
     def _chunks_of(self, read: WeightRead) -> Iterable[int]:
-        return () if read.address in self._elsewhere else super()._chunks_of(read)
+        chunks = super()._chunks_of(read)
+        return (c for c in chunks if c in self._pinned_chunks) if read.address in self._routed else chunks
 
     def _acquire(self, chunks: Sequence[int]) -> None:
         super()._acquire([chunk for chunk in chunks if chunk not in self._held])

@@ -89,7 +89,8 @@ def pack(
     draft = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         raw_bytes, packed_bytes = _write(draft, gguf, chosen, block_bytes, compress, progress)
-        draft.replace(target)
+        size_bytes = draft.stat().st_size
+        draft.replace(target)  # last: what fails leaves no file behind
     except EdgeRunError:  # of the model's file, and an OSError perhaps
         raise
     except OSError as error:
@@ -100,7 +101,7 @@ def pack(
         ) from error
     finally:
         draft.unlink(missing_ok=True)
-    return Packed(target, target.stat().st_size, raw_bytes, packed_bytes, len(chosen), left_out)
+    return Packed(target, size_bytes, raw_bytes, packed_bytes, len(chosen), left_out)
 
 
 def _compressor() -> Compress:

@@ -32,6 +32,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("upload", "read", "ours", errno.EIO, 2, 3),
         ("fetched", "write", "ours", errno.ENOSPC, 13, 5),
         ("packing", "write", "ours", errno.ENOSPC, 7, 4),
+        ("packing", "read", "ours", errno.EIO, 9, 40),  # the last of them when the file is whole
         ("tracing", "write", "ours", errno.ENOSPC, 3, 4),
         ("first", "open", "ours", errno.EMFILE, 7, 5),
         ("mixture", "map", "ctypes", errno.ENOMEM, 61, 7),

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import edge_run
+import fault_scenarios
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, ConfigError, NotSupported, TierReadError
 from edge_run.base.interrupt import Interrupt
@@ -23,6 +24,7 @@ from edge_run.prefetch.routes import RouteReader
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.tiers.gguf import read_gguf
+from edge_run.tiers.source import SourceFile
 from exactness import CHUNK_BYTES, open_at
 from in_child import in_child
 from sabotage import sabotage
@@ -224,3 +226,24 @@ def test_a_trace_that_is_interrupted_leaves_nothing(mixture: Path, tmp_path: Pat
     _, notices = process.communicate(timeout=60)
     assert (process.returncode, "Traceback" in notices) == (130, False)
     assert list(tmp_path.iterdir()) == []
+
+
+@in_child  # an expert that is computed before it is read ends the process, or gives other logits
+def test_parts_of_experts_in_chunks_that_stay_are_waited_for(folder: Path) -> None:
+    """The last chunk sticks out of the mapping, so that it stays, and only experts have a part in it."""
+
+    def logits() -> np.ndarray:
+        with fault_scenarios.mixture(folder) as work:
+            rows, _ = work.args[0].feed(PROMPT)  # type: ignore[attr-defined]
+            return rows.copy()
+
+    wanted = logits()
+    read_into = SourceFile.read_into
+
+    def late(self: SourceFile, address: int, length: int, offset: int) -> int:
+        if offset + length >= self.size_bytes:
+            time.sleep(2.0)
+        return read_into(self, address, length, offset)
+
+    SourceFile.read_into = late  # type: ignore[method-assign]
+    assert np.array_equal(logits(), wanted)
