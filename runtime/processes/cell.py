@@ -138,7 +138,8 @@ class Cell:
             child.notices.seek(0)
             words = child.notices.read(1 << 16)
         self._end()
-        if code == -signal.SIGINT or b"KeyboardInterrupt" in words:
+        last = words.strip().rpartition(b"\n")[2]  # Python's own, where Ctrl-C came while the process began
+        if code == -signal.SIGINT or (code == 1 and last.startswith(b"KeyboardInterrupt")):
             return Cancelled("stopped by Ctrl-C")
         return Overrun(f"ends the process that it runs in ({how_ended(code or 0)}{last_words(words)})")
 

@@ -114,6 +114,17 @@ def test_a_long_conversation_is_no_attack() -> None:
     assert len(ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", "", "").render(messages)) == 4_000_000
 
 
+def test_words_of_a_stranger_are_no_ctrl_c() -> None:
+    one = cell.Cell("edge_run.runtime.generation.template_jobs")
+    assert one.ask("compile_template", source="{{ x }}", is_override=False) == b""
+    child = one._child
+    assert child is not None
+    child.notices.write(b"expecting a name at KeyboardInterrupt: nothing else\n")
+    child.notices.flush()
+    child.process.send_signal(signal.SIGABRT)
+    assert isinstance(one._ending(child), cell.Overrun)
+
+
 def test_a_cell_that_was_ended_from_outside_is_started_anew() -> None:
     template = ChatTemplate("{{ messages[0].content }}", "", "")
     child = template._cell._child.process.pid

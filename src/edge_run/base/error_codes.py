@@ -19,17 +19,21 @@ KINDS: dict[int, type[EdgeRunError]] = {
 }
 
 
+def _figures_of(kind: type[EdgeRunError]) -> list[str]:
+    """Return the names of the figures that errors of a kind have besides their words."""
+    return [field.name for field in dataclasses.fields(kind) if field.name != "message"]
+
+
 def error_document(error: EdgeRunError) -> dict[str, JsonValue]:
     """Return `error` as JSON can write it."""
-    names = [field.name for field in dataclasses.fields(error) if field.name != "message"]
-    figures = {name: value for name in names if (value := getattr(error, name))}
+    figures = {name: value for name in _figures_of(type(error)) if (value := getattr(error, name))}
     return {"code": error.exit_code, "error": error.message, "figures": figures}
 
 
 def error_of(document: Mapping[str, Any]) -> EdgeRunError:
     """Return the error that a process of our own wrote with `error_document`."""
     kind = KINDS.get(document["code"], EdgeRunError)
-    known = {field.name for field in dataclasses.fields(kind)}
+    known = _figures_of(kind)
     return kind(document["error"], **{name: it for name, it in document["figures"].items() if name in known})
 
 
@@ -39,7 +43,7 @@ def read_error(document: Fields) -> EdgeRunError:
     found = Fields(document.table("figures") if document.has("figures") else {}, document.what, document.node)
     kind = KINDS.get(code, EdgeRunError)
     figures: dict[str, int | str] = {}
-    for field in dataclasses.fields(kind):
-        if found.has(field.name):
-            figures[field.name] = found.name(field.name) if field.name == "node" else found.integer(field.name)
+    for name in _figures_of(kind):
+        if found.has(name):
+            figures[name] = found.name(name) if name == "node" else found.integer(name)
     return error_of({"code": code, "error": document.words("error"), "figures": figures})

@@ -67,13 +67,15 @@ class Interrupt:
             self._is_ctrl_c = True
             self._hear(True)
 
-        with on_ctrl_c(note):
-            try:
+        ended_by: BaseException | None = None
+        try:
+            with on_ctrl_c(note):
                 yield
-            except BaseException:
-                if not self._is_ctrl_c:
-                    raise
-        if self._is_ctrl_c:
+        except BaseException as error:
+            ended_by = error
+        if self._is_ctrl_c:  # asked once nothing can set it any more
             self._is_ctrl_c = False
             self._hear(self._is_cancelled)
             raise KeyboardInterrupt
+        if ended_by is not None:
+            raise ended_by

@@ -107,3 +107,18 @@ def test_ctrl_c_may_mean_something_else() -> None:
     assert interrupt.is_set
     with pytest.raises(KeyboardInterrupt):
         press()
+
+
+def test_ctrl_c_that_comes_while_an_error_leaves_the_block_is_raised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt, real = Interrupt(), signal.signal
+
+    def late(number: int, handler: object) -> object:
+        if handler is signal.default_int_handler:  # at the last moment in which the block's own handler is there
+            press()
+        return real(number, handler)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("edge_run.base.interrupt.signal.signal", late)
+    with pytest.raises(KeyboardInterrupt), interrupt.hearing_ctrl_c():
+        raise ValueError
+    monkeypatch.undo()
+    assert not interrupt.is_set
