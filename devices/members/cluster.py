@@ -18,6 +18,7 @@ import re
 import secrets
 import zlib
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -36,6 +37,7 @@ BROKER_PASSWORD, HOME_PASSWORD = "broker", "home assistant"  # for whom password
 _FILE = "cluster.json"
 _SECRET_PREFIX, _PREFIX = "edge-run-join-1-", "edge-run-join-2-"
 MOST_LINE_LETTERS = 4096
+_PORT = re.compile(r":[0-9]{1,9}$")
 _ID = re.compile(r"[a-z2-7]{8}")
 
 
@@ -216,14 +218,21 @@ def parse_broker(url: str) -> Broker:
 
 
 def parse_place(text: str, default_port: int) -> tuple[str, int]:
-    """Return host and port of HOST[:PORT]; an IPv6 address stands in brackets. Raises ConfigError."""
-    host, _, port = (
-        text.rpartition(":") if text.rpartition(":")[2].isdigit() and "]" not in text[-1:] else (text, "", "")
-    )
+    """Return host and port of HOST[:PORT]; an IPv6 address with a port stands in brackets. Raises ConfigError."""
+    has_port = _PORT.search(text) and not _is_address(text)
+    host, _, port = text.rpartition(":") if has_port else (text, "", "")
     host = host.strip("[]")
-    if not host or (port and not 0 < int(port) < 65536):
+    if not host or (port and not 0 < int(port) < 65536) or (":" in host and not _is_address(host)):
         raise ConfigError(f"{text}: must be HOST or HOST:PORT")
     return host, int(port) if port else default_port
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def write_cluster(folder: Path, cluster: Cluster) -> None:

@@ -28,6 +28,7 @@ except ImportError:  # not a POSIX system
 
 fcntl: Any = _fcntl
 BOOT_DIGITS = 20  # of the start in milliseconds 12, of chance 8: a later life has the greater id
+LATEST_MS, MOST_BOOT_BYTES = 1 << 47, 40  # the year 6429; a later one would not fit the id
 _KEY_FILE, _BOOT_FILE = "node.key", "node.boot"
 
 
@@ -189,8 +190,10 @@ def _lock(path: Path) -> int | None:
 def _next_boot(path: Path, wall_clock: Callable[[], float]) -> str:
     """Return the id of a life later than any before, also where the clock went backwards in between."""
     last_ms = 0
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        last_ms = int(parse(path.read_bytes()))
+    with contextlib.suppress(OSError, ValueError):
+        with path.open("rb") as file:
+            found = parse(file.read(MOST_BOOT_BYTES))
+        last_ms = found if type(found) is int and 0 <= found < LATEST_MS else 0
     start_ms = max(int(wall_clock() * 1e3), last_ms + 1)
     write_private(path, json.dumps(start_ms).encode())
     return _boot(start_ms)

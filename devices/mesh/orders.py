@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 from edge_run.base.error_codes import error_document, read_error
 from edge_run.base.errors import DeviceLost, EdgeRunError, MeshError, ProtocolError
-from edge_run.base.fields import Fields
+from edge_run.base.fields import Fields, plain
 from edge_run.base.mesh import Document, Handler
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,11 @@ def _refusal(answer: Fields) -> MeshError | ProtocolError:
     return refusal
 
 
+def _told(error: EdgeRunError) -> Document:
+    """Return `error` as another device is told it: its words may name files, whose names may be any bytes."""
+    return {**error_document(error), "error": plain(error.message)}
+
+
 class Servant:
     """Carries out orders with a handler, on a thread of its own. One that comes twice is answered as the first time."""
 
@@ -146,7 +152,12 @@ class Servant:
                 answer = self._carry_out(given)
                 with self._lock:
                     self._answers[key] = answer
-            self._answer(given, answer)
+            try:
+                self._answer(given, answer)
+            except EdgeRunError as error:  # such as an answer that is too large: who asked is told, and others served
+                logger.warning("order %d of node %s: %s", given.number, given.node, error)
+                with contextlib.suppress(EdgeRunError):
+                    self._answer(given, _told(error))
 
     def _carry_out(self, given: Given) -> Document:
         if not self._obeys(given.node, given.epoch):
@@ -156,7 +167,7 @@ class Servant:
         except DeviceLost as error:  # why would tell others which ports are open at addresses that they named
             return error_document(DeviceLost("is not reached", node=error.node))
         except EdgeRunError as error:
-            return error_document(error)
+            return _told(error)
         except Exception:
             logger.exception("order %d of node %s", given.number, given.node)
             return error_document(EdgeRunError("a mistake of edge-run's own; what it writes about itself says more"))

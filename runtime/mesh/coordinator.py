@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError, ProtocolError
-from edge_run.base.fields import Fields
+from edge_run.base.fields import Fields, plain
 from edge_run.base.mesh import Document, JsonValue, Mesh, names_apart
 from edge_run.base.results import MeshNode
 from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
@@ -85,7 +85,7 @@ class Spread:
         self.fingerprint = fingerprint([shard.path for shard in shards], engine.config.cache, engine.interrupt.check)
         self._model: Document = {
             "model": self.fingerprint.model,
-            "name": shards[0].path.name,
+            "name": plain(shards[0].path.name),
             "shards": [[shard.size_bytes, shard.data_offset] for shard in shards],
             "settings": shared_settings(engine),
         }
@@ -265,7 +265,7 @@ class Spread:
             part.node: [[first, last + 1] for first, last in runs(part.blocks)] for part in self.describe()
         }
         per_s = round(self.plan.tokens_per_s, 3) if self.plan and self.plan.token_s else 0.0
-        return {"model": self._engine.gguf.shards[0].path.name, "layers": layers, "tokens_per_s": per_s}
+        return {"model": plain(self._engine.gguf.shards[0].path.name), "layers": layers, "tokens_per_s": per_s}
 
     def plan_text(self) -> str:
         """Return the plan in words."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import EdgeRunError, MeshError, ModelFileError, NotTrusted, ProtocolError
-from edge_run.base.fields import Fields, shown
+from edge_run.base.fields import Fields, plain, shown
 from edge_run.base.mesh import JsonValue
 from edge_run.runtime.fetch.exchange import PieceExchange
 from edge_run.runtime.fetch.fingerprint import fingerprint
@@ -20,6 +20,7 @@ from edge_run.tiers.gguf import read_gguf
 
 HEAD_TIMEOUT_S = 100.0  # less than an order may take
 DIGITS = 64  # of a model's hash
+MOST_ANNOUNCED, MOST_NAME = 256, 100  # models, and letters of a name; all are found when they are asked for
 MOST_SHARDS, MOST_BYTES = 4096, 1 << 39  # of which the digests take 64 MiB
 
 
@@ -63,9 +64,9 @@ class WorkerModels:
     def capabilities(self) -> dict[str, JsonValue]:
         """What there is, for others to know."""
         models: dict[str, JsonValue] = {}
-        for path in self._files():
+        for path in self._files()[:MOST_ANNOUNCED]:
             with contextlib.suppress(EdgeRunError, OSError):
-                models[path.name] = path.stat().st_size
+                models[plain(path.name, MOST_NAME)] = path.stat().st_size
         return {"models": models, "fetch_bytes": self.fetch_bytes}
 
     def find(self, coordinator: str, asked: ModelAsked) -> tuple[Path, FetchedModel | None]:
@@ -76,7 +77,7 @@ class WorkerModels:
         if path := self._own(asked):
             return path, None
         if not self.fetch_bytes:
-            where = ", ".join(str(folder) for folder in self._folders) or "no folder"
+            where = plain(", ".join(str(folder) for folder in self._folders)) or "no folder"
             raise NotTrusted(
                 f"model {asked.name!r} with hash {asked.model[:12]}: is not in {where}; copy the same file there, or "
                 "join with --models where it is, or with --fetch SIZE, so that it fetches what it computes"

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from edge_run.base.error_codes import KINDS, error_document, error_of, read_error
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError, ProtocolError
 from edge_run.base.fields import Fields
+from edge_run.devices.members.member_list import canonical
 from edge_run.devices.mesh.orders import Asked, Given, Servant
 from edge_run.runtime.decoding.driver import GraphChanged
 from edge_run.runtime.mesh.transport import GRAPH_CHANGED, PassFailed, code_of
@@ -41,6 +44,7 @@ def test_what_another_version_says_is_understood_as_far_as_it_can_be() -> None:
     later = read({"code": 77, "error": "of a later version", "figures": {"node": "b", "heat_k": 300}})
     assert (type(later), str(later)) == (EdgeRunError, "of a later version")
     assert str(read({"error": "words only"})) == "words only"
+    assert str(read({"code": 10, "error": "x", "figures": {"message": 1}})) == "x", "its words are no figure"
     assert read({"code": 4, "error": "x", "figures": {"minimum_bytes": 5, "heat_k": 300}}).minimum_bytes == 5  # type: ignore[attr-defined]
 
 
@@ -91,3 +95,25 @@ def test_a_refused_order_keeps_what_it_was_refused_for() -> None:
     why = refused(DeviceLost("node c at 10.0.0.1:22: nothing listens there", node="c"))
     assert "10.0.0.1" not in str(why), "which ports are open elsewhere is told to nobody"
     assert "KeyError" not in str(refused(KeyError("x"))), "our mistakes are for our own log"
+
+
+def test_an_answer_that_cannot_be_sent_is_said_and_the_next_order_is_carried_out() -> None:
+    answers: list[Any] = []
+
+    def send(given: Given, answer: Any) -> None:
+        if "answer" in answer and answer["answer"].get("size") == "too large":
+            raise ProtocolError("an answer that is too large")
+        answers.append((given.number, canonical(answer)))
+
+    def carry_out(node: str, epoch: int, order: Any) -> Any:
+        if order.get("fail"):
+            raise EdgeRunError(f"{Path(os.fsdecode(bytes([99, 233])))}: a file whose name is no text")
+        return order
+
+    servant = Servant(carry_out, lambda node, epoch: True, send)
+    for number, order in enumerate([{"size": "too large"}, {"fail": True}, {"size": "small"}]):
+        servant.give(Given("a", "life", 1, number, order))
+    servant.close(timeout_s=10)
+    assert [number for number, _ in answers] == [0, 1, 2]
+    assert b"too large" in answers[0][1]
+    assert b"no text" in answers[1][1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from edge_run.devices.members.cluster import (
     read_cluster,
     write_cluster,
 )
-from edge_run.devices.members.identity import make_identity, take_identity
+from edge_run.devices.members.identity import BOOT_DIGITS, make_identity, take_identity
 from edge_run.devices.members.keys import is_signed, node_of
 from edge_run.devices.mesh.opening import check_listen, known_cluster, reachable
 
@@ -129,8 +130,21 @@ def test_places() -> None:
     assert parse_place("host", 5) == ("host", 5)
     assert parse_place("host:6", 5) == ("host", 6)
     assert parse_place("[::1]:6", 5) == ("::1", 6)
-    with pytest.raises(ConfigError):
-        parse_place("", 5)
+    assert parse_place("::1", 5) == ("::1", 5)
+    for wrong in ("", "host:0", "host:65536", "host:²", "host:" + "9" * 5000):
+        with pytest.raises(ConfigError):
+            parse_place(wrong, 5)
+
+
+@pytest.mark.parametrize("kept", ["99999999999999999999", "1" * 5000, "true", "1e15", '"7"', "-1", "[", ""])
+def test_the_last_start_that_was_kept_may_be_anything(kept: str, tmp_path: Path) -> None:
+    (tmp_path / "node.boot").write_text(kept)
+    boots = []
+    for _ in range(2):
+        with contextlib.closing(take_identity(tmp_path, now)) as identity:
+            boots.append(identity.boot)
+    assert [len(boot) for boot in boots] == [BOOT_DIGITS, BOOT_DIGITS]
+    assert boots[0] < boots[1]
 
 
 @pytest.mark.parametrize("port", [1, 80, 1023])
