@@ -58,11 +58,11 @@ def namespaces() -> Iterator[None]:
         subprocess.run(["ip", "link", "del", BRIDGE], check=False, capture_output=True)
 
 
-def in_equal_parts(works: Sequence[Any], stations: Sequence[Any], hops: Any) -> Any:
+def in_equal_parts(works: Sequence[Any], specs: Sequence[Any], hops: Any) -> Any:
     """Return a plan in which each device has as many layers in a row."""
     from edge_run.partition.mesh_plan import MeshPlan
 
-    names, n = [station.node for station in stations], len(works) - 2
+    names, n = [spec.node for spec in specs], len(works) - 2
     owners = [names[i * len(names) // n] for i in range(n)]
     return MeshPlan((names[0], *owners, names[0]), 1, 0.1, {})
 

@@ -100,12 +100,12 @@ class Chooser:
         """A frame in this mode had this many bytes."""
         self._sizes.setdefault(mode, Average()).add(size_bytes)
 
-    def crossed(self, sent_bytes: int, wire_s: float) -> None:
+    def crossed(self, sent_bytes: int, network_s: float) -> None:
         """A message of this size was answered; of the time, this was not the server's queue or computing."""
         if sent_bytes <= SMALL_BYTES:
-            self._round_trips.append(max(wire_s, 0.0))
+            self._round_trips.append(max(network_s, 0.0))
         elif self.round_trip_s is not None:
-            left_s = max(wire_s - self.round_trip_s, 0.0)
+            left_s = max(network_s - self.round_trip_s, 0.0)
             self._s_per_byte.add(max(left_s / sent_bytes, _LEAST_S_PER_BYTE))
 
     def served(self, kind: str, queue_s: float, server_s: float) -> None:

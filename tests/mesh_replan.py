@@ -21,7 +21,7 @@ from typing import Any
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.results import MeshUse
-from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
+from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import Hops, plan_ring
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator
@@ -55,9 +55,9 @@ class Slowed:
             self._thread.join(5)
 
 
-def with_little_room_here(works: Sequence[UnitWork], stations: Sequence[Station], hops: Hops) -> MeshPlan | None:
+def with_little_room_here(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: Hops) -> MeshPlan | None:
     """Return the real plan, where this device has no room for layers, so that they go to the others."""
-    here, *others = stations
+    here, *others = specs
     ends = works[0].weight_bytes + works[-1].weight_bytes
     return plan_ring(works, [replace(here, memory_bytes=ends, range_bytes=0), *others], hops)
 

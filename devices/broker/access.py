@@ -91,7 +91,7 @@ def member_user(cluster: str, password: str, connections: int = 32) -> BrokerUse
 
 def guest_user(cluster: str, password: str) -> BrokerUser:
     """Return what whoever has an invitation may do: ask to come in, and hear who is a member."""
-    return BrokerUser(digest(password), (f"{ROOT}/{cluster}/door/%c",), (f"{ROOT}/{cluster}/members",), GUESTS)
+    return BrokerUser(digest(password), (f"{ROOT}/{cluster}/join/%c",), (f"{ROOT}/{cluster}/members",), GUESTS)
 
 
 def home_user(cluster: str, password: str) -> BrokerUser:
@@ -119,7 +119,7 @@ def mosquitto_acl(cluster: str, user: str | None) -> str:
 
     A client's id is its node, so that nobody speaks for another.
     """
-    topics = (*member_topics(cluster), f"{ROOT}/{cluster}/door/%c")
+    topics = (*member_topics(cluster), f"{ROOT}/{cluster}/join/%c")
     lines = [
         f"# mosquitto: what members of the edge-run cluster {cluster} may do; its configuration names this as acl_file",
         *([f"user {user}"] if user else []),

@@ -20,7 +20,7 @@ MOST_FILTERS = 64
 _T = TypeVar("_T")
 
 
-class Kind(IntEnum):
+class PacketKind(IntEnum):
     """The kind of a packet (2.2.1)."""
 
     CONNECT = 1
@@ -36,7 +36,7 @@ class Kind(IntEnum):
     DISCONNECT = 14
 
 
-class Answer(IntEnum):
+class ConnectReturnCode(IntEnum):
     """What a broker says to who connects (3.2.2.3)."""
 
     ACCEPTED = 0
@@ -91,7 +91,7 @@ class Unsubscribe:
 class Word:
     """A packet that says nothing but its kind: PUBACK, PINGREQ, DISCONNECT."""
 
-    kind: Kind
+    kind: PacketKind
 
 
 Packet: TypeAlias = Connect | Publish | Subscribe | Unsubscribe | Word
@@ -115,19 +115,21 @@ def read_head(data: bytes | bytearray) -> tuple[int, int, int] | None:
 def read_packet(first: int, content: bytes) -> Packet:
     """Return the packet whose first byte is `first` and which has `content` behind its head. Raises ProtocolError."""
     kind, flags = first >> 4, first & 0x0F
-    if kind == Kind.PUBLISH:
+    if kind == PacketKind.PUBLISH:
         return _read_publish(flags, _Reader(content))
-    if flags != (2 if kind in (Kind.SUBSCRIBE, Kind.UNSUBSCRIBE) else 0):
+    if flags != (2 if kind in (PacketKind.SUBSCRIBE, PacketKind.UNSUBSCRIBE) else 0):
         raise ProtocolError(f"packet: of kind {kind} with flags {flags}")
-    if kind == Kind.CONNECT:
+    if kind == PacketKind.CONNECT:
         return _read_connect(_Reader(content))
-    if kind == Kind.SUBSCRIBE:
+    if kind == PacketKind.SUBSCRIBE:
         return _read_subscribe(_Reader(content))
-    if kind == Kind.UNSUBSCRIBE:
+    if kind == PacketKind.UNSUBSCRIBE:
         reader = _Reader(content)
         return Unsubscribe(reader.number(), reader.until_end(reader.text))
-    if kind in (Kind.PINGREQ, Kind.DISCONNECT, Kind.PUBACK) and len(content) == (2 if kind == Kind.PUBACK else 0):
-        return Word(Kind(kind))
+    if kind in (PacketKind.PINGREQ, PacketKind.DISCONNECT, PacketKind.PUBACK) and len(content) == (
+        2 if kind == PacketKind.PUBACK else 0
+    ):
+        return Word(PacketKind(kind))
     raise ProtocolError(f"packet: of kind {kind} and {len(content)} bytes, which no client of ours sends")
 
 
@@ -145,21 +147,21 @@ def write_publish(message: Publish) -> bytes:
     """Return the packet of a message for a client up to its payload, which all who listen share."""
     topic = message.topic.encode()
     number = message.number.to_bytes(2, "big") if message.is_confirmed else b""
-    first = Kind.PUBLISH << 4 | message.is_confirmed << 1 | message.is_kept
+    first = PacketKind.PUBLISH << 4 | message.is_confirmed << 1 | message.is_kept
     return write_packet(first, struct.pack(">H", len(topic)) + topic + number, len(message.payload))
 
 
-def write_answer(answer: Answer) -> bytes:
+def write_answer(answer: ConnectReturnCode) -> bytes:
     """Return what is said to who connects; never of a session that was kept."""
-    return write_packet(Kind.CONNACK << 4, bytes([0, answer]))
+    return write_packet(PacketKind.CONNACK << 4, bytes([0, answer]))
 
 
-def write_confirmation(kind: Kind, number: int, content: bytes = b"") -> bytes:
+def write_confirmation(kind: PacketKind, number: int, content: bytes = b"") -> bytes:
     """Return a PUBACK, SUBACK or UNSUBACK of the packet `number`."""
     return write_packet(kind << 4, number.to_bytes(2, "big") + content)
 
 
-PONG = write_packet(Kind.PINGRESP << 4, b"")
+PONG = write_packet(PacketKind.PINGRESP << 4, b"")
 
 
 class _Reader:

@@ -17,7 +17,7 @@ from typing import cast
 from edge_run.base.errors import ProtocolError
 from edge_run.devices.broker.access import BrokerAccess
 from edge_run.devices.broker.broker import Instruction, MqttBroker, Send
-from edge_run.devices.broker.packets import Connect, Kind, Packet, read_head, read_packet
+from edge_run.devices.broker.packets import Connect, Packet, PacketKind, read_head, read_packet
 
 MOST_PACKET, MOST_FIRST_PACKET = 300_000, 16 << 10
 MOST_CONNECTIONS, MOST_OF_ADDRESS = 256, 144
@@ -111,7 +111,7 @@ class Connection(asyncio.BufferedProtocol):
             return None
         head = read_head(self.data)
         is_known = self._server.broker.is_in(self.number)
-        if self.data and not is_known and self.data[0] >> 4 != Kind.CONNECT:
+        if self.data and not is_known and self.data[0] >> 4 != PacketKind.CONNECT:
             raise ProtocolError("spoke before it said who it is")
         if head is None:
             return None

@@ -25,9 +25,9 @@ from edge_run.devices.host.memory import available_bytes
 from edge_run.devices.host.mount import find_mount
 from edge_run.devices.host.scratch import scratch_file
 from edge_run.tiers import _libc
+from edge_run.tiers.address_space import CHUNK_BYTES
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.source import SourceFile
-from edge_run.tiers.territory import CHUNK_BYTES
 from edge_run.tiers.weights import MAX_READ_CHUNKS
 
 UNIT_BYTES = MAX_READ_CHUNKS * CHUNK_BYTES
@@ -203,14 +203,14 @@ def _measure(
     effort: Effort,
 ) -> tuple[float, float]:
     """Read blocks at `offsets`, in that order, until it is enough; return bytes per second and CPU seconds per byte."""
-    pace = Pace(effort, max(1, min(readers, len(offsets) // 4)))
+    meter = ReadMeter(effort, max(1, min(readers, len(offsets) // 4)))
     is_over, failures = threading.Event(), list[BaseException]()
 
     def read(number: int, offset: int) -> int:
         n_bytes = 0
         try:
             n_bytes = source.read_into(target(number), block_bytes, offset)
-            is_enough = pace.note(time.monotonic(), n_bytes)
+            is_enough = meter.note(time.monotonic(), n_bytes)
         except BaseException as error:
             failures.append(error)
             is_enough = True
@@ -228,10 +228,10 @@ def _measure(
     if failures:
         raise failures[0]
     totals = threads.totals
-    return pace.bytes_per_s, max(totals.cpu_s / totals.bytes_read, LEAST_CPU_S)
+    return meter.bytes_per_s, max(totals.cpu_s / totals.bytes_read, LEAST_CPU_S)
 
 
-class Pace:
+class ReadMeter:
     """Counts reads that end, says when it is enough, and how fast they came. Thread-safe.
 
     The bandwidth is the slope of the line of least squares through (time, bytes so far): reads of several threads come

@@ -24,7 +24,7 @@ from edge_run.base.strict_json import decode, parse
 from edge_run.devices.host.mount import Mount, find_mount
 
 FORMAT_VERSION = 2
-LIFE, DISTURBED_LIFE = timedelta(days=30), timedelta(minutes=10)
+LIFETIME, DISTURBED_LIFETIME = timedelta(days=30), timedelta(minutes=10)
 CLOCK_ERROR = timedelta(days=1)  # a figure from later than this is of a clock that was wrong
 MOST_FILE_BYTES = 4 << 20
 
@@ -39,7 +39,7 @@ def utc_now() -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class MeasuredSetup:
     """What a device's figures depend on. cores: logical ones that this process may use."""
 
     cpu: str
@@ -49,7 +49,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class PassCosts:
+class PassOverheads:
     """What a pass of `threads` threads costs besides weights, as in `DeviceProfile`."""
 
     threads: int
@@ -84,7 +84,7 @@ class CostsFigure:
 
     measured_at: str
     is_disturbed: bool
-    costs: PassCosts
+    costs: PassOverheads
 
     @property
     def key(self) -> Key:
@@ -192,7 +192,7 @@ class Measurements:
             return tuple(
                 figure
                 for age, figure in ages
-                if -CLOCK_ERROR <= age <= (DISTURBED_LIFE if figure.is_disturbed else LIFE)
+                if -CLOCK_ERROR <= age <= (DISTURBED_LIFETIME if figure.is_disturbed else LIFETIME)
             )
 
         return Measurements(
@@ -209,7 +209,7 @@ class _Content:
     """A file of the store."""
 
     format_version: int
-    identity: Identity
+    identity: MeasuredSetup
     measurements: Measurements
 
 
@@ -224,7 +224,7 @@ class ProfileStore:
         self._lock = threading.Lock()
         self.problem = ""
 
-    def load(self, identity: Identity) -> Measurements:
+    def load(self, identity: MeasuredSetup) -> Measurements:
         """Return what is known of the device and not too old; nothing where its file is missing or not ours."""
         path = self._path(identity)
         try:
@@ -240,7 +240,7 @@ class ProfileStore:
             logger.info("%s: measured again, the file is not usable: %s", path, error)
             return Measurements()
 
-    def save(self, identity: Identity, measured: Measurements) -> bool:
+    def save(self, identity: MeasuredSetup, measured: Measurements) -> bool:
         """Add `measured` to what is known of the device; return whether that could be written.
 
         Of two processes at once, one may undo what the other saved in the same moment, and nothing else.
@@ -268,7 +268,7 @@ class ProfileStore:
         self.problem = ""
         return True
 
-    def _path(self, identity: Identity) -> Path:
+    def _path(self, identity: MeasuredSetup) -> Path:
         digest = hashlib.sha256(json.dumps(dataclasses.astuple(identity)).encode()).hexdigest()
         return self._folder / f"{digest[:16]}.json"
 

@@ -126,7 +126,7 @@ def is_marked(key: str, port: int) -> bool:
     return False
 
 
-class Places:
+class AddressFilter:
     """Which of the addresses that members announced may be tried from here. Not thread-safe."""
 
     def __init__(self) -> None:

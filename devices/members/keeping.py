@@ -70,7 +70,7 @@ def secret_of(listed: MemberList, device: DeviceKey) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeper:
+class ListEditor:
     """A device that may change a list: its key, the list as it is, and the cluster's secret."""
 
     device: DeviceKey

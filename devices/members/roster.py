@@ -16,7 +16,7 @@ from random import Random
 from edge_run.base.errors import EdgeRunError, NotTrusted
 from edge_run.devices.members.cluster import Cluster
 from edge_run.devices.members.identity import Identity
-from edge_run.devices.members.keeping import Keeper, Request, read_request, take_over
+from edge_run.devices.members.keeping import ListEditor, Request, read_request, take_over
 from edge_run.devices.members.member_list import MemberList, Version, read_list
 
 LEARN_S = 1.0  # how long the list that the broker keeps is waited for
@@ -138,7 +138,7 @@ class Roster:
         """Raises NotTrusted where the device may not come in."""
         listed = self.listed
         if listed is not None and request.member.key not in listed.members:
-            changed = Keeper(self._identity.device, listed, self.cluster.secret).admit(request, self._wall())
+            changed = ListEditor(self._identity.device, listed, self.cluster.secret).admit(request, self._wall())
             self._adopt(changed)
         self.say()  # who was let in already did not hear it
 

@@ -22,7 +22,7 @@ from typing import Any
 from edge_run.base.errors import ConfigError, EdgeRunError, MeshError
 from edge_run.base.extras import need
 from edge_run.devices.members.cluster import Broker
-from edge_run.devices.mesh.home import PlainMessage
+from edge_run.devices.mesh.home_assistant import PlainMessage
 from edge_run.devices.messages.outgoing import Outgoing
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ MOST_QUEUED = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Wiring:
+class ChannelCallbacks:
     """What a channel calls, on its own thread."""
 
     find: Callable[[], Broker]
@@ -47,8 +47,10 @@ class Wiring:
 class Channel:
     """A thread that keeps one connection to the broker. `on_tick` returns in how many seconds it wants to be called."""
 
-    def __init__(self, name: str, topics: Sequence[str], wiring: Wiring, authority: str | None = None) -> None:
-        self._name, self._topics, self._wiring, self._authority = name, tuple(topics), wiring, authority
+    def __init__(
+        self, name: str, topics: Sequence[str], callbacks: ChannelCallbacks, authority: str | None = None
+    ) -> None:
+        self._name, self._topics, self._callbacks, self._authority = name, tuple(topics), callbacks, authority
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: asyncio.Queue[Outgoing | PlainMessage] | None = None
         self._ended: asyncio.Event | None = None
@@ -129,12 +131,12 @@ class Channel:
         for task in done:
             if not task.cancelled() and (error := task.exception()) is not None:
                 logger.error("mesh: a mistake of edge-run's own", exc_info=error)
-                self._wiring.on_change(False, f"a mistake of edge-run's own: {error!r}")
+                self._callbacks.on_change(False, f"a mistake of edge-run's own: {error!r}")
 
     async def _keep_ticking(self) -> None:
         assert self._tick is not None
         while not self._is_ending:  # until Python 3.12, wait_for forgets to be cancelled when what it awaits comes
-            wait_s = self._wiring.on_tick()
+            wait_s = self._callbacks.on_tick()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._tick.wait(), wait_s)
             self._tick.clear()
@@ -145,11 +147,11 @@ class Channel:
             self._was_up, why = False, "the connection to the broker ended"
             try:
                 assert self._loop is not None
-                await self._stay_connected(await self._loop.run_in_executor(None, self._wiring.find))
+                await self._stay_connected(await self._loop.run_in_executor(None, self._callbacks.find))
             except (EdgeRunError, OSError) as error:
                 why = str(error)
             self._is_up = False
-            self._wiring.on_change(False, why)
+            self._callbacks.on_change(False, why)
             attempt = 0 if self._was_up else attempt + 1
             longest_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt)
             await asyncio.sleep(longest_s * random.uniform(0.3, 1.0))
@@ -212,13 +214,13 @@ class Channel:
 
     def _hand_on(self, message: Any) -> None:
         payload = message.payload
-        self._wiring.on_message(str(message.topic), payload if isinstance(payload, bytes) else b"", message.retain)
+        self._callbacks.on_message(str(message.topic), payload if isinstance(payload, bytes) else b"", message.retain)
 
     async def _send_out(self, client: Any, broker: Broker, early: deque[Any]) -> None:
         assert self._outbox is not None
         await client.subscribe([(topic, 1) for topic in self._topics])
         self._is_up = self._was_up = True
-        self._wiring.on_change(True, broker.place)
+        self._callbacks.on_change(True, broker.place)
         while early:
             self._hand_on(early.popleft())
         while self._is_up:
@@ -231,7 +233,7 @@ class Channel:
                 self._outbox.task_done()
 
     def _client(self, broker: Broker) -> Any:
-        aiomqtt, will = need("aiomqtt", "mesh"), self._wiring.make_will()
+        aiomqtt, will = need("aiomqtt", "mesh"), self._callbacks.make_will()
         is_nobody = broker.is_offered and self._is_nobody
         return aiomqtt.Client(
             broker.host,

@@ -1,4 +1,4 @@
-"""What is in the way of a mesh: the broker, the clocks, the keys, the ways to each member. Changes nothing."""
+"""What is in the way of a mesh: the broker, the clocks, the keys, the links to each member. Changes nothing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from edge_run.base.findings import NOTE, OK, PROBLEM, Finding, Report
 from edge_run.base.mesh import Document, Member
 from edge_run.devices.link.places import may_try
 from edge_run.devices.members.cluster import Cluster
-from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, known_cluster, open_mesh
 from edge_run.devices.presence.membership import IDLE
 
-LISTEN_S, CONNECT_S = IDLE.beat_s + 1.0, 2.0  # whoever does not know us is heard at his next heartbeat
+LISTEN_S, CONNECT_S = IDLE.heartbeat_s + 1.0, 2.0  # whoever does not know us is heard at his next heartbeat
 SLOW_BYTES_PER_S = 10e6
 _LOOPBACK = ("127.", "localhost", "::1")
 
@@ -46,14 +46,14 @@ def examine(folder: Path, version: str, broker: str | None = None, listen_s: flo
         findings += [*_clocks(node), *_refusals(node, cluster), *_versions(members, version)]
         findings.append(_presence(members))
         findings += _deaf(members, deaf)
-        findings += _ways(members, links)
+        findings += _reached(members, links)
         findings += _rates(members, loads)
     finally:
         node.close()
     return Report(tuple(findings))
 
 
-def _broker(node: MeshNode, took_s: float) -> Finding:
+def _broker(node: LocalNode, took_s: float) -> Finding:
     with node.held() as state:
         connections, is_heard = state.connections, state.is_heard
     if connections > 1 or not node.is_connected:
@@ -67,7 +67,7 @@ def _broker(node: MeshNode, took_s: float) -> Finding:
     return Finding("broker", OK, f"{node.broker}: answers, connected in {took_s * 1e3:.0f} ms")
 
 
-def _clocks(node: MeshNode) -> list[Finding]:
+def _clocks(node: LocalNode) -> list[Finding]:
     with node.held() as state:
         skews_s = dict(state.refusals.skews_s)
     if not skews_s:
@@ -83,7 +83,7 @@ def _clocks(node: MeshNode) -> list[Finding]:
     ]
 
 
-def _refusals(node: MeshNode, cluster: Cluster) -> list[Finding]:
+def _refusals(node: LocalNode, cluster: Cluster) -> list[Finding]:
     with node.held() as state:
         counts, last = dict(state.refusals.counts), list(state.refusals.last)
     findings = []
@@ -135,7 +135,7 @@ def _deaf(members: tuple[Member, ...], deaf: dict[str, int]) -> list[Finding]:
     ]
 
 
-def _ways(members: tuple[Member, ...], links: dict[str, Document]) -> list[Finding]:
+def _reached(members: tuple[Member, ...], links: dict[str, Document]) -> list[Finding]:
     """Try each address that each member announced."""
     findings = []
     with ThreadPoolExecutor(16) as pool:
@@ -143,12 +143,12 @@ def _ways(members: tuple[Member, ...], links: dict[str, Document]) -> list[Findi
             places = [str(place) for place in list(links.get(member.node, {}).get("places") or ())]  # type: ignore[arg-type]
             key = str(links.get(member.node, {}).get("key"))
             times_s = dict(zip(places, pool.map(partial(_try, key), places), strict=True))
-            findings.append(_way(member, times_s))
+            findings.append(_reached_by(member, times_s))
     return findings
 
 
-def _way(member: Member, times_s: dict[str, float | str]) -> Finding:
-    topic = f"way to {member.name}"
+def _reached_by(member: Member, times_s: dict[str, float | str]) -> Finding:
+    topic = f"link to {member.name}"
     reached = {place: time_s for place, time_s in times_s.items() if isinstance(time_s, float)}
     missed = [f"{place.removeprefix('tcp://')} {why}" for place, why in times_s.items() if isinstance(why, str)]
     if not times_s:
@@ -190,7 +190,7 @@ def _rates(members: tuple[Member, ...], loads: dict[str, Document]) -> list[Find
         for other, link in links.items() if isinstance(links, dict) else ():
             rate = link.get("bytes_per_s") if isinstance(link, dict) else None
             if isinstance(rate, (int, float)) and rate < SLOW_BYTES_PER_S and isinstance(link, dict):
-                way = f"{names.get(node, node)} to {names.get(other, other)}"
-                text = f"{way}: {rate / 1e6:.1f} MB/s by {link.get('place')}"
+                pair = f"{names.get(node, node)} to {names.get(other, other)}"
+                text = f"{pair}: {rate / 1e6:.1f} MB/s by {link.get('place')}"
                 findings.append(Finding("links", NOTE, text, "a cable, or --listen with the address of a faster card"))
     return findings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edge_run.devices.mesh.orders import Given
+from edge_run.devices.mesh.orders import InboundOrder
 from edge_run.devices.messages.outgoing import Outgoing
 
 
@@ -17,7 +17,7 @@ class Due:
     """
 
     outgoing: list[Outgoing] = field(default_factory=list)
-    given: list[Given] = field(default_factory=list)
+    inbound_orders: list[InboundOrder] = field(default_factory=list)
     unlinked: list[str] = field(default_factory=list)
     sent_away: list[str] = field(default_factory=list)
     is_list_new: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from edge_run.base.mesh import Document, JsonValue, LinkRate
-from edge_run.devices.mesh.home import Home
+from edge_run.devices.mesh.home_assistant import HomeAssistant
 
 EVERY_S, HOME_EVERY_S = 1.0, 45.0
 
@@ -17,7 +17,7 @@ class LoadReport:
         self._clock = clock
         self._load: Document = {}
         self._said_s, self._is_due = clock() - EVERY_S, False
-        self.home: Home | None = None
+        self.home: HomeAssistant | None = None
 
     def set(self, load: Document) -> None:
         """Say `load` soon."""

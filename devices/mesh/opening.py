@@ -29,7 +29,7 @@ from edge_run.devices.members.cluster import (
 from edge_run.devices.members.identity import device_key, make_identity, take_identity
 from edge_run.devices.members.keys import DeviceKey
 from edge_run.devices.members.list_file import ListFile
-from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.node import LocalNode
 
 CONNECT_S = 5.0
 EVERYWHERE = ("0.0.0.0", "::")
@@ -55,7 +55,7 @@ class MeshConfig:
     capabilities: Document = field(default_factory=dict)
 
 
-def open_mesh(config: MeshConfig) -> MeshNode:
+def open_mesh(config: MeshConfig) -> LocalNode:
     """Return this device's place in its mesh; close it when done.
 
     Raises MeshError where this device belongs to no cluster, or the broker does not answer; ConfigError, NotTrusted.
@@ -78,7 +78,7 @@ def open_mesh(config: MeshConfig) -> MeshNode:
         places = None if config.is_watching else listen
         port = config.port or (cluster.port + 1 if cluster.port else 0)
         file = ListFile(config.folder, cluster) if cluster.listed is not None else None
-        node = MeshNode(identity, cluster, name, broker_finder(cluster, identity.device), places, port, file)
+        node = LocalNode(identity, cluster, name, broker_finder(cluster, identity.device), places, port, file)
     except BaseException:
         identity.release()
         raise

@@ -21,14 +21,14 @@ MOST_WAITING, MOST_ANSWERS = 16, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """An order that came: from whom and which life of him, under which epoch, and which of his orders it is.
+class InboundOrder:
+    """An order that came: from whom and which incarnation of him, under which epoch, and which of his orders it is.
 
     is_direct: it came over the data link, and so does its answer go.
     """
 
     node: str
-    boot: str
+    incarnation: str
     epoch: int
     number: int
     order: Document
@@ -36,7 +36,7 @@ class Given:
 
 
 @dataclass(slots=True)
-class Pending:
+class OutboundOrder:
     """An order whose answer is waited for. is_direct: it was sent over the data link last."""
 
     node: str
@@ -54,16 +54,18 @@ class Pending:
 
 
 @dataclass(slots=True)
-class Asked:
+class OutboundOrders:
     """The orders that this device gave. Guarded by whoever has it."""
 
     number: int = 0
-    pending: dict[int, Pending] = field(default_factory=dict)
+    pending: dict[int, OutboundOrder] = field(default_factory=dict)
 
-    def add(self, node: str, life: str, epoch: int, order: Document) -> tuple[int, Pending]:
-        """Note a new order, for `life` of `node`: to a later one it says nothing."""
+    def add(self, node: str, incarnation: str, epoch: int, order: Document) -> tuple[int, OutboundOrder]:
+        """Note a new order, for `incarnation` of `node`: to a later one it says nothing."""
         self.number += 1
-        self.pending[self.number] = Pending(node, epoch, {"number": self.number, "life": life, "order": order})
+        self.pending[self.number] = OutboundOrder(
+            node, epoch, {"number": self.number, "incarnation": incarnation, "order": order}
+        )
         return self.number, self.pending[self.number]
 
     def take_answer(self, node: str, body: Document) -> None:
@@ -99,26 +101,26 @@ def _told(error: EdgeRunError) -> Document:
     return {**error_document(error), "error": plain(error.message)}
 
 
-class Servant:
+class OrderExecutor:
     """Carries out orders with a handler, on a thread of its own. One that comes twice is answered as the first time."""
 
     def __init__(
         self,
         handler: Handler,
         obeys: Callable[[str, int], bool],
-        answer: Callable[[Given, Document], None],
+        answer: Callable[[InboundOrder, Document], None],
     ) -> None:
         """`obeys` is asked right before an order is carried out; `answer` sends an answer."""
         self._handler, self._obeys, self._answer = handler, obeys, answer
-        self._orders: queue.Queue[Given | None] = queue.Queue(MOST_WAITING)
+        self._orders: queue.Queue[InboundOrder | None] = queue.Queue(MOST_WAITING)
         self._answers: OrderedDict[tuple[str, str, int], Document | None] = OrderedDict()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="edge-run mesh orders", daemon=True)
         self._thread.start()
 
-    def give(self, given: Given) -> None:
+    def give(self, inbound: InboundOrder) -> None:
         """Have an order carried out, unless it is already, or was."""
-        key = (given.node, given.boot, given.number)
+        key = (inbound.node, inbound.incarnation, inbound.number)
         with self._lock:
             if key in self._answers and self._answers[key] is None:
                 return
@@ -127,11 +129,11 @@ class Servant:
                 while len(self._answers) > MOST_ANSWERS:
                     self._answers.popitem(last=False)
         try:
-            self._orders.put_nowait(given)
+            self._orders.put_nowait(inbound)
         except queue.Full:
             with self._lock:
                 self._answers.pop(key, None)
-            logger.warning("order %d of node %s: dropped, %d wait already", given.number, given.node, MOST_WAITING)
+            logger.warning("order %d of node %s: dropped, %d wait already", inbound.number, inbound.node, MOST_WAITING)
 
     def close(self, timeout_s: float) -> None:
         """Carry out no more; wait for the order at hand."""
@@ -145,29 +147,29 @@ class Servant:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (given := self._orders.get()) is not None:
-            key = (given.node, given.boot, given.number)
+        while (inbound := self._orders.get()) is not None:
+            key = (inbound.node, inbound.incarnation, inbound.number)
             answer = self._answers.get(key)
             if answer is None:
-                answer = self._carry_out(given)
+                answer = self._carry_out(inbound)
                 with self._lock:
                     self._answers[key] = answer
             try:
-                self._answer(given, answer)
+                self._answer(inbound, answer)
             except EdgeRunError as error:  # such as an answer that is too large: who asked is told, and others served
-                logger.warning("order %d of node %s: %s", given.number, given.node, error)
+                logger.warning("order %d of node %s: %s", inbound.number, inbound.node, error)
                 with contextlib.suppress(EdgeRunError):
-                    self._answer(given, _told(error))
+                    self._answer(inbound, _told(error))
 
-    def _carry_out(self, given: Given) -> Document:
-        if not self._obeys(given.node, given.epoch):
-            return error_document(MeshError(f"epoch {given.epoch} is past: another coordinator has a later one"))
+    def _carry_out(self, inbound: InboundOrder) -> Document:
+        if not self._obeys(inbound.node, inbound.epoch):
+            return error_document(MeshError(f"epoch {inbound.epoch} is past: another coordinator has a later one"))
         try:
-            return {"answer": dict(self._handler(given.node, given.epoch, given.order))}
+            return {"answer": dict(self._handler(inbound.node, inbound.epoch, inbound.order))}
         except DeviceLost as error:  # why would tell others which ports are open at addresses that they named
             return error_document(DeviceLost("is not reached", node=error.node))
         except EdgeRunError as error:
             return _told(error)
         except Exception:
-            logger.exception("order %d of node %s", given.number, given.node)
+            logger.exception("order %d of node %s", inbound.number, inbound.node)
             return error_document(EdgeRunError("a mistake of edge-run's own; what it writes about itself says more"))

@@ -18,7 +18,7 @@ from edge_run.devices.members.cluster import Cluster
 from edge_run.devices.members.identity import Identity
 from edge_run.devices.members.roster import Roster
 from edge_run.devices.mesh.due import Due
-from edge_run.devices.mesh.orders import Asked, Given, Pending
+from edge_run.devices.mesh.orders import InboundOrder, OutboundOrder, OutboundOrders
 from edge_run.devices.messages import bodies
 from edge_run.devices.messages.envelope import MOST_MEMBERS, CameAgain, Envelope, Gate, Writer
 from edge_run.devices.messages.outgoing import Outgoing
@@ -26,9 +26,9 @@ from edge_run.devices.messages.refusals import Refusals
 from edge_run.devices.messages.topics import Topic, parse_topic
 from edge_run.devices.presence import events
 from edge_run.devices.presence import lease as leases
-from edge_run.devices.presence.heard import HeardLives
+from edge_run.devices.presence.heard import HeardIncarnations
 from edge_run.devices.presence.membership import Membership
-from edge_run.devices.presence.room import Room
+from edge_run.devices.presence.message_quota import MessageQuota
 
 ANNOUNCE_WITHIN_S, RESEND_S = 0.15, 1.0
 MOST_EVENTS, MOST_TIMES = 1000, 1 << 20
@@ -52,13 +52,13 @@ class MeshState:
         self._is_watching = is_watching
         self.roster = Roster(identity, cluster, clocks.steady, clocks.wall, clocks.random)
         self._writer, self._gate = Writer(identity, cluster, clocks.wall), Gate(cluster, clocks.wall)
-        self.membership = Membership(identity.node, identity.boot, clocks.steady)
+        self.membership = Membership(identity.node, identity.incarnation, clocks.steady)
         self.lease = leases.Lease(identity.node, clocks.steady, clocks.random)
         self.refusals = Refusals()
-        self._room = Room()
+        self._quota = MessageQuota()
         self.loads: dict[str, Document] = {}
         self.plan: tuple[int, Document] | None = None
-        self.asked = Asked()
+        self.outbound = OutboundOrders()
         self.link: Document = {}
         self.capabilities: Document = {}
         self._due = Due()
@@ -68,7 +68,7 @@ class MeshState:
         self._session = 0
         self._announce_s: float | None = None
         self._has_left = False
-        self._heard = HeardLives(clocks.steady)
+        self._heard = HeardIncarnations(clocks.steady)
         self.load: Document = {}
         self.connections = self.reconnections = 0
         self.deaf: dict[str, int] = {}  # who said that it did not hear itself through the broker, and how often
@@ -82,7 +82,7 @@ class MeshState:
 
     def members(self) -> tuple[Member, ...]:
         """Return who is present, in order of their ids."""
-        own = Member(self.identity.node, self.name, self.identity.boot, self.capabilities)
+        own = Member(self.identity.node, self.name, self.identity.incarnation, self.capabilities)
         found = self.membership.present() | ({} if self._is_watching else {own.node: own})
         return tuple(found[node] for node in sorted(found))
 
@@ -111,7 +111,7 @@ class MeshState:
             if topic.kind == "members":
                 self._follow_list(self.roster.take(payload))
                 return
-            if topic.kind == "door":
+            if topic.kind == "join":
                 self.roster.ask(payload)
                 self.is_urgent = True
                 return
@@ -123,7 +123,7 @@ class MeshState:
             if sender not in (None, envelope.node):
                 raise ProtocolError(f"brings a message of node {envelope.node}", node=sender)
             if self.roster.hear(envelope.listed):
-                self._carry_out((events.SendBeat(asks=True),))  # who hears how old our list is says the newer one
+                self._carry_out((events.SendHeartbeat(asks=True),))  # who hears how old our list is says the newer one
             self._understand(topic, envelope, is_kept, is_direct=sender is not None)
         except EdgeRunError as error:
             is_brokers = is_kept and isinstance(error, CameAgain)  # which hands on what it keeps, said already or not
@@ -139,7 +139,7 @@ class MeshState:
             self.roster.connect()
             self._is_settling = True
             self._settle_down()
-            for number in self.asked.pending:
+            for number in self.outbound.pending:
                 self.send_order(number)
             if self.lease.held:
                 self._send("lease", {"state": "hold"}, epoch=self.lease.held)
@@ -147,7 +147,7 @@ class MeshState:
     def change_link(self, node: str, is_up: bool, why: str) -> None:
         """The data link to a node came, or went, or cannot be had."""
         if why and not is_up and not self.membership.is_hearing:
-            self.asked.lose(node, f"is reached neither through the broker nor over the data link ({why})")
+            self.outbound.lose(node, f"is reached neither through the broker nor over the data link ({why})")
         self._carry_out(self.membership.handle(events.LinkChanged(node, is_up, why)))
 
     def hear_again(self, node: str) -> None:
@@ -162,18 +162,18 @@ class MeshState:
             self.refusals.add(error)
         self._follow_list(is_changed)
         if self.roster.is_settled:
-            self._obey_lease(self.lease.handle(leases.Tick()))
+            self._obey_lease(self.lease.handle(leases.LeaseTick()))
         self._carry_out(self.membership.handle(events.Tick()))
-        self._carry_out(self.membership.handle(events.PaceChanged(self.lease.holder)))
+        self._carry_out(self.membership.handle(events.HolderChanged(self.lease.holder)))
         now_s = self._clocks.steady()
-        for number, pending in self.asked.pending.items():
+        for number, pending in self.outbound.pending.items():
             if not pending.is_done and now_s - pending.sent_s >= RESEND_S:  # its node, or its broker, may be away
                 self.send_order(number, is_direct=not pending.is_direct)
                 self._carry_out(self.membership.handle(events.Doubted()))
         if self._announce_s is not None and now_s >= self._announce_s:
             self._announce_s = None
             self.announce()
-        waits = [self.lease.wait_s, min(1.0, self.membership.beat_s / 3), self.roster.wait_s]
+        waits = [self.lease.wait_s, min(1.0, self.membership.heartbeat_s / 3), self.roster.wait_s]
         if self._announce_s is not None:
             waits.append(self._announce_s - now_s)
         return max(0.01, min(waits))
@@ -185,7 +185,7 @@ class MeshState:
                 "name": self.name,
                 "capabilities": self.capabilities,
                 "link": self.link,
-                "heard": self._heard.lives(),
+                "heard": self._heard.incarnations(),
             }
             self._send("caps", {**body, "rare": True} if self.membership.is_rare else body)
             if self.load:
@@ -216,14 +216,14 @@ class MeshState:
 
     def send_order(self, number: int, *, is_direct: bool = False) -> None:
         """Send an order, for the first time or again."""
-        pending: Pending = self.asked.pending[number]
+        pending: OutboundOrder = self.outbound.pending[number]
         pending.sent_s, pending.is_direct = self._clocks.steady(), is_direct
         self._send("cmd", pending.body, owner=pending.node, epoch=pending.epoch, is_direct=is_direct)
 
-    def answer(self, given: Given, answer: Document) -> None:
+    def answer(self, inbound: InboundOrder, answer: Document) -> None:
         """Send the answer of an order that was carried out."""
-        body = {"to": given.node, "life": given.boot, "number": given.number, **answer}
-        self._send("rsp", body, to=given.node, is_direct=given.is_direct)
+        body = {"to": inbound.node, "incarnation": inbound.incarnation, "number": inbound.number, **answer}
+        self._send("rsp", body, to=inbound.node, is_direct=inbound.is_direct)
 
     def leave(self) -> None:
         """Say that this device leaves."""
@@ -297,32 +297,37 @@ class MeshState:
         elif topic.kind == "load":
             if node in self.membership.present():
                 load = bodies.document_in(envelope, "load")
-                self._room.take(node, topic.kind, envelope.size_bytes, self.membership.known())
+                self._quota.take(node, topic.kind, envelope.size_bytes, self.membership.known())
                 self.loads[node] = load
         elif topic.kind == "plan":
             if envelope.epoch == topic.epoch and (self.plan is None or topic.epoch >= self.plan[0]):
                 self.plan = (topic.epoch, bodies.document_in(envelope, "plan"))
         elif topic.kind == "rsp":
-            if envelope.body.get("to") == self.identity.node and envelope.body.get("life") == self.identity.boot:
-                self.asked.take_answer(node, envelope.body)
+            if (
+                envelope.body.get("to") == self.identity.node
+                and envelope.body.get("incarnation") == self.identity.incarnation
+            ):
+                self.outbound.take_answer(node, envelope.body)
         elif topic.owner == self.identity.node:
             number, order = envelope.body.get("number"), bodies.document_in(envelope, "order")
             if not isinstance(number, int):
                 raise ProtocolError("an order without a number", node=node)
-            if envelope.body.get("life") != self.identity.boot:
-                raise NotTrusted("an order for another life of this device", node=node)
-            self._due.given.append(Given(node, envelope.boot, envelope.epoch, number, order, is_direct))
+            if envelope.body.get("incarnation") != self.identity.incarnation:
+                raise NotTrusted("an order for another incarnation of this device", node=node)
+            self._due.inbound_orders.append(
+                InboundOrder(node, envelope.incarnation, envelope.epoch, number, order, is_direct)
+            )
 
     def _hear_of(self, envelope: Envelope, *, is_status: bool) -> None:
         """Take in a heartbeat, a farewell, that somebody looks on, or an announcement."""
         if is_status:
-            self._heard.add(envelope.boot)
+            self._heard.add(envelope.incarnation)
             times = envelope.body.get("deaf")
             if isinstance(times, int) and 0 < times < MOST_TIMES and len(self.deaf) < MOST_MEMBERS:
                 self.deaf[envelope.node] = times
-        event = bodies.status_event(envelope) if is_status else bodies.announced(envelope, self.identity.boot)
+        event = bodies.status_event(envelope) if is_status else bodies.announced(envelope, self.identity.incarnation)
         if isinstance(event, events.Announced) and envelope.node != self.identity.node:
-            self._room.take(envelope.node, "caps", envelope.size_bytes, self.membership.known())
+            self._quota.take(envelope.node, "caps", envelope.size_bytes, self.membership.known())
         if event is None:
             self._announce_soon()
         else:
@@ -330,7 +335,7 @@ class MeshState:
 
     def _carry_out(self, instructions: Sequence[events.Instruction]) -> None:
         for instruction in instructions:
-            if isinstance(instruction, events.Tell):
+            if isinstance(instruction, events.EmitEvent):
                 self._tell(instruction.event)
             elif isinstance(instruction, events.Unlink):
                 self._due.unlinked.append(instruction.node)
@@ -357,7 +362,7 @@ class MeshState:
         self.events.append(event)
         if isinstance(event, Lost):
             self.loads.pop(event.node, None)
-            self.asked.lose(event.node, event.why)
+            self.outbound.lose(event.node, event.why)
             self._obey_lease(self.lease.handle(leases.HolderLost(event.node)))
 
     def _obey_lease(self, instructions: Sequence[leases.Instruction]) -> None:

@@ -72,11 +72,11 @@ class HolderLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class LeaseTick:
     """Time went on."""
 
 
-Event: TypeAlias = Wanted | Unwanted | Connected | Heard | EpochHeard | HolderLost | Tick
+Event: TypeAlias = Wanted | Unwanted | Connected | Heard | EpochHeard | HolderLost | LeaseTick
 
 
 @dataclass(frozen=True, slots=True)

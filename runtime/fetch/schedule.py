@@ -1,7 +1,7 @@
 """Which pieces are asked of whom: a state machine without I/O. Events in, what to ask for next out.
 
 Each provider has a window of pieces that are on their way: it grows while they come quickly, and shrinks while they
-do not, so that the way to it is used and never clogged. A provider that fails is asked no more, and what it was asked
+do not, so that the link to it is used and never clogged. A provider that fails is asked no more, and what it was asked
 for goes to the others.
 """
 

@@ -14,20 +14,20 @@ from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshErro
 from edge_run.base.fields import Fields, plain
 from edge_run.base.mesh import Document, JsonValue, Mesh, names_apart
 from edge_run.base.results import MeshNode
-from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
+from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import plan_ring
 from edge_run.runtime.decoding.driver import PassShape
 from edge_run.runtime.fetch.fingerprint import fingerprint
 from edge_run.runtime.mesh.failover import Gone, Refused
 from edge_run.runtime.mesh.fetch import MeshFetch
-from edge_run.runtime.mesh.links import Ways
+from edge_run.runtime.mesh.links import MeasuredLinks
 from edge_run.runtime.mesh.offers import (
+    device_spec,
     differing,
     layout_hash,
     numerics_document,
     room_document,
     shared_settings,
-    station,
 )
 from edge_run.runtime.mesh.rates import PAYS_BACK_TOKENS
 from edge_run.runtime.planning.experts import routed_read
@@ -64,7 +64,7 @@ def unit_works(engine: SliceEngine) -> list[UnitWork]:
     return works
 
 
-class Spread:
+class LayerCoordinator:
     """The plan of one run, and who was asked for it. Not thread-safe.
 
     takes_any_numerics: devices with another numerics key take part, though tokens may then differ.
@@ -91,55 +91,57 @@ class Spread:
         }
         self.works = unit_works(engine)
         self.fetch = MeshFetch(mesh, len(self.works), say, engine.interrupt.check)
-        self.stations: dict[str, Station] = {}
-        self.ways = Ways(mesh, self._order_all, max((unit.entry_bytes for unit in engine.layout.units[1:]), default=0))
+        self.specs: dict[str, DeviceSpec] = {}
+        self.links = MeasuredLinks(
+            mesh, self._order_all, max((unit.entry_bytes for unit in engine.layout.units[1:]), default=0)
+        )
         self.plan: MeshPlan | None = None
 
     def prepare(self, candidates: Sequence[str]) -> None:
         """Ask all candidates at once what they have. Raises Failed for the first that cannot take part."""
-        asked = [node for node in candidates if node not in self.stations]
+        asked = [node for node in candidates if node not in self.specs]
         self._asked.update(asked)
         for node in asked:
-            self.ways.forget(node)
-        self.stations = {n: s for n, s in self.stations.items() if n in candidates or n == self._mesh.node}
+            self.links.forget(node)
+        self.specs = {n: s for n, s in self.specs.items() if n in candidates or n == self._mesh.node}
         answers = self._order_all({node: {"order": "prepare", **self._model} for node in asked}, PREPARE_TIMEOUT_S)
         for node, answer in answers.items():
             self._check(node, answer)
             self._judged(node, functools.partial(self.fetch.note, node, answer))
-            found = self._judged(node, functools.partial(station, node, answer))
+            found = self._judged(node, functools.partial(device_spec, node, answer))
             lack = self.fetch.lacks.get(node)
-            self.stations[node] = replace(found, most_weight_bytes=lack.most_bytes if lack else None)
+            self.specs[node] = replace(found, most_weight_bytes=lack.most_bytes if lack else None)
 
     def make_plan(self, fetch_tokens: int = FETCH_TOKENS) -> MeshPlan:
         """Return the best plan over the devices that were asked, and this one; this one alone where none fits.
 
-        The ways between them are measured before. Raises Failed for the first that is not there, or not reached.
+        The links between them are measured before. Raises Failed for the first that is not there, or not reached.
         fetch_tokens: what a device has to fetch is worth it where it saves more within so many tokens.
         """
         node = self._mesh.node
-        if node not in self.stations:
-            self.stations[node] = station(node, room_document(self._engine))
-        self.ways.measure(list(self.stations))
-        for other in [other for other in self.stations if self.ways.why_apart(other)]:
-            self.ways.forget(other)  # it may have been frozen for a moment
-            self.ways.measure([node, other])
-            if why := self.ways.why_apart(other):
+        if node not in self.specs:
+            self.specs[node] = device_spec(node, room_document(self._engine))
+        self.links.measure(list(self.specs))
+        for other in [other for other in self.specs if self.links.why_apart(other)]:
+            self.links.forget(other)  # it may have been frozen for a moment
+            self.links.measure([node, other])
+            if why := self.links.why_apart(other):
                 raise Failed(Refused(other, why))
-        self.plan = self._best(self.stations, fetch_tokens) or self.alone()
+        self.plan = self._best(self.specs, fetch_tokens) or self.alone()
         return self.plan
 
     def better(self, spent: Mapping[str, float], hop_s: float) -> MeshPlan | None:
         """Return the best plan by what devices really took for a token, if it is another one than that in force."""
-        if self.plan is None or len(self.stations) < 2:
+        if self.plan is None or len(self.specs) < 2:
             return None
         try:
-            self.ways.correct(self.plan.owners, hop_s)
+            self.links.correct(self.plan.owners, hop_s)
         except Failed:  # who is gone is found out by the next batch
             return None
         for node, seconds in spent.items():
-            if node in self.stations and seconds > 0:
-                self.stations[node] = self._corrected(node, self.plan, seconds)
-        found = self._best(self.stations, PAYS_BACK_TOKENS)
+            if node in self.specs and seconds > 0:
+                self.specs[node] = self._corrected(node, self.plan, seconds)
+        found = self._best(self.specs, PAYS_BACK_TOKENS)
         return found if found and found.owners != self.plan.owners else None
 
     def reading_s(self, plan: MeshPlan) -> float:
@@ -147,21 +149,23 @@ class Spread:
         seconds = [0.0]
         for node in plan.nodes:
             held = sum(w.weight_bytes for w, owner in zip(self.works, plan.owners, strict=True) if owner == node)
-            if node in self.stations:
-                seconds.append(max(0, held - plan.read_bytes.get(node, 0)) / self.stations[node].disk_bytes_per_s)
+            if node in self.specs:
+                seconds.append(max(0, held - plan.read_bytes.get(node, 0)) / self.specs[node].disk_bytes_per_s)
         return max(seconds)
 
     def take_less(self, error: BudgetError) -> None:
         """This device has less room than it seemed."""
-        own = self.stations[self._mesh.node]
+        own = self.specs[self._mesh.node]
         room = own.memory_bytes - max(error.minimum_bytes - error.found_bytes, own.memory_bytes // 16)
-        self.stations[own.node] = replace(own, memory_bytes=max(0, room))
+        self.specs[own.node] = replace(own, memory_bytes=max(0, room))
 
-    def _best(self, stations: Mapping[str, Station], fetch_tokens: int) -> MeshPlan | None:
+    def _best(self, specs: Mapping[str, DeviceSpec], fetch_tokens: int) -> MeshPlan | None:
         """Return the best plan, having tried without those that would have to fetch, the slowest first."""
-        left, best, least_s = dict(stations), None, math.inf
+        left, best, least_s = dict(specs), None, math.inf
         while (plan := self._fastest(left)) is not None:
-            costs = {node: self.fetch.seconds(plan, node, self.ways.rate(self._mesh.node, node)) for node in plan.nodes}
+            costs = {
+                node: self.fetch.seconds(plan, node, self.links.rate(self._mesh.node, node)) for node in plan.nodes
+            }
             slowest = max(costs, key=lambda node: costs[node])
             if plan.token_s * fetch_tokens + costs[slowest] < least_s:
                 best, least_s = plan, plan.token_s * fetch_tokens + costs[slowest]
@@ -170,11 +174,11 @@ class Spread:
             del left[slowest]
         return best
 
-    def _fastest(self, stations: Mapping[str, Station]) -> MeshPlan | None:
-        first = stations[self._mesh.node]
-        others = [stations[node] for node in sorted(stations) if node != first.node]
-        plan = plan_ring(self.works, [first, *others], self.ways.hop)
-        apart = self.ways.apart(plan.owners) if plan else None
+    def _fastest(self, specs: Mapping[str, DeviceSpec]) -> MeshPlan | None:
+        first = specs[self._mesh.node]
+        others = [specs[node] for node in sorted(specs) if node != first.node]
+        plan = plan_ring(self.works, [first, *others], self.links.hop)
+        apart = self.links.apart(plan.owners) if plan else None
         if apart is None:
             return plan
         dropped = apart[0] if apart[1] == first.node else apart[1]
@@ -183,11 +187,11 @@ class Spread:
             names = names_apart(self._mesh.members())
             source, target, without = (names.get(node, node) for node in (*apart, dropped))
             self._say(f"{source} does not reach {target}: the run does without {without}")
-        return self._fastest({node: station for node, station in stations.items() if node != dropped})
+        return self._fastest({node: spec for node, spec in specs.items() if node != dropped})
 
-    def _corrected(self, node: str, plan: MeshPlan, seconds: float) -> Station:
+    def _corrected(self, node: str, plan: MeshPlan, seconds: float) -> DeviceSpec:
         """Return a device as it was seen to be: at work for `seconds` a token."""
-        known = self.stations[node]
+        known = self.specs[node]
         used = sum(w.token_bytes for w, owner in zip(self.works, plan.owners, strict=True) if owner == node)
         streamed = plan.read_bytes.get(node, 0)
         if streamed and streamed / known.disk_bytes_per_s > used / known.compute_bytes_per_s:
@@ -196,7 +200,7 @@ class Spread:
 
     def forget_others(self) -> None:
         """Have the other devices asked anew what they have, and to open the model: it may be closed by now."""
-        self.stations = {n: s for n, s in self.stations.items() if n == self._mesh.node}
+        self.specs = {n: s for n, s in self.specs.items() if n == self._mesh.node}
 
     def alone(self) -> MeshPlan:
         """Return the plan of this device computing all; who comes back after that is asked anew."""
@@ -218,7 +222,7 @@ class Spread:
             raise Failed(refusal)
         others = [node for node in plan.nodes if node != self._mesh.node]
         orders: dict[str, Document] = {
-            node: {**order, "bytes_per_s": self.ways.speeds(node, plan.nodes)} for node in others
+            node: {**order, "bytes_per_s": self.links.speeds(node, plan.nodes)} for node in others
         }
         self._order_all(orders, ASSIGN_TIMEOUT_S)
 

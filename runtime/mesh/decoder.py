@@ -1,9 +1,9 @@
 """A decoder over a mesh: the same to the generate loop as a local one, and it goes on when a device dies.
 
-All devices run llama.cpp on the same batches; this one has the head and the tail, and its callback hands states on and
-waits for them. What was decoded is recorded. When a device is lost, the rest take its layers under a new epoch, all
-caches are emptied, and the recorded batches are run again in their recorded widths: so the text goes on as if nothing
-had happened. What to do when is decided in `failover.py`, and done in `run.py`.
+All devices run llama.cpp on the same batches; this one has the head and the tail, and its callback hands activations
+on and waits for them. What was decoded is recorded. When a device is lost, the rest take its layers under a new epoch,
+all caches are emptied, and the recorded batches are run again in their recorded widths: so the text goes on as if
+nothing had happened. What to do when is decided in `failover.py`, and done in `run.py`.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ class MeshDecoder(MeshRun):
 
     @property
     def numerics(self) -> Numerics:
-        """The numerics key, with what states are that come from other devices."""
+        """The numerics key, with what activations are that come from other devices."""
         return self._engine.numerics
 
     @property
     def use(self) -> MeshUse:
         """Who computes what, and what that took so far."""
-        plan = self._spread.plan
+        plan = self._coordinator.plan
         return MeshUse(
             epoch=self._failover.epoch,
-            nodes=self._spread.describe(),
+            nodes=self._coordinator.describe(),
             rounds=plan.rounds if plan else 1,
             predicted_token_s=plan.token_s if plan else 0.0,
             token_s=self._rates.token_s,
             hop_s=self._rates.hop_s,
             sent_bytes=self._sent.sent_bytes,
             plain_bytes=self._sent.plain_bytes,
-            states=dict(self._sent.states),
+            activations=dict(self._sent.activations),
             recoveries=self._failover.recoveries,
             left_out=dict(self._failover.left_out),
         )
@@ -79,7 +79,7 @@ class MeshDecoder(MeshRun):
                 raise
             seconds = time.monotonic() - started
             self._log.add_batch(batch, seconds)
-            self._rates.note(len(batch), seconds, self._wire.spent, self._wire.hops)
+            self._rates.note(len(batch), seconds, self._transport.spent, self._transport.hops)
             self._report()
             return rows
 
@@ -145,9 +145,11 @@ class MeshDecoder(MeshRun):
             elif self._is_end_of_lease(event):
                 self._drive(self._failover.handle(Deposed(LED_BY_ANOTHER)))
         for member in self._mesh.members():
-            if is_worker(member) and self._boots.get(member.node, member.boot) != member.boot:
-                self._failover.handle(Appeared(member.node))  # in another life than that which was asked, and lost
+            if is_worker(member) and self._incarnations.get(member.node, member.incarnation) != member.incarnation:
+                self._failover.handle(
+                    Appeared(member.node)
+                )  # in another incarnation than that which was asked, and lost
         if self._failover.wants_more and not len(self._log):
             self._drive(self._failover.handle(Better("a device joined")))
-        elif why := self._rates.why_replan(self._spread, self._log.tokens):
+        elif why := self._rates.why_replan(self._coordinator, self._log.tokens):
             self._drive(self._failover.handle(Better(why)))

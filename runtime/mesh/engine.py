@@ -14,7 +14,7 @@ from edge_run.base.mesh import Mesh
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.fetch.exchange import PieceExchange
 from edge_run.runtime.llama.holdings import RESERVE_BYTES
-from edge_run.runtime.mesh.coordinator import Spread
+from edge_run.runtime.mesh.coordinator import LayerCoordinator
 from edge_run.runtime.mesh.decoder import MeshDecoder
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.tiers.gguf import GgufModel
@@ -44,9 +44,9 @@ def open_mesh_engine(
         # It makes the text, which takes more memory later.
         slices = SliceEngine.open(path, config, gguf=gguf, least_reserve_bytes=RESERVE_BYTES, interrupt=interrupt)
         stack.callback(slices.close)
-        if config.mesh_states == "compact":
-            say("states are rounded where a link is slow: tokens may differ from those of one device")
-        spread = Spread(mesh, slices, takes_any_numerics, say)
+        if config.mesh_activations == "compact":
+            say("activations are rounded where a link is slow: tokens may differ from those of one device")
+        spread = LayerCoordinator(mesh, slices, takes_any_numerics, say)
         exchange = PieceExchange(mesh.link)
         stack.callback(exchange.close)
         exchange.offer(spread.fingerprint, [shard.path for shard in slices.gguf.shards])

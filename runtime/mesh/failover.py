@@ -153,14 +153,14 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class ReplayLog:
     """Say again, to all, what was said; answer with Replayed, or Gone."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class TellUser:
     """Let the user know. node: the device that does what `text` says. teller: who says so."""
 
     text: str
@@ -168,7 +168,7 @@ class Tell:
     teller: str = ""
 
 
-Instruction: TypeAlias = "Lead | MakePlan | Open | Replay | Tell"
+Instruction: TypeAlias = "Lead | MakePlan | Open | ReplayLog | TellUser"
 
 
 class Failover:
@@ -224,12 +224,12 @@ class Failover:
             self.phase = Phase.PLANNING
             return [MakePlan(tuple(sorted(self.candidates)))]
         if isinstance(event, NotLed) and self.phase is Phase.LEADING:
-            return [Tell(f"{event.why}: this device goes on alone"), *self._alone()]
+            return [TellUser(f"{event.why}: this device goes on alone"), *self._alone()]
         if isinstance(event, Planned) and self.phase is Phase.PLANNING:
             return self._open(event.nodes)
         if isinstance(event, Opened) and self.phase is Phase.OPENING and event.epoch == self.epoch:
             self.phase = Phase.REPLAYING
-            return [Replay(self.epoch)]
+            return [ReplayLog(self.epoch)]
         if isinstance(event, Replayed) and self.phase is Phase.REPLAYING and event.epoch == self.epoch:
             self.phase = Phase.RUNNING
         return []
@@ -250,7 +250,7 @@ class Failover:
         is_of_plan = node in self.nodes
         self.nodes = tuple(other for other in self.nodes if other != node)
         if self.phase is Phase.PLANNING:
-            return [Tell(f"is left out: {event.why}", node, event.teller), MakePlan(tuple(sorted(self.candidates)))]
+            return [TellUser(f"is left out: {event.why}", node, event.teller), MakePlan(tuple(sorted(self.candidates)))]
         if is_of_plan and self.phase is not Phase.LEADING:
             what = "left out" if isinstance(event, Refused) else "lost"
             return self._anew(f"is {what}: {event.why}", node, event.teller)
@@ -266,12 +266,12 @@ class Failover:
     def _misfit(self, why: str) -> list[Instruction]:
         self._misfits += 1
         if self._misfits > MOST_MISFITS:
-            return [Tell(f"{why}: this device goes on alone"), *self._alone()]
+            return [TellUser(f"{why}: this device goes on alone"), *self._alone()]
         return self._anew(why)
 
     def _anew(self, why: str, node: str = "", teller: str = "") -> list[Instruction]:
         self.recoveries += 1
-        return [Tell(why, node, teller), *self._begin()]
+        return [TellUser(why, node, teller), *self._begin()]
 
     def _begin(self) -> list[Instruction]:
         self.wants_more = False

@@ -8,7 +8,7 @@ from edge_run.runtime.mesh.log import MeshLog
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PlanTimes:
     """A plan's: seconds of a token as measured (0: not yet) and as planned (0: not known), and of reading its weights.
 
     reading_s: what the device that has most to read beside its disk takes for all that it keeps.
@@ -19,7 +19,7 @@ class Pace:
     reading_s: float = 0.0
 
 
-def replay_s(log: MeshLog, before: Pace, after: Pace) -> float:
+def replay_s(log: MeshLog, before: PlanTimes, after: PlanTimes) -> float:
     """Return how long it takes to say again what `log` has, and the token that was broken off, under a new plan.
 
     What was said first took its time under `before`, reading included. Under a slower plan each pass takes longer, and

@@ -26,9 +26,9 @@ from edge_run.base.mesh import Lost, Mesh, MeshEvent, Unled, is_worker, names_ap
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import GraphChanged, PassShape
-from edge_run.runtime.mesh.activation_coding import StateCoder, Tally
+from edge_run.runtime.mesh.activation_coding import ActivationCoder, SentActivations
 from edge_run.runtime.mesh.commands import carry_out
-from edge_run.runtime.mesh.coordinator import Failed, Spread
+from edge_run.runtime.mesh.coordinator import Failed, LayerCoordinator
 from edge_run.runtime.mesh.failover import (
     Deposed,
     Ended,
@@ -46,20 +46,20 @@ from edge_run.runtime.mesh.failover import (
     Phase,
     Planned,
     Refused,
-    Replay,
     Replayed,
-    Tell,
+    ReplayLog,
+    TellUser,
     Unfit,
 )
 from edge_run.runtime.mesh.log import MeshLog
 from edge_run.runtime.mesh.messages import Command, Decode, Operate, command_header, command_parts
 from edge_run.runtime.mesh.offers import most_waiting_bytes
 from edge_run.runtime.mesh.rates import PAYS_BACK_TOKENS, MeshRates
-from edge_run.runtime.mesh.recovery_time import Pace, replay_s
+from edge_run.runtime.mesh.recovery_time import PlanTimes, replay_s
 from edge_run.runtime.mesh.transport import (
     GRAPH_CHANGED,
     SEND_TIMEOUT_S,
-    LinkWire,
+    LinkTransport,
     Overdue,
     PassFailed,
     RunEnded,
@@ -84,20 +84,20 @@ class LeaseLost(DeviceLost):
 class MeshRun:
     """The devices of a run, and what they were told. Not thread-safe. say is told what the user should see."""
 
-    def __init__(self, mesh: Mesh, engine: SliceEngine, spread: Spread, say: Callable[[str], None]) -> None:
+    def __init__(self, mesh: Mesh, engine: SliceEngine, spread: LayerCoordinator, say: Callable[[str], None]) -> None:
         """Spread the model over who is there, at once. Raises BudgetError where it does not fit all together."""
-        self._mesh, self._engine, self._spread, self._say = mesh, engine, spread, say
+        self._mesh, self._engine, self._coordinator, self._say = mesh, engine, spread, say
         self._local: LocalDecoder = engine.decoder
         self._log = MeshLog()
         self._rates = MeshRates()
-        self._wire = LinkWire(mesh.link, 0, (mesh.node,), mesh.node)
+        self._transport = LinkTransport(mesh.link, 0, (mesh.node,), mesh.node)
         self._number = self._lease = 0
-        self._sent = Tally()
+        self._sent = SentActivations()
         self._reported_s = 0.0
-        self._before = self._pace = Pace()
+        self._before = self._pace = PlanTimes()
         self._learned: set[PassShape] = set()
         self._heard: list[MeshEvent] = []
-        self._boots: dict[str, str] = {}  # the lives of devices that were asked
+        self._incarnations: dict[str, str] = {}  # the incarnations of devices that were asked
         self._tellers: set[str] = set()  # who has said of another device that it did wrong
         members = mesh.members()
         self._members = {member.node: member for member in members}
@@ -112,7 +112,7 @@ class MeshRun:
         """Let the other devices go, and the lease. Idempotent."""
         self._failover.handle(Ended())
         try:
-            self._spread.release()
+            self._coordinator.release()
         except MeshError as error:
             logger.info("%s", error)
         finally:
@@ -127,22 +127,22 @@ class MeshRun:
     @property
     def _last(self) -> str:
         """The last of the other devices to compute in a pass, an empty string where there is none."""
-        plan = self._spread.plan
+        plan = self._coordinator.plan
         return next((node for node in reversed(plan.owners if plan else ()) if node != self._mesh.node), "")
 
     def _tell_all(self, command: Command) -> Logits | None:
         """Have all devices carry out `command`, this one too; return the logits of a batch."""
         if self._others:
-            self._wire.hear()
+            self._transport.hear()
         self._number += 1
         self._send(command)
         n_tokens = len(command.batch) if isinstance(command, Decode) else 0
-        self._wire.expect(self._number, self._deadline_s(n_tokens) if n_tokens and self._others else None)
+        self._transport.expect(self._number, self._deadline_s(n_tokens) if n_tokens and self._others else None)
         if not isinstance(command, Decode):
             carry_out(self._engine, command)
             return None
         rows = self._local.decode(command.batch)
-        self._wire.finish()
+        self._transport.finish()
         if self._others and len(rows) and not np.isfinite(rows.max(axis=1)).all():
             raise NotNumbers("the last layers gave logits that are no numbers", node=self._mesh.node, after=self._last)
         return rows
@@ -154,12 +154,12 @@ class MeshRun:
 
     def _deadline_s(self, n_tokens: int) -> float:
         """Return what a pass may take before somebody must be stuck."""
-        plan = self._spread.plan
+        plan = self._coordinator.plan
         token_s = max(plan.token_s if plan else 0.0, self._rates.token_s)
         return max(LEAST_DEADLINE_S, PATIENCE * (token_s + 0.1 * n_tokens * token_s))
 
     def _check(self) -> None:
-        """While a state is waited for: was the pass stopped, is a device of the plan gone, does another lead?"""
+        """While an activation is waited for: was the pass stopped, is a device of the plan gone, does another lead?"""
         self._engine.interrupt.check()
         events = self._mesh.wait(timeout_s=0.0)
         for i, event in enumerate(events):
@@ -224,7 +224,7 @@ class MeshRun:
         if isinstance(error, LeaseLost):
             return Deposed(error.message)
         if isinstance(error, Overdue):
-            return self._spread.who_is_stuck(self._others)
+            return self._coordinator.who_is_stuck(self._others)
         if isinstance(error, RunEnded):
             return GaveUp(node, error.message)
         if isinstance(error, NotNumbers):
@@ -266,18 +266,20 @@ class MeshRun:
     def _execute(self, instruction: Instruction) -> Event | None:
         """Carry out one instruction; return what came of it."""
         try:
-            if isinstance(instruction, Tell):
+            if isinstance(instruction, TellUser):
                 self._tell(instruction)
             elif isinstance(instruction, Lead):
                 return self._lead()
             elif isinstance(instruction, MakePlan):
-                self._boots |= {m.node: m.boot for m in self._mesh.members() if m.node in instruction.candidates}
-                self._spread.prepare(instruction.candidates)
+                self._incarnations |= {
+                    m.node: m.incarnation for m in self._mesh.members() if m.node in instruction.candidates
+                }
+                self._coordinator.prepare(instruction.candidates)
                 midway = (PAYS_BACK_TOKENS,) if self._log.tokens else ()
-                return Planned(self._spread.make_plan(*midway).nodes)
+                return Planned(self._coordinator.make_plan(*midway).nodes)
             elif isinstance(instruction, Open):
                 return self._open(instruction)
-            elif isinstance(instruction, Replay):
+            elif isinstance(instruction, ReplayLog):
                 return self._replay(instruction.epoch)
         except Failed as failed:
             return self._deposed() or failed.event  # who does not obey has nothing against this run
@@ -291,38 +293,40 @@ class MeshRun:
         except MeshError as error:
             return NotLed(str(error))
         if lease != self._lease:
-            self._spread.forget_others()  # another coordinator may have had them do something else in between
+            self._coordinator.forget_others()  # another coordinator may have had them do something else in between
         self._lease = lease
         return Led(lease)
 
     def _open(self, instruction: Open) -> Event:
-        plan = self._spread.plan
+        plan = self._coordinator.plan
         if plan is None or set(plan.nodes) != set(instruction.nodes):
-            plan = self._spread.alone()
+            plan = self._coordinator.alone()
         node = self._mesh.node
-        coder = StateCoder(self._engine.config.mesh_states, self._spread.ways.speeds(node, plan.nodes), self._sent)
+        coder = ActivationCoder(
+            self._engine.config.mesh_activations, self._coordinator.links.speeds(node, plan.nodes), self._sent
+        )
         room_bytes = most_waiting_bytes(self._engine)
-        self._wire = LinkWire(
+        self._transport = LinkTransport(
             self._mesh.link, instruction.epoch, plan.owners, node, coder, self._check, most_waiting_bytes=room_bytes
         )
         self._number = 0
         self._learned.clear()
-        self._spread.open(plan, instruction.epoch)
-        self._wire.forget()
+        self._coordinator.open(plan, instruction.epoch)
+        self._transport.forget()
         try:
-            self._engine.assign(Share(plan.owners, node), self._wire)
+            self._engine.assign(Share(plan.owners, node), self._transport)
         except BudgetError as error:
             if len(plan.nodes) == 1:
                 raise
-            self._spread.take_less(error)
+            self._coordinator.take_less(error)
             return Unfit(str(error))
         if self._rates.token_s:
             self._before = replace(self._pace, token_s=self._rates.token_s)
-        self._pace = Pace(0.0, plan.token_s, self._spread.reading_s(plan))
+        self._pace = PlanTimes(0.0, plan.token_s, self._coordinator.reading_s(plan))
         self._rates.restart()
         if len(plan.nodes) > 1:
-            self._mesh.publish_plan(self._lease, self._spread.plan_document())
-            self._say(self._spread.plan_text())
+            self._mesh.publish_plan(self._lease, self._coordinator.plan_document())
+            self._say(self._coordinator.plan_text())
         return Opened(instruction.epoch)
 
     def _replay(self, epoch: int) -> Event:
@@ -342,7 +346,7 @@ class MeshRun:
                 return self._replay(epoch)
         return Replayed(epoch)
 
-    def _tell(self, told: Tell) -> None:
+    def _tell(self, told: TellUser) -> None:
         """Say it, with devices called what people call them."""
         names = names_apart(self._members.values())
         whose = f"{names.get(told.node, told.node)} " if told.node else ""

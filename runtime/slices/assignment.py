@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape, compile_program
 from edge_run.runtime.engine.supply import Supply
-from edge_run.runtime.slices.lending import Lending
+from edge_run.runtime.slices.lent_residency import LentResidency
 from edge_run.runtime.slices.maps import SliceMaps
-from edge_run.runtime.slices.slice import Share, Slice, Wire, own_part
+from edge_run.runtime.slices.slice import Share, Slice, Transport, own_part
 from edge_run.runtime.streaming.experts import ExpertStreaming
-from edge_run.runtime.streaming.weights import InTurns, WeightStreaming
+from edge_run.runtime.streaming.weights import StageVisits, WeightStreaming
 
 
 class Assignment:
-    """Has the driver compute `share`, whose weights are those of `supply`. lending: None where nothing is lent."""
+    """Has the driver compute `share`, whose weights are those of `supply`.
 
-    def __init__(self, share: Share, wire: Wire, maps: SliceMaps, supply: Supply, driver: Driver) -> None:
-        self.share, self._wire, self._maps, self._supply, self._driver = share, wire, maps, supply, driver
-        self.lending = self._lend()
+    lent_residency: None where nothing is lent.
+    """
+
+    def __init__(self, share: Share, transport: Transport, maps: SliceMaps, supply: Supply, driver: Driver) -> None:
+        self.share, self._transport, self._maps, self._supply, self._driver = share, transport, maps, supply, driver
+        self.lent_residency = self._lend()
         driver.features[:] = supply.streams
         driver.before_pass = self._before_pass
         self._compile_all()
@@ -24,10 +27,10 @@ class Assignment:
     def compile(self, shape: PassShape, like: PassShape | None = None) -> None:
         """Make the program of `shape`, which has its own graph, or that of `like`."""
         graph, layout = self._maps[like or shape]
-        is_lent = shape.tokens == 1 and not (self.lending and self.lending.is_over)
+        is_lent = shape.tokens == 1 and not (self.lent_residency and self.lent_residency.is_over)
         streams = self._supply.streams
-        features = [InTurns(one) if is_lent and isinstance(one, WeightStreaming) else one for one in streams]
-        parts = [Slice(self.share, self._wire, layout), *features]
+        features = [StageVisits(one) if is_lent and isinstance(one, WeightStreaming) else one for one in streams]
+        parts = [Slice(self.share, self._transport, layout), *features]
         self._driver.programs[shape] = compile_program(own_part(graph, layout, self.share), parts)
 
     def end(self) -> None:
@@ -44,12 +47,12 @@ class Assignment:
             self.compile(wide, like=ONE_TOKEN)
 
     def _before_pass(self, shape: PassShape) -> None:
-        if self.lending:
-            self.lending.before_pass(shape.tokens)
+        if self.lent_residency:
+            self.lent_residency.before_pass(shape.tokens)
 
-    def _lend(self) -> Lending | None:
+    def _lend(self) -> LentResidency | None:
         """Return what lends memory to the weights that stream."""
         stream, lent_bytes, driver = self._supply.streams[0], self._supply.plan.lent_bytes, self._driver
         if not lent_bytes or isinstance(stream, ExpertStreaming):
             return None
-        return Lending(driver.scratch, stream.weights, stream.guests, lent_bytes, self._compile_all)
+        return LentResidency(driver.compute_buffer, stream.weights, stream.lent, lent_bytes, self._compile_all)

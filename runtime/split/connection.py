@@ -26,7 +26,7 @@ FIRST_BACKOFF_S, MOST_BACKOFF_S = 0.05, 2.0
 _log = logging.getLogger(__name__)
 
 
-class Keeper:
+class ServerConnection:
     """Keeps the link to a server. `ask` is for one thread at a time; the chooser is touched under `lock` only."""
 
     def __init__(self, address: tuple[str, int], fingerprint: str, chooser: Chooser, lock: threading.Lock) -> None:
@@ -136,7 +136,9 @@ class Keeper:
 
     def _measure(self, probes: ServerLink, size_bytes: int) -> tuple[float, float]:
         """Return the seconds of an empty probe, and of one of this size."""
-        return probes.ask(PROBE, b"", PROBE_LIMIT_S).wire_s, probes.ask(PROBE, bytes(size_bytes), PROBE_LIMIT_S).wire_s
+        return probes.ask(PROBE, b"", PROBE_LIMIT_S).network_s, probes.ask(
+            PROBE, bytes(size_bytes), PROBE_LIMIT_S
+        ).network_s
 
     def _tell(self, samples: list[tuple[float, float]], size_bytes: int) -> None:
         with self._lock:

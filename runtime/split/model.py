@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from edge_run.base.errors import ConfigError, ProtocolError
 from edge_run.base.split import FrameReport, SplitStats
 from edge_run.partition.split_choice import CODE, IMAGE, LOCAL, Chooser, Mode
-from edge_run.runtime.processes.forks import Home
+from edge_run.runtime.processes.forks import OwnerProcess
 from edge_run.runtime.split import protocol
 from edge_run.runtime.split.bundle import HEAD, MODEL, read_bundle
-from edge_run.runtime.split.connection import Keeper
+from edge_run.runtime.split.connection import ServerConnection
 from edge_run.runtime.split.images import decode_image, encode_image, pixels_of, read_bytes
 from edge_run.runtime.split.onnx_session import median_s, open_session, run_session
 from edge_run.runtime.split.protocol import LinkLost, parse_address, unpack_arrays
@@ -79,7 +79,7 @@ class SplitModel:
         address = None if server is None else parse_address(server)
         self._head = open_session(self._bundle.checked(HEAD), str(folder / HEAD), threads)
         self._model = open_session(self._bundle.checked(MODEL), str(folder / MODEL), threads)
-        self._home = Home()
+        self._owner_process = OwnerProcess()
         self._chooser = Chooser(modes, self._measure(), {})
         for number, rate in enumerate(self._bundle.code.rates):
             self._chooser.sized(Mode(CODE, number), rate.coded_bytes // max(rate.images, 1))
@@ -87,15 +87,15 @@ class SplitModel:
         self._chooser.sized(Mode(IMAGE), len(encode_image(pixels)))  # until the first frame says better
         self._lock = threading.Lock()  # of the chooser, which the keeper tells what it measures
         self._counts: dict[str, int] = dict.fromkeys((LOCAL, CODE, IMAGE, EMPTY, "bytes", "losses"), 0)
-        self._keeper = None
+        self._connection = None
         if address is not None:
-            self._keeper = Keeper(address, self._codec.fingerprint.hex(), self._chooser, self._lock)
-            self._keeper.start(min(deadline_s, 5.0))
+            self._connection = ServerConnection(address, self._codec.fingerprint.hex(), self._chooser, self._lock)
+            self._connection.start(min(deadline_s, 5.0))
 
     @property
     def problem(self) -> str:
         """Why there is no server; empty while there is one, or none was named."""
-        return "" if self._keeper is None else self._keeper.problem
+        return "" if self._connection is None else self._connection.problem
 
     @property
     def stats(self) -> SplitStats:
@@ -122,7 +122,7 @@ class SplitModel:
 
         Raises ModelFileError or ProtocolError for what is no image, ConfigError for pixels of another shape.
         """
-        self._home.check(self._bundle.folder)
+        self._owner_process.check(self._bundle.folder)
         encoded, pixels = self._open_image(image)
         started_s = time.perf_counter()
         interest, latent = -1.0, None
@@ -135,7 +135,7 @@ class SplitModel:
                 self._chooser.sized(Mode(IMAGE), len(encoded))
             mode = self._chooser.choose()
         lost = False
-        if mode.kind != LOCAL and self._keeper is not None:
+        if mode.kind != LOCAL and self._connection is not None:
             body, mode = self._body(mode, encoded, pixels, latent)
             outputs = self._ask(mode, body)
             if outputs is not None:
@@ -149,8 +149,8 @@ class SplitModel:
 
     def close(self) -> None:
         """End the connection to the server; again is no harm, nor is it in a forked child."""
-        if self._keeper is not None and self._home.is_here:
-            self._keeper.close()
+        if self._connection is not None and self._owner_process.is_here:
+            self._connection.close()
 
     def __enter__(self) -> SplitModel:
         return self
@@ -210,21 +210,21 @@ class SplitModel:
 
     def _ask(self, mode: Mode, body: bytes) -> list[NDArray[Any]] | None:
         """Return the server's answer; None where it did not answer in time, or not as it should."""
-        assert self._keeper is not None, "there is a server to ask"
+        assert self._connection is not None, "there is a server to ask"
         local_s = self._chooser.expected_s(Mode(LOCAL)) or 0.0
         patience_s = max(self._deadline_s - LOCAL_MARGIN * local_s, LEAST_PATIENCE * self._deadline_s)
         kind = protocol.CODE if mode.kind == CODE else protocol.IMAGE
         try:
-            reply = self._keeper.ask(kind, body, patience_s)
+            reply = self._connection.ask(kind, body, patience_s)
             outputs = unpack_arrays(reply.body)
             if len(outputs) != len(self._bundle.code.outputs):
                 raise ProtocolError(f"answer: {len(outputs)} arrays, needed are {len(self._bundle.code.outputs)}")
         except (LinkLost, ProtocolError) as error:
             self._counts["losses"] += 1
-            self._keeper.lose(str(error))
+            self._connection.lose(str(error))
             return None
         with self._lock:
-            self._chooser.crossed(len(body), reply.wire_s)
+            self._chooser.crossed(len(body), reply.network_s)
             self._chooser.served(mode.kind, reply.queue_s, reply.server_s)
         return outputs
 

@@ -39,12 +39,12 @@ _ARRAY = struct.Struct("<BB")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A server's answer. wire_s: what the exchange took besides the server's queue and computing."""
+    """A server's answer. network_s: what the exchange took besides the server's queue and computing."""
 
     body: bytes
     queue_s: float
     server_s: float
-    wire_s: float
+    network_s: float
 
 
 class LinkLost(OSError):

@@ -6,30 +6,30 @@ from collections.abc import Callable
 
 from edge_run.base.errors import Cancelled, DeviceLost
 from edge_run.base.mesh import Message
-from edge_run.runtime.mesh.transport import LinkWire
+from edge_run.runtime.mesh.transport import LinkTransport
 
 
 class WorkerRun:
-    """Of a worker's run: who coordinates, over which wire, and how far it is.
+    """Of a worker's run: who coordinates, over which transport, and how far it is.
 
     done: the latest command that was begun. is_over: the coordinator is gone, or has a later plan.
     """
 
-    def __init__(self, coordinator: str, make_wire: Callable[[Callable[[], None]], LinkWire]) -> None:
-        """make_wire: makes the wire of what runs while it waits, and may raise to stop."""
+    def __init__(self, coordinator: str, make_transport: Callable[[Callable[[], None]], LinkTransport]) -> None:
+        """make_transport: makes the transport of what runs while it waits, and may raise to stop."""
         self.coordinator = coordinator
         self.done, self.is_over = 0, False
         self._stopped = -1  # the latest command that its coordinator stopped
-        self.wire = make_wire(self.check)
+        self.transport = make_transport(self.check)
 
     @property
     def epoch(self) -> int:
         """Under which the run is."""
-        return self.wire.epoch
+        return self.transport.epoch
 
     def begin(self, number: int) -> None:
         """Command `number` is carried out from now on."""
-        self.wire.expect(number)
+        self.transport.expect(number)
         self.done = number
 
     def end(self) -> None:
@@ -40,7 +40,7 @@ class WorkerRun:
         """Raise Cancelled where the pass in progress is nobody's any more."""
         if self.is_over:
             raise Cancelled("the run has ended, or has a later plan")
-        if self._stopped == self.wire.number:
+        if self._stopped == self.transport.number:
             raise Cancelled("the coordinator has stopped the pass")
 
     def is_ended_by(self, item: Message | DeviceLost) -> bool:
@@ -55,4 +55,4 @@ class WorkerRun:
         if not is_ours or item.header.get("kind") != "stop" or not isinstance(number, int):
             return False
         self._stopped = number
-        return number == self.wire.number
+        return number == self.transport.number

@@ -1,7 +1,7 @@
 """A device's part in other devices' runs: it opens slices when it is ordered to, and runs passes as they come.
 
-Orders come through the mesh, one at a time, on a thread of the mesh's; batches and states come over the data link, to
-a thread of the worker's own, which computes. A worker runs only models that lie in its own folders, under its own
+Orders come through the mesh, one at a time, on a thread of the mesh's; batches and activations come over the data link,
+to a thread of the worker's own, which computes. A worker runs only models that lie in its own folders, under its own
 budget, and only for the coordinator whose epoch is the latest.
 """
 
@@ -21,13 +21,13 @@ from edge_run.base.mesh import Document, Mesh, Message
 from edge_run.base.results import to_json
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import default_budget_bytes
-from edge_run.runtime.mesh.activation_coding import StateCoder
+from edge_run.runtime.mesh.activation_coding import ActivationCoder
 from edge_run.runtime.mesh.commands import carry_out
 from edge_run.runtime.mesh.failover import ATTEMPT_BITS, MOST_ATTEMPT
-from edge_run.runtime.mesh.links import MEASURE_TIMEOUT_S, measure_ways, measured_document
+from edge_run.runtime.mesh.links import MEASURE_TIMEOUT_S, measure_links, measured_document
 from edge_run.runtime.mesh.messages import Command, Decode, Operate, read_command
 from edge_run.runtime.mesh.offers import config_from, layout_hash, most_waiting_bytes, read_settings, room_document
-from edge_run.runtime.mesh.transport import SEND_TIMEOUT_S, LinkWire, code_of
+from edge_run.runtime.mesh.transport import SEND_TIMEOUT_S, LinkTransport, code_of
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.runtime.slices.slice import NotNumbers, Share
 from edge_run.runtime.worker.files import MOST_PROVIDERS, WorkerFiles
@@ -94,8 +94,8 @@ class Worker:
         return {
             "model": opened[0] if opened else None,
             "epoch": run.epoch if run else 0,
-            "number": run.wire.number if run else 0,
-            "place": run.wire.place if run else "idle",
+            "number": run.transport.number if run else 0,
+            "place": run.transport.place if run else "idle",
             "fetch": self._files.status,
         }
 
@@ -120,16 +120,16 @@ class Worker:
         raise ProtocolError(f"order {shown(what)}: unknown here; the devices have different versions")
 
     def _measure(self, order: Fields) -> Document:
-        """Measure the ways from here to other devices."""
+        """Measure the links from here to other devices."""
         nodes, fresh_s = order.names("nodes", 0, MOST_NODES), order.number("fresh_s", 0.0, MOST_FRESH_S)
-        return measured_document(measure_ways(self._mesh, nodes, MEASURE_TIMEOUT_S, fresh_s), UNREACHED)
+        return measured_document(measure_links(self._mesh, nodes, MEASURE_TIMEOUT_S, fresh_s), UNREACHED)
 
     def _prepare(self, coordinator: str, order: Fields) -> Document:
         """Open the model that is asked for, as far as can be without knowing what of it will be computed here."""
         asked, settings = read_asked(order), read_settings(order)
         config = config_from(settings, self._config)
         self._end_run()
-        self._mesh.link.watch(coordinator)  # a way takes a moment, which it has now
+        self._mesh.link.watch(coordinator)  # connecting takes a moment, which it has now
         if self._opened != (asked.model, settings) or self._engine is None or _are_gone(self._engine):
             self._close_engine()
             path, partial = self._files.open(coordinator, asked)
@@ -167,16 +167,18 @@ class Worker:
         self._latest = number
         self._end_run()
         self._files.check(engine, share)
-        coder = StateCoder(engine.config.mesh_states, {node: max(1.0, speed) for node, speed in speeds.items()})
+        coder = ActivationCoder(
+            engine.config.mesh_activations, {node: max(1.0, speed) for node, speed in speeds.items()}
+        )
         room_bytes = most_waiting_bytes(engine)
         run = WorkerRun(
             coordinator,
-            lambda check: LinkWire(
+            lambda check: LinkTransport(
                 self._mesh.link, number, share.owners, share.node, coder, check, most_waiting_bytes=room_bytes
             ),
         )
-        run.wire.forget()
-        engine.assign(share, run.wire)
+        run.transport.forget()
+        engine.assign(share, run.transport)
         with self._changing:
             self._run = run
             self._changing.notify_all()
@@ -244,7 +246,7 @@ class Worker:
             self._engine.release()
 
     def _tell_that_it_is_over(self) -> None:
-        """Tell a coordinator whose run was given up here, as soon as it is there again: it may wait for a state."""
+        """Tell a coordinator whose run was given up here, as soon as it is there again: it may be waiting."""
         if self._given_up is None or time.monotonic() < self._tell_s:
             return
         (node, epoch), self._tell_s = self._given_up, time.monotonic() + TELL_EVERY_S
@@ -254,7 +256,7 @@ class Worker:
 
     def _step(self, run: WorkerRun) -> None:
         """Carry out the next command, if one comes."""
-        message = run.wire.command(IDLE_POLL_S)
+        message = run.transport.command(IDLE_POLL_S)
         engine = self._engine
         if message is None or engine is None or run.is_over:
             return
@@ -270,14 +272,14 @@ class Worker:
                 carry_out(engine, self._last)
             except Cancelled:
                 raise
-            except DeviceLost as error:  # the coordinator cannot know that a state went nowhere
+            except DeviceLost as error:  # the coordinator cannot know that an activation went nowhere
                 if error.node != run.coordinator:
                     self._report(run, number, error)
                 raise
             except EdgeRunError as error:
                 self._report(run, number, error)
             finally:
-                run.wire.finish()
+                run.transport.finish()
 
     def _undo(self, run: WorkerRun, engine: SliceEngine, number: int) -> None:
         """Take back a batch that was stopped when this device was done with it already."""

@@ -17,7 +17,7 @@ from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
 from edge_run.base.mesh import Document, Lost
 from edge_run.devices.members.cluster import Cluster, new_cluster, write_cluster
 from edge_run.devices.mesh.checkup import examine
-from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.devices.messages.envelope import MOST_NUMBER
 from mosquitto import Mosquitto, free_port, mosquitto
@@ -38,7 +38,7 @@ class Table:
         self.folder, self.stack = folder, contextlib.ExitStack()
         self.cluster: Cluster = new_cluster(url)
 
-    def open(self, name: str) -> MeshNode:
+    def open(self, name: str) -> LocalNode:
         write_cluster(self.folder / name, self.cluster)
         node = open_mesh(MeshConfig(self.folder / name, name=name))
         self.stack.callback(node.close)
@@ -59,11 +59,11 @@ def until(is_so: Callable[[], object], limit_s: float = LIMIT_S) -> None:
         time.sleep(0.02)
 
 
-def names(node: MeshNode) -> set[str]:
+def names(node: LocalNode) -> set[str]:
     return {member.name for member in node.members()}
 
 
-def announce_link(rogue: MeshNode, link: Document) -> None:
+def announce_link(rogue: LocalNode, link: Document) -> None:
     with rogue.held() as state:
         state.link = link
         state.announce()
@@ -159,7 +159,7 @@ def test_who_has_no_data_link_any_more_leaves_visibly(table: Table, monkeypatch:
     def fail() -> None:
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr(b.link._service, "_watch_lanes", fail)
+    monkeypatch.setattr(b.link._service, "_watch_connections", fail)
     b.link._service.wake()
     until(lambda: names(a) == {"a"}, 6)
     assert any(isinstance(event, Lost) and event.why == "it left" for event in a.wait(timeout_s=1))
@@ -209,7 +209,7 @@ def test_the_doctor_names_who_says_epochs_that_cannot_be(table: Table) -> None:
     assert f"says epoch {MOST_NUMBER - 1}" in found.finding
 
 
-def test_an_order_is_for_one_life(table: Table, recorder: Recorder) -> None:
+def test_an_order_is_for_one_incarnation(table: Table, recorder: Recorder) -> None:
     """It is recorded, its receiver starts anew, and it is played back within a minute."""
     a, b = table.open("a"), table.open("b")
     done: list[str] = []
@@ -231,7 +231,7 @@ def test_an_order_is_for_one_life(table: Table, recorder: Recorder) -> None:
     until(lambda: names(a) == names(again) == {"a", "b"})
     for topic, payload in recorded:
         recorder.play(topic, payload)
-    until(lambda: any("another life" in one for one in again.state.refusals.last))
+    until(lambda: any("another incarnation" in one for one in again.state.refusals.last))
     assert done == ["once"]
     a.order(again.node, {"do": "anew"}, timeout_s=5)
     assert done == ["once", "anew"]
@@ -283,7 +283,7 @@ def test_whose_name_is_taken_at_the_broker_hears_again_soon(tmp_path: Path, kind
         a, b = table.open("a"), table.open("b")
         until(lambda: names(a) == names(b) == {"a", "b"})
         b.serve(lambda node, epoch, order: order)
-        a.lead(timeout_s=5)  # hearts beat quickly
+        a.lead(timeout_s=5)  # heartbeats are frequent
         until(lambda: b.state.membership.is_hearing)
         take_name(port, b.node)
         until(lambda: not b.state.membership.is_hearing or b.state.connections > 1)

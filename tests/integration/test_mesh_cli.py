@@ -194,8 +194,8 @@ def test_the_doctor_names_what_is_wrong(tmp_path: Path, broker: Mosquitto) -> No
     assert "behind this device's" in found["clocks"]
     assert "does not know the secret" in found["keys"]
     assert "has edge-run 0.0.1" in found["versions"]
-    assert "no address answers" in found["way to shut"]
-    assert "listens to itself only" in found["way to old"]
+    assert "no address answers" in found["link to shut"]
+    assert "listens to itself only" in found["link to old"]
 
 
 def test_the_doctor_and_a_broker_that_passes_nothing_on(tmp_path: Path) -> None:

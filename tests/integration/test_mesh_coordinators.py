@@ -58,7 +58,7 @@ def test_a_coordinator_that_was_away_for_a_moment_has_those_back_who_gave_it_up(
             run.hub.members[node].put(DeviceLost("a: was silent", node="a"))
 
         def on_send(source: str, target: str, header: Document) -> None:
-            if (source, target, header.get("kind"), header.get("number")) == ("b", "c", "state", 8):
+            if (source, target, header.get("kind"), header.get("number")) == ("b", "c", "activation", 8):
                 run.hub.on_send = lambda source, target, header: None
                 give_up("c")
 

@@ -20,7 +20,7 @@ FLASH_ATTENTION = ("auto", "on", "off")
 EXPERT_POLICIES = ("default", "lru", "lfu", "layer-lru", "layer-lfu")
 EXPERT_PREFETCH = ("auto", "off", "1", "1+", "2")
 PACKED_OFF = "off"
-MESH_STATES = ("exact", "compact")
+MESH_ACTIVATIONS = ("exact", "compact")
 SPECULATE = ("auto", "off", "ngram", "draft")
 MOST_DRAFT_TOKENS = 127
 LEAST_CHUNK_BYTES, CHUNK_BYTES = 4096, 2 * MIB  # those of pages, and of huge pages
@@ -69,8 +69,8 @@ class ModelConfig:
     which is both with a draft model and nothing without one. draft_tokens: guesses in one pass at most.
     exact: compute so that tokens are the same, speculation or not: no flash attention, no pass of a single token.
     chunk_bytes: what weights are read and moved in, a power of two, a page or more; less than the default is for tests.
-    mesh_states: what devices of a mesh hand each other: `exact`, or `compact` where that saves time on a slow link:
-    rounded to 8 bits a number, so that tokens may differ from those of one device.
+    mesh_activations: what devices of a mesh hand each other: `exact`, or `compact` where that saves time on a slow
+    link: rounded to 8 bits a number, so that tokens may differ from those of one device.
     """
 
     memory: int | str | None = None
@@ -94,7 +94,7 @@ class ModelConfig:
     speculate: str = "auto"
     draft_tokens: int = 47
     exact: bool = False
-    mesh_states: str = "exact"
+    mesh_activations: str = "exact"
     chunk_bytes: int = CHUNK_BYTES
 
     def __post_init__(self) -> None:
@@ -128,8 +128,8 @@ class ModelConfig:
         for kind in self.kv_types:
             _require(kind in KV_TYPES, f"KV type {kind!r}: must be one of {', '.join(KV_TYPES)}, or two as K/V")
         _require(
-            self.mesh_states in MESH_STATES,
-            f"mesh states {self.mesh_states!r}: must be one of {', '.join(MESH_STATES)}",
+            self.mesh_activations in MESH_ACTIVATIONS,
+            f"mesh activations {self.mesh_activations!r}: must be one of {', '.join(MESH_ACTIVATIONS)}",
         )
         _require(
             LEAST_CHUNK_BYTES <= self.chunk_bytes <= CHUNK_BYTES and self.chunk_bytes & (self.chunk_bytes - 1) == 0,

@@ -9,7 +9,7 @@ from edge_run.base.mesh import Document
 
 @dataclass(frozen=True, slots=True)
 class MeshLink:
-    """The way from a member to another, as the member measured it last.
+    """The link from a member to another, as the member measured it last.
 
     round_trip_s: for a few bytes, there and back. bytes_per_s: in bulk, one way.
     """

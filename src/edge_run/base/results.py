@@ -35,7 +35,7 @@ class Numerics:
     sequences: int
     exact: bool = False
     gpu: str = ""
-    mesh_states: str = "exact"
+    mesh_activations: str = "exact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class GpuPlan:
 
     layers: of the model's, counted from the end, and the output as one more; narrow_layers: of those, the first ones,
     which leave their widest weights in DRAM (experts, or the feed-forward network). draft_bytes: what a draft model
-    has there. wide_passes: passes of many tokens are computed there whole, with copies of the weights in DRAM.
+    has there. op_offload: passes of many tokens are computed there whole, with copies of the weights in DRAM.
     """
 
     device: str
@@ -84,7 +84,7 @@ class GpuPlan:
     layers: int
     narrow_layers: int
     draft_bytes: int = 0
-    wide_passes: bool = False
+    op_offload: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +164,14 @@ class IoUse:
 
 
 @dataclass(frozen=True, slots=True)
-class LeverDecision:
-    """Two settings of a lever, compared in turns over `tokens` tokens: `setting` is in force since, `other` is not.
+class TuningDecision:
+    """Two settings of a tunable, compared in turns over `tokens` tokens: `setting` is in force since, `other` is not.
 
     gain: how much faster tokens were with `tried`, the newer of the two, than without, as a share; gain_low and
     gain_high: between which that lies, with this confidence.
     """
 
-    lever: str
+    tunable: str
     setting: str
     other: str
     tried: str
@@ -186,17 +186,17 @@ class LeverDecision:
 class ExpertUse:
     """How a mixture was streamed by expert since it was opened, in `tokens` passes of one token each.
 
-    hit_rate: the share of the bytes that tokens used which need not be read. foretold_bytes: read before they were
-    asked for; unused_bytes: of those, what was given up again without having been used. levers: what each is set to,
+    hit_rate: the share of the bytes that tokens used which need not be read. prefetched_bytes: read before they were
+    asked for; unused_bytes: of those, what was given up again without having been used. tunables: what each is set to,
     as far as is found; decisions: the comparisons that came to an end.
     """
 
     tokens: int
     hit_rate: float
-    foretold_bytes: int
+    prefetched_bytes: int
     unused_bytes: int
-    levers: dict[str, str]
-    decisions: tuple[LeverDecision, ...]
+    tunables: dict[str, str]
+    decisions: tuple[TuningDecision, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class Speculation:
     expected_gain: float = 1.0
     noise: float = 0.0
     near_ties: int = 0
-    decisions: tuple[LeverDecision, ...] = ()
+    decisions: tuple[TuningDecision, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +250,17 @@ class MeshNode:
 class MeshUse:
     """How a model was spread over devices, at the end of an answer.
 
-    epoch: of the plan in force. nodes: in the order of the ring, which a token goes around `rounds` times.
-    predicted_token_s and token_s: what a token was expected to take, and took, the median of late. hop_s: from one
-    device to the next. sent_bytes: states that this device handed on, which had plain_bytes before they were coded;
-    states: how many of them went `plain`, `packed` (exact) and `compact` (rounded). recoveries: new plans since the
-    model was opened, each with all computed again. left_out: devices that do not take part, and why.
+    epoch: of the plan in force.
+    nodes: in the order of the ring.
+    rounds: how often a token goes around the ring.
+    predicted_token_s: what a token was expected to take.
+    token_s: what a token took, the median of late.
+    hop_s: what a hop from one device to the next took.
+    sent_bytes: of the activations that this device handed on.
+    plain_bytes: of the same activations before they were coded.
+    activations: how many of them went `plain`, `packed` (exact) and `compact` (rounded).
+    recoveries: new plans since the model was opened, each with all computed again.
+    left_out: devices that do not take part, and why.
     """
 
     epoch: int
@@ -265,7 +271,7 @@ class MeshUse:
     hop_s: float
     sent_bytes: int
     plain_bytes: int
-    states: dict[str, int]
+    activations: dict[str, int]
     recoveries: int
     left_out: dict[str, str]
 

@@ -17,7 +17,7 @@ from edge_run.base.config import (
     EXPERT_PREFETCH,
     FLASH_ATTENTION,
     KV_TYPES,
-    MESH_STATES,
+    MESH_ACTIVATIONS,
     SPECULATE,
     ModelConfig,
     SamplingConfig,
@@ -169,9 +169,9 @@ SETTINGS: tuple[Setting, ...] = (
         help="Also use devices whose kernels may compute other last bits: tokens may then differ. [default: no]",
     ),
     _memory(
-        "--mesh-states", field="mesh_states", type=click.Choice(MESH_STATES),
+        "--mesh-activations", field="mesh_activations", type=click.Choice(MESH_ACTIVATIONS),
         help="What devices hand each other; compact: rounded to 8 bits a number where a link is slow, so that tokens "
-        "may differ." + _default("mesh_states"),
+        "may differ." + _default("mesh_activations"),
     ),
     _output("--json", is_flag=True, help="One JSON object on standard output, and nothing else."),
     _output("--display-prompt/--no-display-prompt", help="Repeat the prompt before the answer. [default: no]"),

@@ -1,6 +1,6 @@
 """Who may be connected to a split server, and who makes room for others: decisions without I/O.
 
-A newcomer always gets a place as long as somebody is silent. Nobody is asked who they are, so an address is what is
+A newcomer always gets a slot as long as somebody is silent. Nobody is asked who they are, so an address is what is
 counted: one alone can neither fill the server nor its memory.
 """
 
@@ -19,7 +19,7 @@ _NETWORK_BITS = 64  # of an IPv6 address: who has one has all of its network
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class ConnectionSlot:
     """One connection. silent_since_s: of its last whole request, None while one is answered. give_up: ends it."""
 
     address: str
@@ -29,65 +29,65 @@ class Place:
 
 
 @dataclass(slots=True)
-class Places:
-    """The places of a server. Not thread-safe. Its owner calls `leave` for every place that it got, once or twice."""
+class ConnectionSlots:
+    """The slots of a server. Not thread-safe. Its owner calls `leave` for every slot that it got, once or twice."""
 
     most: int = MOST_PLACES
     most_of_an_address: int = MOST_OF_AN_ADDRESS
     most_bytes: int = MOST_BODY_BYTES
-    _taken: list[Place] = field(default_factory=list)
+    _taken: list[ConnectionSlot] = field(default_factory=list)
 
-    def enter(self, address: str, give_up: Callable[[], None], now_s: float) -> Place | None:
-        """Return a place for a connection from `address`; None where all are taken, and nobody is silent."""
+    def enter(self, address: str, give_up: Callable[[], None], now_s: float) -> ConnectionSlot | None:
+        """Return a slot for a connection from `address`; None where all are taken, and nobody is silent."""
         network = _network(address)
-        own = [place for place in self._taken if place.address == network]
+        own = [slot for slot in self._taken if slot.address == network]
         is_crowded = len(own) >= self.most_of_an_address
         if (is_crowded or len(self._taken) >= self.most) and not self._send_away(own if is_crowded else self._crowd()):
             return None
-        place = Place(network, give_up, now_s)
-        self._taken.append(place)
-        return place
+        slot = ConnectionSlot(network, give_up, now_s)
+        self._taken.append(slot)
+        return slot
 
-    def hold(self, place: Place, more_bytes: int) -> None:
-        """Note that a request of `place` grew; when all take too much, who has been silent the longest goes."""
-        place.held_bytes += more_bytes
+    def hold(self, slot: ConnectionSlot, more_bytes: int) -> None:
+        """Note that a request of `slot` grew; when all take too much, who has been silent the longest goes."""
+        slot.held_bytes += more_bytes
         while sum(one.held_bytes for one in self._taken) > self.most_bytes:
             held: Counter[str] = Counter()
             for one in self._taken:
                 held[one.address] += one.held_bytes
             largest = max(held, key=held.__getitem__)
             if not self._send_away(one for one in self._taken if one.address == largest and one.held_bytes):
-                return self._dismiss(place)
+                return self._dismiss(slot)
         return None
 
-    def answered(self, place: Place, now_s: float) -> None:
-        """Note that a request of `place` is answered: what it held is free, and it is silent from now on."""
-        place.held_bytes, place.silent_since_s = 0, now_s
+    def answered(self, slot: ConnectionSlot, now_s: float) -> None:
+        """Note that a request of `slot` is answered: what it held is free, and it is silent from now on."""
+        slot.held_bytes, slot.silent_since_s = 0, now_s
 
-    def leave(self, place: Place) -> None:
-        """Free a place."""
-        if place in self._taken:
-            self._taken.remove(place)
+    def leave(self, slot: ConnectionSlot) -> None:
+        """Free a slot."""
+        if slot in self._taken:
+            self._taken.remove(slot)
 
     def make_room(self) -> None:
-        """Send away who has been silent the longest, of the address that has the most places."""
+        """Send away who has been silent the longest, of the address that has the most slots."""
         self._send_away(self._crowd())
 
-    def _crowd(self) -> list[Place]:
-        counts = Counter(place.address for place in self._taken)
-        return [place for place in self._taken if counts[place.address] == max(counts.values())]
+    def _crowd(self) -> list[ConnectionSlot]:
+        counts = Counter(slot.address for slot in self._taken)
+        return [slot for slot in self._taken if counts[slot.address] == max(counts.values())]
 
-    def _send_away(self, places: Iterable[Place]) -> bool:
-        """End the connection among `places` that has been silent the longest; return whether there was one."""
-        silent = [(place.silent_since_s, number, place) for number, place in enumerate(places)]
+    def _send_away(self, slots: Iterable[ConnectionSlot]) -> bool:
+        """End the connection among `slots` that has been silent the longest; return whether there was one."""
+        silent = [(slot.silent_since_s, number, slot) for number, slot in enumerate(slots)]
         ranked = sorted(one for one in silent if one[0] is not None)
         if ranked:
             self._dismiss(ranked[0][2])
         return bool(ranked)
 
-    def _dismiss(self, place: Place) -> None:
-        self.leave(place)
-        place.give_up()
+    def _dismiss(self, slot: ConnectionSlot) -> None:
+        self.leave(slot)
+        slot.give_up()
 
 
 def _network(address: str) -> str:

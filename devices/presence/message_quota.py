@@ -12,7 +12,7 @@ from edge_run.base.errors import ProtocolError
 MOST_KEPT_BYTES = 2 << 20
 
 
-class Room:
+class MessageQuota:
     """The bytes that messages take which are kept, by node and kind. A later message is in place of the one before."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ class PlainMessage:
     is_confirmed: bool = True
 
 
-class Home:
+class HomeAssistant:
     """What Home Assistant is shown of one node."""
 
     def __init__(self, publish: Callable[[PlainMessage], object], cluster: str, node: str, name: str) -> None:
