@@ -21,14 +21,14 @@ from _box import ROOT, write_results
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-RUNS = ("resident", "dense", "mixture", "packed", "draft", "slices", "upload", "fetched", "first")
+RUNS = ("resident", "dense", "moe", "packed", "draft", "slices", "upload", "fetched", "first")
 WRITERS = ("packing", "inflating", "tracing")
 OURS = (
     ("read", "ours", errno.EIO, (*RUNS, *WRITERS)),
     ("open", "ours", errno.EMFILE, (*RUNS, *WRITERS)),
     ("write", "ours", errno.ENOSPC, (*RUNS, *WRITERS)),
     ("map", "ctypes", errno.ENOMEM, RUNS),
-    ("thread", "ours", errno.EAGAIN, ("resident", "dense", "mixture", "packed", "draft", "upload", "packing")),
+    ("thread", "ours", errno.EAGAIN, ("resident", "dense", "moe", "packed", "draft", "upload", "packing")),
 )
 THEIRS = (
     ("read", "llama", errno.EIO, ("resident", "dense", "plain")),

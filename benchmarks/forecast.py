@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _box import EDGEBOX, READAHEAD_KB, ROOT, grown_mixture, grown_model, write_results
+from _box import EDGEBOX, READAHEAD_KB, ROOT, grown_model, grown_moe, write_results
 
 WORKER = ROOT / "benchmarks" / "_forecast_worker.py"
 SHARES = (0.25, 0.5, 0.75, 0.95)
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("dense", "mixture"), help="one of the models")
     arguments = parser.parse_args()
     rows = []
-    models = {"dense": grown_model(arguments.size, 64), "mixture": grown_mixture(arguments.size)}
+    models = {"dense": grown_model(arguments.size, 64), "mixture": grown_moe(arguments.size)}
     for kind, model in models.items():
         if arguments.only not in (None, kind):
             continue

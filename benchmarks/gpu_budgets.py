@@ -69,7 +69,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         dense = Path(folder) / "kit.gguf"
         inflate(KIT, dense, 64 * MIB)
-        for name, path in ("dense", dense), ("mixture", make_model("qwen3moe", Path(folder))):
+        for name, path in ("dense", dense), ("moe", make_model("qwen3moe", Path(folder))):
             for figures in pairs(path, lost):
                 rows.append({"model": name, **figures})
                 print(rows[-1], flush=True)

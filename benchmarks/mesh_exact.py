@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _box import ROOT, grown_mixture, grown_model, write_results
+from _box import ROOT, grown_model, grown_moe, write_results
 from _mesh_box import peak_bytes, run
 
 SHARES = (0.20, 0.35, 0.60)
@@ -128,7 +128,7 @@ def main() -> None:
     if arguments.architectures:
         all_architectures()
     if arguments.nodes:
-        rows = [three_nodes(model) for model in (grown_model("1G", 64), grown_mixture("2G"))]
+        rows = [three_nodes(model) for model in (grown_model("1G", 64), grown_moe("2G"))]
         for name in SCALING:
             with tempfile.TemporaryDirectory() as folder:
                 rows.append(three_nodes(large_model(name, Path(folder))))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from edge_run.base.profile import DeviceProfile, GpuProfile
 
-WIDE_TOKENS = 32  # from which on llama.cpp copies weights to a GPU rather than compute with them where they are
+OP_OFFLOAD_TOKENS = 32  # from which on llama.cpp copies weights to a GPU rather than compute with them where they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +97,12 @@ class CostModel:
 class GpuWork:
     """What of a pass a GPU computes. n_borders: how often the pass goes from one to the other.
 
-    is_wide: passes of many tokens are computed there whole, with copies of the weights that are not there.
+    has_op_offload: passes of many tokens are computed there whole, with copies of the weights that are not there.
     """
 
     work: PassWork
     n_borders: int
-    is_wide: bool
+    has_op_offload: bool
 
 
 class SharedCost:
@@ -116,7 +116,7 @@ class SharedCost:
 
     def compute_s(self, work: PassWork, tokens: int, position: int, n_outputs: int = 1) -> float:
         """Return the seconds of a pass of which the processor has `work`; see `CostModel.compute_s`."""
-        is_copied = self._part.is_wide and tokens >= WIDE_TOKENS
+        is_copied = self._part.has_op_offload and tokens >= OP_OFFLOAD_TOKENS
         rest_s = (self._gpu if is_copied else self._processor).compute_s(work, tokens, position, n_outputs)
         copied_bytes = sum(matmul.size_bytes for matmul in work.matmuls) if is_copied else 0
         there_s = self._gpu.compute_s(self._part.work, tokens, position, n_outputs)

@@ -25,7 +25,7 @@ _EXTRA = "split"
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class FrequencyTable:
     """The prior of one channel. low: its smallest symbol; frequencies: of that and the following ones, each above 0."""
 
     low: int
@@ -58,12 +58,12 @@ class Table:
         return float(-np.log2(self.shares.astype(np.float64))[symbols - self.low].sum())
 
 
-def fit_table(symbols: NDArray[np.int32]) -> Table:
+def fit_table(symbols: NDArray[np.int32]) -> FrequencyTable:
     """Return the prior of symbols like these: how often each was seen, with 0 in it and room for one more each way."""
     low, high = min(int(symbols.min()) - 1, 0), max(int(symbols.max()) + 1, 0)
     counts = np.bincount((symbols - low).ravel(), minlength=high - low + 1) + 0.5
     shares = counts / counts.sum() * (FREQUENCY_TOTAL - len(counts))
-    return Table(low, tuple(int(one) + 1 for one in shares))
+    return FrequencyTable(low, tuple(int(one) + 1 for one in shares))
 
 
 def best_coder() -> int:
@@ -74,7 +74,7 @@ def best_coder() -> int:
 class EntropyCoder:
     """Codes rows of symbols, one row for each table. Keeps the coder's models between codes. Thread-safe."""
 
-    def __init__(self, tables: Sequence[Table]) -> None:
+    def __init__(self, tables: Sequence[FrequencyTable]) -> None:
         self._tables = tuple(tables)
         self._models: list[Any] | None = None
         self._dtype = np.dtype(np.int8 if all(t.low >= -128 and t.high < 128 for t in tables) else np.int16)

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ProtocolError
-from edge_run.partition.entropy_coding import RANGE, ZSTD, EntropyCoder, Table, best_coder, fit_table
+from edge_run.partition.entropy_coding import RANGE, ZSTD, EntropyCoder, FrequencyTable, best_coder, fit_table
 
 VERSION = 1
 MOST_RATES = 16
@@ -43,7 +43,7 @@ class Rate:
     """One setting of a codec. gains: what each channel is multiplied with before rounding; tables: its prior."""
 
     gains: tuple[float, ...]
-    tables: tuple[Table, ...]
+    tables: tuple[FrequencyTable, ...]
 
     def __post_init__(self) -> None:
         if len(self.gains) != len(self.tables) or not self.gains:

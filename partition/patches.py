@@ -29,7 +29,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class InputSpan:
     """From start to end of a layer's input along one axis, and the padding that this part of it keeps."""
 
     start: int
@@ -37,14 +37,14 @@ class Span:
     pads: tuple[int, int]
 
 
-def plan_spans(windows: Sequence[Window], start: int, end: int) -> list[Span]:
+def plan_spans(windows: Sequence[Window], start: int, end: int) -> list[InputSpan]:
     """Return what each of `windows`, first layer first, reads for the last one to make its output from start to end."""
-    spans: list[Span] = []
+    spans: list[InputSpan] = []
     for window in reversed(windows):
         first = start * window.stride - window.pads[0]
         last = (end - 1) * window.stride - window.pads[0] + window.dilation * (window.kernel - 1) + 1
         start, end = max(first, 0), min(last, window.size)
-        spans.append(Span(start, end, (start - first, last - end)))
+        spans.append(InputSpan(start, end, (start - first, last - end)))
     return spans[::-1]
 
 

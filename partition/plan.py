@@ -25,9 +25,9 @@ MOST_RUNS = 512  # longer reads cost less CPU; and each run is a mapping, of whi
 class ResidencyPlan:
     """pinned: chunks that stay. streamed: those that come and go, in order of use. n_frames: what they share.
 
-    streamed_uses: reads of streamed chunks in a pass. minimum_chunks: the least that could work. guests: streamed
-    chunks that stay too while memory is lent for them; streamed_uses is then for passes in which they do. by_turns:
-    what streams of each turn fits the frames, if the guests stay.
+    streamed_uses: reads of streamed chunks in a pass. minimum_chunks: the least that could work. lent: streamed
+    chunks that stay too while memory is lent for them; streamed_uses is then for passes in which they do.
+    by_stage_visits: what streams of each stage visit fits the frames, if the lent chunks stay.
     """
 
     pinned: tuple[int, ...]
@@ -35,29 +35,29 @@ class ResidencyPlan:
     n_frames: int
     streamed_uses: int
     minimum_chunks: int
-    guests: tuple[int, ...] = ()
-    by_turns: bool = False
+    lent: tuple[int, ...] = ()
+    by_stage_visits: bool = False
 
 
 def plan_residency(
-    stretches: Sequence[Sequence[int]],
+    segments: Sequence[Sequence[int]],
     must_pin: frozenset[int],
     chunk_bytes: int,
     available_bytes: int,
     other_bytes: int,
 ) -> ResidencyPlan:
-    """Decide for one pass, given as the chunks that each of its stretches needs at once.
+    """Decide for one pass, given as the chunks that each of its segments needs at once.
 
     must_pin: chunks that cannot move. available_bytes: what is left for weights. other_bytes: what the budget spends
-    besides, for the message. Raises BudgetError, with the smallest budget that works, when the largest stretch does not
+    besides, for the message. Raises BudgetError, with the smallest budget that works, when the largest segment does not
     fit.
     """
-    taken = _taken(stretches)
+    taken = _taken(segments)
     uses = Counter(chain.from_iterable(taken))
     movable = [chunk for chunk in uses if chunk not in must_pin]
     fixed = must_pin.intersection(uses)
     n_places = available_bytes // chunk_bytes - len(fixed)
-    sizes = [len(stretch) - len(must_pin.intersection(stretch)) for stretch in stretches]
+    sizes = [len(segment) - len(must_pin.intersection(segment)) for segment in segments]
     largest = max(sizes, default=0)
     least = other_bytes + (len(fixed) + largest) * chunk_bytes
     minimum = round_up(least + least // MARGIN_SHARE + MARGIN_BYTES, MIB)
@@ -76,7 +76,7 @@ def plan_residency(
     spare = n_places - pair - 2 * run - LOOKAHEAD_CHUNKS
     n_pinned = min(max(0, int(spare / max(1 - pair / len(movable), 1e-9))), n_places - 1, len(movable) - 1)
     streamed = _choose_streamed(movable, uses, len(movable) - n_pinned, run)
-    while n_places - n_pinned < (needed := frames_needed(stretches, streamed, largest)):
+    while n_places - n_pinned < (needed := frames_needed(segments, streamed, largest)):
         n_pinned = n_places - needed
         streamed = _choose_streamed(movable, uses, len(movable) - n_pinned, run)
     chosen = frozenset(streamed)
@@ -86,40 +86,40 @@ def plan_residency(
     return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, len(fixed) + largest)
 
 
-def frames_needed(stretches: Sequence[Sequence[int]], streamed: Collection[int], largest: int) -> int:
-    """Return the frames that any stretch can do with, also of a pass that is cut elsewhere, if `streamed` streams.
+def frames_needed(segments: Sequence[Sequence[int]], streamed: Collection[int], largest: int) -> int:
+    """Return the frames that any segment can do with, also of a pass that is cut elsewhere, if `streamed` streams.
 
-    They hold all that streams of as many uses in a row as a stretch has at most; that are no more than the `largest`.
+    They hold all that streams of as many uses in a row as a segment has at most; that are no more than the `largest`.
     """
     chosen = frozenset(streamed)
-    reach = longest_stretch(stretches)
-    sums = [0, *accumulate(chunk in chosen for chunk in chain.from_iterable(stretches))]
+    reach = longest_segment(segments)
+    sums = [0, *accumulate(chunk in chosen for chunk in chain.from_iterable(segments))]
     return min(largest, max(map(sub, sums[reach:], sums), default=0))
 
 
-def longest_stretch(stretches: Sequence[Sequence[int]]) -> int:
+def longest_segment(segments: Sequence[Sequence[int]]) -> int:
     """Return the chunks of the one that has the most."""
-    return max(map(len, stretches), default=0)
+    return max(map(len, segments), default=0)
 
 
-def with_guests(plan: ResidencyPlan, stretches: Sequence[Sequence[int]], most_guests: int) -> ResidencyPlan:
-    """Return `plan` with at most `most_guests` of its streamed chunks as guests, spread evenly over the pass."""
-    if not most_guests:
+def with_lent(plan: ResidencyPlan, segments: Sequence[Sequence[int]], most_lent: int) -> ResidencyPlan:
+    """Return `plan` with at most `most_lent` of its streamed chunks as guests, spread evenly over the pass."""
+    if not most_lent:
         return plan
-    guests = spread_evenly(plan.streamed, min(most_guests, len(plan.streamed)))
-    left = frozenset(plan.streamed).difference(guests)
-    taken = _taken(stretches)
-    largest = max((len(left.intersection(stretch)) for stretch in stretches), default=0)
+    lent = spread_evenly(plan.streamed, min(most_lent, len(plan.streamed)))
+    left = frozenset(plan.streamed).difference(lent)
+    taken = _taken(segments)
+    largest = max((len(left.intersection(segment)) for segment in segments), default=0)
     n_reads = _count_reads(taken, left, Counter(chain.from_iterable(taken)), plan.n_frames - largest)
-    return replace(plan, guests=tuple(guests), streamed_uses=n_reads)
+    return replace(plan, lent=tuple(lent), streamed_uses=n_reads)
 
 
-def _taken(stretches: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return what each stretch needs and the one before did not hold, in order."""
+def _taken(segments: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return what each segment needs and the one before did not hold, in order."""
     taken = []
     before: frozenset[int] = frozenset()
-    for stretch in stretches:
-        now = frozenset(stretch)
+    for segment in segments:
+        now = frozenset(segment)
         taken.append(sorted(now - before))
         before = now
     return taken

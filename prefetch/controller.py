@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edge_run.base.results import LeverDecision
+from edge_run.base.results import TuningDecision
 
 WINDOW_TOKENS = 4  # that count, of each setting in turn
 LEAST_PAIRS = 6
@@ -29,7 +29,7 @@ LAST_REST_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Lever:
+class Tunable:
     """Something that can be set. settings: what it can be, the one to begin with first."""
 
     name: str
@@ -37,31 +37,31 @@ class Lever:
 
 
 class Controller:
-    """Compares settings, one lever after the other. Not thread-safe."""
+    """Compares settings, one tunable after the other. Not thread-safe."""
 
-    def __init__(self, levers: Sequence[Lever]) -> None:
-        self._chosen = {lever.name: lever.settings[0] for lever in levers}
-        self._candidates = [(lever.name, setting) for lever in levers for setting in lever.settings]
+    def __init__(self, tunables: Sequence[Tunable]) -> None:
+        self._chosen = {tunable.name: tunable.settings[0] for tunable in tunables}
+        self._candidates = [(tunable.name, setting) for tunable in tunables for setting in tunable.settings]
         self._untried: list[tuple[str, str]] = []
         self._rest, self._next_rest = 0, FIRST_REST_TOKENS
-        self._decisions: dict[tuple[str, str], LeverDecision] = {}
+        self._decisions: dict[tuple[str, str], TuningDecision] = {}
         self._trial: _Trial | None = None
         self._begin_round()
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What each lever is to be at the next token."""
+        """What each tunable is to be at the next token."""
         if self._trial is None or not self._trial.is_challenger:
             return self._chosen
-        return {**self._chosen, self._trial.lever: self._trial.setting}
+        return {**self._chosen, self._trial.tunable: self._trial.setting}
 
     @property
     def chosen(self) -> Mapping[str, str]:
-        """What each lever is when nothing is compared."""
+        """What each tunable is when nothing is compared."""
         return self._chosen
 
     @property
-    def decisions(self) -> tuple[LeverDecision, ...]:
+    def decisions(self) -> tuple[TuningDecision, ...]:
         """The latest comparison of each pair of settings that was brought to an end."""
         return tuple(self._decisions.values())
 
@@ -91,29 +91,29 @@ class Controller:
     def _begin_trial(self) -> None:
         self._trial = None
         while self._untried and self._trial is None:
-            lever, setting = self._untried.pop(0)
-            if setting != self._chosen[lever]:
-                self._trial = _Trial(lever, setting)
+            tunable, setting = self._untried.pop(0)
+            if setting != self._chosen[tunable]:
+                self._trial = _Trial(tunable, setting)
         if self._trial is None:
             self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LAST_REST_TOKENS)
 
     def _conclude(self, trial: _Trial, is_better: bool) -> None:
-        before = self._chosen[trial.lever]
-        self._decisions[trial.lever, trial.setting] = trial.decision(before, is_better)
+        before = self._chosen[trial.tunable]
+        self._decisions[trial.tunable, trial.setting] = trial.decision(before, is_better)
         if is_better:
-            self._chosen[trial.lever] = trial.setting
+            self._chosen[trial.tunable] = trial.setting
         self._begin_trial()
 
 
 class _Trial:
-    """A setting of a lever against the one in force: an analysis of covariance.
+    """A setting of a tunable against the one in force: an analysis of covariance.
 
     Tokens under the two differ in how much had to be read for them, whatever the setting: that part of the time which
     goes with it is taken out, by a slope that both share (Cochran, 1957, section 2).
     """
 
-    def __init__(self, lever: str, setting: str) -> None:
-        self.lever, self.setting = lever, setting
+    def __init__(self, tunable: str, setting: str) -> None:
+        self.tunable, self.setting = tunable, setting
         self._n_windows = self._in_window = 0
         self._tokens: tuple[list[tuple[float, float]], list[tuple[float, float]]] = ([], [])  # (need, seconds) of each
 
@@ -144,14 +144,14 @@ class _Trial:
         is_hopeless = difference - HOPE * DEVIATIONS * error > -LEAST_GAIN * before
         return False if is_hopeless or self._n_windows >= 2 * MOST_PAIRS else None
 
-    def decision(self, before: str, is_better: bool) -> LeverDecision:
+    def decision(self, before: str, is_better: bool) -> TuningDecision:
         seconds, difference, error = self._difference()
         gain, low, high = (
             seconds / max(seconds + difference + deviations * error, 1e-9) - 1
             for deviations in (0, DEVIATIONS, -DEVIATIONS)
         )
-        return LeverDecision(
-            lever=self.lever,
+        return TuningDecision(
+            tunable=self.tunable,
             setting=self.setting if is_better else before,
             other=before if is_better else self.setting,
             tried=self.setting,

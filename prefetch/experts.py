@@ -15,8 +15,8 @@ Unit = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
-    """The shape of a mixture: its layers that have experts, in order; experts in each; and how many a token uses."""
+class MoeShape:
+    """The shape of a moe: its layers that have experts, in order; experts in each; and how many a token uses."""
 
     layers: tuple[int, ...]
     experts: int
@@ -64,11 +64,11 @@ class Policy(Protocol):
         """Return `experts`, which have just been noted, the most worth keeping first."""
         ...
 
-    def foretell(self, layer: int, experts: Collection[int]) -> None:
+    def expect(self, layer: int, experts: Collection[int]) -> None:
         """Learn what `layer` is expected to look up at its next turn; that turn ends it."""
         ...
 
-    def victim(self, newcomer: Unit | None, is_foretold: bool = False) -> Unit | None:
+    def victim(self, newcomer: Unit | None, is_prefetch: bool = False) -> Unit | None:
         """Return, and forget as resident, the unit to give up for `newcomer`; None where it is worth less than all.
 
         Without a newcomer it is the unit worth least. For one that is foretold, no unit of the layer noted last, and
@@ -76,7 +76,7 @@ class Policy(Protocol):
         """
         ...
 
-    def add(self, unit: Unit, is_foretold: bool = False) -> None:
+    def add(self, unit: Unit, is_prefetch: bool = False) -> None:
         """Take `unit`, which has just been noted or foretold, as resident."""
         ...
 
@@ -141,13 +141,13 @@ class ExpertCache:
         It takes the place of units that are worth less, and of none of the layer that was looked up last. What finds no
         place, and what is resident, is not among the missing.
         """
-        self._policy.foretell(layer, experts)
+        self._policy.expect(layer, experts)
         resident, missing = self._resident[layer], list[int]()
         evicted: list[Unit] = []
         for expert in experts:
             if expert in resident:
                 continue
-            if not self._make_room_for((layer, expert), evicted, is_foretold=True):
+            if not self._make_room_for((layer, expert), evicted, is_prefetch=True):
                 break
             missing.append(expert)
         return Outcome(tuple(missing), (), tuple(evicted))
@@ -180,7 +180,7 @@ class ExpertCache:
             evicted.append(unit)
         return tuple(evicted)
 
-    def _make_room_for(self, unit: Unit, evicted: list[Unit], is_foretold: bool = False) -> bool:
+    def _make_room_for(self, unit: Unit, evicted: list[Unit], is_prefetch: bool = False) -> bool:
         """Make `unit` resident, and return whether it has a place; what goes for it is added to `evicted`."""
         layer, expert = unit
         size, resident = self._size_of(unit), self._resident[layer]
@@ -189,14 +189,14 @@ class ExpertCache:
             if self._share is None
             else (len(resident) + 1) * size > self._share or self._cost + size > self.capacity
         ):
-            victim = self._policy.victim(unit, is_foretold) if size <= self.capacity else None
+            victim = self._policy.victim(unit, is_prefetch) if size <= self.capacity else None
             if victim is None:
                 return False
             self._forget(victim)
             evicted.append(victim)
         resident.add(expert)
         self._cost += size
-        self._policy.add(unit, is_foretold)
+        self._policy.add(unit, is_prefetch)
         return True
 
     def _forget(self, unit: Unit) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from edge_run.prefetch.experts import Mixture, Unit
+from edge_run.prefetch.experts import MoeShape, Unit
 from edge_run.prefetch.resemblance import Resemblance
 
 HALF_LIVES_TOKENS = (128, 16, 1)
@@ -67,15 +67,15 @@ class NextUsePolicy:
 
     has_shares = False
 
-    def __init__(self, mixture: Mixture) -> None:
-        n_layers = len(mixture.layers)
-        self._layers = mixture.layers
-        self._places = {layer: place for place, layer in enumerate(mixture.layers)}
-        self._n_experts, self._n_used = mixture.experts, mixture.used
-        self._frequencies = [Frequencies(mixture.experts, mixture.used) for _ in mixture.layers]
-        self._resemblance = Resemblance(n_layers, mixture.experts, mixture.used)
-        self._turns = [0] * n_layers  # when the layer was looked up last
-        self._ranks: list[list[tuple[float, int]]] = [[] for _ in mixture.layers]  # (p, expert), the least p last
+    def __init__(self, moe: MoeShape) -> None:
+        n_layers = len(moe.layers)
+        self._layers = moe.layers
+        self._places = {layer: place for place, layer in enumerate(moe.layers)}
+        self._n_experts, self._n_used = moe.experts, moe.used
+        self._frequencies = [Frequencies(moe.experts, moe.used) for _ in moe.layers]
+        self._resemblance = Resemblance(n_layers, moe.experts, moe.used)
+        self._looked_up = [0] * n_layers  # when the layer was looked up last
+        self._ranks: list[list[tuple[float, int]]] = [[] for _ in moe.layers]  # (p, expert), the least p last
         self._last_use = [0.0] * n_layers  # when the last of these is expected; 0 for none
         self._clock = 0
         self._place = 0
@@ -88,7 +88,7 @@ class NextUsePolicy:
         self._rank(self._place, self._ranks[self._place] + self._held)
         self._clock += 1
         place = self._place = self._places[layer]
-        self._turns[place], self._next_tokens[place] = self._clock, next_tokens
+        self._looked_up[place], self._next_tokens[place] = self._clock, next_tokens
         share, others = self._learn(place, experts)
         frequencies = self._frequencies[place]
         noted = frequencies.chances(dict.fromkeys(experts), share, others)
@@ -101,27 +101,27 @@ class NextUsePolicy:
         """Return the likeliest first."""
         return sorted(experts, key=self._noted.__getitem__, reverse=True)
 
-    def foretell(self, layer: int, experts: Collection[int]) -> None:
+    def expect(self, layer: int, experts: Collection[int]) -> None:
         """Take it as sure that `layer` uses `experts` at its next turn."""
         place = self._places[layer]
         if place != self._place:
             self._rank(place, [(1.0 if e in experts else chance, e) for chance, e in self._ranks[place]])
 
-    def victim(self, newcomer: Unit | None, is_foretold: bool = False) -> Unit | None:
+    def victim(self, newcomer: Unit | None, is_prefetch: bool = False) -> Unit | None:
         """Return the unit that is expected to be used last; None where the newcomer is expected later still."""
         last_use = self._last_use
-        if is_foretold:
+        if is_prefetch:
             last_use = last_use.copy()
             last_use[self._place] = 0.0
         latest = max(last_use)
         place = last_use.index(latest)
-        if not latest or (newcomer is not None and latest <= self._expected(newcomer, is_foretold)):
+        if not latest or (newcomer is not None and latest <= self._expected(newcomer, is_prefetch)):
             return None
         _, expert = self._ranks[place].pop()
         self._set_last_use(place)
         return self._layers[place], expert
 
-    def add(self, unit: Unit, is_foretold: bool = False) -> None:
+    def add(self, unit: Unit, is_prefetch: bool = False) -> None:
         """Take `unit` as resident; what is foretold is sure to be used at its layer's next turn."""
         place, expert = self._places[unit[0]], unit[1]
         if place == self._place and expert in self._noted:
@@ -153,16 +153,16 @@ class NextUsePolicy:
         resemblance.vote(place, trust, others)
         return 1.0 - trust * resemblance.weight, others
 
-    def _expected(self, unit: Unit, is_foretold: bool) -> float:
+    def _expected(self, unit: Unit, is_prefetch: bool) -> float:
         """Return when `unit` is expected to be used, less a cycle: so are all times here."""
-        chance = 1.0 if is_foretold else self._noted[unit[1]]
+        chance = 1.0 if is_prefetch else self._noted[unit[1]]
         return self._next_use(self._places[unit[0]], chance)
 
     def _next_use(self, place: int, chance: float) -> float:
         """Return when something is expected to be used, less a cycle, that a token uses with this chance."""
         if (tokens := self._next_tokens[place]) > 1:
             chance = 1 - max(0.0, 1 - chance) ** tokens
-        return self._turns[place] + len(self._layers) / max(chance, _LEAST_CHANCE)
+        return self._looked_up[place] + len(self._layers) / max(chance, _LEAST_CHANCE)
 
     def _rank(self, place: int, entries: list[tuple[float, int]]) -> None:
         entries.sort(reverse=True)

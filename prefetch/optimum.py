@@ -50,10 +50,10 @@ class OptimalPolicy:
         """Return those first that are used again the soonest; where all are kept, as they are."""
         return sorted(experts, key=lambda expert: self._next[layer, expert]) if self._may_bypass else experts
 
-    def foretell(self, layer: int, experts: Collection[int]) -> None:
+    def expect(self, layer: int, experts: Collection[int]) -> None:
         """Do nothing: it knows better."""
 
-    def victim(self, newcomer: Unit | None, is_foretold: bool = False) -> Unit | None:
+    def victim(self, newcomer: Unit | None, is_prefetch: bool = False) -> Unit | None:
         """Return the unit that is used again the latest."""
         spared, found = [], None
         while self._heap and found is None:
@@ -73,7 +73,7 @@ class OptimalPolicy:
             heapq.heappush(self._heap, entry)
         return found
 
-    def add(self, unit: Unit, is_foretold: bool = False) -> None:
+    def add(self, unit: Unit, is_prefetch: bool = False) -> None:
         """Take `unit` as resident."""
         self._resident.add(unit)
         heapq.heappush(self._heap, (-self._next[unit], unit))

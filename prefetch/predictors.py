@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edge_run.prefetch.experts import MOST_AHEAD, Mixture
+from edge_run.prefetch.experts import MOST_AHEAD, MoeShape
 
 Vector = npt.NDArray[np.float32]
 
@@ -72,8 +72,8 @@ class CorrectedRouter:
     learnt online (the delta rule; Widrow and Hoff, 1960), weighted as the token's gates weigh its experts.
     """
 
-    def __init__(self, mixture: Mixture, routers: Callable[[int], Router | None], most_ahead: int = MOST_AHEAD) -> None:
-        n_layers, n_experts = len(mixture.layers), mixture.experts
+    def __init__(self, moe: MoeShape, routers: Callable[[int], Router | None], most_ahead: int = MOST_AHEAD) -> None:
+        n_layers, n_experts = len(moe.layers), moe.experts
         self._routers = routers
         self._bias = np.zeros((most_ahead, n_layers, n_experts), np.float32)
         self._pairs = np.zeros((most_ahead, n_layers, n_experts, n_experts), np.float32)

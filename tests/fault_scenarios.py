@@ -113,7 +113,7 @@ def dense(folder: Path) -> contextlib.AbstractContextManager[Work]:
     return _run(_model("llama", folder), 0)
 
 
-def mixture(folder: Path) -> contextlib.AbstractContextManager[Work]:
+def moe(folder: Path) -> contextlib.AbstractContextManager[Work]:
     """A mixture that streams by expert."""
     return _run(_model("qwen3moe", folder), 0.25, packed="off")
 
@@ -256,7 +256,7 @@ SCENARIOS: dict[str, Scenario] = {
         resident,
         plain,
         dense,
-        mixture,
+        moe,
         packed,
         draft,
         slices,

@@ -15,7 +15,7 @@ _ODD = 0x9E3779B97F4A7C15  # Knuth's multiplier: pages that change places change
 
 
 class ContentSums:
-    """The sums of chunks, numbered as a `Territory` has them. The caller sees to it that one thread has a chunk."""
+    """The sums of chunks, numbered as an `AddressSpace` has them. The caller sees to it that one thread has a chunk."""
 
     def __init__(self) -> None:
         self._sums: dict[int, int] = {}

@@ -2,7 +2,7 @@
 
 llama.cpp maps the files it opens, and populates the mapping: on the model itself that reads it all. A stub is the
 model's header, then a hole up to its full size; after llama.cpp has read the header and before it maps, `cut` shortens
-the file, so that there is nothing to populate. The mapping is then replaced by memory of ours (`Territory.claim`).
+the file, so that there is nothing to populate. The mapping is then replaced by memory of ours (`AddressSpace.reserve`).
 Stubs lie in memory and on no disk: nothing can be left behind. The hole must never be read there, as each page that is
 touched takes memory: what llama.cpp is to copy at loading (to a GPU, or repacked) needs another way.
 """
@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import BinaryIO
 
 from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.tiers.address_space import MappedSpan
 from edge_run.tiers.gguf import Shard
-from edge_run.tiers.territory import Span
 
 _numbers = itertools.count()
 
@@ -78,7 +78,7 @@ class Stubs:
         for file, head_bytes in zip(self._files, self._head_bytes, strict=True):
             file.truncate(head_bytes)
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[MappedSpan]:
         """Return where this process has mapped the stubs, and where the files' bytes would be."""
         spans = []
         for line in Path("/proc/self/maps").read_bytes().split(b"\n"):
@@ -87,7 +87,7 @@ class Stubs:
             if shard is not None:
                 start, stop = (int(text, 16) for text in addresses.split(b"-"))
                 shift = self._head_bytes[shard] - self._shards[shard].data_offset
-                spans.append(Span(shard, start, stop, start - int(offset, 16) + shift))
+                spans.append(MappedSpan(shard, start, stop, start - int(offset, 16) + shift))
         return spans
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Weights in memory: carries out what a `Residency` or `OnDemand` decides, on a `Territory`, with `Readers`.
+"""Weights in memory: carries out what a `Residency` or `OnDemand` decides, on an `AddressSpace`, with `Readers`.
 
 Frames are moved in the order in which they were handed out, whichever thread gets there first: a frame that one chunk
 gives up may be promised to the next before it has moved.
@@ -15,12 +15,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from edge_run.base.errors import BudgetError, EdgeRunError, TierReadError
 from edge_run.base.protocols import Clock
 from edge_run.base.units import MIB
+from edge_run.tiers.address_space import AddressSpace, MoveRefused
 from edge_run.tiers.content_sums import ContentSums
 from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers, as_read_error
 from edge_run.tiers.residency import Load, Residency
 from edge_run.tiers.source import Source, changed
-from edge_run.tiers.territory import MoveRefused, Territory
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Weights:
 
     def __init__(
         self,
-        territory: Territory,
+        address_space: AddressSpace,
         sources: Sequence[Source],
         readers: Readers,
         state: Residency | OnDemand,
@@ -47,13 +47,13 @@ class Weights:
         check: runs while the consumer waits, and may raise to stop; then nothing more is held than before.
         """
         self._check = check
-        self._territory = territory
+        self._address_space = address_space
         self._sources = sources
         self._readers = readers
         self._residency = state
         self._clock = clock
         self._run_chunks = run_chunks
-        self._guess_chunks = max(1, GUESS_BYTES // territory.chunk_bytes)
+        self._guess_chunks = max(1, GUESS_BYTES // address_space.chunk_bytes)
         self._changed = threading.Condition()
         self._moves: deque[Load] = deque()
         self._leaving: deque[int] = deque()  # chunks that were let go, of which no account was taken yet
@@ -135,7 +135,7 @@ class Weights:
                 self._changed.wait(timeout=0.1)
                 self._check()
             self._residency.give_up(chunks)
-            self._territory.vacate(chunks)
+            self._address_space.unmap(chunks)
 
     def unread(self, chunks: Iterable[int]) -> int:
         """Return how many of `chunks` somebody holds whose reads have not begun, and nobody waits for."""
@@ -150,13 +150,13 @@ class Weights:
         with self._changed:
             self._carry_out_moves(self._promised)
             self._exposed = [chunk for chunk in self._residency.without_memory() if chunk not in but]
-            self._territory.expose(self._exposed)
+            self._address_space.expose(self._exposed)
 
     def hide(self) -> None:
         """End what `expose` began."""
         with self._changed:
             exposed, self._exposed = self._exposed, None
-            self._territory.hide(exposed or ())
+            self._address_space.hide(exposed or ())
             delayed, self._delayed = self._delayed, []
             for loads, run_chunks in delayed:
                 self._submit(loads, run_chunks)
@@ -176,7 +176,7 @@ class Weights:
         if self._exposed is not None:
             self._delayed.append((list(loads), run_chunks))
             return
-        for run in _coalesce(loads, self._territory, run_chunks or self._run_chunks):
+        for run in _coalesce(loads, self._address_space, run_chunks or self._run_chunks):
             self._moves.extend(run)
             self._promised += len(run)
             job = self._job(run, self._promised)
@@ -219,19 +219,19 @@ class Weights:
                 run.append(self._moves.popleft())
             self._moved += len(run)
             try:
-                self._territory.furnish(run[0].chunk, run[0].source, len(run))
+                self._address_space.map(run[0].chunk, run[0].source, len(run))
             except OSError as error:
                 self._lost.update((load.chunk, error) for load in run)
 
     def _goes_with(self, load: Load, run: list[Load]) -> bool:
         """Return whether `load` can be moved together with `run`: from chunks in a row to others in a row."""
         first, last = run[0], run[-1]
-        if load.source is None or last.source is None or not self._territory.is_followed_by(last.chunk, load.chunk):
+        if load.source is None or last.source is None or not self._address_space.is_followed_by(last.chunk, load.chunk):
             return False
         if load.source < 0 or last.source < 0:
             return load.source < 0 and last.source < 0
         is_apart = first.source is not None and abs(first.source - first.chunk) > len(run)
-        return is_apart and self._territory.is_followed_by(last.source, load.source)
+        return is_apart and self._address_space.is_followed_by(last.source, load.source)
 
     def _check_frames(self, run: list[Load]) -> None:
         for load in run:
@@ -251,13 +251,13 @@ class Weights:
         self._changed.notify_all()
 
     def _read(self, run: list[Load]) -> int:
-        first = self._territory.place(run[0].chunk)
-        length = sum(self._territory.place(load.chunk).length for load in run)
+        first = self._address_space.place(run[0].chunk)
+        length = sum(self._address_space.place(load.chunk).length for load in run)
         source = self._sources[first.shard]
         n_bytes = source.read_into(first.address, length, first.file_offset)
         for chunk in (load.chunk for load in run):
             if source.is_doubtful or self._sums.is_new(chunk):
-                place = self._territory.place(chunk)
+                place = self._address_space.place(chunk)
                 if not self._sums.agrees(
                     chunk, place.address, min(place.length, source.size_bytes - place.file_offset)
                 ):
@@ -285,7 +285,7 @@ class Weights:
             self._changed.notify_all()
 
 
-def _coalesce(loads: Sequence[Load], territory: Territory, most_chunks: int) -> list[list[Load]]:
+def _coalesce(loads: Sequence[Load], address_space: AddressSpace, most_chunks: int) -> list[list[Load]]:
     """Group chunks that follow each other in memory, in the order given, into reads of at most `most_chunks` chunks.
 
     Neighbours by number need not be: a mapping may have a hole, where llama.cpp gave back what it does not use.
@@ -297,7 +297,7 @@ def _coalesce(loads: Sequence[Load], territory: Territory, most_chunks: int) -> 
             last is not None
             and load.is_urgent == last.is_urgent
             and len(runs[-1]) < most_chunks
-            and territory.is_followed_by(last.chunk, load.chunk)
+            and address_space.is_followed_by(last.chunk, load.chunk)
         ):
             runs[-1].append(load)
         else:

@@ -21,7 +21,7 @@ class Limits:
     """The limits of one open context. All methods raise ConfigError for what is beyond them, and change nothing.
 
     micro_batch_tokens: in one pass. outputs_per_pass: of these, whose logits may be asked for. can_branch: tokens may
-    belong to several sequences. has_companions: a pass of a single token is made one of two (`LocalDecoder`).
+    belong to several sequences. has_padding: a pass of a single token is made one of two (`LocalDecoder`).
     """
 
     context_tokens: int
@@ -30,7 +30,7 @@ class Limits:
     sequences: int
     outputs_per_pass: int
     can_branch: bool
-    has_companions: bool = False
+    has_padding: bool = False
 
     def check_batch(self, batch: Sequence[BatchToken]) -> None:
         """Check every token of a batch, and the logits that its passes are asked for; ContextFull beyond the end."""
@@ -49,8 +49,8 @@ class Limits:
     def shape_of(self, tokens: Sequence[BatchToken]) -> PassShape:
         """Return the shape of the pass that `tokens` are run in."""
         outputs = sum(bool(token.wants_logits) for token in tokens)
-        is_accompanied = self.has_companions and len(tokens) == 1
-        return PassShape(2, 2 * outputs) if is_accompanied else PassShape(len(tokens), outputs)
+        is_padded = self.has_padding and len(tokens) == 1
+        return PassShape(2, 2 * outputs) if is_padded else PassShape(len(tokens), outputs)
 
     def check_shape(self, shape: PassShape) -> None:
         """Check how wide a pass is, and how many rows of logits it gives."""

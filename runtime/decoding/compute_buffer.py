@@ -28,7 +28,7 @@ def touched_page_bytes() -> int:
         return _libc.PAGE
 
 
-class Scratch:
+class ComputeBuffer:
     """The buffer of the pass in progress, or of the last one. Not thread-safe."""
 
     def __init__(self) -> None:

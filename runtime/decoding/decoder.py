@@ -42,15 +42,15 @@ class LocalDecoder:
         self._width = shape.micro_batch_tokens
         self._batch: Any = L.llama_batch_init(self._width, 0, shape.sequences)
         self._logits: Logits | None = None
-        has_companions = shape.is_exact and not model.is_recurrent
+        has_padding = shape.is_exact and not model.is_recurrent
         self.limits = Limits(
-            context_tokens=context.context_tokens - has_companions,
+            context_tokens=context.context_tokens - has_padding,
             vocabulary=model.vocabulary,
             micro_batch_tokens=self._width,
             sequences=shape.sequences,
             outputs_per_pass=shape.outputs_per_pass,
             can_branch=shape.sequences > 1 and not model.is_recurrent and not model.sliding_window_tokens,
-            has_companions=has_companions,
+            has_padding=has_padding,
         )
         self._capabilities = Capabilities(
             context_tokens=self.limits.context_tokens,
@@ -173,8 +173,8 @@ class LocalDecoder:
         return self._logits
 
     def _pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
-        if self.limits.has_companions and len(tokens) == 1:
-            return self._accompanied_pass(tokens[0], logits, filled)
+        if self.limits.has_padding and len(tokens) == 1:
+            return self._padded_pass(tokens[0], logits, filled)
         self._fill(tokens)
         outputs = [i for i, token in enumerate(tokens) if token.wants_logits]
         with self._driver.interrupt.hearing_ctrl_c(), self._driver.running(PassShape(len(tokens), len(outputs))):
@@ -199,13 +199,13 @@ class LocalDecoder:
             filled += 1
         return filled
 
-    def _accompanied_pass(self, token: BatchToken, logits: Logits | None, filled: int) -> int:
+    def _padded_pass(self, token: BatchToken, logits: Logits | None, filled: int) -> int:
         import numpy as np
 
-        companion = BatchToken(token.token, token.position + 1, token.sequence, token.wants_logits)
+        padding = BatchToken(token.token, token.position + 1, token.sequence, token.wants_logits)
         rows = None if logits is None else np.empty((2, self._model.vocabulary), np.float32)
-        n_rows = self._pass([token, companion], rows, 0) // 2
-        L.llama_memory_seq_rm(self._context.memory, token.sequence, companion.position, -1)
+        n_rows = self._pass([token, padding], rows, 0) // 2
+        L.llama_memory_seq_rm(self._context.memory, token.sequence, padding.position, -1)
         if logits is not None and rows is not None:
             logits[filled : filled + n_rows] = rows[:n_rows]
         return filled + n_rows

@@ -6,7 +6,7 @@ the first node that is not the one expected, it goes on node by node, asking the
 it saw becomes the program of that shape. So an unexpected graph is slower once, never wrong.
 
 All nodes up to the next stop are asked before any of them is computed: a feature makes a node's weights readable in a
-step before it, and that holds for the whole stretch. What a GPU is to read is copied there earlier
+step before it, and that holds for the whole segment. What a GPU is to read is copied there earlier
 (`weight_copies.py`); then a graph is the one expected when it is cut as expected, too. The callback never
 raises. After a failure it clears the compute flag of all nodes that follow, so that nothing is computed on memory that
 is not there, and the error is raised when llama.cpp returns.
@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 from edge_run.base.errors import KernelError
 from edge_run.base.interrupt import Interrupt
-from edge_run.runtime.decoding.compute_buffer import Scratch
+from edge_run.runtime.decoding.compute_buffer import ComputeBuffer
 from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
 from edge_run.runtime.graph.flow import Flow
 from edge_run.runtime.graph.flow_observer import FlowObserver
@@ -135,7 +135,8 @@ class Driver:
 
     stop: is up while the pass in progress is to end: llama.cpp looks at it after each node that it computes.
     before_pass: runs before each pass, and may raise; nothing is computed then.
-    scratch: what the pass in progress computes in, or the last one did. is_partial: of its programs' graphs only some
+    compute_buffer: what the pass in progress computes in, or the last one did.
+    is_partial: of its programs' graphs only some
     nodes are to be computed. Then a graph that is not the one expected is refused with GraphChanged.
     """
 
@@ -156,7 +157,7 @@ class Driver:
         self._pending: list[Feature] = []
         self._failure: BaseException | None = None
         self._is_mapping = self._must_restore = False
-        self.scratch = Scratch()
+        self.compute_buffer = ComputeBuffer()
         self._cuts: CopySchedule | None = None
         self._copies: WeightCopies | None = None
         self._at = 0
@@ -189,8 +190,8 @@ class Driver:
             if i < len(quiet) and (node := quiet[i]) and ggml.settle(address, node.name, node.is_computed):
                 self._cursor = i + 1
                 return False
-            if not self.scratch.size_bytes:
-                self.scratch.note(address)
+            if not self.compute_buffer.size_bytes:
+                self.compute_buffer.note(address)
             if self._failure is not None or self._is_mapping:
                 return self._skip(address)
             return self._ask(address)
@@ -202,7 +203,7 @@ class Driver:
     def mapping(self) -> Iterator[None]:
         """Passes in this block compute nothing; `take_map` then returns the graph. Raises what went wrong in them."""
         self._is_mapping, self._seen, self._failure, self._quiet = True, [], None, _EMPTY.quiet
-        self.scratch.forget()
+        self.compute_buffer.forget()
         self.stop.set(False)
         self._flow = FlowObserver() if self._is_partial else None
         try:
@@ -232,7 +233,7 @@ class Driver:
     def running(self, shape: PassShape) -> Iterator[None]:
         """Run one pass of the given shape in this block; raise what went wrong in the callback at its end."""
         self.before_pass(shape)
-        self.scratch.forget()
+        self.compute_buffer.forget()
         is_guessed = shape not in self.programs
         self._program = self._guess(shape) if is_guessed else self.programs[shape]
         self._cursor, self._seen, self._failure, self._quiet = 0, None, None, _EMPTY.quiet
@@ -290,7 +291,7 @@ class Driver:
         node = program.graph[i] if self._seen is None and i < len(program.graph) else None
         if node and ggml.settle(address, node.name, node.is_computed):
             self._cursor = i + 1
-            if self.scratch.size_bytes and not self._cuts:
+            if self.compute_buffer.size_bytes and not self._cuts:
                 self._quiet = program.quiet
             for step in program.before[i]:
                 step(address)

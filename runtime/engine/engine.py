@@ -2,7 +2,7 @@
 
 Opening a model loads no weights. llama.cpp loads a stub, its context is made and measured (`loading.py`), one pass that
 computes nothing shows which weights are read when, and from that the plan follows: what is pinned, what streams,
-through how many frames (`supply.py`). Then the readers start, and the first pass waits for them stretch by stretch like
+through how many frames (`supply.py`). Then the readers start, and the first pass waits for them segment by segment like
 every other (`passes.py`).
 
 A model that fits is read as a whole and computed without a callback: then this is llama.cpp at full speed. Where page

@@ -29,21 +29,22 @@ from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.terms import Terms, work_bytes
 from edge_run.runtime.speculation.draft_model import DraftModel
 from edge_run.tiers import _libc
+from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.partial import PartialModel, PartialSource
 from edge_run.tiers.source import SourceFile
-from edge_run.tiers.territory import Territory
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Where weights of ours go, and come from. chunks: of the territory, those with weights that the processor reads.
+class WeightBacking:
+    """Where weights of ours go, and come from.
 
+    chunks: those of the address space with weights that the processor reads.
     is_whole: all weights fit, and nothing stops a pass.
     """
 
-    territory: Territory
+    address_space: AddressSpace
     sources: Sequence[SourceFile]
     chunks: Sequence[int]
     is_whole: bool
@@ -53,7 +54,7 @@ class Room:
 class Loaded:
     """A model that llama.cpp has open, of which no weight is read. prepared: with what a GPU really takes.
 
-    holdings: what the process holds besides weights. room: None where llama.cpp's own loader read them.
+    holdings: what the process holds besides weights. backing: None where llama.cpp's own loader read them.
     """
 
     prepared: Prepared
@@ -64,7 +65,7 @@ class Loaded:
     driver: Driver
     holdings: Holdings
     backend: Backend
-    room: Room | None = None
+    backing: WeightBacking | None = None
 
     @property
     def numerics(self) -> Numerics:
@@ -135,25 +136,30 @@ class _Loading:
         buffered = [source.path for source in sources if not source.is_direct]
         why = f"{buffered[0]}: no direct reads on this file system, so they are buffered" if buffered else ""
         spans, model = load_stubs(gguf, self._model)
-        territory = Territory(spans, self._prepared.config.chunk_bytes)
-        territory.claim()
-        chunks = territory.holding(host_ranges(model)) if self._offload else range(territory.n_chunks)
-        room_bytes = budget_bytes - len(chunks) * territory.chunk_bytes
+        address_space = AddressSpace(spans, self._prepared.config.chunk_bytes)
+        address_space.reserve()
+        chunks = address_space.holding(host_ranges(model)) if self._offload else range(address_space.n_chunks)
+        room_bytes = budget_bytes - len(chunks) * address_space.chunk_bytes
         is_whole = may_be_whole and self._with_draft(Holdings.now()).total_bytes <= room_bytes
         context, holdings = self._context(model, stops=not is_whole)
         if is_whole and holdings.total_bytes > room_bytes:
             context.close()
             is_whole = False
             context, holdings = self._context(model, stops=True)
-        room = Room(territory, sources, chunks, is_whole)
-        return self._loaded(model, context, holdings, Backend("edge-run", why), room)
+        backing = WeightBacking(address_space, sources, chunks, is_whole)
+        return self._loaded(model, context, holdings, Backend("edge-run", why), backing)
 
     def _loaded(
-        self, model: LlamaModel, context: LlamaContext, holdings: Holdings, backend: Backend, room: Room | None = None
+        self,
+        model: LlamaModel,
+        context: LlamaContext,
+        holdings: Holdings,
+        backend: Backend,
+        backing: WeightBacking | None = None,
     ) -> Loaded:
         prepared = replace(self._prepared, offload=self._offload)
         shape = self._shape(model)
-        return Loaded(prepared, model, self._draft, shape, context, self._driver, holdings, backend, room)
+        return Loaded(prepared, model, self._draft, shape, context, self._driver, holdings, backend, backing)
 
     def _source(self, shard: int, partial: PartialModel | None) -> SourceFile:
         source = PartialSource(partial, shard) if partial else SourceFile(self._prepared.gguf.shards[shard].path)
@@ -191,7 +197,7 @@ class _Loading:
             warm_up(model, shape, self._prepared.budget_bytes)
             self._is_warm = True
         callback = self._driver.callback if stops or self._driver.features else None
-        may_copy = self._offload is not None and self._offload.is_wide
+        may_copy = self._offload is not None and self._offload.has_op_offload
         context = LlamaContext(model, shape, callback, may_copy_weights=may_copy)
         self._stack.callback(context.close)
         context.stop_at(self._driver.stop)

@@ -23,7 +23,7 @@ from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.prompt_text import CLEARLY_IN_A_CHAT, refuse_what_is_too_long, tokenize_prompt
 from edge_run.runtime.probing.probe import recall
-from edge_run.runtime.processes.forks import Home
+from edge_run.runtime.processes.forks import OwnerProcess
 
 if TYPE_CHECKING:
     from edge_run.runtime.mesh.opening import MeshOptions
@@ -63,8 +63,8 @@ class Model:
         self._running: weakref.ref[Stream] | None = None
         self._templates, self._grammars = template_cell(), GrammarRoom(self.path)
         self._engine = _open(self.path, config or make_config(ModelConfig, {"memory": memory, **options}), mesh)
-        self._home = Home()
-        self._finalizer = weakref.finalize(self, self._home.only_here(self._engine.close))
+        self._owner_process = OwnerProcess()
+        self._finalizer = weakref.finalize(self, self._owner_process.only_here(self._engine.close))
         try:
             self._session = open_session(self._engine)
             self._template = ChatTemplate.from_model(
@@ -119,7 +119,7 @@ class Model:
 
     @property
     def _opened(self) -> Engine:
-        self._home.check(self.path)
+        self._owner_process.check(self.path)
         if not self._finalizer.alive:
             raise ConfigError(f"{self.path}: this model was closed; open it again with Model(...)")
         return self._engine
@@ -218,7 +218,7 @@ class Model:
         self._end_running()
         self._engine.interrupt.reset()
         answer = Answer(self._engine, self._session, self._meter, tokens, max_tokens, sampling, self._grammars)
-        stream = Stream(self, answer, self._home)
+        stream = Stream(self, answer, self._owner_process)
         self._running = weakref.ref(stream)
         return stream
 

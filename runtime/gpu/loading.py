@@ -12,27 +12,27 @@ from edge_run.runtime.gpu.devices import Gpu, open_staging
 from edge_run.runtime.graph.nodes import WeightRead
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.model import LlamaModel
+from edge_run.tiers.address_space import AddressSpace, MappedSpan, clipped
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.source import SourceFile
 from edge_run.tiers.stub import Stubs
-from edge_run.tiers.territory import Span, Territory, clipped
 from edge_run.tiers.upload import Extent, Upload
 
 
-def load_stubs(gguf: GgufModel, load: Callable[..., LlamaModel]) -> tuple[list[Span], LlamaModel]:
+def load_stubs(gguf: GgufModel, load: Callable[..., LlamaModel]) -> tuple[list[MappedSpan], LlamaModel]:
     """Load `gguf` without its weights; return where in memory those are to be that the processor reads.
 
     load: makes the model of paths, a callback for when its header is read, and one for before the first upload.
     """
-    mapped: list[Span] = []
+    mapped: list[MappedSpan] = []
 
-    def blank() -> None:
+    def map_zeros() -> None:
         mapped.extend(stubs.spans())
-        Territory(mapped).blank()
+        AddressSpace(mapped).map_zeros()
 
     with Stubs(gguf.shards) as stubs:
-        model = load(stubs.paths, stubs.cut, blank)
+        model = load(stubs.paths, stubs.cut, map_zeros)
         return (clipped(mapped, host_ranges(model)) if mapped else stubs.spans()), model
 
 

@@ -71,7 +71,7 @@ class OffloadSizes:
 class Offload:
     """A part of a model on a GPU, under a budget. draft_bytes: what a draft model has there, of the same budget.
 
-    is_wide: passes of many tokens are computed there whole; what lies in DRAM is copied there for each of them.
+    has_op_offload: passes of many tokens are computed there whole; what lies in DRAM is copied there for each of them.
     """
 
     gpu: Gpu
@@ -79,7 +79,7 @@ class Offload:
     placement: Placement
     sizes: OffloadSizes
     draft_bytes: int = 0
-    is_wide: bool = False
+    has_op_offload: bool = False
 
     @property
     def plan(self) -> GpuPlan:
@@ -94,20 +94,20 @@ class Offload:
             layers=self.placement.n_layers,
             narrow_layers=self.placement.n_narrow,
             draft_bytes=self.draft_bytes,
-            wide_passes=self.is_wide,
+            op_offload=self.has_op_offload,
         )
 
     @property
     def load_placement(self) -> LoadPlacement:
         """What llama.cpp is told of it."""
-        return LoadPlacement(self.gpu.handle, self.gpu.name, self.placement, self.is_wide)
+        return LoadPlacement(self.gpu.handle, self.gpu.name, self.placement, self.has_op_offload)
 
     @property
     def key(self) -> str:
         """What of it decides the numbers."""
         return f"{self.gpu.name} ({self.gpu.description}): {self.placement.n_layers} layers, " + (
             (f"{self.placement.n_narrow} of them narrow" if self.placement.n_narrow else "all whole")
-            + (", and wide passes" if self.is_wide else "")
+            + (", and op offload" if self.has_op_offload else "")
         )
 
     @property
@@ -127,8 +127,8 @@ class Offload:
 
     def streamed(self, gguf: GgufModel) -> Offload:
         """Return it as it is where what lies in DRAM streams: nothing is copied from where only chosen experts are."""
-        is_mixture = bool(gguf.value("expert_count"))
-        return replace(self, is_wide=False) if is_mixture else self
+        is_moe = bool(gguf.value("expert_count"))
+        return replace(self, has_op_offload=False) if is_moe else self
 
     def on_host(self, graph: GraphMap) -> GraphMap:
         """Return `graph`, of a model without a GPU, with what is read from the machine's memory besides."""
@@ -145,7 +145,7 @@ class Offload:
             holdings,
             kv_bytes=self.sizes.host_kv_bytes,
             buffer_bytes=self.sizes.host_buffer_bytes,
-            upload_bytes=STAGING_BYTES + (self.sizes.copied_bytes if self.is_wide else 0),
+            upload_bytes=STAGING_BYTES + (self.sizes.copied_bytes if self.has_op_offload else 0),
             gpu_bytes=taken_bytes,  # less a draft model's, which has a line of its own
         )
 
@@ -207,17 +207,21 @@ def plan_offload(
     if (chosen := choose_gpu(wanted, find_gpus())) is None:
         return Offloads()
     gpu, budget_bytes = chosen
-    is_wide = gpu.has_own_memory if config.op_offload is None else config.op_offload
+    has_op_offload = gpu.has_own_memory if config.op_offload is None else config.op_offload
     if wanted is None and not gpu.has_own_memory:
         budget_bytes = min(budget_bytes, memory_bytes // 2)
     draft = _fitted(draft_file.gguf, draft_file.config, gpu, budget_bytes, is_asked=False) if draft_file else None
     if draft and draft_file and draft.placement == _choices(draft_file.gguf, gpu)[-1]:
         taken_bytes = draft.sizes.total_bytes
         left_bytes = budget_bytes - taken_bytes
-        if beside := _fitted(gguf, config, gpu, left_bytes, is_asked=False, is_wide=is_wide, token_s=token_s):
+        if beside := _fitted(
+            gguf, config, gpu, left_bytes, is_asked=False, has_op_offload=has_op_offload, token_s=token_s
+        ):
             return Offloads(replace(beside, budget_bytes=budget_bytes, draft_bytes=taken_bytes), draft)
     is_asked = wanted is not None
-    return Offloads(_fitted(gguf, config, gpu, budget_bytes, is_asked=is_asked, is_wide=is_wide, token_s=token_s))
+    return Offloads(
+        _fitted(gguf, config, gpu, budget_bytes, is_asked=is_asked, has_op_offload=has_op_offload, token_s=token_s)
+    )
 
 
 def _choices(gguf: GgufModel, gpu: Gpu) -> list[Placement]:
@@ -233,7 +237,7 @@ def shrink_offload(gguf: GgufModel, config: ModelConfig, offload: Offload, taken
     """Return a smaller one than `offload`, which took `taken_bytes`, more than its budget; None for nothing."""
     excess_bytes = taken_bytes - offload.budget_bytes
     room_bytes = offload.sizes.total_bytes - excess_bytes
-    less = _fitted(gguf, config, offload.gpu, room_bytes, is_asked=False, is_wide=offload.is_wide)
+    less = _fitted(gguf, config, offload.gpu, room_bytes, is_asked=False, has_op_offload=offload.has_op_offload)
     return replace(less, budget_bytes=offload.budget_bytes, draft_bytes=offload.draft_bytes) if less else None
 
 
@@ -244,7 +248,7 @@ def _fitted(
     budget_bytes: int,
     *,
     is_asked: bool,
-    is_wide: bool = False,
+    has_op_offload: bool = False,
     token_s: TokenTime = _not_known,
 ) -> Offload | None:
     choices = _choices(gguf, gpu)
@@ -252,7 +256,7 @@ def _fitted(
 
         @functools.cache
         def made(placement: Placement) -> Offload | None:
-            bare = Offload(gpu, budget_bytes, placement, _NO_SIZES, is_wide=is_wide)
+            bare = Offload(gpu, budget_bytes, placement, _NO_SIZES, has_op_offload=has_op_offload)
             return replace(bare, sizes=_sizes(gguf, config, stubs, bare)) if placement != NOTHING else None
 
         def needed(placement: Placement) -> int:
@@ -284,7 +288,7 @@ def _sizes(gguf: GgufModel, config: ModelConfig, stubs: Stubs, offload: Offload)
             host_kv_bytes=sum(size for size, _ in context.caches) - kv_bytes,
             host_buffer_bytes=context.buffer_bytes,
             names=frozenset(ggml.tensor_name(tensor).decode("utf-8", "replace") for tensor in on_gpu),
-            copied_bytes=_largest_copied(model) if offload.is_wide and offload.gpu.has_own_memory else 0,
+            copied_bytes=_largest_copied(model) if offload.has_op_offload and offload.gpu.has_own_memory else 0,
         )
 
 

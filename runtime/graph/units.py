@@ -1,4 +1,4 @@
-"""The units of a graph: stretches of nodes that devices can compute apart, and what goes from one to the next. Pure.
+"""The units of a graph: segments of nodes that devices can compute apart, and what goes from one to the next. Pure.
 
 A unit is what lies between two cuts: as a rule one layer. Units are found by structure: nodes that read weights of one
 block (`blk.7.`) in a row belong together, and the cut between two such rows is made where the least is alive, which is

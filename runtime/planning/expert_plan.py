@@ -19,11 +19,11 @@ from edge_run.runtime.planning.memory_plan import (
 )
 from edge_run.runtime.planning.routing import hit_rate
 from edge_run.runtime.planning.terms import Terms, used_experts
-from edge_run.tiers.territory import Territory
+from edge_run.tiers.address_space import AddressSpace
 
 
 @dataclass(frozen=True, slots=True)
-class MixturePlan:
+class MoePlan:
     """The plan, and what it rests on: chunks of a size that suits the experts, and which of them always stay.
 
     dense: all that is not read by expert, in order of use, and what cannot change frames. n_frames: what experts have,
@@ -31,7 +31,7 @@ class MixturePlan:
     """
 
     plan: Plan
-    territory: Territory
+    address_space: AddressSpace
     experts: ExpertMap
     dense: tuple[int, ...]
     ranges: Sequence[RowRange]
@@ -50,7 +50,7 @@ def token_bytes(terms: Terms, tensors: Iterable[ExpertTensor], *, is_packed: boo
     return int(size * terms.packed.share) if terms.packed and is_packed else size
 
 
-def plan_mixture(terms: Terms, graph: GraphMap, territory: Territory) -> MixturePlan | None:
+def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoePlan | None:
     """Return the plan of a mixture that does not fit; None for a dense model, and where there is too little room.
 
     Streaming by expert takes room for all that every token needs, and for the largest tensor of experts.
@@ -59,18 +59,18 @@ def plan_mixture(terms: Terms, graph: GraphMap, territory: Territory) -> Mixture
     if not tensors:
         return None
     chunk_bytes = expert_chunk_bytes(tensors, terms.budget_bytes)
-    territory = Territory(territory.spans, min(territory.chunk_bytes, chunk_bytes))
-    ranges = row_ranges(graph, territory, terms.micro_batch_tokens)
+    address_space = AddressSpace(address_space.spans, min(address_space.chunk_bytes, chunk_bytes))
+    ranges = row_ranges(graph, address_space, terms.micro_batch_tokens)
     routed = {tensor.address for tensor in tensors}
     reads = (read for node in graph for read in node.reads if read.address not in routed)
-    whole = (chunk for read in reads for chunk in chunks_of(read, territory, ranges))
-    dense = tuple(dict.fromkeys((*whole, *sorted(territory.ragged))))
-    experts = ExpertMap(tensors, territory, frozenset(dense))
+    whole = (chunk for read in reads for chunk in chunks_of(read, address_space, ranges))
+    dense = tuple(dict.fromkeys((*whole, *sorted(address_space.ragged))))
+    experts = ExpertMap(tensors, address_space, frozenset(dense))
 
     rows = sum(r.budget_bytes for r in ranges)
     prediction = prediction_bytes(len(experts.layers), experts.n_experts) if terms.expert_prefetch != "off" else 0
     other = with_page_tables(terms.holdings.total_bytes + rows + prediction + terms.packed_bytes)
-    chunk_cost = with_page_tables(territory.chunk_bytes)
+    chunk_cost = with_page_tables(address_space.chunk_bytes)
     n_used = used_experts(terms.gguf)
     in_use, least = n_used * max(experts.sizes), least_frames(experts, n_used)
     n_frames = (terms.budget_bytes - other) // chunk_cost - len(dense)
@@ -79,7 +79,7 @@ def plan_mixture(terms: Terms, graph: GraphMap, territory: Territory) -> Mixture
     layers = zip(experts.layers, experts.sizes, strict=True)
     everything = sum(layer[0].n_experts * size for layer, size in layers)
     n_frames = min(n_frames, everything + in_use)
-    pinned, room = territory.total_bytes(dense), n_frames * territory.chunk_bytes
+    pinned, room = address_space.total_bytes(dense), n_frames * address_space.chunk_bytes
     used = token_bytes(terms, tensors, is_packed=True)
     room_share = room / sum(tensor.stride * tensor.n_experts for tensor in tensors)
     plan = make_plan(
@@ -102,4 +102,4 @@ def plan_mixture(terms: Terms, graph: GraphMap, territory: Territory) -> Mixture
             PlanItem("experts", room, "experts in use, and those that are likely to be used again"),
         ),
     )
-    return MixturePlan(plan, territory, experts, dense, ranges, n_frames, room_share)
+    return MoePlan(plan, address_space, experts, dense, ranges, n_frames, room_share)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from edge_run.base.units import KIB
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
+from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace
 from edge_run.tiers.gguf import GgufModel
-from edge_run.tiers.territory import CHUNK_BYTES, Territory
 
 LEAST_CHUNK_BYTES = 64 * KIB
 CHUNKS_PER_PIECE = 48  # more would read less beside the piece, but each costs some 25 µs
-WIDE_SHARE = 0.5  # of a layer's experts, in use at once: they come tensor by tensor, each while one is computed
+CROWDED_SHARE = 0.5  # of a layer's experts, in use at once: they come tensor by tensor, each while one is computed
 MOST_SHARE = 0.9  # the next layer will want as many of its own
 MOST_FRAMES = 24_000  # each may be a mapping of its own, of which Linux allows 65,530
 
@@ -66,10 +66,10 @@ class ExpertMap:
     else reads too, and which are left out.
     """
 
-    def __init__(self, tensors: Sequence[ExpertTensor], territory: Territory, dense: frozenset[int]) -> None:
+    def __init__(self, tensors: Sequence[ExpertTensor], address_space: AddressSpace, dense: frozenset[int]) -> None:
         n_layers = max(tensor.layer for tensor in tensors) + 1
-        self._territory, self._dense = territory, dense
-        self.chunk_bytes = territory.chunk_bytes
+        self._address_space, self._dense = address_space, dense
+        self.chunk_bytes = address_space.chunk_bytes
         self._unit_sizes: dict[tuple[int, int], int] = {}
         self._pieces: dict[ExpertTensor, list[tuple[int, ...]]] = {}
         self.layers = tuple(tuple(t for t in tensors if t.layer == i) for i in range(n_layers))
@@ -80,7 +80,7 @@ class ExpertMap:
 
     def piece_size(self, tensor: ExpertTensor) -> int:
         """Return the chunks that an expert's piece of `tensor` has at most."""
-        return (tensor.stride - 1) // self._territory.chunk_bytes + 2
+        return (tensor.stride - 1) // self._address_space.chunk_bytes + 2
 
     def size_of(self, unit: tuple[int, int]) -> int:
         """Return the chunks that an expert of a layer, `(layer, expert)`, has."""
@@ -93,6 +93,6 @@ class ExpertMap:
         """Return the chunks of each expert's piece of `tensor`."""
         if tensor not in self._pieces:
             starts = (tensor.address + expert * tensor.stride for expert in range(tensor.n_experts))
-            chunks = (self._territory.chunks_of(start, tensor.stride) for start in starts)
+            chunks = (self._address_space.chunks_of(start, tensor.stride) for start in starts)
             self._pieces[tensor] = [tuple(c for c in piece if c not in self._dense) for piece in chunks]
         return self._pieces[tensor]

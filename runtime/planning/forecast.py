@@ -48,7 +48,7 @@ def pass_work(gguf: GgufModel, graph: GraphMap, n_stops: int, part: Collection[i
 
 
 def shared_work(
-    gguf: GgufModel, graph: GraphMap, n_stops: int, on_gpu: Collection[str], *, is_wide: bool
+    gguf: GgufModel, graph: GraphMap, n_stops: int, on_gpu: Collection[str], *, has_op_offload: bool
 ) -> tuple[PassWork, GpuWork]:
     """Return what of a pass over `graph` the processor computes, and what a GPU, which has the weights `on_gpu`.
 
@@ -64,7 +64,7 @@ def shared_work(
             part.add(i)
     rest = frozenset(range(len(graph))) - part
     there = pass_work(gguf, graph, 0, part)
-    return pass_work(gguf, graph, n_stops, rest), GpuWork(there, n_borders, is_wide)
+    return pass_work(gguf, graph, n_stops, rest), GpuWork(there, n_borders, has_op_offload)
 
 
 def _matmul(gguf: GgufModel, tensor: TensorInfo, is_expert: bool, is_head: bool) -> MatmulWork:
@@ -205,7 +205,7 @@ class PassTimes:
         compute_s = self.compute_s(tokens, position, n_outputs)
         if is_first:
             return max(reading.wall_s, compute_s + taken_s)
-        found = self._learned.token if tokens == 1 else self._learned.wide
+        found = self._learned.token if tokens == 1 else self._learned.batch
         busy_s = compute_s + (found.at(reading.n_bytes) if found else taken_s)
         if not self._plan.expert_bytes or (self._disk and self._disk.limit):
             return math.hypot(reading.wall_s**2, busy_s**2) ** 0.5

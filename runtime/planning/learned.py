@@ -15,7 +15,7 @@ from edge_run.runtime.planning.routing import PassSeen, Point
 
 SLOWEST, FASTEST = 0.2, 1.5  # of the drive's bandwidth: what an earlier run may have read at
 LEAST_NEW_SHARE = 0.1  # of all experts: what a first pass must have read into new memory to tell how fast that is
-WIDE_PASS_SHARE = 0.5  # of what wide passes take beside, for the pass; the rest goes with the bytes it reads
+BATCH_SHARE = 0.5  # of what wide passes take beside, for the pass; the rest goes with the bytes it reads
 
 
 class Line(NamedTuple):
@@ -33,13 +33,13 @@ class Line(NamedTuple):
 class Learned:
     """What was learned; None where nothing was.
 
-    token: what single tokens take beside computing and waiting; wait_byte_s: what they wait for each byte. wide: as
+    token: what single tokens take beside computing and waiting; wait_byte_s: what they wait for each byte. batch: as
     token, of full passes of a prompt. first_use_byte_s: of reading into new memory.
     """
 
     token: Line | None = None
     wait_byte_s: float = 0.0
-    wide: Line | None = None
+    batch: Line | None = None
     first_use_byte_s: float | None = None
 
 
@@ -76,7 +76,7 @@ def learn(
     return Learned(
         beside(nearest.token, 0.0),
         nearest.token.wait_s / nearest.token.read_bytes,
-        beside(nearest.wide, WIDE_PASS_SHARE) if nearest.wide.n_tokens else None,
+        beside(nearest.batch, BATCH_SHARE) if nearest.batch.n_tokens else None,
         first_use,
     )
 

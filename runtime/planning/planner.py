@@ -16,13 +16,13 @@ from edge_run.base.profile import DeviceProfile, GpuProfile
 from edge_run.base.results import Plan
 from edge_run.base.units import MIB, round_up
 from edge_run.devices.host.profile import disk_of
-from edge_run.prefetch.schedule import Stretch
+from edge_run.prefetch.schedule import Segment
 from edge_run.runtime.graph.nodes import GraphMap
-from edge_run.runtime.graph.segments import chunks_of, cut_into_stretches
+from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.inspection.cache import SHARD_BYTES
 from edge_run.runtime.llama.holdings import Holdings
 from edge_run.runtime.llama.threads import compute_threads
-from edge_run.runtime.planning.expert_plan import plan_mixture
+from edge_run.runtime.planning.expert_plan import plan_moe
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.planning.forecast import PassTimes, forecast, pass_work, shared_work
 from edge_run.runtime.planning.memory_plan import (
@@ -34,7 +34,7 @@ from edge_run.runtime.planning.memory_plan import (
 )
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.terms import Terms, work_bytes
-from edge_run.tiers.territory import Span, Territory, clipped
+from edge_run.tiers.address_space import AddressSpace, MappedSpan, clipped
 
 CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches
 OPENING_S_PER_NODE = 35e-6
@@ -57,11 +57,11 @@ class Planner:
         moved_bytes = prepared.draft_offload.moved_bytes if prepared.draft_offload else 0
         draft_bytes = prepared.draft.host_bytes(moved_bytes) if prepared.draft else 0
         self._holdings = Holdings(program, known.kv_bytes, known.buffer_bytes, work, draft_bytes)
-        self._spans: Sequence[Span] = known.spans
+        self._spans: Sequence[MappedSpan] = known.spans
         if offload:
             self._holdings = offload.added_to(self._holdings)
             self._spans = clipped(known.spans, self._host_ranges())
-        self._territory = Territory(self._spans)
+        self._address_space = AddressSpace(self._spans)
 
     @functools.cached_property
     def _graph(self) -> GraphMap:
@@ -78,8 +78,8 @@ class Planner:
     def _chunks(self) -> Collection[int]:
         """The chunks that hold weights which the processor reads."""
         if not self.offload:
-            return range(self._territory.n_chunks)
-        return self._territory.holding(self._host_ranges())
+            return range(self._address_space.n_chunks)
+        return self._address_space.holding(self._host_ranges())
 
     @property
     def opening_bytes(self) -> int:
@@ -93,11 +93,11 @@ class Planner:
 
     @functools.cached_property
     def _ranges(self) -> list[RowRange]:
-        return row_ranges(self._graph, self._territory, self.known.micro_batch_tokens)
+        return row_ranges(self._graph, self._address_space, self.known.micro_batch_tokens)
 
     @functools.cached_property
-    def _stretches(self) -> list[Stretch]:
-        return cut_into_stretches(self._graph, lambda read: chunks_of(read, self._territory, self._ranges))
+    def _segments(self) -> list[Segment]:
+        return cut_into_segments(self._graph, lambda read: chunks_of(read, self._address_space, self._ranges))
 
     def plan(self, budget_bytes: int | None = None) -> Plan:
         """Return the plan under a budget; None is the configured one. Raises BudgetError when it is too small."""
@@ -105,16 +105,16 @@ class Planner:
         if self._prepared.why_plain:
             return plan_plain(replace(terms, holdings=Holdings(0, self._holdings.kv_bytes)))
         if self._whole_bytes <= terms.budget_bytes:
-            return plan_resident(terms, self._territory, self._chunks)
+            return plan_resident(terms, self._address_space, self._chunks)
         terms = replace(terms, gpu=self.offload.streamed(self.gguf).plan if self.offload else None)
-        if mixture := plan_mixture(terms, self._graph, self._territory):
-            return mixture.plan
-        needs = [stretch.needs for stretch in self._stretches]
-        return plan_streamed(terms, self._territory, needs, self._ranges)[0]
+        if moe := plan_moe(terms, self._graph, self._address_space):
+            return moe.plan
+        needs = [segment.needs for segment in self._segments]
+        return plan_streamed(terms, self._address_space, needs, self._ranges)[0]
 
     @property
     def _whole_bytes(self) -> int:
-        return self._holdings.total_bytes + len(self._chunks) * self._territory.chunk_bytes
+        return self._holdings.total_bytes + len(self._chunks) * self._address_space.chunk_bytes
 
     def sweep(self) -> list[Plan]:
         """Return plans under budgets from the smallest that works to one that holds the whole model."""
@@ -138,11 +138,11 @@ class Planner:
         if plan.expert_bytes:
             n_stops = sum(routed_read(node) is not None for node in self.known.graph)
         elif plan.mode == "streamed":
-            n_stops = len(self._stretches)
+            n_stops = len(self._segments)
         disk, points = disk_of(profile, model), self._terms.experience.points
         if self.offload and plan.gpu and (gpu := self._gpu_of(profile)):
-            names, is_wide = self.offload.sizes.names, plan.gpu.wide_passes
-            work, there = shared_work(self.gguf, self.known.graph, n_stops, names, is_wide=is_wide)
+            names, has_op_offload = self.offload.sizes.names, plan.gpu.op_offload
+            work, there = shared_work(self.gguf, self.known.graph, n_stops, names, has_op_offload=has_op_offload)
             return PassTimes(plan, work, profile, disk, self.threads, points, (gpu, there))
         work = pass_work(self.gguf, self.known.graph, n_stops)
         return PassTimes(plan, work, profile, disk, self.threads, points)

@@ -50,7 +50,7 @@ class Point(NamedTuple):
     """What a run found.
 
     room_share: of all experts' bytes, what there was room for; hit_rate: of a token's bytes, what was there. token:
-    what single tokens took; wide: full passes of a prompt, if there were any; first: the first pass, which reads into
+    what single tokens took; batch: full passes of a prompt, if there were any; first: the first pass, which reads into
     memory that was not used before as far as there is room.
     """
 
@@ -58,7 +58,7 @@ class Point(NamedTuple):
     hit_rate: float
     token: PassSeen
     first: PassSeen = PassSeen()
-    wide: PassSeen = PassSeen()
+    batch: PassSeen = PassSeen()
 
 
 class Usage:
@@ -72,7 +72,7 @@ class Usage:
         self._readers, self._clock = readers, clock
         self.n_tokens = self._read_bytes = self._used_bytes = 0
         self._tokens: deque[PassSeen] = deque(maxlen=MOST_PASSES)
-        self._wide: deque[PassSeen] = deque(maxlen=MOST_PASSES)
+        self._batches: deque[PassSeen] = deque(maxlen=MOST_PASSES)
         self._first: PassSeen | None = None
         self._began: PassSeen | None = None  # the pass that runs, with the counters as it began
 
@@ -94,10 +94,10 @@ class Usage:
             self._read_bytes += int(seen.read_bytes)
             self._used_bytes += self.token_bytes
             self._tokens.append(seen)
-        elif self._first is not None and (not self._wide or seen.n_tokens >= self._wide[0].n_tokens):
-            if self._wide and seen.n_tokens > self._wide[0].n_tokens:
-                self._wide.clear()
-            self._wide.append(seen)
+        elif self._first is not None and (not self._batches or seen.n_tokens >= self._batches[0].n_tokens):
+            if self._batches and seen.n_tokens > self._batches[0].n_tokens:
+                self._batches.clear()
+            self._batches.append(seen)
         if self._first is None:
             self._first = seen
 
@@ -112,7 +112,7 @@ class Usage:
         share, rate = self.room_share, self.hit_rate
         if self.n_tokens < LEAST_TOKENS or not 0 < share < 1 or not 0 < rate < 1:
             return None
-        return Point(share, rate, _mean(self._tokens), self._first or PassSeen(), _mean(self._wide))
+        return Point(share, rate, _mean(self._tokens), self._first or PassSeen(), _mean(self._batches))
 
 
 def _mean(passes: Collection[PassSeen]) -> PassSeen:
@@ -142,10 +142,10 @@ def hit_rate(points: Sequence[Point], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """What runs of a mixture have found. levers: what each was set to last, where that was compared with others."""
+    """What runs of a mixture have found. tunables: what each was set to last, where that was compared with others."""
 
     points: Sequence[Point] = ()
-    levers: Mapping[str, str] = field(default_factory=dict)
+    tunables: Mapping[str, str] = field(default_factory=dict)
 
 
 def recall(gguf: GgufModel, cache_folder: Path) -> Experience:
@@ -154,27 +154,27 @@ def recall(gguf: GgufModel, cache_folder: Path) -> Experience:
         found = parse(place_of(gguf, cache_folder / "routing").read_bytes())
         points = [_point(*point) for point in found["points"]]
         points = [point for point in points if 0 < point.room_share < 1 and 0 < point.hit_rate < 1]
-        return Experience(points, {str(name): str(setting) for name, setting in found["levers"].items()})
+        return Experience(points, {str(name): str(setting) for name, setting in found["tunables"].items()})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return Experience()
 
 
 def _point(room_share: float, hit_rate: float, *passes: Iterable[float]) -> Point:
-    token, first, wide = (PassSeen(*map(float, seen)) for seen in passes)
-    return Point(float(room_share), float(hit_rate), token, first, wide)
+    token, first, batch = (PassSeen(*map(float, seen)) for seen in passes)
+    return Point(float(room_share), float(hit_rate), token, first, batch)
 
 
-def remember(gguf: GgufModel, cache_folder: Path, usage: Usage, levers: Mapping[str, str]) -> None:
+def remember(gguf: GgufModel, cache_folder: Path, usage: Usage, tunables: Mapping[str, str]) -> None:
     """Keep what a run found, where it decoded enough; without a folder to write to, nothing is kept. Never raises.
 
-    levers: those of which settings were compared.
+    tunables: those of which settings were compared.
     """
     new = usage.point
     if new is None:
         return
     known = recall(gguf, cache_folder)
     others = [point for point in known.points if abs(point.room_share - new.room_share) > ALIKE]
-    found: dict[str, object] = {"points": [*others[1 - MOST_POINTS :], new], "levers": {**known.levers, **levers}}
+    found: dict[str, object] = {"points": [*others[1 - MOST_POINTS :], new], "tunables": {**known.tunables, **tunables}}
     keep(gguf, cache_folder / "routing", found)
 
 

@@ -25,7 +25,7 @@ from edge_run.tiers.residency import Residency
 CACHES = Path("/sys/devices/system/cpu")
 NARROW_TOKENS = 32  # up to this width the weights' way from DRAM can be what takes the time
 NARROW_BYTES = 96 * MIB
-WIDE_BYTES = 16 * MIB
+BATCH_BYTES = 16 * MIB
 CACHE_MULTIPLE = 3  # weights of a narrow pass are so many times the caches, so that none are still there
 MATRICES = 4
 EXPERTS = 8
@@ -57,7 +57,7 @@ def measure_matmul(
     if row_elements % kind.block_elements:
         raise ConfigError(f"{type_name} rows are multiples of {kind.block_elements} elements, not {row_elements}")
     row_bytes = kind.size_bytes(row_elements)
-    wanted_bytes = WIDE_BYTES if tokens > NARROW_TOKENS else max(NARROW_BYTES, CACHE_MULTIPLE * last_cache_bytes())
+    wanted_bytes = BATCH_BYTES if tokens > NARROW_TOKENS else max(NARROW_BYTES, CACHE_MULTIPLE * last_cache_bytes())
     wanted_bytes //= gpu.slowness if gpu else 1
     rows = max(1, round(wanted_bytes / (MATRICES * ROWS_MULTIPLE * row_bytes))) * ROWS_MULTIPLE
     matrices = max(1, round(wanted_bytes / (rows * row_bytes)))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from edge_run.base.errors import NotSupported
 
 
-class Home:
+class OwnerProcess:
     """The process that something was opened in."""
 
     __slots__ = ("_pid",)

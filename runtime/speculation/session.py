@@ -39,7 +39,7 @@ from edge_run.runtime.speculation.drafting import (
     rank_guesses,
 )
 from edge_run.runtime.speculation.overlap import Overlap
-from edge_run.runtime.speculation.tally import Tally
+from edge_run.runtime.speculation.tally import SpeculationTally
 from edge_run.runtime.speculation.width_control import WidthControl
 
 MOST_DEPTH = 16
@@ -59,7 +59,7 @@ class SpeculativeSession(Session):
         decoder: Decoder,
         drafters: Sequence[Drafter],
         control: WidthControl,
-        tally: Tally,
+        tally: SpeculationTally,
         *,
         branches: Sequence[int] = (),
         is_exact: bool = False,

@@ -15,7 +15,7 @@ from edge_run.runtime.speculation.width_control import WidthControl
 LEAST_NOISE = 0.1  # as far as logits of the kit models differ between widths; a run sees too few to know for sure
 
 
-class Tally:
+class SpeculationTally:
     """The figures of one conversation. What was learned of the noise between widths stays.
 
     is_exact: logits do not depend on the width.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from edge_run.base.errors import ModelFileError
 from edge_run.base.strict_json import decode, parse
-from edge_run.partition.entropy_coding import Table
+from edge_run.partition.entropy_coding import FrequencyTable
 from edge_run.partition.latent_codec import LatentCodec, Rate
 from edge_run.runtime.split.images import ImageSize, read_bytes
 
@@ -161,6 +161,7 @@ def _codec(code: StoredCode) -> LatentCodec:
     if any(len(rate.gains) != channels for rate in code.rates):
         raise ValueError(f"a rate without {channels} channels")
     rates = tuple(
-        Rate(rate.gains, tuple(Table(-one.below, one.frequencies) for one in rate.tables)) for rate in code.rates
+        Rate(rate.gains, tuple(FrequencyTable(-one.below, one.frequencies) for one in rate.tables))
+        for rate in code.rates
     )
     return LatentCodec(*codec_identity(code), rates)

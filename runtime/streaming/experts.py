@@ -18,9 +18,9 @@ from edge_run.prefetch.experts import ExpertCache, Unit
 from edge_run.runtime.decoding.driver import Steps
 from edge_run.runtime.graph.nodes import GraphMap, Node, choice_of_outputs
 from edge_run.runtime.graph.observer import chosen_experts, makes_ids
-from edge_run.runtime.planning.experts import MOST_SHARE, WIDE_SHARE, ExpertMap, ExpertTensor, routed_read
+from edge_run.runtime.planning.experts import CROWDED_SHARE, MOST_SHARE, ExpertMap, ExpertTensor, routed_read
 from edge_run.runtime.planning.routing import Usage
-from edge_run.runtime.streaming.prefetch import ExpertPrefetch, Foretold, Named
+from edge_run.runtime.streaming.prefetch import ExpertPrefetch, Named, PrefetchedUnits
 from edge_run.runtime.streaming.tuning import Tuning
 from edge_run.tiers.weights import Weights
 
@@ -87,7 +87,7 @@ class ExpertStreaming:
         self._is_ahead = False
         self._in_use: list[int] = []
         self._ahead: list[int] = []
-        self.foretold = Foretold()
+        self.prefetched = PrefetchedUnits()
         self.wait_s = self.choosing_s = 0.0
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class ExpertStreaming:
         if tensor is None:
             return True
         unit = tensor.layer, expert
-        return unit in self._cache and not self.foretold.is_new(unit)
+        return unit in self._cache and not self.prefetched.is_new(unit)
 
     @property
     def use(self) -> ExpertUse:
@@ -110,9 +110,9 @@ class ExpertStreaming:
         return ExpertUse(
             tokens=self.usage.n_tokens,
             hit_rate=self.usage.hit_rate,
-            foretold_bytes=self.foretold.n_read * chunk_bytes,
-            unused_bytes=self.foretold.n_unused * chunk_bytes,
-            levers=dict(tuning.settings) if tuning else {},
+            prefetched_bytes=self.prefetched.n_read * chunk_bytes,
+            unused_bytes=self.prefetched.n_unused * chunk_bytes,
+            tunables=dict(tuning.settings) if tuning else {},
             decisions=tuning.decisions if tuning else (),
         )
 
@@ -160,7 +160,7 @@ class ExpertStreaming:
             with self._choosing():
                 self._choose(tensor.layer, ids, len(rows))
                 if self.prefetch and len(rows) == 1:
-                    self._read_foretold(self.prefetch.when_chosen(tensor.layer, self._chosen, address))
+                    self._read_predicted(self.prefetch.when_chosen(tensor.layer, self._chosen, address))
         self._use(tensor)
 
     def _choose(self, layer: int, ids: list[int], n_tokens: int) -> None:
@@ -172,7 +172,7 @@ class ExpertStreaming:
             self._need = 0
         self._layer, self._ids = layer, ids
         self._chosen = sorted(set(ids)) if n_tokens > 1 else list(dict.fromkeys(ids))
-        n_right, wrong = self.foretold.judge(layer, self._chosen)
+        n_right, wrong = self.prefetched.judge(layer, self._chosen)
         self._withdraw(wrong)
         self._leave_room()
         if not self._is_ahead:
@@ -193,7 +193,7 @@ class ExpertStreaming:
     def _when_done(self, layer: int, address: int) -> None:
         if self.prefetch and layer == self._layer and len(self._ids) == self._n_used:
             with self._choosing():
-                self._read_foretold(self.prefetch.when_done(layer, address))
+                self._read_predicted(self.prefetch.when_done(layer, address))
 
     @contextlib.contextmanager
     def _choosing(self) -> Iterator[None]:
@@ -201,7 +201,7 @@ class ExpertStreaming:
         yield
         self.choosing_s += time.monotonic() - started
 
-    def _read_foretold(self, named: Named) -> None:
+    def _read_predicted(self, named: Named) -> None:
         """Begin to read what is expected to be chosen, in place of what is worth less."""
         for layer, experts in named:
             n_experts = self._experts.layers[layer][0].n_experts  # layers may have different numbers of them
@@ -209,14 +209,14 @@ class ExpertStreaming:
             self._drop(outcome.evicted)
             for expert in outcome.missing:
                 chunks = self._chunks((layer, expert))
-                self.foretold.add((layer, expert), len(chunks))
+                self.prefetched.add((layer, expert), len(chunks))
                 self._weights.hold(chunks, is_guess=True)
 
     def _withdraw(self, wrong: Sequence[Unit]) -> None:
         """Do not read what was not chosen after all, as far as it is not read yet."""
         for unit in wrong:
             if n_unread := self._weights.unread(self._chunks(unit)):
-                self.foretold.note_withdrawn(unit, n_unread)
+                self.prefetched.note_withdrawn(unit, n_unread)
                 self._cache.drop(unit)
                 self._drop([unit])
 
@@ -233,8 +233,8 @@ class ExpertStreaming:
         """Return the chunks to leave for what is used and not kept, of one tensor at a time, or of two."""
         layer = self._experts.layers[self._layer]
         piece, both = max(map(self._experts.piece_size, layer)), 2 * self._experts.largest_tensor
-        is_wide = len(self._chosen) >= WIDE_SHARE * layer[0].n_experts
-        self._is_ahead = is_wide and both + self._n_used * max(self._experts.sizes) <= self._n_frames
+        is_crowded = len(self._chosen) >= CROWDED_SHARE * layer[0].n_experts
+        self._is_ahead = is_crowded and both + self._n_used * max(self._experts.sizes) <= self._n_frames
         if not self._is_ahead:
             return piece * sum((self._layer, expert) not in self._cache for expert in self._chosen)
         passing = piece * sum((self._layer, expert) not in self._cache for expert in self._chosen)
@@ -278,7 +278,7 @@ class ExpertStreaming:
 
     def _drop(self, units: Sequence[Unit]) -> None:
         for layer, expert in units:
-            self.foretold.note_gone((layer, expert))
+            self.prefetched.note_gone((layer, expert))
             for tensor in self._experts.layers[layer]:
                 self._ready[tensor].discard(expert)
                 self._weights.release(self._experts.pieces(tensor)[expert])

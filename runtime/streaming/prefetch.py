@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_run.prefetch.experts import Mixture, Unit
+from edge_run.prefetch.experts import MoeShape, Unit
 from edge_run.prefetch.predictors import CorrectedRouter, Predictor, Router, Vector
 from edge_run.runtime.decoding.driver import Steps
 from edge_run.runtime.graph.nodes import GraphMap
@@ -41,7 +41,7 @@ class _Guess(NamedTuple):
     kind: Kind
 
 
-class Foretold:
+class PrefetchedUnits:
     """Units that were read ahead, and what came of them, in chunks.
 
     n_read: all that was. n_unused: of those, what was given up, and never used.
@@ -101,12 +101,12 @@ class ExpertPrefetch:
     is_resident: whether a unit is in memory or on its way.
     """
 
-    def __init__(self, gguf: GgufModel, mixture: Mixture, is_resident: Callable[[Unit], bool]) -> None:
+    def __init__(self, gguf: GgufModel, moe: MoeShape, is_resident: Callable[[Unit], bool]) -> None:
         """Name experts of `gguf`."""
         self.setting = OFF
-        self._gguf, self._mixture, self._is_resident = gguf, mixture, is_resident
-        self._predictor: Predictor = CorrectedRouter(mixture, self._router)
-        self._layers: Sequence[RoutedLayer | None] = [None] * len(mixture.layers)
+        self._gguf, self._moe, self._is_resident = gguf, moe, is_resident
+        self._predictor: Predictor = CorrectedRouter(moe, self._router)
+        self._layers: Sequence[RoutedLayer | None] = [None] * len(moe.layers)
         self._routers: dict[int, Router | None] = {}
         self._last = -1  # the layers up to here have run, so that their routers are in memory
         self._precision = Precision()
@@ -154,7 +154,7 @@ class ExpertPrefetch:
             if scores is None:
                 continue
             wanted = []
-            for rank, expert in enumerate(np.argsort(-scores)[: self._mixture.used].tolist()):
+            for rank, expert in enumerate(np.argsort(-scores)[: self._moe.used].tolist()):
                 if not self._is_resident((target, expert)):
                     guess = _Guess(expert, (distance, state is not None, rank))
                     self._guesses.setdefault(target, []).append(guess)

@@ -1,4 +1,4 @@
-"""Streaming as a feature of a pass: each stretch of the graph waits for its weights, and gives them back at its end."""
+"""Streaming as a feature of a pass: each segment of the graph waits for its weights, and gives them back at its end."""
 
 from __future__ import annotations
 
@@ -6,67 +6,68 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from edge_run.prefetch.schedule import Stretch, join_turns
+from edge_run.prefetch.schedule import Segment, join_stage_visits
 from edge_run.runtime.decoding.driver import Step, Steps
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
 from edge_run.runtime.graph.observer import looked_up_rows
-from edge_run.runtime.graph.segments import chunks_of, cut_into_stretches, table_of
+from edge_run.runtime.graph.segments import chunks_of, cut_into_segments, table_of
+from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.rows import RowTable
-from edge_run.tiers.territory import Territory
 from edge_run.tiers.weights import Weights
 
 
 class WeightStreaming:
     """The feature. It brings what is copied to a GPU, too (`Carrier`).
 
-    wait_s counts the waits of passes for weights. pinned: chunks that stay; guests: those that do while there
-    is memory lent for them. may_take_turns: passes in which they do may hold all that a turn needs from its start on
-    (`InTurns`).
+    wait_s: how long passes waited for weights.
+    pinned: chunks that stay.
+    lent: chunks that stay while memory is lent for them.
+    holds_stage_visits: passes in which they stay may hold all of a stage visit's chunks from its start (`StageVisits`).
     """
 
     def __init__(
         self,
         weights: Weights,
-        territory: Territory,
+        address_space: AddressSpace,
         tables: Sequence[RowTable] = (),
         pinned: Collection[int] = (),
-        guests: Sequence[int] = (),
-        may_take_turns: bool = False,
+        lent: Sequence[int] = (),
+        holds_stage_visits: bool = False,
     ) -> None:
         """Stream `weights`, but for the chunks inside a table, of which rows are fetched."""
-        self.weights, self._territory, self._tables = weights, territory, tables
-        self._pinned, self.guests, self.may_take_turns = frozenset(pinned), guests, may_take_turns
-        self._held: Counter[int] = Counter()  # how often: a stretch may need what is copied to a GPU
+        self.weights, self._address_space, self._tables = weights, address_space, tables
+        self._pinned, self.lent, self.holds_stage_visits = frozenset(pinned), lent, holds_stage_visits
+        self._held: Counter[int] = Counter()  # how often: a segment may need what is copied to a GPU
         self._being_copied: Counter[int] = Counter()
-        self._cut: tuple[GraphMap, list[Stretch]] | None = None
+        self._cut: tuple[GraphMap, list[Segment]] | None = None
         self.wait_s = 0.0
 
-    def stretches(self, graph: GraphMap) -> list[Stretch]:
-        """Return the stretches of `graph`; those of the graph asked for last are kept."""
+    def segments(self, graph: GraphMap) -> list[Segment]:
+        """Return the segments of `graph`; those of the graph asked for last are kept."""
         if self._cut is None or self._cut[0] is not graph:
-            self._cut = graph, cut_into_stretches(graph, self._chunks_of)
+            self._cut = graph, cut_into_segments(graph, self._chunks_of)
         return self._cut[1]
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
-        """Acquire before each stretch, release after it; fetch rows where rows are looked up."""
+        """Acquire before each segment, release after it; fetch rows where rows are looked up."""
         self._register_fetches(graph, steps)
-        for stretch in self.stretches(graph):
-            steps.add_before(stretch.first, self._acquire_step(stretch.acquire))
-            steps.add_after(stretch.last, self._release_step(stretch.release))
+        for segment in self.segments(graph):
+            steps.add_before(segment.first, self._acquire_step(segment.acquire))
+            steps.add_after(segment.last, self._release_step(segment.release))
 
-    def register_turns(self, graph: GraphMap, steps: Steps) -> None:
+    def register_stage_visits(self, graph: GraphMap, steps: Steps) -> None:
         """Acquire before each turn, and release where what streams of it is done with."""
         self._register_fetches(graph, steps)
-        stretches = self.stretches(graph)
-        for turn in join_turns(stretches, [i for i, node in enumerate(graph) if node.is_border]):
-            steps.add_before(turn.first, self._acquire_step(turn.acquire))
-            steps.add_after(self._last_need(turn, stretches), self._release_step(turn.release, is_turn=True))
+        segments = self.segments(graph)
+        for visit in join_stage_visits(segments, [i for i, node in enumerate(graph) if node.is_border]):
+            steps.add_before(visit.first, self._acquire_step(visit.acquire))
+            steps.add_after(self._last_need(visit, segments), self._release_step(visit.release, is_visit_end=True))
 
-    def _last_need(self, turn: Stretch, stretches: Sequence[Stretch]) -> int:
-        """Return the last node of the last of `stretches` within `turn` that needs something that does not stay."""
-        staying = self._pinned.union(self.guests)
-        parts = (one for one in stretches if turn.first <= one.first and not staying.issuperset(one.needs))
-        return max((part.last for part in parts if part.last <= turn.last), default=turn.last)
+    def _last_need(self, visit: Segment, segments: Sequence[Segment]) -> int:
+        """Return the last node of the last of `segments` within `visit` that needs something that does not stay."""
+        staying = self._pinned.union(self.lent)
+        parts = (one for one in segments if visit.first <= one.first and not staying.issuperset(one.needs))
+        return max((part.last for part in parts if part.last <= visit.last), default=visit.last)
 
     def before_unknown(self, node: Node, address: int) -> bool:
         """Acquire what `node` reads; stop after it when it reads anything that is not copied."""
@@ -107,13 +108,13 @@ class WeightStreaming:
         return () if read.is_copied else self._copied_chunks(read)
 
     def _copied_chunks(self, read: WeightRead) -> Iterable[int]:
-        return chunks_of(read, self._territory, self._tables)
+        return chunks_of(read, self._address_space, self._tables)
 
     def _chunks_copied(self, reads: Sequence[WeightRead]) -> list[int]:
         return sorted({chunk for read in reads for chunk in self._copied_chunks(read)})
 
     def _chunks_inside(self, table: RowTable) -> Iterable[int]:
-        return self._territory.chunks_of(table.start, table.stop - table.start)
+        return self._address_space.chunks_of(table.start, table.stop - table.start)
 
     def _register_fetches(self, graph: GraphMap, steps: Steps) -> None:
         for i, node in enumerate(graph):
@@ -145,9 +146,9 @@ class WeightStreaming:
 
         return acquire
 
-    def _release_step(self, chunks: tuple[int, ...], is_turn: bool = False) -> Step:
+    def _release_step(self, chunks: tuple[int, ...], is_visit_end: bool = False) -> Step:
         leaving = self._leaving(chunks)
-        return lambda _: self._release(leaving, is_turn)
+        return lambda _: self._release(leaving, is_visit_end)
 
     def _leaving(self, chunks: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(chunk for chunk in chunks if chunk not in self._pinned)
@@ -156,24 +157,24 @@ class WeightStreaming:
         self.wait_s += self.weights.acquire([chunk for chunk in chunks if chunk not in self._held])
         self._held.update(dict.fromkeys(chunks, 1))
 
-    def _release(self, chunks: Sequence[int], is_turn: bool = False) -> None:
+    def _release(self, chunks: Sequence[int], is_visit_end: bool = False) -> None:
         """Let `chunks` go; at the end of a turn, when frames have time, others do what follows."""
         self._held.subtract(chunks)
         gone = [chunk for chunk in dict.fromkeys(chunks) if self._held[chunk] <= 0]
         for chunk in gone:
             del self._held[chunk]
-        (self.weights.release_soon if is_turn else self.weights.release)(gone)
+        (self.weights.release_soon if is_visit_end else self.weights.release)(gone)
 
 
 @dataclass(frozen=True, slots=True)
-class InTurns:
+class StageVisits:
     """The steps of `streaming` for passes in which the guests stay: what a turn needs is held from its start on."""
 
     streaming: WeightStreaming
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Add the steps for `graph`, by turns where there is room for that."""
-        add = self.streaming.register_turns if self.streaming.may_take_turns else self.streaming.register
+        add = self.streaming.register_stage_visits if self.streaming.holds_stage_visits else self.streaming.register
         add(graph, steps)
 
 
@@ -183,20 +184,20 @@ class PinnedWeights(WeightStreaming):
     def __init__(
         self,
         weights: Weights,
-        territory: Territory,
+        address_space: AddressSpace,
         tables: Sequence[RowTable],
         routed: Collection[int] = (),
         pinned: Collection[int] = (),
     ) -> None:
         """routed: addresses of weights that come by expert. pinned: chunks that stay, with parts of those too."""
-        super().__init__(weights, territory, tables)
+        super().__init__(weights, address_space, tables)
         self._routed, self._pinned_chunks = routed, frozenset(pinned)
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
-        """Wait for each stretch, which is for the first time only; fetch rows where rows are looked up."""
+        """Wait for each segment, which is for the first time only; fetch rows where rows are looked up."""
         self._register_fetches(graph, steps)
-        for stretch in self.stretches(graph):
-            steps.add_before(stretch.first, self._acquire_step(stretch.acquire))
+        for segment in self.segments(graph):
+            steps.add_before(segment.first, self._acquire_step(segment.acquire))
 
     def before_unknown(self, node: Node, address: int) -> bool:
         """Bring what `node` reads."""
@@ -210,5 +211,5 @@ class PinnedWeights(WeightStreaming):
     def _acquire(self, chunks: Sequence[int]) -> None:
         super()._acquire([chunk for chunk in chunks if chunk not in self._held])
 
-    def _release(self, chunks: Sequence[int], is_turn: bool = False) -> None:
+    def _release(self, chunks: Sequence[int], is_visit_end: bool = False) -> None:
         """They stay."""

@@ -42,7 +42,7 @@ ROLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class InflateSource:
     """The model to grow: each layer's tensors by their name within the layer, and those in the file around the layers.
 
     `width` is that of every feed-forward network (of every expert), in neurons; `width_keys` are the metadata keys,
@@ -59,7 +59,7 @@ class Source:
     width_keys: tuple[str, ...]
 
 
-def read_source(path: Path) -> Source:
+def read_source(path: Path) -> InflateSource:
     """Return the model in `path`; NotSupported when it cannot be grown, ModelFileError when it is broken."""
     model, header = read_gguf(path), read_header(path)
     if model.architecture not in SUPPORTED_ARCHITECTURES or len(model.shards) > 1:
@@ -95,7 +95,9 @@ def read_source(path: Path) -> Source:
         )
     with path.open("rb") as file:
         raw_header = file.read(header.shard.header_bytes)
-    return Source(header, raw_header, model.architecture, in_order, tuple(before), tuple(after), width, width_keys)
+    return InflateSource(
+        header, raw_header, model.architecture, in_order, tuple(before), tuple(after), width, width_keys
+    )
 
 
 def _check_part(path: Path, tensor: TensorInfo, part: str) -> None:

@@ -1,4 +1,4 @@
-"""Traces of a mixture: a prompt and what the model makes of it, with the experts that every token was routed to."""
+"""Traces of a moe: a prompt and what the model makes of it, with the experts that every token was routed to."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import pytest
 
 from edge_run import AsyncModel, BudgetError, ConfigError, Model, ModelFileError, NotSupported
 from edge_run.base.config import ModelConfig
-from edge_run.partition.pass_costs import PassCosts
+from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation import speculation_setup
@@ -42,7 +42,7 @@ NOISE = 0.3  # between widths, on these models
 class Eager(WidthControl):
     """Speculates always, with every width there is in turn: what pays on a device is not what is tested here."""
 
-    def __init__(self, costs: PassCosts, most_tokens: int, least_gain: float) -> None:
+    def __init__(self, costs: WidthCosts, most_tokens: int, least_gain: float) -> None:
         super().__init__(costs, most_tokens, least_gain)
         self._chance = random.Random(1)
 
@@ -305,10 +305,10 @@ def test_the_plan_counts_the_draft_model(grown: Path) -> None:
         with Model(grown, **streamed(), draft=draft) as model:
             plans[draft] = model.plan
         assert model.plan.mode == "streamed"
-    foretold = planner(grown, ModelConfig(**streamed(), draft=KIT)).plan()
+    forecast = planner(grown, ModelConfig(**streamed(), draft=KIT)).plan()
     sizes = {item.what: item.size_bytes for item in plans[KIT].items}
     assert KIT.stat().st_size < sizes["draft"] < 10 * KIT.stat().st_size
-    assert abs({item.what: item.size_bytes for item in foretold.items}["draft"] - sizes["draft"]) < 4 * 2**20
+    assert abs({item.what: item.size_bytes for item in forecast.items}["draft"] - sizes["draft"]) < 4 * 2**20
     assert sum(sizes.values()) <= plans[KIT].budget_bytes
     assert plans[KIT].minimum_bytes > plans[None].minimum_bytes + KIT.stat().st_size // 2
 

@@ -1,6 +1,6 @@
 """The address space of a model's weights: where each chunk of each file lives, and what memory is under it.
 
-llama.cpp maps a stub of each file; the territory takes those mappings over. Nothing is under a chunk until it is
+llama.cpp maps a stub of each file; the address space takes those mappings over. Nothing is under a chunk until it is
 furnished: what is not resident is unmapped (PROT_NONE), so that a read of missing weights stops the process instead of
 giving wrong text. Chunks of 2 MiB are aligned to their size, so that a frame moves as one huge page; smaller ones lie
 at multiples of their size in the file, where a packed file has its blocks. Where a chunk sticks out of its mapping (the
@@ -22,7 +22,7 @@ CHUNK_BYTES = 2 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class MappedSpan:
     """A mapped part of one shard: addresses [start, stop), and the address where the shard's byte 0 would be."""
 
     shard: int
@@ -32,7 +32,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ChunkPlace:
     """Where one chunk lives. is_whole: it fills its frame, so it may change frames."""
 
     address: int
@@ -42,7 +42,7 @@ class Place:
     is_whole: bool
 
 
-def clipped(spans: Sequence[Span], ranges: Iterable[tuple[int, int]]) -> list[Span]:
+def clipped(spans: Sequence[MappedSpan], ranges: Iterable[tuple[int, int]]) -> list[MappedSpan]:
     """Return of each span the pages from the first to the last of `ranges`, (address, length), that lie in it."""
     ranges, found = list(ranges), []
     for span in spans:
@@ -50,7 +50,7 @@ def clipped(spans: Sequence[Span], ranges: Iterable[tuple[int, int]]) -> list[Sp
         if inside:
             start = round_down(min(address for address, _ in inside), _libc.PAGE)
             stop = round_up(max(address + length for address, length in inside), _libc.PAGE)
-            found.append(Span(span.shard, max(span.start, start), min(span.stop, stop), span.base))
+            found.append(MappedSpan(span.shard, max(span.start, start), min(span.stop, stop), span.base))
     return found
 
 
@@ -58,10 +58,10 @@ class MoveRefused(OSError):
     """A frame was to be moved from or to memory that is not a whole chunk of ours: a mistake, found before the move."""
 
 
-class Territory:
+class AddressSpace:
     """All spans of one model, cut into numbered chunks; `ragged` are those that stick out of a mapping. Thread-safe."""
 
-    def __init__(self, spans: Sequence[Span], chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, spans: Sequence[MappedSpan], chunk_bytes: int = CHUNK_BYTES) -> None:
         self.spans = tuple(spans)
         self.chunk_bytes = chunk_bytes
         self._first: list[int] = []
@@ -74,7 +74,7 @@ class Territory:
             count += -(-(span.stop - grid) // chunk_bytes)
         self.n_chunks = count
         self._starts = frozenset(self._first)
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, ChunkPlace] = {}
         ends = {
             chunk
             for first, last in zip(self._first, [*self._first[1:], count], strict=True)
@@ -82,18 +82,18 @@ class Territory:
         }
         self.ragged = frozenset(chunk for chunk in ends if not self.place(chunk).is_whole)
 
-    def claim(self) -> None:
+    def reserve(self) -> None:
         """Take the spans over: drop what was mapped there and leave them unreadable."""
         for span in self.spans:
             _libc.map_anonymous(span.stop - span.start, _libc.PROT_NONE, at=span.start)
 
-    def blank(self) -> None:
+    def map_zeros(self) -> None:
         """Let the spans read as zeros, which takes no memory."""
         for span in self.spans:
             _libc.map_anonymous(span.stop - span.start, _libc.PROT_READ, at=span.start)
             _libc.prepare_for_weights(span.start, span.stop - span.start)
 
-    def border_before(self, address: int, span: Span) -> int:
+    def border_before(self, address: int, span: MappedSpan) -> int:
         """Return where the chunk at `address`, which is in `span`, begins, the mapping's end left aside."""
         origin = span.base if self.chunk_bytes < CHUNK_BYTES else 0
         return origin + round_down(address - origin, self.chunk_bytes)
@@ -133,14 +133,14 @@ class Territory:
         """Return the chunks that hold any of `ranges`, (address, length), and those that stick out of a mapping."""
         return sorted(self.ragged.union(*(self.chunks_of(*place) for place in ranges)))
 
-    def span_of(self, address: int) -> Span:
+    def span_of(self, address: int) -> MappedSpan:
         """Return the span that holds `address`. Raises ValueError outside."""
         for span in self.spans:
             if span.start <= address < span.stop:
                 return span
         raise ValueError(f"address {address:#x} is in no mapping of the model")
 
-    def place(self, chunk: int) -> Place:
+    def place(self, chunk: int) -> ChunkPlace:
         """Return where `chunk` lives."""
         place = self._places.get(chunk)
         if place is None:
@@ -159,7 +159,7 @@ class Territory:
         missing = sum(self.chunk_bytes - self.place(chunk).length for chunk in self.ragged.intersection(chunks))
         return len(chunks) * self.chunk_bytes - missing
 
-    def furnish(self, chunk: int, source: int | None, count: int = 1) -> None:
+    def map(self, chunk: int, source: int | None, count: int = 1) -> None:
         """Put memory under `chunk`: the frame under chunk `source`, or fresh memory (None or negative).
 
         count: so many chunks in a row, from as many others in a row. Raises OSError when the kernel refuses; then none
@@ -184,7 +184,7 @@ class Territory:
             _libc.map_anonymous(length, _libc.PROT_NONE, at=address)  # the kernel may have left a hole
             raise
 
-    def vacate(self, chunks: Collection[int]) -> None:
+    def unmap(self, chunks: Collection[int]) -> None:
         """Give the memory under `chunks` back."""
         for chunk in chunks:
             place = self.place(chunk)
@@ -216,10 +216,10 @@ class Territory:
             # Replaced at once, so that it merges with its neighbours (vm.max_map_count) and stays unreadable.
             _libc.map_anonymous(old.length, _libc.PROT_NONE, at=old.address)
 
-    def _locate(self, chunk: int) -> Place:
+    def _locate(self, chunk: int) -> ChunkPlace:
         index = bisect_right(self._first, chunk) - 1
         span = self.spans[index]
         low = self._grid[index] + (chunk - self._first[index]) * self.chunk_bytes
         start, stop = max(low, span.start), min(low + self.chunk_bytes, span.stop)
         is_whole = stop - start == self.chunk_bytes
-        return Place(start, stop - start, span.shard, start - span.base, is_whole)
+        return ChunkPlace(start, stop - start, span.shard, start - span.base, is_whole)

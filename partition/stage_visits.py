@@ -1,8 +1,8 @@
 """Which chunks stream where a pass is computed in turns, with other devices' turns between them. Pure.
 
 In a mesh of several rounds a device waits for its next turn longer than it computes. Where all that streams of a turn
-fits the frames, it is read while others compute, and held for the whole turn: no pass stops within a turn, reads are
-long, and the frames are fewer than what running ahead through stretches takes. With D chunks that have no place and R
+fits the frames, it is read while others compute, and held for the whole visit: no pass stops within a turn, reads are
+long, and the frames are fewer than what running ahead through segments takes. With D chunks that have no place and R
 turns, D / (R - 1) frames are enough: so many chunks of each turn stream, and all others stay. There are more only where
 wide passes, which are not computed in turns, need them.
 """
@@ -14,61 +14,61 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 
-from edge_run.partition.plan import ResidencyPlan, frames_needed, longest_stretch, spread_evenly
+from edge_run.partition.plan import ResidencyPlan, frames_needed, longest_segment, spread_evenly
 
 LONG_RUN = 8  # chunks: longer reads gain nothing
 
 
-def plan_turns(
+def plan_stage_visits(
     plan: ResidencyPlan,
-    stretches: Sequence[Sequence[int]],
-    turns: Sequence[Sequence[int]],
+    segments: Sequence[Sequence[int]],
+    visits: Sequence[Sequence[int]],
     must_pin: Collection[int],
-    most_guests: int,
+    most_lent: int,
 ) -> ResidencyPlan | None:
     """Return `plan` with so few frames that each turn's share of what streams just fits them; None where that is more.
 
-    turns: the chunks of each, in the order of their use; stretches: of each of their stretches. most_guests: chunks
+    visits: the chunks of each, in the order of their use; segments: of each of their segments. most_lent: chunks
     that may have lent memory besides; passes that are not computed in turns have none, and stream those too.
     """
-    if len(turns) < 2:
+    if len(visits) < 2:
         return None
     fixed = [chunk for chunk in plan.pinned if chunk in must_pin]
-    uses = Counter(chain.from_iterable(turns))
+    uses = Counter(chain.from_iterable(visits))
     order = [chunk for chunk in uses if chunk not in must_pin]
     n_places = len(plan.pinned) - len(fixed) + plan.n_frames
-    n_lacking = len(order) - n_places - most_guests
-    own = [[chunk for chunk in turn if uses[chunk] == 1 and chunk not in must_pin] for turn in turns]
-    n_frames = max(1, -(-n_lacking // (len(turns) - 1)))
+    n_lacking = len(order) - n_places - most_lent
+    own = [[chunk for chunk in visit if uses[chunk] == 1 and chunk not in must_pin] for visit in visits]
+    n_frames = max(1, -(-n_lacking // (len(visits) - 1)))
     while n_frames <= plan.n_frames:
         n_streamed = max(0, n_lacking + n_frames)
-        counts = [n_streamed * (i + 1) // len(turns) - n_streamed * i // len(turns) for i in range(len(turns))]
+        counts = [n_streamed * (i + 1) // len(visits) - n_streamed * i // len(visits) for i in range(len(visits))]
         if any(count > len(chunks) for chunks, count in zip(own, counts, strict=True)):
             return None
         chosen = frozenset(chain.from_iterable(map(_in_runs, own, counts)))
         rest = [chunk for chunk in order if chunk not in chosen]
-        n_guests = max(0, len(rest) - (n_places - n_frames))
-        far = _far_from(chosen, rest, stretches)
-        guests = frozenset(spread_evenly(far if len(far) >= n_guests else rest, n_guests))
-        needed = frames_needed(stretches, chosen | guests, plan.minimum_chunks - len(fixed))
+        n_lent = max(0, len(rest) - (n_places - n_frames))
+        far = _far_from(chosen, rest, segments)
+        lent = frozenset(spread_evenly(far if len(far) >= n_lent else rest, n_lent))
+        needed = frames_needed(segments, chosen | lent, plan.minimum_chunks - len(fixed))
         if needed <= n_frames:
             return replace(
                 plan,
-                pinned=(*fixed, *(chunk for chunk in rest if chunk not in guests)),
-                streamed=tuple(chunk for chunk in order if chunk in chosen or chunk in guests),
+                pinned=(*fixed, *(chunk for chunk in rest if chunk not in lent)),
+                streamed=tuple(chunk for chunk in order if chunk in chosen or chunk in lent),
                 n_frames=n_frames,
                 streamed_uses=n_streamed if n_streamed > n_frames else 0,
-                guests=tuple(chunk for chunk in order if chunk in guests),
-                by_turns=True,
+                lent=tuple(chunk for chunk in order if chunk in lent),
+                by_stage_visits=True,
             )
         n_frames = needed
     return None
 
 
-def _far_from(chosen: Collection[int], rest: Sequence[int], stretches: Sequence[Sequence[int]]) -> list[int]:
-    """Return which of `rest` are never held by one stretch with any of `chosen`, wherever a pass is cut."""
-    reach = longest_stretch(stretches)
-    uses = list(chain.from_iterable(stretches))
+def _far_from(chosen: Collection[int], rest: Sequence[int], segments: Sequence[Sequence[int]]) -> list[int]:
+    """Return which of `rest` are never held by one segment with any of `chosen`, wherever a pass is cut."""
+    reach = longest_segment(segments)
+    uses = list(chain.from_iterable(segments))
     near: set[int] = set()
     for i, chunk in enumerate(uses):
         if chunk in chosen:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from edge_run.base.units import MIB
-from edge_run.runtime.decoding.compute_buffer import Scratch
+from edge_run.runtime.decoding.compute_buffer import ComputeBuffer
 from edge_run.runtime.graph.flow import Flow
 from edge_run.tiers.weights import Weights
 
@@ -24,31 +24,36 @@ MARGIN_BYTES = 2 * MIB  # attention scores grow with the text
 MOST_EXCESSES = 2
 
 
-def lendable_bytes(scratch: Scratch, flow: Flow) -> int:
-    """Return what the graph of a narrow pass, whose `flow` is given, does not need of `scratch`; 0 for too little.
+def lendable_bytes(buffer: ComputeBuffer, flow: Flow) -> int:
+    """Return what the graph of a narrow pass, whose `flow` is given, does not need of `buffer`; 0 for too little.
 
-    flow: of the graph that `scratch` was seen in last.
+    flow: of the graph that `buffer` was seen in last.
     """
-    touched = scratch.touched_bytes((storage.address, storage.size_bytes) for storage in flow.storages)
-    lendable = scratch.size_bytes - touched - MARGIN_BYTES
+    touched = buffer.touched_bytes((storage.address, storage.size_bytes) for storage in flow.storages)
+    lendable = buffer.size_bytes - touched - MARGIN_BYTES
     return lendable if lendable >= LEAST_LENT_BYTES else 0
 
 
-class Lending:
-    """Lends `lent_bytes` of `scratch` to the chunks `guests`, and takes them back. Called between passes only.
+class LentResidency:
+    """Lends `lent_bytes` of `buffer` to the chunks `lent_chunks`, and takes them back. Called between passes only.
 
     on_end runs when it lends no more, which is_over says. times_lent: how often it has lent so far.
     """
 
     def __init__(
         self,
-        scratch: Scratch,
+        buffer: ComputeBuffer,
         weights: Weights,
-        guests: Collection[int],
+        lent_chunks: Collection[int],
         lent_bytes: int,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        self._scratch, self._weights, self._guests, self._lent_bytes = scratch, weights, guests, lent_bytes
+        self._buffer, self._weights, self._lent_chunks, self._lent_bytes = (
+            buffer,
+            weights,
+            lent_chunks,
+            lent_bytes,
+        )
         self._on_end = on_end
         self._is_lent = self.is_over = False
         self._kept_bytes = self._excesses = self.times_lent = 0
@@ -62,12 +67,12 @@ class Lending:
         """Lend before a pass of one token, and take back before others."""
         if n_tokens != 1 or self.is_over:
             self.take_back()
-        elif not self._is_lent and not self._scratch.size_bytes:
+        elif not self._is_lent and not self._buffer.size_bytes:
             self._end("where llama.cpp computes is not known")  # the last pass ended before its first node
         elif not self._is_lent:
-            self._kept_bytes = self._scratch.size_bytes - self._lent_bytes
-            self._scratch.drop()
-            self._weights.keep(self._guests)
+            self._kept_bytes = self._buffer.size_bytes - self._lent_bytes
+            self._buffer.drop()
+            self._weights.keep(self._lent_chunks)
             self._is_lent, self._excesses = True, 0
             self.times_lent += 1
         else:
@@ -76,15 +81,15 @@ class Lending:
     def take_back(self) -> None:
         """Give up the guests, so that all of the buffer may be used."""
         if self._is_lent:
-            self._weights.give_up(self._guests)
+            self._weights.give_up(self._lent_chunks)
             self._is_lent = False
 
     def _look(self) -> None:
         """Give back what narrow passes touched in more places than one; end lending where one takes too much."""
-        found = self._scratch.resident_bytes()
+        found = self._buffer.resident_bytes()
         self._excesses = self._excesses + 1 if found > self._kept_bytes else 0
         if found > self._kept_bytes:
-            self._scratch.drop()
+            self._buffer.drop()
         if self._excesses >= MOST_EXCESSES:
             self._end(f"a pass of one token touches {found} bytes of the buffer, not {self._kept_bytes}")
 

@@ -69,7 +69,7 @@ class WidthCurve:
         return self._medians[low] - slope * (low - 1), slope
 
 
-class PassCosts:
+class WidthCosts:
     """Seconds of a pass by its width. union_growth: what a pass of a width reads, over what one token does.
 
     A drive may change its speed within minutes, and passes of one width may be long ago. A byte takes longer in wide
