@@ -87,7 +87,7 @@ def measure(model: Path, fault: str, wanted: list[int]) -> dict[str, Any]:
     from edge_run.base.config import ModelConfig
     from edge_run.devices.mesh.opening import MeshConfig, open_mesh
     from edge_run.runtime.mesh import coordinator
-    from edge_run.runtime.mesh.engine import open_mesh_engine
+    from edge_run.runtime.mesh.engine import RunOptions, open_mesh_engine
     from mesh_processes import MeshOfProcesses
 
     coordinator.plan_ring = in_equal_parts
@@ -108,7 +108,9 @@ def measure(model: Path, fault: str, wanted: list[int]) -> dict[str, Any]:
             config = ModelConfig(
                 memory=budget, context_tokens=256, micro_batch_tokens=32, threads=2, cache_folder=Path(folder)
             )
-            engine = open_mesh_engine(model, config, here, say=lambda text: said.append((time.monotonic(), text)))
+            engine = open_mesh_engine(
+                model, config, here, RunOptions(say=lambda text: said.append((time.monotonic(), text)))
+            )
             struck = 0.0
 
             def at(i: int) -> None:

@@ -25,7 +25,7 @@ from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import Hops, plan_ring
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh.engine import open_mesh_engine
+from edge_run.runtime.mesh.engine import RunOptions, open_mesh_engine
 from mesh_faults import OPTIONS, greedy
 from mesh_processes import WorkerProcess, mesh_of
 
@@ -72,7 +72,9 @@ def run(path: Path, tokens: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, mesh_of(Path(folder), path, list("bc")) as mesh:
         here = mesh.join()
         mesh.wait_for(here, 2)
-        engine = open_mesh_engine(path, ModelConfig(memory="4GiB", **OPTIONS, chunk_bytes=16384), here, say=said.append)
+        engine = open_mesh_engine(
+            path, ModelConfig(memory="4GiB", **OPTIONS, chunk_bytes=16384), here, RunOptions(say=said.append)
+        )
         slowed: list[tuple[Slowed, MeshUse]] = []
 
         def at(i: int) -> None:

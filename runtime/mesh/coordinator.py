@@ -77,7 +77,7 @@ class LayerCoordinator:
         takes_any_numerics: bool,
         say: Callable[[str], None],
     ) -> None:
-        """say: as of `MeshOptions`."""
+        """say: is told what the user should see."""
         self._mesh, self._engine, self._takes_any, self._say = mesh, engine, takes_any_numerics, say
         self._asked: set[str] = set()  # who opened the model, or a slice of it, and was not released
         self._apart: set[tuple[str, str]] = set()  # who does not reach whom, as was said

@@ -18,9 +18,8 @@ from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Document, Unled
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.speculation_setup import open_session
-from edge_run.runtime.mesh import coordinator, offers
-from edge_run.runtime.mesh import run as mesh_run
-from edge_run.runtime.mesh.engine import open_mesh_engine
+from edge_run.runtime.mesh import coordinator, device_group, offers
+from edge_run.runtime.mesh.engine import RunOptions, open_mesh_engine
 from fake_mesh import Hub
 from in_child import in_child
 from mesh_processes import round_robin
@@ -91,7 +90,7 @@ def test_an_opening_that_is_broken_off_leaves_no_lease_and_nothing_open_on_other
     fresh = ModelConfig(memory="4GiB", cache_folder=tmp_path, chunk_bytes=CHUNK_BYTES, **OPTIONS)  # type: ignore[arg-type]
 
     def open_with(**options: object) -> None:
-        open_mesh_engine(path, fresh, mesh, **options)  # type: ignore[arg-type]
+        open_mesh_engine(path, fresh, mesh, RunOptions(**options))  # type: ignore[arg-type]
 
     def interrupt(text: str) -> None:
         raise KeyboardInterrupt
@@ -118,7 +117,7 @@ def test_an_opening_that_is_broken_off_leaves_no_lease_and_nothing_open_on_other
 def test_a_worker_that_hangs_is_done_without(folder: Path) -> None:
     path = make_model("llama", folder)
     wanted = alone(path)
-    mesh_run.LEAST_DEADLINE_S, mesh_run.PATIENCE = 1.0, 0.0
+    device_group.LEAST_DEADLINE_S, device_group.PATIENCE = 1.0, 0.0
     coordinator.STATUS_TIMEOUT_S = 1.0
     with running(path) as run:
         freed = threading.Event()
@@ -177,7 +176,10 @@ def test_a_device_without_the_model_or_with_other_kernels_is_left_out(folder: Pa
     offers.numerics_document = lambda numerics: {**real(numerics), "kernels": "AVX9"}
     hub_run.mesh = hub_run.hub.join("a")
     hub_run.engine = open_mesh_engine(
-        path, ModelConfig(memory="4GiB", chunk_bytes=CHUNK_BYTES, **OPTIONS), hub_run.mesh, say=hub_run.said.append
+        path,
+        ModelConfig(memory="4GiB", chunk_bytes=CHUNK_BYTES, **OPTIONS),
+        hub_run.mesh,
+        RunOptions(say=hub_run.said.append),
     )
     try:
         use = hub_run.engine.mesh_use

@@ -49,7 +49,7 @@ def opened(
 
     announce_end(partial(_end, path))
     terminal.show(f"Opening {path.name}")
-    interrupt = mesh.interrupt if mesh else Interrupt()
+    interrupt = mesh.run.interrupt if mesh else Interrupt()
     with interrupt.hearing_ctrl_c():
         model = Model(path, config=config, chat_template=chat_template, mesh=mesh)
     terminal.erase()

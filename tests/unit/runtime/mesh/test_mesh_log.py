@@ -10,7 +10,7 @@ from edge_run.base.protocols import BatchToken
 from edge_run.runtime.decoding.batch_limits import Limits
 from edge_run.runtime.mesh.log import MeshLog
 from edge_run.runtime.mesh.messages import Decode, Operate, command_header, command_parts, read_command
-from edge_run.runtime.mesh.recovery_time import PlanTimes, replay_s
+from edge_run.runtime.mesh.replay import PlanTimes, replay_s
 
 LIMITS = Limits(
     context_tokens=64, vocabulary=10, micro_batch_tokens=8, sequences=4, outputs_per_pass=2, can_branch=True
