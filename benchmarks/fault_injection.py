@@ -1,6 +1,6 @@
 """Every call that edge-run makes of the system, failing once: reads, opened and written files, mapped memory, threads.
 
-For each kind of run (all in memory, streamed, a mixture by expert, from a packed file, with a draft model, as two
+For each kind of run (all in memory, streamed, a mixture of experts, from a packed file, with a draft model, as two
 slices, an upload, fetched pieces, a file that is new, and what writes files) each call of a kind is made to fail in
 its turn, by a library loaded before the C library (`tests/injector.c`), and the same is done again with what was open.
 Right is: an error of ours in one line, or the right result in spite of it; and then the right result. A sample of

@@ -4,7 +4,7 @@
     mesh_codec.py [--text FILE] [--tokens 48]
 
 Quality: the model on two devices, half of the layers each, every activation coded or not: perplexity of a text
-(each token of it foretold in one pass of the prompt's width), how far the logits are off, and in how many places the
+(each token of it predicted in one pass of the prompt's width), how far the logits are off, and in how many places the
 best token is another one. Speed: two processes, the other behind a link of 5 or 20 Mbit/s (tbf in a network namespace,
 needs root): tokens/s and the time of a prompt, with activations as they are, packed, and compact.
 """

@@ -4,9 +4,9 @@
     mesh_exact.py [--architectures] [--nodes]
 
 Nodes: real processes with a real mosquitto, budgets of 20, 35 and 60 % of the model for the whole process, so that the
-model fits none of them: a dense model and a mixture of sensible text, and architectures that scale their input
-(granite, gemma) with random weights. Architectures: three engines in one process with the layers dealt out in turn,
-resident and with the fewest frames that can work, against llama.cpp's own loader, logit by logit.
+model fits none of them: a dense model and a mixture of experts that write sensible text, and architectures that scale
+their input (granite, gemma) with random weights. Architectures: three engines in one process with the layers dealt out
+in turn, resident and with the fewest frames that can work, against llama.cpp's own loader, logit by logit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A mixture streamed by expert, against llama.cpp's mmap, on a small device.
+"""A mixture of experts, streamed by expert, against llama.cpp's mmap, on a small device.
 
 Model: kit-moe grown to 8 GB, wider and not deeper (6 layers, 32 experts of which a token uses 4, F16). Budget and
 control group: a quarter of it. Cold; both read the same held-out English, first a prompt of 64 tokens, then token after

@@ -1,4 +1,4 @@
-"""Logits of mixtures streamed by expert against llama.cpp all resident, under every policy and every way to prefetch.
+"""Logits of mixtures of experts, streamed, against llama.cpp all resident, under every policy and way to prefetch.
 
 Models: kit-moe as it was trained and grown (wider), and tiny random ones: gpt-oss, deepseek2 with shared experts, and
 deepseek32 with gate and up in one tensor. Per combination: a prompt of 300 tokens and 100 decoded tokens, at three

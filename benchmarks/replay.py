@@ -1,4 +1,4 @@
-"""Route traces of two real mixtures through the policies of the expert cache, with the offline optimum beside them.
+"""Route traces of two real mixtures of experts through the policies of the expert cache, beside the offline optimum.
 
 Hits of decode look-ups, in per cent, after the prompt has warmed the cache, as `edge-run replay` counts them. Then:
 each half of the traces' tokens (the second after the first); random routing of other shapes (Zipf's law, favourites

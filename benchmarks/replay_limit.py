@@ -1,4 +1,4 @@
-"""How much of a mixture's routing can be known beforehand: bounds for policies of the expert cache that learn online.
+"""How much of expert routing can be known beforehand: bounds for policies of the expert cache that learn online.
 
 Needs scikit-learn, which nothing else here does. Hits of decode look-ups in per cent, as `replay.py` counts them, of
 the default policy's way of choosing (what is expected to be used last goes), given other chances that an expert is used

@@ -1,11 +1,11 @@
 """Speculation against plain decoding and llama.cpp's mmap, on a small device: tokens a second after the prompt.
 
-Dense: the kit model grown to 4 GB (32 layers, Q4_0) under half of it, drafter kit-draft. Mixture: kit-moe grown to 8 GB
-(6 layers, F16) under a quarter. In one row, each is run once, in turn, cold, in a control group of the budget, 128 KiB
-read-ahead. Where the drive is not limited, its speed changes within minutes: there plain decoding runs once before and
-once after, and their mean counts; `--pairs` goes on so, by turns, and the median counts (`ratios`: of each;
-`off_change`: the fastest of plain decoding against the slowest). Each continues the same text greedily: a novel, a
-grade-school question, text that repeats (summaries and retrieval, look-up alone), or random tokens, which nobody can
+Dense: the kit model grown to 4 GB (32 layers, Q4_0) under half of it, drafter kit-draft. Mixture of experts: kit-moe
+grown to 8 GB (6 layers, F16) under a quarter. In one row, each is run once, in turn, cold, in a control group of the
+budget, 128 KiB read-ahead. Where the drive is not limited, its speed changes within minutes: there plain decoding runs
+once before and once after, and their mean counts; `--pairs` goes on so, by turns, and the median counts (`ratios`: of
+each; `off_change`: the fastest of plain decoding against the slowest). Each continues the same text greedily: a novel,
+a grade-school question, text that repeats (summaries and retrieval, look-up alone), or random tokens, which nobody can
 guess. `expected` is the gain that the controller expected before each pass, `measured` the one against plain decoding
 in the same row. Where tokens differ, `gap` is how far apart the two best logits were there in plain decoding, and
 `noise` the largest difference between widths that the run saw.

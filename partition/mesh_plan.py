@@ -1,4 +1,4 @@
-"""Which device computes which layers: pure, from what was measured of each, the plan that takes least time per token.
+"""Which device computes which layers: the plan with the least time per token, from measurements of each device. Pure.
 
 The devices form a ring that a token goes around `rounds` times; in each round a device computes some consecutive units
 (a unit is as a rule a layer). What does not fit its memory it streams, and all of them at once: while others compute,
@@ -7,8 +7,8 @@ and R rounds is at work for max(compute + what reading and stopping take of it, 
 
     max( sum of what each is at work + hops,  max over devices of S / D )
 
-The window is what lacks a place, divided by R - 1, where that is less (`partition/stage_visits.py`): then w is all that
-streams of a turn.
+Where a smaller window holds all that streams in one stage visit (`partition/stage_visits.py`), w is that: the bytes
+without a place in memory, divided by R - 1.
 
 Rounds (prima.cpp, Li et al. 2025, "Prioritizing ring assignment") shorten the first term where devices stream, and cost
 hops. What a hop costs is taken to be each device's own: its way to a common switch or access point, so that the order
@@ -32,8 +32,8 @@ from edge_run.partition.plan import MOST_RUNS
 
 ROUNDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 READ_CPU_S_PER_BYTE = 8e-11  # what readers take from computing; so that nothing streams that need not
-STOPS_S_PER_BYTE = 7e-12  # of weights that are waited for segment by segment, as those of a turn at once are not
-READ_SHARE = 0.93  # of a drive's speed, which reading for one turn after the other comes to
+STOPS_S_PER_BYTE = 7e-12  # of weights that are waited for segment by segment; those of a whole stage visit are not
+READ_SHARE = 0.93  # of a drive's speed, which reading for one stage visit after the other reaches
 MOST_TRIED = 2_000  # units, in all ways to share out so few blocks
 _NEVER = math.inf
 
@@ -42,7 +42,7 @@ _NEVER = math.inf
 class UnitWork:
     """One unit: bytes of weights, and bytes that are kept for it between tokens.
 
-    used_bytes: of the weights, what a token needs: in a mixture not all; None where it is.
+    used_bytes: the weights that a token needs, where these are not all, as in a mixture of experts; else None.
     """
 
     weight_bytes: int
@@ -138,7 +138,7 @@ def token_time(units: Sequence[UnitWork], specs: Sequence[DeviceSpec], owners: S
 
 
 def _visits(owners: Sequence[str]) -> Counter[str]:
-    """Return how often each node has its turn in a token; the tail goes on where the next token's head begins."""
+    """Return the stage visits of each node in a token; the tail and the next token's head are one visit."""
     visits = Counter(owner for i, owner in enumerate(owners) if i == 0 or owners[i - 1] != owner)
     visits[owners[0]] -= owners[-1] == owners[0] and visits[owners[0]] > 1
     return visits
@@ -156,7 +156,7 @@ _NOTHING, _NO_ROOM = _Streaming(0.0), _Streaming(_NEVER)
 
 
 def _streaming(spec: DeviceSpec, work: UnitWork, rounds: int) -> _Streaming:
-    """Return how a device streams `work` in so many turns; infinite bytes where there is no room to do so."""
+    """Return how a device streams `work` in `rounds` stage visits; infinite bytes where its memory is too small."""
     if spec.most_weight_bytes is not None and work.weight_bytes > spec.most_weight_bytes:
         return _NO_ROOM
     room = spec.memory_bytes - work.kept_bytes
@@ -204,8 +204,8 @@ def _useful_rounds(units: Sequence[UnitWork], specs: Sequence[DeviceSpec], among
 def _plan_rounds(units: Sequence[UnitWork], specs: Sequence[DeviceSpec], rounds: int) -> MeshPlan | None:
     """Return the best plan of so many rounds.
 
-    Turns of a device run together where nobody has one in between, which the search does not see: so few blocks that
-    all ways to share them out can be tried are shared out in all ways.
+    Two stage visits of a device become one where no other device has one in between, which the search does not see.
+    So where there are few blocks, all ways to share them out are tried.
     """
     n_blocks, n_others = len(units) - 2, len(specs) - 1
     if math.comb(n_blocks + n_others, n_others) * len(units) <= MOST_TRIED:
@@ -275,7 +275,7 @@ def _share(blocks: UnitWork, count: int, n_blocks: int) -> UnitWork:
 
 @functools.lru_cache(maxsize=1024)  # the same for all rings that a device may be in, but for the hops
 def _costs(spec: DeviceSpec, blocks: UnitWork, ends: UnitWork | None, n_blocks: int, rounds: int) -> Sequence[Any]:
-    """Return, by how many of the `blocks` a device has, arrays of seconds at work, of turns, and of seconds reading.
+    """Return three arrays by the number of `blocks` that a device has: seconds at work, stage visits, seconds reading.
 
     ends: the head and the tail, which the first device has too.
     """
@@ -285,7 +285,7 @@ def _costs(spec: DeviceSpec, blocks: UnitWork, ends: UnitWork | None, n_blocks: 
     for count in range(0 if ends else 1, n_blocks + 1):
         share = _share(blocks, count, n_blocks)
         work = ends.plus(share) if ends else share
-        taken = min(rounds, count) + (ends is not None and count < rounds)  # the ends may be a turn of their own
+        taken = min(rounds, count) + (ends is not None and count < rounds)  # the ends may be a stage visit of their own
         streaming = _streaming(spec, work, taken)
         at_work[count] = _at_work_s(spec, work, streaming, taken)
         visits[count], reading[count] = taken, _read_s(spec, streaming.streamed_bytes)

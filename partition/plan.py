@@ -1,8 +1,8 @@
 """Which chunks stay in memory and which stream, under a budget. Pure: figures in, a decision out.
 
-Streaming a dense model is a cycle, so the bytes that must be read in a pass are all that is not pinned, whatever the
-policy. What is left to decide is the window (as small as keeps the drive busy) and which chunks stream: they are spread
-evenly over the pass, so that reading never has to wait for computing nor the other way round.
+A dense model streams in a cycle, so each pass reads all that is not pinned, whatever the policy. Two decisions remain:
+the window, which is as small as keeps the drive busy, and which chunks stream. These are spread evenly over the pass,
+so that reading never has to wait for computing, nor computing for reading.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ MOST_RUNS = 512  # longer reads cost less CPU; and each run is a mapping, of whi
 
 @dataclass(frozen=True, slots=True)
 class ResidencyPlan:
-    """pinned: chunks that stay. streamed: those that come and go, in order of use. n_frames: what they share.
+    """Which chunks stay in memory and which stream.
 
-    streamed_uses: reads of streamed chunks in a pass. minimum_chunks: the least that could work. lent: streamed
-    chunks that stay too while memory is lent for them; streamed_uses is then for passes in which they do.
-    by_stage_visits: what streams of each stage visit fits the frames, if the lent chunks stay.
+    pinned: the chunks that stay.
+    streamed: the chunks that stream, in order of use.
+    n_frames: the frames that the streamed chunks share.
+    streamed_uses: the reads of streamed chunks in a pass; where chunks have lent memory, in a pass in which they do.
+    minimum_chunks: the fewest chunks that must fit in memory.
+    lent: the streamed chunks that stay while they have lent memory.
+    by_stage_visits: whether the frames hold all that streams in a stage visit while the lent chunks stay.
     """
 
     pinned: tuple[int, ...]
@@ -46,11 +50,15 @@ def plan_residency(
     available_bytes: int,
     other_bytes: int,
 ) -> ResidencyPlan:
-    """Decide for one pass, given as the chunks that each of its segments needs at once.
+    """Decide for one pass which chunks stay.
 
-    must_pin: chunks that cannot move. available_bytes: what is left for weights. other_bytes: what the budget spends
-    besides, for the message. Raises BudgetError, with the smallest budget that works, when the largest segment does not
-    fit.
+    segments: the chunks that each segment of the pass needs at once.
+    must_pin: chunks that cannot move.
+    chunk_bytes: the size of a chunk.
+    available_bytes: what the budget leaves for weights.
+    other_bytes: the rest of the budget, for the error message.
+
+    Raises BudgetError, with the smallest budget that works, when the largest segment does not fit.
     """
     taken = _taken(segments)
     uses = Counter(chain.from_iterable(taken))
@@ -87,9 +95,9 @@ def plan_residency(
 
 
 def frames_needed(segments: Sequence[Sequence[int]], streamed: Collection[int], largest: int) -> int:
-    """Return the frames that any segment can do with, also of a pass that is cut elsewhere, if `streamed` streams.
+    """Return the frames that every segment can do with if `streamed` streams, wherever a pass is cut.
 
-    They hold all that streams of as many uses in a row as a segment has at most; that are no more than the `largest`.
+    They hold the streamed chunks of any uses in a row, as many as the longest segment has, but at most `largest`.
     """
     chosen = frozenset(streamed)
     reach = longest_segment(segments)
@@ -98,12 +106,12 @@ def frames_needed(segments: Sequence[Sequence[int]], streamed: Collection[int], 
 
 
 def longest_segment(segments: Sequence[Sequence[int]]) -> int:
-    """Return the chunks of the one that has the most."""
+    """Return the number of chunks in the longest segment."""
     return max(map(len, segments), default=0)
 
 
 def with_lent(plan: ResidencyPlan, segments: Sequence[Sequence[int]], most_lent: int) -> ResidencyPlan:
-    """Return `plan` with at most `most_lent` of its streamed chunks as guests, spread evenly over the pass."""
+    """Return `plan` with lent memory for at most `most_lent` of its streamed chunks, spread evenly over the pass."""
     if not most_lent:
         return plan
     lent = spread_evenly(plan.streamed, min(most_lent, len(plan.streamed)))
@@ -115,7 +123,7 @@ def with_lent(plan: ResidencyPlan, segments: Sequence[Sequence[int]], most_lent:
 
 
 def _taken(segments: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return what each segment needs and the one before did not hold, in order."""
+    """Return the chunks of each segment that the segment before it did not hold, in order."""
     taken = []
     before: frozenset[int] = frozenset()
     for segment in segments:
@@ -126,7 +134,7 @@ def _taken(segments: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _count_reads(taken: Sequence[Sequence[int]], streamed: frozenset[int], uses: Counter[int], reach: int) -> int:
-    """Return the reads of streamed chunks in a pass: a chunk stays when it is used again within `reach` others."""
+    """Return the reads of streamed chunks in a pass; a chunk that is used again within `reach` other uses stays."""
     order = [chunk for chunks in taken for chunk in chunks if chunk in streamed]
     if len(order) <= reach:
         return 0
@@ -140,7 +148,7 @@ def _count_reads(taken: Sequence[Sequence[int]], streamed: frozenset[int], uses:
 
 
 def _choose_streamed(movable: Sequence[int], uses: Counter[int], count: int, run: int) -> list[int]:
-    """Return `count` chunks, spread evenly over the pass; those read once before those that would be read again."""
+    """Return `count` chunks, spread evenly over the pass; chunks that are used once are taken first."""
     once = [chunk for chunk in movable if uses[chunk] == 1]
     if count <= len(once):
         return _spread(once, count, run)
@@ -150,7 +158,7 @@ def _choose_streamed(movable: Sequence[int], uses: Counter[int], count: int, run
 
 
 def spread_evenly(chunks: Sequence[int], count: int) -> list[int]:
-    """Return `count` of `chunks`, in order, spread evenly over them, neighbours together where there are very many."""
+    """Return `count` of `chunks`, in order and evenly spread; of very many, neighbours are taken together."""
     return _spread(chunks, count, -(-len(chunks) // MOST_RUNS)) if count else []
 
 

@@ -1,10 +1,11 @@
-"""Which chunks stream where a pass is computed in turns, with other devices' turns between them. Pure.
+"""Which chunks stream where the stage visits of a device alternate with those of other devices. Pure.
 
-In a mesh of several rounds a device waits for its next turn longer than it computes. Where all that streams of a turn
-fits the frames, it is read while others compute, and held for the whole visit: no pass stops within a turn, reads are
-long, and the frames are fewer than what running ahead through segments takes. With D chunks that have no place and R
-turns, D / (R - 1) frames are enough: so many chunks of each turn stream, and all others stay. There are more only where
-wide passes, which are not computed in turns, need them.
+A stage visit is one visit of a pass at a device, which computes some consecutive layers. In a mesh of several rounds, a
+device waits longer for its next stage visit than it computes. Where all chunks that stream in a stage visit fit the
+frames, they are read while other devices compute, and held for the whole stage visit. Then no pass stops inside a stage
+visit, reads are long, and fewer frames are needed than for reading ahead segment by segment. For D chunks without a
+place and R stage visits, D / (R - 1) frames are enough: as many chunks of each stage visit stream, and all others stay.
+More frames are needed only for prefill batches, which are not held by stage visits.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ def plan_stage_visits(
     must_pin: Collection[int],
     most_lent: int,
 ) -> ResidencyPlan | None:
-    """Return `plan` with so few frames that each turn's share of what streams just fits them; None where that is more.
+    """Return `plan` with frames for the streamed chunks of one stage visit, or None where these are more frames.
 
-    visits: the chunks of each, in the order of their use; segments: of each of their segments. most_lent: chunks
-    that may have lent memory besides; passes that are not computed in turns have none, and stream those too.
+    segments: the chunks of each segment of the pass.
+    visits: the chunks of each stage visit, in order of use.
+    must_pin: chunks that cannot move.
+    most_lent: how many chunks may have lent memory besides. Passes that are not held by stage visits lend none, so
+        these chunks stream in them.
     """
     if len(visits) < 2:
         return None
@@ -66,7 +70,7 @@ def plan_stage_visits(
 
 
 def _far_from(chosen: Collection[int], rest: Sequence[int], segments: Sequence[Sequence[int]]) -> list[int]:
-    """Return which of `rest` are never held by one segment with any of `chosen`, wherever a pass is cut."""
+    """Return the chunks of `rest` that share a segment with none of `chosen`, wherever a pass is cut."""
     reach = longest_segment(segments)
     uses = list(chain.from_iterable(segments))
     near: set[int] = set()
@@ -77,7 +81,7 @@ def _far_from(chosen: Collection[int], rest: Sequence[int], segments: Sequence[S
 
 
 def _in_runs(chunks: Sequence[int], count: int) -> list[int]:
-    """Return `count` of `chunks`, in order: those with many neighbours, which are read at once, the earliest first."""
+    """Return `count` of `chunks`, in order: those of the longest runs, each read at once, and of the earliest runs."""
     runs: list[list[int]] = []
     for chunk in chunks:
         if runs and chunk == runs[-1][-1] + 1 and len(runs[-1]) < LONG_RUN:

@@ -1,6 +1,6 @@
-"""Policies that count: the least recently and the least frequently used expert goes first, of all or of its layer.
+"""Policies that count uses: they evict the least recently or the least frequently used expert, of all or of its layer.
 
-With a decay between the two they are one family: LRFU (Lee and others, 2001, section 2).
+A decay makes them one family, LRFU (Lee and others, 2001, section 2).
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ _STALE = 4
 
 
 class CountingPolicy:
-    """Each use counts 1, and less with every later look-up of its layer: `decay` ** look-ups.
+    """Evicts the unit with the lowest count; of equal ones, the one used longest ago.
 
-    decay: 1 is LFU over all time, 0 is LRU. Among equals the one used longer ago goes first. Every unit that was looked
-    up is kept, as far as there is room.
+    A use counts 1, and is multiplied by `decay` at every later look-up of its layer. Every unit that was looked up is
+    kept, as far as there is room.
+
+    decay: 1 is LFU over all time, 0 is LRU.
+    has_shares: whether each layer has an equal part of the capacity.
     """
 
     def __init__(self, moe: MoeShape, decay: float, has_shares: bool) -> None:
@@ -51,18 +54,18 @@ class CountingPolicy:
         return experts
 
     def expect(self, layer: int, experts: Collection[int]) -> None:
-        """Keep what is foretold from making room for what is foretold with it."""
+        """Keep predicted experts from being evicted for others predicted with them."""
         self._expected[layer] = frozenset(experts)
 
     def victim(self, newcomer: Unit | None, is_prefetch: bool = False) -> Unit | None:
-        """Return the unit counted least: of the newcomer's layer, where each has a share."""
+        """Return the unit with the lowest count, in the newcomer's layer where each layer has a share."""
         if newcomer is not None or not self.has_shares:
             return self._pop(newcomer[0] if newcomer and self.has_shares else 0, newcomer, is_prefetch)
         fullest = sorted(self._heaps, key=lambda pool: len(self._heaps[pool]), reverse=True)
         return next((victim for pool in fullest if (victim := self._pop(pool, None, False))), None)
 
     def add(self, unit: Unit, is_prefetch: bool = False) -> None:
-        """Take `unit` as resident; what is foretold ranks as if it had been used once more."""
+        """Take `unit` as resident; a prefetched unit ranks as if it had been used once more."""
         self._enter(unit, self._count_once_more(unit) if is_prefetch else None)
 
     def remove(self, unit: Unit) -> None:
@@ -112,7 +115,10 @@ class CountingPolicy:
             heapq.heapify(heap)
 
     def _grow(self, layer: int) -> None:
-        """Let a use count more than those before; counts and ranks are scaled down before they overflow."""
+        """Give the next use more weight than all before it, instead of decaying all counts.
+
+        Counts and ranks are scaled down before they overflow.
+        """
         self._weight[layer] /= self._decay
         if self._weight[layer] < _LARGEST:
             return

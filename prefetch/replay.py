@@ -1,4 +1,4 @@
-"""Replays of a route trace through expert caches: what each policy would have read, and the least that could be.
+"""Replays a route trace through expert caches: what each policy would have read, and the least possible.
 
 The accounting is that of published figures: a look-up for each expert that a decoded token uses in a layer; a prompt
 warms the cache, as one batch for each layer, and is not counted; a miss costs the layer's `expert_bytes`.
@@ -25,7 +25,7 @@ BUDGET_SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """All look-ups of a trace, in order. expert_bytes: of one expert, by layer."""
+    """The look-ups of a trace, in order. expert_bytes: the size of an expert, by layer."""
 
     look_ups: tuple[LookUp, ...]
     expert_bytes: dict[int, int]
@@ -36,7 +36,7 @@ class Trace:
 
     @property
     def all_bytes(self) -> int:
-        """What all experts of all layers take."""
+        """The size of all experts of all layers."""
         return self.moe.experts * sum(self.expert_bytes.values())
 
 
@@ -97,7 +97,7 @@ def replay(
 
 
 def run_policy(trace: Trace, budget_bytes: int, name: str, policy: Policy) -> PolicyReplay:
-    """Return what `policy`, called `name`, makes of `trace` within `budget_bytes`."""
+    """Return the figures of `policy`, called `name`, on `trace` within `budget_bytes`."""
     cache = ExpertCache(budget_bytes, trace.expert_bytes, policy)
     look_ups = misses = bytes_read = bypassed = 0
     for layer, experts, is_prefill in trace.look_ups:

@@ -1,6 +1,6 @@
-"""The schedule of a pass: its segments, and which chunks each of them takes and gives back. Pure.
+"""The schedule of a pass: its segments, and which chunks each of them acquires and releases. Pure.
 
-A dense pass reads its weights in an order that is known beforehand; what to bring next is the schedule itself.
+A pass of a dense model reads its weights in an order that is known beforehand, so its schedule says what to read next.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ SEGMENT_CHUNKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Nodes [first, last] computed in one go, which needs the chunks `needs`.
+    """Consecutive nodes that are computed without a stop.
 
-    Of these it acquires, before its first node, those that the segment before did not hold, and releases, after its
-    last, those that the next one does not need.
+    first: the first node.
+    last: the last node.
+    needs: the chunks that the nodes need.
+    acquire: the chunks acquired before the first node, which the segment before did not hold.
+    release: the chunks released after the last node, which the next segment does not need.
     """
 
     first: int
@@ -29,9 +32,9 @@ class Segment:
 
 
 def join_stage_visits(segments: Sequence[Segment], borders: Collection[int]) -> list[Segment]:
-    """Return `segments` joined to one for each visit: what is computed between two of `borders`.
+    """Return `segments` joined to one for each stage visit, which is computed between two of `borders`.
 
-    A turn acquires use after use, in the order of the segments: a chunk that it uses twice stands there twice.
+    A stage visit acquires its chunks in the order of use, and a chunk that it uses twice stands there twice.
     """
     starts = sorted(borders)
     visits: dict[int, list[Segment]] = {}
@@ -58,13 +61,16 @@ def schedule_pass(
     segment_chunks: int = SEGMENT_CHUNKS,
     borders: Collection[int] = (),
 ) -> list[Segment]:
-    """Return the segments of a pass whose node i needs the chunks `needs[i]`; it is cut before nodes that `may_cut`.
+    """Return the segments of a pass.
 
-    It is always cut before `borders`; nodes between two of them that need nothing are in no segment.
+    needs: the chunks that each node needs.
+    may_cut: whether the pass may be cut before each node.
+    segment_chunks: the most chunks of a segment, where its nodes allow that. The smaller the segments, the smaller the
+        window, and the better reading and computing overlap.
+    borders: nodes before which the pass is always cut. Where no node between two borders needs a chunk, these nodes
+        are in no segment.
 
-    A segment needs at most `segment_chunks` chunks where its nodes allow that: the smaller the segment, the smaller the
-    window and the better reading and computing overlap. Nothing is assumed about other segments but the neighbours: a
-    chunk used twice in a pass is acquired twice.
+    A chunk that is used twice in a pass is acquired twice, unless in neighbouring segments.
     """
     spans: list[tuple[int, int, AbstractSet[int]]] = []
     first, chunks = 0, frozenset[int]()

@@ -78,7 +78,7 @@ def open_at(
 def fewest_frames(share: float) -> Iterator[None]:
     """Let plans in this block give out no more frames than have to be, whatever the budget.
 
-    Those of mixtures streamed by expert at a share of 0.25, others at 0.
+    Those of mixtures of experts streamed by expert at a share of 0.25, others at 0.
     """
     real, real_moe = memory_plan.plan_residency, assemble.plan_moe
 

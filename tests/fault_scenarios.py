@@ -114,12 +114,12 @@ def dense(folder: Path) -> contextlib.AbstractContextManager[Work]:
 
 
 def moe(folder: Path) -> contextlib.AbstractContextManager[Work]:
-    """A mixture that streams by expert."""
+    """A mixture of experts that streams by expert."""
     return _run(_model("qwen3moe", folder), 0.25, packed="off")
 
 
 def packed(folder: Path) -> contextlib.AbstractContextManager[Work]:
-    """A mixture whose experts are read from a packed file."""
+    """A mixture of experts whose experts are read from a packed file."""
     model = _model("qwen3moe", folder)
     return _run(model, 0.25, packed=_packed(model))
 

@@ -5,7 +5,7 @@
 Run as a child process: a read of weights that are not resident ends it. Prints one JSON line. --streams: each engine
 has the fewest frames that can work. --lends: and what passes of one token leave of the buffers is lent to weights,
 however little it is, while prompts and single tokens alternate. --visits: that too, and each engine has room for most
-of its share, so that it holds what streams of a turn for all of it.
+of its share, so that it holds what streams of a stage visit throughout.
 """
 
 from __future__ import annotations

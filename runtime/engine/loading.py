@@ -1,6 +1,6 @@
 """llama.cpp's part of an opening: the model without its weights, and a context, whose memory is measured.
 
-Where page frames cannot be moved, or the installed llama.cpp is not the one we know, llama.cpp's own loader reads the
+Where page frames cannot be moved, or the installed llama.cpp is an unknown version, llama.cpp's own loader reads the
 weights here.
 """
 
@@ -38,10 +38,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WeightBacking:
-    """Where weights of ours go, and come from.
+    """The memory of a model's weights, and the files behind it.
 
-    chunks: those of the address space with weights that the processor reads.
-    is_whole: all weights fit, and nothing stops a pass.
+    address_space: where the weights lie in memory.
+    sources: the shards, by number.
+    chunks: the chunks with weights that the processor reads.
+    is_whole: whether all weights fit, so that no pass stops for them.
     """
 
     address_space: AddressSpace
@@ -52,9 +54,17 @@ class WeightBacking:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that llama.cpp has open, of which no weight is read. prepared: with what a GPU really takes.
+    """A model that llama.cpp has open, whose weights have not been read.
 
-    holdings: what the process holds besides weights. backing: None where llama.cpp's own loader read them.
+    prepared: what was known before, corrected by the memory that a GPU really takes.
+    model: llama.cpp's model.
+    draft: the draft model, if there is one.
+    shape: the shape of the context.
+    context: llama.cpp's context.
+    driver: the callback of the context.
+    holdings: the memory that the process holds besides weights.
+    backend: which loader runs the model.
+    backing: the memory of the weights; None where llama.cpp's own loader read them.
     """
 
     prepared: Prepared
@@ -74,11 +84,11 @@ class Loaded:
         return self.shape.numerics(library_version(), offload.key if offload else "")
 
     def terms(self, holdings: Holdings) -> Terms:
-        """Return what a plan has to keep to."""
+        """Return the terms of a plan, for a process that holds `holdings` besides weights."""
         return self.prepared.terms(holdings, self.context.context_tokens, self.shape.micro_batch_tokens)
 
     def enter_in_ledger(self, plan: Plan, ledger: Ledger, stack: ExitStack) -> None:
-        """Let this user's other runs know what `plan` takes. Raises BudgetError when that is more than is free."""
+        """Enter the memory of `plan` in the ledger of this user's runs. Raises BudgetError when too little is free."""
         sizes = {item.what: item.size_bytes for item in plan.items}
         held = sizes["program"] + (self.draft.resident_bytes if self.draft else 0)
         name = self.prepared.gguf.shards[0].path.name
@@ -93,9 +103,11 @@ def load(
     partial: PartialModel | None = None,
     may_be_whole: bool = True,
 ) -> Loaded:
-    """Return the model as llama.cpp loads it; where it takes more of a GPU than it had said, with less there.
+    """Load the model without its weights; where a GPU turns out to be too small, again with a smaller part on it.
 
-    stack: frees it. partial: only some pieces of the model are there. may_be_whole: what fits is read as a whole.
+    stack: frees the model on closing.
+    partial: the pieces of the model that are present, where these are not all.
+    may_be_whole: whether a model that fits is read as a whole.
     """
     while True:
         try:
@@ -130,7 +142,7 @@ class _Loading:
         return self._loaded(model, context, Holdings(0, context.kv_bytes), backend)
 
     def ours(self, partial: PartialModel | None, may_be_whole: bool) -> Loaded:
-        """Load a stub, whose weights are to come to memory of ours."""
+        """Load a stub, and reserve the address space of the weights."""
         gguf, budget_bytes = self._prepared.gguf, self._prepared.budget_bytes
         sources = [self._source(number, partial) for number in range(len(gguf.shards))]
         buffered = [source.path for source in sources if not source.is_direct]
@@ -187,7 +199,7 @@ class _Loading:
         return context_shape(config, model.trained_context_tokens, compute_threads(config.threads))
 
     def _context(self, model: LlamaModel, *, stops: bool) -> tuple[LlamaContext, Holdings]:
-        """Return a context, and what the process then holds. stops: passes stop for weights."""
+        """Return a context, and the memory that the process then holds. stops: whether passes stop for weights."""
         gguf, shape = self._prepared.gguf, self._shape(model)
         if self._offload and stops:
             self._offload = self._offload.streamed(gguf)
@@ -205,7 +217,7 @@ class _Loading:
         return context, self._with_draft(self._with_gpu(holdings, context))
 
     def _with_gpu(self, holdings: Holdings, context: LlamaContext) -> Holdings:
-        """Return `holdings` with what a GPU takes of the machine's memory, which is to be within its budget."""
+        """Return `holdings` with the machine's memory that a GPU takes, after checking the GPU's budget."""
         if not self._offload:
             return holdings
         self._offload = self._offload.measured(context)
@@ -213,7 +225,7 @@ class _Loading:
         return self._offload.added_to(replace(holdings, program_bytes=program_bytes))
 
     def _with_draft(self, holdings: Holdings) -> Holdings:
-        """Return `holdings` with what the draft model takes on a line of its own."""
+        """Return `holdings` with the draft model's memory as an item of its own."""
         if not self._draft:
             return holdings
         program_bytes = max(0, holdings.program_bytes - self._draft.resident_bytes)

@@ -1,4 +1,4 @@
-"""How the weights of an open model come: once as a whole, in every pass, or not at all, where llama.cpp read them."""
+"""How the weights of an open model are read: once as a whole, in every pass, or by llama.cpp's own loader."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from edge_run.tiers.weights import Weights
 
 
 class Supply:
-    """The weights of an open model, under `plan`. Not thread-safe but for `share_done`.
+    """The weights of an open model, under `plan`. Not thread-safe, except `share_done`.
 
-    streams: the features that bring what a pass needs. is_unread: the first pass has still to wait for them.
+    streams: the features that read the weights of a pass.
+    is_unread: whether the first pass has not yet waited for them.
     """
 
     def __init__(
@@ -41,7 +42,11 @@ class Supply:
         whole: Callable[[], object] | None = None,
         upload: Upload | None = None,
     ) -> None:
-        """whole: waits for all weights of a model that is read once. upload: of what lies on a GPU."""
+        """Supply the weights of `loaded`.
+
+        whole: waits for all weights of a model that is read once.
+        upload: the upload of the weights that lie on a GPU.
+        """
         self.plan, self.is_unread = plan, readers is not None
         self.streams: Streams = streams
         self._loaded, self._readers, self._whole, self._upload = loaded, readers, whole, upload
@@ -58,7 +63,7 @@ class Supply:
 
     @property
     def expert_use(self) -> ExpertUse | None:
-        """How a mixture was streamed by expert so far; None for all else."""
+        """How a mixture of experts was streamed so far; None where nothing streams by expert."""
         return next((stream.use for stream in self.streams if isinstance(stream, ExpertStreaming)), None)
 
     def share_done(self) -> float:
@@ -68,7 +73,7 @@ class Supply:
         return self._loaded.driver.share_done if self.plan.mode == "streamed" else 0.0
 
     def check(self) -> None:
-        """Look after the files that are still read, and wait for what goes to a GPU."""
+        """Check that the files in use are unchanged, and wait for the weights that go to a GPU."""
         if self._loaded.backing and (self.plan.mode == "streamed" or self.is_unread):
             for source in self._loaded.backing.sources:
                 source.check_unchanged()
@@ -76,7 +81,7 @@ class Supply:
             self._upload.finish()
 
     def bring(self) -> bool:
-        """Wait for weights that are read once, the first time; return whether it was that."""
+        """Wait, the first time, for weights that are read once; return whether it was the first time."""
         is_first = self.is_unread and self._whole is not None
         if is_first and self._whole:
             self._whole()
@@ -84,7 +89,7 @@ class Supply:
         return is_first
 
     def close(self) -> None:
-        """Stop the readers, and keep what was learnt of a mixture for later runs. Idempotent."""
+        """Stop the readers, and save what was learnt about streaming by expert for later runs. Idempotent."""
         if self._readers:
             self._readers.close()
         if self._upload:
@@ -100,7 +105,12 @@ class Supply:
 def open_supply(
     loaded: Loaded, ledger: Ledger, stack: contextlib.ExitStack, recorder: RouteRecorder | None = None
 ) -> Supply:
-    """Plan, and begin to read. stack: closes it. recorder: is told which experts are in memory. Raises BudgetError."""
+    """Plan, and begin to read. Raises BudgetError.
+
+    ledger: the memory of this user's runs.
+    stack: closes the supply.
+    recorder: is told which experts are in memory.
+    """
     backing = loaded.backing
     if backing is None:
         return Supply(loaded, plan_plain(loaded.terms(loaded.holdings)))
@@ -155,7 +165,7 @@ def _streamed(
 
 
 def _follow_cuts(loaded: Loaded, backing: WeightBacking) -> CopySchedule | None:
-    """Let the driver follow what is copied to a GPU, if anything, and let weights read as zeros meanwhile."""
+    """Make the driver follow the copies to a GPU, if there are any; until weights are read, they are zeros."""
     offload = loaded.prepared.offload
     if not (offload and offload.has_op_offload):
         return None

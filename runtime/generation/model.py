@@ -34,9 +34,11 @@ Message = Mapping[str, str]
 class Model:
     """A model that generates text, inside a memory budget.
 
-    A context manager. It belongs to the process that opened it: in a forked child it raises NotSupported, and does
-    nothing when it is closed. Not thread-safe, but for `cancel` and `progress`: one generation runs at a time, and
-    starting another while one is being iterated ends the first. Use `AsyncModel` to share a model between tasks.
+    A context manager. A model belongs to the process that opened it: in a forked child its methods raise NotSupported,
+    and closing it does nothing. Only `cancel` and `progress` are thread-safe. One generation runs at a time: starting
+    another one while the first is being iterated ends the first. Use `AsyncModel` to share a model between tasks.
+
+    The class is over 200 lines because it is the whole interface of an open model, and most of it is one call each.
     """
 
     def __init__(
@@ -51,10 +53,13 @@ class Model:
     ) -> None:
         """Open the model file at `path` (the first shard of a split one); no weights are read yet.
 
-        memory: the budget for the whole process, as bytes or `4GiB`; None is what is available less a margin.
-        chat_template: Jinja text or a file, instead of the model's own. options: the fields of `ModelConfig`, or all of
-        them as `config`. mesh: spread the model over the devices of a mesh: an open one, or the address of its broker
-        (`mqtt://host:1883`), or "" for the one that this device joined.
+        memory: the budget of the whole process, as bytes or `4GiB`; None is the memory available, less a margin.
+        chat_template: Jinja text or a file, instead of the model's own template.
+        config: all options at once.
+        mesh: the mesh whose devices share the model: an open one, the address of its broker (`mqtt://host:1883`), or ""
+            for the mesh that this device joined.
+        options: single fields of `ModelConfig`.
+
         Raises ModelFileError, BudgetError, ConfigError, KernelError, NotSupported, TierReadError, MeshError.
         """
         if config is not None and (options or memory is not None):

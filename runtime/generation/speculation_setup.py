@@ -52,7 +52,7 @@ def _counters(engine: Engine) -> tuple[float, float, int]:
 
 
 def _union_growth(engine: Engine) -> Callable[[int], float]:
-    """Return how much more a pass reads by its width: of a mixture the union of the experts that its tokens choose."""
+    """Return how a pass's reads grow with its width: in a mixture of experts as the union of the chosen experts."""
     n_experts, n_used = engine.gguf.value("expert_count"), used_experts(engine.gguf)
     if not engine.plan.expert_bytes or not isinstance(n_experts, int) or n_experts <= n_used:
         return lambda width: 1.0

@@ -1,8 +1,8 @@
-"""The segments of a graph: which chunks of weights it needs where, and where it may be cut.
+"""Cuts a graph into segments, and finds the chunks of weights that each segment needs.
 
-The graph is cut into segments of a few MiB of weights (a large matrix is a segment of its own), so that the window is
-small and reads overlap with computing. A segment is only cut before a matrix multiplication: elsewhere a cut could
-separate nodes that ggml fuses, and the sums would differ in the last bit.
+A segment needs a few MiB of weights, or one large matrix, so that the window is small and reads overlap with computing.
+Cuts are made only before matrix multiplications: elsewhere a cut could separate nodes that ggml fuses, and the sums
+would differ in the last bit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CUT_BEFORE = frozenset({"MUL_MAT", "MUL_MAT_ID"})
 
 
 class LookupTable(Protocol):
-    """Addresses [start, stop) of a table that is only ever read by row."""
+    """The addresses of a table that is only read by row."""
 
     @property
     def start(self) -> int:
@@ -32,13 +32,13 @@ class LookupTable(Protocol):
 
 
 def table_of(read: WeightRead, tables: Sequence[LookupTable]) -> int | None:
-    """Return which of `tables` holds a part of what `read` reads; None for none."""
+    """Return the number of the table that overlaps with `read`, or None."""
     end = read.address + read.length
     return next((i for i, table in enumerate(tables) if table.start < end and read.address < table.stop), None)
 
 
 def chunks_of(read: WeightRead, address_space: AddressSpace, tables: Sequence[LookupTable]) -> Iterable[int]:
-    """Return the chunks that `read` needs as a whole; looked-up rows need none of their table's inside."""
+    """Return the chunks that `read` needs in memory; a lookup of rows needs only the ends of its table."""
     chunks = address_space.chunks_of(read.address, read.length)
     number = table_of(read, tables) if read.row_bytes else None
     if number is None:
@@ -50,7 +50,11 @@ def chunks_of(read: WeightRead, address_space: AddressSpace, tables: Sequence[Lo
 def cut_into_segments(
     graph: GraphMap, chunks_of: Callable[[WeightRead], Iterable[int]], segment_chunks: int = SEGMENT_CHUNKS
 ) -> list[Segment]:
-    """Return the segments of `graph`, cut only before matrix multiplications, and at borders."""
+    """Return the segments of `graph`, cut at borders and otherwise only before matrix multiplications.
+
+    chunks_of: returns the chunks that a read needs.
+    segment_chunks: the most chunks of a segment, where its nodes allow that.
+    """
     nothing = frozenset[int]()
     needs = [nothing.union(*map(chunks_of, node.reads)) for node in graph]
     borders = [i for i, node in enumerate(graph) if node.is_border]

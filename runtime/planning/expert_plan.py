@@ -1,4 +1,4 @@
-"""The plan of a mixture that is streamed by expert."""
+"""The plan of a mixture of experts that is streamed by expert."""
 
 from __future__ import annotations
 
@@ -24,10 +24,15 @@ from edge_run.tiers.address_space import AddressSpace
 
 @dataclass(frozen=True, slots=True)
 class MoePlan:
-    """The plan, and what it rests on: chunks of a size that suits the experts, and which of them always stay.
+    """The plan of a model that is streamed by expert.
 
-    dense: all that is not read by expert, in order of use, and what cannot change frames. n_frames: what experts have,
-    in chunks. room_share: of the bytes of all experts, what there is room for.
+    plan: what the user sees of it.
+    address_space: the weights in chunks of a size that suits the experts.
+    experts: the chunks of each expert.
+    dense: the chunks that always stay: all weights but the experts, in order of use, and the ragged chunks.
+    ranges: the tables that are only read by row.
+    n_frames: the frames of the experts.
+    room_share: the share of all experts' bytes that fits these frames.
     """
 
     plan: Plan
@@ -40,20 +45,20 @@ class MoePlan:
 
 
 def least_frames(experts: ExpertMap, n_used: int) -> int:
-    """Return the chunks that experts need at least: a wide pass uses a whole tensor, a token `n_used` of a layer."""
+    """Return the fewest frames for experts: a prefill batch uses a whole tensor, a token `n_used` of a layer."""
     return experts.largest_tensor + 2 * n_used * max(experts.sizes)
 
 
 def token_bytes(terms: Terms, tensors: Iterable[ExpertTensor], *, is_packed: bool) -> int:
-    """Return what the experts that a token uses have on the drive, in the model or in its packed file."""
+    """Return the bytes on the drive, in the model or in its packed file, of the experts that a token uses."""
     size = used_experts(terms.gguf) * sum(tensor.stride for tensor in tensors)
     return int(size * terms.packed.share) if terms.packed and is_packed else size
 
 
 def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoePlan | None:
-    """Return the plan of a mixture that does not fit; None for a dense model, and where there is too little room.
+    """Return the plan of a mixture of experts that does not fit; None for a dense model, or where room is too small.
 
-    Streaming by expert takes room for all that every token needs, and for the largest tensor of experts.
+    Streaming by expert needs room for the weights that every token uses, and for the largest tensor of experts.
     """
     tensors = expert_tensors(graph, terms.gguf)
     if not tensors:

@@ -1,4 +1,4 @@
-"""From what was measured and mapped to the plan that a run keeps: every byte of the budget has a line in it."""
+"""The plan that a run keeps to, from its measured context and its graph: every byte of the budget is in one item."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEAST_TABLE_BUDGET_BYTES = 4 * MIB
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """The inside of a table that is looked up by row: addresses [start, stop), by chunks, and what to keep of it."""
+    """The inside of a table that is only read by row: whole chunks, and the memory for its rows."""
 
     start: int
     stop: int
@@ -33,7 +33,7 @@ class RowRange:
 
 
 def row_ranges(graph: GraphMap, address_space: AddressSpace, micro_batch_tokens: int) -> list[RowRange]:
-    """Return the tables that are only ever read by row and are large enough to be worth it."""
+    """Return the tables that are only read by row, and large enough for that to be worth it."""
     reads = {read for node in graph for read in node.reads}
     whole = [(read.address, read.address + read.length) for read in reads if not read.row_bytes]
     ranges = []
@@ -54,7 +54,7 @@ def row_ranges(graph: GraphMap, address_space: AddressSpace, micro_batch_tokens:
 
 
 def plan_plain(terms: Terms) -> Plan:
-    """Return the plan of a model that llama.cpp's own loader runs: nothing is promised."""
+    """Return the plan of a model that llama.cpp's own loader runs, which promises nothing."""
     return make_plan(terms, mode="llama.cpp")
 
 
@@ -79,7 +79,7 @@ def plan_streamed(
 ) -> tuple[Plan, ResidencyPlan]:
     """Return the plan of a model that does not fit, and which chunks stay. Raises BudgetError below the minimum.
 
-    visits: the chunks of each turn, where other devices compute in between.
+    visits: the chunks of each stage visit, where other devices compute in between.
     """
     holdings, rows = terms.holdings, sum(r.budget_bytes for r in ranges)
     other = with_page_tables(holdings.total_bytes + rows)
@@ -111,7 +111,11 @@ def plan_streamed(
 
 
 def items_besides_weights(terms: Terms, rows_bytes: int, weights_bytes: int) -> tuple[PlanItem, ...]:
-    """Return the plan's lines for all but weights, where these take `weights_bytes`, rows of tables `rows_bytes`."""
+    """Return the plan's items for everything but weights.
+
+    rows_bytes: the memory of the rows of tables.
+    weights_bytes: the memory of the weights.
+    """
     mapped = terms.holdings.total_bytes + rows_bytes + weights_bytes
     return (
         *terms.holdings.items(),
@@ -121,12 +125,12 @@ def items_besides_weights(terms: Terms, rows_bytes: int, weights_bytes: int) -> 
 
 
 def with_page_tables(size_bytes: int) -> int:
-    """Return `size_bytes` and what the kernel keeps to map them."""
+    """Return `size_bytes` and the page tables that map them."""
     return size_bytes + size_bytes // PAGE_TABLE_SHARE
 
 
 def make_plan(terms: Terms, **parts: Any) -> Plan:
-    """Return a plan with the fields `parts`; what they leave out is nothing."""
+    """Return a plan with the fields `parts`; numbers that are left out are 0."""
     nothing = Plan(
         mode="",
         budget_bytes=terms.budget_bytes,

@@ -26,7 +26,7 @@ CACHES = Path("/sys/devices/system/cpu")
 NARROW_TOKENS = 32  # up to this width the weights' way from DRAM can be what takes the time
 NARROW_BYTES = 96 * MIB
 BATCH_BYTES = 16 * MIB
-CACHE_MULTIPLE = 3  # weights of a narrow pass are so many times the caches, so that none are still there
+CACHE_MULTIPLE = 3  # the weights of a pass are so many times the caches, so that none are still there
 MATRICES = 4
 EXPERTS = 8
 I32 = 26
@@ -46,7 +46,7 @@ def measure_matmul(
 ) -> KernelSpeed:
     """Return how fast `threads` threads multiply weights of a type, as `Q4_0`, with `tokens` tokens in a pass.
 
-    by_expert: as a mixture does, each of several experts with `tokens` tokens. gpu: which does it instead.
+    by_expert: as in a mixture of experts, several experts with `tokens` tokens each. gpu: which does it instead.
 
     Takes about half a second, and as memory 96 MiB (or three times the processor's last cache; 16 MiB for wide
     passes) and 9 bytes for each element of the activations, `(tokens, row_elements)`. Raises NotSupported for a type

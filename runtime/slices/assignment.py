@@ -1,4 +1,4 @@
-"""A share of a model while it is computed here: its programs, and the memory that passes of one token lend to it."""
+"""A share of a model while this device computes it: its programs, and the memory lent to its weights."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from edge_run.runtime.streaming.weights import StageVisits, WeightStreaming
 
 
 class Assignment:
-    """Has the driver compute `share`, whose weights are those of `supply`.
+    """Makes the driver compute `share`, with the weights of `supply`.
 
-    lent_residency: None where nothing is lent.
+    lent_residency: lends memory to the weights that stream; None where none is lent.
     """
 
     def __init__(self, share: Share, transport: Transport, maps: SliceMaps, supply: Supply, driver: Driver) -> None:
@@ -25,7 +25,7 @@ class Assignment:
         self._compile_all()
 
     def compile(self, shape: PassShape, like: PassShape | None = None) -> None:
-        """Make the program of `shape`, which has its own graph, or that of `like`."""
+        """Compile the program of `shape`, from its own graph or from that of the shape `like`."""
         graph, layout = self._maps[like or shape]
         is_lent = shape.tokens == 1 and not (self.lent_residency and self.lent_residency.is_over)
         streams = self._supply.streams
@@ -34,7 +34,7 @@ class Assignment:
         self._driver.programs[shape] = compile_program(own_part(graph, layout, self.share), parts)
 
     def end(self) -> None:
-        """Have the driver compute nothing any more."""
+        """Make the driver compute nothing."""
         self._driver.features.clear()
         self._driver.programs.clear()
         self._driver.before_pass = lambda shape: None
@@ -42,16 +42,16 @@ class Assignment:
     def _compile_all(self) -> None:
         for shape in self._maps:
             self.compile(shape)
-        wide = PassShape(2, 1)
-        if wide not in self._maps:  # from which wide shapes that are not known are guessed: they take no turns
-            self.compile(wide, like=ONE_TOKEN)
+        batch = PassShape(2, 1)
+        if batch not in self._maps:  # unknown shapes of several tokens are guessed from it: they hold no stage visits
+            self.compile(batch, like=ONE_TOKEN)
 
     def _before_pass(self, shape: PassShape) -> None:
         if self.lent_residency:
             self.lent_residency.before_pass(shape.tokens)
 
     def _lend(self) -> LentResidency | None:
-        """Return what lends memory to the weights that stream."""
+        """Return the lent residency of the weights that stream, if there is memory to lend."""
         stream, lent_bytes, driver = self._supply.streams[0], self._supply.plan.lent_bytes, self._driver
         if not lent_bytes or isinstance(stream, ExpertStreaming):
             return None

@@ -134,7 +134,7 @@ class SliceEngine:
 
     @property
     def expert_use(self) -> ExpertUse | None:
-        """How a mixture is streamed by expert; None for all else."""
+        """How a mixture of experts is streamed; None where nothing streams by expert."""
         return self._supply.expert_use
 
     @property

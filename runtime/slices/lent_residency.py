@@ -1,10 +1,10 @@
-"""Memory that only wide passes compute in is lent to weights while passes are of one token.
+"""Lent residency: the part of the compute buffer that only prefill batches need is lent to weights in between.
 
 llama.cpp's compute buffer is made for a micro-batch, and a pass of one token touches little of it. Before such a pass
-the rest is given back to the kernel, and some of the weights that stream, the guests, get memory of their own, and
-stay. Before the next wide pass they have to go again. Both happen between passes, when the buffer holds nothing that
-counts (`runtime/decoding/compute_buffer.py`), so what is computed is the same. How much a narrow pass touches is known
-from its graph; that it is so is looked up before every pass, and where it is not, lending ends.
+the rest is given back to the kernel, and some of the chunks that stream, the lent chunks, get memory of their own and
+stay. Before the next prefill batch they are evicted again. Both happen between passes, when the content of the buffer
+does not matter (`runtime/decoding/compute_buffer.py`), so the results are the same. The graph of a pass of one token
+says how much it touches. This is checked before every pass, and lending ends where the pass touches more.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MOST_EXCESSES = 2
 
 
 def lendable_bytes(buffer: ComputeBuffer, flow: Flow) -> int:
-    """Return what the graph of a narrow pass, whose `flow` is given, does not need of `buffer`; 0 for too little.
+    """Return the bytes of `buffer` that a pass of one token does not need; 0 for too few to lend.
 
-    flow: of the graph that `buffer` was seen in last.
+    flow: the data flow of that pass's graph, which must be the last one that `buffer` was seen in.
     """
     touched = buffer.touched_bytes((storage.address, storage.size_bytes) for storage in flow.storages)
     lendable = buffer.size_bytes - touched - MARGIN_BYTES
@@ -35,9 +35,15 @@ def lendable_bytes(buffer: ComputeBuffer, flow: Flow) -> int:
 
 
 class LentResidency:
-    """Lends `lent_bytes` of `buffer` to the chunks `lent_chunks`, and takes them back. Called between passes only.
+    """Lends a part of the compute buffer to weights, and takes it back. Called between passes only.
 
-    on_end runs when it lends no more, which is_over says. times_lent: how often it has lent so far.
+    buffer: the compute buffer.
+    weights: the weights that get the memory.
+    lent_chunks: the chunks that stay while they have lent memory.
+    lent_bytes: how much of the buffer is lent.
+    on_end: runs when lending ends for good.
+    is_over: whether lending has ended for good.
+    times_lent: how often memory was lent so far.
     """
 
     def __init__(
@@ -60,7 +66,7 @@ class LentResidency:
 
     @property
     def is_lent(self) -> bool:
-        """Whether the guests are there, or on their way."""
+        """Whether the lent chunks are in memory, or on their way."""
         return self._is_lent
 
     def before_pass(self, n_tokens: int) -> None:
@@ -79,13 +85,13 @@ class LentResidency:
             self._look()
 
     def take_back(self) -> None:
-        """Give up the guests, so that all of the buffer may be used."""
+        """Evict the lent chunks, so that all of the buffer may be used."""
         if self._is_lent:
             self._weights.give_up(self._lent_chunks)
             self._is_lent = False
 
     def _look(self) -> None:
-        """Give back what narrow passes touched in more places than one; end lending where one takes too much."""
+        """Free the buffer where several passes together touched too much; end lending where each of them does."""
         found = self._buffer.resident_bytes()
         self._excesses = self._excesses + 1 if found > self._kept_bytes else 0
         if found > self._kept_bytes:

@@ -1,4 +1,4 @@
-"""The graphs of a model's passes, by shape, and the units that they are cut into: what spreads it over devices."""
+"""The graphs of a model's passes, by shape, and the units that they are cut into, to be spread over devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_MAPS = 32  # graphs of passes of different shapes; a model has a handful
 
 
 class SliceMaps:
-    """They are mapped with a decoder that computes nothing meanwhile; the first is of one token."""
+    """The maps of graphs, made with a decoder that computes nothing meanwhile; the first one is of one token."""
 
     def __init__(self, decoder: LocalDecoder, driver: Driver, address_space: AddressSpace) -> None:
         self._decoder, self._driver, self._address_space = decoder, driver, address_space
@@ -41,14 +41,14 @@ class SliceMaps:
 
     @property
     def pair_chunks(self) -> int:
-        """The chunks of two segments in a row, where they are most: streaming holds both at once."""
+        """The most chunks of two segments in a row, which streaming holds at once."""
         graph, _ = self._maps[ONE_TOKEN]
         segments = cut_into_segments(graph, lambda read: chunks_of(read, self._address_space, ()))
         sizes = [len(segment.needs) for segment in segments]
         return max((a + b for a, b in itertools.pairwise(sizes)), default=0)
 
     def unknown_shape(self, batch: Sequence[BatchToken]) -> PassShape | None:
-        """Return a shape of the passes of `batch` whose graph was not mapped; the first, where all were."""
+        """Return the shape of a pass of `batch` whose graph was not mapped yet; where all were, that of the first."""
         starts = range(0, len(batch), self._width)
         shapes = [self._decoder.limits.shape_of(batch[start : start + self._width]) for start in starts]
         return next((shape for shape in shapes if shape not in self._maps), shapes[0] if shapes else None)

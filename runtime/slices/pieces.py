@@ -10,9 +10,9 @@ from edge_run.tiers.pieces import Pieces
 
 
 def pieces_read(graph: GraphMap, address_space: AddressSpace, pieces: Pieces) -> set[int]:
-    """Return the pieces that hold what `graph` reads, and a chunk more on either side.
+    """Return the pieces that hold the weights that `graph` reads, and one chunk more on either side.
 
-    It is read in whole chunks, whose limits lie elsewhere in the file each time that a model is opened.
+    Weights are read in whole chunks, and the limits of chunks lie elsewhere in the file each time a model is opened.
     """
     found: set[int] = set()
     for read in {read for node in graph for read in node.reads}:

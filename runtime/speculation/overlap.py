@@ -2,8 +2,8 @@
 
 When the pass confirms that path, the guesses for the next one are there already; otherwise they are dropped (PEARL, Liu
 et al., 2025, its post-verify; here with trees, and only where it pays). A device has few cores, which the pass needs
-when it does not wait for weights. So whether this is done is measured, in turns, and not even tried where guessing
-takes next to nothing. It changes nothing but the speed: what is verified is verified.
+when it does not wait for weights. So whether this is done is measured, by alternating, and not even tried where
+guessing takes next to nothing. It changes nothing but the speed: what is verified is verified.
 """
 
 from __future__ import annotations

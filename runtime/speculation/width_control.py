@@ -15,8 +15,8 @@ from edge_run.partition.width_costs import WidthCosts
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)  # few, since each has a graph of its own
 LEAST_GAIN = 1.03
-# Where passes stream by expert, a wide one also takes from the cache what the next ones would have found: that is in no
-# estimate, and was 5 to 8 % where wide passes were expected to be worth a little.
+# Where passes stream by expert, a verification batch also takes from the cache what the next ones would have found:
+# that is in no estimate, and was 5 to 8 % where such batches were expected to be worth a little.
 LEAST_GAIN_BY_EXPERT = 1.15
 TRIAL_SHARE = 0.01  # of the time, for guesses that are only held against what comes
 PLAIN_FIRST, PLAIN_EVERY, PLAIN_EVERY_IF_CLOSE, CLOSE_GAIN = 8, 96, 24, 1.3

@@ -43,6 +43,8 @@ class SplitModel:
 
     Every frame is answered: when the server does not answer in time, the device computes the frame itself, and all
     further ones until the server is back.
+
+    It is over 200 lines because a frame that fails on its way to the server goes on where it is on the device.
     """
 
     def __init__(

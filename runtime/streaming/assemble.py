@@ -1,4 +1,4 @@
-"""Weights that stream: planned, and set going. By expert for a mixture with room for that, else in order."""
+"""Plans the weights that stream, and starts them: by expert if a mixture of experts has room for it, else in order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,13 @@ Streams = Sequence[WeightStreaming | ExpertStreaming]
 
 @dataclass(frozen=True, slots=True)
 class WeightMemory:
-    """Where weights go and come from. check runs while a pass waits for weights, and may raise to stop it."""
+    """Where weights are read from, and to.
+
+    address_space: where they lie in memory.
+    sources: the shards, by number.
+    readers: the threads that read.
+    check: runs while a pass waits for weights, and may raise to stop it.
+    """
 
     address_space: AddressSpace
     sources: Sequence[SourceFile]
@@ -47,7 +53,7 @@ class WeightMemory:
     check: Callable[[], None]
 
     def tables(self, ranges: Sequence[RowRange]) -> list[RowTable]:
-        """Return the tables of which only rows are read."""
+        """Return the tables that are only read by row."""
         return [
             RowTable(r.start, r.stop, r.file_offset, self.sources[r.shard], self.readers, r.budget_bytes)
             for r in ranges
@@ -59,7 +65,7 @@ def open_streams(
 ) -> tuple[Plan, Streams]:
     """Return the plan, and the features that carry it out, which have begun to read. Raises BudgetError.
 
-    grant: is given the plan before it takes any memory, and may raise.
+    grant: is called with the plan before any memory is taken, and may raise.
     """
     moe = plan_moe(terms, graph, memory.address_space)
     if moe is None:
@@ -71,7 +77,7 @@ def open_streams(
 def _in_order(
     graph: GraphMap, terms: Terms, memory: WeightMemory, grant: Callable[[Plan], None]
 ) -> tuple[Plan, Streams]:
-    """Let weights come and go in the order of the first pass."""
+    """Stream all weights in the order of a pass of one token."""
     address_space = memory.address_space
     ranges = row_ranges(graph, address_space, terms.micro_batch_tokens)
     segments = cut_into_segments(graph, lambda read: chunks_of(read, address_space, ranges))
@@ -95,7 +101,7 @@ def _in_order(
 
 
 def _by_expert(moe: MoePlan, memory: WeightMemory, terms: Terms) -> Streams:
-    """Keep all but the experts, and let these come as they are chosen."""
+    """Pin all weights but the experts, and stream these as they are chosen."""
     n_used = used_experts(terms.gguf)
     address_space, experts, n_frames = moe.address_space, moe.experts, moe.n_frames
     n_dense_frames = len(moe.dense) - len(address_space.ragged)  # which are dense, and have memory of their own
@@ -114,7 +120,7 @@ def _by_expert(moe: MoePlan, memory: WeightMemory, terms: Terms) -> Streams:
 
 
 def _unpacking(sources: Sequence[SourceFile], terms: Terms) -> tuple[Sequence[Source], PackedBlocks | None]:
-    """Return where weights are read from, and the packed blocks among it."""
+    """Return the sources of the weights, and the packed blocks that they read, if any."""
     if not terms.packed:
         return sources, None
     from edge_run.tiers.packed import PackedBlocks, PackedSource
@@ -126,7 +132,7 @@ def _unpacking(sources: Sequence[SourceFile], terms: Terms) -> tuple[Sequence[So
 def _adaptation(
     moe: MoePlan, readers: Readers, prefetch: ExpertPrefetch, packed: PackedBlocks | None, terms: Terms
 ) -> Adaptation:
-    """Let what can be set be set by measuring, as far as nobody has said what it is to be."""
+    """Return the adaptation: every tunable that the user has not set is to be found by measuring."""
     asked, tensors = terms.expert_prefetch, moe.experts.at.values()
     usage = Usage(moe.room_share, token_bytes(terms, tensors, is_packed=True), readers)
 

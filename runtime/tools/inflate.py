@@ -1,9 +1,9 @@
 """Grows a small trained GGUF to a chosen size without changing what it computes, to have something to stream.
 
-*Wider*: every feed-forward network (every expert, in a mixture) gets neurons whose gate and up rows are noise and
-whose down columns are exact zeros: they cost bytes and multiplications, and add nothing. *Deeper*: added layers are
-noise with zeros for the attention's output and for the down projection, so that what enters a layer leaves it
-unchanged; they are spread evenly between the trained ones and share norms and router with the trained layer before.
+*Wider*: every feed-forward network (in a mixture of experts, every expert) gets neurons whose gate and up rows are
+noise and whose down columns are exact zeros: they cost bytes and multiplications, and add nothing. *Deeper*: added
+layers are noise with zeros for the attention's output and for the down projection, so that what enters a layer leaves
+it unchanged; they are spread evenly between the trained ones and share norms and router with the trained layer before.
 
 Trained weights are copied as they are stored. What can be grown is `inflate_source.py`'s business, what the
 bytes are `inflate_blocks.py`'s; here is the plan of the new file, and its writing.

@@ -73,7 +73,7 @@ def test_uploads_go_through_pinned_memory_where_files_can_be_read_into_it(folder
 
 @pytest.mark.parametrize("name", ["llama", "qwen3moe", "gemma3", "jamba"])
 def test_logits_are_those_of_llama_cpp_with_the_same_part(name: str, folder: Path) -> None:
-    """Whole in memory, and streamed in as little as works: a mixture's experts, also where the GPU has all else.
+    """Whole in memory, and streamed in as little as works: experts, also where the GPU has all else.
 
     jamba has state instead of keys, gemma3 has a tensor twice. Where the processor plays the GPU, jamba's experts stay
     in DRAM: with them there llama.cpp ends with a segmentation fault after a few openings, with its own loader, under

@@ -1,4 +1,4 @@
-"""Mixtures streamed by expert: what is read, what survives failing reads, and the traces of what routers choose."""
+"""Mixtures of experts, streamed: what is read, what survives failing reads, and the traces of what routers choose."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from edge_run.runtime.slices.engine import SliceEngine
 from in_child import in_child
 from tiny_models import make_model
 
-# Scales its input; reuses earlier layers' keys and values; has states that are prepared early; is a mixture; runs its
-# blocks several times; has several tensors alive at a cut; learns its positions.
+# Scales its input; reuses earlier layers' keys and values; has states that are prepared early; is a mixture of experts;
+# runs its blocks several times; has several tensors alive at a cut; learns its positions.
 ARCHITECTURES = ("granite", "gemma3n", "mamba", "granitehybrid", "qwen3moe", "nanbeige", "deepseek4", "gpt2")
 
 

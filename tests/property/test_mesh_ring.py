@@ -41,7 +41,7 @@ def test_no_set_of_devices_is_faster(among: list[DeviceSpec], n_blocks: int, wei
     for others in itertools.chain.from_iterable(itertools.permutations(among[1:], n) for n in range(len(among))):
         names = [among[0].node, *(s.node for s in others)]
         one = plan_mesh(units, around((among[0], *others), between(costs)))
-        if one and list(one.nodes) == names:  # else its turns make another ring, which has its own plan
+        if one and list(one.nodes) == names:  # else its stage visits make another ring, which has its own plan
             found[names in rings(names, lambda a, b: costs[a, b])].append(one.token_s)
     if plan is None:
         assert not found[True]

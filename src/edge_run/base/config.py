@@ -58,9 +58,9 @@ class ModelConfig:
     memory (a row of logits each).
     kv_type: type of both K and V, or of K and V when written `K/V` (`q8_0/q4_0`).
     backend: `edge-run` (our memory), `llama.cpp` (its own loader), or `auto` (ours where it works).
-    readers: reader threads; a mixture streamed by expert tries half as many too. expert_policy: what a mixture's memory
+    readers: reader threads; a model streamed by expert tries half as many too. expert_policy: what the memory for
     for experts keeps. expert_prefetch: how many layers ahead experts are read that are likely to be chosen (`1+`: one,
-    asked twice); `auto` compares them as it goes. packed: a file of a mixture's experts, compressed (`edge-run pack`),
+    asked twice); `auto` compares them as it goes. packed: a file of the experts, compressed (`edge-run pack`),
     to be read; None is the one beside the model, where it is there and measures faster; `off` is none. cache_folder:
     where what is known of models and devices is kept; None is `~/.cache/edge-run`, or where the system has caches.
     check_file: open a file that is not known in a child process first: llama.cpp ends over some broken files.

@@ -93,7 +93,7 @@ class Plan:
 
     mode: `resident` (all in memory, llama.cpp at full speed), `streamed`, or `llama.cpp` (its own loader, nothing
     promised). items: what the budget is spent on; their sizes add up to at most budget_bytes. forecast: None where the
-    device was not measured. expert_bytes: of a mixture streamed by expert, what its experts have; a pass then reads
+    device was not measured. expert_bytes: what experts have, where they stream by expert; a pass then reads
     what it lacks of those it uses, and streamed_bytes_per_pass is for one token, if they are chosen as in earlier runs.
     lent_bytes: of the buffers, what weights have while passes are of one token; streamed_bytes_per_pass is for those.
     """
@@ -165,7 +165,7 @@ class IoUse:
 
 @dataclass(frozen=True, slots=True)
 class TuningDecision:
-    """Two settings of a tunable, compared in turns over `tokens` tokens: `setting` is in force since, `other` is not.
+    """Two settings of a tunable, compared over `tokens` tokens: `setting` is in force since, `other` is not.
 
     gain: how much faster tokens were with `tried`, the newer of the two, than without, as a share; gain_low and
     gain_high: between which that lies, with this confidence.
@@ -184,7 +184,7 @@ class TuningDecision:
 
 @dataclass(frozen=True, slots=True)
 class ExpertUse:
-    """How a mixture was streamed by expert since it was opened, in `tokens` passes of one token each.
+    """How a mixture of experts was streamed since it was opened, in `tokens` passes of one token each.
 
     hit_rate: the share of the bytes that tokens used which need not be read. prefetched_bytes: read before they were
     asked for; unused_bytes: of those, what was given up again without having been used. tunables: what each is set to,

@@ -1,4 +1,4 @@
-"""What streams when a pass is computed in turns, and which chunks are guests of lent memory."""
+"""What streams where stage visits alternate with those of other devices, and which chunks get lent memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Segments = list[tuple[int, ...]]
 
 
 def visits_of(segments: Segments, n_visits: int) -> list[tuple[int, ...]]:
-    """Join the segments of a pass to so many turns."""
+    """Join the segments of a pass to so many stage visits."""
     ends = [len(segments) * (i + 1) // n_visits for i in range(n_visits)]
     starts = [0, *ends[:-1]]
     return [
@@ -50,7 +50,7 @@ def test_a_stage_visit_fits_the_frames_and_all_fits_the_places(
     assert len(plan.lent) <= most_lent
     assert plan.n_frames <= usual.n_frames
     streamed = set(plan.streamed)
-    assert all(len(streamed.intersection(segment)) <= plan.n_frames for segment in segments), "without guests too"
+    assert all(len(streamed.intersection(segment)) <= plan.n_frames for segment in segments), "without lent memory too"
     assert sorted((*plan.pinned, *plan.streamed)) == sorted(used), "every chunk of the pass is planned once, no other"
     assert used & must_pin <= set(plan.pinned)
     assert set(plan.lent) <= set(plan.streamed)

@@ -141,8 +141,8 @@ def test_admit_takes_room_from_what_is_expected_later_and_never_from_the_present
         cache.look_up(1, [0, 1])
     cache.look_up(0, [0, 1])
     outcome = cache.admit(1, [5, 1])
-    assert outcome == Outcome((5,), (), ((1, 0),)), "1 is foretold, 0 is not, and layer 0 computes"
-    assert cache.admit(1, [2, 3]) == Outcome(), "what is there was foretold too"
+    assert outcome == Outcome((5,), (), ((1, 0),)), "1 is predicted, 0 is not, and layer 0 computes"
+    assert cache.admit(1, [2, 3]) == Outcome(), "what is there was predicted too"
     assert resident(cache) == {(0, 0), (0, 1), (1, 1), (1, 5)}
 
 

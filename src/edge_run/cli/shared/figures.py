@@ -112,7 +112,7 @@ def describe_use(plan: Plan, memory: MemoryUse, io: IoUse, load_s: float) -> str
 
 
 def describe_experts(use: ExpertUse | None) -> list[str]:
-    """Return how a mixture's experts were streamed, and what was found about it; nothing for other models."""
+    """Return how experts were streamed, and what was found about it; nothing for other models."""
     if use is None or not use.tokens:
         return []
     text = f"experts: {use.hit_rate:.0%} of what a token needs was in memory"

@@ -124,7 +124,7 @@ SETTINGS: tuple[Setting, ...] = (
     _memory("--readers", field="readers", help="Threads that read weights." + _default("readers"), **_NUMBER),
     _memory(
         "--expert-policy", field="expert_policy", type=click.Choice(EXPERT_POLICIES),
-        help="What memory for a mixture's experts keeps." + _default("expert_policy"),
+        help="What the memory for a model's experts keeps." + _default("expert_policy"),
     ),
     _memory(
         "--expert-prefetch", field="expert_prefetch", type=click.Choice(EXPERT_PREFETCH),
@@ -132,7 +132,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _memory(
         "--packed", field="packed", metavar="FILE",
-        help="A mixture's experts, compressed by edge-run pack; off: none. [default: MODEL.packed, where it is there]",
+        help="The model's experts, compressed by edge-run pack; off: none. [default: MODEL.packed, where it is there]",
     ),
     _memory(
         "--cache-dir", field="cache_folder", type=click.Path(path_type=Path), metavar="FOLDER",

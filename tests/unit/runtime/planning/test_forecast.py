@@ -1,4 +1,4 @@
-"""From plans to seconds: what a token of a mixture takes, with and without what an earlier run found."""
+"""From plans to seconds: what a token of a mixture of experts takes, with and without what an earlier run found."""
 
 from __future__ import annotations
 

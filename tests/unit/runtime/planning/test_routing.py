@@ -1,4 +1,4 @@
-"""How evenly a mixture chooses: what runs leave behind, and what is made of it."""
+"""How evenly routers choose: what runs leave behind, and what is made of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lending what wide passes compute in: when it is lent, when it is taken back, and what is given back to the kernel."""
+"""Lent residency: when memory is lent, when it is taken back, and what is given back to the kernel."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def test_it_is_lent_for_single_tokens_and_taken_back_for_more(buffer: int) -> No
         touch(buffer, SIZE)
         lent.before_pass(32)
         assert not weights.kept
-        assert found.resident_bytes() == found.size_bytes, "wide passes keep what they have"
+        assert found.resident_bytes() == found.size_bytes, "prefill batches keep what they have"
         lent.before_pass(1)
         assert weights.kept == {3, 4}
         assert found.resident_bytes() == 0
         touch(buffer + MIB, MIB)
         lent.before_pass(1)
-        assert found.resident_bytes() == MIB, "what a narrow pass touches stays"
+        assert found.resident_bytes() == MIB, "what a pass of one token touches stays"
     assert lent.times_lent == 3
 
 

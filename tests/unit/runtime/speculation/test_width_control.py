@@ -149,7 +149,7 @@ def test_one_slow_pass_does_not_count() -> None:
 
 
 def test_a_drive_that_got_slower_is_known_for_all_widths() -> None:
-    """A byte takes longer in wide passes, here by a quarter: that is no change of the drive's."""
+    """A byte takes longer in large batches, here by a quarter: that is no change of the drive's."""
     costs = WidthCosts()
     for pace in (1.0, 2.0):
         for width in (1, 8) if pace == 1 else (8,) * 8:
@@ -171,7 +171,7 @@ def test_noise_does_not_let_the_costs_of_plain_passes_wander_off(seed: int) -> N
 
 
 def test_what_was_not_seen_is_tried_in_steps_of_at_most_twice_the_time() -> None:
-    """In a mixture a wide pass reads for many narrow ones: a hope that is wrong must not cost a hundred tokens."""
+    """With experts a batch reads as much as many single tokens: a wrong hope must not cost a hundred tokens."""
 
     def growth(width: int) -> float:
         return 8 * (1 - (1 - 1 / 8) ** width)

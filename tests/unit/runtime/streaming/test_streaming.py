@@ -145,7 +145,7 @@ def test_a_pass_by_program_holds_each_segment_while_it_computes(
 def test_a_pass_in_visits_stops_where_what_streams_of_a_stage_visit_is_done_with(
     address_space: AddressSpace, weights: Weights, nodes: Nodes
 ) -> None:
-    """The rest of a turn is computed on what stays, while readers are at the next one."""
+    """The rest of a stage visit is computed on what stays, while readers are at the next one."""
     graph = tuple(nodes(range(i, i + 5)) for i in range(0, 30, 5))
     graph = (*graph[:3], replace(graph[3], is_border=True), *graph[4:])
     leaving = {*range(0, 7), *range(15, 18)}
