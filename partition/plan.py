@@ -111,10 +111,13 @@ def longest_segment(segments: Sequence[Sequence[int]]) -> int:
 
 
 def with_lent(plan: ResidencyPlan, segments: Sequence[Sequence[int]], most_lent: int) -> ResidencyPlan:
-    """Return `plan` with lent memory for at most `most_lent` of its streamed chunks, spread evenly over the pass."""
+    """Return `plan` with lent memory for at most `most_lent` of its streamed chunks.
+
+    They are spread evenly over the pass, and so are any number of the first of them.
+    """
     if not most_lent:
         return plan
-    lent = spread_evenly(plan.streamed, min(most_lent, len(plan.streamed)))
+    lent = halved_evenly(spread_evenly(plan.streamed, min(most_lent, len(plan.streamed))))
     left = frozenset(plan.streamed).difference(lent)
     taken = _taken(segments)
     largest = max((len(left.intersection(segment)) for segment in segments), default=0)
@@ -160,6 +163,19 @@ def _choose_streamed(movable: Sequence[int], uses: Counter[int], count: int, run
 def spread_evenly(chunks: Sequence[int], count: int) -> list[int]:
     """Return `count` of `chunks`, in order and evenly spread; of very many, neighbours are taken together."""
     return _spread(chunks, count, -(-len(chunks) // MOST_RUNS)) if count else []
+
+
+def halved_evenly(chunks: Sequence[int]) -> list[int]:
+    """Return `chunks` in an order in which the first of them, however many, are spread evenly over all.
+
+    The order is van der Corput's (1935): places in binary with their digits reversed, runs of neighbours together where
+    there are very many.
+    """
+    run = max(1, -(-len(chunks) // MOST_RUNS))
+    n_runs = -(-len(chunks) // run)
+    digits = max(1, (n_runs - 1).bit_length())
+    order = sorted(range(n_runs), key=lambda i: int(f"{i:0{digits}b}"[::-1], 2))
+    return [chunk for i in order for chunk in chunks[i * run : (i + 1) * run]]
 
 
 def _spread(chunks: Sequence[int], count: int, run: int) -> list[int]:

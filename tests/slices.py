@@ -29,9 +29,9 @@ from edge_run.partition.plan import ResidencyPlan
 from edge_run.runtime.decoding.driver import GraphChanged, PassShape
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.planning import memory_plan
-from edge_run.runtime.slices import lent_residency
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.runtime.slices.slice import Share
+from edge_run.tiers import loans
 from exactness import fewest_frames
 
 CHUNK_BYTES = 16 * KIB
@@ -147,18 +147,18 @@ def room_for_most() -> Iterator[None]:
 @contextlib.contextmanager
 def least_lent() -> Iterator[None]:
     """Let memory be lent in this block however little it is."""
-    real = lent_residency.LEAST_LENT_BYTES, lent_residency.MARGIN_BYTES
-    lent_residency.LEAST_LENT_BYTES, lent_residency.MARGIN_BYTES = 1, 0
+    real = loans.LEAST_IDLE_BYTES, loans.MARGIN_BYTES
+    loans.LEAST_IDLE_BYTES, loans.MARGIN_BYTES = 1, 0
     try:
         yield
     finally:
-        lent_residency.LEAST_LENT_BYTES, lent_residency.MARGIN_BYTES = real
+        loans.LEAST_IDLE_BYTES, loans.MARGIN_BYTES = real
 
 
 def times_lent(engine: SliceEngine) -> int:
     """How often buffers were lent to weights for what is assigned now."""
     lent_residency = engine._assignment.lent_residency if engine._assignment else None
-    return lent_residency.times_lent if lent_residency else 0
+    return lent_residency.loans.times_granted if lent_residency else 0
 
 
 def run_slices(together: Together, batches: Sequence[Sequence[BatchToken]]) -> list[np.ndarray]:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 PAGE = mmap.PAGESIZE
 
 PROT_NONE, PROT_READ, PROT_READ_WRITE = 0, 1, 3
-_MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x02, 0x10, 0x20, 0x4000
+_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
 _MADV_DONTNEED, _MADV_DONTFORK, _MADV_HUGEPAGE, _MADV_NOHUGEPAGE, _MADV_DONTDUMP = 4, 10, 14, 15, 16
 
@@ -73,6 +73,12 @@ def map_anonymous(length: int, protection: int = PROT_READ_WRITE, at: int | None
     """Map `length` bytes of zeros and return their address; with `at`, replace whatever was mapped there."""
     flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE | (_MAP_FIXED if at is not None else 0)
     return _checked(_mmap(at, length, protection, flags, -1, 0), f"mmap of {length} bytes")
+
+
+def map_shared(descriptor: int, length: int, at: int) -> None:
+    """Map the first `length` bytes of a file exactly at `at`, over whatever was mapped: who writes there writes it."""
+    flags = _MAP_SHARED | _MAP_FIXED
+    _checked(_mmap(at, length, PROT_READ_WRITE, flags, descriptor, 0), f"mmap of {length} bytes of a file")
 
 
 def unmap(address: int, length: int) -> None:

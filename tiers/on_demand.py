@@ -120,6 +120,31 @@ class OnDemand:
         self._starved.append(chunk)
         return self._feed()
 
+    def grow(self, n_frames: int) -> list[Load]:
+        """Share `n_frames` frames more. Return the reads that waited for a frame."""
+        self._n_frames += n_frames
+        self._n_unmade += n_frames
+        return self._feed()
+
+    def shrink(self, n_frames: int) -> tuple[int, list[int]]:
+        """Share `n_frames` frames less, as far as so many hold nothing that anybody holds.
+
+        Return how many those are, and the chunks under which they lie, whose memory is to be given back: it is nobody's
+        any more.
+        """
+        unmade = min(n_frames, self._n_unmade)
+        self._n_unmade -= unmade
+        left: list[int] = []
+        while self._vacant and unmade + len(left) < n_frames:
+            left.append(self._vacant.pop())
+        while self._spent and unmade + len(left) < n_frames:
+            oldest = next(iter(self._spent))
+            del self._spent[oldest]
+            self._state[oldest] = ChunkState.ABSENT
+            left.append(oldest)
+        self._n_frames -= unmade + len(left)
+        return unmade + len(left), left
+
     def without_memory(self) -> list[int]:
         """Return the chunks that have no memory once all moves are made, and those that will get new memory."""
         absent = (chunk for chunk, state in enumerate(self._state) if state is ChunkState.ABSENT)

@@ -144,6 +144,26 @@ class Weights:
             self._residency.give_up(chunks)
             self._address_space.unmap(chunks)
 
+    def grow(self, n_frames: int) -> None:
+        """Share `n_frames` frames more among chunks; only of an `OnDemand`."""
+        assert isinstance(self._residency, OnDemand)
+        with self._changed:
+            self._let_go()
+            self._submit(self._residency.grow(n_frames))
+
+    def shrink(self, n_frames: int) -> None:
+        """Free the memory of `n_frames` frames, once so many hold nothing that anybody holds; only of an `OnDemand`."""
+        assert isinstance(self._residency, OnDemand)
+        with self._changed:
+            self._let_go()
+            while n_frames:
+                n_gone, chunks = self._residency.shrink(n_frames)
+                self._address_space.unmap(chunks)
+                n_frames -= n_gone
+                if n_frames:
+                    self._changed.wait(timeout=0.1)
+                    self._check()
+
     def unread(self, chunks: Iterable[int]) -> int:
         """Return how many of `chunks` are held, not waited for, and not being read yet."""
         with self._changed:

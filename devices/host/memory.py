@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -52,6 +53,22 @@ def _nothing(group: Path | None) -> int:
     return 0
 
 
+class _Peak:
+    """What this process held at most before the kernel was told to count anew."""
+
+    earlier_bytes = 0
+
+
+def count_peak_anew(earlier_bytes: int) -> None:
+    """Have the peak counted from now on: the kernel counted a page as often as it was mapped.
+
+    earlier_bytes: what the peak was before that; `process_memory` goes on telling it. Linux only, nothing elsewhere.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+        _Peak.earlier_bytes = max(_Peak.earlier_bytes, earlier_bytes)
+
+
 def process_memory() -> ProcessMemory:
     """Return what this process holds now."""
     try:
@@ -65,7 +82,7 @@ def process_memory() -> ProcessMemory:
     resident, peak, swapped, data, files = (
         int(fields.get(key, "0 kB").split()[0]) * 1024 for key in ("VmRSS", "VmHWM", "VmSwap", "VmData", "RssFile")
     )
-    return ProcessMemory(resident, peak, swapped, data, files)
+    return ProcessMemory(resident, max(peak, _Peak.earlier_bytes), swapped, data, files)
 
 
 def available_bytes(root: Path = Path("/"), promised_bytes: Promised = _nothing) -> int:

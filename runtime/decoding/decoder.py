@@ -15,6 +15,7 @@ from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.context_shape import ContextShape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
+from edge_run.tiers.cells import CellCount
 
 _STOPPED = 2  # what llama.cpp returns when it was told to stop
 
@@ -38,20 +39,23 @@ class LocalDecoder:
         shape: ContextShape,
         prepare: Callable[[Sequence[BatchToken]], None] = lambda batch: None,
         timeline: Timeline | None = None,
+        count: CellCount | None = None,
     ) -> None:
         """Decode with `context`.
 
         prepare: is called with each batch before it runs, and may raise.
         timeline: is told of every pass.
+        count: counts the cells in use; it may have room for fewer tokens than the context.
         """
         self._model, self._context, self._driver = model, context, driver
         self._prepare, self._timeline = prepare, timeline or Timeline()
+        self._count = count or CellCount(context.context_tokens)
         self._width = shape.micro_batch_tokens
         self._batch: Any = L.llama_batch_init(self._width, 0, shape.sequences)
         self._logits: Logits | None = None
         has_padding = shape.is_exact and not model.is_recurrent
         self.limits = Limits(
-            context_tokens=context.context_tokens - has_padding,
+            context_tokens=min(context.context_tokens, self._count.most_tokens) - has_padding,
             vocabulary=model.vocabulary,
             micro_batch_tokens=self._width,
             sequences=shape.sequences,
@@ -103,10 +107,11 @@ class LocalDecoder:
         window = self._model.sliding_window_tokens
         # A sliding-window cache has dropped what the tokens before `position` would look at: such a cut starts anew.
         is_lost = window and position and L.llama_memory_seq_pos_min(memory, sequence) > max(0, position - window)
-        if not is_lost and L.llama_memory_seq_rm(memory, sequence, position, -1):
-            return min(position, L.llama_memory_seq_pos_max(memory, sequence) + 1)
-        L.llama_memory_seq_rm(memory, sequence, -1, -1)
-        return 0
+        if is_lost or not L.llama_memory_seq_rm(memory, sequence, position, -1):
+            L.llama_memory_seq_rm(memory, sequence, -1, -1)
+            position = 0
+        self._recount()
+        return min(position, L.llama_memory_seq_pos_max(memory, sequence) + 1)
 
     def branch(self, sequence: int, branches: Sequence[int]) -> None:
         """Make each of `branches` share the tokens of `sequence`, and hold no others; nothing is copied."""
@@ -125,6 +130,7 @@ class LocalDecoder:
             L.llama_memory_seq_cp(memory, branch, sequence, position, -1)
         for other in branches:
             L.llama_memory_seq_rm(memory, other, -1, -1)
+        self._recount()
 
     def map_graph(self, shape: PassShape = ONE_TOKEN) -> GraphMap:
         """Return the graph of a pass of `shape`, without computing it. The context must be empty, and is left empty."""
@@ -142,12 +148,20 @@ class LocalDecoder:
     def clear(self) -> None:
         """Empty all sequences, as if nothing had ever been decoded."""
         L.llama_memory_clear(self._context.memory, False)
+        self._recount()
 
     def close(self) -> None:
         """Free the batch. Idempotent."""
         if self._batch is not None:
             L.llama_batch_free(self._batch)
             self._batch = None
+
+    def _recount(self) -> None:
+        """Count the cells in use anew, where all are of one sequence; else what is not used any more still counts."""
+        memory, n_sequences = self._context.memory, self.limits.sequences
+        lengths = [L.llama_memory_seq_pos_max(memory, sequence) + 1 for sequence in range(n_sequences)]
+        if sum(length > 0 for length in lengths) <= 1:
+            self._count.cut(max(lengths))
 
     def _run(self, batch: Sequence[BatchToken], logits: Logits | None) -> None:
         """Run a checked batch, and write the logits that it asks for to `logits`."""
@@ -213,6 +227,7 @@ class LocalDecoder:
         rows = None if logits is None else np.empty((2, self._model.vocabulary), np.float32)
         n_rows = self._pass([token, padding], rows, 0) // 2
         L.llama_memory_seq_rm(self._context.memory, token.sequence, padding.position, -1)
+        self._recount()
         if logits is not None and rows is not None:
             logits[filled : filled + n_rows] = rows[:n_rows]
         return filled + n_rows

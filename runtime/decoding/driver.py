@@ -218,7 +218,7 @@ class Driver:
         self._is_mapping, self._seen, self._failure, self._quiet = True, [], None, _EMPTY.quiet
         self.compute_buffer.forget()
         self.stop.set(False)
-        self._flow = FlowObserver() if self._is_partial else None
+        self._flow = FlowObserver()
         try:
             with self._overhearing():
                 yield
@@ -238,7 +238,7 @@ class Driver:
         return graph
 
     def take_flow(self) -> Flow:
-        """Return the data flow of the graph that was mapped, where the driver is partial."""
+        """Return the data flow of the graph that was mapped."""
         flow, self._flow = self._flow, None
         return flow.take() if flow else Flow((), (), ())
 

@@ -23,7 +23,7 @@ class Passes:
         self.times: PassTimes | None = None
         self.timeline = Timeline(lambda: supply().share_done())
         self.decoder = LocalDecoder(
-            loaded.model, loaded.context, loaded.driver, loaded.shape, self._begin, self.timeline
+            loaded.model, loaded.context, loaded.driver, loaded.shape, self._begin, self.timeline, supply().count
         )
 
     def expect(self, profile: DeviceProfile) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
@@ -11,15 +12,22 @@ from edge_run.base.results import ExpertUse, Plan
 from edge_run.devices.host.ledger import Ledger
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import ONE_TOKEN, compile_program
+from edge_run.runtime.decoding.narrow_pass import map_narrow_pass
 from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
 from edge_run.runtime.engine.loading import Loaded, WeightBacking
 from edge_run.runtime.gpu.loading import host_weights, open_upload
+from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.planning import routing
 from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident
+from edge_run.runtime.planning.terms import Terms
 from edge_run.runtime.streaming.assemble import Streams, WeightMemory, open_streams
 from edge_run.runtime.streaming.experts import ExpertStreaming
+from edge_run.runtime.streaming.lent_residency import CellRoom, IdleBuffer, LentResidency
 from edge_run.runtime.streaming.route_recorder import RouteRecorder
 from edge_run.runtime.streaming.weights import WeightStreaming
+from edge_run.tiers._libc import PAGE
+from edge_run.tiers.cells import CellCount, Cells
+from edge_run.tiers.loans import Loans, idle_bytes
 from edge_run.tiers.readers import Readers, ReadTotals
 from edge_run.tiers.residency import Residency
 from edge_run.tiers.upload import Upload
@@ -41,14 +49,17 @@ class Supply:
         streams: Streams = (),
         whole: Callable[[], object] | None = None,
         upload: Upload | None = None,
+        count: CellCount | None = None,
     ) -> None:
         """Supply the weights of `loaded`.
 
         whole: waits for all weights of a model that is read once.
         upload: the upload of the weights that lie on a GPU.
+        count: of the context's cells, where their memory is lent.
         """
         self.plan, self.is_unread = plan, readers is not None
         self.streams: Streams = streams
+        self.count = count
         self._loaded, self._readers, self._whole, self._upload = loaded, readers, whole, upload
 
     @property
@@ -116,19 +127,20 @@ def open_supply(
         return Supply(loaded, plan_plain(loaded.terms(loaded.holdings)))
     readers = Readers(loaded.prepared.config.readers)
     stack.callback(readers.close)
-    plan, streams, whole = (_whole if backing.is_whole else _streamed)(loaded, backing, readers, ledger, stack)
+    plan, streams, whole, count = (_whole if backing.is_whole else _streamed)(loaded, backing, readers, ledger, stack)
     for stream in streams:
         if recorder and isinstance(stream, ExpertStreaming):
             recorder.is_resident = stream.is_resident
     offload, gguf = loaded.prepared.offload, loaded.prepared.gguf
     check = loaded.driver.interrupt.check
     upload = open_upload(loaded.model, gguf, backing.sources, readers, offload.gpu, check) if offload else None
-    supply = Supply(loaded, plan, readers, streams, whole, upload)
+    supply = Supply(loaded, plan, readers, streams, whole, upload, count)
     stack.callback(supply.close)
     return supply
 
 
-Begun: TypeAlias = "tuple[Plan, Streams, Callable[[], object] | None]"  # with what waits for a model that is read once
+# What waits for a model that is read once, and how many cells are in use of a context whose memory is lent.
+Begun: TypeAlias = "tuple[Plan, Streams, Callable[[], object] | None, CellCount | None]"
 
 
 def _whole(
@@ -141,7 +153,7 @@ def _whole(
     states = Residency(backing.address_space.n_chunks, everything, everything, 0)
     weights = Weights(backing.address_space, backing.sources, readers, states, check=loaded.driver.interrupt.check)
     weights.start()
-    return plan, (), lambda: weights.acquire(everything)
+    return plan, (), lambda: weights.acquire(everything), None
 
 
 def _streamed(
@@ -149,19 +161,47 @@ def _streamed(
 ) -> Begun:
     """Map the graph, plan, and begin to read."""
     driver, cuts = loaded.driver, _follow_cuts(loaded, backing)
-    with contextlib.closing(LocalDecoder(loaded.model, loaded.context, driver, loaded.shape)) as decoder:
-        graph = decoder.map_graph()
+    graph, terms = _mapped(loaded)
     if cuts:
         backing.address_space.reserve()
     memory = WeightMemory(backing.address_space, backing.sources, readers, driver.interrupt.check)
     grant = partial(loaded.enter_in_ledger, ledger=ledger, stack=stack)
-    plan, streams = open_streams(graph, loaded.terms(loaded.holdings), memory, grant)
+    plan, streams = open_streams(graph, terms, memory, grant)
     for stream in streams:
         if cuts and isinstance(stream, WeightStreaming):
             driver.follow_copies(WeightCopies(cuts, stream))
     driver.features += streams
     driver.programs[ONE_TOKEN] = compile_program(graph, driver.features, cuts.splits() if cuts else ())
-    return plan, streams, None
+    return plan, streams, None, _lend(loaded, replace(terms, context_tokens=plan.context_tokens), streams)
+
+
+def _lend(loaded: Loaded, terms: Terms, streams: Streams) -> CellCount | None:
+    """Have weights borrow what passes leave; return the count of cells in use, where their memory is lent.
+
+    terms: those of the plan.
+    """
+    driver = loaded.driver
+    borrower = next((stream for stream in streams if stream.most_loans), None)
+    if borrower is None:
+        return None
+    count = CellCount(terms.context_tokens, terms.verified_tokens) if terms.cells else None
+    loans = Loans(terms.pool_bytes, borrower.loan_bytes, borrower.most_loans)
+    buffer = IdleBuffer(driver.compute_buffer, terms.idle_bytes, loaded.shape.narrow_tokens)
+    cells = CellRoom(terms.cells, count) if terms.cells and count else None
+    lender = LentResidency(loans, borrower, buffer, cells)
+    driver.before_pass = lambda shape: lender.before_pass(shape.tokens)
+    return count
+
+
+def _mapped(loaded: Loaded) -> tuple[GraphMap, Terms]:
+    """Return the graph of a pass of one token, and the terms of a plan that may lend what passes leave."""
+    driver, shape = loaded.driver, loaded.shape
+    with contextlib.closing(LocalDecoder(loaded.model, loaded.context, driver, shape)) as decoder:
+        narrow = map_narrow_pass(decoder, driver, shape.narrow_tokens)
+    cells = Cells(narrow.flow.cells, PAGE) if loaded.context.untouched_bytes else None
+    idle = idle_bytes(narrow.buffer_bytes, narrow.touched_bytes)
+    terms = replace(loaded.terms(loaded.holdings), cells=cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
+    return narrow.graph, terms
 
 
 def _follow_cuts(loaded: Loaded, backing: WeightBacking) -> CopySchedule | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from edge_run.tiers.cells import CellTensor
+
 
 @dataclass(frozen=True, slots=True)
 class Storage:
@@ -31,11 +33,13 @@ class Flow:
     storages: all storages, by number.
     writes: the storage that each node writes; None for a mere view.
     reads: the storages that each node reads.
+    cells: the keys and values that are written cell by cell, in memory that the processor reads.
     """
 
     storages: tuple[Storage, ...]
     writes: tuple[int | None, ...]
     reads: tuple[tuple[int, ...], ...]
+    cells: tuple[CellTensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from edge_run.runtime.graph.flow import Flow, Storage
 from edge_run.runtime.llama import _ggml as ggml
+from edge_run.tiers.cells import CellTensor
 
 _VIEWS = frozenset({"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
@@ -16,6 +19,7 @@ class FlowObserver:
         self._numbers: dict[int, int | None] = {}
         self._writes: list[int | None] = []
         self._reads: list[tuple[int, ...]] = []
+        self._cells: dict[int, CellTensor] = {}
 
     def observe(self, address: int) -> None:
         """Record what the node at `address` (a tensor struct) writes and reads."""
@@ -30,6 +34,8 @@ class FlowObserver:
         if not root:
             self._numbers[address] = self._new(address, len(self._writes))
         written = self._number(root or address)
+        if op == "SET_ROWS" and root and ggml.is_on_host(root):
+            self._cells[root] = _cells(ggml.tensor_at(root), is_column=tensor.ne[0] == 1)
         others = (source for source in tensor.src if source and source != address)  # a cast names itself
         reads = {self._number(ggml.tensor_at(source).view_src or source) for source in others}
         self._writes.append(written)
@@ -37,7 +43,7 @@ class FlowObserver:
 
     def take(self) -> Flow:
         """Return the flow of the nodes observed."""
-        return Flow(tuple(self._storages), tuple(self._writes), tuple(self._reads))
+        return Flow(tuple(self._storages), tuple(self._writes), tuple(self._reads), tuple(self._cells.values()))
 
     def _new(self, address: int, producer: int | None) -> int:
         data = ggml.tensor_at(address).data or 0
@@ -49,3 +55,11 @@ class FlowObserver:
         if root not in self._numbers:
             self._numbers[root] = None if ggml.is_weight(root) else self._new(root, None)
         return self._numbers[root]
+
+
+def _cells(leaf: Any, *, is_column: bool) -> CellTensor:
+    """Return the cells of a cache's leaf, `(width, n_cells)`, that is written by row, or as columns one by one."""
+    width, n_cells = leaf.ne[0], leaf.ne[1] * leaf.ne[2]
+    if is_column:
+        return CellTensor(leaf.data, n_cells, leaf.nb[0], width)
+    return CellTensor(leaf.data, n_cells, leaf.nb[1])

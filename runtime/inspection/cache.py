@@ -22,13 +22,15 @@ from typing import Any
 from edge_run.base.config import ModelConfig
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
 from edge_run.runtime.inspection.launcher import ask_child
+from edge_run.tiers._libc import PAGE
 from edge_run.tiers.address_space import MappedSpan
+from edge_run.tiers.cells import Cells, CellTensor
 from edge_run.tiers.gguf import GgufModel
 
 logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 1 << 46  # a file address: the shard's number times this, plus the offset in it
-FORMAT = 5
+FORMAT = 6
 MOST_REMEMBERED = 200
 SHAPING = (
     "context_tokens",
@@ -49,7 +51,9 @@ class Inspection:
     is_tried: whether the vocabulary was loaded and a pass computed, without which no file is opened. load_s: what
     loading the vocabulary takes. program_bytes: resident memory of a process that holds nothing but Python, llama.cpp
     and the vocabulary. Both are estimates where it was not loaded. kv_bytes and buffer_bytes: what the context will
-    allocate. packed_graph: see `graph`, of which `spans` are the part that holds tensors.
+    allocate. cell_bytes: of kv_bytes, keys and values that are written cell by cell; cell_rows: of each such tensor its
+    rows (`CellTensor`) and its share of cell_bytes. narrow_bytes: what narrow passes touch of the compute buffer.
+    packed_graph: see `graph`, of which `spans` are the part that holds tensors.
     """
 
     is_tried: bool
@@ -61,8 +65,23 @@ class Inspection:
     program_bytes: int
     kv_bytes: int
     buffer_bytes: int
+    cell_bytes: int
+    cell_rows: tuple[tuple[int, float], ...]
+    narrow_bytes: int
     spans: tuple[MappedSpan, ...]
     packed_graph: str
+
+    @functools.cached_property
+    def cells(self) -> Cells:
+        """The context's keys and values, as if all were for the whole context."""
+        tokens = self.context_tokens
+        return Cells(
+            [
+                CellTensor(0, tokens, max(1, round(self.cell_bytes * share / (rows * tokens))), rows)
+                for rows, share in self.cell_rows
+            ],
+            PAGE,
+        )
 
     @functools.cached_property
     def graph(self) -> GraphMap:
@@ -79,7 +98,12 @@ class Inspection:
     def from_json(cls, text: str) -> Inspection:
         """Return what `to_json` wrote. Raises ValueError, TypeError or KeyError for anything else."""
         fields = json.loads(text)
-        return cls(**fields | {"spans": tuple(MappedSpan(*span) for span in fields["spans"])})
+        spans, rows = fields["spans"], fields["cell_rows"]
+        lists = {
+            "spans": tuple(MappedSpan(*span) for span in spans),
+            "cell_rows": tuple((int(n), float(s)) for n, s in rows),
+        }
+        return cls(**fields | lists)
 
 
 def pack_graph(graph: GraphMap) -> str:

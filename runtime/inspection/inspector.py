@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from edge_run.base.units import round_down, round_up
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import Driver
+from edge_run.runtime.decoding.narrow_pass import NarrowPass, map_narrow_pass
 from edge_run.runtime.graph.nodes import GraphMap, WeightRead
 from edge_run.runtime.inspection.cache import SHARD_BYTES, Inspection, pack_graph
 from edge_run.runtime.inspection.kv_rules import check_kv_types
@@ -31,6 +32,7 @@ from edge_run.runtime.llama.context_shape import ContextShape, context_shape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import AddressSpace, MappedSpan
+from edge_run.tiers.cells import CellTensor
 from edge_run.tiers.gguf import ArrayValue, GgufModel, read_gguf
 from edge_run.tiers.outline import outline_heads, outline_metadata
 from edge_run.tiers.stub import Stubs
@@ -59,10 +61,10 @@ def inspect_here(path: Path, config: ModelConfig, *, is_tried: bool) -> Inspecti
             with LlamaModel(stubs.paths, stubs.cut, metadata, path=path) as model:
                 address_space = AddressSpace(stubs.spans())
                 address_space.reserve()
-                graph, kv_bytes = _map_graph(gguf, model, shape)
+                narrow, kv_bytes = _map_narrow_pass(gguf, model, shape)
                 if loading:
                     address_space.map_zeros()
-                    _try(gguf, model, shape, graph)
+                    _try(gguf, model, shape, narrow.graph)
                 vocabulary = loading.result() if loading else _estimate_vocabulary(gguf)
                 program_bytes = process_memory().resident_bytes - kv_bytes + vocabulary.unloaded_bytes
     return Inspection(
@@ -75,8 +77,11 @@ def inspect_here(path: Path, config: ModelConfig, *, is_tried: bool) -> Inspecti
         program_bytes=program_bytes,
         kv_bytes=sizes.kv_bytes,
         buffer_bytes=sizes.buffer_bytes,
+        cell_bytes=sizes.cell_bytes,
+        cell_rows=_cell_rows(narrow.flow.cells),
+        narrow_bytes=narrow.touched_bytes,
         spans=tuple(map(_in_files, address_space.spans)),
-        packed_graph=pack_graph(_at_file_addresses(graph, address_space)),
+        packed_graph=pack_graph(_at_file_addresses(narrow.graph, address_space)),
     )
 
 
@@ -112,6 +117,7 @@ class _Sizes(NamedTuple):
     context_tokens: int
     kv_bytes: int
     buffer_bytes: int
+    cell_bytes: int
 
 
 def _sizes(model: LlamaModel, shape: ContextShape) -> _Sizes:
@@ -119,22 +125,28 @@ def _sizes(model: LlamaModel, shape: ContextShape) -> _Sizes:
     if shape.context_tokens <= LONG_CONTEXT_TOKENS:
         context = LlamaContext(model, shape)
         context.close()
-        return _Sizes(context.context_tokens, context.kv_bytes, context.buffer_bytes)
+        return _Sizes(context.context_tokens, context.kv_bytes, context.buffer_bytes, context.cell_bytes)
     width = min(shape.micro_batch_tokens, LONG_CONTEXT_TOKENS // 2)
     half, whole = (
         _sizes(model, replace(shape, context_tokens=tokens, micro_batch_tokens=width))
         for tokens in (LONG_CONTEXT_TOKENS // 2, LONG_CONTEXT_TOKENS)
     )
     steps = (shape.context_tokens - whole.context_tokens) / (whole.context_tokens - half.context_tokens)
-    kv_bytes, buffer_bytes = (round(b + (b - a) * steps) for a, b in zip(half[1:], whole[1:], strict=True))
-    return _Sizes(shape.context_tokens, kv_bytes, buffer_bytes)
+    return _Sizes(shape.context_tokens, *(round(b + (b - a) * steps) for a, b in zip(half[1:], whole[1:], strict=True)))
 
 
-def _map_graph(gguf: GgufModel, model: LlamaModel, shape: ContextShape) -> tuple[GraphMap, int]:
-    """Return the graph of a pass of one token, and the bytes of the cache that was made for it."""
+def _map_narrow_pass(gguf: GgufModel, model: LlamaModel, shape: ContextShape) -> tuple[NarrowPass, int]:
+    """Return what narrow passes are like, and the bytes of the cache that was made for them."""
     driver = Driver()
     with _short_context(gguf, model, shape, driver, driver.callback) as (decoder, context):
-        return decoder.map_graph(), context.kv_bytes
+        widest = min(shape.narrow_tokens, decoder.capabilities.micro_batch_tokens)
+        return map_narrow_pass(decoder, driver, widest), context.kv_bytes
+
+
+def _cell_rows(tensors: Sequence[CellTensor]) -> tuple[tuple[int, float], ...]:
+    """Return of each tensor its rows, and its share of what all take."""
+    total = sum(tensor.n_rows * tensor.row_bytes for tensor in tensors)
+    return tuple((tensor.n_rows, tensor.n_rows * tensor.row_bytes / total) for tensor in tensors)
 
 
 def _try(gguf: GgufModel, model: LlamaModel, shape: ContextShape, graph: GraphMap) -> None:

@@ -25,6 +25,16 @@ class ContextShape:
     flash_attention: str
     is_exact: bool = False
 
+    @property
+    def narrow_tokens(self) -> int:
+        """Tokens in a pass at most that makes a token or verifies guesses; a prompt's passes are as wide as can be."""
+        return min(self.outputs_per_pass, self.micro_batch_tokens)
+
+    @property
+    def verified_tokens(self) -> int:
+        """Guesses that a pass verifies at most, each of which takes a cell beside those of the text."""
+        return self.narrow_tokens if self.sequences > 1 else 0
+
     def numerics(self, library: str, gpu: str) -> Numerics:
         """Return the numerics key of a context of this shape, of `library`, with what `gpu` says on a GPU."""
         return Numerics(

@@ -43,11 +43,11 @@ class Holdings:
     @classmethod
     def since(cls, before: ProcessMemory, context: LlamaContext, work_bytes: int) -> Holdings:
         """Return what is held after `context` was made; besides its buffers it takes what memory grew by."""
-        after = process_memory()
+        after, cleared_bytes = process_memory(), context.kv_bytes - context.untouched_bytes
         if not context.buffer_bytes:
             buffers = max(after.data_bytes - before.data_bytes, after.resident_bytes - before.resident_bytes)
             return cls(before.resident_bytes, context.kv_bytes, max(0, buffers - context.kv_bytes), work_bytes)
-        graphs = max(0, after.resident_bytes - before.resident_bytes - context.kv_bytes)
+        graphs = max(0, after.resident_bytes - before.resident_bytes - cleared_bytes)
         return cls(before.resident_bytes + graphs, context.kv_bytes, context.buffer_bytes, work_bytes)
 
     @property

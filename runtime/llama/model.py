@@ -14,6 +14,7 @@ from edge_run.base.errors import BudgetError, EdgeRunError, KernelError, ModelFi
 from edge_run.base.units import MIB
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
+from edge_run.runtime.llama.cache_memory import CacheMemory
 from edge_run.runtime.llama.context_shape import ContextShape
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.load_placement import LoadPlacement
@@ -22,6 +23,7 @@ from edge_run.runtime.llama.spelling import Spelling
 _BUFFER = re.compile(r"(\S+) +(?:compute|output) buffer size =\s*([\d.]+) MiB")
 _CACHE_PART = re.compile(r"(\S+) +(?:KV|RS|DSV4 .*state) buffer size =\s*([\d.]+) MiB")
 _CACHE = re.compile(r"(?<!buffer )size =\s*([\d.]+) MiB(?:.*?(\d+) layers)?")
+_OF_CELLS = "llama_kv_cache"
 _TELLING = ("error", "fail", "require")
 _READY_TO_MAP = ("print_info:", "load_tensors:")
 
@@ -174,17 +176,29 @@ class LlamaModel:
 class LlamaContext:
     """A context: KV cache, compute buffers, logits. One thread at a time.
 
-    kv_bytes: keys, values and recurrent state. buffer_bytes: the other buffers, for computing and for logits. Both as
-    llama.cpp reports them; 0 when it does not. gpu_kv_bytes and gpu_buffer_bytes: the same on a GPU. caches: the
-    bytes of each cache, wherever they are, and how many layers it has.
+    All sizes are as llama.cpp reports them, 0 where it does not.
+
+    kv_bytes: of keys, values and recurrent state in DRAM.
+    cell_bytes: of keys and values, wherever they are.
+    untouched_bytes: of kv_bytes, what takes no memory until it is written to.
+    buffer_bytes: of the other buffers in DRAM, for computing and for logits.
+    gpu_kv_bytes, gpu_buffer_bytes: the same on a GPU.
+    caches: of each cache, wherever it is, its bytes and how many layers it has.
     """
 
     def __init__(
-        self, model: LlamaModel, shape: ContextShape, callback: Any = None, *, may_copy_weights: bool = True
+        self,
+        model: LlamaModel,
+        shape: ContextShape,
+        callback: Any = None,
+        *,
+        may_copy_weights: bool = True,
+        is_sparse: bool = False,
     ) -> None:
         """Make a context; `callback(address, is_asking, user_data)` is shown every node, for the context's whole life.
 
         may_copy_weights: to a GPU, for passes of many tokens, where the model's placement says so.
+        is_sparse: caches take memory when they are written to, not before.
         Raises KernelError with llama.cpp's own reason when it refuses.
         """
         params = L.llama_context_default_params()
@@ -203,7 +217,12 @@ class LlamaContext:
             self._callback, params.cb_eval = ggml.cast_callback(callback, params.cb_eval)
         lines = _Lines()
         is_telling = params.op_offload and callback is not None
-        with ggml.log.listening(lines.add), ggml.telling_splits() if is_telling else contextlib.nullcontext():
+        caches = CacheMemory()
+        with (
+            ggml.log.listening(lines.add),
+            ggml.telling_splits() if is_telling else contextlib.nullcontext(),
+            caches.watching() if is_sparse else contextlib.nullcontext(),
+        ):
             self.handle = L.llama_init_from_model(model.handle, params)
         if not self.handle:
             raise KernelError(
@@ -219,10 +238,16 @@ class LlamaContext:
             for line in lines.lines
             for size, layers in _CACHE.findall(line)
         ]
+        self.cell_bytes = sum(
+            int(float(found[1]) * MIB)
+            for line in lines.lines
+            if line.startswith(_OF_CELLS) and (found := _CACHE.search(line))
+        )
         gpu = placement.gpu_name if placement else ""
         self.gpu_kv_bytes, _ = lines.sizes(_CACHE_PART, gpu)
         self.gpu_buffer_bytes, self.buffer_bytes = lines.sizes(_BUFFER, gpu)
         self.kv_bytes = sum(size for size, _ in self.caches) - self.gpu_kv_bytes
+        self.untouched_bytes = min(caches.size_bytes, self.kv_bytes)
 
     def stop_at(self, flag: ggml.StopFlag) -> None:
         """End passes, with code 2, while `flag` is up; it must live as long as this does."""

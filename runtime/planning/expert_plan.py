@@ -32,7 +32,8 @@ class MoePlan:
     dense: the chunks that always stay: all weights but the experts, in order of use, and the ragged chunks.
     ranges: the tables that are only read by row.
     n_frames: the frames of the experts.
-    room_share: the share of all experts' bytes that fits these frames.
+    n_lent: the frames that are lent to them at most.
+    room_share: the share of all experts' bytes that fits these frames together.
     """
 
     plan: Plan
@@ -41,6 +42,7 @@ class MoePlan:
     dense: tuple[int, ...]
     ranges: Sequence[RowRange]
     n_frames: int
+    n_lent: int
     room_share: float
 
 
@@ -84,9 +86,11 @@ def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoeP
     layers = zip(experts.layers, experts.sizes, strict=True)
     everything = sum(layer[0].n_experts * size for layer, size in layers)
     n_frames = min(n_frames, everything + in_use)
+    n_lent = min(terms.lent_bytes // chunk_cost, everything + in_use - n_frames)
     pinned, room = address_space.total_bytes(dense), n_frames * address_space.chunk_bytes
+    lent_bytes = n_lent * address_space.chunk_bytes
     used = token_bytes(terms, tensors, is_packed=True)
-    room_share = room / sum(tensor.stride * tensor.n_experts for tensor in tensors)
+    room_share = (room + lent_bytes) / sum(tensor.stride * tensor.n_experts for tensor in tensors)
     plan = make_plan(
         terms,
         mode="streamed",
@@ -95,6 +99,7 @@ def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoeP
         expert_bytes=room,
         streamed_bytes_per_pass=int(used * (1 - hit_rate(terms.experience.points, room_share))),
         readers=terms.readers,
+        lent_bytes=lent_bytes,
         items=(
             *items_besides_weights(terms, rows, pinned + room),
             PlanItem("pinned", pinned, "weights that every token needs: all but the experts"),
@@ -107,4 +112,4 @@ def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoeP
             PlanItem("experts", room, "experts in use, and those that are likely to be used again"),
         ),
     )
-    return MoePlan(plan, address_space, experts, dense, ranges, n_frames, room_share)
+    return MoePlan(plan, address_space, experts, dense, ranges, n_frames, n_lent, room_share)

@@ -160,7 +160,8 @@ class PassTimes:
             return _Reading()
         if not plan.expert_bytes:
             new = min(plan.model_bytes, plan.pinned_bytes + plan.window_bytes)
-            return self._read(new, plan.model_bytes - new) if is_first else self._read(0, plan.streamed_bytes_per_pass)
+            streamed = plan.streamed_bytes_per_pass if tokens == 1 else plan.streamed_bytes_per_batch
+            return self._read(new, plan.model_bytes - new) if is_first else self._read(0, streamed)
         if is_first:
             touched = self._touched(tokens, n_outputs)
             at_first = plan.pinned_bytes + min(touched, plan.expert_bytes)

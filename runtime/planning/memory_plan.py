@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edge_run.base.errors import BudgetError
 from edge_run.base.results import Plan, PlanItem
 from edge_run.base.units import MIB, round_up
 from edge_run.partition.plan import ResidencyPlan, plan_residency, with_lent
@@ -79,13 +80,21 @@ def plan_streamed(
 ) -> tuple[Plan, ResidencyPlan]:
     """Return the plan of a model that does not fit, and which chunks stay. Raises BudgetError below the minimum.
 
+    Where a context of the length asked for does not fit, the plan is for one that does.
     visits: the chunks of each stage visit, where other devices compute in between.
     """
-    holdings, rows = terms.holdings, sum(r.budget_bytes for r in ranges)
-    other = with_page_tables(holdings.total_bytes + rows)
+    rows = sum(r.budget_bytes for r in ranges)
+    other = with_page_tables(terms.holdings.total_bytes + rows)
     chunk_bytes = with_page_tables(address_space.chunk_bytes)
-    with cause_named(terms):
-        residency = plan_residency(segments, address_space.ragged, chunk_bytes, terms.budget_bytes - other, other)
+    try:
+        with cause_named(terms):
+            residency = plan_residency(segments, address_space.ragged, chunk_bytes, terms.budget_bytes - other, other)
+    except BudgetError as error:
+        shorter = terms.shortened(error.minimum_bytes - error.found_bytes)
+        if not shorter:
+            raise
+        return plan_streamed(shorter, address_space, segments, ranges, visits)
+    per_batch = residency.streamed_uses
     if residency.n_frames:
         n_lent = terms.lent_bytes // chunk_bytes
         by_visits = plan_stage_visits(residency, segments, visits, address_space.ragged, n_lent)
@@ -99,6 +108,7 @@ def plan_streamed(
         pinned_bytes=pinned,
         window_bytes=window,
         streamed_bytes_per_pass=residency.streamed_uses * address_space.chunk_bytes,
+        streamed_bytes_per_batch=per_batch * address_space.chunk_bytes,
         readers=terms.readers,
         lent_bytes=len(residency.lent) * address_space.chunk_bytes,
         items=(
@@ -141,6 +151,7 @@ def make_plan(terms: Terms, **parts: Any) -> Plan:
         streamed_bytes_per_pass=0,
         kv_bytes=terms.holdings.kv_bytes,
         context_tokens=terms.context_tokens,
+        wanted_context_tokens=terms.wanted_context_tokens,
         readers=0,
         gpu=terms.gpu,
     )

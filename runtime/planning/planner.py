@@ -20,6 +20,7 @@ from edge_run.prefetch.schedule import Segment
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.inspection.cache import SHARD_BYTES
+from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.holdings import Holdings
 from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.planning.expert_plan import plan_moe
@@ -35,6 +36,8 @@ from edge_run.runtime.planning.memory_plan import (
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.terms import Terms, work_bytes
 from edge_run.tiers.address_space import AddressSpace, MappedSpan, clipped
+from edge_run.tiers.cells import LEAST_SPARSE_BYTES
+from edge_run.tiers.loans import idle_bytes
 
 CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches
 OPENING_S_PER_NODE = 35e-6
@@ -84,12 +87,21 @@ class Planner:
     @property
     def opening_bytes(self) -> int:
         """The memory that the model takes while it is opened."""
-        holdings = self._holdings
-        return self.known.program_bytes + holdings.kv_bytes + holdings.buffer_bytes + holdings.draft_bytes
+        holdings, cells = self._holdings, self._terms.cells
+        kv_bytes = max(0, holdings.kv_bytes - self.known.cell_bytes) if cells else holdings.kv_bytes
+        return self.known.program_bytes + kv_bytes + holdings.buffer_bytes + holdings.draft_bytes
 
     @functools.cached_property
     def _terms(self) -> Terms:
-        return self._prepared.terms(self._holdings, self.known.context_tokens, self.known.micro_batch_tokens)
+        known = self.known
+        terms = self._prepared.terms(self._holdings, known.context_tokens, known.micro_batch_tokens)
+        if self.offload:  # which moves cells and buffers to a GPU
+            return terms
+        shape = context_shape(self.config, known.trained_context_tokens, self.threads)
+        output_bytes = 4 * known.vocabulary * shape.outputs_per_pass
+        idle = idle_bytes(known.buffer_bytes - output_bytes, known.narrow_bytes)
+        cells = known.cells if known.cell_bytes >= LEAST_SPARSE_BYTES else None
+        return replace(terms, cells=cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
 
     @functools.cached_property
     def _ranges(self) -> list[RowRange]:

@@ -54,6 +54,7 @@ class Prepared:
             budget_bytes=self.budget_bytes,
             holdings=holdings,
             context_tokens=context_tokens,
+            wanted_context_tokens=context_tokens,
             micro_batch_tokens=micro_batch_tokens,
             readers=config.readers,
             experience=routing.recall(self.gguf, config.cache),

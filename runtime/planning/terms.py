@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edge_run.base.results import GpuPlan
 from edge_run.runtime.llama.holdings import Holdings
 from edge_run.runtime.planning.routing import Experience
+from edge_run.tiers.cells import Cells
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_header import TensorInfo
 from edge_run.tiers.packed_file import PackedFile
 
+LEAST_CONTEXT_TOKENS = 512  # of a context that is longer than the budget has room for
 _WHOLE_NUMBERS = frozenset((0, 1, 30))  # f32, f16, bf16: of such weights the inputs stay, or get 2 bytes a number
 
 
@@ -29,7 +31,10 @@ class Terms:
     expert_prefetch: as in `ModelConfig`.
     gpu: the part of the model that lies on a GPU, and needs no place.
     packed: the packed file of the experts.
-    lent_bytes: the part of the buffers that is lent to weights in passes of one token.
+    cells: the context's keys and values; None where they take all their memory at once.
+    idle_bytes: the part of the buffers that passes of few tokens do not touch.
+    verified_tokens: the guesses in a pass at most, each of which takes a cell.
+    wanted_context_tokens: the context that was asked for; the budget may have room for fewer tokens.
     """
 
     gguf: GgufModel
@@ -43,7 +48,38 @@ class Terms:
     expert_prefetch: str = "auto"
     gpu: GpuPlan | None = None
     packed: PackedFile | None = None
-    lent_bytes: int = 0
+    cells: Cells | None = None
+    idle_bytes: int = 0
+    verified_tokens: int = 0
+    wanted_context_tokens: int = 0
+
+    @property
+    def lent_bytes(self) -> int:
+        """What weights may have before anything is written into the context, while passes are of few tokens."""
+        return self.idle_bytes + (self.cell_bytes(self.context_tokens) - self.cell_bytes(1) if self.cells else 0)
+
+    @property
+    def pool_bytes(self) -> int:
+        """What is divided anew before each pass: the idle part of the buffers, and all keys and values."""
+        return self.idle_bytes + self.cell_bytes(self.context_tokens)
+
+    def cell_bytes(self, tokens: int) -> int:
+        """Return what keys and values of `tokens` tokens take, with those of guesses that are verified."""
+        return self.cells.bytes_for(tokens + self.verified_tokens) if self.cells else 0
+
+    def shortened(self, lacking_bytes: int) -> Terms | None:
+        """Return these terms with a context that takes `lacking_bytes` less; None where it cannot be shorter.
+
+        The shortest one has `LEAST_CONTEXT_TOKENS`, whatever it takes.
+        """
+        if not self.cells or self.context_tokens <= LEAST_CONTEXT_TOKENS:
+            return None
+        full_bytes = self.cell_bytes(self.context_tokens)
+        cells = self.cells.cells_in(full_bytes - lacking_bytes, self.context_tokens + self.verified_tokens)
+        tokens = max(LEAST_CONTEXT_TOKENS, min(cells - self.verified_tokens, self.context_tokens - 1))
+        freed_bytes = full_bytes - self.cell_bytes(tokens)
+        holdings = replace(self.holdings, kv_bytes=max(0, self.holdings.kv_bytes - freed_bytes))
+        return replace(self, holdings=holdings, context_tokens=tokens)
 
     @property
     def packed_bytes(self) -> int:

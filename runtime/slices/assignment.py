@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape, compile_program
 from edge_run.runtime.engine.supply import Supply
-from edge_run.runtime.slices.lent_residency import LentResidency
 from edge_run.runtime.slices.maps import SliceMaps
 from edge_run.runtime.slices.slice import Share, Slice, Transport, own_part
 from edge_run.runtime.streaming.experts import ExpertStreaming
+from edge_run.runtime.streaming.lent_residency import IdleBuffer, LentResidency
 from edge_run.runtime.streaming.weights import StageVisits, WeightStreaming
+from edge_run.tiers.loans import Loans
 
 
 class Assignment:
@@ -55,4 +56,5 @@ class Assignment:
         stream, lent_bytes, driver = self._supply.streams[0], self._supply.plan.lent_bytes, self._driver
         if not lent_bytes or isinstance(stream, ExpertStreaming):
             return None
-        return LentResidency(driver.compute_buffer, stream.weights, stream.lent, lent_bytes, self._compile_all)
+        loans = Loans(lent_bytes, lent_bytes // len(stream.lent), len(stream.lent))
+        return LentResidency(loans, stream, IdleBuffer(driver.compute_buffer, lent_bytes), on_end=self._compile_all)

@@ -17,6 +17,7 @@ from edge_run.base.interrupt import Interrupt
 from edge_run.base.results import ExpertUse, Numerics, Plan
 from edge_run.devices.host.ledger import Ledger
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
+from edge_run.runtime.decoding.narrow_pass import touched_bytes
 from edge_run.runtime.engine.engine import garbage_collection_paused, one_opening
 from edge_run.runtime.engine.loading import Loaded, WeightBacking, load
 from edge_run.runtime.engine.passes import Passes
@@ -27,12 +28,12 @@ from edge_run.runtime.planning.memory_plan import make_plan
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.planning.terms import used_experts
 from edge_run.runtime.slices.assignment import Assignment
-from edge_run.runtime.slices.lent_residency import lendable_bytes
 from edge_run.runtime.slices.maps import SliceMaps
 from edge_run.runtime.slices.slice import Share, Transport, own_part
 from edge_run.runtime.streaming.assemble import WeightMemory, open_streams
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel, read_gguf
+from edge_run.tiers.loans import idle_bytes
 from edge_run.tiers.partial import PartialModel
 from edge_run.tiers.readers import Readers, ReadTotals
 
@@ -69,7 +70,9 @@ class SliceEngine:
         reserve_bytes = min(RESERVE_BYTES, least_bytes + 4 * self.width * state_bytes)
         self.holdings = replace(loaded.holdings, reserve_bytes=reserve_bytes)
         is_narrow = self.config.sequences == 1 and not self.config.exact and used_experts(self.gguf) == 1
-        self.lendable_bytes = lendable_bytes(loaded.driver.compute_buffer, self.layout.flow) if is_narrow else 0
+        buffer = loaded.driver.compute_buffer
+        idle = idle_bytes(buffer.size_bytes, touched_bytes(buffer, self.layout.flow))
+        self.lendable_bytes = idle if is_narrow else 0
         self._stack = stack.pop_all()
 
     @classmethod
@@ -152,7 +155,7 @@ class SliceEngine:
         graph, layout = self.maps[ONE_TOKEN]
         backing, driver = self._backing, self.loaded.driver
         holdings = replace(self.holdings, kv_bytes=self._drop_foreign(share))
-        terms = replace(self.loaded.terms(holdings), lent_bytes=self.lendable_bytes)
+        terms = replace(self.loaded.terms(holdings), idle_bytes=self.lendable_bytes)
         readers = Readers(self.config.readers)
         self._assigned.callback(readers.close)
         try:

@@ -115,7 +115,7 @@ def _by_expert(moe: MoePlan, memory: WeightMemory, terms: Terms) -> Streams:
     policy = make_policy(terms.expert_policy, shape)
     cache = ExpertCache(n_frames, dict(enumerate(experts.sizes)), policy, experts.size_of)
     adaptation = _adaptation(moe, memory.readers, ExpertPrefetch(terms.gguf, shape, cache.__contains__), blocks, terms)
-    room = ExpertRoom(n_frames, n_used, terms.micro_batch_tokens)
+    room = ExpertRoom(n_frames, moe.n_lent, n_used, terms.micro_batch_tokens)
     return [pinned, ExpertStreaming(experts, cache, weights, room, adaptation)]
 
 

@@ -20,6 +20,7 @@ from edge_run.runtime.decoding.driver import Steps
 from edge_run.runtime.graph.nodes import GraphMap, Node, choice_of_outputs
 from edge_run.runtime.graph.observer import chosen_experts, makes_ids
 from edge_run.runtime.planning.experts import CROWDED_SHARE, MOST_SHARE, ExpertMap, ExpertTensor, routed_read
+from edge_run.runtime.planning.memory_plan import with_page_tables
 from edge_run.runtime.planning.routing import Usage
 from edge_run.runtime.streaming.prefetch import ExpertPrefetch, Named, PrefetchedUnits
 from edge_run.runtime.streaming.tuning import Tuning
@@ -36,11 +37,13 @@ class ExpertRoom:
     """The memory of experts, and how many are used.
 
     n_frames: the frames of experts, cached and in use.
+    n_lent: the frames that are lent to them at most.
     n_used: the experts of a layer that a token uses.
     micro_batch_tokens: the tokens of a full pass, which more of the same prompt follows.
     """
 
     n_frames: int
+    n_lent: int
     n_used: int
     micro_batch_tokens: int
 
@@ -83,13 +86,14 @@ class ExpertStreaming:
         self.usage, self.prefetch = adaptation.usage, adaptation.prefetch
         self.tuning, self.packed = adaptation.tuning, adaptation.packed
         self._experts, self._cache, self._weights = experts, cache, weights
+        self.most_loans = room.n_lent
         self._n_frames, self._n_used, self._full_tokens = room.n_frames, room.n_used, room.micro_batch_tokens
         self._order = [tensor for layer in experts.layers for tensor in layer]
         self._next = dict(zip(self._order, [*self._order[1:], None], strict=True))
         self._ready: dict[ExpertTensor, set[int]] = {tensor: set() for tensor in self._order}
         self._first_of_outputs: ExpertTensor | None = None
         self._layer = -1
-        self._need = 0
+        self._need = self._n_borrowed = 0
         self._ids: list[int] = []
         self._chosen: list[int] = []
         self._is_ahead = False
@@ -97,6 +101,11 @@ class ExpertStreaming:
         self._ahead: list[int] = []
         self.prefetched = PrefetchedUnits()
         self.wait_s = self.choosing_s = 0.0
+
+    @property
+    def loan_bytes(self) -> int:
+        """A frame, and what the kernel keeps to map it."""
+        return with_page_tables(self._experts.chunk_bytes)
 
     def close(self) -> None:
         """Close the packed file, when no reader is at work any more."""
@@ -123,6 +132,17 @@ class ExpertStreaming:
             tunables=dict(tuning.settings) if tuning else {},
             decisions=tuning.decisions if tuning else (),
         )
+
+    def borrow(self, n_loans: int) -> None:
+        """Have `n_loans` frames more than of its own from now on; only between passes."""
+        change, self._n_borrowed = n_loans - self._n_borrowed, n_loans
+        self._n_frames += change
+        if change > 0:
+            self._weights.grow(change)
+        elif change < 0:
+            self._in_use, self._ahead = self._give_back(self._in_use), self._give_back(self._ahead)
+            self._drop(self._cache.resize(min(self._cache.capacity, self._n_frames)))
+            self._weights.shrink(-change)
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Stop before each multiplication by experts: there the ids are known, and the one before it is computed."""

@@ -11,6 +11,7 @@ from edge_run.runtime.decoding.driver import Step, Steps
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
 from edge_run.runtime.graph.observer import looked_up_rows
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments, table_of
+from edge_run.runtime.planning.memory_plan import with_page_tables
 from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.rows import RowTable
 from edge_run.tiers.weights import Weights
@@ -38,16 +39,35 @@ class WeightStreaming:
         """Stream `weights`, except the chunks inside the `tables`, whose rows are fetched one by one."""
         self.weights, self._address_space, self._tables = weights, address_space, tables
         self._pinned, self.lent, self.holds_stage_visits = frozenset(pinned), lent, holds_stage_visits
+        self._n_borrowed = 0
         self._held: Counter[int] = Counter()  # how often: a segment may need what is copied to a GPU
         self._being_copied: Counter[int] = Counter()
         self._cut: tuple[GraphMap, list[Segment]] | None = None
         self.wait_s = 0.0
+
+    @property
+    def most_loans(self) -> int:
+        """Loans that it has a use for; each is of `loan_bytes`."""
+        return len(self.lent)
+
+    @property
+    def loan_bytes(self) -> int:
+        """A chunk, and what the kernel keeps to map it."""
+        return with_page_tables(self._address_space.chunk_bytes)
 
     def segments(self, graph: GraphMap) -> list[Segment]:
         """Return the segments of `graph`; those of the last graph are cached."""
         if self._cut is None or self._cut[0] is not graph:
             self._cut = graph, cut_into_segments(graph, self._chunks_of)
         return self._cut[1]
+
+    def borrow(self, n_loans: int) -> None:
+        """Let the first `n_loans` of the lent stay from now on, and the others stream; only between passes."""
+        if n_loans > self._n_borrowed:
+            self.weights.keep(self.lent[self._n_borrowed : n_loans])
+        elif n_loans < self._n_borrowed:
+            self.weights.give_up(self.lent[n_loans : self._n_borrowed])
+        self._n_borrowed = n_loans
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Acquire chunks before each segment, and release them after it; fetch rows where rows are looked up."""

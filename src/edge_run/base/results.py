@@ -95,7 +95,10 @@ class Plan:
     promised). items: what the budget is spent on; their sizes add up to at most budget_bytes. forecast: None where the
     device was not measured. expert_bytes: what experts have, where they stream by expert; a pass then reads
     what it lacks of those it uses, and streamed_bytes_per_pass is for one token, if they are chosen as in earlier runs.
-    lent_bytes: of the buffers, what weights have while passes are of one token; streamed_bytes_per_pass is for those.
+    context_tokens: as many as the budget has room for, of the wanted_context_tokens that were asked for.
+    lent_bytes: of buffers, keys and values, what weights have at first while passes are of few tokens;
+    streamed_bytes_per_pass is for those, streamed_bytes_per_batch for passes of many tokens, beside which nothing is
+    lent.
     """
 
     mode: str
@@ -113,6 +116,8 @@ class Plan:
     expert_bytes: int = 0
     gpu: GpuPlan | None = None
     lent_bytes: int = 0
+    wanted_context_tokens: int = 0
+    streamed_bytes_per_batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 
 import pytest
+from edge_run.runtime.slices.lent_residency import MARGIN_BYTES, LentResidency, lendable_bytes
 
 from edge_run.base.units import KIB, MIB
 from edge_run.runtime.decoding import compute_buffer
 from edge_run.runtime.decoding.compute_buffer import ComputeBuffer
 from edge_run.runtime.graph.flow import Flow, Storage
 from edge_run.runtime.slices import lent_residency
-from edge_run.runtime.slices.lent_residency import MARGIN_BYTES, LentResidency, lendable_bytes
 from edge_run.tiers import _libc
 
 SIZE = 16 * MIB

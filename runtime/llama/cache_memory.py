@@ -1,0 +1,117 @@
+"""The memory of a context's caches, of which nothing is taken before it is written to.
+
+llama.cpp allocates a cache for all the tokens that its context may have, and clears it, which takes all of it at once.
+Between the two it logs the cache's size. At that moment one small piece of memory is laid under the whole cache, so
+that clearing it takes no more than that piece. Once the context is made, fresh memory is laid there instead: it reads
+as zeros like a cache that was cleared, and takes a page where something is written.
+
+A cache that is not found, as a small one that the allocator cut from its heap, is left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from edge_run.base.units import MIB, round_up
+from edge_run.devices.host.memory import count_peak_anew, process_memory
+from edge_run.runtime.llama import _ggml as ggml
+from edge_run.tiers import _libc
+from edge_run.tiers.cells import LEAST_SPARSE_BYTES
+
+MAPS = Path("/proc/self/maps")
+MOST_PIECES = 4096  # mappings of one cache while it is cleared, of which Linux allows 65,530 in all
+_ABOUT_TO_ALLOCATE = b": dev = "  # said of each layer, right before
+_ALLOCATED = re.compile(rb"KV buffer size =\s*([\d.]+) MiB")
+_ANONYMOUS = re.compile(r"^(\w+)-(\w+) rw-p \S+ \S+ \S+ *$", re.MULTILINE)
+_HEADER_BYTES = 64  # of the allocator, and what ggml keeps before a buffer's own bytes
+
+
+class CacheMemory:
+    """Finds the caches of one context while llama.cpp makes it. ranges: where they are, (address, bytes)."""
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, int]] = []
+        self._before: list[tuple[int, int]] = []
+        self._peak_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """All that was found."""
+        return sum(length for _, length in self.ranges)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Lay next to nothing under the caches that are made in this block, and fresh memory at its end."""
+        with ggml.log.overhearing(self._hear):
+            try:
+                yield
+            finally:
+                for address, length in self.ranges:
+                    _libc.map_anonymous(length, at=address)
+                    _libc.prepare_for_weights(address, length, is_sparse=True)
+                if self.ranges:
+                    count_peak_anew(self._peak_bytes)
+
+    def _hear(self, text: bytes) -> None:
+        if _ABOUT_TO_ALLOCATE in text:
+            self._before = _anonymous()
+        elif (found := _ALLOCATED.search(text)) and (size_bytes := int(float(found[1]) * MIB)) >= LEAST_SPARSE_BYTES:
+            self._take(size_bytes)
+
+    def _take(self, size_bytes: int) -> None:
+        """Lay a small piece of memory under the cache of about `size_bytes` bytes that has just been allocated."""
+        place = next((place for place in _new(_anonymous(), self._before) if _holds(place, size_bytes)), None)
+        if place is None:
+            return
+        if not self.ranges:
+            self._peak_bytes = process_memory().peak_bytes
+        start, stop = place[0] + _libc.PAGE, place[1] - _libc.PAGE
+        piece_bytes = max(2 * MIB, round_up((stop - start) // MOST_PIECES, 2 * MIB))
+        descriptor = os.memfd_create("edge-run-cache")
+        try:
+            os.ftruncate(descriptor, piece_bytes)
+            for address in range(start, stop, piece_bytes):
+                _libc.map_shared(descriptor, min(piece_bytes, stop - address), at=address)
+        finally:
+            os.close(descriptor)
+            self.ranges.append((start, stop - start))
+
+
+def _anonymous() -> list[tuple[int, int]]:
+    """Return what this process has mapped without a file, (start, stop)."""
+    try:
+        return [(int(start, 16), int(stop, 16)) for start, stop in _ANONYMOUS.findall(MAPS.read_text())]
+    except OSError:  # there is no such file
+        return []
+
+
+def _new(now: list[tuple[int, int]], before: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the parts of `now` that were not there `before`; the kernel joins new mappings to old ones beside them."""
+    for start, stop in now:
+        at = start
+        for old_start, old_stop in sorted((a, b) for a, b in before if a < stop and b > start):
+            if at < old_start:
+                yield at, old_start
+            at = max(at, old_stop)
+        if at < stop:
+            yield at, stop
+
+
+def _holds(place: tuple[int, int], size_bytes: int) -> bool:
+    """Return whether `place` is one allocation of about `size_bytes`, as the allocator's own header in it says.
+
+    llama.cpp says sizes in hundredths of a MiB.
+    """
+    start, stop = place
+    error_bytes = MIB // 100 + 2 * _libc.PAGE
+    if not size_bytes - error_bytes <= stop - start <= size_bytes + error_bytes:
+        return False
+    header = bytes(_libc.view(start, _HEADER_BYTES))
+    words = (int.from_bytes(header[i : i + 8], sys.byteorder) for i in range(0, _HEADER_BYTES, 8))
+    sizes = (word & ~7 for word in words)  # glibc keeps flags in the lowest three bits
+    return any(stop - start - 2 * _libc.PAGE <= size <= stop - start for size in sizes)

@@ -1,0 +1,145 @@
+"""Room that passes do not need is lent to weights: that of keys and values not written yet, and of idle buffers.
+
+A budget has room for a context's keys and values in full, and for llama.cpp's compute buffer, which is made for a
+micro-batch. As long as a text is short most of the one is unused, and a pass of one token touches little of the other.
+What the next pass does not need holds weights that would stream otherwise, and is taken back before a pass that needs
+it: always between passes, when a buffer holds nothing that counts (`runtime/decoding/compute_buffer.py`) and cells
+that no token has are not looked at. So what is computed is the same.
+
+How much of the buffer a narrow pass touches is known from its graph. That it is so is looked up before every pass, and
+where it is not, buffers are lent no more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from edge_run.runtime.decoding.compute_buffer import ComputeBuffer
+from edge_run.tiers import _libc
+from edge_run.tiers.cells import CellCount, Cells
+from edge_run.tiers.loans import Loans
+
+logger = logging.getLogger(__name__)
+
+MOST_EXCESSES = 2
+
+
+class Borrower(Protocol):
+    """Weights that stream, of which more stay while room is lent to them."""
+
+    @property
+    def most_loans(self) -> int:
+        """Loans that it has a use for; each is of `loan_bytes`."""
+        ...
+
+    @property
+    def loan_bytes(self) -> int:
+        """The size of a loan."""
+        ...
+
+    def borrow(self, n_loans: int) -> None:
+        """Have `n_loans` loans from now on, more or fewer than before; only between passes."""
+        ...
+
+
+class IdleBuffer:
+    """The part of llama.cpp's compute buffer that passes of at most `narrow_tokens` tokens leave idle.
+
+    size_bytes: how large it is.
+    is_over: such passes were found to touch it, so that it is never idle again.
+    """
+
+    def __init__(self, buffer: ComputeBuffer, size_bytes: int, narrow_tokens: int = 1) -> None:
+        self._buffer, self._narrow_tokens = buffer, narrow_tokens
+        self.size_bytes, self.is_over = size_bytes, not size_bytes
+        self._is_lent = False
+        self._kept_bytes = self._excesses = 0
+
+    def needed_bytes(self, n_tokens: int) -> int:
+        """Return what of it a pass of `n_tokens` tokens needs, nothing or all; give back what the last one touched."""
+        if self.is_over or n_tokens > self._narrow_tokens:
+            self._is_lent = False
+        elif self._is_lent:
+            self._look()
+        elif self._buffer.size_bytes:
+            self._kept_bytes = self._buffer.size_bytes - self.size_bytes
+            self._buffer.drop()
+            self._is_lent, self._excesses = True, 0
+        else:
+            self._end("where llama.cpp computes is not known")  # the last pass ended before its first node
+        return 0 if self._is_lent else self.size_bytes
+
+    def _look(self) -> None:
+        """Give back what narrow passes touched in more places than one; lend no more where one takes too much."""
+        found = self._buffer.resident_bytes()
+        self._excesses = self._excesses + 1 if found > self._kept_bytes else 0
+        if found > self._kept_bytes:
+            self._buffer.drop()
+        if self._excesses >= MOST_EXCESSES:
+            self._end(f"a narrow pass touches {found} bytes of the compute buffer, not {self._kept_bytes}")
+
+    def _end(self, why: str) -> None:
+        logger.info("%s: it is lent no more", why)
+        self.is_over, self._is_lent = True, False
+
+
+class CellRoom:
+    """The memory of a context's keys and values, as far as they are written."""
+
+    def __init__(self, cells: Cells, count: CellCount) -> None:
+        """count: tells up to which cell anything is written."""
+        self._cells, self._count = cells, count
+        self._dirty_cells = max((tensor.n_cells for tensor in cells.tensors), default=0)  # llama.cpp cleared all
+
+    def needed_bytes(self, n_tokens: int) -> int:
+        """Return what it takes with a pass of `n_tokens` tokens more; give back what was written and is not used."""
+        if self._count.top < self._dirty_cells:
+            for tensor in self._cells.tensors:
+                for address, length in tensor.unused(self._count.top, self._cells.page_bytes):
+                    _libc.drop_pages(address, length)
+        self._count.add(n_tokens)
+        self._dirty_cells = self._count.top
+        return self._cells.bytes_for(self._dirty_cells)
+
+
+class LentResidency:
+    """Lends to a borrower before each pass what the pass leaves, and takes back what it needs.
+
+    loans: how much is lent.
+    """
+
+    def __init__(
+        self,
+        loans: Loans,
+        borrower: Borrower,
+        buffer: IdleBuffer,
+        cells: CellRoom | None = None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """cells: None where keys and values keep all their memory. on_end: runs when the buffer is idle no more."""
+        self.loans, self._borrower, self._buffer = loans, borrower, buffer
+        self._cells, self._on_end = cells, on_end
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the buffer is never idle again."""
+        return self._buffer.is_over
+
+    def before_pass(self, n_tokens: int) -> None:
+        """Divide the room for a pass of `n_tokens` tokens, which must be the next one."""
+        was_over = self.is_over
+        needed = self._buffer.needed_bytes(n_tokens) + (self._cells.needed_bytes(n_tokens) if self._cells else 0)
+        self._divide(needed)
+        if self.is_over and not was_over:
+            self._on_end()
+
+    def take_back(self) -> None:
+        """Take everything back until the next pass."""
+        self._divide(self.loans.pool_bytes)
+
+    def _divide(self, needed_bytes: int) -> None:
+        settlement = self.loans.before_pass(needed_bytes)
+        if settlement.n_returned or settlement.n_granted:
+            self._borrower.borrow(self.loans.n_loans)

@@ -1,0 +1,105 @@
+"""The memory of a context's keys and values: where the cells of each layer lie, and how many of them are in use. Pure.
+
+llama.cpp keeps each token of a context in a cell. A layer's keys are one row for each cell; its values are too, or,
+without flash attention, one column. Cells are taken in order, the lowest free one first, and what no token was ever
+written to is not needed: it reads as zeros, as llama.cpp leaves it. So memory that nothing was written to may be the
+kernel's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge_run.base.units import MIB, round_down, round_up
+
+LEAST_SPARSE_BYTES = 4 * MIB  # of a cache, to have memory only where something was written
+
+
+@dataclass(frozen=True, slots=True)
+class CellTensor:
+    """The keys or the values of a layer, at `address`, for `n_cells` cells.
+
+    n_rows: 1 where a cell's bytes lie together; else as many rows, in each of which a cell has `cell_bytes`.
+    """
+
+    address: int
+    n_cells: int
+    cell_bytes: int
+    n_rows: int = 1
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row."""
+        return self.n_cells * self.cell_bytes
+
+    def touched_bytes(self, n_cells: int, page_bytes: int) -> int:
+        """Return what its first `n_cells` cells take at most, in whole pages."""
+        used = min(n_cells, self.n_cells) * self.cell_bytes
+        if not used:
+            return 0
+        whole = round_up(self.n_rows * self.row_bytes, page_bytes) + page_bytes
+        return min(whole, self.n_rows * (round_up(used, page_bytes) + page_bytes))
+
+    def unused(self, n_cells: int, page_bytes: int) -> list[tuple[int, int]]:
+        """Return the whole pages, (address, bytes), that only cells from the first `n_cells` on lie in."""
+        used, found = min(n_cells, self.n_cells) * self.cell_bytes, []
+        for row in range(self.n_rows):
+            start = round_up(self.address + row * self.row_bytes + used, page_bytes)
+            stop = round_down(self.address + (row + 1) * self.row_bytes, page_bytes)
+            if start < stop:
+                found.append((start, stop - start))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """All that a context keeps by cell; `page_bytes`: in what the kernel gives its memory."""
+
+    tensors: Sequence[CellTensor]
+    page_bytes: int
+
+    def bytes_for(self, n_cells: int) -> int:
+        """Return what the first `n_cells` cells take at most."""
+        return sum(tensor.touched_bytes(n_cells, self.page_bytes) for tensor in self.tensors)
+
+    def cells_in(self, size_bytes: int, most_cells: int) -> int:
+        """Return how many cells, at most `most_cells`, `size_bytes` have room for."""
+        low, high = 0, most_cells
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.bytes_for(middle) <= size_bytes else (low, middle - 1)
+        return low
+
+
+class CellCount:
+    """How many cells a context has in use, at most.
+
+    used: so many.
+    top: up to which one anything is written.
+    most_tokens: as many as there is room for.
+
+    A token takes the lowest free cell, so a pass of n tokens in a context of m never writes beyond cell m + n. Where
+    guesses are verified, cells of those that did not come true are free again, and what follows fills them first: a
+    token may lie as many cells higher as were verified beside it.
+    """
+
+    def __init__(self, most_tokens: int, verified_tokens: int = 0) -> None:
+        """Count the cells of an empty context; at most `verified_tokens` guesses are verified in a pass."""
+        self.most_tokens, self._slack = most_tokens, verified_tokens
+        self._most = most_tokens + verified_tokens
+        self.used = self.top = 0
+
+    def after(self, n_tokens: int) -> int:
+        """Return up to which cell anything may be written after a pass of `n_tokens` tokens more."""
+        return min(self._most, max(self.top, self.used + n_tokens))
+
+    def add(self, n_tokens: int) -> None:
+        """A pass of `n_tokens` tokens is computed."""
+        self.top = self.after(n_tokens)
+        self.used = min(self._most, self.used + n_tokens)
+
+    def cut(self, n_tokens: int) -> None:
+        """The context is one sequence of `n_tokens` tokens now."""
+        self.used = n_tokens
+        self.top = min(self.top, n_tokens + self._slack if n_tokens else 0)
