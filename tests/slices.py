@@ -31,7 +31,7 @@ from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.planning import memory_plan
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.runtime.slices.slice import Share
-from edge_run.tiers import loans
+from edge_run.tiers.kv import loans
 from exactness import fewest_frames
 
 CHUNK_BYTES = 16 * KIB

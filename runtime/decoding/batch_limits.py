@@ -28,6 +28,7 @@ class Limits:
     outputs_per_pass: the most tokens of a pass whose logits can be asked for.
     can_branch: whether a token may belong to several sequences.
     has_padding: whether a pass of a single token gets a padding token (`LocalDecoder`).
+    is_short: whether the memory budget has no room for a context as long as was asked for.
     """
 
     context_tokens: int
@@ -37,6 +38,7 @@ class Limits:
     outputs_per_pass: int
     can_branch: bool
     has_padding: bool = False
+    is_short: bool = False
 
     def check_batch(self, batch: Sequence[BatchToken]) -> None:
         """Check every token of a batch, and the logits of each pass. Raises ContextFull beyond the context's end."""
@@ -97,7 +99,8 @@ class Limits:
     def _refuse_position(self, position: object) -> None:
         if _is_whole(position) and isinstance(position, int) and position >= self.context_tokens:
             raise ContextFull(
-                f"context of {self.context_tokens} tokens is full; start a new conversation, or raise -c",
+                f"context of {self.context_tokens} tokens is full; start a new conversation, or raise "
+                f"{'--memory, which has no room for more' if self.is_short else '-c'}",
                 context_tokens=self.context_tokens,
             )
         _check("position", position, 0, self.context_tokens - 1)

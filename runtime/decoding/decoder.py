@@ -15,7 +15,7 @@ from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.context_shape import ContextShape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
-from edge_run.tiers.cells import CellCount
+from edge_run.tiers.kv.cells import CellCount
 
 _STOPPED = 2  # what llama.cpp returns when it was told to stop
 
@@ -62,6 +62,7 @@ class LocalDecoder:
             outputs_per_pass=shape.outputs_per_pass,
             can_branch=shape.sequences > 1 and not model.is_recurrent and not model.sliding_window_tokens,
             has_padding=has_padding,
+            is_short=self._count.most_tokens < context.context_tokens,
         )
         self._capabilities = Capabilities(
             context_tokens=self.limits.context_tokens,

@@ -26,8 +26,8 @@ from edge_run.runtime.streaming.lent_residency import CellRoom, IdleBuffer, Lent
 from edge_run.runtime.streaming.route_recorder import RouteRecorder
 from edge_run.runtime.streaming.weights import WeightStreaming
 from edge_run.tiers._libc import PAGE
-from edge_run.tiers.cells import CellCount, Cells
-from edge_run.tiers.loans import Loans, idle_bytes
+from edge_run.tiers.kv.cells import CellCount, Cells
+from edge_run.tiers.kv.loans import Loans, idle_bytes
 from edge_run.tiers.readers import Readers, ReadTotals
 from edge_run.tiers.residency import Residency
 from edge_run.tiers.upload import Upload
@@ -198,10 +198,12 @@ def _mapped(loaded: Loaded) -> tuple[GraphMap, Terms]:
     driver, shape = loaded.driver, loaded.shape
     with contextlib.closing(LocalDecoder(loaded.model, loaded.context, driver, shape)) as decoder:
         narrow = map_narrow_pass(decoder, driver, shape.narrow_tokens)
+    terms = loaded.terms(loaded.holdings)
+    if loaded.prepared.offload:  # what is copied to a GPU has an order of its own
+        return narrow.graph, terms
     cells = Cells(narrow.flow.cells, PAGE) if loaded.context.untouched_bytes else None
     idle = idle_bytes(narrow.buffer_bytes, narrow.touched_bytes)
-    terms = replace(loaded.terms(loaded.holdings), cells=cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
-    return narrow.graph, terms
+    return narrow.graph, replace(terms, cells=cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
 
 
 def _follow_cuts(loaded: Loaded, backing: WeightBacking) -> CopySchedule | None:

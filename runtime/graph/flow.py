@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from edge_run.tiers.cells import CellTensor
+from edge_run.tiers.kv.cells import CellTensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from edge_run.runtime.graph.flow import Flow, Storage
 from edge_run.runtime.llama import _ggml as ggml
-from edge_run.tiers.cells import CellTensor
+from edge_run.tiers.kv.cells import CellTensor
 
 _VIEWS = frozenset({"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 

@@ -24,8 +24,8 @@ from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
 from edge_run.runtime.inspection.launcher import ask_child
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.address_space import MappedSpan
-from edge_run.tiers.cells import Cells, CellTensor
 from edge_run.tiers.gguf import GgufModel
+from edge_run.tiers.kv.cells import Cells, CellTensor
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from edge_run.base.units import MIB, round_up
 from edge_run.devices.host.memory import count_peak_anew, process_memory
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.tiers import _libc
-from edge_run.tiers.cells import LEAST_SPARSE_BYTES
+from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES
 
 MAPS = Path("/proc/self/maps")
 MOST_PIECES = 4096  # mappings of one cache while it is cleared, of which Linux allows 65,530 in all

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from edge_run.base.results import Plan, PlanItem
+from edge_run.base.results import ContextPoint, Plan, PlanItem
 from edge_run.prefetch.experts import prediction_bytes
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of
@@ -90,16 +90,26 @@ def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoeP
     pinned, room = address_space.total_bytes(dense), n_frames * address_space.chunk_bytes
     lent_bytes = n_lent * address_space.chunk_bytes
     used = token_bytes(terms, tensors, is_packed=True)
-    room_share = (room + lent_bytes) / sum(tensor.stride * tensor.n_experts for tensor in tensors)
+    all_bytes = sum(tensor.stride * tensor.n_experts for tensor in tensors)
+    room_share = (room + lent_bytes) / all_bytes
+
+    def read_with(room_bytes: int) -> int:
+        return int(used * (1 - hit_rate(terms.experience.points, room_bytes / all_bytes)))
+
+    points = []
+    for tokens in terms.context_steps if n_lent else ():
+        kept = room + min(n_lent, terms.loans_at(tokens, chunk_cost)) * address_space.chunk_bytes
+        points.append(ContextPoint(tokens, pinned + kept, read_with(kept)))
     plan = make_plan(
         terms,
         mode="streamed",
         minimum_bytes=other + (len(dense) + least) * chunk_cost,
         pinned_bytes=pinned,
         expert_bytes=room,
-        streamed_bytes_per_pass=int(used * (1 - hit_rate(terms.experience.points, room_share))),
+        streamed_bytes_per_pass=read_with(room + lent_bytes),
         readers=terms.readers,
         lent_bytes=lent_bytes,
+        by_context=tuple(points),
         items=(
             *items_besides_weights(terms, rows, pinned + room),
             PlanItem("pinned", pinned, "weights that every token needs: all but the experts"),

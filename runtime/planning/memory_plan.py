@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edge_run.base.errors import BudgetError
-from edge_run.base.results import Plan, PlanItem
+from edge_run.base.results import ContextPoint, Plan, PlanItem
 from edge_run.base.units import MIB, round_up
 from edge_run.partition.plan import ResidencyPlan, plan_residency, with_lent
 from edge_run.partition.stage_visits import plan_stage_visits
@@ -100,17 +100,24 @@ def plan_streamed(
         by_visits = plan_stage_visits(residency, segments, visits, address_space.ragged, n_lent)
         residency = by_visits or with_lent(residency, segments, n_lent)
     pinned = address_space.total_bytes(residency.pinned)
+    points = []
+    for tokens in terms.context_steps if residency.lent else ():
+        kept = min(len(residency.lent), terms.loans_at(tokens, chunk_bytes)) * address_space.chunk_bytes
+        points.append(ContextPoint(tokens, pinned + kept, max(0, per_batch * address_space.chunk_bytes - kept)))
+    shortest = terms.shortened(terms.pool_bytes) or terms
+    least_other = with_page_tables(shortest.holdings.total_bytes + rows)
     window = residency.n_frames * address_space.chunk_bytes
     plan = make_plan(
         terms,
         mode="streamed",
-        minimum_bytes=other + residency.minimum_chunks * chunk_bytes,
+        minimum_bytes=least_other + residency.minimum_chunks * chunk_bytes,
         pinned_bytes=pinned,
         window_bytes=window,
         streamed_bytes_per_pass=residency.streamed_uses * address_space.chunk_bytes,
         streamed_bytes_per_batch=per_batch * address_space.chunk_bytes,
         readers=terms.readers,
         lent_bytes=len(residency.lent) * address_space.chunk_bytes,
+        by_context=tuple(points),
         items=(
             *items_besides_weights(terms, rows, pinned + window),
             PlanItem("pinned", pinned, "weights that never leave: each saves its size of reading per token"),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile, GpuProfile
-from edge_run.base.results import Plan
+from edge_run.base.results import ContextPoint, Plan
 from edge_run.base.units import MIB, round_up
 from edge_run.devices.host.profile import disk_of
 from edge_run.prefetch.schedule import Segment
@@ -36,8 +36,8 @@ from edge_run.runtime.planning.memory_plan import (
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.terms import Terms, work_bytes
 from edge_run.tiers.address_space import AddressSpace, MappedSpan, clipped
-from edge_run.tiers.cells import LEAST_SPARSE_BYTES
-from edge_run.tiers.loans import idle_bytes
+from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES
+from edge_run.tiers.kv.loans import idle_bytes
 
 CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches
 OPENING_S_PER_NODE = 35e-6
@@ -163,6 +163,12 @@ class Planner:
         """Return whether `profile` has the speed of all that computes, and our loader runs the model."""
         return not self._prepared.why_plain and (self.offload is None or self._gpu_of(profile) is not None)
 
+    def _timed_point(self, plan: Plan, point: ContextPoint, profile: DeviceProfile, model: Path) -> ContextPoint:
+        """Return `point` with the speed of decoding there."""
+        there = replace(plan, streamed_bytes_per_pass=point.streamed_bytes_per_pass)
+        token_s = self.times(there, profile, model).pass_s(1, point.tokens, 1, is_first=False)
+        return replace(point, decode_tokens_per_s=1 / token_s if token_s else 0.0)
+
     def _gpu_of(self, profile: DeviceProfile) -> GpuProfile | None:
         name = self.offload.gpu.name if self.offload else ""
         return next((gpu for gpu in profile.gpus if gpu.backend == name and gpu.kernels), None)
@@ -176,4 +182,6 @@ class Planner:
             return plan
         load_s = self.known.load_s + len(self.known.graph) * OPENING_S_PER_NODE + plan.kv_bytes / CLEARED_BYTES_PER_S
         times = self.times(plan, profile, model)
+        points = tuple(self._timed_point(plan, point, profile, model) for point in plan.by_context)
+        plan = replace(plan, by_context=points)
         return replace(plan, forecast=forecast(times, prompt_tokens, self.known.micro_batch_tokens, load_s))

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from edge_run.base.results import GpuPlan
 from edge_run.runtime.llama.holdings import Holdings
 from edge_run.runtime.planning.routing import Experience
-from edge_run.tiers.cells import Cells
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_header import TensorInfo
+from edge_run.tiers.kv.cells import Cells
 from edge_run.tiers.packed_file import PackedFile
 
 LEAST_CONTEXT_TOKENS = 512  # of a context that is longer than the budget has room for
+_CONTEXT_STEPS = (0, 1024, 4096, 16_384, 32_768, 131_072)
 _WHOLE_NUMBERS = frozenset((0, 1, 30))  # f32, f16, bf16: of such weights the inputs stay, or get 2 bytes a number
 
 
@@ -56,7 +57,7 @@ class Terms:
     @property
     def lent_bytes(self) -> int:
         """What weights may have before anything is written into the context, while passes are of few tokens."""
-        return self.idle_bytes + (self.cell_bytes(self.context_tokens) - self.cell_bytes(1) if self.cells else 0)
+        return max(0, self.pool_bytes - self.cell_bytes(1))
 
     @property
     def pool_bytes(self) -> int:
@@ -66,6 +67,15 @@ class Terms:
     def cell_bytes(self, tokens: int) -> int:
         """Return what keys and values of `tokens` tokens take, with those of guesses that are verified."""
         return self.cells.bytes_for(tokens + self.verified_tokens) if self.cells else 0
+
+    def loans_at(self, tokens: int, loan_bytes: int) -> int:
+        """Return the loans of `loan_bytes` that weights may have while the context has `tokens` tokens."""
+        return max(0, self.pool_bytes - self.cell_bytes(tokens + 1)) // loan_bytes
+
+    @property
+    def context_steps(self) -> list[int]:
+        """The tokens in a context for which a plan says what it holds: none, all, and some between."""
+        return [*(tokens for tokens in _CONTEXT_STEPS if tokens < self.context_tokens - 1), self.context_tokens - 1]
 
     def shortened(self, lacking_bytes: int) -> Terms | None:
         """Return these terms with a context that takes `lacking_bytes` less; None where it cannot be shorter.

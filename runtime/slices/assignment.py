@@ -9,7 +9,7 @@ from edge_run.runtime.slices.slice import Share, Slice, Transport, own_part
 from edge_run.runtime.streaming.experts import ExpertStreaming
 from edge_run.runtime.streaming.lent_residency import IdleBuffer, LentResidency
 from edge_run.runtime.streaming.weights import StageVisits, WeightStreaming
-from edge_run.tiers.loans import Loans
+from edge_run.tiers.kv.loans import Loans
 
 
 class Assignment:

@@ -33,7 +33,7 @@ from edge_run.runtime.slices.slice import Share, Transport, own_part
 from edge_run.runtime.streaming.assemble import WeightMemory, open_streams
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel, read_gguf
-from edge_run.tiers.loans import idle_bytes
+from edge_run.tiers.kv.loans import idle_bytes
 from edge_run.tiers.partial import PartialModel
 from edge_run.tiers.readers import Readers, ReadTotals
 

@@ -18,8 +18,8 @@ from typing import Protocol
 
 from edge_run.runtime.decoding.compute_buffer import ComputeBuffer
 from edge_run.tiers import _libc
-from edge_run.tiers.cells import CellCount, Cells
-from edge_run.tiers.loans import Loans
+from edge_run.tiers.kv.cells import CellCount, Cells
+from edge_run.tiers.kv.loans import Loans
 
 logger = logging.getLogger(__name__)
 

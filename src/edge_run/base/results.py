@@ -88,6 +88,21 @@ class GpuPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextPoint:
+    """How a token is made when the context has `tokens` tokens, of a plan that lends memory to weights.
+
+    weights_bytes: the weights that stay in memory then.
+    streamed_bytes_per_pass: what the token reads.
+    decode_tokens_per_s: how fast tokens are made then; 0 where the device was not measured.
+    """
+
+    tokens: int
+    weights_bytes: int
+    streamed_bytes_per_pass: int
+    decode_tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What goes where, decided before any weight is loaded.
 
@@ -98,7 +113,7 @@ class Plan:
     context_tokens: as many as the budget has room for, of the wanted_context_tokens that were asked for.
     lent_bytes: of buffers, keys and values, what weights have at first while passes are of few tokens;
     streamed_bytes_per_pass is for those, streamed_bytes_per_batch for passes of many tokens, beside which nothing is
-    lent.
+    lent. by_context: how that changes while the context fills.
     """
 
     mode: str
@@ -118,6 +133,7 @@ class Plan:
     lent_bytes: int = 0
     wanted_context_tokens: int = 0
     streamed_bytes_per_batch: int = 0
+    by_context: tuple[ContextPoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

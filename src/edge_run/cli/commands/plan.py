@@ -12,7 +12,7 @@ from edge_run.base.results import Plan, Sweep, to_json
 from edge_run.base.units import format_size
 from edge_run.cli.reports import forecasts
 from edge_run.cli.shared.answer import NOTICE
-from edge_run.cli.shared.figures import describe_gpu, describe_items
+from edge_run.cli.shared.figures import describe_context, describe_gpu, describe_items
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.settings import model_config, report
 from edge_run.cli.shared.settings_command import SettingsCommand
@@ -104,9 +104,11 @@ def _show(plan: Plan, planned: Planner, model: Path, profile: DeviceProfile | No
     gguf = planned.gguf
     terminal.write(
         f"{model.name}: {gguf.architecture}, {format_size(gguf.data_bytes)} in {len(gguf.tensors):,} tensors; "
-        f"context of {plan.context_tokens:,} tokens\n\n"
+        f"{describe_context(plan)}\n\n"
     )
     terminal.write(f"{forecasts.headline(plan)}\n{describe_items(plan, columns)}\n")
+    if plan.by_context:
+        terminal.write(f"\n{forecasts.by_context(plan)}\n")
     if plan.gpu:
         terminal.write(f"\n{describe_gpu(plan.gpu)}.\n")
     if plan.forecast and profile:

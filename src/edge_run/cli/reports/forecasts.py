@@ -51,6 +51,20 @@ def describe(plan: Plan, micro_batch_tokens: int, columns: int | None) -> str:
     return "\n".join(lines)
 
 
+def by_context(plan: Plan) -> str:
+    """Return what is held and read while the context fills, one line for each length; empty where nothing changes."""
+    if not plan.by_context:
+        return ""
+    is_timed = any(point.decode_tokens_per_s for point in plan.by_context)
+    rows: list[tuple[str, ...]] = [("tokens in the context", "weights held", "read per token", "answer" * is_timed)]
+    for point in plan.by_context:
+        speed = f"{rate(point.decode_tokens_per_s)} tokens/s" if is_timed else ""
+        sizes = (format_size(point.weights_bytes), format_size(point.streamed_bytes_per_pass))
+        rows.append((f"{point.tokens:,}", *sizes, speed))
+    what = "Keys, values and buffers that are not in use hold weights meanwhile:"
+    return f"{what}\n{_columns(rows)}"
+
+
 def table(plans: Sequence[Plan]) -> str:
     """Return plans under several budgets, one on a line."""
     rows: list[tuple[str, ...]] = [("budget", "mode", "pinned", "read per token", "first token", "prompt", "answer")]
@@ -62,8 +76,14 @@ def table(plans: Sequence[Plan]) -> str:
             times = (_seconds(forecast.first_token_s), *(f"{rate(speed)} tokens/s" for speed in speeds))
         sizes = (format_size(plan.pinned_bytes), format_size(plan.streamed_bytes_per_pass))
         rows.append((format_size(plan.budget_bytes), plan.mode, *sizes, *times))
+    return _columns(rows)
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> str:
+    """Return a table of `rows`, flush right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    lines = ("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def rate(tokens_per_s: float) -> str:

@@ -23,16 +23,25 @@ LEAST_REASON_COLUMNS = 24
 def describe_plan(name: str, plan: Plan) -> str:
     """Return what was decided about the model file `name`, as a sentence."""
     model = f"{name}, {format_size(plan.model_bytes)}"
-    context = f"context of {plan.context_tokens:,} tokens" + (f"; {describe_gpu(plan.gpu)}" if plan.gpu else "")
+    context = describe_context(plan) + (f"; {describe_gpu(plan.gpu)}" if plan.gpu else "")
+    lent = f"{format_size(plan.lent_bytes)} more at first, " if plan.lent_bytes else ""
     if plan.mode == "streamed":
         return (
-            f"{model}: streamed inside {format_size(plan.budget_bytes)}: {format_size(plan.pinned_bytes)} pinned, a "
-            f"window of {format_size(plan.window_bytes)}, {format_size(plan.streamed_bytes_per_pass)} read per token; "
-            f"{context}"
+            f"{model}: streamed inside {format_size(plan.budget_bytes)}: {format_size(plan.pinned_bytes)} pinned, "
+            f"{lent}a window of {format_size(plan.window_bytes)}, {format_size(plan.streamed_bytes_per_pass)} read per "
+            f"token; {context}"
         )
     if plan.mode == "resident":
         return f"{model}: fits {format_size(plan.budget_bytes)}, all of it stays in memory; {context}"
     return f"{model}: with llama.cpp's own loader, no budget is kept; {context}"
+
+
+def describe_context(plan: Plan) -> str:
+    """Return how long the context is, as a part of a sentence."""
+    context = f"context of {plan.context_tokens:,} tokens"
+    if plan.context_tokens < plan.wanted_context_tokens:
+        return f"{context}, as the budget has no room for {plan.wanted_context_tokens:,}"
+    return context
 
 
 def describe_gpu(gpu: GpuPlan) -> str:
@@ -135,8 +144,10 @@ def describe_decision(decision: TuningDecision) -> str:
 def describe_end(generation: Generation, is_chat: bool) -> str:
     """Return why an answer ended, where that is not plain to see; an empty string where it is."""
     if generation.finish_reason == "context":
-        advice = "/clear begins anew; more fits with -c" if is_chat else "more fits with -c"
-        return f"The context of {generation.plan.context_tokens:,} tokens is full: the answer ends here; {advice}."
+        plan = generation.plan
+        more = "more fits with -c" if plan.context_tokens >= plan.wanted_context_tokens else "more fits with --memory"
+        advice = f"/clear begins anew; {more}" if is_chat else more
+        return f"The context of {plan.context_tokens:,} tokens is full: the answer ends here; {advice}."
     return "Stopped." if generation.finish_reason == "cancelled" else ""
 
 
