@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from edge_run.base.errors import BudgetError
 from edge_run.base.results import ContextPoint, Plan, PlanItem
+from edge_run.partition.plan import ResidencyPlan, plan_residency, with_lent
 from edge_run.prefetch.experts import prediction_bytes
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of
-from edge_run.runtime.planning.experts import ExpertMap, ExpertTensor, expert_chunk_bytes, expert_tensors
+from edge_run.runtime.planning.experts import DensePart, ExpertMap, ExpertTensor, expert_chunk_bytes, expert_tensors
 from edge_run.runtime.planning.memory_plan import (
     RowRange,
     items_besides_weights,
@@ -21,6 +23,8 @@ from edge_run.runtime.planning.routing import hit_rate
 from edge_run.runtime.planning.terms import Terms, used_experts
 from edge_run.tiers.address_space import AddressSpace
 
+_SHARES_TRIED = 8
+
 
 @dataclass(frozen=True, slots=True)
 class MoePlan:
@@ -29,11 +33,12 @@ class MoePlan:
     plan: what the user sees of it.
     address_space: the weights in chunks of a size that suits the experts.
     experts: the chunks of each expert.
-    dense: the chunks that always stay: all weights but the experts, in order of use, and the ragged chunks.
+    dense: the chunks that every token needs: all weights but the experts, in order of use, and the ragged chunks.
     ranges: the tables that are only read by row.
     n_frames: the frames of the experts.
     n_lent: the frames that are lent to them at most.
-    room_share: the share of all experts' bytes that fits these frames together.
+    room_share: the share of all experts' bytes that fits these frames together; 0 where dense weights stream too.
+    residency: of the dense chunks, which stay and which stream; None where all stay.
     """
 
     plan: Plan
@@ -44,6 +49,7 @@ class MoePlan:
     n_frames: int
     n_lent: int
     room_share: float
+    residency: ResidencyPlan | None
 
 
 def least_frames(experts: ExpertMap, n_used: int) -> int:
@@ -60,7 +66,7 @@ def token_bytes(terms: Terms, tensors: Iterable[ExpertTensor], *, is_packed: boo
 def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoePlan | None:
     """Return the plan of a mixture of experts that does not fit; None for a dense model, or where room is too small.
 
-    Streaming by expert needs room for the weights that every token uses, and for the largest tensor of experts.
+    Streaming by expert needs room for the largest tensor of experts, and for the largest matrix that every token uses.
     """
     tensors = expert_tensors(graph, terms.gguf)
     if not tensors:
@@ -74,52 +80,128 @@ def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoeP
     dense = tuple(dict.fromkeys((*whole, *sorted(address_space.ragged))))
     experts = ExpertMap(tensors, address_space, frozenset(dense))
 
-    rows = sum(r.budget_bytes for r in ranges)
-    prediction = prediction_bytes(len(experts.layers), experts.n_experts) if terms.expert_prefetch != "off" else 0
-    other = with_page_tables(terms.holdings.total_bytes + rows + prediction + terms.packed_bytes)
-    chunk_cost = with_page_tables(address_space.chunk_bytes)
-    n_used = used_experts(terms.gguf)
-    in_use, least = n_used * max(experts.sizes), least_frames(experts, n_used)
-    n_frames = (terms.budget_bytes - other) // chunk_cost - len(dense)
-    if n_frames < least:
-        return None
-    layers = zip(experts.layers, experts.sizes, strict=True)
-    everything = sum(layer[0].n_experts * size for layer, size in layers)
-    n_frames = min(n_frames, everything + in_use)
-    n_lent = min(terms.lent_bytes // chunk_cost, everything + in_use - n_frames)
-    pinned, room = address_space.total_bytes(dense), n_frames * address_space.chunk_bytes
-    lent_bytes = n_lent * address_space.chunk_bytes
-    used = token_bytes(terms, tensors, is_packed=True)
-    all_bytes = sum(tensor.stride * tensor.n_experts for tensor in tensors)
-    room_share = (room + lent_bytes) / all_bytes
+    return _Sharing(terms, address_space, experts, dense, ranges).plan(graph)
 
-    def read_with(room_bytes: int) -> int:
-        return int(used * (1 - hit_rate(terms.experience.points, room_bytes / all_bytes)))
 
-    points = []
-    for tokens in terms.context_steps if n_lent else ():
-        kept = room + min(n_lent, terms.loans_at(tokens, chunk_cost)) * address_space.chunk_bytes
-        points.append(ContextPoint(tokens, pinned + kept, read_with(kept)))
-    plan = make_plan(
-        terms,
-        mode="streamed",
-        minimum_bytes=other + (len(dense) + least) * chunk_cost,
-        pinned_bytes=pinned,
-        expert_bytes=room,
-        streamed_bytes_per_pass=read_with(room + lent_bytes),
-        readers=terms.readers,
-        lent_bytes=lent_bytes,
-        by_context=tuple(points),
-        items=(
-            *items_besides_weights(terms, rows, pinned + room),
-            PlanItem("pinned", pinned, "weights that every token needs: all but the experts"),
-            PlanItem("prediction", prediction, "what is learnt of which experts follow which"),
-            *(
-                [PlanItem("packed", terms.packed_bytes, "to read packed experts and unpack them")]
-                if terms.packed
-                else []
+class _Sharing:
+    """Shares a budget between the experts of a model and its dense weights, which every token reads.
+
+    All dense weights are pinned where there is room for them beside the fewest frames that experts can do with. Else
+    they stream in the order of a pass, through a window of their own, and experts get as much as saves most reads.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        address_space: AddressSpace,
+        experts: ExpertMap,
+        dense: tuple[int, ...],
+        ranges: Sequence[RowRange],
+    ) -> None:
+        self._terms, self._address_space, self._experts, self._dense = terms, address_space, experts, dense
+        self._ranges, self._rows = ranges, sum(r.budget_bytes for r in ranges)
+        is_learnt = terms.expert_prefetch != "off"
+        self._prediction = prediction_bytes(len(experts.layers), experts.n_experts) if is_learnt else 0
+        self._chunk_bytes = address_space.chunk_bytes
+        self._chunk_cost = with_page_tables(self._chunk_bytes)
+        n_used = used_experts(terms.gguf)
+        self._least = least_frames(experts, n_used)
+        layers = zip(experts.layers, experts.sizes, strict=True)
+        self._most = sum(layer[0].n_experts * size for layer, size in layers) + n_used * max(experts.sizes)
+        tensors = experts.at.values()
+        self._used_bytes = token_bytes(terms, tensors, is_packed=True)
+        self._all_bytes = sum(tensor.stride * tensor.n_experts for tensor in tensors)
+
+    def plan(self, graph: GraphMap) -> MoePlan | None:
+        """Return the plan, for a shorter context where that asked for has no room; None where even that has none."""
+        n_places = (self._terms.budget_bytes - self._other_bytes(self._terms)) // self._chunk_cost
+        if n_places - len(self._dense) >= self._least:
+            return self._with(min(n_places - len(self._dense), self._most), None)
+        part = DensePart.of(self._experts, self._dense)
+        needs = [segment.needs for segment in part.segments(graph, self._address_space, self._ranges)]
+        residency = self._stream_dense(needs, n_places)
+        if residency:
+            n_held = len(residency.pinned) + residency.n_frames
+            return self._with(min(n_places - n_held, self._most), residency)
+        largest = max(map(len, needs), default=0) + len(self._address_space.ragged)
+        lacking = max(1, self._least + largest - n_places) * self._chunk_cost
+        shorter = self._terms.shortened(lacking)
+        if shorter is None:
+            return None
+        return _Sharing(shorter, self._address_space, self._experts, self._dense, self._ranges).plan(graph)
+
+    def _other_bytes(self, terms: Terms) -> int:
+        held = terms.holdings.total_bytes + self._rows + self._prediction + terms.packed_bytes
+        return with_page_tables(held)
+
+    def _stream_dense(self, needs: Sequence[Sequence[int]], n_places: int) -> ResidencyPlan | None:
+        """Return which dense chunks stay beside experts, in `n_places` chunks for both; None for too few."""
+        found: tuple[float, ResidencyPlan] | None = None
+        most = max(self._least, min(n_places - len(needs), self._most))
+        for step in range(_SHARES_TRIED):
+            n_frames = round(self._least * (most / self._least) ** (step / (_SHARES_TRIED - 1)))
+            try:
+                available = (n_places - n_frames) * self._chunk_cost
+                residency = plan_residency(needs, self._address_space.ragged, self._chunk_cost, available, 0)
+            except BudgetError:
+                break  # more for experts leaves less for these
+            residency = with_lent(residency, needs, self._terms.lent_bytes // self._chunk_cost)
+            read = residency.streamed_uses * self._chunk_bytes + self._missing_bytes(n_frames * self._chunk_bytes)
+            if found is None or read < found[0]:
+                found = read, residency
+        return found[1] if found else None
+
+    def _missing_bytes(self, room_bytes: int) -> int:
+        """Return what a token reads of experts that have `room_bytes`, if they are chosen as in earlier runs."""
+        return int(self._used_bytes * (1 - hit_rate(self._terms.experience.points, room_bytes / self._all_bytes)))
+
+    def _with(self, n_frames: int, residency: ResidencyPlan | None) -> MoePlan:
+        """Return the plan in which experts have `n_frames`. residency: of dense weights that stream."""
+        terms, address_space, chunk_bytes = self._terms, self._address_space, self._chunk_bytes
+        if residency:
+            pinned, window = address_space.total_bytes(residency.pinned), residency.n_frames * chunk_bytes
+            n_lent, dense_read = 0, residency.streamed_uses * chunk_bytes
+            lent_bytes = len(residency.lent) * chunk_bytes
+        else:
+            pinned, window, dense_read = address_space.total_bytes(self._dense), 0, 0
+            n_lent = min(terms.lent_bytes // self._chunk_cost, self._most - n_frames)
+            lent_bytes = n_lent * chunk_bytes
+        room = n_frames * chunk_bytes
+        points = []
+        for tokens in terms.context_steps if lent_bytes else ():
+            kept = min(lent_bytes, terms.loans_at(tokens, self._chunk_cost) * chunk_bytes)
+            read = dense_read + lent_bytes - kept + self._missing_bytes(room)
+            points.append(
+                ContextPoint(tokens, pinned + room + kept, read if residency else self._missing_bytes(room + kept))
+            )
+        why = "weights that every token needs: all but the experts"
+        shortest = terms.shortened(terms.pool_bytes) or terms
+        n_dense = residency.minimum_chunks if residency else len(self._dense)
+        packed = PlanItem("packed", terms.packed_bytes, "to read packed experts and unpack them")
+        plan = make_plan(
+            terms,
+            mode="streamed",
+            minimum_bytes=self._other_bytes(shortest) + (n_dense + self._least) * self._chunk_cost,
+            pinned_bytes=pinned,
+            window_bytes=window,
+            expert_bytes=room,
+            streamed_bytes_per_pass=dense_read + self._missing_bytes(room + n_lent * chunk_bytes),
+            streamed_bytes_per_batch=dense_read + lent_bytes if residency else 0,
+            readers=terms.readers,
+            lent_bytes=lent_bytes,
+            by_context=tuple(points),
+            items=(
+                *items_besides_weights(terms, self._rows, pinned + window + room),
+                PlanItem(
+                    "pinned", pinned, "of the weights that every token needs, those that stay" if residency else why
+                ),
+                *([PlanItem("window", window, "frames that the others of them flow through")] if residency else []),
+                PlanItem("prediction", self._prediction, "what is learnt of which experts follow which"),
+                *([packed] if terms.packed else []),
+                PlanItem("experts", room, "experts in use, and those that are likely to be used again"),
             ),
-            PlanItem("experts", room, "experts in use, and those that are likely to be used again"),
-        ),
-    )
-    return MoePlan(plan, address_space, experts, dense, ranges, n_frames, n_lent, room_share)
+        )
+        room_share = 0.0 if residency else (room + lent_bytes) / self._all_bytes
+        return MoePlan(
+            plan, address_space, self._experts, self._dense, self._ranges, n_frames, n_lent, room_share, residency
+        )

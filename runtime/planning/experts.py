@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from edge_run.base.units import KIB
+from edge_run.base.units import KIB, MIB
+from edge_run.prefetch.schedule import SEGMENT_CHUNKS, Segment
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
+from edge_run.runtime.graph.segments import LookupTable, chunks_of, cut_into_segments
 from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace
 from edge_run.tiers.gguf import GgufModel
 
 LEAST_CHUNK_BYTES = 64 * KIB
+SEGMENT_BYTES = 8 * MIB  # of dense weights beside experts, whose chunks are small
 CHUNKS_PER_PIECE = 48  # more would read less beside the piece, but each costs some 25 µs
 CROWDED_SHARE = 0.5  # of a layer's experts, in use at once: they come tensor by tensor, each while one is computed
 MOST_SHARE = 0.9  # the next layer will want as many of its own
@@ -104,3 +107,32 @@ class ExpertMap:
             chunks = (self._address_space.chunks_of(start, tensor.stride) for start in starts)
             self._pieces[tensor] = [tuple(c for c in piece if c not in self._dense) for piece in chunks]
         return self._pieces[tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class DensePart:
+    """The part of a model that every token reads, of one whose experts stream as they are chosen.
+
+    routed: the addresses of the tensors of experts.
+    chunks: the chunks that dense weights lie in, which may hold ends of those tensors too.
+    segment_chunks: the most chunks of a segment that is more than one matrix.
+    """
+
+    routed: Collection[int]
+    chunks: frozenset[int]
+    segment_chunks: int
+
+    @classmethod
+    def of(cls, experts: ExpertMap, dense: Collection[int]) -> DensePart:
+        """Return the part that is not of `experts`, in the chunks `dense`."""
+        return cls(experts.at.keys(), frozenset(dense), max(SEGMENT_CHUNKS, SEGMENT_BYTES // experts.chunk_bytes))
+
+    def needs(self, read: WeightRead, chunks: Iterable[int]) -> Iterable[int]:
+        """Return those of the `chunks` of `read` that are dense."""
+        return (chunk for chunk in chunks if chunk in self.chunks) if read.address in self.routed else chunks
+
+    def segments(self, graph: GraphMap, address_space: AddressSpace, tables: Sequence[LookupTable]) -> list[Segment]:
+        """Return the segments of `graph`, of which only this part counts."""
+        return cut_into_segments(
+            graph, lambda read: self.needs(read, chunks_of(read, address_space, tables)), self.segment_chunks
+        )

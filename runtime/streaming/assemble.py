@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edge_run.base.results import Plan
+from edge_run.partition.plan import ResidencyPlan
 from edge_run.partition.stage_visits import LONG_RUN
 from edge_run.prefetch.experts import ExpertCache, MoeShape
 from edge_run.prefetch.policies import make_policy
@@ -14,6 +15,7 @@ from edge_run.prefetch.schedule import join_stage_visits
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.planning.expert_plan import MoePlan, plan_moe, token_bytes
+from edge_run.runtime.planning.experts import DensePart
 from edge_run.runtime.planning.memory_plan import RowRange, plan_streamed, row_ranges
 from edge_run.runtime.planning.routing import Usage
 from edge_run.runtime.planning.terms import Terms, used_experts
@@ -52,6 +54,14 @@ class WeightMemory:
     readers: Readers
     check: Callable[[], None]
 
+    def weights(self, state: Residency | OnDemand, run_chunks: int, sources: Sequence[Source] = ()) -> Weights:
+        """Return the weights whose chunks `state` keeps account of; a read is of at most `run_chunks` chunks.
+
+        sources: from which they are read instead of the shards.
+        """
+        chosen = sources or self.sources
+        return Weights(self.address_space, chosen, self.readers, state, run_chunks=run_chunks, check=self.check)
+
     def tables(self, ranges: Sequence[RowRange]) -> list[RowTable]:
         """Return the tables that are only read by row."""
         return [
@@ -71,7 +81,7 @@ def open_streams(
     if moe is None:
         return _in_order(graph, terms, memory, grant)
     grant(moe.plan)
-    return moe.plan, _by_expert(moe, memory, terms)
+    return moe.plan, _by_expert(graph, moe, memory, terms)
 
 
 def _in_order(
@@ -92,7 +102,7 @@ def _in_order(
     order = [chunk for segment in segments for chunk in segment.acquire]
     states = Residency(address_space.n_chunks, order, residency.pinned, residency.n_frames)
     run_chunks = LONG_RUN if residency.by_stage_visits else MAX_READ_CHUNKS
-    weights = Weights(address_space, memory.sources, memory.readers, states, run_chunks=run_chunks, check=memory.check)
+    weights = memory.weights(states, run_chunks)
     weights.start()
     if not residency.n_frames:  # nothing ever leaves, so no pass need stop for it
         return plan, [PinnedWeights(weights, address_space, tables)]
@@ -100,23 +110,41 @@ def _in_order(
     return plan, [WeightStreaming(weights, address_space, tables, pinned, lent, by_stage_visits)]
 
 
-def _by_expert(moe: MoePlan, memory: WeightMemory, terms: Terms) -> Streams:
-    """Pin all weights but the experts, and stream these as they are chosen."""
+def _by_expert(graph: GraphMap, moe: MoePlan, memory: WeightMemory, terms: Terms) -> Streams:
+    """Stream experts as they are chosen; pin all other weights, or stream them in order, as the plan says."""
     n_used = used_experts(terms.gguf)
     address_space, experts, n_frames = moe.address_space, moe.experts, moe.n_frames
-    n_dense_frames = len(moe.dense) - len(address_space.ragged)  # which are dense, and have memory of their own
-    states = OnDemand(address_space.n_chunks, n_dense_frames + n_frames, address_space.ragged)
-    run_chunks = READ_BYTES // address_space.chunk_bytes
     sources, blocks = _unpacking(memory.sources, terms)
-    weights = Weights(address_space, sources, memory.readers, states, run_chunks=run_chunks, check=memory.check)
-    pinned = PinnedWeights(weights, address_space, memory.tables(moe.ranges), experts.at.keys(), moe.dense)
-    weights.hold(moe.dense)
+    memory = replace(memory, address_space=address_space)
+    # Ragged chunks are dense, and have memory of their own.
+    n_dense_frames = 0 if moe.residency else len(moe.dense) - len(address_space.ragged)
+    states = OnDemand(address_space.n_chunks, n_dense_frames + n_frames, address_space.ragged)
+    weights = memory.weights(states, READ_BYTES // address_space.chunk_bytes, sources)
+    part, tables = DensePart.of(experts, moe.dense), memory.tables(moe.ranges)
+    dense: WeightStreaming
+    if moe.residency:
+        dense = _dense_in_order(graph, moe.residency, part, tables, memory)
+    else:
+        dense = PinnedWeights(weights, address_space, tables, part)
+        weights.hold(moe.dense)
     shape = MoeShape(tuple(range(len(experts.layers))), experts.n_experts, n_used)
     policy = make_policy(terms.expert_policy, shape)
     cache = ExpertCache(n_frames, dict(enumerate(experts.sizes)), policy, experts.size_of)
     adaptation = _adaptation(moe, memory.readers, ExpertPrefetch(terms.gguf, shape, cache.__contains__), blocks, terms)
     room = ExpertRoom(n_frames, moe.n_lent, n_used, terms.micro_batch_tokens)
-    return [pinned, ExpertStreaming(experts, cache, weights, room, adaptation)]
+    return [dense, ExpertStreaming(experts, cache, weights, room, adaptation)]
+
+
+def _dense_in_order(
+    graph: GraphMap, residency: ResidencyPlan, part: DensePart, tables: Sequence[RowTable], memory: WeightMemory
+) -> WeightStreaming:
+    """Stream the dense part of a model in the order of a pass, through frames of its own."""
+    address_space = memory.address_space
+    order = [chunk for segment in part.segments(graph, address_space, tables) for chunk in segment.acquire]
+    states = Residency(address_space.n_chunks, order, residency.pinned, residency.n_frames)
+    weights = memory.weights(states, READ_BYTES // address_space.chunk_bytes)
+    weights.start()
+    return WeightStreaming(weights, address_space, tables, residency.pinned, residency.lent, part=part)
 
 
 def _unpacking(sources: Sequence[SourceFile], terms: Terms) -> tuple[Sequence[Source], PackedBlocks | None]:

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from edge_run.prefetch.schedule import Segment, join_stage_visits
+from edge_run.prefetch.schedule import SEGMENT_CHUNKS, Segment, join_stage_visits
 from edge_run.runtime.decoding.driver import Step, Steps
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
 from edge_run.runtime.graph.observer import looked_up_rows
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments, table_of
+from edge_run.runtime.planning.experts import DensePart
 from edge_run.runtime.planning.memory_plan import with_page_tables
 from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.rows import RowTable
@@ -35,11 +36,15 @@ class WeightStreaming:
         pinned: Collection[int] = (),
         lent: Sequence[int] = (),
         holds_stage_visits: bool = False,
+        part: DensePart | None = None,
     ) -> None:
-        """Stream `weights`, except the chunks inside the `tables`, whose rows are fetched one by one."""
+        """Stream `weights`, except the chunks inside the `tables`, whose rows are fetched one by one.
+
+        part: the only part of the model that is streamed; None for all of it.
+        """
         self.weights, self._address_space, self._tables = weights, address_space, tables
         self._pinned, self.lent, self.holds_stage_visits = frozenset(pinned), lent, holds_stage_visits
-        self._n_borrowed = 0
+        self._n_borrowed, self._part = 0, part
         self._held: Counter[int] = Counter()  # how often: a segment may need what is copied to a GPU
         self._being_copied: Counter[int] = Counter()
         self._cut: tuple[GraphMap, list[Segment]] | None = None
@@ -58,7 +63,8 @@ class WeightStreaming:
     def segments(self, graph: GraphMap) -> list[Segment]:
         """Return the segments of `graph`; those of the last graph are cached."""
         if self._cut is None or self._cut[0] is not graph:
-            self._cut = graph, cut_into_segments(graph, self._chunks_of)
+            most_chunks = self._part.segment_chunks if self._part else SEGMENT_CHUNKS
+            self._cut = graph, cut_into_segments(graph, self._chunks_of, most_chunks)
         return self._cut[1]
 
     def borrow(self, n_loans: int) -> None:
@@ -129,7 +135,8 @@ class WeightStreaming:
         return () if read.is_copied else self._copied_chunks(read)
 
     def _copied_chunks(self, read: WeightRead) -> Iterable[int]:
-        return chunks_of(read, self._address_space, self._tables)
+        chunks = chunks_of(read, self._address_space, self._tables)
+        return self._part.needs(read, chunks) if self._part else chunks
 
     def _chunks_copied(self, reads: Sequence[WeightRead]) -> list[int]:
         return sorted({chunk for read in reads for chunk in self._copied_chunks(read)})
@@ -207,16 +214,10 @@ class PinnedWeights(WeightStreaming):
         weights: Weights,
         address_space: AddressSpace,
         tables: Sequence[RowTable],
-        routed: Collection[int] = (),
-        pinned: Collection[int] = (),
+        part: DensePart | None = None,
     ) -> None:
-        """Read the weights once.
-
-        routed: the addresses of weights that stream by expert.
-        pinned: the chunks that stay, which may hold parts of these weights too.
-        """
-        super().__init__(weights, address_space, tables)
-        self._routed, self._pinned_chunks = routed, frozenset(pinned)
+        """Read the weights once; of a model whose experts stream, only its dense `part`."""
+        super().__init__(weights, address_space, tables, part=part)
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Wait for the weights of each segment, the first time; fetch rows where rows are looked up."""
@@ -228,10 +229,6 @@ class PinnedWeights(WeightStreaming):
         """Acquire the chunks that `node` reads; no stop is needed."""
         super().before_unknown(node, address)
         return False
-
-    def _chunks_of(self, read: WeightRead) -> Iterable[int]:
-        chunks = super()._chunks_of(read)
-        return (c for c in chunks if c in self._pinned_chunks) if read.address in self._routed else chunks
 
     def _acquire(self, chunks: Sequence[int]) -> None:
         super()._acquire([chunk for chunk in chunks if chunk not in self._held])
