@@ -78,7 +78,7 @@ class LentResidency:
         elif not self._is_lent:
             self._kept_bytes = self._buffer.size_bytes - self._lent_bytes
             self._buffer.drop()
-            self._weights.keep(self._lent_chunks)
+            self._weights.pin(self._lent_chunks)
             self._is_lent, self._excesses = True, 0
             self.times_lent += 1
         else:
@@ -87,7 +87,7 @@ class LentResidency:
     def take_back(self) -> None:
         """Evict the lent chunks, so that all of the buffer may be used."""
         if self._is_lent:
-            self._weights.give_up(self._lent_chunks)
+            self._weights.unpin(self._lent_chunks)
             self._is_lent = False
 
     def _look(self) -> None:
