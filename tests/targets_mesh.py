@@ -71,10 +71,10 @@ class _Mesh:
         state.members()
         state.take_due()
         state.events.clear()
-        for line in state.refusals.last:
+        for line in map(str, state.refusals.latest):
             assert "\n" not in line, f"a refusal of several lines: {line!r}"
             assert len(line) < 1000, f"a refusal of {len(line)} letters"
-        state.refusals.last.clear()
+        state.refusals.latest.clear()
         return state.refusals.total == before
 
 

@@ -324,7 +324,14 @@ def answers_of_a_run(folder: Path, stack: ExitStack) -> Target:
     room |= {"is_measured": True, "layout": "x", "numerics": {"threads": 1}}
     lack = {**room, "missing_bytes": [1 << 20] * 6, "most_weight_bytes": 1 << 30}
     links_found = {"links": {"b": [0.001, 1e6], "a": [0.1, 1e7]}, "unreached": {"c": "nothing listens there"}}
-    fetching = {"wanted_bytes": 100, "done_bytes": 10, "is_over": False, "why": "", "wrong": ["c"]}
+    fetching = {
+        "wanted_bytes": 100,
+        "done_bytes": 10,
+        "is_over": False,
+        "why": "",
+        "wrong": ["c"],
+        "failures": {"c": "no"},
+    }
     documents = [
         {"number": 1, "answer": room},
         {"number": 1, "answer": lack},
@@ -351,7 +358,7 @@ def answers_of_a_run(folder: Path, stack: ExitStack) -> Target:
         if "fetch" in answer:
             progress = _progress_of("b", answer)
             told.run_told(progress)
-            _refusal({"b": progress}, ["b", "c"])
+            _refusal({"b": progress}, ["b", "c"], str)
             Fields(answer, "b", "b").words("place")
             return True
         links = MeasuredLinks(mesh, lambda orders, timeout_s: {}, 4096)

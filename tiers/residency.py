@@ -187,7 +187,7 @@ class Residency:
         self._starved.append(chunk)
         return self._feed_starved()
 
-    def keep(self, chunks: Iterable[int]) -> list[Load]:
+    def pin(self, chunks: Iterable[int]) -> list[Load]:
         """Pin `chunks` from now on, in memory of their own. Return the reads that can start.
 
         A chunk that has a frame keeps it as its own; the streaming chunks get a new frame in its place.
@@ -209,7 +209,7 @@ class Residency:
         """Return whether any of `chunks` is on its way."""
         return any(self._state[chunk] is ChunkState.LOADING for chunk in chunks)
 
-    def give_up(self, chunks: Iterable[int]) -> None:
+    def unpin(self, chunks: Iterable[int]) -> None:
         """Unpin `chunks`, whose reads are done: they have no memory now, and stream from now on."""
         for chunk in chunks:
             assert chunk in self._pinned, chunk

@@ -126,22 +126,22 @@ class Weights:
         with self._changed:
             self._submit(self._residency.hold(chunks), self._guess_chunks if is_guess else self._run_chunks)
 
-    def keep(self, chunks: Collection[int]) -> None:
+    def pin(self, chunks: Collection[int]) -> None:
         """Pin `chunks` from now on, each in memory of its own; only with a `Residency`."""
         assert isinstance(self._residency, Residency)
         with self._changed:
             self._let_go()
-            self._submit(self._residency.keep(chunks))
+            self._submit(self._residency.pin(chunks))
 
-    def give_up(self, chunks: Collection[int]) -> None:
-        """Unpin and free `chunks`, which were kept and nobody holds; they stream again."""
+    def unpin(self, chunks: Collection[int]) -> None:
+        """Unpin and free `chunks`, which are pinned and not held; they stream again."""
         assert isinstance(self._residency, Residency)
         with self._changed:
             self._let_go()
             while self._residency.is_loading(chunks):
                 self._changed.wait(timeout=0.1)
                 self._check()
-            self._residency.give_up(chunks)
+            self._residency.unpin(chunks)
             self._address_space.unmap(chunks)
 
     def grow(self, n_frames: int) -> None:
@@ -227,7 +227,7 @@ class Weights:
                     self._carry_out_moves(ticket)
                     self._check_frames(run)
                     if not self._is_needed(run):
-                        self._give_up(run)
+                        self._drop(run)
                         return 0
                 n_bytes = self._read(run)
                 self._note_loaded(run)
@@ -273,7 +273,7 @@ class Weights:
         state = self._residency
         return not isinstance(state, OnDemand) or any(state.is_held(load.chunk) for load in run)
 
-    def _give_up(self, run: list[Load]) -> None:
+    def _drop(self, run: list[Load]) -> None:
         self._submit([following for load in run for following in self._residency.failed(load.chunk)[1]])
         self._changed.notify_all()
 

@@ -40,7 +40,13 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSetup:
-    """What a device's figures depend on. cores: logical ones that this process may use."""
+    """What a device's figures depend on.
+
+    cpu: the name of its processor.
+    architecture: the instruction set.
+    cores: the logical cores that this process may use.
+    library: the version of llama.cpp.
+    """
 
     cpu: str
     architecture: str

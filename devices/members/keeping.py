@@ -65,7 +65,7 @@ def secret_of(listed: MemberList, device: DeviceKey) -> bytes:
     """Return the secret that the list has for `device`. Raises NotTrusted where it has none."""
     sealed = listed.roll.secrets.get(device.node)
     if sealed is None:
-        raise NotTrusted(f"node {device.node}: the member list has no secret for it")
+        raise NotTrusted("the member list has no secret for it", node=device.node)
     return device.unseal(sealed, _purpose(listed.charter.cluster))
 
 

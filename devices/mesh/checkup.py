@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from edge_run.base.errors import EdgeRunError
+from edge_run.base.errors import EdgeRunError, NotTrusted, ProtocolError
 from edge_run.base.findings import NOTE, OK, PROBLEM, Finding, Report
-from edge_run.base.mesh import Document, Member
+from edge_run.base.mesh import Document, Member, names_apart
 from edge_run.devices.link.places import may_try
-from edge_run.devices.members.cluster import Cluster
 from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, known_cluster, open_mesh
+from edge_run.devices.messages.envelope import CameAgain, ForeignMessage, ImpossibleEpoch, OtherVersion, StaleClock
+from edge_run.devices.messages.refusals import Refusals
 from edge_run.devices.presence.membership import IDLE
 
 LISTEN_S, CONNECT_S = IDLE.heartbeat_s + 1.0, 2.0  # whoever does not know us is heard at his next heartbeat
@@ -42,8 +44,12 @@ def examine(folder: Path, version: str, broker: str | None = None, listen_s: flo
         findings.append(_broker(node, took_s))
         with node.held() as state:
             members, loads, deaf = state.members(), dict(state.loads), dict(state.deaf)
+            refusals = state.refusals.copy()
             links = {one.node: where[1] for one in members if (where := state.membership.link_of(one.node))}
-        findings += [*_clocks(node), *_refusals(node, cluster), *_versions(members, version)]
+        names = names_apart(members)
+        findings += _clocks(refusals, names)
+        findings += _refusals(refusals, cluster.id, names)
+        findings += _versions(members, version)
         findings.append(_presence(members))
         findings += _deaf(members, deaf)
         findings += _reached(members, links)
@@ -67,44 +73,47 @@ def _broker(node: LocalNode, took_s: float) -> Finding:
     return Finding("broker", OK, f"{node.broker}: answers, connected in {took_s * 1e3:.0f} ms")
 
 
-def _clocks(node: LocalNode) -> list[Finding]:
-    with node.held() as state:
-        skews_s = dict(state.refusals.skews_s)
-    if not skews_s:
+def _clocks(refusals: Refusals, names: Mapping[str, str]) -> list[Finding]:
+    if not refusals.skews_s:
         return [Finding("clocks", OK, "nobody's is off by more than is allowed")]
     return [
         Finding(
             "clocks",
             PROBLEM,
-            f"node {other}: its clock is {abs(skew_s):,.0f} s {'ahead of' if skew_s > 0 else 'behind'} this device's",
+            f"{_name(node, names)}: its clock is {abs(skew_s):,.0f} s "
+            f"{'ahead of' if skew_s > 0 else 'behind'} this device's",
             "set both: timedatectl set-ntp true",
         )
-        for other, skew_s in skews_s.items()
+        for node, skew_s in refusals.skews_s.items()
     ]
 
 
-def _refusals(node: LocalNode, cluster: Cluster) -> list[Finding]:
-    with node.held() as state:
-        counts, last = dict(state.refusals.counts), list(state.refusals.last)
-    findings = []
-    if counts.get("NotTrusted"):
-        text = next((one for one in reversed(last) if "clock" not in one), "")
-        text = f"{counts['NotTrusted']} messages refused; {text}"
-        advice = (
-            f"a device that should be in {cluster.id} and has another line: on it, edge-run mesh join LINE --replace"
-        )
-        findings.append(Finding("keys", PROBLEM, text, advice))
-    else:
-        findings.append(Finding("keys", OK, "every message was a member's"))
-    if lies := [one for one in last if "says epoch" in one]:
+def _refusals(refusals: Refusals, cluster: str, names: Mapping[str, str]) -> list[Finding]:
+    """Messages that were refused, and of whom."""
+    findings = [Finding("keys", OK, "every message was a member's")]
+    if stranger := refusals.last(NotTrusted, besides=(StaleClock, CameAgain)):
+        text = f"{refusals.counts[NotTrusted] + refusals.counts[ForeignMessage]} messages refused; "
+        advice = f"a device that should be in {cluster} and has another line: on it, edge-run mesh join LINE --replace"
+        findings = [Finding("keys", PROBLEM, text + _told(stranger, names), advice)]
+    same = "the same edge-run on every device: pip install -U edge-run"
+    if lie := refusals.last(ImpossibleEpoch):
         advice = "that device's program was changed, or its clock is wrong: see to it, or leave it out of the cluster"
-        findings.append(Finding("lease", PROBLEM, lies[-1], advice))
-    elif counts.get("ProtocolError"):
-        versions = [one for one in last if "of version" in one]
-        text = versions[-1] if versions else f"{counts['ProtocolError']} malformed messages refused"
-        topic = "versions" if versions else "messages"
-        findings.append(Finding(topic, PROBLEM, text, "the same edge-run on every device: pip install -U edge-run"))
+        findings.append(Finding("lease", PROBLEM, _told(lie, names), advice))
+    elif other := refusals.last(OtherVersion):
+        findings.append(Finding("versions", PROBLEM, _told(other, names), same))
+    elif count := refusals.count(ProtocolError):
+        findings.append(Finding("messages", PROBLEM, f"{count} malformed messages refused", same))
     return findings
+
+
+def _told(error: NotTrusted | ProtocolError, names: Mapping[str, str]) -> str:
+    """Return what is wrong, with devices called what people call them."""
+    owner = f", {_name(error.owner, names)}" if isinstance(error, ForeignMessage) else ""
+    return (f"{_name(error.node, names)}: " if error.node else "") + error.message + owner
+
+
+def _name(node: str, names: Mapping[str, str]) -> str:
+    return names.get(node, f"node {node}")
 
 
 def _versions(members: tuple[Member, ...], own: str) -> list[Finding]:

@@ -167,9 +167,7 @@ class LocalNode:
     def show_to_home_assistant(self) -> None:
         """Show this device to Home Assistant, over the same broker, from now on."""
         with self.held() as state:
-            self._report.home = HomeAssistant(self._channel.publish, state.cluster, self.node, state.name)
-            self._report.home.introduce()
-            self._report.repeat()
+            self._report.show_to(HomeAssistant(self._channel.publish, state.cluster, self.node, state.name))
 
     def lead(self, *, timeout_s: float) -> int:
         """Take the lease, renew it from then on, and return its epoch, as base.mesh.Mesh says."""
@@ -227,7 +225,7 @@ class LocalNode:
                 self._changed.wait_for(lambda: pending.is_done or self._is_closed, timeout_s)
         finally:
             with self._changed:
-                del state.outbound.pending[number]
+                state.outbound.forget(number)
         if pending.error is not None:
             raise pending.error
         if pending.answer is None:
@@ -308,8 +306,8 @@ class LocalNode:
         with self.held() as state:
             self._why_down, self._broker = (self._why_down, why) if is_up else (why, self._broker)
             state.connect(is_up)
-            if is_up and self._report.home is not None:
-                self._report.home.introduce()
+            if is_up:
+                self._report.introduce()
 
     def _change_link(self, node: str, is_up: bool, why: str) -> None:
         with self.held() as state:

@@ -47,6 +47,10 @@ class OutboundOrder:
     answer: Document | None = None
     error: Exception | None = None
 
+    def send(self, now_s: float, is_direct: bool) -> None:
+        """Note that it is sent now, for the first time or again."""
+        self.sent_s, self.is_direct = now_s, is_direct
+
     @property
     def is_done(self) -> bool:
         """Whether there is an answer, or will be none."""
@@ -68,6 +72,10 @@ class OutboundOrders:
         )
         return self.number, self.pending[self.number]
 
+    def forget(self, number: int) -> None:
+        """Wait for the answer of an order no more."""
+        del self.pending[number]
+
     def take_answer(self, node: str, body: Document) -> None:
         """Note the answer of `node`. Raises ProtocolError where it is none."""
         number, answer, error = body.get("number"), body.get("answer"), body.get("error")
@@ -86,12 +94,12 @@ class OutboundOrders:
 
 
 def _refusal(answer: Fields) -> MeshError | ProtocolError:
-    """Return what is raised for a refused order. Its cause is the error that the other device met."""
+    """Return what is raised for a refused order. Its cause is the error that the other device met, and of whom."""
     try:
         cause = read_error(answer)
     except ProtocolError as error:
         return error
-    refusal = MeshError(str(cause), node=answer.node)
+    refusal = MeshError(cause.message, node=answer.node)
     refusal.__cause__ = cause
     return refusal
 

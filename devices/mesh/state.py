@@ -20,7 +20,7 @@ from edge_run.devices.members.roster import Roster
 from edge_run.devices.mesh.due import Due
 from edge_run.devices.mesh.orders import InboundOrder, OutboundOrder, OutboundOrders
 from edge_run.devices.messages import bodies
-from edge_run.devices.messages.envelope import MOST_MEMBERS, CameAgain, Envelope, Gate, Writer
+from edge_run.devices.messages.envelope import MOST_MEMBERS, CameAgain, Envelope, ForeignMessage, Gate, Writer
 from edge_run.devices.messages.outgoing import Outgoing
 from edge_run.devices.messages.refusals import Refusals
 from edge_run.devices.messages.topics import Topic, parse_topic
@@ -121,7 +121,7 @@ class MeshState:
                 return
             envelope = self._gate.open(topic, payload, is_kept=is_kept)
             if sender not in (None, envelope.node):
-                raise ProtocolError(f"brings a message of node {envelope.node}", node=sender)
+                raise ForeignMessage("brings a message of another node", node=sender or "", owner=envelope.node)
             if self.roster.hear(envelope.listed):
                 self._carry_out((events.SendHeartbeat(asks=True),))  # who hears how old our list is says the newer one
             self._understand(topic, envelope, is_kept, is_direct=sender is not None)
@@ -217,7 +217,7 @@ class MeshState:
     def send_order(self, number: int, *, is_direct: bool = False) -> None:
         """Send an order, for the first time or again."""
         pending: OutboundOrder = self.outbound.pending[number]
-        pending.sent_s, pending.is_direct = self._clocks.steady(), is_direct
+        pending.send(self._clocks.steady(), is_direct)
         self._send("cmd", pending.body, owner=pending.node, epoch=pending.epoch, is_direct=is_direct)
 
     def answer(self, inbound: InboundOrder, answer: Document) -> None:
@@ -241,7 +241,7 @@ class MeshState:
             is_newer = self.roster.take(payload)
             self._follow_list(is_newer)
             if is_newer:
-                self.roster.said.append(payload)
+                self.roster.pass_on(payload)
                 self._say_lists()
 
     def say_list(self) -> None:

@@ -40,6 +40,27 @@ class CameAgain(NotTrusted):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
+class ForeignMessage(NotTrusted):
+    """A message in the name of another node, `owner`, than the one that signed or brought it."""
+
+    owner: str
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class OtherVersion(ProtocolError):
+    """A message of another version of edge-run, `version`."""
+
+    version: int
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class ImpossibleEpoch(ProtocolError):
+    """A message under an epoch, `epoch`, that cannot have come about."""
+
+    epoch: int
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class StaleClock(NotTrusted):
     """A message from another time: replayed, or one of the two clocks is off by `skew_s`."""
 
@@ -167,7 +188,9 @@ class Gate:
         if not _HEAD_BYTES < len(payload) <= MOST_BYTES:
             raise ProtocolError(f"message for {topic}: has {len(payload)} bytes, not {_HEAD_BYTES} to {MOST_BYTES}")
         if payload[0] != VERSION:
-            raise ProtocolError(f"message for {topic}: of version {payload[0]}, this is {VERSION}; update edge-run")
+            raise OtherVersion(
+                f"message for {topic}: of version {payload[0]}, this is {VERSION}; update edge-run", version=payload[0]
+            )
         head, content = payload[:_UNSIGNED_BYTES], payload[_HEAD_BYTES:]
         key, device = head[1 : 1 + KEY_BYTES], head[1 + KEY_BYTES : 1 + 2 * KEY_BYTES]
         node = node_of(key)
@@ -177,7 +200,7 @@ class Gate:
         if role == "compute" and topic.kind in _LEADERS_KINDS:
             raise NotTrusted("its role, compute, does not let it run models on others", node=node)
         if topic.owner is not None and topic.owner != node and topic.kind != "cmd":
-            raise NotTrusted(f"speaks for node {topic.owner}", node=node)
+            raise ForeignMessage("speaks for another node", node=node, owner=topic.owner)
         if not is_signed(key, payload[_UNSIGNED_BYTES:_HEAD_BYTES], _signed(topic, head, content)):
             raise NotTrusted(f"a message for {topic} that it did not sign so", node=node)
         return node, device, content
@@ -213,10 +236,11 @@ class Gate:
         most = most_epoch(now_s + 2 * CLOCK_TOLERANCE_S)
         if envelope.epoch <= most:
             return replace(envelope, epoch=0)
-        raise ProtocolError(
+        raise ImpossibleEpoch(
             f"says epoch {envelope.epoch}, and none after {most} can have come about; it lies, "
             "or the clocks are far apart",
             node=envelope.node,
+            epoch=envelope.epoch,
         )
 
     def _make_room(self, node: str) -> None:

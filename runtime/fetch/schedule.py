@@ -24,7 +24,10 @@ class _Provider:
 
 
 class Fetching:
-    """The pieces `wanted`, and the nodes that have them. Not thread-safe."""
+    """The pieces `wanted`, and the nodes that have them. Not thread-safe.
+
+    failures: why a node is asked no more.
+    """
 
     def __init__(self, wanted: Iterable[int], providers: Sequence[str]) -> None:
         self._waiting = deque(wanted)
@@ -37,11 +40,9 @@ class Fetching:
         return not self._waiting and not any(provider.asked for provider in self._providers.values())
 
     @property
-    def problem(self) -> str:
-        """Why the rest will not come; empty while it may."""
-        if self._providers or self.is_done:
-            return ""
-        return "; ".join(f"{node}: {why}" for node, why in self.failures.items()) or "nobody has it"
+    def is_stuck(self) -> bool:
+        """Whether the rest will not come: nobody is left who has it. `failures` says why, for each node."""
+        return not self._providers and not self.is_done
 
     def next(self, now_s: float) -> list[tuple[str, int]]:
         """Return what to ask for now, as (node, piece); the least busy are asked first."""

@@ -35,7 +35,7 @@ class Blame:
         teller = error.teller if isinstance(error, PassFailed | Unreached) else ""
         if isinstance(error, PassFailed) and teller:
             if teller in self._tellers:
-                return Refused(teller, f"it blames one device after another; the last time {error}")
+                return Refused(teller, f"it blames one device after another; the last time: {error.message}")
             self._tellers.add(teller)
         if isinstance(error, PassFailed | ProtocolError):
             return Refused(node or (*others, "")[0], error.message, teller)

@@ -295,7 +295,7 @@ class LayerCoordinator:
         except DeviceLost as error:
             raise Failed(Gone(node, error.message)) from error
         except (MeshError, ProtocolError) as error:
-            raise Failed(Refused(node, error.message)) from error
+            raise Failed(Refused(node, error.message, about=_about(node, error))) from error
 
     def _check(self, node: str, answer: Document) -> None:
         """Leave out a device that would compute something else. Raises Failed."""
@@ -311,6 +311,12 @@ class LayerCoordinator:
         if others:
             name = names_apart(self._mesh.members()).get(node, node)
             self._say(f"{name} computes with other numerics ({', '.join(others)}): tokens may differ from one device's")
+
+
+def _about(node: str, error: MeshError | ProtocolError) -> str:
+    """Return the device that `error`, which `node` refused an order for, is said of; empty where that is `node`."""
+    cause = error.__cause__ if isinstance(error.__cause__, MeshError | ProtocolError) else error
+    return "" if cause.node == node else cause.node
 
 
 def runs(blocks: Sequence[int]) -> list[tuple[int, int]]:

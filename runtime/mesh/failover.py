@@ -39,20 +39,26 @@ class Appeared:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A device is not there any more, or does not answer. teller: who says so, where that is another device."""
+    """A device is not there any more, or does not answer.
+
+    teller: the device that says so, where that is another one.
+    about: the device that `why` is said of, where that is another one.
+    """
 
     node: str
     why: str
     teller: str = ""
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A device cannot take part, or does not want to. teller: as of `Gone`."""
+    """A device cannot take part, or does not want to. teller, about: as of `Gone`."""
 
     node: str
     why: str
     teller: str = ""
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +167,19 @@ class ReplayLog:
 
 @dataclass(frozen=True, slots=True)
 class TellUser:
-    """Let the user know. node: the device that does what `text` says. teller: who says so."""
+    """Let the user know.
+
+    text: what happens.
+    node: the device that does what `text` says; empty where none does.
+    why: the reason, where it is not in `text`.
+    about: the device that `why` is said of, where that is not `node`.
+    teller: the device that says so, where that is not `node`.
+    """
 
     text: str
     node: str = ""
+    why: str = ""
+    about: str = ""
     teller: str = ""
 
 
@@ -177,7 +192,7 @@ class Failover:
     def __init__(self, node: str, candidates: Iterable[str]) -> None:
         self.node = node
         self.candidates = set(candidates) - {node}
-        self.left_out: dict[str, str] = {}
+        self.left_out: dict[str, Refused] = {}
         self.nodes: tuple[str, ...] = ()
         self.epoch = 0
         self.phase = Phase.LEADING
@@ -197,11 +212,11 @@ class Failover:
         if isinstance(event, Gone | Refused):
             return self._without(event)
         if isinstance(event, Better):
-            return self._anew(f"{event.why}: a new plan") if self.phase is Phase.RUNNING else []
+            return self._anew(TellUser(f"{event.why}: a new plan")) if self.phase is Phase.RUNNING else []
         if isinstance(event, Unfit):
             return self._misfit(event.why) if self.phase is Phase.OPENING else []
         if isinstance(event, Deposed):
-            return self._anew(event.why) if self.phase is not Phase.LEADING and len(self.nodes) != 1 else []
+            return self._anew(TellUser(event.why)) if self.phase is not Phase.LEADING and len(self.nodes) != 1 else []
         if isinstance(event, GaveUp):
             return self._given_up(event)
         if isinstance(event, Ended):
@@ -243,17 +258,18 @@ class Failover:
     def _without(self, event: Gone | Refused) -> list[Instruction]:
         node = event.node
         if isinstance(event, Refused):
-            self.left_out[node] = event.why
+            self.left_out[node] = event
         if node == self.node or node not in self.candidates:
             return []
         self.candidates.discard(node)
         is_of_plan = node in self.nodes
         self.nodes = tuple(other for other in self.nodes if other != node)
         if self.phase is Phase.PLANNING:
-            return [TellUser(f"is left out: {event.why}", node, event.teller), MakePlan(tuple(sorted(self.candidates)))]
+            told = TellUser("is left out", node, event.why, event.about, event.teller)
+            return [told, MakePlan(tuple(sorted(self.candidates)))]
         if is_of_plan and self.phase is not Phase.LEADING:
             what = "left out" if isinstance(event, Refused) else "lost"
-            return self._anew(f"is {what}: {event.why}", node, event.teller)
+            return self._anew(TellUser(f"is {what}", node, event.why, event.about, event.teller))
         return []
 
     def _given_up(self, event: GaveUp) -> list[Instruction]:
@@ -261,17 +277,17 @@ class Failover:
         if self._ends[event.node] > MOST_MISFITS:
             return self._without(Gone(event.node, event.why))
         is_of_plan = event.node in self.nodes and self.phase is not Phase.LEADING
-        return self._anew(event.why, event.node) if is_of_plan else []
+        return self._anew(TellUser(event.why, event.node)) if is_of_plan else []
 
     def _misfit(self, why: str) -> list[Instruction]:
         self._misfits += 1
         if self._misfits > MOST_MISFITS:
             return [TellUser(f"{why}: this device goes on alone"), *self._alone()]
-        return self._anew(why)
+        return self._anew(TellUser(why))
 
-    def _anew(self, why: str, node: str = "", teller: str = "") -> list[Instruction]:
+    def _anew(self, told: TellUser) -> list[Instruction]:
         self.recoveries += 1
-        return [TellUser(why, node, teller), *self._begin()]
+        return [told, *self._begin()]
 
     def _begin(self) -> list[Instruction]:
         self.wants_more = False

@@ -28,12 +28,18 @@ class Lack:
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """How far a device is. why: it cannot go on. wrong: who sent it other bytes than the model has."""
+    """How far a device is.
+
+    why: it cannot go on; empty where it can.
+    failures: why other devices send it no more.
+    wrong: devices that sent it other bytes than the model has.
+    """
 
     wanted_bytes: int
     done_bytes: int
     is_over: bool
     why: str
+    failures: Mapping[str, str]
     wrong: tuple[str, ...]
 
     @classmethod
@@ -43,7 +49,10 @@ class _Progress:
             fields.integer(name, 0, MOST_BYTES) if fields.has(name) else 0 for name in ("wanted_bytes", "done_bytes")
         )
         wrong = fields.names("wrong", 0, MOST_NODES) if fields.has("wrong") else ()
-        return cls(wanted, done, fields.flag("is_over"), fields.words("why"), wrong)
+        told = fields.table("failures") if fields.has("failures") else {}
+        said = Fields(told, f"{fields.what}, in failures", fields.node)
+        failures = {node: said.words(node) for node in said.document}
+        return cls(wanted, done, fields.flag("is_over"), fields.words("why"), failures, wrong)
 
 
 class MeshFetch:
@@ -84,6 +93,7 @@ class MeshFetch:
         answers = give_orders(dict.fromkeys(nodes, fetch))
         progress = {node: _Progress.of(Fields(answers[node], "its answer", node)) for node in nodes}
         waiting = [node for node in nodes if progress[node].wanted_bytes]
+        others = [node for node in plan.nodes if node != self._mesh.node]
         self._tell(waiting, progress)
         told_s = started_s = time.monotonic()
         grown_s: dict[tuple[str, int], float] = {}  # when a device had so many bytes for the first time
@@ -92,7 +102,7 @@ class MeshFetch:
             self._check()
             answers = give_orders({node: {"order": "status"} for node in waiting})
             progress = {node: _progress_of(node, answers[node]) for node in waiting}
-            if refusal := _refusal(progress, [node for node in plan.nodes if node != self._mesh.node]):
+            if refusal := _refusal(progress, others, self._name):
                 return refusal
             waiting = [node for node, one in progress.items() if not one.is_over]
             for node in waiting:
@@ -126,13 +136,17 @@ def _progress_of(node: str, answer: Document) -> _Progress:
     return _Progress.of(Fields(one, "what it fetches", node))
 
 
-def _refusal(progress: Mapping[str, _Progress], others: Sequence[str]) -> Refused | None:
-    """Return which device cannot take part: one of `others` that sent wrong bytes, or one that does not get its own."""
+def _refusal(progress: Mapping[str, _Progress], others: Sequence[str], name: Callable[[str], str]) -> Refused | None:
+    """Return which device cannot take part: one of `others` that sent wrong bytes, or one that does not get its own.
+
+    name: returns what people call a device.
+    """
     for node, one in progress.items():
         for wrong in one.wrong:
             if wrong in others:
                 return Refused(wrong, "it sent other bytes than the model has", node)
     for node, one in progress.items():
         if one.why:
-            return Refused(node, f"it cannot fetch its layers: {one.why}")
+            whys = [one.why, *(f"{name(other)} {why}" for other, why in one.failures.items())]
+            return Refused(node, f"it cannot fetch its layers: {'; '.join(whys)}")
     return None

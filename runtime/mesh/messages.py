@@ -61,12 +61,12 @@ def read_command(message: Message, limits: Limits) -> Command:
     what = message.header.get("what")
     is_decode = what == "decode"
     if not isinstance(what, str) or not (is_decode or what in OPERATIONS) or len(message.parts) != 1:
-        raise ProtocolError(f"a command {shown(what)} of {len(message.parts)} parts from {message.node}: unknown here")
+        raise ProtocolError(f"a command {shown(what)} of {len(message.parts)} parts: unknown here", node=message.node)
     part = message.parts[0]
     most = limits.context_tokens * (_FIELDS + limits.sequences) if is_decode else _FIELDS + limits.sequences
     if part.nbytes % 4 or part.nbytes > 4 * most:
         raise ProtocolError(
-            f"a command {what} of {part.nbytes} bytes from {message.node}: not whole numbers, or over {most}"
+            f"a command {what} of {part.nbytes} bytes: not whole numbers, or over {most}", node=message.node
         )
     numbers = np.frombuffer(part, "<i4").tolist()
     if not is_decode:
@@ -75,7 +75,7 @@ def read_command(message: Message, limits: Limits) -> Command:
     try:
         limits.check_batch(batch)
     except (ConfigError, ContextFull) as error:
-        raise ProtocolError(f"a command {what} from {message.node}: {error}") from error
+        raise ProtocolError(f"a command {what}: {error}", node=message.node) from error
     return Decode(batch)
 
 

@@ -36,6 +36,7 @@ from edge_run.runtime.mesh.failover import (
     Opened,
     Phase,
     Planned,
+    Refused,
     Replayed,
     ReplayLog,
     TellUser,
@@ -86,7 +87,7 @@ class MeshRun:
     @property
     def use(self) -> MeshUse:
         """Who computes what, and what that took so far."""
-        plan = self._coordinator.plan
+        plan, names = self._coordinator.plan, self._events.names
         return MeshUse(
             epoch=self._failover.epoch,
             nodes=self._coordinator.describe(),
@@ -98,7 +99,7 @@ class MeshRun:
             plain_bytes=self._sent.plain_bytes,
             activations=dict(self._sent.activations),
             recoveries=self._failover.recoveries,
-            left_out=dict(self._failover.left_out),
+            left_out={node: _why(one, names) for node, one in self._failover.left_out.items()},
         )
 
     def close(self) -> None:
@@ -255,5 +256,10 @@ class MeshRun:
 def _words(told: TellUser, names: Mapping[str, str]) -> str:
     """Return what the user is told, with devices called what people call them."""
     whose = f"{names.get(told.node, told.node)} " if told.node else ""
+    why = f": {_why(told, names)}" if told.why else ""
     by = f", says {names.get(told.teller, told.teller)}" if told.teller else ""
-    return f"{whose}{told.text}{by}"
+    return f"{whose}{told.text}{why}{by}"
+
+
+def _why(one: TellUser | Refused, names: Mapping[str, str]) -> str:
+    return f"{names.get(one.about, one.about)} {one.why}" if one.about else one.why

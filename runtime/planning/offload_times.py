@@ -89,4 +89,4 @@ def note_paces(
     """Save how the tokens of a run compared with the forecast, if there were enough tokens. Never raises."""
     if len(paces) >= LEAST_PACES:
         noted = {part: (statistics.median(paces), clock())}
-        routing.keep(gguf, cache_folder / "paces", known_paces(gguf, cache_folder, clock) | noted)
+        routing.save(gguf, cache_folder / "paces", known_paces(gguf, cache_folder, clock) | noted)

@@ -190,10 +190,10 @@ def remember(gguf: GgufModel, cache_folder: Path, usage: Usage, tunables: Mappin
     known = recall(gguf, cache_folder)
     others = [point for point in known.points if abs(point.room_share - new.room_share) > ALIKE]
     found: dict[str, object] = {"points": [*others[1 - MOST_POINTS :], new], "tunables": {**known.tunables, **tunables}}
-    keep(gguf, cache_folder / "routing", found)
+    save(gguf, cache_folder / "routing", found)
 
 
-def keep(gguf: GgufModel, folder: Path, found: object) -> None:
+def save(gguf: GgufModel, folder: Path, found: object) -> None:
     """Save `found` about a model in a folder of the cache, as JSON; a failure to write is ignored."""
     try:
         place = place_of(gguf, folder)

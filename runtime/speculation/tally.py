@@ -16,9 +16,11 @@ LEAST_NOISE = 0.1  # as far as logits of the kit models differ between widths; a
 
 
 class SpeculationTally:
-    """The figures of one conversation. What was learned of the noise between widths stays.
+    """Counts the figures of speculation in one conversation; the noise learnt between widths outlives prompts.
 
-    is_exact: logits do not depend on the width.
+    mode: how tokens are guessed.
+    reason: why speculation is off or limited.
+    is_exact: whether logits do not depend on the width of a pass.
     """
 
     def __init__(self, mode: str, reason: str = "", *, is_exact: bool = False) -> None:

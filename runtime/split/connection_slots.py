@@ -60,6 +60,10 @@ class ConnectionSlots:
                 return self._dismiss(slot)
         return None
 
+    def begin_answer(self, slot: ConnectionSlot) -> None:
+        """Note that a whole request of `slot` is here: it is not silent until that is answered."""
+        slot.silent_since_s = None
+
     def answered(self, slot: ConnectionSlot, now_s: float) -> None:
         """Note that a request of `slot` is answered: what it held is free, and it is silent from now on."""
         slot.held_bytes, slot.silent_since_s = 0, now_s

@@ -147,7 +147,7 @@ class SplitServer:
                 raise ProtocolError(message)
             with anyio.fail_after(_patience_s(length)):
                 body = await self._receive(stream, length, slot)
-            slot.silent_since_s = None
+            self._slots.begin_answer(slot)
             await _send(stream, await self._reply(kind, number, body))
             del body
             self._slots.answered(slot, time.monotonic())

@@ -70,9 +70,9 @@ class WeightStreaming:
     def borrow(self, n_loans: int) -> None:
         """Let the first `n_loans` of the lent stay from now on, and the others stream; only between passes."""
         if n_loans > self._n_borrowed:
-            self.weights.keep(self.lent[self._n_borrowed : n_loans])
+            self.weights.pin(self.lent[self._n_borrowed : n_loans])
         elif n_loans < self._n_borrowed:
-            self.weights.give_up(self.lent[n_loans : self._n_borrowed])
+            self.weights.unpin(self.lent[n_loans : self._n_borrowed])
         self._n_borrowed = n_loans
 
     def register(self, graph: GraphMap, steps: Steps) -> None:

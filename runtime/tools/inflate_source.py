@@ -43,10 +43,16 @@ ROLES = {
 
 @dataclass(frozen=True, slots=True)
 class InflateSource:
-    """The model to grow: each layer's tensors by their name within the layer, and those in the file around the layers.
+    """The model to grow.
 
-    `width` is that of every feed-forward network (of every expert), in neurons; `width_keys` are the metadata keys,
-    without the architecture, that say so. `raw_header` are the file's bytes up to the header's end.
+    header: its header.
+    raw_header: the file's bytes up to the header's end.
+    architecture: its architecture.
+    layers: the tensors of each layer, by their name within the layer.
+    before: the tensors before the layers in the file.
+    after: the tensors after the layers in the file.
+    width: the neurons of every feed-forward network, or of every expert.
+    width_keys: the metadata keys, without the architecture, that hold the width.
     """
 
     header: Header

@@ -96,6 +96,7 @@ class WorkerFiles:
             "done_bytes": transfer.done_bytes,
             "is_over": transfer.over.is_set(),
             "why": transfer.why[:500],
+            "failures": {node: why[:500] for node, why in transfer.failures.items()},
             "wrong": sorted(transfer.wrong),
         }
 

@@ -18,7 +18,7 @@ import paho.mqtt.client as mqtt
 import pytest
 
 from edge_run import __version__
-from edge_run.base.errors import DeviceLost, MeshError, ProtocolError
+from edge_run.base.errors import DeviceLost, MeshError, NotTrusted, ProtocolError
 from edge_run.base.mesh import Joined, Lost, MeshEvent, Unled
 from edge_run.devices.broker.embedded import EmbeddedBroker
 from edge_run.devices.members.cluster import Cluster, new_cluster, write_cluster
@@ -315,7 +315,7 @@ def test_strangers_at_the_broker(table: Table, broker: Mosquitto, tmp_path: Path
     assert len(done) == 1, "an order is carried out once"
     assert (a.members(), b.members(), a.state.lease.holder, b.state.lease.epoch) == state
     assert a.state.lease.held == epoch
-    assert len(b.state.refusals.last) <= 64
+    assert len(b.state.refusals.latest) <= 64
     assert a.order(b.node, {"do": 2}, timeout_s=5) == {"count": 2}
 
 
@@ -325,7 +325,7 @@ def test_another_secret_is_refused(table: Table, broker: Mosquitto, tmp_path: Pa
     write_cluster(tmp_path / "false", false)
     with contextlib.closing(open_mesh(MeshConfig(tmp_path / "false"))) as other:
         a.announce({})
-        until(lambda: a.state.refusals.counts["NotTrusted"] and other.state.refusals.counts["NotTrusted"])
+        until(lambda: a.state.refusals.count(NotTrusted) and other.state.refusals.count(NotTrusted))
         assert len(a.members()) == len(other.members()) == 1
 
 

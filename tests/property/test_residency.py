@@ -70,18 +70,18 @@ class ResidencyMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.asked and not self.held and not self.lent)
     @rule(data=st.data())
-    def keep_more(self, data: st.DataObject) -> None:
+    def pin_more(self, data: st.DataObject) -> None:
         """Chunks that stream get memory of their own; a frame that is under one of them already is theirs."""
         self.lent = data.draw(st.frozensets(st.sampled_from(self.movable)) if self.movable else st.just(frozenset()))
         for chunk in self.lent:
             self.memory.frame_under.pop(chunk, None)
         self.memory.pinned |= self.lent
-        self._start(self.residency.keep(self.lent))
+        self._start(self.residency.pin(self.lent))
 
     @precondition(lambda self: not self.asked and not self.held and not self.residency.is_loading(self.lent))
     @rule()
-    def keep_no_more(self) -> None:
-        self.residency.give_up(self.lent)
+    def unpin(self) -> None:
+        self.residency.unpin(self.lent)
         self.memory.pinned -= self.lent
         self.memory.readable -= self.lent
         self.lent = frozenset()

@@ -50,7 +50,12 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class RunSpread:
-    """A figure over all rounds."""
+    """A figure over all rounds of a benchmark.
+
+    median: the median.
+    least: the smallest value.
+    most: the largest value.
+    """
 
     median: float
     least: float

@@ -68,11 +68,19 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class GpuPlan:
-    """What lies on a GPU, llama.cpp's `device`, which is a `kind` of GPU as in `GpuProfile`.
+    """The part of a model on a GPU.
 
-    layers: of the model's, counted from the end, and the output as one more; narrow_layers: of those, the first ones,
-    which leave their widest weights in DRAM (experts, or the feed-forward network). draft_bytes: what a draft model
-    has there. op_offload: passes of many tokens are computed there whole, with copies of the weights in DRAM.
+    device: the GPU, as llama.cpp names it.
+    kind: its kind, as in `GpuProfile`.
+    budget_bytes: the budget of its memory.
+    weights_bytes: the weights there.
+    kv_bytes: the keys and values there.
+    buffer_bytes: the buffers there.
+    layers: how many layers lie there, counted from the end of the model; the output counts as one.
+    narrow_layers: how many of these, the first ones, leave their widest weights in DRAM (experts, or the feed-forward
+        network).
+    draft_bytes: the draft model there.
+    op_offload: whether passes of many tokens run there whole, with copies of the weights in DRAM.
     """
 
     device: str
@@ -186,10 +194,17 @@ class IoUse:
 
 @dataclass(frozen=True, slots=True)
 class TuningDecision:
-    """Two settings of a tunable, compared over `tokens` tokens: `setting` is in force since, `other` is not.
+    """The result of comparing two settings of a tunable.
 
-    gain: how much faster tokens were with `tried`, the newer of the two, than without, as a share; gain_low and
-    gain_high: between which that lies, with this confidence.
+    tunable: its name.
+    setting: the setting that is used since.
+    other: the setting that is not used.
+    tried: which of the two was new.
+    gain: how much faster tokens were with `tried`, as a share.
+    gain_low: the least that the gain is, with this confidence.
+    gain_high: the most that the gain is, with this confidence.
+    confidence: the probability that the gain lies between these.
+    tokens: the tokens that were compared.
     """
 
     tunable: str
@@ -207,9 +222,12 @@ class TuningDecision:
 class ExpertUse:
     """How a mixture of experts was streamed since it was opened, in `tokens` passes of one token each.
 
-    hit_rate: the share of the bytes that tokens used which need not be read. prefetched_bytes: read before they were
-    asked for; unused_bytes: of those, what was given up again without having been used. tunables: what each is set to,
-    as far as is found; decisions: the comparisons that came to an end.
+    tokens: the passes of one token.
+    hit_rate: the share of the bytes used by tokens that was in memory.
+    prefetched_bytes: the bytes read before a layer asked for them.
+    unused_bytes: those of them that were evicted before they were used.
+    tunables: the settings found so far.
+    decisions: the comparisons that were decided.
     """
 
     tokens: int

@@ -292,7 +292,7 @@ def test_what_is_kept_is_read_once_and_what_is_given_up_is_not_there(tmp_path: P
         streamed.weights.start()
         for _ in range(3):
             run_pass(streamed, schedule)
-            streamed.weights.keep(lent)
+            streamed.weights.pin(lent)
             run_pass(streamed, schedule)
             streamed.settle()
             streamed.residency.check()
@@ -301,7 +301,7 @@ def test_what_is_kept_is_read_once_and_what_is_given_up_is_not_there(tmp_path: P
             read = {offset // CHUNK + i for offset, length in streamed.reads for i in range(length // CHUNK)}
             assert not read.intersection(lent)
             assert all(streamed.is_right(chunk) for chunk in lent)
-            streamed.weights.give_up(lent)
+            streamed.weights.unpin(lent)
             streamed.residency.check()
             assert not any(is_readable(streamed.address_space.place(chunk).address) for chunk in lent)
         run_pass(streamed, schedule)
@@ -310,7 +310,7 @@ def test_what_is_kept_is_read_once_and_what_is_given_up_is_not_there(tmp_path: P
 def test_giving_up_waits_for_reads_in_progress_and_can_be_stopped(tmp_path: Path) -> None:
     with tier(tmp_path, [8 * CHUNK], range(1, 7), (), 2) as streamed:
         may_read = streamed.hold_reads()
-        streamed.weights.keep([1, 2])
+        streamed.weights.pin([1, 2])
         streamed.await_read()
 
         def stop() -> None:
@@ -318,10 +318,10 @@ def test_giving_up_waits_for_reads_in_progress_and_can_be_stopped(tmp_path: Path
 
         streamed.check = stop
         with pytest.raises(Cancelled):
-            streamed.weights.give_up([1, 2])
+            streamed.weights.unpin([1, 2])
         streamed.check = lambda: None
         threading.Timer(0.05, may_read.set).start()
-        streamed.weights.give_up([1, 2])
+        streamed.weights.unpin([1, 2])
         assert streamed.residency.state(1) is streamed.residency.state(2) is ChunkState.ABSENT
         streamed.residency.check()
         run_pass(streamed, schedule_pass([frozenset([i]) for i in range(1, 7)], [True] * 6, 1))

@@ -28,7 +28,11 @@ _ENDS_IF = "if its file is cut or its drive fails meanwhile, the system ends the
 
 @dataclass(frozen=True, slots=True)
 class WrittenAnswer:
-    """What was written. generation None: it was interrupted before it could be measured."""
+    """An answer that was written.
+
+    text: its text.
+    generation: its figures; None where it was interrupted before it could be measured.
+    """
 
     text: str
     generation: Generation | None

@@ -24,11 +24,11 @@ class FakeWeights:
         self.kept: set[int] = set()
         self.check: Callable[[], None] = lambda: None
 
-    def keep(self, chunks: Collection[int]) -> None:
+    def pin(self, chunks: Collection[int]) -> None:
         assert not self.kept
         self.kept = set(chunks)
 
-    def give_up(self, chunks: Collection[int]) -> None:
+    def unpin(self, chunks: Collection[int]) -> None:
         self.check()
         assert self.kept == set(chunks)
         self.kept = set()

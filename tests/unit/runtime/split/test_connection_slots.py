@@ -39,7 +39,7 @@ def test_a_full_server_lets_newcomers_in_while_somebody_is_silent() -> None:
     assert hall.come("c", "3.3.3.3")
     assert set(hall.inside) == {"a1", "a2", "b", "c"}
     for slot in hall.inside.values():
-        slot.silent_since_s = None
+        hall.slots.begin_answer(slot)
     assert hall.come("d", "4.4.4.4") is None
     hall.slots.leave(hall.inside.pop("a1"))
     assert hall.come("d", "4.4.4.4")
