@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.results import ContextPoint, Plan, PlanItem
-from edge_run.partition.plan import ResidencyPlan, plan_residency, with_lent
+from edge_run.base.units import MIB, format_size, round_up
+from edge_run.partition.plan import MARGIN_BYTES, MARGIN_SHARE, ResidencyPlan, plan_residency, with_lent
 from edge_run.prefetch.experts import prediction_bytes
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of
@@ -68,6 +70,30 @@ def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoeP
 
     Streaming by expert needs room for the largest tensor of experts, and for the largest matrix that every token uses.
     """
+    sharing = _sharing(terms, graph, address_space)
+    return sharing.plan() if sharing else None
+
+
+@contextlib.contextmanager
+def least_by_expert(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> Iterator[None]:
+    """Let a BudgetError in this block name the budget with which a model streams by expert, where that is smaller."""
+    try:
+        yield
+    except BudgetError as error:
+        sharing = _sharing(terms, graph, address_space)
+        least_bytes = round_up(sharing.least_bytes, MIB) if sharing else error.minimum_bytes
+        if least_bytes >= error.minimum_bytes:
+            raise
+        raise BudgetError(
+            f"memory budget {format_size(error.found_bytes)}: too small for this model, it needs at least "
+            f"{least_bytes // MIB} MiB; raise --memory",
+            found_bytes=error.found_bytes,
+            minimum_bytes=least_bytes,
+        ) from error
+
+
+def _sharing(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> _Sharing | None:
+    """Return how the budget is shared between experts and the other weights; None for a dense model."""
     tensors = expert_tensors(graph, terms.gguf)
     if not tensors:
         return None
@@ -80,7 +106,9 @@ def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoeP
     dense = tuple(dict.fromkeys((*whole, *sorted(address_space.ragged))))
     experts = ExpertMap(tensors, address_space, frozenset(dense))
 
-    return _Sharing(terms, address_space, experts, dense, ranges).plan(graph)
+    part = DensePart.of(experts, dense)
+    needs = [segment.needs for segment in part.segments(graph, address_space, ranges)]
+    return _Sharing(terms, address_space, experts, dense, ranges, needs)
 
 
 class _Sharing:
@@ -97,7 +125,10 @@ class _Sharing:
         experts: ExpertMap,
         dense: tuple[int, ...],
         ranges: Sequence[RowRange],
+        needs: Sequence[Sequence[int]],
     ) -> None:
+        """needs: the dense chunks that each segment of a pass needs."""
+        self._needs = needs
         self._terms, self._address_space, self._experts, self._dense = terms, address_space, experts, dense
         self._ranges, self._rows = ranges, sum(r.budget_bytes for r in ranges)
         is_learnt = terms.expert_prefetch != "off"
@@ -112,32 +143,40 @@ class _Sharing:
         self._used_bytes = token_bytes(terms, tensors, is_packed=True)
         self._all_bytes = sum(tensor.stride * tensor.n_experts for tensor in tensors)
 
-    def plan(self, graph: GraphMap) -> MoePlan | None:
+    @property
+    def least_bytes(self) -> int:
+        """The smallest budget that works, with the shortest context."""
+        terms = self._terms
+        least = self._other_bytes(terms.shortened(terms.pool_bytes) or terms) + self._least_chunks * self._chunk_cost
+        return least + least // MARGIN_SHARE + MARGIN_BYTES
+
+    @property
+    def _least_chunks(self) -> int:
+        """The chunks of the fewest frames for experts, and of the largest segment of dense weights."""
+        return self._least + max(map(len, self._needs), default=0) + len(self._address_space.ragged)
+
+    def plan(self) -> MoePlan | None:
         """Return the plan, for a shorter context where that asked for has no room; None where even that has none."""
         n_places = (self._terms.budget_bytes - self._other_bytes(self._terms)) // self._chunk_cost
         if n_places - len(self._dense) >= self._least:
             return self._with(min(n_places - len(self._dense), self._most), None)
-        part = DensePart.of(self._experts, self._dense)
-        needs = [segment.needs for segment in part.segments(graph, self._address_space, self._ranges)]
-        residency = self._stream_dense(needs, n_places)
+        residency = self._stream_dense(n_places)
         if residency:
             n_held = len(residency.pinned) + residency.n_frames
             return self._with(min(n_places - n_held, self._most), residency)
-        largest = max(map(len, needs), default=0) + len(self._address_space.ragged)
-        lacking = max(1, self._least + largest - n_places) * self._chunk_cost
-        shorter = self._terms.shortened(lacking)
+        shorter = self._terms.shortened(max(1, self._least_chunks - n_places) * self._chunk_cost)
         if shorter is None:
             return None
-        return _Sharing(shorter, self._address_space, self._experts, self._dense, self._ranges).plan(graph)
+        return _Sharing(shorter, self._address_space, self._experts, self._dense, self._ranges, self._needs).plan()
 
     def _other_bytes(self, terms: Terms) -> int:
         held = terms.holdings.total_bytes + self._rows + self._prediction + terms.packed_bytes
         return with_page_tables(held)
 
-    def _stream_dense(self, needs: Sequence[Sequence[int]], n_places: int) -> ResidencyPlan | None:
+    def _stream_dense(self, n_places: int) -> ResidencyPlan | None:
         """Return which dense chunks stay beside experts, in `n_places` chunks for both; None for too few."""
         found: tuple[float, ResidencyPlan] | None = None
-        most = max(self._least, min(n_places - len(needs), self._most))
+        needs, most = self._needs, max(self._least, min(n_places, self._most))
         for step in range(_SHARES_TRIED):
             n_frames = round(self._least * (most / self._least) ** (step / (_SHARES_TRIED - 1)))
             try:
@@ -175,13 +214,11 @@ class _Sharing:
                 ContextPoint(tokens, pinned + room + kept, read if residency else self._missing_bytes(room + kept))
             )
         why = "weights that every token needs: all but the experts"
-        shortest = terms.shortened(terms.pool_bytes) or terms
-        n_dense = residency.minimum_chunks if residency else len(self._dense)
         packed = PlanItem("packed", terms.packed_bytes, "to read packed experts and unpack them")
         plan = make_plan(
             terms,
             mode="streamed",
-            minimum_bytes=self._other_bytes(shortest) + (n_dense + self._least) * self._chunk_cost,
+            minimum_bytes=self.least_bytes,
             pinned_bytes=pinned,
             window_bytes=window,
             expert_bytes=room,

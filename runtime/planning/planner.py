@@ -23,7 +23,7 @@ from edge_run.runtime.inspection.cache import SHARD_BYTES
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.holdings import Holdings
 from edge_run.runtime.llama.threads import compute_threads
-from edge_run.runtime.planning.expert_plan import plan_moe
+from edge_run.runtime.planning.expert_plan import least_by_expert, plan_moe
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.planning.forecast import PassTimes, forecast, pass_work, shared_work
 from edge_run.runtime.planning.memory_plan import (
@@ -122,7 +122,8 @@ class Planner:
         if moe := plan_moe(terms, self._graph, self._address_space):
             return moe.plan
         needs = [segment.needs for segment in self._segments]
-        return plan_streamed(terms, self._address_space, needs, self._ranges)[0]
+        with least_by_expert(terms, self._graph, self._address_space):
+            return plan_streamed(terms, self._address_space, needs, self._ranges)[0]
 
     @property
     def _whole_bytes(self) -> int:

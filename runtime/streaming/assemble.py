@@ -14,7 +14,7 @@ from edge_run.prefetch.policies import make_policy
 from edge_run.prefetch.schedule import join_stage_visits
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
-from edge_run.runtime.planning.expert_plan import MoePlan, plan_moe, token_bytes
+from edge_run.runtime.planning.expert_plan import MoePlan, least_by_expert, plan_moe, token_bytes
 from edge_run.runtime.planning.experts import DensePart
 from edge_run.runtime.planning.memory_plan import RowRange, plan_streamed, row_ranges
 from edge_run.runtime.planning.routing import Usage
@@ -79,7 +79,8 @@ def open_streams(
     """
     moe = plan_moe(terms, graph, memory.address_space)
     if moe is None:
-        return _in_order(graph, terms, memory, grant)
+        with least_by_expert(terms, graph, memory.address_space):
+            return _in_order(graph, terms, memory, grant)
     grant(moe.plan)
     return moe.plan, _by_expert(graph, moe, memory, terms)
 
