@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_run.base.config import ModelConfig
+from edge_run.base.config import WIDEST_MICRO_BATCH, ModelConfig
 from edge_run.base.results import Numerics
 
 
@@ -60,7 +60,7 @@ def context_shape(config: ModelConfig, trained_context_tokens: int, threads: int
     return ContextShape(
         context_tokens=tokens,
         threads=threads,
-        micro_batch_tokens=min(config.micro_batch_tokens, tokens),
+        micro_batch_tokens=min(config.micro_batch_tokens or WIDEST_MICRO_BATCH, tokens),
         sequences=config.sequences,
         outputs_per_pass=max(config.outputs_per_pass, config.sequences, 1 + config.exact),
         kv_type_k=k,

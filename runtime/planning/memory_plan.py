@@ -159,6 +159,7 @@ def make_plan(terms: Terms, **parts: Any) -> Plan:
         kv_bytes=terms.holdings.kv_bytes,
         context_tokens=terms.context_tokens,
         wanted_context_tokens=terms.wanted_context_tokens,
+        micro_batch_tokens=terms.micro_batch_tokens,
         readers=0,
         gpu=terms.gpu,
     )

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from edge_run.base.config import ModelConfig
+from edge_run.base.config import WIDEST_MICRO_BATCH, ModelConfig
 from edge_run.base.errors import NotSupported
+from edge_run.base.profile import DeviceProfile
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import Promised, available_bytes, default_budget_bytes
 from edge_run.runtime.inspection.cache import Inspection, inspect
@@ -20,6 +21,7 @@ from edge_run.runtime.inspection.launcher import NoInspector
 from edge_run.runtime.inspection.model_kind import check_kind
 from edge_run.runtime.llama.backend_choice import is_library_known, why_not_ours
 from edge_run.runtime.llama.library import library_version
+from edge_run.runtime.planning.micro_batch import choose
 from edge_run.runtime.planning.packed_choice import choose_packed
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
@@ -43,6 +45,22 @@ def prepare(gguf: GgufModel, config: ModelConfig, ledger: Ledger | None = None, 
     check_kind(gguf)
     check_kv_types(gguf, config)
     promised_bytes = (ledger or Ledger()).promised_bytes
+    if config.micro_batch_tokens:
+        return _prepare(gguf, config, promised_bytes, is_opened)
+    if config.gpu_memory != 0:  # whose buffers are of another kind
+        return _prepare(gguf, replace(config, micro_batch_tokens=WIDEST_MICRO_BATCH), promised_bytes, is_opened)
+    return choose(gguf, config, lambda asked: _prepare(gguf, asked, promised_bytes, is_opened), _recalled)
+
+
+def _recalled(prepared: Prepared) -> DeviceProfile | None:
+    """Return the speed of this device for the model, where it was measured."""
+    from edge_run.runtime.probing.probe import recall
+
+    return recall(prepared.gguf, prepared.config)
+
+
+def _prepare(gguf: GgufModel, config: ModelConfig, promised_bytes: Promised, is_opened: bool) -> Prepared:
+    """Return what is known of `gguf` before it is opened with passes of a given width; see `prepare`."""
     config = speculation_config(config, gguf)
     budget_bytes = int(config.memory or default_budget_bytes(promised_bytes))
     draft = DraftFile(config.draft_model, config, gguf) if config.draft_model else None

@@ -15,6 +15,7 @@ from edge_run.base.units import MIB, parse_size
 
 KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 BACKENDS = ("auto", "edge-run", "llama.cpp")
+WIDEST_MICRO_BATCH = 512  # where the width of passes is left open
 MOST_CONTEXT_TOKENS = 2**31 - 1  # llama.cpp counts positions in 32 bits
 FLASH_ATTENTION = ("auto", "on", "off")
 EXPERT_POLICIES = ("default", "lru", "lfu", "layer-lru", "layer-lfu")
@@ -48,29 +49,36 @@ class ModelConfig:
 
     memory: budget for the whole process, bytes or text (`4GiB`); None is what is available less a margin.
     gpu_memory: budget of a GPU's memory, for weights, keys and values, and buffers there; 0 leaves it out, as long as
-    no real GPU was tried; None is what is free less a margin, and nothing where the processor plays the GPU.
-    op_offload: passes of many tokens are computed on the GPU whole, with weights in DRAM copied to it for each of them;
-    None: where it has memory of its own.
+        no real GPU was tried; None is what is free less a margin, and nothing where the processor plays the GPU.
+    op_offload: whether passes of many tokens are computed on the GPU whole, with weights in DRAM copied to it for each;
+        None: where it has memory of its own.
     context_tokens: length of the context; None is the model's own, at most 4096; 0 is the model's own.
     threads: compute threads; None is one per core that this process may use.
-    micro_batch_tokens: tokens in one pass of a prompt. sequences: conversations that may share the context.
+    micro_batch_tokens: tokens in one pass of a prompt; 0 is as many as are expected to be fastest, 512 at most.
+    sequences: conversations that may share the context.
     outputs_per_pass: tokens of one pass whose logits may be asked for, at least one for each sequence; more takes more
-    memory (a row of logits each).
+        memory (a row of logits each).
     kv_type: type of both K and V, or of K and V when written `K/V` (`q8_0/q4_0`).
+    flash_attention: `on`, `off`, or `auto`, which is on where llama.cpp has it for the model.
     backend: `edge-run` (our memory), `llama.cpp` (its own loader), or `auto` (ours where it works).
-    readers: reader threads; a model streamed by expert tries half as many too. expert_policy: what the memory for
-    for experts keeps. expert_prefetch: how many layers ahead experts are read that are likely to be chosen (`1+`: one,
-    asked twice); `auto` compares them as it goes. packed: a file of the experts, compressed (`edge-run pack`),
-    to be read; None is the one beside the model, where it is there and measures faster; `off` is none. cache_folder:
-    where what is known of models and devices is kept; None is `~/.cache/edge-run`, or where the system has caches.
+    readers: reader threads; a model streamed by expert tries half as many too.
+    expert_policy: which experts stay in memory.
+    expert_prefetch: how many layers ahead experts are read that are likely to be chosen (`1+`: one, asked twice);
+        `auto` compares the settings as it goes.
+    packed: a file of the experts, compressed (`edge-run pack`), to be read; None is the one beside the model, where it
+        is there and measures faster; `off` is none.
+    cache_folder: where findings about models and devices are saved; None is `~/.cache/edge-run`, or where the system
+        has caches.
     check_file: open a file that is not known in a child process first: llama.cpp ends over some broken files.
-    draft: a small model with the same tokens, which guesses what comes next. speculate: with what several tokens are
-    guessed, to be verified in one pass: `draft` (that model), `ngram` (what came before in the text), `off`, or `auto`,
-    which is both with a draft model and nothing without one. draft_tokens: guesses in one pass at most.
+    draft: a small model with the same tokens, which guesses what comes next.
+    speculate: how tokens are guessed, to be verified in one pass: `draft` (by that model), `ngram` (from the text so
+        far), `off`, or `auto`, which is both with a draft model and nothing without one.
+    draft_tokens: guesses in one pass at most.
     exact: compute so that tokens are the same, speculation or not: no flash attention, no pass of a single token.
-    chunk_bytes: what weights are read and moved in, a power of two, a page or more; less than the default is for tests.
-    mesh_activations: what devices of a mesh hand each other: `exact`, or `compact` where that saves time on a slow
-    link: rounded to 8 bits a number, so that tokens may differ from those of one device.
+    chunk_bytes: the unit in which weights are read and moved, a power of two, a page or more; less than the default is
+        for tests.
+    mesh_activations: the form of activations between devices of a mesh: `exact`, or `compact`, which rounds them to
+        8 bits a number where that saves time on a slow link, so that tokens may differ from those of one device.
     """
 
     memory: int | str | None = None
@@ -78,7 +86,7 @@ class ModelConfig:
     op_offload: bool | None = None
     context_tokens: int | None = None
     threads: int | None = None
-    micro_batch_tokens: int = 512
+    micro_batch_tokens: int = 0
     sequences: int = 1
     outputs_per_pass: int = 1
     kv_type: str = "f16"
@@ -108,7 +116,8 @@ class ModelConfig:
             f"context length {context}: must be 0 (the model's own) or up to {MOST_CONTEXT_TOKENS} tokens",
         )
         _require(self.threads is None or 1 <= self.threads <= 512, f"threads {self.threads}: must be 1 to 512")
-        _require(self.micro_batch_tokens >= 1, f"micro-batch {self.micro_batch_tokens}: must be at least 1 token")
+        width = self.micro_batch_tokens
+        _require(width >= 0, f"micro-batch {width}: must be at least 1 token, or 0, which leaves it to the planner")
         _require(1 <= self.sequences <= 256, f"sequences {self.sequences}: must be 1 to 256")
         _require(self.outputs_per_pass >= 1, f"outputs per pass {self.outputs_per_pass}: must be at least 1")
         _require(1 <= self.readers <= 64, f"readers {self.readers}: must be 1 to 64 threads")
@@ -149,7 +158,9 @@ class ModelConfig:
             self.speculate != "draft" or self.draft is not None, "speculate draft: needs a draft model; give one (-md)"
         )
         _require(not self.exact or self.flash_attention != "on", "exact: excludes flash attention; leave out -fa on")
-        _require(not self.exact or self.micro_batch_tokens > 1, "exact: needs a micro-batch (-ub) of at least 2 tokens")
+        _require(
+            not self.exact or self.micro_batch_tokens != 1, "exact: needs a micro-batch (-ub) of at least 2 tokens"
+        )
         _require(
             not self.exact or self.kv_types[1] in ("f32", "f16", "bf16"),
             f"exact: excludes {self.kv_types[1]} for V, which needs flash attention; give -ctv f16",

@@ -121,7 +121,8 @@ class Plan:
     context_tokens: as many as the budget has room for, of the wanted_context_tokens that were asked for.
     lent_bytes: of buffers, keys and values, what weights have at first while passes are of few tokens;
     streamed_bytes_per_pass is for those, streamed_bytes_per_batch for passes of many tokens, beside which nothing is
-    lent. by_context: how that changes while the context fills.
+    lent. by_context: how that changes while the context fills. micro_batch_tokens: of one pass of a prompt, which the
+    minimum is for.
     """
 
     mode: str
@@ -142,6 +143,7 @@ class Plan:
     wanted_context_tokens: int = 0
     streamed_bytes_per_batch: int = 0
     by_context: tuple[ContextPoint, ...] = ()
+    micro_batch_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

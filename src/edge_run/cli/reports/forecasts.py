@@ -13,7 +13,8 @@ from edge_run.cli.shared.figures import LEAST_REASON_COLUMNS
 def headline(plan: Plan) -> str:
     """Return what was decided, as a sentence."""
     budget = format_size(plan.budget_bytes)
-    smallest = f"the smallest budget that works is {format_size(plan.minimum_bytes)}"
+    passes = f"with passes of {plan.micro_batch_tokens:,} tokens"
+    smallest = f"the smallest budget that works {passes} is {format_size(plan.minimum_bytes)}"
     if plan.mode == "streamed":
         return f"Inside {budget} it is streamed; {smallest}:"
     return f"Inside {budget} all of it stays in memory:"

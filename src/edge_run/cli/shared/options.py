@@ -106,8 +106,8 @@ SETTINGS: tuple[Setting, ...] = (
     _memory("-t", "--threads", field="threads", help="Compute threads. [default: one per core]", **_NUMBER),
     _memory(
         "-ub", "--ubatch-size", field="micro_batch_tokens", **_NUMBER,
-        help="Tokens in one pass of a prompt. Part of the numerics key: another size may change the last bits of the "
-        "logits." + _default("micro_batch_tokens"),
+        help="Tokens in one pass of a prompt; 0: what is expected to be fastest under the budget, 512 at most. Part of "
+        "the numerics key: another size may change the last bits of the logits." + _default("micro_batch_tokens"),
     ),
     _memory("-b", "--batch-size", help="As llama.cpp's: -ub is at most this.", **_NUMBER),
     _memory("--kv-type", metavar="TYPE", help=f"Of the KV cache, or K/V: {_KV_HELP}." + _default("kv_type")),

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from edge_run.base.config import ModelConfig, SamplingConfig
+from edge_run.base.config import WIDEST_MICRO_BATCH, ModelConfig, SamplingConfig
 from edge_run.base.errors import ConfigError
 from edge_run.base.folders import cache_folder
 from edge_run.base.text_file import read_text_file
@@ -79,8 +79,8 @@ def model_config(context: click.Context, values: Mapping[str, Any], **defaults: 
     fields["cache_folder"] = _expanded(fields["cache_folder"]) if fields["cache_folder"] else cache_folder()
     fields = defaults | {field: value for field, value in fields.items() if value is not None}
     if values.get("batch_size") is not None:
-        default = ModelConfig.__dataclass_fields__["micro_batch_tokens"].default
-        fields["micro_batch_tokens"] = min(values["batch_size"], fields.get("micro_batch_tokens", default))
+        asked = fields.get("micro_batch_tokens") or WIDEST_MICRO_BATCH
+        fields["micro_batch_tokens"] = min(values["batch_size"], asked)
     return ModelConfig(**fields)
 
 

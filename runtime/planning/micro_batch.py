@@ -1,0 +1,137 @@
+"""How wide passes of a prompt are, where the user leaves it open: as wide as pays under this budget.
+
+A wide pass reads the weights that stream once for many tokens, but needs larger buffers, beside which fewer weights
+stay. What is best is predicted, in seconds where the device was measured, else from what is read. The width belongs to
+the numerics key, so that it must not hang on the weather: it is one of a few, and a decision is kept for a model, a
+budget and a context, and changes only for a gain of more than a tenth.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from edge_run.base.config import WIDEST_MICRO_BATCH, ModelConfig
+from edge_run.base.errors import BudgetError
+from edge_run.base.profile import DeviceProfile
+from edge_run.base.results import Plan
+from edge_run.base.strict_json import parse
+from edge_run.runtime.inspection.cache import SHAPING
+from edge_run.runtime.planning.planner import Planner
+from edge_run.runtime.planning.prepared import Prepared
+from edge_run.runtime.planning.routing import place_of, save
+from edge_run.tiers.gguf import GgufModel
+
+WIDTHS = (WIDEST_MICRO_BATCH, 128, 32, 1)
+PROMPT_TOKENS, ANSWER_TOKENS = 512, 256  # what a width is judged by
+LEAST_GAIN = 1.1
+SMALL_SHARE = 1 / 8  # of the budget, in buffers: then narrower passes cannot gain much
+READ_BYTES_PER_S, COMPUTED_BYTES_PER_S = 1e9, 20e9  # of a device that was not measured
+_FOLDER = "micro-batch"
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A width, what it was prepared as, and the seconds that a prompt and an answer are expected to take with it."""
+
+    width: int
+    prepared: Prepared
+    cost_s: float
+
+
+def widths(config: ModelConfig) -> Sequence[int]:
+    """Return the widths that passes may have: verifying guesses, and exactness, take more than one token."""
+    needs_two = config.exact or config.uses_lookup or bool(config.draft_model)
+    return [width for width in WIDTHS if width > 1 or not needs_two]
+
+
+def choose(
+    gguf: GgufModel,
+    config: ModelConfig,
+    prepare: Callable[[ModelConfig], Prepared],
+    recall: Callable[[Prepared], DeviceProfile | None],
+) -> Prepared:
+    """Return the model prepared with the width that is expected to be fastest, or with the one that was chosen before.
+
+    prepare: prepares the model for a config with a width, and may raise BudgetError. recall: returns what is known of
+    this device's speed. Raises BudgetError with the smallest budget that works with any width.
+    """
+    kept, found, refusal = _recall(gguf, config), list[_Candidate](), None
+    for width in widths(config):
+        if found and found[0].width == WIDTHS[0] and _is_easy(found[0].prepared) and width != kept:
+            continue
+        try:
+            prepared = prepare(replace(config, micro_batch_tokens=width))
+            if prepared.known is None or prepared.why_plain or prepared.offload:
+                return prepared
+            found.append(_Candidate(width, prepared, _cost_s(prepared, width, recall(prepared))))
+        except BudgetError as error:
+            if refusal is None or error.minimum_bytes < refusal.minimum_bytes:
+                refusal = error
+    if not found:
+        assert refusal is not None
+        raise refusal
+    best = min(found, key=lambda one: one.cost_s)
+    earlier = next((one for one in found if one.width == kept), None)
+    if earlier and earlier.cost_s <= LEAST_GAIN * best.cost_s:
+        return earlier.prepared
+    _remember(gguf, config, best.width)
+    return best.prepared
+
+
+def _is_easy(prepared: Prepared) -> bool:
+    """Return whether narrower passes could not gain much: all weights fit, or buffers take little of the budget."""
+    plan = Planner(prepared).plan()
+    buffers = sum(item.size_bytes for item in plan.items if item.what in ("buffers", "work"))
+    is_whole = plan.context_tokens >= plan.wanted_context_tokens
+    return plan.mode == "resident" or (is_whole and buffers <= SMALL_SHARE * plan.budget_bytes)
+
+
+def _cost_s(prepared: Prepared, width: int, profile: DeviceProfile | None) -> float:
+    """Return the seconds that a prompt and an answer are expected to take. Raises BudgetError."""
+    planner = Planner(prepared)
+    plan = planner.plan()
+    if profile and planner.can_time(profile):
+        times = planner.times(plan, profile, prepared.gguf.shards[0].path)
+        token_s = times.pass_s(1, PROMPT_TOKENS, 1, is_first=False)
+        return times.prefill_s(PROMPT_TOKENS, width, is_first=False) + ANSWER_TOKENS * token_s
+    passes = -(-PROMPT_TOKENS // width)
+    return passes * _pass_s(plan, _batch_bytes(plan, width)) + ANSWER_TOKENS * _pass_s(
+        plan, plan.streamed_bytes_per_pass
+    )
+
+
+def _batch_bytes(plan: Plan, width: int) -> int:
+    """Return what a pass of `width` tokens reads; many tokens use all experts."""
+    if width == 1:
+        return plan.streamed_bytes_per_pass
+    if plan.expert_bytes:
+        return max(0, plan.model_bytes - plan.pinned_bytes - plan.expert_bytes)
+    return plan.streamed_bytes_per_batch
+
+
+def _pass_s(plan: Plan, read_bytes: int) -> float:
+    return max(read_bytes / READ_BYTES_PER_S, plan.model_bytes / COMPUTED_BYTES_PER_S)
+
+
+def _key(config: ModelConfig) -> str:
+    """Return what a decision is kept for, of a model on this device."""
+    facts = {field: getattr(config, field) for field in SHAPING if field != "micro_batch_tokens"}
+    return json.dumps({"memory": config.memory, "draft": str(config.draft_model or ""), **facts}, default=str)
+
+
+def _decisions(gguf: GgufModel, config: ModelConfig) -> dict[str, int]:
+    try:
+        found = parse(place_of(gguf, config.cache / _FOLDER).read_bytes())
+        return {str(key): width for key, width in found.items() if width in WIDTHS}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _recall(gguf: GgufModel, config: ModelConfig) -> int | None:
+    return _decisions(gguf, config).get(_key(config))
+
+
+def _remember(gguf: GgufModel, config: ModelConfig, width: int) -> None:
+    save(gguf, config.cache / _FOLDER, {**_decisions(gguf, config), _key(config): width})
