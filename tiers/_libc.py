@@ -22,6 +22,7 @@ _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
 _MADV_DONTNEED, _MADV_DONTFORK, _MADV_HUGEPAGE, _MADV_NOHUGEPAGE, _MADV_DONTDUMP = 4, 10, 14, 15, 16
 
+_M_MMAP_THRESHOLD = -3
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
 
 
@@ -129,6 +130,16 @@ def trim_heap() -> None:
     trim = getattr(_C, "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))
+
+
+def map_large_allocations(least_bytes: int) -> None:
+    """Have every allocation of at least `least_bytes` be a mapping of its own from now on (glibc only).
+
+    Left to itself, glibc takes a large allocation from its heap once one as large was freed.
+    """
+    set_option = getattr(_C, "mallopt", None)
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, least_bytes)
 
 
 def view(address: int, length: int) -> memoryview:

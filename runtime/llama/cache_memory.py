@@ -47,6 +47,7 @@ class CacheMemory:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Lay next to nothing under the caches that are made in this block, and fresh memory at its end."""
+        _libc.map_large_allocations(LEAST_SPARSE_BYTES)
         with ggml.log.overhearing(self._hear):
             try:
                 yield

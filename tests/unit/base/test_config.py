@@ -21,7 +21,7 @@ from edge_run.base.units import GIB
         ("context_tokens", -1, "context length -1"),
         ("threads", 0, "threads 0"),
         ("threads", 513, "threads 513"),
-        ("micro_batch_tokens", 0, "micro-batch 0"),
+        ("micro_batch_tokens", -1, "micro-batch -1"),
         ("sequences", 0, "sequences 0"),
         ("sequences", 257, "sequences 257"),
         ("readers", 0, "readers 0"),
