@@ -247,3 +247,38 @@ def test_parts_of_experts_in_chunks_that_stay_are_waited_for(folder: Path) -> No
 
     SourceFile.read_into = late  # type: ignore[method-assign]
     assert np.array_equal(logits(), wanted)
+
+
+@in_child
+def test_dense_weights_that_do_not_fit_stream_beside_the_experts(moe: Path) -> None:
+    """In one pass, bit for bit; also after the prompt was cut, and when everything is said again."""
+    from edge_run.runtime.planning import experts
+
+    experts.SEGMENT_BYTES = 0  # so that a small model's dense weights are more than a segment
+
+    def rows(engine: Engine) -> list[np.ndarray]:
+        session = Session(engine.decoder)
+        found = [session.feed(PROMPT)[0].copy()]
+        found += [session.step(token).copy() for token in PROMPT[:8]]
+        found.append(session.feed([*PROMPT[:20], 7, 8])[0].copy())
+        engine.decoder.clear()
+        return [*found, Session(engine.decoder).feed(PROMPT[::-1])[0].copy()]
+
+    plain = Engine.open(moe, ModelConfig(**OPTIONS, backend="llama.cpp"))
+    wanted = rows(plain)
+    plain.close()
+    n_streamed = 0
+    for share in (0.05, 0.1, 0.15, 0.2, 0.25, 0.3):
+        engine = open_at(moe, share, OPTIONS)
+        try:
+            is_both = engine.plan.expert_bytes > 0 and engine.plan.window_bytes > 0
+            n_streamed += is_both
+            assert all(map(np.array_equal, rows(engine), wanted)), engine.plan
+            if is_both:
+                read = engine.read_totals.bytes_read
+                engine.decoder.clear()
+                Session(engine.decoder).step(3)
+                assert engine.read_totals.bytes_read - read < engine.plan.model_bytes
+        finally:
+            engine.close()
+    assert n_streamed >= 1, "no budget at which both stream"

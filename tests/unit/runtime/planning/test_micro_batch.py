@@ -1,0 +1,92 @@
+"""How wide passes are: the width that is expected to be fastest, kept until another one gains more than a tenth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import BudgetError
+from edge_run.runtime.planning import micro_batch
+from edge_run.runtime.planning.micro_batch import WIDTHS, choose, widths
+
+Costs = dict[int, float]  # by width; a negative one is the smallest budget that works, with which it is refused
+
+
+@pytest.fixture
+def asked() -> list[int]:
+    """The widths that were prepared."""
+    return []
+
+
+@pytest.fixture
+def chosen(tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the width that is chosen at given costs; a width of `easy` leaves nothing to gain."""
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    gguf: Any = SimpleNamespace(shards=[SimpleNamespace(path=model)])
+
+    def decide(costs: Costs, *, easy: int = 0, **options: Any) -> int:
+        asked.clear()
+
+        def prepare(config: ModelConfig) -> Any:
+            width = config.micro_batch_tokens
+            asked.append(width)
+            if costs[width] < 0:
+                raise BudgetError("too small", minimum_bytes=int(-costs[width]))
+            return SimpleNamespace(known=True, why_plain="", offload=None, width=width)
+
+        monkeypatch.setattr(micro_batch, "_cost_s", lambda prepared, width, profile: costs[width])
+        monkeypatch.setattr(micro_batch, "_is_easy", lambda prepared: prepared.width == easy)
+        config = ModelConfig(cache_folder=tmp_path / "cache", **options)
+        found: Any = choose(gguf, config, prepare, lambda prepared: None)
+        return int(found.width)
+
+    return decide
+
+
+def test_the_fastest_is_chosen(chosen: Any) -> None:
+    assert chosen({512: 9, 128: 7, 32: 8, 1: 30}) == 128
+
+
+def test_where_there_is_nothing_to_gain_nothing_else_is_looked_at(chosen: Any, asked: list[int]) -> None:
+    assert chosen({512: 9, 128: 1, 32: 1, 1: 1}, easy=512) == 512
+    assert asked == [512]
+
+
+def test_a_choice_changes_for_more_than_a_tenth_only(chosen: Any) -> None:
+    assert chosen({512: 9, 128: 7, 32: 8, 1: 30}, memory="1GiB") == 128
+    assert chosen({512: 9, 128: 7.6, 32: 7, 1: 30}, memory="1GiB") == 128
+    assert chosen({512: 7, 128: 7.6, 32: 9, 1: 30}, memory="1GiB", easy=512) == 128, "also where the widest is easy"
+    assert chosen({512: 9, 128: 8, 32: 7, 1: 30}, memory="1GiB") == 32
+    assert chosen({512: 9, 128: -5, 32: -5, 1: 30}, memory="1GiB") == 512, "what was chosen does not fit any more"
+
+
+def test_each_budget_and_context_has_a_choice_of_its_own(chosen: Any) -> None:
+    assert chosen({512: 9, 128: 7, 32: 8, 1: 30}, memory="1GiB") == 128
+    assert chosen({512: 7, 128: 7.5, 32: 8, 1: 30}, memory="2GiB") == 512
+    assert chosen({512: 7, 128: 7.5, 32: 8, 1: 30}, memory="1GiB", context_tokens=100) == 512
+    assert chosen({512: 7, 128: 7.5, 32: 8, 1: 30}, memory="1GiB") == 128
+
+
+def test_a_refusal_names_the_smallest_budget_of_all(chosen: Any) -> None:
+    with pytest.raises(BudgetError) as refusal:
+        chosen({512: -9, 128: -7, 32: -5, 1: -6})
+    assert refusal.value.minimum_bytes == 5
+
+
+def test_what_was_kept_may_be_anything(chosen: Any, tmp_path: Path) -> None:
+    assert chosen({512: 9, 128: 7, 32: 8, 1: 30}) == 128
+    (place,) = (tmp_path / "cache" / "micro-batch").iterdir()
+    for content in (b"[]", b"{", b"\xff", b'{"x": 3}', place.read_bytes().replace(b"128", b'"128"')):
+        place.write_bytes(content)
+        assert chosen({512: 9, 128: 7, 32: 6.9, 1: 30}) == 32
+
+
+@pytest.mark.parametrize("options", [{"exact": True}, {"speculate": "ngram"}, {"draft": "draft.gguf"}])
+def test_passes_of_one_token_verify_nothing(options: dict[str, Any]) -> None:
+    assert list(widths(ModelConfig(**options))) == [width for width in WIDTHS if width > 1]
+    assert list(widths(ModelConfig())) == list(WIDTHS)
