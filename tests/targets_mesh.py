@@ -21,7 +21,8 @@ class _Mesh:
     def __init__(self) -> None:
         from edge_run.devices.members.cluster import new_cluster
         from edge_run.devices.members.identity import make_identity
-        from edge_run.devices.mesh.state import Clocks, MeshState
+        from edge_run.devices.mesh.clocks import Clocks
+        from edge_run.devices.mesh.state import MeshState
 
         self.now_s = 1.7e9
         self.cluster = new_cluster("mqtt://host")

@@ -1,8 +1,8 @@
-"""What a broker decides, without I/O: who may come in, who hears what, what is kept. MQTT 3.1.1, QoS 0 and 1.
+"""The decisions of the broker, without I/O: who may connect, who receives which message, and which messages are kept.
 
-Packets of numbered connections go in, instructions come out; `server.py` carries them out. All is bounded: what
-a client may subscribe to, what is kept, how often one user is connected. No session outlives its connection, so there
-is no queue for who is away.
+Packets of numbered connections go in and instructions come out; `server.py` carries the instructions out. The broker
+speaks MQTT 3.1.1 with QoS 0 and 1. Subscriptions, kept messages and the connections of a user are bounded. No session
+outlives its connection, so the broker has no queue for clients that are away.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Instruction: TypeAlias = Send | Close
 
 @dataclass(slots=True)
 class _Client:
-    """Who is at the other end of a connection that was let in."""
+    """The client of a connection that was let in."""
 
     connection: int
     name: str

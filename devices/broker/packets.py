@@ -1,7 +1,7 @@
-"""The packets of MQTT 3.1.1, as a broker reads and writes them: bytes in, dataclasses out. No I/O, no state.
+"""Reads and writes the packets of MQTT 3.1.1: bytes on one side, dataclasses on the other. No I/O, no state.
 
-What a client may not send, or sends in a wrong form, is refused with ProtocolError; section numbers are those of the
-OASIS standard of MQTT 3.1.1. Messages that are delivered exactly once (QoS 2) are not known here: nobody of ours asks.
+A packet that a client may not send, or that is malformed, raises ProtocolError. Section numbers are those of the OASIS
+standard of MQTT 3.1.1. QoS 2 (exactly once) is not supported, because no part of edge-run uses it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PacketKind(IntEnum):
 
 
 class ConnectReturnCode(IntEnum):
-    """What a broker says to who connects (3.2.2.3)."""
+    """What a broker answers to a client that connects (3.2.2.3)."""
 
     ACCEPTED = 0
     VERSION = 1
@@ -49,7 +49,10 @@ class ConnectReturnCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """A message. number: of the packet, where it is confirmed."""
+    """A message.
+
+    number: of the packet, where it is confirmed.
+    """
 
     topic: str
     payload: bytes
@@ -60,7 +63,11 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Who connects. will: what is to be published when the connection breaks. keepalive_s: 0 is no limit."""
+    """A client that connects.
+
+    will: what is to be published when the connection breaks.
+    keepalive_s: 0 is no limit.
+    """
 
     client: str
     user: str
@@ -73,7 +80,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Filters to listen to, each with whether what comes is to be confirmed."""
+    """Topic filters to subscribe to, each with whether messages are to be confirmed."""
 
     number: int
     filters: tuple[tuple[str, bool], ...]
@@ -81,7 +88,7 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """Filters to listen to no more."""
+    """Topic filters to unsubscribe from."""
 
     number: int
     filters: tuple[str, ...]
@@ -89,7 +96,7 @@ class Unsubscribe:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A packet that says nothing but its kind: PUBACK, PINGREQ, DISCONNECT."""
+    """A packet without content: PUBACK, PINGREQ, DISCONNECT."""
 
     kind: PacketKind
 

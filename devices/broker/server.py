@@ -1,8 +1,8 @@
-"""The broker's sockets: takes packets apart, hands them to `MqttBroker`, and carries out what it says. asyncio.
+"""The sockets of the broker, with asyncio: splits the bytes into packets, and carries out what `MqttBroker` decides.
 
-Everything that a stranger can make grow is bounded here: connections (in all, of an address, that have not said who
-they are), the size of a packet, which is looked at before the packet is taken in, what waits to be sent, how fast one
-connection may speak. Who has not said who it is may send a few kilobytes, for a few seconds.
+This module bounds everything that a client can make grow: the number of connections, also by address and before a
+client has named itself; the size of a packet, which is checked before the packet is read; the bytes that wait to be
+sent; and the rate of a connection. A client that has not named itself may send a few kilobytes for a few seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How fast a disk is read here: past the page cache, in pieces of several sizes, into memory as weights have it.
+"""Measures how fast a disk is read here: past the page cache, in pieces of several sizes, as weights are read.
 
-The model itself is read where it is on that disk and long enough, else a scratch file. A first part of every
-measurement does not count: threads start in it, and a throttled disk hands out what it had saved up.
+The model file itself is read where it lies on that disk and is long enough, else a scratch file. The first part of
+each measurement does not count, because threads start in it and a throttled disk spends what it has saved up.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ LEAST_CPU_S = 1e-15
 class Effort:
     """What a measurement may take: it ends after `duration_s` or `most_bytes`, and reads into `ring_bytes` of memory.
 
-    skip_s: of the beginning, at most a quarter of most_bytes, that does not count. fresh_bytes: of new memory that are
-    used at most; as many are used before, uncounted.
+    skip_s: of the beginning, at most a quarter of most_bytes, that does not count.
+    fresh_bytes: of new memory that are used at most; as many are used before, uncounted.
     """
 
     duration_s: float = 0.5
@@ -135,7 +135,7 @@ def data_units(path: Path) -> list[int]:
 
 
 class _Deal:
-    """Hands out which blocks of a file to read: others for each figure as long as there are, spread over the file."""
+    """Hands out blocks of a file to read, spread over the file, and other ones for each figure while there are any."""
 
     def __init__(self, units: Sequence[int], most_units: int, readers: int) -> None:
         order = spread(len(units))
@@ -232,7 +232,7 @@ def _measure(
 
 
 class ReadMeter:
-    """Counts reads that end, says when it is enough, and how fast they came. Thread-safe.
+    """Counts reads that end, says when there were enough, and how fast the reads came. Thread-safe.
 
     The bandwidth is the slope of the line of least squares through (time, bytes so far): reads of several threads come
     in groups, and a figure from the first and the last of them would be wrong by a group.

@@ -1,7 +1,7 @@
-"""What was measured on this device, kept in a file for each device and library, so that it is measured once.
+"""Keeps what was measured on this device in a file for each device and library, so that it is measured once.
 
-A figure holds for 30 days; one that was measured while others were at work, for ten minutes. Reading is strict: a file
-that is not exactly what this version writes counts as none.
+A figure holds for 30 days, or for ten minutes where other programs were busy while it was measured. A file that is not
+exactly as this version writes it counts as none.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ class CostsFigure:
 
 @dataclass(frozen=True, slots=True)
 class DiskFigure:
-    """The speed of a disk, measured as a `KernelFigure` is. volume: the number of its file system, as in `Mount`."""
+    """The speed of a disk, measured as a `KernelFigure` is.
+
+    volume: the number of its file system, as in `Mount`.
+    """
 
     measured_at: str
     is_disturbed: bool

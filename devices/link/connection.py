@@ -1,7 +1,7 @@
-"""A connection to one peer: found by measuring all its addresses, then used by one sender at a time.
+"""A connection to one peer, chosen by measuring all addresses of the peer, then used by one sender at a time.
 
-Several addresses of a device are several network cards, of which some may not be reachable, or be slow. `Opening`
-connects to all, sends each the same probes, and keeps the one whose echoes come back soonest.
+Several addresses of a device are several network cards, of which some may be slow or unreachable. `Opening` connects
+to all of them, sends the same probes to each, and keeps the connection whose echoes come back first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ _SLICE_MS = 50
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Where a member's data link is: its incarnation, its public key, the addresses that it listens on."""
+    """The data link of a member.
+
+    incarnation: of the member.
+    key: the public key of its link.
+    places: the addresses on which it listens.
+    """
 
     node: str
     incarnation: str
@@ -48,7 +53,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The key pair of this incarnation of this device's link, in Z85."""
+    """The key pair of this device's link, made anew at each start, in Z85."""
 
     public: bytes
     secret: bytes = field(repr=False)
@@ -173,7 +178,7 @@ class Candidate:
 
 
 class Opening:
-    """The search for the best connection to a peer: sockets that the link's thread polls, and a verdict."""
+    """The search for the best connection to a peer, on sockets that the link's thread polls."""
 
     def __init__(
         self,
@@ -245,7 +250,7 @@ class Opening:
 
 
 class PeerConnection:
-    """The chosen connection to a peer. Senders take turns; the link's thread watches and closes."""
+    """The chosen connection to a peer. Senders take turns; the link's thread watches and closes it."""
 
     def __init__(self, peer: Peer, candidate: Candidate, rate: LinkRate, *, is_talked_to: bool = False) -> None:
         """is_talked_to: there is a conversation, so that its end is a loss."""

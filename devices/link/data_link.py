@@ -1,10 +1,10 @@
-"""The data link: messages straight between devices, by ZeroMQ with CURVE.
+"""The data link: encrypted messages straight between devices, over ZeroMQ with CURVE.
 
-Each device listens with one socket (`listener.py`) and sends on a connection of its own to each peer (`connection.py`),
-opened at the first message in either direction. Both sides show the key that their signed announcement named; any
-other is refused. Pings of the protocol, answered by its I/O thread, tell within 2 s that a peer froze or was cut
-off. A connection that breaks is not mended, since messages may be missing then: its peer is lost, once, and the next
-message opens a new connection.
+Each device listens with one socket (`listener.py`) and sends to each peer on a connection of its own
+(`connection.py`), which is opened at the first message in either direction. Both sides show the key that their signed
+announcement named; any other key is refused. ZeroMQ's own heartbeats tell within 2 s that a peer froze or was cut off.
+A connection that breaks is not reused, because messages may be missing: the peer is lost, once, and the next message
+opens a new connection.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class DataLink:
 
     def overhear(self, hear: Callable[[Message | DeviceLost], None]) -> None:
         """Have `hear` told of what comes, on the link's thread, as base.mesh.Link says."""
-        self._service.inbox.hear = hear
+        self._service.inbox.overhear(hear)
 
     def watch(self, node: str) -> None:
         """Have the end of `node` told as a loss from now on, as base.mesh.Link says."""

@@ -1,4 +1,4 @@
-"""What travels on the data link: a head of fixed form with a JSON document, then parts of bytes. Checked before use."""
+"""The format of messages on the data link: a fixed head with a JSON document, then parts of bytes. All are checked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ class FrameKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The head of a message: the number of its sender's connection (later ones are greater), and its place in it."""
+    """The head of a message.
+
+    connection_number: of the sender's connection; a later connection has a greater one.
+    sequence: the place of the message in that connection.
+    """
 
     kind: FrameKind
     connection_number: int

@@ -1,4 +1,4 @@
-"""Where the data link listens: the socket that others connect to, and who may connect."""
+"""The socket on which the data link listens, and the check of who may connect to it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _ZAP = "inproc://zeromq.zap.01"
 _QUEUE = 64  # messages of a peer that wait in the socket
 
 
-class Listener:
-    """Listens, and lets in who shows the key of a member. Used by the link's thread only, once it is made."""
+class LinkListener:
+    """Listens, and lets in peers that show the key of a member. Used by the link's thread only, once it is made."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys, places: Sequence[str], port: int) -> None:
         """Listen on the addresses `places`, all on one port; 0: any that is free. Raises MeshError."""

@@ -1,10 +1,9 @@
-"""The thread of the data link: it listens, connects to peers, watches the connections, and hands on what comes in."""
+"""The thread of the data link: listens, connects to peers, watches the connections, and passes messages on."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import threading
 import time
 from collections import deque
@@ -26,8 +25,10 @@ from edge_run.devices.link.connection import (
 )
 from edge_run.devices.link.frames import FrameKind, Head
 from edge_run.devices.link.inbox import Inbox
-from edge_run.devices.link.listener import Listener
+from edge_run.devices.link.listener import LinkListener
+from edge_run.devices.link.order import MessageOrder
 from edge_run.devices.link.places import Mark
+from edge_run.devices.link.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,26 @@ _MOST_AT_ONCE = 64  # messages from the listener before the connections are look
 
 
 class LinkService:
-    """What the link's thread does. Fields without an underscore are read by others under `changed`."""
+    """What the link's thread does. Fields without an underscore are for others too, under `changed`.
+
+    It is long because ZeroMQ's sockets belong to the thread that uses them: whatever touches one is done here.
+
+    keys: of this start of the link.
+    peers: the members that may connect, and be connected to.
+    connections: those that are open to peers.
+    rates: of the links that were measured on request.
+    measured_s: when they were.
+    failures: why there is no connection to a peer, after one was wanted.
+    watched: peers that said something, or are to be watched: their end is told as a loss.
+    wanted: peers that are to be connected to, or, with True, only measured.
+    dropped: nodes with which the conversation is to end, and why.
+    sent_away: nodes whose own connections are to be cut.
+    controls: control messages to be sent.
+    is_held: connections stay also where nothing is said.
+    refused: how many connections and messages were refused.
+    inbox: when it is full, nothing more is read from the network.
+    bulk: when it is full, what comes for it is dropped.
+    """
 
     def __init__(
         self,
@@ -63,36 +83,31 @@ class LinkService:
         self.rates: dict[str, LinkRate] = {}
         self.measured_s: dict[str, float] = {}
         self.failures: dict[str, str] = {}
-        self.watched: set[str] = set()  # who sent us messages, or is to be watched: whose end is a loss
-        self.wanted: dict[tuple[str, bool], None] = {}  # nodes, and whether to measure only
+        self.watched: set[str] = set()
+        self.wanted: dict[tuple[str, bool], None] = {}
         self.dropped: dict[str, str] = {}
         self.sent_away: set[str] = set()
         self.controls: deque[tuple[str, str, bytes]] = deque(maxlen=_MOST_AT_ONCE)
         self.is_held = self.is_closed = False
         self.refused = 0
-        # When the one is full, nothing more is read from the network; when the other is, what comes for it is dropped.
         self.inbox = Inbox(self.wake, link_inbox.MOST_BYTES, link_inbox.MOST_MESSAGES)
         self.bulk = Inbox(lambda: None, link_inbox.MOST_BULK_BYTES, link_inbox.MOST_BULK_MESSAGES)
         self._openings: dict[tuple[str, bool], Opening] = {}
         self._unsent: list[tuple[str, str, bytes]] = []  # control messages for which a connection is being opened
-        self._incoming: dict[str, tuple[int, int]] = {}
+        self._order, self._wakeup = MessageOrder(), Wakeup()
         try:
-            self._listener = Listener(self._context, self.keys, places, port)
+            self._listener = LinkListener(self._context, self.keys, places, port)
         except BaseException:
             self._context.destroy(0)
             raise
         self.port = self._listener.port
         self._mark = Mark(self.keys.public.decode(), self.port)
-        self._wakeup, self._awaited = socket.socketpair()
-        self._wakeup.setblocking(False)
-        self._awaited.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="edge-run link", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
         """Have the thread look at what was asked of it."""
-        with contextlib.suppress(OSError):  # full: it is awake anyway; closed: so is the link
-            self._wakeup.send(b"\0")
+        self._wakeup.wake()
 
     def connection_to(self, node: str) -> PeerConnection | None:
         """Return the connection to `node` in its present incarnation; `changed` is held."""
@@ -149,13 +164,12 @@ class LinkService:
             self._listener.close()
             self._context.destroy(0)
             self._wakeup.close()
-            self._awaited.close()
 
     def _poll(self) -> None:
         """Wait until something is to be done, and take in what came to the listener."""
         zmq = self._zmq
         poller = zmq.Poller()
-        poller.register(self._awaited, zmq.POLLIN)
+        poller.register(self._wakeup.fileno(), zmq.POLLIN)
         poller.register(self._listener.guard, zmq.POLLIN)
         if not self.inbox.is_full:
             poller.register(self._listener.socket, zmq.POLLIN)
@@ -172,10 +186,8 @@ class LinkService:
                 raise
             time.sleep(NOT_NOW_S)
             return
-        if self._awaited.fileno() in ready:
-            with contextlib.suppress(BlockingIOError):
-                while self._awaited.recv(4096):
-                    pass
+        if self._wakeup.fileno() in ready:
+            self._wakeup.clear()
         if self._listener.guard in ready:
             with contextlib.suppress(zmq.ZMQError):  # who asks is not let in now, and asks again
                 self.refused += not self._listener.check_key({p.key.encode(): node for node, p in self.peers.items()})
@@ -217,18 +229,15 @@ class LinkService:
         if node not in self.peers or head.kind is FrameKind.ECHO:
             self.refused += 1
             if head.kind is not FrameKind.ECHO:  # when it is a peer again, nothing is missing that anybody waits for
-                self._incoming[node] = (head.connection_number, head.sequence + 1)
+                self._order.skip(node, head)
             return
-        connection, expected = self._incoming.get(node, (0, 0))
-        if head.connection_number > connection:
-            connection, expected = head.connection_number, 0
-        elif head.connection_number < connection:
-            return  # what was still under way on a connection that broke
-        if head.sequence != expected:
+        try:
+            if not self._order.take(node, head):
+                return  # it was still under way on a connection that broke
+        except ProtocolError as error:
             self.refused += 1
-            self._break_up(node, f"message {head.sequence} came where {expected} was to come")
+            self._break_up(node, error.message)
             return
-        self._incoming[node] = (connection, expected + 1)
         if head.kind is FrameKind.CONTROL:
             if len(message.parts) == 1 and isinstance(topic := message.header.get("topic"), str):
                 self._on_control(node, topic, bytes(message.parts[0]))

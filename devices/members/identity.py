@@ -1,7 +1,7 @@
-"""Who this device is: a key in a file of its own, a node id made from it, and an id for each incarnation of it.
+"""The identity of this device: a key in a file, a node id made from the key, and an id for each start of the node.
 
-One process at a time is the device's own node. Another one of the same device gets a key of its own for as long as it
-lives, and the device's key signs for it: it is a node like any other, and goes when the device is sent away.
+One process at a time is the device's own node. A second process on the same device gets a key of its own for as long
+as it runs, and the device's key signs that key. Such a node is like any other, and goes when the device is removed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ _KEY_FILE, _INCARNATION_FILE = "node.key", "node.incarnation"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A node, and this incarnation of it.
+    """A node, in one incarnation.
 
-    device: the key of the device that the node runs on. is_lasting: the node is the device's own, which it is again
-    when it starts anew. certificate: the device's signature of the node's key, where they are not the same.
+    node: its id, made from its key.
+    incarnation: the id of this start of it; a later start has the greater one.
+    is_lasting: the node is the device's own, which it is again when it starts anew.
+    device: the key of the device that the node runs on.
+    certificate: the device's signature of the node's key, where they are not the same.
     """
 
     node: str

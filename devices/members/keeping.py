@@ -1,7 +1,7 @@
-"""Changes to the list of members, by a device that may make them; and how a device asks to come in. Without I/O.
+"""Changes to the list of members by a device that may make them, and requests to become a member. Without I/O.
 
-Each change returns a new list, signed, with a later number. What only the founder may do changes the charter: who
-leads, whether a leading device goes, and who is the founder.
+Each change returns a new signed list with a later number. Only the founder changes the charter: who leads, whether a
+leading device is removed, and who the next founder is.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ _REQUEST = {"key", "seal_key", "name", "invitation", "time_s", "invited", "signa
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A device asks to become a member. invitation: the key of the invitation that it has."""
+    """A device asks to become a member.
+
+    invitation: the key of the invitation that it has.
+    """
 
     member: ListedMember
     invitation: bytes

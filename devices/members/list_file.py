@@ -1,4 +1,4 @@
-"""The list of members in its file, which all processes of a device share."""
+"""The file of the list of members, which all processes of a device share."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """What a device does about the list of members: a state machine without I/O.
 
-It takes every newer list, says its own to whoever is behind, lets in who has an invitation where it may, and becomes
-the founder where the cluster was handed on to it. After each connection it waits for the list that the broker keeps,
-for a moment at most, before anything else is believed (`is_settled`): so who was away learns first who was removed.
+The machine takes every newer list, says its own list to members with an older one, admits devices with an invitation
+where it may, and becomes the founder where the cluster was handed on to its device. After each connection it waits for
+the list that the broker keeps, for a moment at most, before anything else is believed (`is_settled`). So a device that
+was away learns first who was removed.
 
-What it wants said is left in `said`; the cluster as it is now is `cluster`. Clocks and chance are passed in.
+Lists to be sent are left in `said`; `cluster` is the cluster as it is now. Clocks and chance are passed in.
 """
 
 from __future__ import annotations

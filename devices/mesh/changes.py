@@ -1,4 +1,4 @@
-"""Changes to the list of members as a command makes them: kept on this device, then heard by the others."""
+"""Changes the list of members for a command: first on this device, then on the others."""
 
 from __future__ import annotations
 

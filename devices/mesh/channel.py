@@ -1,7 +1,7 @@
-"""The connection to the MQTT broker: a thread that connects, subscribes, hands on, and connects again.
+"""The connection to the MQTT broker: a thread that connects, subscribes, passes messages on, and reconnects.
 
-It knows bytes and topics only; what they mean is `node.py`'s business. Messages that cannot be sent now are
-dropped: whoever publishes is told, and says again what matters once the connection is back.
+The channel knows bytes and topics; `node.py` knows what they mean. A message that cannot be sent now is dropped: the
+publisher is told, and sends what still matters once the connection is back.
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ MOST_QUEUED = 1000
 
 @dataclass(frozen=True, slots=True)
 class ChannelCallbacks:
-    """What a channel calls, on its own thread."""
+    """What a channel calls, on its own thread.
+
+    find: returns the broker.
+    make_will: returns the last will of the next connection.
+    on_message: takes a topic, a payload, and whether the broker had kept it.
+    on_change: takes whether there is a connection, and where, or why not.
+    on_tick: does what is due, and returns in how many seconds it wants to be called again.
+    """
 
     find: Callable[[], Broker]
     make_will: Callable[[], Outgoing]
@@ -45,7 +52,7 @@ class ChannelCallbacks:
 
 
 class Channel:
-    """A thread that keeps one connection to the broker. `on_tick` returns in how many seconds it wants to be called."""
+    """A thread that keeps one connection to the broker."""
 
     def __init__(
         self, name: str, topics: Sequence[str], callbacks: ChannelCallbacks, authority: str | None = None
@@ -164,7 +171,8 @@ class Channel:
             self._outbox.get_nowait()
             self._outbox.task_done()
         try:
-            async with self._client(broker) as client:
+            will, is_nobody = self._callbacks.make_will(), broker.is_offered and self._is_nobody
+            async with _client(broker, self._name, will, self._authority, is_nobody) as client:
                 await self._serve(client, broker)
         except (aiomqtt.MqttError, OSError) as error:
             if broker.is_offered and not self._was_up and is_refusal(error):
@@ -232,21 +240,22 @@ class Channel:
             finally:
                 self._outbox.task_done()
 
-    def _client(self, broker: Broker) -> Any:
-        aiomqtt, will = need("aiomqtt", "mesh"), self._callbacks.make_will()
-        is_nobody = broker.is_offered and self._is_nobody
-        return aiomqtt.Client(
-            broker.host,
-            broker.port,
-            identifier=self._name,
-            username=None if is_nobody else broker.user,
-            password=None if is_nobody else broker.password,
-            keepalive=KEEPALIVE_S,
-            timeout=CONFIRM_S,
-            max_queued_incoming_messages=MOST_QUEUED,
-            will=aiomqtt.Will(str(will.topic), will.payload, qos=1),
-            tls_context=ssl.create_default_context(cafile=self._authority) if broker.is_tls else None,
-        )
+
+def _client(broker: Broker, name: str, will: Outgoing, authority: str | None, is_nobody: bool) -> Any:
+    """Return an MQTT client for one connection. is_nobody: it names no user."""
+    aiomqtt = need("aiomqtt", "mesh")
+    return aiomqtt.Client(
+        broker.host,
+        broker.port,
+        identifier=name,
+        username=None if is_nobody else broker.user,
+        password=None if is_nobody else broker.password,
+        keepalive=KEEPALIVE_S,
+        timeout=CONFIRM_S,
+        max_queued_incoming_messages=MOST_QUEUED,
+        will=aiomqtt.Will(str(will.topic), will.payload, qos=1),
+        tls_context=ssl.create_default_context(cafile=authority) if broker.is_tls else None,
+    )
 
 
 def explain(error: BaseException, broker: Broker) -> str:

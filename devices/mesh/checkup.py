@@ -1,4 +1,4 @@
-"""What is in the way of a mesh: the broker, the clocks, the keys, the links to each member. Changes nothing."""
+"""Checks of a mesh for `mesh doctor`: the broker, the clocks, the keys, the links to each member. Changes nothing."""
 
 from __future__ import annotations
 

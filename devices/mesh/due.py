@@ -1,4 +1,4 @@
-"""What a device is to do for its mesh, as its state asks for it."""
+"""The work that the state of a mesh leaves for its node."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from edge_run.devices.messages.outgoing import Outgoing
 
 @dataclass(slots=True)
 class Due:
-    """Messages to send, orders to carry out, and more.
+    """What is to be done.
 
-    unlinked, sent_away: nodes whose data link ends, for now or for good. is_list_new: the list of members is to be
-    kept. is_reconnecting: the connection to the broker is to be made anew.
+    outgoing: messages to be sent.
+    inbound_orders: orders to be carried out.
+    unlinked: nodes whose data link ends for now.
+    sent_away: nodes whose data link ends for good.
+    is_list_new: the list of members is to be kept.
+    is_reconnecting: the connection to the broker is to be made anew.
     """
 
     outgoing: list[Outgoing] = field(default_factory=list)

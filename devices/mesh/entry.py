@@ -1,4 +1,4 @@
-"""Coming into a cluster with an invitation: asking at the broker until the list of members has this device."""
+"""Joins a cluster with an invitation: asks at the broker until the list of members has this device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def come_in(folder: Path, invited: Invited, name: str, *, timeout_s: float, auth
 
 
 class _Entry:
-    """One device that asks."""
+    """A device that asks to be let in."""
 
     def __init__(self, folder: Path, invited: Invited, name: str, authority: str | None) -> None:
         self._invited, self._name = invited, name

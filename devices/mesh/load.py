@@ -1,4 +1,4 @@
-"""How busy this device is, said at most once a second: to the other members, and to Home Assistant where it is to."""
+"""Reports how busy this device is, at most once a second, to the other members and to Home Assistant if asked to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EVERY_S, HOME_EVERY_S = 1.0, 45.0
 
 
 class LoadReport:
-    """The latest load, and when it is to be said again. Guarded by whoever has it."""
+    """The latest load, and when it is to be reported again. Guarded by its owner."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,8 +1,8 @@
-"""This device in a mesh: the state machines, the connection to the broker and the data link, put together.
+"""This device in a mesh: puts the state machines, the connection to the broker and the data link together.
 
-One lock, `_changed`, guards the state. Whatever happens, on the channel's thread, the link's or a caller's, is told
-to the state under it; what is to be done then is sent without waiting. Only callers wait, and each wait has its
-deadline.
+One lock, `_changed`, guards the state. The threads of the channel and of the link, and callers, tell the state what
+happened while they hold the lock, and what the state wants sent is sent without waiting. Only callers wait, and each
+wait has a deadline.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from edge_run.devices.members.cluster import Broker, Cluster
 from edge_run.devices.members.identity import Identity
 from edge_run.devices.members.list_file import ListFile
 from edge_run.devices.mesh.channel import Channel, ChannelCallbacks
+from edge_run.devices.mesh.clocks import Clocks
 from edge_run.devices.mesh.home_assistant import HomeAssistant
 from edge_run.devices.mesh.load import LoadReport
 from edge_run.devices.mesh.orders import InboundOrder, OrderExecutor
-from edge_run.devices.mesh.state import Clocks, MeshState
+from edge_run.devices.mesh.state import MeshState
 from edge_run.devices.messages.bodies import check_document, peer_of
 from edge_run.devices.messages.outgoing import Outgoing
 from edge_run.devices.messages.topics import subscriptions
@@ -36,7 +37,11 @@ logger = logging.getLogger(__name__)
 
 
 class LocalNode:
-    """Implements `base.mesh.Mesh`; `edge_run.devices.mesh.opening.open_mesh` makes one."""
+    """Implements `base.mesh.Mesh`; `edge_run.devices.mesh.opening.open_mesh` makes one.
+
+    It is long because it is all of `Mesh` and all callbacks of three threads: each takes the one lock, tells the state,
+    and has done what the state asks for.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A device's place in a mesh, opened from what is kept in a folder: its key, and the cluster it belongs to."""
+"""Opens a device's place in a mesh from its folder, which has the device's key and its cluster."""
 
 from __future__ import annotations
 
@@ -39,10 +39,13 @@ EVERYWHERE = ("0.0.0.0", "::")
 class MeshConfig:
     """How to take part in a mesh.
 
-    folder: where the key and the cluster are kept. broker: another address than the cluster's. name: what people call
-    this device. listen: addresses for the data link, 0.0.0.0 being all of them; empty: what `edge-run mesh join` was
-    told last, or loopback. port: of the data link; 0: the one after that of `edge-run mesh join`, or any that is free.
-    is_watching: look on, without being a member. connect_s: how long to wait for the broker; 0: not at all.
+    folder: where the key and the cluster are kept.
+    broker: another address than the cluster's.
+    name: what people call this device.
+    listen: addresses for the data link; 0.0.0.0: all; empty: those of `edge-run mesh join`, or loopback.
+    port: of the data link; 0: the one after that of `edge-run mesh join`, or any that is free.
+    is_watching: look on, without being a member.
+    connect_s: how long to wait for the broker; 0: not at all.
     """
 
     folder: Path

@@ -1,4 +1,4 @@
-"""Orders and their answers: those this device gives and waits for, and those it carries out, once each."""
+"""Orders and their answers: those that this device gives and waits for, and those that it carries out, once each."""
 
 from __future__ import annotations
 
@@ -22,8 +22,13 @@ MOST_WAITING, MOST_ANSWERS = 16, 64
 
 @dataclass(frozen=True, slots=True)
 class InboundOrder:
-    """An order that came: from whom and which incarnation of him, under which epoch, and which of his orders it is.
+    """An order that came.
 
+    node: who gave it.
+    incarnation: of the node when it gave it.
+    epoch: under which it was given.
+    number: which of the node's orders it is.
+    order: what is to be done.
     is_direct: it came over the data link, and so does its answer go.
     """
 
@@ -37,7 +42,14 @@ class InboundOrder:
 
 @dataclass(slots=True)
 class OutboundOrder:
-    """An order whose answer is waited for. is_direct: it was sent over the data link last."""
+    """An order whose answer is waited for.
+
+    body: what is sent.
+    sent_s: when it was sent last.
+    is_direct: it was sent over the data link last.
+    answer: what came back.
+    error: why nothing will come back.
+    """
 
     node: str
     epoch: int
@@ -59,7 +71,7 @@ class OutboundOrder:
 
 @dataclass(slots=True)
 class OutboundOrders:
-    """The orders that this device gave. Guarded by whoever has it."""
+    """The orders that this device gave. Guarded by its owner."""
 
     number: int = 0
     pending: dict[int, OutboundOrder] = field(default_factory=dict)
@@ -110,7 +122,7 @@ def _told(error: EdgeRunError) -> Document:
 
 
 class OrderExecutor:
-    """Carries out orders with a handler, on a thread of its own. One that comes twice is answered as the first time."""
+    """Carries out orders with a handler, on its own thread. An order that comes twice gets the same answer twice."""
 
     def __init__(
         self,

@@ -1,26 +1,27 @@
-"""All that a device knows of its mesh, without I/O: gate, membership, lease, orders and the latest of plans and loads.
+"""All that a device knows of its mesh, without I/O: list of members, membership, lease, orders, plans and loads.
 
-Messages and moments go in; what is to be done comes out of `take_due`, and what is to be told is left in `events`, for
-`node.py` to fetch. Clocks and chance are passed in. Not thread-safe.
+Messages and moments go in. The work that follows from them comes out of `take_due`, and `events` has what the user of
+the mesh is to be told; `node.py` fetches both. Clocks and chance are passed in. Not thread-safe.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from random import Random
+from collections.abc import Sequence
 
 from edge_run.base.errors import EdgeRunError, MeshError, NotTrusted, ProtocolError
 from edge_run.base.mesh import Document, Lost, Member, MembersChanged, MeshEvent, Unled
 from edge_run.devices.members.cluster import Cluster
 from edge_run.devices.members.identity import Identity
 from edge_run.devices.members.roster import Roster
+from edge_run.devices.mesh.clocks import Clocks
 from edge_run.devices.mesh.due import Due
+from edge_run.devices.mesh.early import EarlyMessage, EarlyMessages
 from edge_run.devices.mesh.orders import InboundOrder, OutboundOrder, OutboundOrders
+from edge_run.devices.mesh.outbox import Outbox
 from edge_run.devices.messages import bodies
-from edge_run.devices.messages.envelope import MOST_MEMBERS, CameAgain, Envelope, ForeignMessage, Gate, Writer
+from edge_run.devices.messages.envelope import MOST_MEMBERS, CameAgain, Envelope, ForeignMessage, Gate
 from edge_run.devices.messages.outgoing import Outgoing
 from edge_run.devices.messages.refusals import Refusals
 from edge_run.devices.messages.topics import Topic, parse_topic
@@ -32,26 +33,38 @@ from edge_run.devices.presence.message_quota import MessageQuota
 
 ANNOUNCE_WITHIN_S, RESEND_S = 0.15, 1.0
 MOST_EVENTS, MOST_TIMES = 1000, 1 << 20
-MOST_EARLY_BYTES = 4 << 20  # of messages that wait for the list of members
-
-
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """Where time and chance come from: seconds that only grow, seconds since 1970, and a random source."""
-
-    steady: Callable[[], float]
-    wall: Callable[[], float]
-    random: Random
 
 
 class MeshState:
-    """What `identity` knows. is_watching: it looks on, and is no member."""
+    """What `identity` knows of its mesh.
+
+    It is long because this is where the state machines meet: every message and every moment goes through the gate, the
+    list of members, membership, the lease and the orders, in an order that matters.
+
+    roster: the list of members.
+    membership: who is present.
+    lease: who leads.
+    refusals: messages that were not let in.
+    outbound: orders that this device gave.
+    loads: how busy members said that they are, the latest only.
+    plan: the latest plan, with its epoch.
+    link: where others reach this device's data link.
+    capabilities: what this device has.
+    load: how busy this device is.
+    events: what is to be told to whoever uses the mesh.
+    connections: how often the broker was connected to.
+    reconnections: how often that was since this device did not hear itself.
+    deaf: members that said that they did not hear themselves through the broker, and how often.
+    is_heard: what this device says comes back to it.
+    is_urgent: `pass_time` is to be called before the moment that it asked for.
+    """
 
     def __init__(self, identity: Identity, cluster: Cluster, name: str, clocks: Clocks, is_watching: bool) -> None:
+        """is_watching: it looks on, and is no member."""
         self.identity, self.name, self._clocks = identity, name, clocks
         self._is_watching = is_watching
         self.roster = Roster(identity, cluster, clocks.steady, clocks.wall, clocks.random)
-        self._writer, self._gate = Writer(identity, cluster, clocks.wall), Gate(cluster, clocks.wall)
+        self._outbox, self._gate = Outbox(identity, cluster, clocks.wall), Gate(cluster, clocks.wall)
         self.membership = Membership(identity.node, identity.incarnation, clocks.steady)
         self.lease = leases.Lease(identity.node, clocks.steady, clocks.random)
         self.refusals = Refusals()
@@ -63,17 +76,14 @@ class MeshState:
         self.capabilities: Document = {}
         self._due = Due()
         self.events: deque[MeshEvent] = deque(maxlen=MOST_EVENTS)
-        self._early: deque[tuple[str, bytes, bool, str | None]] = deque(maxlen=MOST_EVENTS)
+        self._early = EarlyMessages()
         self._is_settling = self._wants_lease = False
-        self._session = 0
         self._announce_s: float | None = None
-        self._has_left = False
         self._heard = HeardIncarnations(clocks.steady)
         self.load: Document = {}
         self.connections = self.reconnections = 0
-        self.deaf: dict[str, int] = {}  # who said that it did not hear itself through the broker, and how often
-        self.is_heard = False  # what this device says comes back to it
-        self.is_urgent = False  # `pass_time` is to be called before it asked for
+        self.deaf: dict[str, int] = {}
+        self.is_heard = self.is_urgent = False
 
     @property
     def cluster(self) -> str:
@@ -89,6 +99,7 @@ class MeshState:
     def take_due(self) -> Due:
         """Return what is to be done now; whoever takes it does it."""
         due, self._due = self._due, Due()
+        due.outgoing = self._outbox.take()
         return due
 
     def describe(self, capabilities: Document, link: Document | None = None) -> None:
@@ -97,9 +108,7 @@ class MeshState:
 
     def make_will(self) -> Outgoing:
         """Return what the broker is to say when the next connection breaks."""
-        topic = self._topic("status")
-        payload, self._session = self._writer.seal(topic, self.lease.epoch, {"state": bodies.WILL})
-        return Outgoing(topic, payload)
+        return self._outbox.make_will(self.lease.epoch)
 
     def take_in(self, text: str, payload: bytes, *, is_kept: bool = False, sender: str | None = None) -> None:
         """Take in a message. sender: who brought it, where it came over the data link. What is not right is refused."""
@@ -116,8 +125,7 @@ class MeshState:
                 self.is_urgent = True
                 return
             if not self.roster.is_settled:
-                if sum(len(one[1]) for one in self._early) + len(payload) <= MOST_EARLY_BYTES:
-                    self._early.append((text, payload, is_kept, sender))
+                self._early.put(EarlyMessage(text, payload, is_kept, sender))
                 return
             envelope = self._gate.open(topic, payload, is_kept=is_kept)
             if sender not in (None, envelope.node):
@@ -210,7 +218,7 @@ class MeshState:
     def publish_plan(self, epoch: int, plan: Document) -> None:
         """Let everybody see a plan, and have the broker forget the one before."""
         if self.plan is not None and self.plan[0] != epoch:
-            self._due.outgoing.append(Outgoing(Topic(self.cluster, "plan", epoch=self.plan[0]), b""))
+            self._outbox.forget_plan(self.plan[0])
         self._send("plan", {"plan": plan}, epoch=epoch)
         self.plan = (epoch, plan)
 
@@ -229,7 +237,7 @@ class MeshState:
         """Say that this device leaves."""
         self.free_lease()
         self._send("status", {"state": bodies.LEFT})
-        self._has_left = True
+        self._outbox.leave()
 
     def obeys(self, node: str, epoch: int) -> bool:
         """Whether an order is of the coordinator, and of no past epoch."""
@@ -254,7 +262,7 @@ class MeshState:
         if is_changed:
             self._due.is_list_new = True
             self.events.append(MembersChanged())
-            self._writer.adopt(self.roster.cluster)
+            self._outbox.adopt(self.roster.cluster)
             for node in self._gate.adopt(self.roster.cluster):
                 self._carry_out(self.membership.handle(events.SentAway(node)))
                 self._due.sent_away.append(node)
@@ -265,11 +273,8 @@ class MeshState:
         self._settle_down()
 
     def _say_lists(self) -> None:
-        topic = Topic(self.cluster, "members")
         for payload in self.roster.take_said():
-            self._due.outgoing.append(Outgoing(topic, payload))
-            for node in self.membership.present():
-                self._due.outgoing.append(Outgoing(topic, payload, node, is_direct=True))
+            self._outbox.send_list(payload, self.membership.present())
 
     def _settle_down(self) -> None:
         """Believe others from now on, where the list is settled, and take in what they said meanwhile."""
@@ -278,9 +283,8 @@ class MeshState:
             self._obey_lease(self.lease.handle(leases.Connected()))
             if self._wants_lease:
                 self.want_lease()
-        while self._early and self.roster.is_settled:
-            text, payload, is_kept, sender = self._early.popleft()
-            self.take_in(text, payload, is_kept=is_kept, sender=sender)
+        while self.roster.is_settled and (early := self._early.take()) is not None:
+            self.take_in(early.topic, early.payload, is_kept=early.is_kept, sender=early.sender)
 
     def _understand(self, topic: Topic, envelope: Envelope, is_kept: bool, *, is_direct: bool) -> None:
         node = envelope.node
@@ -350,7 +354,7 @@ class MeshState:
                 said: Document = {word: True for word, is_so in words.items() if is_so}
                 if self.reconnections:
                     said = {**said, "deaf": self.reconnections}
-                self._send("status", {"state": bodies.HERE, "session": self._session, **said})
+                self._send("status", {"state": bodies.HERE, "session": self._outbox.session, **said})
 
     def _reconnect(self) -> None:
         """Have the broker connected to anew; not where this device looks on, and has no heartbeat to hear."""
@@ -378,10 +382,6 @@ class MeshState:
             self._announce_s = self._clocks.steady() + self._clocks.random.uniform(0, ANNOUNCE_WITHIN_S)
             self.is_urgent = True
 
-    def _topic(self, kind: str, owner: str | None = None, epoch: int = 0) -> Topic:
-        owner = None if kind in ("lease", "plan") else owner or self.identity.node
-        return Topic(self.cluster, kind, owner, epoch if kind == "plan" else 0)
-
     def _send(
         self,
         kind: str,
@@ -392,9 +392,6 @@ class MeshState:
         to: str | None = None,
         is_direct: bool = False,
     ) -> None:
-        if not self.roster.is_member or (self._has_left and kind in ("status", "caps")):
-            return  # nobody would listen, or others would take it for present again
-        epoch = self.lease.epoch if epoch is None else epoch
-        topic = self._topic(kind, owner, epoch)
-        payload, _ = self._writer.seal(topic, epoch, body)
-        self._due.outgoing.append(Outgoing(topic, payload, to or owner, is_direct))
+        if self.roster.is_member:  # else nobody would listen
+            epoch = self.lease.epoch if epoch is None else epoch
+            self._outbox.send(kind, body, epoch, owner=owner, to=to, is_direct=is_direct)

@@ -1,4 +1,4 @@
-"""Looking on: who is in the mesh now, what each has and does, without being a member."""
+"""Looks at a mesh without being a member: who is there now, and what each device has and does."""
 
 from __future__ import annotations
 

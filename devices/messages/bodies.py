@@ -1,4 +1,4 @@
-"""What is inside the envelopes: the bodies of control messages, made and checked."""
+"""The bodies of control messages: made, and checked when they arrive."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Control messages in their envelope: signed by a proven member, bound to a topic and to one start of its sender.
+"""Envelopes of control messages: signed by a member, and bound to a topic and to one start of the sender.
 
     version (1) | node's key (32) | device's key (32) | device's signature of the node's key (64) |
     proof of the secret (32) | signature (64) | body, canonical JSON
 
-The signature is over the topic and all else. Every message introduces its sender, and nothing of a sender that is no
-member reaches the JSON parser: it must know the secret, and its device be in the list of members. Clusters made before
-there were lists have none; there the secret alone decides. `Gate` lets each message pass once.
+The signature covers the topic and everything else. Every message introduces its sender, and no message of a sender
+that is not a member reaches the JSON parser: the sender must prove that it knows the secret, and its device must be in
+the list of members. In a cluster that was made before there were lists, the secret alone decides. `Gate` lets each
+message pass once.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ GRACE_S = 30.0  # how long the secret before the last one is still one: not ever
 
 
 class CameAgain(NotTrusted):
-    """A message that was let in before, or one that is older than that."""
+    """A message that was let in before, or is older than one that was."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -69,9 +70,15 @@ class StaleClock(NotTrusted):
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What a member said: its incarnation, the count of the message in it, the latest epoch it knows of, and the words.
+    """What a member said.
 
-    listed: the version of the newest list of members that it knows. size_bytes: of all of it.
+    incarnation: of its sender.
+    count: of the message among those of the incarnation.
+    epoch: the latest that its sender knows of.
+    time_s: when it was sent, in seconds since 1970.
+    body: the words.
+    listed: the version of the newest list of members that its sender knows.
+    size_bytes: of all of it.
     """
 
     node: str
@@ -129,7 +136,7 @@ class Writer:
 
 
 class Gate:
-    """Lets in what a proven member signed for this topic, now, and only once. Not thread-safe."""
+    """Lets in each message that a member signed for this topic, once and only now. Not thread-safe."""
 
     def __init__(self, cluster: Cluster, wall_clock: Callable[[], float]) -> None:
         self._cluster, self._wall_clock = cluster, wall_clock

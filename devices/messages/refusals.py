@@ -1,4 +1,4 @@
-"""What was refused and why: counts, and the latest refusals, for `edge-run mesh doctor`. Bounded."""
+"""Counts refused messages and keeps the latest refusals, for `edge-run mesh doctor`. Bounded."""
 
 from __future__ import annotations
 

@@ -28,7 +28,12 @@ _FORM = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic. kind: status, caps, load, cmd, rsp, lease, plan, members, join. owner: the node it is about, if any."""
+    """A topic.
+
+    kind: status, caps, load, cmd, rsp, lease, plan, members or join.
+    owner: the node that it is about, if any.
+    epoch: of a plan.
+    """
 
     cluster: str
     kind: str

@@ -1,4 +1,4 @@
-"""What happens in a mesh that bears on who is present, and what is to be done about it."""
+"""The events that bear on who is present in a mesh, and the instructions that follow from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from edge_run.base.mesh import Document, Joined, Lost
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A heartbeat. `asks`: its sender does not know everybody yet. is_rare: the next one comes as if nobody led."""
+    """A heartbeat.
+
+    asks: its sender does not know everybody yet.
+    is_rare: the next one comes as if nobody led.
+    """
 
     node: str
     incarnation: str
@@ -20,7 +24,10 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A node said what it has, and where its data link is. is_rare: as of `Heartbeat`."""
+    """A node said what it has, and where its data link is.
+
+    is_rare: as of `Heartbeat`.
+    """
 
     node: str
     incarnation: str
@@ -32,7 +39,10 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A node said that it leaves; or, is_will, its broker did after the connection broke."""
+    """A node said that it leaves.
+
+    is_will: its broker said so, after the connection broke.
+    """
 
     node: str
     incarnation: str

@@ -1,7 +1,7 @@
-"""Which incarnations of devices a node heard lately: it names them when it announces itself.
+"""The incarnations of devices that a node heard lately, which the node names when it announces itself.
 
-So who hears an announcement that names its own incarnation knows that the sender is there now: an announcement that
-was recorded before, and is played to a device that has started since, names another one. Bounded.
+A device that hears an announcement with its own incarnation knows that the sender is there now. An announcement that
+was recorded, and is played to a device that has started since, names an earlier incarnation. Bounded.
 """
 
 from __future__ import annotations

@@ -49,7 +49,11 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A word about the lease. state: claim, hold or free. is_old: the broker had kept it, its sender may be gone."""
+    """A word about the lease.
+
+    state: claim, hold or free.
+    is_old: the broker had kept it, so its sender may be gone.
+    """
 
     node: str
     epoch: int

@@ -44,7 +44,12 @@ FIRST_PATIENCE_S, LONGEST_PATIENCE_S = 3.0, 300.0  # with a broker through which
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatTiming:
-    """How often a device sends a heartbeat, and after how long a silence nobody is there any more."""
+    """How often a device sends a heartbeat, and after how long a silence it is lost.
+
+    heartbeat_s: between two heartbeats.
+    lost_s: the silence after which a device is lost.
+    grace_s: for how long nobody is lost while the broker is away.
+    """
 
     heartbeat_s: float
     lost_s: float
@@ -69,7 +74,11 @@ class _Peer:
 
 
 class Membership:
-    """The members as one node sees them: `node`, in `incarnation`."""
+    """The members as one node sees them: `node`, in `incarnation`.
+
+    It is long because it is one state machine: each event changes who is heard, who is linked and how often heartbeats
+    are sent, and only together do these say who is lost.
+    """
 
     def __init__(self, node: str, incarnation: str, clock: Callable[[], float]) -> None:
         self._node, self._incarnation, self._clock = node, incarnation, clock

@@ -1,7 +1,7 @@
-"""Pieces of models between devices, over the data link: a thread that gives what is here, and fetches what is not.
+"""Exchanges pieces of models with other devices over the data link: a thread that sends and fetches pieces.
 
-Who asks says which model, and the number of a piece, or of a part of the list of digests; the answer has the bytes. An
-answer that nobody waits for is dropped unread.
+A request names the model and the number of a piece, or of a part of the list of digests; the answer has the bytes. An
+answer that is not waited for is dropped unread.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Offer:
 
 
 class PieceExchange:
-    """Gives and fetches, on a thread of its own, until it is closed. One transfer at a time."""
+    """Sends and fetches pieces on its own thread until it is closed. One transfer at a time."""
 
     def __init__(self, link: Link) -> None:
         self._link = link

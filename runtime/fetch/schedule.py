@@ -1,8 +1,8 @@
-"""Which pieces are asked of whom: a state machine without I/O. Events in, what to ask for next out.
+"""Decides which pieces are asked of which device: a state machine without I/O.
 
-Each provider has a window of pieces that are on their way: it grows while they come quickly, and shrinks while they
-do not, so that the link to it is used and never clogged. A provider that fails is asked no more, and what it was asked
-for goes to the others.
+Each provider has a window of pieces that were asked for and have not come. The window grows while pieces come quickly
+and shrinks while they do not, so that the link is used and never clogged. A provider that fails is asked no more, and
+its pieces are asked of the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TIMEOUT_S = 20.0
 
 
 class _Provider:
-    """One who has the model."""
+    """A node that has the model."""
 
     def __init__(self) -> None:
         self.window = 1

@@ -1,4 +1,4 @@
-"""Parts of a model on their way to where they are kept, each verified before it counts."""
+"""Fetched parts of a model until they are stored. Each part is verified before it counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ PIECE, DIGESTS = "piece", "digests"
 
 
 class Sink(Protocol):
-    """Where fetched parts of one kind go. what: the kind."""
+    """Where fetched parts of one kind go.
+
+    what: the kind.
+    model: the hash of the model that they are of.
+    """
 
     what: str
     model: str
@@ -96,7 +100,7 @@ class DigestSink:
 
 
 class Transfer:
-    """Parts on their way to a sink. Any thread may read its fields.
+    """The fetching of parts into a sink. Any thread may read its fields.
 
     why: it ended short; empty where it did not.
     wrong: nodes that sent other bytes than the model has.

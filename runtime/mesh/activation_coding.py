@@ -1,7 +1,7 @@
-"""Whether activations go over the link as they are or in fewer bytes: decided for each by the measured link.
+"""Decides for each activation whether it is sent as it is or in fewer bytes, by the measured speed of the link.
 
-Numbers are packed (exact) where that saves time. Only where the user asked for compact activations may they be rounded
-to 8 bits, and then too only where it saves time. What coding takes and saves is learnt as it goes, by size.
+Numbers are packed, without loss, where that saves time. Where the user allowed compact activations, numbers may be
+rounded to 8 bits, again only where that saves time. The time and the bytes of each coding are learnt by size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ LATEST_SHARE = 0.25  # what the latest figure counts for
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a code takes of an activation of some size: seconds to make and to read it, and the share of bytes left."""
+    """What a code takes of an activation of some size.
+
+    seconds: to make and to read it.
+    ratio: the share of bytes left.
+    """
 
     seconds: float
     ratio: float
@@ -43,7 +47,12 @@ _GUESSES = {PACKED: (200e6, 0.87), COMPACT: (60e6, 0.3)}  # bytes a second both 
 
 @dataclass(slots=True)
 class SentActivations:
-    """What was handed on: bytes on the link, what they had before, and activations by how they went."""
+    """What was handed on.
+
+    sent_bytes: on the link.
+    plain_bytes: of the same activations before they were coded.
+    activations: how many went each way.
+    """
 
     sent_bytes: int = 0
     plain_bytes: int = 0

@@ -1,4 +1,4 @@
-"""What an error of a pass means for the run: which device is gone, or does not do its part, and who says so."""
+"""Finds what an error of a pass means for the run: which device is gone or fails, and which device says so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAULTS = (DeviceLost, PassFailed, ProtocolError, NotNumbers)  # which another de
 
 
 class Blame:
-    """Finds the device that an error is the doing of. `node` is this device. Not thread-safe."""
+    """Finds the device that caused an error. `node` is this device. Not thread-safe."""
 
     def __init__(self, node: str, who_is_stuck: Callable[[Sequence[str]], Gone]) -> None:
         """who_is_stuck: asks devices which of them keeps the others waiting."""

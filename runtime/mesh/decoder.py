@@ -1,9 +1,9 @@
-"""A decoder over a mesh: the same to the generate loop as a local one, and it goes on when a device dies.
+"""A decoder over a mesh, which the generate loop uses like a local one, and which goes on when a device is lost.
 
-All devices run llama.cpp on the same batches; this one has the head and the tail, and its callback hands activations
-on and waits for them. What was decoded is recorded. When a device is lost, the rest take its layers under a new epoch,
-all caches are emptied, and the recorded batches are run again in their recorded widths: so the text goes on as if
-nothing had happened. What to do when is decided in `failover.py`, and done in `run.py`.
+All devices run llama.cpp on the same batches. This device has the head and the tail, and its callback hands
+activations on and waits for them. What was decoded is recorded. When a device is lost, the remaining devices take its
+layers under a new epoch, empty all caches, and run the recorded batches again in their recorded widths, so that the
+text continues as if nothing had happened. `failover.py` decides what to do, and `run.py` does it.
 """
 
 from __future__ import annotations

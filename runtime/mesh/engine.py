@@ -1,4 +1,4 @@
-"""Opens a model that is spread over the devices of a mesh, this one among them."""
+"""Opens a model that is spread over the devices of a mesh, this device among them."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What to do when a mesh changes under a run: a state machine without I/O, events in, instructions out.
+"""Decides what a run does when its mesh changes: a state machine without I/O. Events in, instructions out.
 
     LEADING -> PLANNING -> OPENING -> REPLAYING -> RUNNING
        ^___________________________________________|   a device of the plan is lost, refuses, or a better plan is there
 
-Every attempt has an epoch of its own, later than all before: that of the lease, with the attempts under it counted in
-its lowest bits. What devices still say under an earlier one is nobody's.
-A device that was lost takes part again only when it appears anew; one that refused does not take part in this run any
-more. So attempts end: at the latest, this device goes on alone, which needs no lease.
+Every attempt has an epoch that is later than all before: the epoch of the lease, with the attempts under that lease
+counted in the lowest bits. Messages under an earlier epoch are ignored.
+A device that was lost takes part again when it appears anew. A device that refused takes no further part in the run. So
+attempts end: at the latest, this device goes on alone, for which it needs no lease.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edge_run.base.fields import MOST_COUNT
 
 
 class Phase(Enum):
-    """What is waited for."""
+    """What a run waits for."""
 
     LEADING = "the lease"
     PLANNING = "a plan"
@@ -53,7 +53,10 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A device cannot take part, or does not want to. teller, about: as of `Gone`."""
+    """A device cannot take part, or does not want to.
+
+    teller, about: as of `Gone`.
+    """
 
     node: str
     why: str
@@ -63,7 +66,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Led:
-    """The lease is ours; its epoch may be the same again."""
+    """This device has the lease; its epoch may be the same again."""
 
     epoch: int
 
@@ -160,7 +163,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class ReplayLog:
-    """Say again, to all, what was said; answer with Replayed, or Gone."""
+    """Have all devices compute the log again; answer with Replayed, or Gone."""
 
     epoch: int
 

@@ -1,4 +1,4 @@
-"""What devices of a run have to fetch of its model: what that costs a plan, and the fetching itself, watched."""
+"""Has the devices of a run fetch the weights that they lack, watches them, and estimates how long they will take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ Orders = Callable[[dict[str, Document]], Mapping[str, Document]]
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """What a device lacks: bytes of each unit. most_bytes: it may hold of weights."""
+    """What a device lacks of a model.
+
+    missing: bytes of each unit.
+    most_bytes: of weights that it may hold.
+    """
 
     missing: tuple[int, ...]
     most_bytes: int
@@ -56,7 +60,7 @@ class _Progress:
 
 
 class MeshFetch:
-    """The lacks of the devices of one run. Not thread-safe."""
+    """What the devices of one run lack, and the fetching of it. Not thread-safe."""
 
     def __init__(self, mesh: Mesh, n_units: int, say: Callable[[str], None], check: Callable[[], None]) -> None:
         """`check` runs while devices fetch, and may raise to stop waiting; `say` is told how far they are."""

@@ -1,8 +1,8 @@
-"""The links between the devices of a run, measured before a plan is made, and what a plan takes a hop to cost.
+"""Measures the links between the devices of a run before a plan is made, and estimates what a hop costs.
 
-This device measures its own links, and orders the others to measure theirs; what was measured lately is not measured
-again. A link that was not measured, or not in time, is taken to be as its other direction, or as a fast network is; one
-on which nobody answers is a hop that no plan takes.
+This device measures its own links and orders the other devices to measure theirs. A link that was measured lately is
+not measured again. A link that was not measured in time counts as its opposite direction does, or as a fast network.
+A link on which no device answers is a hop that no plan takes.
 """
 
 from __future__ import annotations
@@ -31,14 +31,18 @@ OrderAll = Callable[[dict[str, Document], float], Mapping[str, Document]]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a device found of its links to others: their rates, and why some are not reached."""
+    """What a device found of its links to others.
+
+    rates: of the links to devices that it reaches.
+    unreached: why it does not reach the others.
+    """
 
     rates: Mapping[str, LinkRate]
     unreached: Mapping[str, str]
 
 
 class MeasuredLinks:
-    """What was measured of the links between devices. Not thread-safe."""
+    """The links between devices as they were measured. Not thread-safe."""
 
     def __init__(self, mesh: Mesh, order_all: OrderAll, activation_bytes: int) -> None:
         """order_all: gives orders to several nodes at once. activation_bytes: what is handed on for one token."""

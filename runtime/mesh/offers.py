@@ -1,4 +1,4 @@
-"""What devices tell each other before they run a model together: which model, under which numerics, with what room."""
+"""What devices tell each other before a run: the model, the numerics key, and the room and speed of each device."""
 
 from __future__ import annotations
 

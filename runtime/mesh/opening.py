@@ -1,4 +1,4 @@
-"""Opens a model over the mesh that this device belongs to, or on this device where nobody else is there."""
+"""Opens a model over the mesh of this device, or on this device alone where no other device is there."""
 
 from __future__ import annotations
 

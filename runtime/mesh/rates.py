@@ -1,4 +1,4 @@
-"""What passes over a mesh took, held against the plan: when it is time for another one."""
+"""Compares what passes over a mesh took with the plan, and says when another plan is worth making."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAYS_BACK_TOKENS = 100  # what a new plan costs, computing again what was said, 
 
 
 class Replanner(Protocol):
-    """Who plans."""
+    """What makes another plan."""
 
     plan: MeshPlan | None
 
@@ -25,7 +25,7 @@ class Replanner(Protocol):
 
 
 class MeshRates:
-    """Figures of the passes of one token since the last plan. Not thread-safe."""
+    """What passes of one token took since the last plan. Not thread-safe."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=WINDOW_TOKENS)

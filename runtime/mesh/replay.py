@@ -1,4 +1,4 @@
-"""What is computed again: all that was decoded, under a new plan or when a pass has a graph that no device knows."""
+"""Computes again all that was decoded: under a new plan, or when a pass has a graph that no device knows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A run over a mesh: its devices opened, and done without when they are lost.
+"""A run over a mesh: opens its devices, and goes on without those that are lost.
 
-What to do when is decided in `failover.py`; here it is done. What was decoded is recorded, so that under a new
-plan all caches can be emptied and the recorded batches run again, in their recorded widths.
+`failover.py` decides what to do, and this module does it. What was decoded is recorded, so that under a new plan all
+caches can be emptied and the recorded batches run again in their recorded widths.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edge_run.base.results import MeshUse
 from edge_run.partition.mesh_plan import MeshPlan
 from edge_run.runtime.mesh.activation_coding import ActivationCoder, SentActivations
 from edge_run.runtime.mesh.blame import FAULTS, Blame
-from edge_run.runtime.mesh.coordinator import Failed, LayerCoordinator
+from edge_run.runtime.mesh.coordinator import LayerCoordinator, reading_s
 from edge_run.runtime.mesh.device_group import Attempt, DeviceGroup
 from edge_run.runtime.mesh.failover import (
     Appeared,
@@ -44,6 +44,7 @@ from edge_run.runtime.mesh.failover import (
 )
 from edge_run.runtime.mesh.log import MeshLog
 from edge_run.runtime.mesh.messages import Command
+from edge_run.runtime.mesh.orders import Failed
 from edge_run.runtime.mesh.rates import PAYS_BACK_TOKENS, MeshRates
 from edge_run.runtime.mesh.replay import LogReplay, PlanTimes
 from edge_run.runtime.mesh.run_events import LED_BY_ANOTHER, RunEvents, is_end_of_lease
@@ -75,7 +76,7 @@ class MeshRun:
         self._lease = 0
         self._group = self._make_group(coordinator.alone(), 0)
         self._replay = LogReplay(self.log, engine.maps, say)
-        self._blame = Blame(mesh.node, coordinator.who_is_stuck)
+        self._blame = Blame(mesh.node, coordinator.orders.who_is_stuck)
         self._incarnations: dict[str, str] = {}  # of devices when they were asked
         self._failover = Failover(mesh.node, [member.node for member in mesh.members() if is_worker(member)])
         try:
@@ -106,7 +107,7 @@ class MeshRun:
         """Let the other devices go, and the lease. Idempotent."""
         self._failover.handle(Ended())
         try:
-            self._coordinator.release()
+            self._coordinator.orders.release()
         except MeshError as error:
             logger.info("%s", error)
         finally:
@@ -244,7 +245,8 @@ class MeshRun:
                 raise
             self._coordinator.take_less(error)
             return Unfit(str(error))
-        times = PlanTimes(0.0, plan.token_s, self._coordinator.reading_s(plan))
+        waits_s = reading_s(plan, self._coordinator.works, self._coordinator.specs)
+        times = PlanTimes(0.0, plan.token_s, waits_s)
         self._replay.change_plan(times, self.rates.token_s)
         self.rates.restart()
         if len(plan.nodes) > 1:

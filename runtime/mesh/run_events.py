@@ -1,4 +1,4 @@
-"""What a mesh says of its devices while a run computes: what ends a pass ends it at once, the rest is kept."""
+"""The events of a mesh while a run computes: those that end a pass end it at once, the others are kept."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Activations between the devices of a run, over the data link: sent to who comes next, waited for, and checked.
+"""Carries activations between the devices of a run over the data link: sends, waits and checks.
 
-One thread of each device computes, and receives. What comes for a later pass is kept until then; what comes of another
-epoch is dropped.
+One thread of each device computes and receives. Messages for a later pass are kept until then; messages of another
+epoch are dropped.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ GRAPH_CHANGED = 100  # a code in what a device says that it failed over; those o
 
 
 class Overdue(DeviceLost):
-    """Nobody is known to be gone, and yet the activation did not come in the time that a pass may take."""
+    """The activation did not come in the time that a pass may take, though no device is known to be gone."""
 
 
 class RunEnded(DeviceLost):
-    """A device (`node`) has ended its part of the run, for it had lost touch with who coordinates."""
+    """A device (`node`) has ended its part of the run, because it had lost touch with the coordinator."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -44,7 +44,8 @@ class Unreached(DeviceLost):
 class PassFailed(KernelError):
     """Another device (`node`) could not do its part of a pass.
 
-    code: of what it met (`code_of`). teller: who says so, where that is another device's doing.
+    code: of what it met (`code_of`).
+    teller: who says so, where that is another device's doing.
     """
 
     node: str

@@ -1,6 +1,6 @@
-"""The connection of a device to its server: kept, measured, lost and found again, on a thread of its own.
+"""The connection of a device to its server: a thread keeps it, measures it, and finds the server again.
 
-There are two connections: frames have one for themselves, so that none of them waits behind a probe's reply.
+There are two TCP connections. Frames have one for themselves, so that no frame waits behind a probe's reply.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class ServerConnection:
-    """Keeps the link to a server. `ask` is for one thread at a time; the chooser is touched under `lock` only."""
+    """Keeps the connections to a server. `ask` is for one thread at a time; the chooser is used under `lock` only."""
 
     def __init__(self, address: tuple[str, int], fingerprint: str, chooser: Chooser, lock: threading.Lock) -> None:
         """Take the server's address, and the fingerprint of the bundle that it must have."""

@@ -1,7 +1,7 @@
-"""Who may be connected to a split server, and who makes room for others: decisions without I/O.
+"""Decides who may be connected to a split server, and who makes room for others. Without I/O.
 
-A newcomer always gets a slot as long as somebody is silent. Nobody is asked who they are, so an address is what is
-counted: one alone can neither fill the server nor its memory.
+A newcomer gets a slot as long as some client is silent. Clients are not asked who they are, so slots are counted by
+address: one address can fill neither the server nor its memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ _NETWORK_BITS = 64  # of an IPv6 address: who has one has all of its network
 
 @dataclass(eq=False, slots=True)
 class ConnectionSlot:
-    """One connection. silent_since_s: of its last whole request, None while one is answered. give_up: ends it."""
+    """One connection.
+
+    address: what counts as one address, as of `_network`.
+    give_up: ends the connection.
+    silent_since_s: when its last whole request ended; None while one is answered.
+    held_bytes: of a request that is being received.
+    """
 
     address: str
     give_up: Callable[[], None]

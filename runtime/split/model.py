@@ -1,4 +1,4 @@
-"""`SplitModel`: a network whose frames go the fastest way: computed here, as a code, or as an image to a server."""
+"""`SplitModel`: answers each frame the fastest way: here, or as a code or an image sent to a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edge_run.runtime.processes.forks import OwnerProcess
 from edge_run.runtime.split import protocol
 from edge_run.runtime.split.bundle import HEAD, MODEL, read_bundle
 from edge_run.runtime.split.connection import ServerConnection
-from edge_run.runtime.split.images import decode_image, encode_image, pixels_of, read_bytes
+from edge_run.runtime.split.images import ImageSize, decode_image, encode_image, pixels_of, read_bytes
 from edge_run.runtime.split.onnx_session import median_s, open_session, run_session
 from edge_run.runtime.split.protocol import LinkLost, parse_address, unpack_arrays
 
@@ -32,7 +32,11 @@ _JPEG_START = b"\xff\xd8\xff"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """An answered frame. outputs: of the network, by name; none of a frame that the filter held back."""
+    """An answered frame.
+
+    outputs: of the network, by name; none of a frame that the filter held back.
+    report: how it was answered.
+    """
 
     outputs: dict[str, NDArray[Any]]
     report: FrameReport
@@ -125,7 +129,7 @@ class SplitModel:
         Raises ModelFileError or ProtocolError for what is no image, ConfigError for pixels of another shape.
         """
         self._owner_process.check(self._bundle.folder)
-        encoded, pixels = self._open_image(image)
+        encoded, pixels = _open_image(image, self._bundle.size)
         started_s = time.perf_counter()
         interest, latent = -1.0, None
         if self._threshold:
@@ -170,20 +174,6 @@ class SplitModel:
             CODE: median_s(lambda: self._codec.encode(self._compute_head(pixels)[0], 0)),
             IMAGE: 0.0,
         }
-
-    def _open_image(self, image: str | Path | bytes | NDArray[np.uint8]) -> tuple[bytes | None, NDArray[np.uint8]]:
-        """Return the image as it can be sent, None where it must be encoded first, and its pixels."""
-        size = self._bundle.size
-        if isinstance(image, np.ndarray):
-            if image.shape != size.shape or image.dtype != np.uint8:
-                raise ConfigError(
-                    f"image: {image.dtype} of shape {image.shape}; needed are bytes of shape {size.shape}"
-                )
-            return None, image
-        data = image if isinstance(image, bytes) else read_bytes(Path(image))
-        pixels = decode_image(data, size) if isinstance(image, bytes) else pixels_of(Path(image), data, size)
-        fits = data.startswith(_JPEG_START) and len(data) < protocol.MOST_BODY_BYTES[protocol.IMAGE] - 16
-        return (data if fits else None), pixels
 
     def _compute_head(self, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.float32], float]:
         """Return the latents (channels, positions), and how likely the frame is of interest, -1 without a filter."""
@@ -241,6 +231,20 @@ class SplitModel:
         report = FrameReport(mode.name, sent_bytes, time.perf_counter() - started_s, lost, interest, answer)
         names = self._bundle.code.outputs if outputs else ()
         return Frame(dict(zip(names, outputs, strict=True)), report)
+
+
+def _open_image(
+    image: str | Path | bytes | NDArray[np.uint8], size: ImageSize
+) -> tuple[bytes | None, NDArray[np.uint8]]:
+    """Return the image as it can be sent, None where it must be encoded first, and its pixels in `size`."""
+    if isinstance(image, np.ndarray):
+        if image.shape != size.shape or image.dtype != np.uint8:
+            raise ConfigError(f"image: {image.dtype} of shape {image.shape}; needed are bytes of shape {size.shape}")
+        return None, image
+    data = image if isinstance(image, bytes) else read_bytes(Path(image))
+    pixels = decode_image(data, size) if isinstance(image, bytes) else pixels_of(Path(image), data, size)
+    fits = data.startswith(_JPEG_START) and len(data) < protocol.MOST_BODY_BYTES[protocol.IMAGE] - 16
+    return (data if fits else None), pixels
 
 
 def _modes(name: str, rates: int) -> Sequence[Mode]:

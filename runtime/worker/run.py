@@ -1,4 +1,4 @@
-"""The run that a worker takes part in, and what ends a pass of it before it is done."""
+"""A run that a worker takes part in, and the conditions that end a pass of it early."""
 
 from __future__ import annotations
 
@@ -7,17 +7,27 @@ from collections.abc import Callable
 from edge_run.base.errors import Cancelled, DeviceLost
 from edge_run.base.mesh import Message
 from edge_run.runtime.mesh.transport import LinkTransport
+from edge_run.runtime.slices.engine import SliceEngine
 
 
 class WorkerRun:
-    """Of a worker's run: who coordinates, over which transport, and how far it is.
+    """What a worker knows of a run.
 
-    done: the latest command that was begun. is_over: the coordinator is gone, or has a later plan.
+    coordinator: the device that the run is of.
+    engine: the slice that is computed here.
+    transport: of the activations and commands of the run.
+    done: the latest command that was begun.
+    is_over: the coordinator is gone, or has a later plan.
     """
 
-    def __init__(self, coordinator: str, make_transport: Callable[[Callable[[], None]], LinkTransport]) -> None:
-        """make_transport: makes the transport of what runs while it waits, and may raise to stop."""
-        self.coordinator = coordinator
+    def __init__(
+        self,
+        coordinator: str,
+        engine: SliceEngine,
+        make_transport: Callable[[Callable[[], None]], LinkTransport],
+    ) -> None:
+        """make_transport: makes it of a function that it is to call while it waits, and that may raise to stop."""
+        self.coordinator, self.engine = coordinator, engine
         self.done, self.is_over = 0, False
         self._stopped = -1  # the latest command that its coordinator stopped
         self.transport = make_transport(self.check)

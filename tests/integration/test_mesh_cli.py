@@ -184,7 +184,7 @@ def test_the_doctor_names_what_is_wrong(tmp_path: Path, broker: Mosquitto) -> No
             state.link = {**state.link, "places": [f"tcp://127.0.0.1:{port}"]}
             state.announce()
         with nodes["late"].held() as state:
-            state._writer._wall_clock = lambda: time.time() - 3600
+            state._outbox._writer._wall_clock = lambda: time.time() - 3600
         soon = threading.Timer(1.0, nodes["stranger"].announce, ({},))
         soon.start()
         found = findings(tmp_path / "own")

@@ -19,6 +19,7 @@ from edge_run.base.mesh import Document, Unled
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.mesh import coordinator, device_group, offers
+from edge_run.runtime.mesh import orders as run_orders
 from edge_run.runtime.mesh.engine import RunOptions, open_mesh_engine
 from fake_mesh import Hub
 from in_child import in_child
@@ -118,7 +119,7 @@ def test_a_worker_that_hangs_is_done_without(folder: Path) -> None:
     path = make_model("llama", folder)
     wanted = alone(path)
     device_group.LEAST_DEADLINE_S, device_group.PATIENCE = 1.0, 0.0
-    coordinator.STATUS_TIMEOUT_S = 1.0
+    run_orders.STATUS_TIMEOUT_S = 1.0
     with running(path) as run:
         freed = threading.Event()
         stuck = run.workers["b"]
@@ -126,9 +127,9 @@ def test_a_worker_that_hangs_is_done_without(folder: Path) -> None:
         def hang(i: int) -> None:
             if i == 4:
                 assert stuck._engine is not None
-                send = stuck._run.transport.send  # type: ignore[union-attr]
-                stuck._run.transport.send = lambda *a: (freed.wait(20), send(*a))[1]  # type: ignore[union-attr]
-                stuck._run.transport.place = "computing for ever"  # type: ignore[union-attr]
+                send = stuck._runs.run.transport.send  # type: ignore[union-attr]
+                stuck._runs.run.transport.send = lambda *a: (freed.wait(20), send(*a))[1]  # type: ignore[union-attr]
+                stuck._runs.run.transport.place = "computing for ever"  # type: ignore[union-attr]
 
         started = time.monotonic()
         assert greedy(run.engine, at=hang) == wanted

@@ -109,7 +109,7 @@ def test_who_blames_one_after_another_is_left_out_itself(folder: Path) -> None:
         def blame(source: str, target: str, header: Document, parts: list[bytes]) -> tuple[Document, list[bytes]]:
             if source != "e" or header["kind"] != "activation" or len(parts) == 0:
                 return header, parts
-            owners = run.workers["e"]._run.transport._owners  # type: ignore[union-attr]
+            owners = run.workers["e"]._runs.run.transport._owners  # type: ignore[union-attr]
             other = next(node for node in reversed(owners) if node not in ("a", "e"))
             return {**header, "kind": "failed", "why": "NaN", "code": ProtocolError.exit_code, "blames": other}, []
 
@@ -264,7 +264,7 @@ def test_whatever_a_coordinator_commands_its_workers_live(folder: Path) -> None:
             assert greedy(run.engine, 6) == wanted, name
             assert commanded, name
             run.engine.close()
-            assert all(worker._thread.is_alive() for worker in run.workers.values()), name
+            assert all(worker._runs.is_alive for worker in run.workers.values()), name
             run.hub.alter = lambda source, target, header, parts: (header, parts)
             run.open()
             use = run.engine.mesh_use

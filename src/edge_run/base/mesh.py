@@ -61,7 +61,12 @@ def is_worker(member: Member) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a member sent over the data link: a small header, and bulk bytes in parts. `node` is authenticated."""
+    """What a member sent over the data link.
+
+    node: who sent it, which is authenticated.
+    header: small.
+    parts: bulk bytes.
+    """
 
     node: str
     header: Document
@@ -70,7 +75,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class LinkRate:
-    """What was measured of the link to a member: the address, there and back for a few bytes, and bulk one way."""
+    """What was measured of the link to a member.
+
+    place: the address.
+    round_trip_s: there and back for a few bytes.
+    bytes_per_s: in bulk, one way.
+    """
 
     place: str
     round_trip_s: float

@@ -1,4 +1,4 @@
-"""`edge-run mesh doctor`: what is in the way of the mesh, and what to do about it."""
+"""`edge-run mesh doctor`: finds what is wrong with a mesh, and says what to do about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An invitation made and shown: by `edge-run mesh init`, and by `edge-run mesh invite` later on."""
+"""Makes and shows an invitation, for `edge-run mesh init` and `edge-run mesh invite`."""
 
 from __future__ import annotations
 

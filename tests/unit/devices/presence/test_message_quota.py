@@ -9,7 +9,8 @@ import pytest
 from edge_run.base.errors import ProtocolError
 from edge_run.devices.members.cluster import new_cluster
 from edge_run.devices.members.identity import make_identity
-from edge_run.devices.mesh.state import Clocks, MeshState
+from edge_run.devices.mesh.clocks import Clocks
+from edge_run.devices.mesh.state import MeshState
 from edge_run.devices.messages.envelope import Writer
 from edge_run.devices.messages.topics import Topic
 from edge_run.devices.presence.message_quota import MOST_KEPT_BYTES, MessageQuota
