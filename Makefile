@@ -24,7 +24,7 @@ ASAN_TESTS ?= tests/asan $(wildcard tests/unit/tiers/test_weights*.py) \
     $(patsubst %,tests/integration/test_%.py,exactness slices engine engine_shapes mixtures speculation sampling) \
     $(patsubst %,tests/integration/test_%.py,mesh_decoder prefetch model) tests/property/test_on_demand.py
 
-.PHONY: help venv torch run test test-gpu test-vulkan test-asan check format bench clean
+.PHONY: help venv torch run test test-gpu test-real test-vulkan test-asan check format bench clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -41,6 +41,9 @@ test: $(VENV)/.installed ## the tests, JOBS at once; ARGS="-k frames -x" goes to
 
 test-gpu: $(VENV)/.installed ## the tests on this machine's GPU, which llama.cpp must be built for (edge-run doctor)
 	NEED_GPU=1 $(BIN)/pytest tests/gpu $(ARGS)
+
+test-real: $(VENV)/.installed ## the tests on real, trained models: EDGE_RUN_REAL_MODELS=FOLDER (CONTRIBUTING.md); minutes
+	$(BIN)/pytest tests/real $(ARGS)
 
 test-vulkan: $(VULKAN_VENV)/.installed ## the same on a GPU that the processor plays: Mesa's Vulkan driver; minutes
 	$(SOFTWARE_GPU) NEED_GPU=1 $(VULKAN_VENV)/bin/pytest tests/gpu $(ARGS)
