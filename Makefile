@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 TORCH ?= 2.13.0
 JOBS ?= auto
 TORCH_BUILD ?= $(if $(filter x86_64,$(shell uname -m)),+cpu) # elsewhere what pip finds is for the CPU as it is
-BENCH ?= $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
+BENCH_TOOLS := benchmarks/edgebox.py
+BENCH ?= $(filter-out benchmarks/_% $(BENCH_TOOLS),$(wildcard benchmarks/*.py))
 
 # For llama.cpp with Vulkan, in an environment of its own. Vulkan headers before 1.3.275 lack a little: tests/vulkan.
 VULKAN_VENV ?= .venv-vulkan
@@ -23,7 +24,7 @@ ASAN_TESTS ?= tests/asan $(wildcard tests/unit/tiers/test_weights*.py) \
     $(patsubst %,tests/integration/test_%.py,exactness slices engine engine_shapes moe speculation sampling) \
     $(patsubst %,tests/integration/test_%.py,mesh_decoder prefetch model) tests/property/test_on_demand.py
 
-.PHONY: help venv torch run test test-gpu test-vulkan test-asan check format bench clean
+.PHONY: help venv torch run test test-gpu test-real test-vulkan test-asan check format bench clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -40,6 +41,9 @@ test: $(VENV)/.installed ## the tests, JOBS at once; ARGS="-k frames -x" goes to
 
 test-gpu: $(VENV)/.installed ## the tests on this machine's GPU, which llama.cpp must be built for (edge-run doctor)
 	NEED_GPU=1 $(BIN)/pytest tests/gpu $(ARGS)
+
+test-real: $(VENV)/.installed ## the tests on real, trained models: EDGE_RUN_REAL_MODELS=FOLDER (CONTRIBUTING.md); minutes
+	$(BIN)/pytest tests/real $(ARGS)
 
 test-vulkan: $(VULKAN_VENV)/.installed ## the same on a GPU that the processor plays: Mesa's Vulkan driver; minutes
 	$(SOFTWARE_GPU) NEED_GPU=1 $(VULKAN_VENV)/bin/pytest tests/gpu $(ARGS)

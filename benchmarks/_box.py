@@ -1,8 +1,8 @@
 """Shared by the benchmarks: models grown to size, children run in a small box, results written with their date and
 machine.
 
-The box (RAM cap, disk speed, read-ahead, cold cache) is made by the project's shared tool, found beside the checkout or
-named in EDGEBOX; it needs root and a writable cgroup tree.
+The box (RAM cap, disk speed, read-ahead, cold cache) is that of `edgebox.py`; where none can be made, the benchmark is
+skipped with the reason.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from edgebox import NO_BOX, boxed
+
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
-EDGEBOX = Path(os.environ.get("EDGEBOX", SHARED / "tools" / "edgebox"))
 MODELS = Path(os.environ.get("BENCH_MODELS", Path.home() / ".cache" / "edge-run" / "bench"))
 RESULTS = ROOT / "benchmarks" / "results"
 KIT = ROOT / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
@@ -84,26 +85,35 @@ def packed_moe(model: Path) -> Path:
 
 def run_worker(
     arguments: Sequence[object],
-    box: Mapping[str, object] | None = None,
+    box: Mapping[str, Any] | None = None,
     cold: Path | None = None,
     worker: Path = WORKER,
 ) -> dict[str, Any]:
-    """Run one worker, in a box when one is given (`memory`, `disk_mbps`), and return its figures and the box's.
+    """Run one worker, in a box when one is given (arguments of `boxed`), and return its figures and the box's.
 
     cold: the model file whose page cache is dropped first.
     """
     command = [sys.executable, str(worker), *map(str, arguments)]
     if box is not None:
-        flags = [f"--readahead-kb={READAHEAD_KB}"]
-        flags += [f"--{key.replace('_', '-')}={value}" for key, value in box.items() if value]
-        command = [sys.executable, str(EDGEBOX), *flags, *(["--cold", str(cold)] if cold else []), "--", *command]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}\nfailed with {done.returncode}:\n{done.stderr}")
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        command = boxed(command, **{"readahead_kb": READAHEAD_KB, **box}, cold=cold)
+    figures, done = run_json(command)
     if box is not None:
         figures["box"] = json.loads(done.stderr.splitlines()[-1])
     return figures
+
+
+def run_json(command: Sequence[str], **options: Any) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
+    """Run `command`; return the JSON that it prints last, and how it ended. Ends this process where no box can be made.
+
+    options: of `subprocess.run`.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, **options)
+    if done.returncode == NO_BOX:
+        print(f"skipped: {done.stderr.strip()}", file=sys.stderr)
+        raise SystemExit(0)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}\nfailed with {done.returncode}:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1]), done
 
 
 def write_results(name: str, rows: Sequence[Mapping[str, object]], finding: str) -> None:

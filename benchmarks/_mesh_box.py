@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from _box import EDGEBOX, READAHEAD_KB, ROOT
+from _box import READAHEAD_KB, ROOT, run_json
+from edgebox import boxed
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -24,17 +25,13 @@ def box(disk_mbps: float | None, model: Path) -> list[str]:
     """Return what a command is put behind to have a disk of this speed of its own; nothing where it is not limited."""
     if not disk_mbps:
         return []
-    flags = [f"--readahead-kb={READAHEAD_KB}", f"--disk-mbps={disk_mbps}", "--cold", str(model)]
-    return [sys.executable, str(EDGEBOX), *flags, "--"]
+    return boxed([], disk_mbps=disk_mbps, readahead_kb=READAHEAD_KB, cold=model)
 
 
 def run(folder: Path, model: Path, flags: Sequence[str], disk_mbps: float | None = None) -> dict[str, Any]:
     """Run a coordinator, and return its figures."""
     command = [*box(disk_mbps, model), sys.executable, str(RUN), str(folder), str(model), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=_environment())
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{done.stderr[-3000:]}")
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    figures, _ = run_json(command, timeout=TIMEOUT_S, env=_environment())
     return figures
 
 

@@ -14,16 +14,13 @@ the drive was while tokens were decoded, over what the probe had found.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from _box import EDGEBOX, READAHEAD_KB, ROOT, grown_model, grown_moe, write_results
+from _box import ROOT, grown_model, grown_moe, run_worker, write_results
 
 WORKER = ROOT / "benchmarks" / "_forecast_worker.py"
 SHARES = (0.25, 0.5, 0.75, 0.95)
@@ -35,14 +32,8 @@ FIGURES = ("first_token_s", "prefill_tokens_per_s", "decode_tokens_per_s")
 
 def boxed(model: Path, mbps: int | None, flags: list[str]) -> dict[str, Any]:
     """Return what the worker prints, run in a box of that disk speed."""
-    box = [f"--readahead-kb={READAHEAD_KB}", *([f"--disk-mbps={mbps}"] if mbps else []), "--cold", str(model)]
-    command = [sys.executable, str(EDGEBOX), *box, "--", sys.executable, str(WORKER), str(model), *flags]
     time.sleep(REST_S)
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return row
+    return run_worker([model, *flags], {"disk_mbps": mbps}, model, WORKER)
 
 
 def main() -> None:

@@ -3,10 +3,13 @@
 *Wider*: every feed-forward network (in a mixture of experts, every expert) gets neurons whose gate and up rows are
 noise and whose down columns are exact zeros: they cost bytes and multiplications, and add nothing. *Deeper*: added
 layers are noise with zeros for the attention's output and for the down projection, so that what enters a layer leaves
-it unchanged; they are spread evenly between the trained ones and share norms and router with the trained layer before.
+it unchanged; they are spread evenly before the trained ones and share norms and router with the trained layer after.
+The last layer stays the last: llama.cpp computes part of that one for fewer tokens, and bits depend on how many.
 
-Trained weights are copied as they are stored. What can be grown is `inflate_source.py`'s business, what the
-bytes are `inflate_blocks.py`'s; here is the plan of the new file, and its writing.
+Trained weights are copied as they are stored, each in its own type; what is added has the type of what it is added to,
+and an added layer the types of the trained layer after. Embeddings, the output matrix and all else around the layers
+are copied. What can be grown is `inflate_source.py`'s business, what the bytes are `inflate_blocks.py`'s; here is the
+plan of the new file, and its writing.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +29,7 @@ from edge_run.runtime.tools.inflate_source import ROLES, InflateSource, Role, re
 from edge_run.tiers.gguf import ArrayValue
 from edge_run.tiers.gguf_format import MAGIC, SCALARS
 
-WIDTH_STEP = 32  # neurons; the block of the quantised types
-MAX_WIDTH = (1 << 31) - WIDTH_STEP
+MAX_WIDTH = (1 << 31) - 32
 MAX_LAYERS = 512  # llama.cpp's own
 
 
@@ -56,7 +58,7 @@ def inflate(
         target: appears whole or not at all, in place of a file that was there. Its folder exists.
         size_bytes: from the source's own size on.
         layers: how many the result has, from the source's own number (the default) on.
-        seed: of the noise; the same seed gives the same bytes (with the same numpy).
+        seed: of the noise; the same seed gives the same bytes (with the same numpy and llama.cpp).
         progress: called after each piece of a few MiB with the bytes written and the bytes in all.
 
     Raises ConfigError for a size or number of layers that cannot be, NotSupported for another kind of model,
@@ -119,10 +121,10 @@ def plan_growth(source: InflateSource, size_bytes: int, layers: int | None = Non
             found_bytes=size_bytes,
             needed_bytes=narrowest.size_bytes,
         )
-    many = 1024  # steps, so that padding does not matter to the slope
-    wide = _plan_width(source, n_layers, source.width + many * WIDTH_STEP)
+    many, step = 1024, source.width_step  # so many steps that padding does not matter to the slope
+    wide = _plan_width(source, n_layers, source.width + many * step)
     steps = (size_bytes - narrowest.size_bytes) * many // (wide.size_bytes - narrowest.size_bytes)
-    width = source.width + steps * WIDTH_STEP
+    width = source.width + steps * step
     if width > MAX_WIDTH:
         raise ConfigError(
             f"size {size_bytes:,} bytes: {n_layers} layers would be {width:,} neurons wide, at most {MAX_WIDTH:,} are "
@@ -131,15 +133,15 @@ def plan_growth(source: InflateSource, size_bytes: int, layers: int | None = Non
             needed=MAX_WIDTH,
         )
     while (growth := _plan_width(source, n_layers, width)).size_bytes > size_bytes:
-        width -= WIDTH_STEP
+        width -= step
     return growth
 
 
 def _plan_width(source: InflateSource, n_layers: int, width: int) -> Growth:
     tensors = [GrownTensor(tensor.name, tensor.shape, tensor, None, False) for tensor in source.before]
-    trained_at = [trained * n_layers // len(source.layers) for trained in range(len(source.layers))]
+    trained_at = [(trained + 1) * n_layers // len(source.layers) - 1 for trained in range(len(source.layers))]
     for number in range(n_layers):
-        trained = bisect_right(trained_at, number) - 1
+        trained = bisect_left(trained_at, number)
         is_added = trained_at[trained] != number
         for part, tensor in source.layers[trained].items():
             role, shape = ROLES[part], tensor.shape

@@ -1,7 +1,8 @@
 """The bytes of a grown model: trained weights copied, noise and exact zeros in the same storage type.
 
-Everything comes in pieces of at most `PIECE_BYTES`. Noise repeats a template, so growing costs what writing costs.
-What is grown to which size is `inflate.py`'s business.
+Everything comes in pieces of at most `PIECE_BYTES`. Noise is quantised by llama.cpp, as trained weights are, and
+repeats a template, so growing costs what writing costs. A block of zero bytes means zeros in every type: its scale is
+zero. What is grown to which size is `inflate.py`'s business.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from edge_run.base.errors import ModelFileError
+from edge_run.runtime.llama import _ggml
 from edge_run.runtime.tools.inflate_source import Role
 from edge_run.tiers.gguf import TensorInfo
-from edge_run.tiers.gguf_format import F16, F32, Q4_0, Q8_0, TENSOR_TYPES
+from edge_run.tiers.gguf_format import TENSOR_TYPES
 
 PIECE_BYTES = 4 << 20
-TEMPLATE_BLOCKS = {F32: 262_139, F16: 524_287, Q4_0: 58_237, Q8_0: 30_841}  # about 1 MiB; prime, so rows differ
+ZEROS = memoryview(bytes(1 << 20))
+TEMPLATE_BYTES = 1 << 20
+NOISE_AT_ONCE = 1 << 16  # numbers that are drawn and quantised at once; a multiple of every block
 NOISE_SPREAD = 0.02  # the standard deviation that trained weights are usually drawn with
 
 Piece = bytes | memoryview
@@ -46,33 +49,19 @@ class GrownTensor:
 
 
 class Filler:
-    """Makes noise and zeros of any length, as whole blocks of a tensor type. The same `seed`, the same bytes."""
+    """Makes noise of any length, as whole blocks of a tensor type. The same `seed`, the same bytes."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
         self._noise: dict[int, memoryview] = {}
-        self._zeros: dict[int, memoryview] = {}
 
     def noise(self, type_id: int, size_bytes: int) -> Iterator[Piece]:
         """Yield `size_bytes` bytes of the template for `type_id`, from a random block of it on, over and over."""
         if type_id not in self._noise:
             self._noise[type_id] = _noise_template(type_id, self._random)
-        start = int(self._random.integers(TEMPLATE_BLOCKS[type_id])) * TENSOR_TYPES[type_id].block_bytes
-        return _repeat(self._noise[type_id], size_bytes, start)
-
-    def zeros(self, type_id: int, size_bytes: int) -> Iterator[Piece]:
-        """Yield `size_bytes` bytes that mean exact zeros."""
-        return _repeat(self._zero_template(type_id), size_bytes, 0)
-
-    def _zero_template(self, type_id: int) -> memoryview:
-        if type_id not in self._zeros:
-            self._zeros[type_id] = memoryview(zero_block(type_id) * TEMPLATE_BLOCKS[type_id])
-        return self._zeros[type_id]
-
-
-def zero_block(type_id: int) -> bytes:
-    """Return one block of exact zeros, as quantising zeros gives it (Q4_0 stores each number plus 8)."""
-    return bytes(2) + b"\x88" * 16 if type_id == Q4_0 else bytes(TENSOR_TYPES[type_id].block_bytes)
+        template, block_bytes = self._noise[type_id], TENSOR_TYPES[type_id].block_bytes
+        start = int(self._random.integers(len(template) // block_bytes)) * block_bytes
+        return _repeat(template, size_bytes, start)
 
 
 def tensor_pieces(tensor: GrownTensor, file: BinaryIO, filler: Filler) -> Iterator[Piece]:
@@ -81,7 +70,7 @@ def tensor_pieces(tensor: GrownTensor, file: BinaryIO, filler: Filler) -> Iterat
     if tensor.is_added and tensor.role in (Role.NOISE, Role.ROWS):
         yield from filler.noise(type_id, tensor.size_bytes)
     elif tensor.is_added and tensor.role in (Role.SILENT, Role.COLUMNS):
-        yield from filler.zeros(type_id, tensor.size_bytes)
+        yield from _repeat(ZEROS, tensor.size_bytes, 0)
     elif tensor.size_bytes == source.size_bytes:
         yield from _copy(file, source.offset, source.size_bytes)
     elif tensor.role is Role.ROWS:
@@ -91,21 +80,20 @@ def tensor_pieces(tensor: GrownTensor, file: BinaryIO, filler: Filler) -> Iterat
             yield from _copy(file, source.offset + expert * trained_bytes, trained_bytes)
             yield from filler.noise(type_id, tensor.size_bytes // n_experts - trained_bytes)
     else:
-        yield from _widen_columns(tensor, file, filler)
+        yield from _widen_columns(tensor, file)
 
 
-def _widen_columns(tensor: GrownTensor, file: BinaryIO, filler: Filler) -> Iterator[Piece]:
+def _widen_columns(tensor: GrownTensor, file: BinaryIO) -> Iterator[Piece]:
     """Yield each row of the source followed by zeros: many rows in a piece, or many pieces in a row."""
     source, n_rows = tensor.source, math.prod(tensor.shape[1:])
     trained_bytes, row_bytes = source.size_bytes // n_rows, tensor.size_bytes // n_rows
     if row_bytes > PIECE_BYTES:
         for row in range(n_rows):
             yield from _copy(file, source.offset + row * trained_bytes, trained_bytes)
-            yield from filler.zeros(source.type_id, row_bytes - trained_bytes)
+            yield from _repeat(ZEROS, row_bytes - trained_bytes, 0)
         return
     rows_per_piece = PIECE_BYTES // row_bytes
-    block = np.frombuffer(zero_block(source.type_id), np.uint8)
-    piece = np.tile(block, (rows_per_piece, row_bytes // len(block)))
+    piece = np.zeros((rows_per_piece, row_bytes), np.uint8)
     for row in range(0, n_rows, rows_per_piece):
         count = min(rows_per_piece, n_rows - row)
         trained = _read(file, source.offset + row * trained_bytes, count * trained_bytes)
@@ -139,20 +127,20 @@ def _repeat(template: memoryview, size_bytes: int, start: int) -> Iterator[Piece
 
 
 def _noise_template(type_id: int, random: np.random.Generator) -> memoryview:
-    """Return `TEMPLATE_BLOCKS` blocks of numbers with the standard deviation `NOISE_SPREAD`.
+    """Return about `TEMPLATE_BYTES` of normally distributed numbers with the standard deviation `NOISE_SPREAD`.
 
-    A quantised block has uniform integers (-8 to 7, or -127 to 127) and a scale that varies by half.
+    The number of blocks is prime, so that rows that follow each other differ.
     """
-    n_blocks = TEMPLATE_BLOCKS[type_id]
-    if type_id in (F32, F16):
-        dtype = "<f4" if type_id == F32 else "<f2"
-        return random.normal(0, NOISE_SPREAD, n_blocks).astype(dtype).data.cast("B")
-    blocks: npt.NDArray[np.uint8] = np.empty((n_blocks, TENSOR_TYPES[type_id].block_bytes), np.uint8)
-    integer_spread = math.sqrt((16**2 - 1) / 12) if type_id == Q4_0 else math.sqrt((255**2 - 1) / 12)
-    scales = random.uniform(0.5, 1.5, (n_blocks, 1)) * NOISE_SPREAD / integer_spread
-    blocks[:, :2] = scales.astype("<f2").view(np.uint8)
-    if type_id == Q4_0:
-        blocks[:, 2:] = random.integers(0, 256, (n_blocks, 16), np.uint8)
-    else:
-        blocks[:, 2:] = random.integers(-127, 128, (n_blocks, 32), np.int8).view(np.uint8)
-    return blocks.data.cast("B")
+    kind = TENSOR_TYPES[type_id]
+    blocks = bytearray()
+    n_blocks = _prime_up_to(TEMPLATE_BYTES // kind.block_bytes)
+    n_values = n_blocks * kind.block_elements
+    for done in range(0, n_values, NOISE_AT_ONCE):
+        values = random.standard_normal(min(n_values - done, NOISE_AT_ONCE), np.float32) * np.float32(NOISE_SPREAD)
+        blocks += _ggml.quantize(type_id, values, kind.size_bytes(values.size)).tobytes()
+    return memoryview(bytes(blocks))
+
+
+def _prime_up_to(most: int) -> int:
+    """Return the largest prime that is not above `most`, which is at least 2."""
+    return next(n for n in range(most, 1, -1) if all(n % factor for factor in range(2, math.isqrt(n) + 1)))

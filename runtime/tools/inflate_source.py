@@ -13,10 +13,14 @@ from pathlib import Path
 
 from edge_run.base.errors import NotSupported
 from edge_run.tiers.gguf import Header, TensorInfo, read_gguf, read_header
-from edge_run.tiers.gguf_format import F16, F32, Q4_0, Q8_0, TENSOR_TYPES, UINT32
+from edge_run.tiers.gguf_format import TENSOR_TYPES, UINT32
 
 SUPPORTED_ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe")  # a layer there does not depend on its number
-SUPPORTED_TYPES = (F32, F16, Q4_0, Q8_0)
+SUPPORTED_TYPES = (  # llama.cpp quantises to them quickly, and without an importance matrix
+    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+)
+LEAST_WIDTH_STEP = 32
 
 _LAYER_TENSOR = re.compile(r"blk\.(\d{1,9})\.(.+)")
 
@@ -24,7 +28,7 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d{1,9})\.(.+)")
 class Role(enum.Enum):
     """What happens to a layer's tensor when the model grows."""
 
-    SHARED = "norms, biases and the router: an added layer has those of the trained layer before it"
+    SHARED = "norms, biases and the router: an added layer has those of the trained layer after it"
     NOISE = "noise in an added layer"
     SILENT = "zeros in an added layer"
     ROWS = "wider by rows of noise; noise in an added layer"
@@ -63,6 +67,17 @@ class InflateSource:
     after: tuple[TensorInfo, ...]
     width: int
     width_keys: tuple[str, ...]
+
+    @property
+    def width_step(self) -> int:
+        """By how many neurons it can grow: whole blocks of every row as wide as they are many, K-quants' of 256."""
+        blocks = (
+            TENSOR_TYPES[tensor.type_id].block_elements
+            for layer in self.layers
+            for part, tensor in layer.items()
+            if ROLES[part] is Role.COLUMNS
+        )
+        return max(LEAST_WIDTH_STEP, *blocks)
 
 
 def read_source(path: Path) -> InflateSource:
@@ -113,11 +128,11 @@ def _check_part(path: Path, tensor: TensorInfo, part: str) -> None:
         raise NotSupported(
             f"{path}: no rule for growing {tensor.name} of shape {tensor.shape}; grow another model",
         )
-    if role is not Role.SHARED and tensor.type_id not in SUPPORTED_TYPES:
-        kind = TENSOR_TYPES[tensor.type_id].name
+    kind = TENSOR_TYPES[tensor.type_id].name
+    if role is not Role.SHARED and kind not in SUPPORTED_TYPES:
         raise NotSupported(
-            f"{path}: {tensor.name} is {kind}, Q4_0, Q8_0, F16 or F32 is needed; quantise the model with "
-            "llama-quantize --pure to Q4_0",
+            f"{path}: {tensor.name} is {kind}, one of {', '.join(SUPPORTED_TYPES)} is needed; quantise the model with "
+            "llama-quantize",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import tracemalloc
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ import pytest
 import edge_run
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError
 from edge_run.runtime.tools import inflate_blocks
-from edge_run.runtime.tools.inflate import inflate
+from edge_run.runtime.tools.inflate import inflate, plan_growth
+from edge_run.runtime.tools.inflate_source import SUPPORTED_TYPES, read_source
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 from tiny_models import make_model, silence_llama_logs
@@ -80,6 +82,20 @@ def continue_greedily(path: Path, prompt: list[int] | None = None) -> tuple[list
     return tokens, logits
 
 
+def smallest_with(source: Path, layers: int) -> int:
+    """Return the size of `source` with `layers` layers that are as wide as its own."""
+    with pytest.raises(ConfigError) as refused:
+        plan_growth(read_source(source), 1, layers)
+    return refused.value.needed_bytes
+
+
+def assert_same_bits(small: Path, big: Path, prompt: list[int] | None = None) -> None:
+    tokens, logits = continue_greedily(small, prompt)
+    grown_tokens, grown_logits = continue_greedily(big, prompt)
+    assert grown_tokens == tokens
+    assert all(np.array_equal(a, b) for a, b in zip(logits, grown_logits, strict=True))
+
+
 def assert_same_computation(small: Path, big: Path, prompt: list[int] | None = None) -> None:
     tokens, logits = continue_greedily(small, prompt)
     grown_tokens, grown_logits = continue_greedily(big, prompt)
@@ -98,22 +114,70 @@ def test_grown_kit_model_computes_the_same(tmp_path: Path, layers: int | None, n
     assert_same_computation(KIT, big)
 
 
-def quantised(source: Path, target: Path, file_type: int) -> Path:
-    """Store all matrices of `source` in one type: 0 is F32, 1 F16, 2 Q4_0, 7 Q8_0, 15 Q4_K."""
+FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12,
+              "Q4_K": 15, "Q5_K": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ3_S": 26, "IQ4_XS": 30, "BF16": 32}  # fmt: skip
+TYPE_IDS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
+PROMPT_TOKENS = [5, 17, 101, 42, 300, 7]
+
+
+def quantised(source: Path, target: Path, kind: str, is_pure: bool = True) -> Path:
+    """Store all matrices of `source` in the type `kind`; when not `is_pure` the mixture that llama.cpp makes of it."""
     params = low.llama_model_quantize_default_params()
-    params.ftype, params.pure, params.nthread = file_type, True, 1
+    params.ftype, params.pure, params.nthread = FILE_TYPES[kind], is_pure, 1
     silence_llama_logs()
     assert low.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)) == 0
     return target
 
 
-@pytest.mark.parametrize("file_type", [0, 1, 2, 7])
+def types_of(path: Path) -> dict[str, set[str]]:
+    """Return the types of the matrices, by their name within a layer, and of those outside under their own."""
+    found: dict[str, set[str]] = {}
+    for tensor in read_gguf(path).tensors:
+        found.setdefault(re.sub(r"^blk\.\d+\.", "", tensor.name), set()).add(TENSOR_TYPES[tensor.type_id].name)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q4_0", "Q8_0", "Q5_1", "Q4_K", "Q6_K"])
 @pytest.mark.parametrize(("name", "layers"), [("qwen3moe", None), ("qwen3moe", 7), ("llama-moe", 5), ("qwen2", 6)])
-def test_other_models_compute_the_same(tmp_path: Path, name: str, layers: int | None, file_type: int) -> None:
-    small = quantised(make_model(name, tmp_path), tmp_path / "small.gguf", file_type)
-    big = inflate(small, tmp_path / "big.gguf", 3 * small.stat().st_size, layers)
-    assert big.stat().st_size > 2.5 * small.stat().st_size
-    assert_same_computation(small, big, prompt=[5, 17, 101, 42, 300, 7])
+def test_other_models_compute_the_same(tmp_path: Path, name: str, layers: int | None, kind: str) -> None:
+    small = quantised(make_model(name, tmp_path), tmp_path / "small.gguf", kind)
+    big = inflate(small, tmp_path / "big.gguf", 6 * small.stat().st_size, layers)
+    assert big.stat().st_size > 4 * small.stat().st_size, "within a step, which K-quants have of 256 neurons"
+    assert types_of(big) == types_of(small)
+    assert kind in types_of(small)["attn_q.weight"]
+    assert_same_computation(small, big, PROMPT_TOKENS)
+
+
+@pytest.mark.parametrize("kind", SUPPORTED_TYPES)
+@pytest.mark.parametrize("name", ["qwen3moe", "llama"])
+def test_layers_alone_change_no_bit(tmp_path: Path, name: str, kind: str) -> None:
+    """Neither of a prompt's logits nor of a token's: every matrix keeps its size, and the last layer is the last."""
+    small = quantised(make_model(name, tmp_path), tmp_path / "small.gguf", kind)
+    for layers in (5, 11):
+        big = inflate(small, tmp_path / "big.gguf", smallest_with(small, layers), layers)
+        model = read_gguf(big)
+        assert model.value("block_count") == layers
+        assert_same_bits(small, big, PROMPT_TOKENS)
+
+
+@pytest.mark.parametrize("layers", [None, 30])
+def test_a_mixture_of_types_keeps_each_where_it_is(tmp_path: Path, layers: int | None) -> None:
+    """As in files called Q4_K_M: most matrices Q4_K, some Q6_K, and Q5_0 or Q8_0 where rows are not whole blocks."""
+    small = quantised(make_model("qwen2", tmp_path), tmp_path / "small.gguf", "Q4_K", is_pure=False)
+    assert len({kind for kinds in types_of(small).values() for kind in kinds}) >= 3
+    size_bytes = smallest_with(small, layers) if layers else 3 * small.stat().st_size
+    big = inflate(small, tmp_path / "big.gguf", size_bytes, layers)
+    assert types_of(big) == types_of(small)
+    assert read_gguf(big).value("feed_forward_length") % 256 == 0, "whole blocks of Q4_K and Q6_K"
+    (assert_same_bits if layers else assert_same_computation)(small, big, PROMPT_TOKENS)
+    outside = ("token_embd.weight", "output.weight", "output_norm.weight")
+    raw = {path: path.read_bytes() for path in (small, big)}
+    kept = [
+        {t.name: raw[path][t.offset :][: t.size_bytes] for t in read_gguf(path).tensors if t.name in outside}
+        for path in (small, big)
+    ]
+    assert kept[0] == kept[1]
+    assert "token_embd.weight" in kept[0]
 
 
 def test_rows_wider_than_a_piece_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,18 +193,17 @@ def test_trained_and_added_bytes_lie_where_they_should(tmp_path: Path) -> None:
     for tensor in read_gguf(big).tensors:
         data = np.frombuffer(raw, np.uint8, tensor.size_bytes, tensor.offset)
         layer, _, part = tensor.name.removeprefix("blk.").partition(".")
-        is_added = layer.isdigit() and int(layer) % 2 == 1  # 16 layers of 8: every second one
+        is_added = layer.isdigit() and int(layer) % 2 == 0  # 16 layers of 8: every second one
         name = f"blk.{int(layer) // 2}.{part}" if layer.isdigit() else tensor.name
         trained = np.frombuffer(small_raw, np.uint8, small_tensors[name].size_bytes, small_tensors[name].offset)
-        zeros = np.frombuffer(inflate_blocks.zero_block(tensor.type_id), np.uint8)
         if "ffn_down" in part:
             n_rows = tensor.shape[1]
             rows, trained_rows = data.reshape(n_rows, -1), trained.reshape(n_rows, -1)
             kept_bytes = 0 if is_added else trained_rows.shape[1]
             assert (rows[:, :kept_bytes] == trained_rows[:, :kept_bytes]).all()
-            assert (rows[:, kept_bytes:].reshape(-1, len(zeros)) == zeros).all()
+            assert not rows[:, kept_bytes:].any()
         elif is_added and "attn_output" in part:
-            assert (data.reshape(-1, len(zeros)) == zeros).all()
+            assert not data.any()
         elif is_added and "norm" not in part:
             assert len(np.unique(data)) > 200
         else:
@@ -157,14 +220,16 @@ def test_seed_decides_the_bytes(tmp_path: Path) -> None:
     assert len(first) == len(other)
 
 
-@pytest.mark.parametrize("file_type", [0, 1, 2, 7])
-def test_noise_looks_like_weights(file_type: int) -> None:
-    type_id = {0: 0, 1: 1, 2: 2, 7: 8}[file_type]
-    raw = b"".join(inflate_blocks.Filler(0).noise(type_id, TENSOR_TYPES[type_id].size_bytes(64_000)))
+@pytest.mark.parametrize("kind", SUPPORTED_TYPES)
+def test_noise_looks_like_weights_and_zero_bytes_are_zeros(kind: str) -> None:
+    type_id = TYPE_IDS[kind]
+    size_bytes = TENSOR_TYPES[type_id].size_bytes(64_000)
+    raw = b"".join(inflate_blocks.Filler(0).noise(type_id, size_bytes))
     values = gguf.dequantize(np.frombuffer(raw, np.uint8), gguf.GGMLQuantizationType(type_id))
     assert values.size == 64_000
-    assert np.abs(values).max() < 0.1
+    assert np.abs(values).max() < 0.11
     assert values.std() == pytest.approx(inflate_blocks.NOISE_SPREAD, rel=0.1)
+    assert not gguf.dequantize(np.zeros(size_bytes, np.uint8), gguf.GGMLQuantizationType(type_id)).any()
 
 
 def test_own_size_copies_the_model(tmp_path: Path) -> None:
@@ -200,14 +265,14 @@ def test_impossible_sizes_are_refused(tmp_path: Path, size_bytes: int, layers: i
 
 
 @pytest.mark.parametrize(
-    ("name", "file_type", "message"),
+    ("name", "kind", "message"),
     [
-        ("gemma", 2, "gemma in 1 file"),
-        ("llama", 15, "is Q4_K, Q4_0, Q8_0, F16 or F32 is needed"),
+        ("gemma", "Q4_0", "gemma in 1 file"),
+        ("llama", "IQ3_S", "is IQ3_S, one of F32, .* is needed"),
     ],
 )
-def test_other_kinds_are_refused(tmp_path: Path, name: str, file_type: int, message: str) -> None:
-    small = quantised(make_model(name, tmp_path), tmp_path / "small.gguf", file_type)
+def test_other_kinds_are_refused(tmp_path: Path, name: str, kind: str, message: str) -> None:
+    small = quantised(make_model(name, tmp_path), tmp_path / "small.gguf", kind)
     with pytest.raises(NotSupported, match=message):
         inflate(small, tmp_path / "big.gguf", 100_000_000)
 

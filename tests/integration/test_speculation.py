@@ -6,20 +6,19 @@ import contextlib
 import gc
 import itertools
 import os
-import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from eager import Eager
 from edge_run import AsyncModel, BudgetError, ConfigError, Model, ModelFileError, NotSupported
 from edge_run.base.config import ModelConfig
-from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation import speculation_setup
@@ -29,7 +28,6 @@ from edge_run.runtime.planning.plan import planner
 from edge_run.runtime.speculation import overlap
 from edge_run.runtime.speculation.draft_model import DraftModel
 from edge_run.runtime.speculation.overlap import Overlap, following
-from edge_run.runtime.speculation.width_control import WidthControl
 from in_child import in_child
 from kit_models import KIT, streamed
 from tiny_models import make_model
@@ -37,20 +35,6 @@ from tiny_models import make_model
 PROMPT = "Once upon a time, in a small town by the sea, there was"
 RESIDENT: dict[str, Any] = {"threads": 1, "context_tokens": 256, "micro_batch_tokens": 32, "draft_tokens": 15}
 NOISE = 0.3  # between widths, on these models
-
-
-class Eager(WidthControl):
-    """Speculates always, with every width there is in turn: what pays on a device is not what is tested here."""
-
-    def __init__(self, costs: WidthCosts, most_tokens: int, least_gain: float) -> None:
-        super().__init__(costs, most_tokens, least_gain)
-        self._chance = random.Random(1)
-
-    def wants_guesses(self) -> bool:
-        return True
-
-    def choose(self, values: Sequence[float]) -> int:
-        return self._chance.randint(1, min(self._most_tokens, len(values) + 1))
 
 
 @pytest.fixture

@@ -1,0 +1,23 @@
+"""Speculation that is always on, with every width there is: what pays on a device is not what tests are about."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from edge_run.partition.width_costs import WidthCosts
+from edge_run.runtime.speculation.width_control import WidthControl
+
+
+class Eager(WidthControl):
+    """Speculates always, with a random width; to be put in place of `speculation_setup.WidthControl`."""
+
+    def __init__(self, costs: WidthCosts, most_tokens: int, least_gain: float) -> None:
+        super().__init__(costs, most_tokens, least_gain)
+        self._chance = random.Random(1)
+
+    def wants_guesses(self) -> bool:
+        return True
+
+    def choose(self, values: Sequence[float]) -> int:
+        return self._chance.randint(1, min(self._most_tokens, len(values) + 1))
