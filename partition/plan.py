@@ -8,13 +8,13 @@ so that reading never has to wait for computing, nor computing for reading.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, islice
-from operator import sub
+from itertools import chain, islice
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import MIB, format_size, round_up
+from edge_run.partition.window import SEGMENT_CHUNKS, Group, groups_of, is_enough, most_pinned, pins_for
 
 LOOKAHEAD_CHUNKS = 16
 MARGIN_SHARE, MARGIN_BYTES = 256, 2 * MIB  # of the smallest budget named: what was measured varies from run to run
@@ -49,6 +49,8 @@ def plan_residency(
     chunk_bytes: int,
     available_bytes: int,
     other_bytes: int,
+    lookahead_chunks: int = LOOKAHEAD_CHUNKS,
+    segment_chunks: int = SEGMENT_CHUNKS,
 ) -> ResidencyPlan:
     """Decide for one pass which chunks stay.
 
@@ -57,11 +59,12 @@ def plan_residency(
     chunk_bytes: the size of a chunk.
     available_bytes: what the budget leaves for weights.
     other_bytes: the rest of the budget, for the error message.
+    lookahead_chunks: the frames to read ahead through, besides those of two segments in a row.
+    segment_chunks: the most chunks of a segment that may be more than one matrix.
 
     Raises BudgetError, with the smallest budget that works, when the largest segment does not fit.
     """
-    taken = _taken(segments)
-    uses = Counter(chain.from_iterable(taken))
+    uses = Counter(chain.from_iterable(_taken(segments)))
     movable = [chunk for chunk in uses if chunk not in must_pin]
     fixed = must_pin.intersection(uses)
     n_places = available_bytes // chunk_bytes - len(fixed)
@@ -79,35 +82,16 @@ def plan_residency(
         )
     if n_places >= len(movable):
         return ResidencyPlan(tuple(uses), (), 0, 0, len(fixed) + largest)
-    pair = max((a + b for a, b in zip(sizes, sizes[1:] + sizes[:1], strict=True)), default=0)
+    moving = [[chunk for chunk in segment if chunk not in must_pin] for segment in segments]
     run = -(-len(movable) // MOST_RUNS)
-    spare = n_places - pair - 2 * run - LOOKAHEAD_CHUNKS
-    n_pinned = min(max(0, int(spare / max(1 - pair / len(movable), 1e-9))), n_places - 1, len(movable) - 1)
-    streamed = _choose_streamed(movable, uses, len(movable) - n_pinned, run)
-    while n_places - n_pinned < (needed := frames_needed(segments, streamed, largest)):
-        n_pinned = n_places - needed
-        streamed = _choose_streamed(movable, uses, len(movable) - n_pinned, run)
+    groups = groups_of(moving, uses, n_places, lookahead_chunks + 2 * run, 2 * run, segment_chunks)
+    n_pinned = most_pinned(groups, min(n_places, len(movable)) - 1)
+    streamed = _choose(groups, moving, uses, len(movable) - n_pinned, run)
     chosen = frozenset(streamed)
     pinned = tuple(chunk for chunk in uses if chunk not in chosen)
     n_frames = n_places - n_pinned
-    n_reads = _count_reads(taken, chosen, uses, n_frames - needed)
+    n_reads = _count_reads(segments, chosen, uses, n_frames)
     return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, len(fixed) + largest)
-
-
-def frames_needed(segments: Sequence[Sequence[int]], streamed: Collection[int], largest: int) -> int:
-    """Return the frames that every segment can do with if `streamed` streams, wherever a pass is cut.
-
-    They hold the streamed chunks of any uses in a row, as many as the longest segment has, but at most `largest`.
-    """
-    chosen = frozenset(streamed)
-    reach = longest_segment(segments)
-    sums = [0, *accumulate(chunk in chosen for chunk in chain.from_iterable(segments))]
-    return min(largest, max(map(sub, sums[reach:], sums), default=0))
-
-
-def longest_segment(segments: Sequence[Sequence[int]]) -> int:
-    """Return the number of chunks in the longest segment."""
-    return max(map(len, segments), default=0)
 
 
 def with_lent(plan: ResidencyPlan, segments: Sequence[Sequence[int]], most_lent: int) -> ResidencyPlan:
@@ -119,9 +103,7 @@ def with_lent(plan: ResidencyPlan, segments: Sequence[Sequence[int]], most_lent:
         return plan
     lent = halved_evenly(spread_evenly(plan.streamed, min(most_lent, len(plan.streamed))))
     left = frozenset(plan.streamed).difference(lent)
-    taken = _taken(segments)
-    largest = max((len(left.intersection(segment)) for segment in segments), default=0)
-    n_reads = _count_reads(taken, left, Counter(chain.from_iterable(taken)), plan.n_frames - largest)
+    n_reads = _count_reads(segments, left, Counter(chain.from_iterable(_taken(segments))), plan.n_frames)
     return replace(plan, lent=tuple(lent), streamed_uses=n_reads)
 
 
@@ -136,8 +118,13 @@ def _taken(segments: Sequence[Sequence[int]]) -> list[list[int]]:
     return taken
 
 
-def _count_reads(taken: Sequence[Sequence[int]], streamed: frozenset[int], uses: Counter[int], reach: int) -> int:
-    """Return the reads of streamed chunks in a pass; a chunk that is used again within `reach` other uses stays."""
+def _count_reads(segments: Sequence[Sequence[int]], streamed: frozenset[int], uses: Counter[int], n_frames: int) -> int:
+    """Return the reads of streamed chunks in a pass.
+
+    A chunk that is used again within as many other uses as the largest segment leaves frames stays.
+    """
+    reach = n_frames - max((len(streamed.intersection(segment)) for segment in segments), default=0)
+    taken = _taken(segments)
     order = [chunk for chunks in taken for chunk in chunks if chunk in streamed]
     if len(order) <= reach:
         return 0
@@ -148,6 +135,49 @@ def _count_reads(taken: Sequence[Sequence[int]], streamed: frozenset[int], uses:
             n_reads -= i - last[chunk] <= reach
             last[chunk] = i
     return n_reads
+
+
+def _choose(
+    groups: Sequence[Group],
+    segments: Sequence[Sequence[int]],
+    uses: Counter[int],
+    count: int,
+    run: int,
+) -> list[int]:
+    """Return `count` chunks to stream, spread evenly over the pass as far as the frames allow that.
+
+    For that, of two segments in a row at most so many may stream: as many as possible. Where no such number will do, as
+    few as must be are pinned first, and what streams is spread evenly over the rest.
+    """
+    movable = list(dict.fromkeys(chain.from_iterable(segments)))
+    n_pinned = len(movable) - count
+    chosen = None
+    low, high = 1, 2 * max(map(len, segments))
+    most_of_two = high
+    while low <= high:
+        may_stream = _limited(segments, uses, most_of_two, run)
+        streamed = _choose_streamed(may_stream, uses, count, run) if len(may_stream) >= count else None
+        if streamed is None:
+            low = most_of_two + 1
+        elif is_enough(groups, streamed, n_pinned):
+            chosen, low = streamed, most_of_two + 1
+        else:
+            high = most_of_two - 1
+        most_of_two = (low + high) // 2
+    if chosen is None:
+        pins = pins_for(groups, n_pinned) or frozenset()
+        return _choose_streamed([chunk for chunk in movable if chunk not in pins], uses, count, run)
+    return chosen
+
+
+def _limited(segments: Sequence[Sequence[int]], uses: Counter[int], most_of_two: int, run: int) -> list[int]:
+    """Return the chunks that may stream if at most `most_of_two` do of two segments in a row."""
+    kept = set[int]()
+    for i, segment in enumerate(segments):
+        most = (most_of_two + i % 2) // 2
+        if len(segment) > most:
+            kept.update(frozenset(segment).difference(_choose_streamed(segment, uses, most, run)))
+    return [chunk for chunk in dict.fromkeys(chain.from_iterable(segments)) if chunk not in kept]
 
 
 def _choose_streamed(movable: Sequence[int], uses: Counter[int], count: int, run: int) -> list[int]:
@@ -180,6 +210,8 @@ def halved_evenly(chunks: Sequence[int]) -> list[int]:
 
 def _spread(chunks: Sequence[int], count: int, run: int) -> list[int]:
     """Return `count` of `chunks`, in order: runs of `run` neighbours, evenly spaced."""
+    if not count:
+        return []
     n_runs = -(-count // run)
     starts = dict.fromkeys(int((i + 0.5) * len(chunks) / n_runs) // run * run for i in range(n_runs))
     places = [i for start in starts for i in range(start, min(start + run, len(chunks)))][:count]

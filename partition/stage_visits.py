@@ -15,7 +15,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 
-from edge_run.partition.plan import ResidencyPlan, frames_needed, longest_segment, spread_evenly
+from edge_run.partition.plan import ResidencyPlan, spread_evenly
+from edge_run.partition.window import frames_needed
 
 LONG_RUN = 8  # chunks: longer reads gain nothing
 
@@ -52,9 +53,9 @@ def plan_stage_visits(
         chosen = frozenset(chain.from_iterable(map(_in_runs, own, counts)))
         rest = [chunk for chunk in order if chunk not in chosen]
         n_lent = max(0, len(rest) - (n_places - n_frames))
-        far = _far_from(chosen, rest, segments)
-        lent = frozenset(spread_evenly(far if len(far) >= n_lent else rest, n_lent))
-        needed = frames_needed(segments, chosen | lent, plan.minimum_chunks - len(fixed))
+        lendable = _lendable(chosen, rest, segments, n_frames)
+        lent = frozenset(spread_evenly(lendable if len(lendable) >= n_lent else rest, n_lent))
+        needed = frames_needed(segments, chosen | lent)
         if needed <= n_frames:
             return replace(
                 plan,
@@ -69,15 +70,18 @@ def plan_stage_visits(
     return None
 
 
-def _far_from(chosen: Collection[int], rest: Sequence[int], segments: Sequence[Sequence[int]]) -> list[int]:
-    """Return the chunks of `rest` that share a segment with none of `chosen`, wherever a pass is cut."""
-    reach = longest_segment(segments)
-    uses = list(chain.from_iterable(segments))
-    near: set[int] = set()
-    for i, chunk in enumerate(uses):
-        if chunk in chosen:
-            near.update(uses[max(0, i - reach + 1) : i + reach])
-    return [chunk for chunk in rest if chunk not in near]
+def _lendable(
+    chosen: frozenset[int], rest: Sequence[int], segments: Sequence[Sequence[int]], n_frames: int
+) -> list[int]:
+    """Return the chunks of `rest` in segments with none of `chosen`, of each segment at most as many as frames hold."""
+    left: set[int] = set(rest)
+    for segment in segments:
+        here = [chunk for chunk in segment if chunk in left]
+        if not chosen.isdisjoint(segment):
+            left.difference_update(here)
+        elif len(here) > n_frames:
+            left.difference_update(frozenset(here).difference(spread_evenly(here, n_frames)))
+    return [chunk for chunk in rest if chunk in left]
 
 
 def _in_runs(chunks: Sequence[int], count: int) -> list[int]:

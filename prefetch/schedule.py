@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-SEGMENT_CHUNKS = 4
+from edge_run.partition.window import SEGMENT_CHUNKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,14 @@ def schedule_pass(
     borders: nodes before which the pass is always cut. Where no node between two borders needs a chunk, these nodes
         are in no segment.
 
-    A chunk that is used twice in a pass is acquired twice, unless in neighbouring segments.
+    A chunk that is used twice in a pass is acquired twice, unless in neighbouring segments. A segment of more than
+    `segment_chunks` chunks is what lies between two places where a cut is allowed, and nodes that need no other chunks.
+    So wherever a pass is cut, no such segment has a part in two segments (`frames_needed`).
     """
     spans: list[tuple[int, int, AbstractSet[int]]] = []
     first, chunks = 0, frozenset[int]()
     forced = frozenset(borders)
+    parts = _parts(needs, may_cut, forced)
     for i, (needed, is_cut_allowed) in enumerate(zip(needs, may_cut, strict=True)):
         if i in forced:
             if chunks:
@@ -82,11 +85,10 @@ def schedule_pass(
             first, chunks = i, frozenset()
         if not needed:
             continue
-        together = chunks | needed
-        if is_cut_allowed and chunks and len(together) > max(segment_chunks, len(chunks)):
+        if is_cut_allowed and chunks and len(chunks | parts[i]) > max(segment_chunks, len(chunks)):
             spans.append((first, i - 1, chunks))
-            first, together = i, frozenset(needed)
-        chunks = together
+            first, chunks = i, frozenset()
+        chunks = chunks | needed
     if chunks or not spans:
         spans.append((first, len(needs) - 1, chunks))
     befores = [frozenset[int](), *(chunks for _, _, chunks in spans[:-1])]
@@ -95,3 +97,17 @@ def schedule_pass(
         Segment(first, last, tuple(sorted(now)), tuple(sorted(now - before)), tuple(sorted(now - after)))
         for (first, last, now), before, after in zip(spans, befores, afters, strict=True)
     ]
+
+
+def _parts(
+    needs: Sequence[AbstractSet[int]], may_cut: Sequence[bool], borders: AbstractSet[int]
+) -> list[AbstractSet[int]]:
+    """Return what each node and those after it need, up to the next node before which a pass may be cut."""
+    parts: list[AbstractSet[int]] = []
+    part: AbstractSet[int] = frozenset()
+    for i in range(len(needs) - 1, -1, -1):
+        part = part | needs[i] if needs[i] else part
+        parts.append(part)
+        if i in borders or (may_cut[i] and needs[i]):
+            part = frozenset()
+    return parts[::-1]

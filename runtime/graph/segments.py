@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from edge_run.prefetch.schedule import SEGMENT_CHUNKS, Segment, schedule_pass
+from edge_run.partition.window import SEGMENT_CHUNKS
+from edge_run.prefetch.schedule import Segment, schedule_pass
 from edge_run.runtime.graph.nodes import GraphMap, WeightRead
 from edge_run.tiers.address_space import AddressSpace
 

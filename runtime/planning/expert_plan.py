@@ -108,7 +108,7 @@ def _sharing(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> _Sha
 
     part = DensePart.of(experts, dense)
     needs = [segment.needs for segment in part.segments(graph, address_space, ranges)]
-    return _Sharing(terms, address_space, experts, dense, ranges, needs)
+    return _Sharing(terms, address_space, experts, dense, ranges, needs, part.segment_chunks)
 
 
 class _Sharing:
@@ -126,9 +126,10 @@ class _Sharing:
         dense: tuple[int, ...],
         ranges: Sequence[RowRange],
         needs: Sequence[Sequence[int]],
+        segment_chunks: int,
     ) -> None:
-        """needs: the dense chunks that each segment of a pass needs."""
-        self._needs = needs
+        """needs: the dense chunks that each segment of a pass needs, at most `segment_chunks` or one matrix."""
+        self._needs, self._segment_chunks = needs, segment_chunks
         self._terms, self._address_space, self._experts, self._dense = terms, address_space, experts, dense
         self._ranges, self._rows = ranges, sum(r.budget_bytes for r in ranges)
         is_learnt = terms.expert_prefetch != "off"
@@ -167,7 +168,11 @@ class _Sharing:
         shorter = self._terms.shortened(max(1, self._least_chunks - n_places) * self._chunk_cost)
         if shorter is None:
             return None
-        return _Sharing(shorter, self._address_space, self._experts, self._dense, self._ranges, self._needs).plan()
+        return self._for(shorter).plan()
+
+    def _for(self, terms: Terms) -> _Sharing:
+        dense, ranges, needs = self._dense, self._ranges, self._needs
+        return _Sharing(terms, self._address_space, self._experts, dense, ranges, needs, self._segment_chunks)
 
     def _other_bytes(self, terms: Terms) -> int:
         held = terms.holdings.total_bytes + self._rows + self._prediction + terms.packed_bytes
@@ -181,7 +186,14 @@ class _Sharing:
             n_frames = round(self._least * (most / self._least) ** (step / (_SHARES_TRIED - 1)))
             try:
                 available = (n_places - n_frames) * self._chunk_cost
-                residency = plan_residency(needs, self._address_space.ragged, self._chunk_cost, available, 0)
+                residency = plan_residency(
+                    needs,
+                    self._address_space.ragged,
+                    self._chunk_cost,
+                    available,
+                    0,
+                    segment_chunks=self._segment_chunks,
+                )
             except BudgetError:
                 break  # more for experts leaves less for these
             residency = with_lent(residency, needs, self._terms.lent_bytes // self._chunk_cost)

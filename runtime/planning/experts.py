@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from edge_run.base.units import KIB, MIB
-from edge_run.prefetch.schedule import SEGMENT_CHUNKS, Segment
+from edge_run.partition.window import SEGMENT_CHUNKS
+from edge_run.prefetch.schedule import Segment
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
 from edge_run.runtime.graph.segments import LookupTable, chunks_of, cut_into_segments
 from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from edge_run.prefetch.schedule import SEGMENT_CHUNKS, Segment, join_stage_visits
+from edge_run.partition.window import SEGMENT_CHUNKS
+from edge_run.prefetch.schedule import Segment, join_stage_visits
 from edge_run.runtime.decoding.driver import Step, Steps
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
 from edge_run.runtime.graph.observer import looked_up_rows
