@@ -44,3 +44,15 @@ class Memory:
 
     def lose_frame(self, chunk: int) -> None:
         self.frame_under.pop(chunk, None)
+
+    def grow(self, n_frames: int) -> None:
+        self.n_frames += n_frames
+
+    def shrink(self, n_frames: int, chunks: Sequence[int]) -> None:
+        """Give up `n_frames` frames: those under `chunks`, and others that were not made yet."""
+        for chunk in chunks:
+            assert all(chunk != other.chunk for other in self.loading), "a frame goes from under a read"
+            del self.frame_under[chunk]
+            self.readable.discard(chunk)
+        self.n_frames -= n_frames
+        assert len(self.frame_under) <= self.n_frames, "more frames than the plan has"

@@ -151,18 +151,21 @@ class Weights:
             self._let_go()
             self._submit(self._residency.grow(n_frames))
 
-    def shrink(self, n_frames: int) -> None:
-        """Free the memory of `n_frames` frames, once so many hold nothing that anybody holds; only of an `OnDemand`."""
+    def shrink(self, n_frames: int) -> int:
+        """Free the memory of at most `n_frames` frames whose chunks nobody holds; only of an `OnDemand`.
+
+        Waits for one at least, and returns how many there were.
+        """
         assert isinstance(self._residency, OnDemand)
         with self._changed:
             self._let_go()
-            while n_frames:
+            while True:
                 n_gone, chunks = self._residency.shrink(n_frames)
                 self._address_space.unmap(chunks)
-                n_frames -= n_gone
-                if n_frames:
-                    self._changed.wait(timeout=0.1)
-                    self._check()
+                if n_gone or not n_frames:
+                    return n_gone
+                self._changed.wait(timeout=0.1)
+                self._check()
 
     def unread(self, chunks: Iterable[int]) -> int:
         """Return how many of `chunks` are held, not waited for, and not being read yet."""

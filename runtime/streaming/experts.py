@@ -87,7 +87,7 @@ class ExpertStreaming:
         self.tuning, self.packed = adaptation.tuning, adaptation.packed
         self._experts, self._cache, self._weights = experts, cache, weights
         self.most_loans = room.n_lent
-        self._n_frames, self._n_used, self._full_tokens = room.n_frames, room.n_used, room.micro_batch_tokens
+        self._n_own_frames, self._n_used, self._full_tokens = room.n_frames, room.n_used, room.micro_batch_tokens
         self._order = [tensor for layer in experts.layers for tensor in layer]
         self._next = dict(zip(self._order, [*self._order[1:], None], strict=True))
         self._ready: dict[ExpertTensor, set[int]] = {tensor: set() for tensor in self._order}
@@ -133,16 +133,20 @@ class ExpertStreaming:
             decisions=tuning.decisions if tuning else (),
         )
 
+    @property
+    def _n_frames(self) -> int:
+        return self._n_own_frames + self._n_borrowed
+
     def borrow(self, n_loans: int) -> None:
         """Have `n_loans` frames more than of its own from now on; only between passes."""
-        change, self._n_borrowed = n_loans - self._n_borrowed, n_loans
-        self._n_frames += change
-        if change > 0:
-            self._weights.grow(change)
-        elif change < 0:
+        if n_loans > self._n_borrowed:
+            self._weights.grow(n_loans - self._n_borrowed)
+            self._n_borrowed = n_loans
+        elif n_loans < self._n_borrowed:
             self._in_use, self._ahead = self._give_back(self._in_use), self._give_back(self._ahead)
-            self._drop(self._cache.resize(min(self._cache.capacity, self._n_frames)))
-            self._weights.shrink(-change)
+            self._drop(self._cache.resize(min(self._cache.capacity, self._n_own_frames + n_loans)))
+        while n_loans < self._n_borrowed:
+            self._n_borrowed -= self._weights.shrink(self._n_borrowed - n_loans)
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Stop before each multiplication by experts: there the ids are known, and the one before it is computed."""

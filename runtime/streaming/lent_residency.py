@@ -40,7 +40,10 @@ class Borrower(Protocol):
         ...
 
     def borrow(self, n_loans: int) -> None:
-        """Have `n_loans` loans from now on, more or fewer than before; only between passes."""
+        """Have `n_loans` loans from now on, more or fewer than before; only between passes.
+
+        What raises, as a stop does, leaves at least as many as are to be left; it is asked for again then.
+        """
         ...
 
 
@@ -121,6 +124,7 @@ class LentResidency:
         """cells: None where keys and values keep all their memory. on_end: runs when the buffer is idle no more."""
         self.loans, self._borrower, self._buffer = loans, borrower, buffer
         self._cells, self._on_end = cells, on_end
+        self._has_told_end = buffer.is_over
 
     @property
     def is_over(self) -> bool:
@@ -129,10 +133,10 @@ class LentResidency:
 
     def before_pass(self, n_tokens: int) -> None:
         """Divide the room for a pass of `n_tokens` tokens, which must be the next one."""
-        was_over = self.is_over
         needed = self._buffer.needed_bytes(n_tokens) + (self._cells.needed_bytes(n_tokens) if self._cells else 0)
         self._divide(needed)
-        if self.is_over and not was_over:
+        if self.is_over and not self._has_told_end:
+            self._has_told_end = True
             self._on_end()
 
     def take_back(self) -> None:
@@ -142,4 +146,5 @@ class LentResidency:
     def _divide(self, needed_bytes: int) -> None:
         settlement = self.loans.before_pass(needed_bytes)
         if settlement.n_returned or settlement.n_granted:
-            self._borrower.borrow(self.loans.n_loans)
+            self._borrower.borrow(self.loans.n_loans + settlement.n_granted - settlement.n_returned)
+        self.loans.settled(settlement)

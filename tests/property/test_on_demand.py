@@ -93,6 +93,25 @@ class OnDemandMachine(RuleBasedStateMachine):
             assert load.chunk in self.asked
             self.give_up()
 
+    @rule(n_frames=st.integers(1, 4))
+    def more_frames(self, n_frames: int) -> None:
+        self.n_frames += n_frames
+        self.memory.grow(n_frames)
+        self._start(self.states.grow(n_frames))
+
+    @precondition(lambda self: self.n_frames > len({*+self.holders} - self.fixed))
+    @rule(data=st.data())
+    def fewer_frames(self, data: st.DataObject) -> None:
+        """Only frames whose chunks nobody holds can go; reads on their way keep theirs."""
+        spare = self.n_frames - len({*+self.holders} - self.fixed)
+        n_frames = data.draw(st.integers(1, spare), "frames")
+        n_gone, chunks = self.states.shrink(n_frames)
+        assert len(chunks) <= n_gone <= n_frames
+        assert self.fixed.isdisjoint(chunks)
+        assert not any(self.holders[chunk] > 0 for chunk in chunks)
+        self.n_frames -= n_gone
+        self.memory.shrink(n_gone, chunks)
+
     def _release(self, chunks: tuple[int, ...]) -> None:
         self.holders.subtract(chunks)
         self._start(self.states.release(chunks))

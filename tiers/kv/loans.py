@@ -4,7 +4,8 @@ A context's keys and values take memory as its text grows, and the buffers of ba
 single tokens are decoded. A budget has room for both in full. What the next pass does not need of that room is lent to
 weights, in loans of one size each, and is returned before a pass that needs it.
 
-One event (`before_pass`), and what to do about it. Not thread-safe: it is asked between passes only.
+One event (`before_pass`), what to do about it, and the note that it is done. Not thread-safe: it is asked between
+passes only.
 """
 
 from __future__ import annotations
@@ -50,18 +51,23 @@ class Loans:
         assert min(pool_bytes, most_loans) >= 0
         assert loan_bytes > 0
         self.pool_bytes, self.loan_bytes, self.most_loans = pool_bytes, loan_bytes, most_loans
-        self.n_loans = self.needed_bytes = self.times_granted = 0
+        self.n_loans = self.needed_bytes = self.times_granted = self._next_bytes = 0
 
     def loans_beside(self, needed_bytes: int) -> int:
         """Return how many loans weights may have while a pass needs `needed_bytes` of the pool."""
         return max(0, min(self.most_loans, (self.pool_bytes - needed_bytes) // self.loan_bytes))
 
     def before_pass(self, needed_bytes: int) -> Settlement:
-        """Divide the pool anew for a pass that needs `needed_bytes` of it; more than the pool lends nothing."""
-        before, self.n_loans = self.n_loans, self.loans_beside(needed_bytes)
-        self.needed_bytes = needed_bytes
-        self.times_granted += self.n_loans > before
-        return Settlement(max(0, before - self.n_loans), max(0, self.n_loans - before))
+        """Return what is to be done before a pass that needs `needed_bytes` of the pool, which may be more than all."""
+        n_loans = self.loans_beside(needed_bytes)
+        self._next_bytes = needed_bytes
+        return Settlement(max(0, self.n_loans - n_loans), max(0, n_loans - self.n_loans))
+
+    def settled(self, settlement: Settlement) -> None:
+        """Note that weights have done what `before_pass` said last."""
+        self.n_loans += settlement.n_granted - settlement.n_returned
+        self.needed_bytes = self._next_bytes
+        self.times_granted += settlement.n_granted > 0
 
     def check(self) -> None:
         """Raise AssertionError where what is lent and what the pass needs are more than the pool."""

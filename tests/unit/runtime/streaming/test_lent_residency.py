@@ -1,0 +1,182 @@
+"""Lent residency: when memory is lent, when it is taken back, and what is given back to the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from edge_run.base.units import MIB
+from edge_run.runtime.decoding import compute_buffer
+from edge_run.runtime.decoding.compute_buffer import ComputeBuffer
+from edge_run.runtime.streaming import lent_residency
+from edge_run.runtime.streaming.lent_residency import CellRoom, IdleBuffer, LentResidency
+from edge_run.tiers import _libc
+from edge_run.tiers.kv.cells import CellCount, Cells, CellTensor
+from edge_run.tiers.kv.loans import Loans
+
+SIZE = 16 * MIB
+LENT = 12 * MIB
+
+
+class FakeWeights:
+    """Notes how many loans it has."""
+
+    most_loans, loan_bytes = 6, 2 * MIB
+
+    def __init__(self) -> None:
+        self.n_loans = 0
+        self.check: Callable[[], None] = lambda: None
+
+    def borrow(self, n_loans: int) -> None:
+        if n_loans < self.n_loans:
+            self.check()
+        self.n_loans = n_loans
+
+
+@pytest.fixture
+def buffer(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Memory that is taken for llama.cpp's, at its address."""
+    address = _libc.map_anonymous(SIZE)
+    _libc.prepare_for_weights(address, SIZE, is_sparse=True)
+    monkeypatch.setattr(compute_buffer.ggml, "compute_buffer", lambda node: (address + 32, SIZE - 64) if node else None)
+    monkeypatch.setattr(compute_buffer, "touched_page_bytes", lambda: _libc.PAGE)
+    yield address
+    _libc.unmap(address, SIZE)
+
+
+def seen() -> ComputeBuffer:
+    found = ComputeBuffer()
+    assert not found.note(0)
+    assert found.note(1)
+    return found
+
+
+def touch(address: int, length: int) -> None:
+    _libc.view(address, length)[:] = b"\1" * length
+
+
+def lending(weights: FakeWeights, buffer: ComputeBuffer, **options: object) -> LentResidency:
+    loans = Loans(LENT, weights.loan_bytes, weights.most_loans)
+    return LentResidency(loans, weights, IdleBuffer(buffer, LENT), **options)  # type: ignore[arg-type]
+
+
+def test_only_whole_pages_of_the_buffer_count(buffer: int) -> None:
+    assert seen().size_bytes == SIZE - 2 * _libc.PAGE
+
+
+def test_what_is_dropped_takes_nothing_and_its_neighbours_stay(buffer: int) -> None:
+    found = seen()
+    touch(buffer, SIZE)
+    assert found.resident_bytes() == found.size_bytes
+    found.drop()
+    assert found.resident_bytes() == 0
+    assert _libc.view(buffer, 33)[32] == 1
+    touch(buffer + MIB, 3 * _libc.PAGE)
+    assert found.resident_bytes() == 3 * _libc.PAGE
+
+
+def test_what_is_touched_is_counted_in_pages_once_and_only_inside(buffer: int) -> None:
+    ranges = [(buffer + MIB, 10), (buffer + MIB + 20, 10), (buffer + MIB + _libc.PAGE - 1, 2), (buffer - MIB, 100)]
+    assert seen().touched_bytes(ranges) == 2 * _libc.PAGE
+    assert seen().touched_bytes([(buffer - MIB, 100 * MIB)]) == seen().size_bytes
+
+
+def test_it_is_lent_for_single_tokens_and_taken_back_for_more(buffer: int) -> None:
+    weights, found = FakeWeights(), seen()
+    lent = lending(weights, found)
+    for _ in range(3):
+        touch(buffer, SIZE)
+        lent.before_pass(32)
+        assert weights.n_loans == 0
+        assert found.resident_bytes() == found.size_bytes, "prefill batches keep what they have"
+        lent.before_pass(1)
+        assert weights.n_loans == 6
+        assert found.resident_bytes() == 0
+        touch(buffer + MIB, MIB)
+        lent.before_pass(1)
+        assert found.resident_bytes() == MIB, "what a pass of one token touches stays"
+    assert lent.loans.times_granted == 3
+
+
+def test_passes_that_verify_guesses_leave_the_buffer_idle_too(buffer: int) -> None:
+    weights = FakeWeights()
+    lent = LentResidency(Loans(LENT, 2 * MIB, 6), weights, IdleBuffer(seen(), LENT, narrow_tokens=8))
+    for width, n_loans in ((1, 6), (8, 6), (3, 6), (9, 0), (8, 6)):
+        lent.before_pass(width)
+        assert weights.n_loans == n_loans, width
+
+
+def test_a_stop_while_taking_back_leaves_it_lent(buffer: int) -> None:
+    weights, stops = FakeWeights(), [True]
+
+    def stop() -> None:
+        if stops:
+            raise InterruptedError
+
+    weights.check = stop
+    lent = lending(weights, seen())
+    lent.before_pass(1)
+    with pytest.raises(InterruptedError):
+        lent.before_pass(2)
+    assert (lent.loans.n_loans, weights.n_loans) == (6, 6)
+    stops.clear()
+    lent.before_pass(2)
+    assert (lent.loans.n_loans, weights.n_loans) == (0, 0)
+
+
+def test_nothing_is_lent_of_what_is_not_known(buffer: int) -> None:
+    """A pass that ended before its first node may have had another buffer."""
+    found, weights = seen(), FakeWeights()
+    lent = lending(weights, found)
+    touch(buffer, SIZE)
+    found.forget()
+    lent.before_pass(1)
+    assert lent.is_over
+    assert weights.n_loans == 0
+    assert seen().resident_bytes() == found.resident_bytes() + SIZE - 2 * _libc.PAGE, "nothing was dropped"
+
+
+def test_lending_ends_where_narrow_passes_take_more_than_was_left_to_them(buffer: int) -> None:
+    """Once is no more than another layout of the same tensors; again and again it is what a pass needs."""
+    weights, ended = FakeWeights(), []
+    lent = lending(weights, seen(), on_end=lambda: ended.append(True))
+    lent.before_pass(1)
+    touch(buffer, 8 * MIB)
+    lent.before_pass(1)
+    assert seen().resident_bytes() == 0, "given back"
+    touch(buffer + 8 * MIB, MIB)
+    lent.before_pass(1)
+    assert weights.n_loans
+    for _ in range(lent_residency.MOST_EXCESSES):
+        touch(buffer, 8 * MIB)
+        lent.before_pass(1)
+    assert weights.n_loans == 0
+    assert ended == [True]
+    lent.before_pass(1)
+    assert weights.n_loans == 0
+
+
+def test_keys_and_values_take_memory_as_they_are_written_and_give_it_back(buffer: int) -> None:
+    """Keys are rows of 4 KiB, so that a token takes a page of them."""
+    keys = CellTensor(buffer, n_cells=1024, cell_bytes=_libc.PAGE)
+    cells, count, weights = Cells([keys], _libc.PAGE), CellCount(1024), FakeWeights()
+    pool_bytes, weights.loan_bytes, weights.most_loans = cells.bytes_for(1024), 64 * _libc.PAGE, 1000
+    loans = Loans(pool_bytes, weights.loan_bytes, weights.most_loans)
+    lent = LentResidency(loans, weights, IdleBuffer(seen(), 0), CellRoom(cells, count))
+    touch(buffer, 4 * MIB)  # llama.cpp cleared all of it
+    lent.before_pass(1)
+    assert _libc.resident_bytes(buffer, 4 * MIB) == 0, "nothing of that counts"
+    assert weights.n_loans == 15
+    touch(buffer, _libc.PAGE)
+    lent.before_pass(500)
+    assert weights.n_loans == 8
+    touch(buffer, 501 * _libc.PAGE)
+    lent.before_pass(1)
+    assert _libc.resident_bytes(buffer, 4 * MIB) == 501 * _libc.PAGE, "what is written stays"
+    count.cut(100)
+    lent.before_pass(1)
+    assert _libc.resident_bytes(buffer, 4 * MIB) == 100 * _libc.PAGE, "what was cut off is given back"
+    assert weights.n_loans == 14
+    lent.take_back()
+    assert weights.n_loans == 0
