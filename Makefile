@@ -19,9 +19,9 @@ ASAN_FLAGS := -O1 -g1 -DNDEBUG -fsanitize=address -fno-omit-frame-pointer -D_GLI
 ASAN_OPTIONS := detect_leaks=0:abort_on_error=1:handle_segv=0:allocator_may_return_null=1:quarantine_size_mb=8
 ASAN_REPORTS := $(ASAN_VENV)/reports
 ASAN_TESTS ?= tests/asan $(wildcard tests/unit/tiers/test_weights*.py) \
-    $(patsubst %,tests/unit/%.py,tiers/test_territory tiers/test_upload runtime/graph/test_graph) \
+    $(patsubst %,tests/unit/%.py,tiers/test_address_space tiers/test_upload runtime/graph/test_graph) \
     tests/unit/runtime/decoding/test_session.py \
-    $(patsubst %,tests/integration/test_%.py,exactness slices engine engine_shapes mixtures speculation sampling) \
+    $(patsubst %,tests/integration/test_%.py,exactness slices engine engine_shapes moe speculation sampling) \
     $(patsubst %,tests/integration/test_%.py,mesh_decoder prefetch model) tests/property/test_on_demand.py
 
 .PHONY: help venv torch run test test-gpu test-real test-vulkan test-asan check format bench clean

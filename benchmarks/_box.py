@@ -44,7 +44,7 @@ def grown_model(size: str, layers: int) -> Path:
     return path
 
 
-def grown_mixture(size: str) -> Path:
+def grown_moe(size: str) -> Path:
     """Return kit-moe, which is among the shared models, grown to `size`; made when missing."""
     path = MODELS / f"kit-moe-{size}.gguf"
     if not path.exists():
@@ -56,7 +56,7 @@ def grown_mixture(size: str) -> Path:
     return path
 
 
-def packed_mixture(model: Path) -> Path:
+def packed_moe(model: Path) -> Path:
     """Return the packed file of a grown `model`, made when missing; it is as large as one of trained weights would be.
 
     What growing adds to down projections are zeros, which would pack to nothing: frames of these are filled up with

@@ -32,7 +32,7 @@ def main() -> None:
             "gpu": f"{gpu.device} ({find_gpus()[0].description})",
             "mode": plan.mode,
             "layers": gpu.layers,
-            "copies": gpu.wide_passes,
+            "copies": gpu.op_offload,
             "gpu_budget": gpu_bytes,
             "gpu_taken": ggml.allocated_bytes(gpu_tensors(engine.model)) + gpu.kv_bytes + gpu.buffer_bytes,
             "gpu_less_free": free_before - find_gpus()[0].free_bytes,

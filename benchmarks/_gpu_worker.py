@@ -50,7 +50,7 @@ def figures(choice: Offload, engine: Engine) -> dict[str, Any]:
         "gpu": f"{choice.gpu.name} ({choice.gpu.description})",
         "layers": gpu.layers,
         "narrow": gpu.narrow_layers,
-        "copies": gpu.wide_passes,
+        "copies": gpu.op_offload,
         "gpu_budget": gpu.budget_bytes,
         "gpu_taken": gpu.weights_bytes + gpu.kv_bytes + gpu.buffer_bytes,
         "mode": engine.plan.mode,

@@ -1,4 +1,4 @@
-"""One measured run of a mixture in a process of its own: reads a text, token after token, and prints JSON.
+"""One measured run of a mixture of experts in a process of its own: reads a text, token after token, and prints JSON.
 
 The text is held-out English, the same in every run: what is measured does not hang on what the model would say.
 """

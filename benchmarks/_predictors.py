@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edge_run.prefetch.experts import MOST_AHEAD, Mixture
+from edge_run.prefetch.experts import MOST_AHEAD, MoeShape
 from edge_run.prefetch.predictors import CorrectedRouter, Predictor, Router, Vector
 
 
 class Frequency:
     """What a layer chooses most."""
 
-    def __init__(self, mixture: Mixture) -> None:
-        self._counts = np.zeros((len(mixture.layers), mixture.experts), np.float32)
+    def __init__(self, moe: MoeShape) -> None:
+        self._counts = np.zeros((len(moe.layers), moe.experts), np.float32)
         self._layer = 0
 
     def see(self, layer: int, experts: Sequence[int], state: Vector | None) -> None:
@@ -31,9 +31,9 @@ class Frequency:
 class PreviousToken:
     """What a layer chose last, and before that what it chooses most."""
 
-    def __init__(self, mixture: Mixture) -> None:
-        self._frequency = Frequency(mixture)
-        self._last = np.zeros((len(mixture.layers), mixture.experts), np.float32)
+    def __init__(self, moe: MoeShape) -> None:
+        self._frequency = Frequency(moe)
+        self._last = np.zeros((len(moe.layers), moe.experts), np.float32)
         self._layer = 0
 
     def see(self, layer: int, experts: Sequence[int], state: Vector | None) -> None:
@@ -54,8 +54,8 @@ class PreviousToken:
 class Affinity:
     """What a layer chose after those experts of an earlier one (ExFlow, Yao and others, 2024, section 3)."""
 
-    def __init__(self, mixture: Mixture, most_ahead: int = MOST_AHEAD) -> None:
-        n_layers, n_experts = len(mixture.layers), mixture.experts
+    def __init__(self, moe: MoeShape, most_ahead: int = MOST_AHEAD) -> None:
+        n_layers, n_experts = len(moe.layers), moe.experts
         self._pairs = np.zeros((most_ahead, n_layers, n_experts, n_experts), np.float32)  # [.., before, after]
         self._counts = np.zeros((n_layers, n_experts), np.float32)
         self._token: list[Sequence[int]] = []  # of each layer up to the present one
@@ -103,13 +103,13 @@ class NextRouter:
 PREDICTORS = ("frequency", "previous-token", "affinity", "router", "corrected-router")
 
 
-def make_predictor(name: str, mixture: Mixture, routers: Callable[[int], Router | None], most_ahead: int) -> Predictor:
+def make_predictor(name: str, moe: MoeShape, routers: Callable[[int], Router | None], most_ahead: int) -> Predictor:
     """Return a new predictor of this name, for layers up to `most_ahead` ahead. Raises KeyError for another name."""
     made: dict[str, Callable[[], Predictor]] = {
-        "frequency": lambda: Frequency(mixture),
-        "previous-token": lambda: PreviousToken(mixture),
-        "affinity": lambda: Affinity(mixture, most_ahead),
+        "frequency": lambda: Frequency(moe),
+        "previous-token": lambda: PreviousToken(moe),
+        "affinity": lambda: Affinity(moe, most_ahead),
         "router": lambda: NextRouter(routers),
-        "corrected-router": lambda: CorrectedRouter(mixture, routers, most_ahead),
+        "corrected-router": lambda: CorrectedRouter(moe, routers, most_ahead),
     }
     return made[name]()

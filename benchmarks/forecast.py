@@ -1,14 +1,14 @@
 """What is predicted against what is measured: decode and prefill tokens/s, and the first token.
 
-Four budgets x two disk speeds x a dense model (the kit model grown to 2 GB, 64 layers, Q4_0) and a mixture (kit-moe
-grown to 2 GB, F16). For each budget the box is probed from nothing, for the drive's speed changes within minutes, then,
-in a process of its own, the prediction is made, the model opened and measured: a prompt of 200 tokens in micro-batches
-of 64 (cold: the first token), another one (prefill), 32 tokens (decode; 96 of the mixture, since of 32 the share that
-misses the cache varies by half), all of them held-out English. How evenly a mixture chooses its experts, how fast new
-memory is, and what passes take beside reading, is known from runs before, under other budgets: one at 40 %, and those
-of the table. The machine rests for some seconds before each process: a virtual machine takes memory from its host when
-it is first used, up to two seconds a GB, but less when it was in use a moment ago. `drive` is how fast the drive was
-while tokens were decoded, over what the probe had found.
+Four budgets x two disk speeds x a dense model (the kit model grown to 2 GB, 64 layers, Q4_0) and a mixture of experts
+(kit-moe grown to 2 GB, F16). For each budget the box is probed from nothing, for the drive's speed changes within
+minutes, then, in a process of its own, the prediction is made, the model opened and measured: a prompt of 200 tokens in
+micro-batches of 64 (cold: the first token), another one (prefill), 32 tokens (decode; 96 of the mixture, since of 32
+the share that misses the cache varies by half), all of them held-out English. How evenly a mixture chooses its experts,
+how fast new memory is, and what passes take beside reading, is known from runs before, under other budgets: one at 40
+%, and those of the table. The machine rests for some seconds before each process: a virtual machine takes memory from
+its host when it is first used, up to two seconds a GB, but less when it was in use a moment ago. `drive` is how fast
+the drive was while tokens were decoded, over what the probe had found.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _box import ROOT, grown_mixture, grown_model, run_worker, write_results
+from _box import ROOT, grown_model, grown_moe, run_worker, write_results
 
 WORKER = ROOT / "benchmarks" / "_forecast_worker.py"
 SHARES = (0.25, 0.5, 0.75, 0.95)
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("dense", "mixture"), help="one of the models")
     arguments = parser.parse_args()
     rows = []
-    models = {"dense": grown_model(arguments.size, 64), "mixture": grown_mixture(arguments.size)}
+    models = {"dense": grown_model(arguments.size, 64), "mixture": grown_moe(arguments.size)}
     for kind, model in models.items():
         if arguments.only not in (None, kind):
             continue

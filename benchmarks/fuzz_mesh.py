@@ -1,4 +1,4 @@
-"""What members say to each other in a run, hostile: commands through to llama.cpp's batch, states, headers, orders and
+"""What members say to each other in a run, hostile: commands through to llama.cpp, activations, headers, orders,
 answers, 100,000 inputs each; a part of `fuzz_parsers.py`, which says what a defect is and how memory is measured.
 
 Commands are carried out by a slice of a small model, with canaries after each array of llama.cpp's batch; orders by a
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from _box import write_results
 from fuzz_parsers import INPUTS, told, try_target
 
-TARGETS = [f"{what} of a run" for what in ("commands", "states", "headers", "orders", "answers")]
+TARGETS = [f"{what} of a run" for what in ("commands", "activations", "headers", "orders", "answers")]
 
 
 def main() -> None:

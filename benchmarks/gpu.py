@@ -2,13 +2,13 @@
 
 Per model: a prompt of 50 tokens in passes of 32, and 6 decoded tokens; at three budgets of the GPU's memory from the
 smallest that works to all of the model, each with the rest in memory and with the rest streamed in the smallest
-budget that works, and each of these without and with wide passes on the GPU. A model counts as exact when every logit
+budget that works, and each of these without and with op offload to the GPU. A model counts as exact when every logit
 of every run is equal bit for bit. Models are tiny random ones; architectures may be named as arguments. Speed is not
 measured.
 
 Where a process ends in the middle, the same part is tried with llama-cpp-python alone, without anything of ours, and
-the row says how that went. So is a mixture whose experts have biases, all of it on the GPU: where the processor plays
-the GPU, edge-run keeps such experts in memory.
+the row says how that went. So is a mixture of experts whose experts have biases, all of it on the GPU: where the
+processor plays the GPU, edge-run keeps such experts in memory.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def findings(rows: Sequence[dict[str, object]], lone: dict[str, str]) -> tuple[l
     finding = (
         f"{__doc__}\n* GPU: {', '.join(gpus)}.\n* Bit-identical: {len(exact)} of {len(names)} models, "
         f"{len(rows)} runs, {sum(row.get('mode') == 'streamed' for row in rows)} of them streamed, "
-        f"{sum(bool(row.get('copies')) for row in rows)} with wide passes on the GPU. Others: {others}.\n"
+        f"{sum(bool(row.get('copies')) for row in rows)} with op offload. Others: {others}.\n"
         f"* Processes that ended in the middle: {len(ended)}; llama-cpp-python alone ended so too in {also} of them.\n"
         f"* All of the model on the GPU, with llama-cpp-python alone, where experts have biases: {alone_text}.\n"
         f"* Within the budget of the GPU's memory: {within} of {len(rows)} runs."

@@ -1,11 +1,12 @@
 """Both budgets, of the GPU's memory and of the machine's, at ten different pairs for each model: what is held at most.
 
-Models: the kit model grown to 64 MB, and a tiny random mixture. Five budgets of the GPU's memory from the smallest that
-works to all of the model, each with the smallest budget of memory that works, and with half of the model more. Each run
-is a process of its own: a prompt of 50 tokens in passes of 32, and 6 tokens; where weights stream, passes of many
-tokens run on the GPU in every second pair. Reached when the process's highest resident size is within one budget, and
-what llama.cpp allocated on the GPU within the other. Where the process ends in the middle, llama-cpp-python is run
-alone with the same part of the model on the GPU: what it does not survive either is not counted.
+Models: the kit model grown to 64 MB, and a tiny random mixture of experts. Five budgets of the GPU's memory from the
+smallest that works to all of the model, each with the smallest budget of memory that works, and with half of the model
+more. Each run is a process of its own: a prompt of 50 tokens in passes of 32, and 6 tokens; where weights stream,
+passes of many tokens run on the GPU in every second pair. Reached when the process's highest resident size is within
+one budget, and what llama.cpp allocated on the GPU within the other. Where the process ends in the middle,
+llama-cpp-python is run alone with the same part of the model on the GPU: what it does not survive either is not
+counted.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         dense = Path(folder) / "kit.gguf"
         inflate(KIT, dense, 64 * MIB)
-        for name, path in ("dense", dense), ("mixture", make_model("qwen3moe", Path(folder))):
+        for name, path in ("dense", dense), ("moe", make_model("qwen3moe", Path(folder))):
             for figures in pairs(path, lost):
                 rows.append({"model": name, **figures})
                 print(rows[-1], flush=True)
@@ -80,7 +81,7 @@ def main() -> None:
         f"{__doc__}\n* GPU: {', '.join(sorted({row['gpu'] for row in rows}))}. Where the processor plays it, its "
         "memory is the machine's, and counts in that budget too.\n"
         f"* Within both budgets: {sum(within)} of {len(rows)} pairs, {sum(row['mode'] == 'streamed' for row in rows)} "
-        f"of them streamed, {sum(bool(row['copies']) for row in rows)} with wide passes on the GPU; highest: "
+        f"of them streamed, {sum(bool(row['copies']) for row in rows)} with op offload; highest: "
         f"{worst_gpu:.3f} of the GPU's, {worst:.3f} of the machine's; swapped "
         f"{sum(row['swapped'] for row in rows)} bytes.\n"
         f"* Not counted, two pairs each, since llama-cpp-python alone ends so too: {'; '.join(lost) or 'none'}."

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from _box import grown_mixture, grown_model, run_worker, write_results
+from _box import grown_model, grown_moe, run_worker, write_results
 
 BOXED_SHARE = 0.5
 SHARES = (0.25, 0.5, 0.75, 0.95)
@@ -25,7 +25,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for kind, model, kv_types in (
-        ("mixture", grown_mixture("2G"), ("f16", "q8_0", "q4_0")),
+        ("moe", grown_moe("2G"), ("f16", "q8_0", "q4_0")),
         ("dense", grown_model("1G", 16), ("f16",)),
     ):
         for kv_type in kv_types:

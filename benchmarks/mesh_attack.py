@@ -35,10 +35,10 @@ from edge_run.base.errors import EdgeRunError
 from edge_run.base.units import MIB
 from edge_run.devices.broker.access import MEMBER
 from edge_run.devices.broker.embedded import EmbeddedBroker
-from edge_run.devices.link.frames import MOST_FRAME_BYTES, MOST_PARTS, Head, Kind, pack
-from edge_run.devices.link.lane import Candidate, Keys, Peer
+from edge_run.devices.link.connection import Candidate, Keys, Peer
+from edge_run.devices.link.frames import MOST_FRAME_BYTES, MOST_PARTS, FrameKind, Head, pack
 from edge_run.devices.members.cluster import BROKER_PASSWORD, Cluster, new_cluster, write_cluster
-from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.devices.mesh.serving import access_of
 from mosquitto import Mosquitto
@@ -75,7 +75,7 @@ class Victim:
 class Attack:
     """What the attacks share: the victim's address, and the keys of a member, as whom some of them come."""
 
-    def __init__(self, here: MeshNode, victim: Victim, broker_port: int, cluster: Cluster) -> None:
+    def __init__(self, here: LocalNode, victim: Victim, broker_port: int, cluster: Cluster) -> None:
         self.rogue, self.victim = here, victim
         self.broker_port, self.cluster, self.root = broker_port, cluster, f"edge/v1/{cluster.id}"
         here.link.send(victim.node, {"hello": 1}, timeout_s=10)
@@ -84,25 +84,25 @@ class Attack:
         self.peer: Peer = peer
         self.port = int(peer.places[0].rpartition(":")[2])
         self.context = zmq.Context()
-        self.lane = time.time_ns()
+        self.connection = time.time_ns()
 
     @contextlib.contextmanager
-    def way(self, keys: Keys | None = None) -> Any:
+    def candidate(self, keys: Keys | None = None) -> Any:
         """A connection of this member's, or of whoever has `keys`."""
-        way = Candidate(self.context, self.peer.places[0], self.peer, keys or self.rogue.link._service.keys)
+        candidate = Candidate(self.context, self.peer.places[0], self.peer, keys or self.rogue.link._service.keys)
         try:
             until = time.monotonic() + (5 if keys is None else 0.05)
-            while way.watch() != "ready" and time.monotonic() < until:
+            while candidate.watch() != "ready" and time.monotonic() < until:
                 time.sleep(0.005)
-            way.socket.setsockopt(zmq.SNDTIMEO, 3000)
+            candidate.socket.setsockopt(zmq.SNDTIMEO, 3000)
             with contextlib.suppress(zmq.Again):  # it was cut off
-                yield way.socket
+                yield candidate.socket
         finally:
-            way.close()
+            candidate.close()
 
     def head(self, sequence: int = 0) -> bytes:
-        self.lane += 1
-        return pack(Head(Kind.DATA, self.lane, sequence, {"n": 0}))
+        self.connection += 1
+        return pack(Head(FrameKind.DATA, self.connection, sequence, {"n": 0}))
 
 
 def noise(attack: Attack) -> None:
@@ -116,13 +116,13 @@ def noise(attack: Attack) -> None:
 
 def unknown_keys(attack: Attack) -> None:
     for _ in range(COUNT // 10):
-        with attack.way(Keys(*zmq.curve_keypair())) as sock, contextlib.suppress(zmq.Again):
+        with attack.connected(Keys(*zmq.curve_keypair())) as sock, contextlib.suppress(zmq.Again):
             sock.send_multipart([attack.head(), bytes(1 << 20)], zmq.NOBLOCK)
 
 
 def malformed(attack: Attack) -> None:
     chance = random.Random(9)
-    with attack.way() as sock:
+    with attack.connected() as sock:
         for number in range(COUNT):
             frame, parts = bytearray(attack.head()), [b"part"]
             if number % 5 == 0:
@@ -141,7 +141,7 @@ def malformed(attack: Attack) -> None:
 def oversized(attack: Attack) -> None:
     block = bytes(MOST_FRAME_BYTES + 1)
     for _ in range(5):
-        with attack.way() as sock:
+        with attack.connected() as sock:
             sock.send_multipart([attack.head(), block], copy=False)
             time.sleep(0.2)
 
@@ -149,17 +149,17 @@ def oversized(attack: Attack) -> None:
 def flood(attack: Attack) -> None:
     """Messages that could be, as fast as they go: 2 GiB."""
     block = bytes(32 * MIB)
-    with attack.way() as sock:
-        lane = attack.lane = attack.lane + 1
+    with attack.connected() as sock:
+        connection = attack.connection = attack.connection + 1
         for number in range(64):
-            sock.send_multipart([pack(Head(Kind.DATA, lane, number, {"n": number})), block])
+            sock.send_multipart([pack(Head(FrameKind.DATA, connection, number, {"n": number})), block])
         time.sleep(1)
 
 
 def many_parts(attack: Attack) -> None:
     """A message of 2 GiB in parts of 8 MiB."""
     block = bytes(8 * MIB)
-    with attack.way() as sock:
+    with attack.connected() as sock:
         sock.send_multipart([attack.head(), *[block] * 256], copy=False)
         time.sleep(3)
 
@@ -318,7 +318,7 @@ BROKER_ATTACKS: dict[str, Callable[[Attack], None]] = {
 }
 
 
-def is_well(here: MeshNode, victim: Victim) -> bool:
+def is_well(here: LocalNode, victim: Victim) -> bool:
     """Whether the victim still answers."""
     until = time.monotonic() + 20
     while time.monotonic() < until:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What coding states between devices costs and saves: bytes, time, quality, and tokens/s over slow links.
+"""What coding activations between devices costs and saves: bytes, time, quality, and tokens/s over slow links.
 
     mesh_codec.py [--text FILE] [--tokens 48]
 
-Quality: the model on two devices, half of the layers each, every state that crosses coded or not: perplexity of a text
-(each token of it foretold in one pass of the prompt's width), how far the logits are off, and in how many places the
+Quality: the model on two devices, half of the layers each, every activation coded or not: perplexity of a text
+(each token of it predicted in one pass of the prompt's width), how far the logits are off, and in how many places the
 best token is another one. Speed: two processes, the other behind a link of 5 or 20 Mbit/s (tbf in a network namespace,
-needs root): tokens/s and the time of a prompt, with states as they are, packed, and compact.
+needs root): tokens/s and the time of a prompt, with activations as they are, packed, and compact.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ OPTIONS = {"context_tokens": 1024, "micro_batch_tokens": WIDTH, "threads": 2, "m
 MODES = ("plain", "packed", "compact")
 
 
-def in_halves(works: Sequence[Any], stations: Sequence[Any], hops: Any) -> Any:
+def in_halves(works: Sequence[Any], specs: Sequence[Any], hops: Any) -> Any:
     """Return a plan in which the other device has the second half of the layers."""
     from edge_run.partition.mesh_plan import MeshPlan
 
-    here, there, n = stations[0].node, stations[1].node, len(works) - 2
+    here, there, n = specs[0].node, specs[1].node, len(works) - 2
     return MeshPlan((here, *(here if i < n // 2 else there for i in range(n)), here), 1, 0.05, {})
 
 
 def force(mode: str) -> None:
-    """Have this process send states in one mode, whatever it saves."""
+    """Have this process send activations in one mode, whatever it saves."""
     from edge_run.runtime.mesh import activation_coding
 
-    activation_coding.StateCoder._choose = lambda self, size, bytes_per_s: mode  # type: ignore[method-assign]
+    activation_coding.ActivationCoder._choose = lambda self, size, bytes_per_s: mode  # type: ignore[method-assign]
 
 
 def quality(model: Path, mode: str, tokens: list[int]) -> tuple[dict[str, Any], np.ndarray]:
@@ -64,8 +64,8 @@ def quality(model: Path, mode: str, tokens: list[int]) -> tuple[dict[str, Any], 
     coordinator.plan_ring = in_halves
     hub = Hub()
     hub.rates = {pair: LinkRate("", 0.001, 1e6) for pair in (("a", "b"), ("b", "a"))}
-    config = ModelConfig(**{**OPTIONS, "outputs_per_pass": WIDTH}, mesh_states="compact")
-    worker = Worker(hub.join("b"), [model], dataclasses.replace(config, mesh_states="exact"))
+    config = ModelConfig(**{**OPTIONS, "outputs_per_pass": WIDTH}, mesh_activations="compact")
+    worker = Worker(hub.join("b"), [model], dataclasses.replace(config, mesh_activations="exact"))
     worker.start()
     engine = open_mesh_engine(model, config, hub.join("a"))
     rows = []
@@ -88,16 +88,16 @@ def perplexity(logits: np.ndarray, tokens: list[int]) -> float:
 
 
 def coding_times(width: int) -> dict[str, tuple[float, float]]:
-    """Return milliseconds to code and to decode the state of one token of so many numbers."""
+    """Return milliseconds to code and to decode the activation of one token of so many numbers."""
     from edge_run.runtime.mesh.activation_coding import _DECODE, _ENCODE
 
-    state = memoryview(np.random.default_rng(1).standard_normal(width).astype(np.float32)).cast("B")
+    activation = memoryview(np.random.default_rng(1).standard_normal(width).astype(np.float32)).cast("B")
     found = {}
     for mode in ("packed", "compact"):
         times: list[tuple[float, float]] = []
         for _ in range(200):
             started = time.perf_counter()
-            code = _ENCODE[mode](state)
+            code = _ENCODE[mode](activation)
             middle = time.perf_counter()
             _DECODE[mode](memoryview(code))
             times.append((middle - started, time.perf_counter() - middle))
@@ -117,7 +117,7 @@ def speed(model: Path, mode: str, rate: str, n_tokens: int) -> dict[str, Any]:
 
     coordinator.plan_ring = in_halves
     if mode == "plain":
-        links.Ways.speeds = lambda self, source, targets: {}  # type: ignore[method-assign]
+        links.MeasuredLinks.speeds = lambda self, source, targets: {}  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder, network(["far"]) as net:
         net.shape("far", rate)
         mesh = MeshOfProcesses(Path(folder), model, net.here)
@@ -126,7 +126,7 @@ def speed(model: Path, mode: str, rate: str, n_tokens: int) -> dict[str, Any]:
             here = open_mesh(MeshConfig(mesh.prepare_folder(Path(folder) / "here"), name="here", listen=(net.here,)))
             mesh.wait_for(here, 1)
             engine = open_mesh_engine(
-                model, ModelConfig(**OPTIONS, mesh_states="compact" if mode == "compact" else "exact"), here
+                model, ModelConfig(**OPTIONS, mesh_activations="compact" if mode == "compact" else "exact"), here
             )
             session = Session(engine.front)
             started = time.monotonic()
@@ -145,7 +145,7 @@ def speed(model: Path, mode: str, rate: str, n_tokens: int) -> dict[str, Any]:
     return {
         "prompt_s": round(prompt_s, 2),
         "tokens_per_s": round(1 / statistics.median(times), 1),
-        "went": " ".join(f"{kind}:{count}" for kind, count in sorted(use.states.items())),
+        "went": " ".join(f"{kind}:{count}" for kind, count in sorted(use.activations.items())),
     }
 
 
@@ -174,7 +174,7 @@ def main() -> None:
             rows.append(
                 {
                     "model": model.name,
-                    "states": mode,
+                    "activations": mode,
                     "ratio": figures["ratio"],
                     "bytes_per_token": round(figures["ratio"] * 4 * width),
                     "encode_ms": times[mode][0] if mode in times else 0,
@@ -189,7 +189,7 @@ def main() -> None:
         for rate in ("5mbit", "20mbit"):
             for mode in MODES:
                 figures = in_child(speed, model, mode, rate, arguments.tokens)
-                rows.append({"model": model.name, "states": mode, "link": rate, **figures})
+                rows.append({"model": model.name, "activations": mode, "link": rate, **figures})
                 print(rows[-1], file=sys.stderr)
     keys = list(dict.fromkeys(key for row in rows for key in row))
     write_results("mesh-codec", [{key: row.get(key, "") for key in keys} for row in rows], finding(rows))
@@ -211,20 +211,20 @@ def finding(rows: Sequence[dict[str, Any]]) -> str:
         own = [row for row in rows if row["model"] == model]
         plain, packed, compact = (row for row in own if not row["link"])
         words.append(
-            f"{model}, {TEXT_TOKENS} tokens of a novel over two devices: packed states have {packed['ratio']:.2f} of "
+            f"{model}, {TEXT_TOKENS} tokens of a novel, two devices: packed activations have {packed['ratio']:.2f} of "
             f"the bytes, and change no logit ({packed['largest_logit_difference']:g}); compact ones have "
             f"{compact['ratio']:.2f}, change the best token in {compact['other_best_tokens']:.1%} of the places, and "
             f"perplexity from {plain['perplexity']:.3f} to {compact['perplexity']:.3f}."
         )
         for rate in dict.fromkeys(row["link"] for row in own if row["link"]):
-            by_mode = {row["states"]: row for row in own if row["link"] == rate}
+            by_mode = {row["activations"]: row for row in own if row["link"] == rate}
             speeds = ", ".join(
                 f"{mode} {row['tokens_per_s']} tokens/s, the prompt in {row['prompt_s']} s"
                 for mode, row in by_mode.items()
             )
             words.append(f"At {rate}: {speeds}.")
     words.append(
-        "A token's state of these narrow models (1,280 and 1,024 bytes) fits into the shaper's burst of 3,100 bytes, "
+        "A token's activation of these narrow models (1,280 and 1,024 bytes) fits the shaper's burst of 3,100 bytes, "
         "so tokens/s show what coding takes, and noise; the prompt shows the link."
     )
     return " ".join(words)

@@ -4,9 +4,9 @@
     mesh_exact.py [--architectures] [--nodes]
 
 Nodes: real processes with a real mosquitto, budgets of 20, 35 and 60 % of the model for the whole process, so that the
-model fits none of them: a dense model and a mixture of sensible text, and architectures that scale their input
-(granite, gemma) with random weights. Architectures: three engines in one process with the layers dealt out in turn,
-resident and with the fewest frames that can work, against llama.cpp's own loader, logit by logit.
+model fits none of them: a dense model and a mixture of experts that write sensible text, and architectures that scale
+their input (granite, gemma) with random weights. Architectures: three engines in one process with the layers dealt out
+in turn, resident and with the fewest frames that can work, against llama.cpp's own loader, logit by logit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _box import ROOT, grown_mixture, grown_model, write_results
+from _box import ROOT, grown_model, grown_moe, write_results
 from _mesh_box import peak_bytes, run
 
 SHARES = (0.20, 0.35, 0.60)
@@ -128,7 +128,7 @@ def main() -> None:
     if arguments.architectures:
         all_architectures()
     if arguments.nodes:
-        rows = [three_nodes(model) for model in (grown_model("1G", 64), grown_mixture("2G"))]
+        rows = [three_nodes(model) for model in (grown_model("1G", 64), grown_moe("2G"))]
         for name in SCALING:
             with tempfile.TemporaryDirectory() as folder:
                 rows.append(three_nodes(large_model(name, Path(folder))))

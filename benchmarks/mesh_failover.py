@@ -58,11 +58,11 @@ def namespaces() -> Iterator[None]:
         subprocess.run(["ip", "link", "del", BRIDGE], check=False, capture_output=True)
 
 
-def in_equal_parts(works: Sequence[Any], stations: Sequence[Any], hops: Any) -> Any:
+def in_equal_parts(works: Sequence[Any], specs: Sequence[Any], hops: Any) -> Any:
     """Return a plan in which each device has as many layers in a row."""
     from edge_run.partition.mesh_plan import MeshPlan
 
-    names, n = [station.node for station in stations], len(works) - 2
+    names, n = [spec.node for spec in specs], len(works) - 2
     owners = [names[i * len(names) // n] for i in range(n)]
     return MeshPlan((names[0], *owners, names[0]), 1, 0.1, {})
 
@@ -87,7 +87,7 @@ def measure(model: Path, fault: str, wanted: list[int]) -> dict[str, Any]:
     from edge_run.base.config import ModelConfig
     from edge_run.devices.mesh.opening import MeshConfig, open_mesh
     from edge_run.runtime.mesh import coordinator
-    from edge_run.runtime.mesh.engine import open_mesh_engine
+    from edge_run.runtime.mesh.engine import RunOptions, open_mesh_engine
     from mesh_processes import MeshOfProcesses
 
     coordinator.plan_ring = in_equal_parts
@@ -108,7 +108,9 @@ def measure(model: Path, fault: str, wanted: list[int]) -> dict[str, Any]:
             config = ModelConfig(
                 memory=budget, context_tokens=256, micro_batch_tokens=32, threads=2, cache_folder=Path(folder)
             )
-            engine = open_mesh_engine(model, config, here, say=lambda text: said.append((time.monotonic(), text)))
+            engine = open_mesh_engine(
+                model, config, here, RunOptions(say=lambda text: said.append((time.monotonic(), text)))
+            )
             struck = 0.0
 
             def at(i: int) -> None:

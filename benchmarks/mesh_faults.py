@@ -7,7 +7,7 @@ Each device has a network of its own (root). Workers are killed, frozen, thawed,
 cut, both ways and one way, and slowed down; the broker is stopped and restarted, and in every fourth schedule lost with
 the worker whose program it is; in a third of all, the coordinator is killed, frozen or unplugged, at times with the
 broker, and another process makes the answer with the workers. One to three faults an answer of 60 tokens, on tiny
-models of random weights (dense, mixture, recurrent, one that scales its input).
+models of random weights (dense, mixture of experts, recurrent, one that scales its input).
 rows: what came is kept there as it comes, and what is there already is not run again. now: how many to run at most.
 jobs: how many meshes at once; most of a schedule is waiting.
 """

@@ -1,8 +1,8 @@
-"""What a hop over the data link adds: a token's state, 16 KiB (4,096 float32), from a process to another, and back.
+"""What a hop over the data link adds: a token's activation, 16 KiB (4,096 float32), between two processes, and back.
 
 Two processes over loopback, encrypted (CURVE), through the whole of the link: header, queue, thread. Half of a round
-trip is a hop. Rows: alone; a prompt's states (2 MiB); with every core kept busy by other processes (nice 5). Then how
-soon the other side's death and freezing are known.
+trip is a hop. Rows: alone; a prompt's activations (2 MiB); with every core kept busy by other processes (nice 5). Then
+how soon the other side's death and freezing are known.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 from _box import write_results
 
 from edge_run.base.errors import DeviceLost
+from edge_run.devices.link.connection import Peer
 from edge_run.devices.link.data_link import DataLink
-from edge_run.devices.link.lane import Peer
 
 BUSY = "import os\nos.nice(5)\nwhile True: pass"
 
@@ -50,11 +50,11 @@ def partner(link: DataLink) -> subprocess.Popen[str]:
 
 
 def hops(link: DataLink, size: int, count: int) -> dict[str, Any]:
-    """Send a state there and back, again and again, and return what half of that takes."""
-    state, times = memoryview(os.urandom(size)), []
+    """Send an activation there and back, again and again, and return what half of that takes."""
+    activation, times = memoryview(os.urandom(size)), []
     for number in range(count + 50):
         started = time.perf_counter()
-        link.send("other", {"epoch": 1, "token": number}, [state], timeout_s=5)
+        link.send("other", {"epoch": 1, "token": number}, [activation], timeout_s=5)
         message = link.receive(timeout_s=5)
         assert message is not None
         assert message.parts[0].nbytes == size
@@ -95,7 +95,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     try:
         rows.append({"case": "alone"} | hops(link, 1 << 14, given.hops))
-        rows.append({"case": "a prompt's states"} | hops(link, 2 << 20, given.hops // 20))
+        rows.append({"case": "a prompt's activations"} | hops(link, 2 << 20, given.hops // 20))
         busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(os.cpu_count() or 1)]
         try:
             time.sleep(0.5)

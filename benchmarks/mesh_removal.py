@@ -27,7 +27,7 @@ from edge_run.base.mesh import Message
 from edge_run.devices.members.cluster import read_cluster
 from edge_run.devices.members.identity import device_key
 from edge_run.devices.mesh.changes import make_change
-from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.devices.mesh.serving import access_of, serving
 from mesh_lists import defy, make_cluster
@@ -48,7 +48,7 @@ def wait_for(is_so: Callable[[], bool], limit_s: float = 20.0) -> float:
     return time.monotonic() - started_s
 
 
-def count_accepted(node: MeshNode, gone: str) -> list[str]:
+def count_accepted(node: LocalNode, gone: str) -> list[str]:
     """Return a list that grows with the kind of each control message of `gone` that `node` understands."""
     accepted: list[str] = []
     understand = node.state._understand
@@ -62,7 +62,7 @@ def count_accepted(node: MeshNode, gone: str) -> list[str]:
     return accepted
 
 
-def say(node: MeshNode, others: list[MeshNode], number: int) -> None:
+def say(node: LocalNode, others: list[LocalNode], number: int) -> None:
     kind, to = KINDS[number % len(KINDS)], others[number % len(others)]
     body: dict[str, Any] = {"number": number, "order": {"order": "close"}, "load": {}, "plan": {}} | BODIES.get(
         kind, {}
@@ -72,7 +72,7 @@ def say(node: MeshNode, others: list[MeshNode], number: int) -> None:
         state._send(kind, body, owner=owner, to=to.node, epoch=(1 << 21) + number, is_direct=number % 2 == 1)
 
 
-def is_taken(node: MeshNode, to: MeshNode) -> bool:
+def is_taken(node: LocalNode, to: LocalNode) -> bool:
     try:
         node.link.send(to.node, {"word": 1}, timeout_s=0.3)
     except EdgeRunError:
@@ -96,7 +96,7 @@ def one_round(folder: Path, place: str, *, is_embedded: bool) -> dict[str, Any]:
             node.link.receive(timeout_s=5)
         defy(gone)
         started_s = time.monotonic()
-        make_change(folder / "one", lambda keeper: keeper.remove("gone"), lambda listed: True)
+        make_change(folder / "one", lambda editor: editor.remove("gone"), lambda listed: True)
         if broker is not None:  # as `mesh join` does
             broker.set_access(access_of(others[0].cluster, founder))
         wait_for(lambda: all(gone.node not in [one.node for one in node.members()] for node in others))

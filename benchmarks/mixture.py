@@ -1,4 +1,4 @@
-"""A mixture streamed by expert, against llama.cpp's mmap, on a small device.
+"""A mixture of experts, streamed by expert, against llama.cpp's mmap, on a small device.
 
 Model: kit-moe grown to 8 GB, wider and not deeper (6 layers, 32 experts of which a token uses 4, F16). Budget and
 control group: a quarter of it. Cold; both read the same held-out English, first a prompt of 64 tokens, then token after
@@ -18,7 +18,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from _box import ROOT, grown_mixture, packed_mixture, run_worker, write_results
+from _box import ROOT, grown_moe, packed_moe, run_worker, write_results
 
 from edge_run.prefetch.replay import replay
 from edge_run.prefetch.routes import DECODE
@@ -44,9 +44,9 @@ def main() -> None:
     parser.add_argument("--size", default="8G")
     parser.add_argument("--only", type=int, nargs="*", default=[0, 1, 2], help="of the three settings, by number")
     arguments = parser.parse_args()
-    model = grown_mixture(arguments.size)
+    model = grown_moe(arguments.size)
     budget = int(model.stat().st_size * BUDGET_SHARE)
-    packed_file = packed_mixture(model)
+    packed_file = packed_moe(model)
     rows, lines = [], []
     for mbps, readahead_kb in (SETTINGS[number] for number in arguments.only):
         decode = arguments.decode if readahead_kb < 1024 else 10

@@ -1,9 +1,9 @@
-"""Logits of mixtures streamed by expert against llama.cpp all resident, under every policy and every way to prefetch.
+"""Logits of mixtures of experts, streamed, against llama.cpp all resident, under every policy and way to prefetch.
 
 Models: kit-moe as it was trained and grown (wider), and tiny random ones: gpt-oss, deepseek2 with shared experts, and
 deepseek32 with gate and up in one tensor. Per combination: a prompt of 300 tokens and 100 decoded tokens, at three
 budgets that stream (one with the fewest frames that work by expert), and resident. `auto` lets the controller switch
-levers as it goes. A row counts as different unless it is equal bit for bit.
+tunables as it goes. A row counts as different unless it is equal bit for bit.
 """
 
 from __future__ import annotations

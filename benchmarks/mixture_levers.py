@@ -1,4 +1,4 @@
-"""What each lever of streaming by expert gains by itself: one way after the other, on a limited drive and a fast one.
+"""What each tunable of streaming by expert gains by itself: one way after the other, on a limited drive and a fast one.
 
 Model: kit-moe grown to 8 GB, wider and not deeper. Budget and control group: a quarter of it. Cold; all read the same
 held-out English, a prompt of 64 tokens and then token after token. `serial` reads with one thread, keeps no expert from
@@ -11,7 +11,7 @@ import argparse
 import statistics
 from pathlib import Path
 
-from _box import ROOT, grown_mixture, run_worker, write_results
+from _box import ROOT, grown_moe, run_worker, write_results
 
 WORKER = ROOT / "benchmarks" / "_mixture_worker.py"
 BUDGET_SHARE = 0.25
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--size", default="8G")
     parser.add_argument("--disk-mbps", type=int, nargs="*", default=[0, 500], help="0: not limited")
     arguments = parser.parse_args()
-    model: Path = grown_mixture(arguments.size)
+    model: Path = grown_moe(arguments.size)
     budget = int(model.stat().st_size * BUDGET_SHARE)
     rows, lines = [], []
     for mbps in arguments.disk_mbps:
@@ -54,7 +54,7 @@ def main() -> None:
                         "way": way,
                         "round": number,
                         **{key: figures[key] for key in ("token_s", "bytes_per_token", "python_s_per_token")},
-                        **{key: experts[key] for key in ("hit_rate", "foretold_bytes", "unused_bytes", "levers")},
+                        **{key: experts[key] for key in ("hit_rate", "prefetched_bytes", "unused_bytes", "tunables")},
                         "tried": [(found["tried"], found["gain"]) for found in experts["decisions"]],
                     }
                 )

@@ -19,7 +19,7 @@ from _predictors import PREDICTORS, make_predictor
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken
-from edge_run.prefetch.experts import Mixture
+from edge_run.prefetch.experts import MoeShape
 from edge_run.prefetch.predictors import Predictor, Router
 from edge_run.runtime.decoding.driver import Steps
 from edge_run.runtime.engine.engine import Engine
@@ -54,9 +54,9 @@ class Observed:
         self._layers = routed_layers(graph, self._gguf)
         count, n_used = self._gguf.value("expert_count"), used_experts(self._gguf)
         assert isinstance(count, int)
-        mixture = Mixture(tuple(range(len(self._layers))), count, n_used)
+        moe = MoeShape(tuple(range(len(self._layers))), count, n_used)
         self._predictors = self._predictors or {
-            (name, place): make_predictor(name, mixture, self._router, 2) for name in PREDICTORS for place in PLACES
+            (name, place): make_predictor(name, moe, self._router, 2) for name in PREDICTORS for place in PLACES
         }
         for number, layer in enumerate(self._layers):
             assert layer is not None

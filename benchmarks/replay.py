@@ -1,4 +1,4 @@
-"""Route traces of two real mixtures through the policies of the expert cache, with the offline optimum beside them.
+"""Route traces of two real mixtures of experts through the policies of the expert cache, beside the offline optimum.
 
 Hits of decode look-ups, in per cent, after the prompt has warmed the cache, as `edge-run replay` counts them. Then:
 each half of the traces' tokens (the second after the first); random routing of other shapes (Zipf's law, favourites
@@ -20,7 +20,7 @@ from _box import ROOT, SHARED, write_results
 from edge_run.base.replay import PolicyReplay
 from edge_run.base.units import MIB
 from edge_run.prefetch import next_use, resemblance
-from edge_run.prefetch.experts import ExpertCache, Mixture
+from edge_run.prefetch.experts import ExpertCache, MoeShape
 from edge_run.prefetch.next_use import NextUsePolicy
 from edge_run.prefetch.optimum import OptimalPolicy
 from edge_run.prefetch.policies import make_policy
@@ -60,15 +60,15 @@ CHANGES: dict[str, tuple[object, str, object]] = {
     "chosen anew at each 12th": (resemblance, "REFRESH_LOOK_UPS", 12),
 }
 SHAPES = {
-    "6 layers, 4 of 32": Mixture(tuple(range(6)), 32, 4),
-    "4 layers, 8 of 256": Mixture(tuple(range(4)), 256, 8),
-    "60 layers, 8 of 64": Mixture(tuple(range(60)), 64, 8),
+    "6 layers, 4 of 32": MoeShape(tuple(range(6)), 32, 4),
+    "4 layers, 8 of 256": MoeShape(tuple(range(4)), 256, 8),
+    "60 layers, 8 of 64": MoeShape(tuple(range(60)), 64, 8),
 }
 
 
 def make(name: str, trace: Trace) -> Any:
     """Return a new policy of this name."""
-    return OptimalPolicy(trace.look_ups) if name == OPTIMUM else make_policy(name, trace.mixture)
+    return OptimalPolicy(trace.look_ups) if name == OPTIMUM else make_policy(name, trace.moe)
 
 
 def rows_of(table: str, what: str, trace: Trace, budget_bytes: int, after: int = 0) -> list[dict[str, object]]:
@@ -90,29 +90,29 @@ def _figures(found: PolicyReplay, budget_bytes: int) -> dict[str, object]:
 
 def part(trace: Trace, first: int, last: int) -> Trace:
     """Return the look-ups `first` to `last` (excluded) of `trace`."""
-    tokens = sum(not one.is_prefill for one in trace.look_ups[first:last]) // len(trace.mixture.layers)
-    return Trace(trace.look_ups[first:last], trace.expert_bytes, trace.mixture, trace.model, trace.prompts, tokens)
+    tokens = sum(not one.is_prefill for one in trace.look_ups[first:last]) // len(trace.moe.layers)
+    return Trace(trace.look_ups[first:last], trace.expert_bytes, trace.moe, trace.model, trace.prompts, tokens)
 
 
 def half(trace: Trace) -> int:
     """Return where the second half of the decoded tokens begins."""
-    n_layers = len(trace.mixture.layers)
+    n_layers = len(trace.moe.layers)
     return len(trace.look_ups) - trace.decoded_tokens // 2 * n_layers
 
 
-def random_trace(mixture: Mixture, tokens: int) -> Trace:
+def random_trace(moe: MoeShape, tokens: int) -> Trace:
     """Return a trace of random routing, of experts of 1 MiB."""
     from routes import look_ups
 
-    made = tuple(look_ups(mixture, tokens, seed=1))
-    return Trace(made, dict.fromkeys(mixture.layers, MIB), mixture, "", 1, tokens)
+    made = tuple(look_ups(moe, tokens, seed=1))
+    return Trace(made, dict.fromkeys(moe.layers, MIB), moe, "", 1, tokens)
 
 
 def seconds_of_a_look_up(trace: Trace, budget_bytes: int) -> tuple[float, int]:
     """Return the least of five, of the default policy, in decoding; and how many units were resident."""
     least, n_units = float("inf"), 0
     for _ in range(5):
-        cache = ExpertCache(budget_bytes, trace.expert_bytes, NextUsePolicy(trace.mixture))
+        cache = ExpertCache(budget_bytes, trace.expert_bytes, NextUsePolicy(trace.moe))
         prompts = [one for one in trace.look_ups if one.is_prefill]
         decoded = [one for one in trace.look_ups if not one.is_prefill]
         for layer, experts, _is_prefill in prompts:
@@ -142,7 +142,7 @@ def sensitivity(traces: dict[str, Trace]) -> list[dict[str, object]]:
     for change, (module, name, value) in CHANGES.items():
         with mock.patch.object(module, name, value):
             for what, budget in CHECKED:
-                found = run_policy(traces[what], budget * MIB, "default", NextUsePolicy(traces[what].mixture))
+                found = run_policy(traces[what], budget * MIB, "default", NextUsePolicy(traces[what].moe))
                 figures = {**_figures(found, budget * MIB), "hit_rate": found.hit_rate, "change": change}
                 rows.append({"table": "sensitivity", "trace": what, **figures})
     return rows
@@ -163,8 +163,8 @@ def main() -> None:
         trace = traces[name]
         halves += rows_of("halves", f"{name}, first half", part(trace, 0, half(trace)), budget * MIB)
         halves += rows_of("halves", f"{name}, second half", trace, budget * MIB, after=half(trace))
-    for shape, mixture in SHAPES.items():
-        trace = random_trace(mixture, 150)
+    for shape, moe in SHAPES.items():
+        trace = random_trace(moe, 150)
         for share in (0.02, 0.05, 0.1, 0.25, 0.5):
             shapes += rows_of("shapes", shape, trace, int(trace.all_bytes * share))
     changed = sensitivity(traces)
@@ -172,7 +172,7 @@ def main() -> None:
     lines += ["Halves:", "", *table_of(halves, list(NAMES), "policy"), ""]
     lines += ["Random routing:", "", *table_of(shapes, list(NAMES), "policy"), ""]
     lines += ["One parameter of the default policy changed:", "", *_changes(changed), ""]
-    wide = random_trace(Mixture(tuple(range(48)), 128, 8), 60)
+    wide = random_trace(MoeShape(tuple(range(48)), 128, 8), 60)
     seconds, n_units = seconds_of_a_look_up(wide, 1500 * MIB)
     times.append(("random, 48 layers, 8 of 128", 1500, 1e6 * seconds, n_units))
     lines += ["A look-up of the default policy:", ""]

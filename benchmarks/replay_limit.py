@@ -1,4 +1,4 @@
-"""How much of a mixture's routing can be known beforehand: bounds for policies of the expert cache that learn online.
+"""How much of expert routing can be known beforehand: bounds for policies of the expert cache that learn online.
 
 Needs scikit-learn, which nothing else here does. Hits of decode look-ups in per cent, as `replay.py` counts them, of
 the default policy's way of choosing (what is expected to be used last goes), given other chances that an expert is used
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from replay import CHECKED, TRACES
 
 from edge_run.base.units import MIB
-from edge_run.prefetch.experts import Mixture
+from edge_run.prefetch.experts import MoeShape
 from edge_run.prefetch.next_use import NextUsePolicy
 from edge_run.prefetch.optimum import OptimalPolicy
 from edge_run.prefetch.replay import Trace, read_trace, run_policy
@@ -48,10 +48,10 @@ class _Given:
 class GivenPolicy(NextUsePolicy):
     """The default policy, with the `chances` [token, layer, expert] of use by the next token; from the prompt's end."""
 
-    def __init__(self, mixture: Mixture, chances: Array) -> None:
-        super().__init__(mixture)
-        self._given, self._frequencies = chances, [_Given() for _ in mixture.layers]  # type: ignore[assignment]
-        self._tokens = [-1] * len(mixture.layers)
+    def __init__(self, moe: MoeShape, chances: Array) -> None:
+        super().__init__(moe)
+        self._given, self._frequencies = chances, [_Given() for _ in moe.layers]  # type: ignore[assignment]
+        self._tokens = [-1] * len(moe.layers)
 
     def _learn(self, place: int, experts: Sequence[int]) -> tuple[float, list[float]]:
         is_prompt = self._tokens[place] < 0
@@ -62,9 +62,9 @@ class GivenPolicy(NextUsePolicy):
 class KnowingPolicy(GivenPolicy):
     """The default policy, which is told what each layer's next token `uses` [token, layer, expert]."""
 
-    def __init__(self, mixture: Mixture, uses: Array) -> None:
-        super().__init__(mixture, uses)
-        self._real = NextUsePolicy(mixture)
+    def __init__(self, moe: MoeShape, uses: Array) -> None:
+        super().__init__(moe, uses)
+        self._real = NextUsePolicy(moe)
 
     def _learn(self, place: int, experts: Sequence[int]) -> tuple[float, list[float]]:
         super()._learn(place, experts)
@@ -81,7 +81,7 @@ def tokens_of(name: str) -> tuple[Array, Array, int]:
     steps, layers, experts, slots, phases = (
         np.array([int(row[column]) for row in rows]) for column in ("step", "layer", "expert", "slot", "phase")
     )
-    shape = (1 + steps.max(), 1 + layers.max(), read_trace(TRACES[name]).mixture.experts)
+    shape = (1 + steps.max(), 1 + layers.max(), read_trace(TRACES[name]).moe.experts)
     weights, ranks = np.zeros(shape, np.float32), np.full(shape, 1 + slots.max(), np.float32)
     weights[steps, layers, experts] = [float(row["weight"]) for row in rows]
     ranks[steps, layers, experts] = slots
@@ -186,9 +186,9 @@ def main() -> None:
             given[name] = read_trace(TRACES[name]), chances[n_prompt - 1 :], uses[n_prompt - 1 :]
         trace, chances, uses = given[name]
         policies = {
-            "default": NextUsePolicy(trace.mixture),
-            "learnt": GivenPolicy(trace.mixture, chances),
-            "next token known": KnowingPolicy(trace.mixture, uses),
+            "default": NextUsePolicy(trace.moe),
+            "learnt": GivenPolicy(trace.moe, chances),
+            "next token known": KnowingPolicy(trace.moe, uses),
             "optimum": OptimalPolicy(trace.look_ups),
         }
         hits = {what: run_policy(trace, budget_mib * MIB, what, policy).hit_rate for what, policy in policies.items()}

@@ -1,11 +1,11 @@
 """Speculation against plain decoding and llama.cpp's mmap, on a small device: tokens a second after the prompt.
 
-Dense: the kit model grown to 4 GB (32 layers, Q4_0) under half of it, drafter kit-draft. Mixture: kit-moe grown to 8 GB
-(6 layers, F16) under a quarter. In one row, each is run once, in turn, cold, in a control group of the budget, 128 KiB
-read-ahead. Where the drive is not limited, its speed changes within minutes: there plain decoding runs once before and
-once after, and their mean counts; `--pairs` goes on so, by turns, and the median counts (`ratios`: of each;
-`off_change`: the fastest of plain decoding against the slowest). Each continues the same text greedily: a novel, a
-grade-school question, text that repeats (summaries and retrieval, look-up alone), or random tokens, which nobody can
+Dense: the kit model grown to 4 GB (32 layers, Q4_0) under half of it, drafter kit-draft. Mixture of experts: kit-moe
+grown to 8 GB (6 layers, F16) under a quarter. In one row, each is run once, in turn, cold, in a control group of the
+budget, 128 KiB read-ahead. Where the drive is not limited, its speed changes within minutes: there plain decoding runs
+once before and once after, and their mean counts; `--pairs` goes on so, by turns, and the median counts (`ratios`: of
+each; `off_change`: the fastest of plain decoding against the slowest). Each continues the same text greedily: a novel,
+a grade-school question, text that repeats (summaries and retrieval, look-up alone), or random tokens, which nobody can
 guess. `expected` is the gain that the controller expected before each pass, `measured` the one against plain decoding
 in the same row. Where tokens differ, `gap` is how far apart the two best logits were there in plain decoding, and
 `noise` the largest difference between widths that the run saw.
@@ -21,7 +21,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from _box import RESULTS, ROOT, SHARED, grown_mixture, grown_model, run_worker, write_results
+from _box import RESULTS, ROOT, SHARED, grown_model, grown_moe, run_worker, write_results
 
 WORKER = ROOT / "benchmarks" / "_speculation_worker.py"
 DRAFT = SHARED / "models" / "kit-draft.gguf"
@@ -31,7 +31,7 @@ KEYS = ("model", "disk_mbps", "text", "round")
 def main() -> None:
     """Measure one row, and write it among the others of today."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=("dense", "mixture"), default="dense")
+    parser.add_argument("--model", choices=("dense", "moe"), default="dense")
     parser.add_argument("--disk", type=int, default=500, help="MB/s; 0 is not limited")
     parser.add_argument("--text", choices=("novels", "gsm8k", "repeating", "random"), default="novels")
     parser.add_argument("--tokens", type=int, default=40)
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=1, help="of runs, by turns, where the drive is not limited")
     arguments = parser.parse_args()
     is_dense = arguments.model == "dense"
-    model = grown_model("4G", 32) if is_dense else grown_mixture("8G")
+    model = grown_model("4G", 32) if is_dense else grown_moe("8G")
     budget = model.stat().st_size // (2 if is_dense else 4)
     box = {"memory": budget, "disk_mbps": arguments.disk}
     common = [model, "--memory", budget, "--text", arguments.text, "--tokens", arguments.tokens]

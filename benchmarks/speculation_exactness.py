@@ -32,7 +32,7 @@ from _speculation_worker import prompts
 
 from edge_run.base.config import ModelConfig, SamplingConfig
 from edge_run.base.protocols import BatchToken
-from edge_run.partition.pass_costs import PassCosts
+from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation import speculation_setup
@@ -48,7 +48,7 @@ TEXTS = ("novels", "gsm8k", "repeating")
 class AnyWidth(WidthControl):
     """Takes every width, whether it pays or not."""
 
-    def __init__(self, costs: PassCosts, most_tokens: int, least_gain: float) -> None:
+    def __init__(self, costs: WidthCosts, most_tokens: int, least_gain: float) -> None:
         super().__init__(costs, most_tokens, least_gain)
         self._chance = random.Random(0)
 

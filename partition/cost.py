@@ -1,10 +1,10 @@
 """How long a pass takes on a device that was measured. Pure: work and a profile in, seconds out.
 
-A pass costs what its kernels need to go through the weights, attention over what came before, and a little for every
-node and every stop. The kernels' speed was measured at a few widths for each type and row length; the time per byte is
-nearly affine in the number of tokens, so that between two widths a straight line is drawn. A type or row length that
-was not measured is taken to be like the nearest that was: a device is known by a few samples (as in HELP, Lee et al.
-2021, there with a learned predictor).
+The time of a pass is that of its kernels, which go through the weights, that of attention over the tokens before, and a
+little for every node and every stop. The kernels' speed was measured at a few widths for each type and row length. The
+time per byte is nearly affine in the number of tokens, so it is interpolated linearly between two widths. A type or row
+length that was not measured is taken to be like the nearest one that was: a device is characterised by a few samples
+(as in HELP, Lee et al. 2021, which uses a learned predictor).
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ from dataclasses import dataclass, replace
 
 from edge_run.base.profile import DeviceProfile, GpuProfile
 
-WIDE_TOKENS = 32  # from which on llama.cpp copies weights to a GPU rather than compute with them where they are
+OP_OFFLOAD_TOKENS = 32  # from which on llama.cpp copies weights to a GPU rather than compute with them where they are
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulWork:
-    """The weights of all multiplications of one kind in a pass: `size_bytes` of type `type_name`, rows of one length.
+    """The weights of all matrix multiplications of one kind in a pass.
 
-    n_experts and n_used: of a mixture, 0 otherwise. is_head: only for the tokens whose logits are
-    asked for.
+    type_name: their ggml type.
+    row_elements: the length of a row.
+    size_bytes: their total size.
+    n_experts: the experts of a layer, 0 where the weights are dense.
+    n_used: how many of these a token uses, 0 where the weights are dense.
+    is_head: whether only the tokens whose logits are asked for use them.
     """
 
     type_name: str
@@ -35,9 +39,13 @@ class MatmulWork:
 
 @dataclass(frozen=True, slots=True)
 class PassWork:
-    """What a pass computes. attention_flops: per token and position that it looks at. n_stops: where it is stopped.
+    """What a pass computes.
 
-    expert_tensor_bytes: of the largest tensor that is used by expert.
+    matmuls: its matrix multiplications, by kind.
+    n_nodes: the nodes of its graph.
+    n_stops: how often llama.cpp stops between nodes.
+    attention_flops: for each token and each position that the token attends to.
+    expert_tensor_bytes: the size of the largest tensor that holds experts.
     """
 
     matmuls: tuple[MatmulWork, ...]
@@ -48,14 +56,14 @@ class PassWork:
 
 
 class CostModel:
-    """Seconds on the device of `profile`, computing with `threads` threads."""
+    """Predicts seconds on the device of `profile`, computing with `threads` threads."""
 
     def __init__(self, profile: DeviceProfile, threads: int) -> None:
         self._profile = profile
         self._kernels = [kernel for kernel in profile.kernels if kernel.threads == threads] or list(profile.kernels)
 
     def compute_s(self, work: PassWork, tokens: int, position: int, n_outputs: int = 1) -> float:
-        """Return the seconds of a pass of `tokens` tokens that begins after `position` others, weights in memory."""
+        """Return the seconds of a pass of `tokens` tokens after `position` others, with all weights in memory."""
         matmuls = sum(self._matmul_s(matmul, n_outputs if matmul.is_head else tokens) for matmul in work.matmuls)
         pairs = tokens * (position + (tokens + 1) / 2)
         narrow, wide = self._profile.attention_flops_per_s
@@ -82,7 +90,7 @@ class CostModel:
         return y0 if x1 == x0 else y0 + (y1 - y0) * max(0.0, tokens - x0) / (x1 - x0)
 
     def _points(self, work: MatmulWork) -> list[tuple[int, float]]:
-        """Return seconds per byte at the widths that were measured, for the kernels that are most like `work`."""
+        """Return (width, seconds per byte) of the measured kernels that are most like `work`."""
         same_way = [kernel for kernel in self._kernels if kernel.by_expert == bool(work.n_experts)] or self._kernels
         alike = [kernel for kernel in same_way if kernel.type_name == work.type_name] or same_way
         nearest = min((kernel.row_elements for kernel in alike), key=lambda row: abs(row - work.row_elements))
@@ -95,18 +103,20 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True)
 class GpuWork:
-    """What of a pass a GPU computes. n_borders: how often the pass goes from one to the other.
+    """The part of a pass that a GPU computes.
 
-    is_wide: passes of many tokens are computed there whole, with copies of the weights that are not there.
+    work: that part.
+    n_borders: how often the pass goes over from the processor to the GPU or back.
+    has_op_offload: whether passes of many tokens run on the GPU whole, with copies of the weights that lie in DRAM.
     """
 
     work: PassWork
     n_borders: int
-    is_wide: bool
+    has_op_offload: bool
 
 
 class SharedCost:
-    """Seconds of passes that the processor and a GPU share, one after the other."""
+    """Predicts seconds of passes that the processor and a GPU compute one after the other."""
 
     def __init__(self, profile: DeviceProfile, threads: int, gpu: GpuProfile, part: GpuWork) -> None:
         self._processor = CostModel(profile, threads)
@@ -115,8 +125,8 @@ class SharedCost:
         self._profile, self._part = gpu, part
 
     def compute_s(self, work: PassWork, tokens: int, position: int, n_outputs: int = 1) -> float:
-        """Return the seconds of a pass of which the processor has `work`; see `CostModel.compute_s`."""
-        is_copied = self._part.is_wide and tokens >= WIDE_TOKENS
+        """Return the seconds of a pass whose work on the processor is `work`; see `CostModel.compute_s`."""
+        is_copied = self._part.has_op_offload and tokens >= OP_OFFLOAD_TOKENS
         rest_s = (self._gpu if is_copied else self._processor).compute_s(work, tokens, position, n_outputs)
         copied_bytes = sum(matmul.size_bytes for matmul in work.matmuls) if is_copied else 0
         there_s = self._gpu.compute_s(self._part.work, tokens, position, n_outputs)

@@ -1,6 +1,6 @@
 """Where a network can be cut in two with a single tensor between the halves, and what each half takes.
 
-A network here is names and sizes only (`Network`): what reads an ONNX file makes one. Nothing is computed.
+A network is only names and sizes here (`Network`), which the reader of an ONNX file fills in. Nothing is computed.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One node. inputs: all it reads, with what the bodies of an If or a Loop read from outside. Empty names are none.
+    """One node.
 
-    multiply_adds: of one pass with a batch of one; 0 where there are none worth counting.
+    kind: its operator.
+    inputs: the tensors that it reads, also those that the body of an If or a Loop reads from outside; an empty name
+        stands for a missing one.
+    outputs: the tensors that it makes.
+    multiply_adds: in one pass with a batch of one; 0 where there are few.
     """
 
     kind: str
@@ -24,14 +28,19 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A graph of operations in an order in which they can run. inputs, outputs: names of tensors, not of weights."""
+    """A graph of operations, in an order in which they can run.
+
+    inputs: the tensors that the network is given, without weights.
+    outputs: the tensors that it returns.
+    operations: its nodes.
+    """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     operations: tuple[Operation, ...]
 
     def moving(self) -> list[int]:
-        """Return which operations depend on the input; the others give constants, and belong to whoever reads them."""
+        """Return the indices of the operations that depend on the input; the others make constants."""
         known = set(self.inputs)
         found = []
         for index, operation in enumerate(self.operations):
@@ -42,11 +51,11 @@ class Network:
 
 
 def find_cuts(network: Network) -> list[str]:
-    """Return every tensor that all paths from the inputs to the outputs go through, in order; the input is the first.
+    """Return every tensor that all paths from the inputs to the outputs go through, in order, the input first.
 
-    A tensor is such a cut when it is the only one alive at some point: if an operation were neither before nor after
-    it, that operation's result would be alive there too, in whichever order the operations run. So one sweep finds the
-    dominators. An output is no cut: nothing is left behind it.
+    A tensor is such a cut when it is the only one alive at some point. If an operation were neither before nor after
+    the cut, its result would be alive there too, in whichever order the operations run. So one sweep finds the
+    dominators. An output is no cut, because no operation follows it.
     """
     moving = network.moving()
     last_use: dict[str, int] = {}
@@ -65,9 +74,10 @@ def find_cuts(network: Network) -> list[str]:
 
 
 def operations_between(network: Network, start: str | None, end: str | None) -> list[int]:
-    """Return which operations lead from tensor `start` to tensor `end`, with the constants that those read.
+    """Return the indices of the operations between two cuts, and of those that make the constants they read.
 
-    None is the inputs, or the outputs. Both must be cuts, `start` the earlier one.
+    start: the earlier cut; None for the inputs.
+    end: the later cut; None for the outputs.
     """
     producer = {name: index for index, one in enumerate(network.operations) for name in one.outputs if name}
     wanted = list(network.outputs if end is None else (end,))
@@ -89,10 +99,10 @@ def multiply_adds(network: Network, operations: Iterable[int]) -> int:
 
 
 def peak_bytes(network: Network, operations: Sequence[int], ends: Iterable[str], sizes: Mapping[str, int]) -> int:
-    """Return the most bytes of tensors that are alive at once when `operations` run in this order, one by one.
+    """Return the most bytes of tensors that are alive at once when `operations` run one by one, in this order.
 
-    A tensor lives from the operation that makes it to the last that reads it; `ends` live on. What an operation reads
-    and makes is alive together. Tensors without a size (weights) do not count.
+    A tensor is alive from the operation that makes it to the last one that reads it; `ends` stay alive. The inputs and
+    outputs of an operation are alive together. Tensors without a size (weights) do not count.
     """
     kept = set(ends)
     last_use: dict[str, int] = {}

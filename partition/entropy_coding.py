@@ -1,6 +1,6 @@
 """Symbols to bytes and back: a range coder with static tables (`constriction`), or zstd where that is missing.
 
-A table is one channel's prior: the frequencies of consecutive symbols from `low` on. Both sides must have the same.
+A table is one channel's prior: the frequencies of consecutive symbols. Both sides must have equal tables.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ _EXTRA = "split"
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """The prior of one channel. low: its smallest symbol; frequencies: of that and the following ones, each above 0."""
+class FrequencyTable:
+    """The prior of one channel.
+
+    low: its smallest symbol.
+    frequencies: the frequencies of that symbol and the following ones, all above 0.
+    """
 
     low: int
     frequencies: tuple[int, ...]
@@ -49,32 +53,32 @@ class Table:
 
     @property
     def entropy_bits(self) -> float:
-        """What a symbol takes on average, of symbols as frequent as this prior says."""
+        """The mean bits of a symbol, if symbols are as frequent as this prior says."""
         shares = self.shares.astype(np.float64)
         return float(-(shares * np.log2(shares)).sum())
 
     def bits(self, symbols: NDArray[np.int32]) -> float:
-        """Return what `symbols` take with this prior, at best."""
+        """Return the fewest bits that `symbols` can take with this prior."""
         return float(-np.log2(self.shares.astype(np.float64))[symbols - self.low].sum())
 
 
-def fit_table(symbols: NDArray[np.int32]) -> Table:
-    """Return the prior of symbols like these: how often each was seen, with 0 in it and room for one more each way."""
+def fit_table(symbols: NDArray[np.int32]) -> FrequencyTable:
+    """Return a prior counted on `symbols`; it also has 0, and one symbol more at either end."""
     low, high = min(int(symbols.min()) - 1, 0), max(int(symbols.max()) + 1, 0)
     counts = np.bincount((symbols - low).ravel(), minlength=high - low + 1) + 0.5
     shares = counts / counts.sum() * (FREQUENCY_TOTAL - len(counts))
-    return Table(low, tuple(int(one) + 1 for one in shares))
+    return FrequencyTable(low, tuple(int(one) + 1 for one in shares))
 
 
 def best_coder() -> int:
-    """Return the coder that this installation has: the range coder, or zstd without `constriction`."""
+    """Return the best coder that is installed: the range coder, or zstd without `constriction`."""
     return RANGE if importlib.util.find_spec("constriction") else ZSTD
 
 
 class EntropyCoder:
-    """Codes rows of symbols, one row for each table. Keeps the coder's models between codes. Thread-safe."""
+    """Codes rows of symbols, one row for each table, and reuses the coder's models. Thread-safe."""
 
-    def __init__(self, tables: Sequence[Table]) -> None:
+    def __init__(self, tables: Sequence[FrequencyTable]) -> None:
         self._tables = tuple(tables)
         self._models: list[Any] | None = None
         self._dtype = np.dtype(np.int8 if all(t.low >= -128 and t.high < 128 for t in tables) else np.int16)
@@ -82,7 +86,7 @@ class EntropyCoder:
         self.highs = np.array([table.high for table in tables], dtype=np.int32)[:, None]
 
     def encode(self, symbols: NDArray[np.int32], coder: int) -> bytes:
-        """Return `symbols` (rows, columns), each inside its row's table, as bytes."""
+        """Return `symbols` (rows, columns) as bytes; each symbol must be in its row's table."""
         if coder == ZSTD:
             return bytes(
                 need("zstandard", _EXTRA).ZstdCompressor(level=19).compress(symbols.astype(self._dtype).tobytes())
@@ -93,14 +97,14 @@ class EntropyCoder:
         return self._trimmed(encoder.get_compressed().astype(_WORD).tobytes(), symbols)
 
     def decode(self, payload: bytes, columns: int, coder: int) -> NDArray[np.int32]:
-        """Return the symbols (rows, columns) that `payload` holds. Raises ProtocolError where it cannot hold them."""
+        """Return the symbols (rows, columns) in `payload`. Raises ProtocolError where there cannot be so many."""
         symbols = self._unpacked(payload, columns) if coder == ZSTD else self._decoded(payload, columns)
         if np.any(symbols < self.lows) or np.any(symbols > self.highs):
             raise ProtocolError("code: symbols that its prior does not have; it is damaged, or made for another prior")
         return symbols
 
     def bits(self, symbols: NDArray[np.int32]) -> float:
-        """Return what `symbols` take with the prior at best: their cross entropy."""
+        """Return the fewest bits that `symbols` can take with these tables, which is their cross entropy."""
         return sum(table.bits(row) for row, table in zip(symbols, self._tables, strict=True))
 
     def _range_models(self) -> list[Any]:
@@ -122,10 +126,10 @@ class EntropyCoder:
         return np.stack(rows).astype(np.int32)
 
     def _trimmed(self, payload: bytes, symbols: NDArray[np.int32]) -> bytes:
-        """Return the shortest beginning of `payload`, as it is or one higher, that followed by zeros gives `symbols`.
+        """Return the shortest prefix of `payload` that decodes to `symbols` when zeros follow; it may be one higher.
 
-        A range coder may end anywhere in an interval. This one ends on whole words, and for a code of 100 bytes four
-        bytes are a lot. Each try takes some 50 us.
+        A range coder may end at any number of an interval. This coder ends on whole words, and four bytes are a lot in
+        a code of 100 bytes. Each attempt takes about 50 us.
         """
         for kept in range(max(len(payload) - MOST_TRIMMED_BYTES, 0), len(payload)):
             number = int.from_bytes(payload[:kept], "big")

@@ -1,4 +1,4 @@
-"""What goes over the wire instead of a tensor: scaled, rounded, entropy coded with a static prior for each channel.
+"""Codes tensors for the network: scaled, rounded, and entropy coded with a static prior for each channel.
 
 A code is `header | payload`. Header, 7 bytes (9 from payloads of 255 bytes on):
 
@@ -11,7 +11,8 @@ A code is `header | payload`. Header, 7 bytes (9 from payloads of 255 bytes on):
 The same codec serves every tensor of (channels, positions): a bottleneck's latents, or the hidden states of a language
 model, where a channel is an element of the embedding and a position a token (`fit_codec`).
 
-Rates (gain vectors): Cui et al., 2021. Static per-channel priors: Balle et al., 2017. Ours are counted, not parametric.
+Rates (gain vectors) are those of Cui et al., 2021; static priors per channel those of Balle et al., 2017. Here the
+priors are counted, not parametric.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ProtocolError
-from edge_run.partition.entropy_coding import RANGE, ZSTD, EntropyCoder, Table, best_coder, fit_table
+from edge_run.partition.entropy_coding import RANGE, ZSTD, EntropyCoder, FrequencyTable, best_coder, fit_table
 
 VERSION = 1
 MOST_RATES = 16
@@ -40,10 +41,14 @@ _LENGTH_FOLLOWS = 0xFF
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One setting of a codec. gains: what each channel is multiplied with before rounding; tables: its prior."""
+    """One setting of a codec.
+
+    gains: the factor of each channel before rounding.
+    tables: the prior of each channel.
+    """
 
     gains: tuple[float, ...]
-    tables: tuple[Table, ...]
+    tables: tuple[FrequencyTable, ...]
 
     def __post_init__(self) -> None:
         if len(self.gains) != len(self.tables) or not self.gains:
@@ -56,7 +61,12 @@ class Rate:
 class LatentCodec:
     """Codes tensors of (channels, positions), single precision, at one of several rates. Thread-safe.
 
-    model and cut: what the tensor is of, in words or digests; a code of another model, cut or prior is refused.
+    A code of another model, cut or prior is refused.
+
+    model: the name or digest of the model.
+    cut: the name of the tensor.
+    rates: the settings, in ascending order of the bytes they take.
+    coder: the entropy coder.
     """
 
     model: str
@@ -80,11 +90,11 @@ class LatentCodec:
 
     @property
     def fingerprint(self) -> bytes:
-        """Five bytes of model, cut and prior, as they stand in each code."""
+        """Five bytes that identify model, cut and prior in each code."""
         return self._fingerprint
 
     def encode(self, tensor: NDArray[np.float32], rate: int) -> bytes:
-        """Return `tensor` (channels, positions) as a code. Values beyond the prior's table are clipped to its ends."""
+        """Return `tensor` (channels, positions) as a code. Symbols beyond a channel's table are clipped to its ends."""
         payload = self._coders[rate].encode(self.quantise(tensor, rate), self.coder)
         if len(payload) > MOST_PAYLOAD_BYTES:
             raise ValueError(f"a tensor of shape {tensor.shape} does not fit one code; send it in pieces")
@@ -95,9 +105,9 @@ class LatentCodec:
         return header + (_LONG.pack(len(payload)) if length == _LENGTH_FOLLOWS else b"") + payload
 
     def encode_within(self, tensor: NDArray[np.float32], rate: int, most_bytes: int) -> tuple[bytes, int]:
-        """Return the code of `rate`, or of the next lower one that has at most `most_bytes`, and its rate.
+        """Return the code with the highest rate up to `rate` that takes at most `most_bytes`, and that rate.
 
-        Rates are in ascending order. Where not even the lowest is small enough, that is what comes back.
+        Where the lowest rate takes more, the code is of the lowest rate.
         """
         for lower in range(rate, -1, -1):
             code = self.encode(tensor, lower)
@@ -115,14 +125,14 @@ class LatentCodec:
         return (symbols / np.array(self.rates[rate].gains, dtype=np.float32)[:, None]).astype(np.float32), rate
 
     def quantise(self, tensor: NDArray[np.float32], rate: int) -> NDArray[np.int32]:
-        """Return the symbols (channels, positions) of a tensor: what rounding and clipping leave of it."""
+        """Return the symbols (channels, positions) of `tensor`: its values scaled, rounded and clipped."""
         coder = self._coders[rate]
         scaled = np.rint(tensor * np.array(self.rates[rate].gains, dtype=np.float32)[:, None])
         symbols: NDArray[np.int32] = np.clip(np.nan_to_num(scaled), coder.lows, coder.highs).astype(np.int32)
         return symbols
 
     def entropy_bytes(self, tensor: NDArray[np.float32], rate: int) -> float:
-        """Return what the symbols of `tensor` take with the prior at best, without any header."""
+        """Return the fewest bytes that the symbols of `tensor` can take with the prior, without a header."""
         return self._coders[rate].bits(self.quantise(tensor, rate)) / 8
 
     def _open(self, code: bytes) -> tuple[int, int, bytes]:
@@ -159,10 +169,10 @@ def fit_rate(tensors: NDArray[np.float32], gains: Sequence[float]) -> Rate:
 
 
 def fit_rate_to_size(tensors: NDArray[np.float32], gains: Sequence[float], mean_bytes: float) -> Rate:
-    """Return the rate whose codes of `tensors` have `mean_bytes` on average, header included, like `fit_rate`.
+    """Return a rate, as `fit_rate` does, whose codes of `tensors` take `mean_bytes` on average, header included.
 
-    All gains are scaled by one factor, at most `MOST_SCALE` either way: whoever decodes was made for these gains. What
-    codes take beside the entropy of their numbers is assumed at first, then seen.
+    All gains are scaled by one factor, at most `MOST_SCALE` up or down, because the decoder was made for these gains.
+    The bytes of a code beside the entropy of its symbols are first assumed, then measured.
     """
     assumed = _rate_of_size(tensors, gains, mean_bytes, _BESIDE_ENTROPY_BYTES)
     codec = LatentCodec("", "", (assumed,))
@@ -171,7 +181,7 @@ def fit_rate_to_size(tensors: NDArray[np.float32], gains: Sequence[float], mean_
 
 
 def _rate_of_size(tensors: NDArray[np.float32], gains: Sequence[float], mean_bytes: float, beside_bytes: float) -> Rate:
-    """Return the rate whose entropy and `beside_bytes` together are `mean_bytes`."""
+    """Return the rate at which the entropy and `beside_bytes` add up to `mean_bytes`."""
     factors, low, high = np.array(gains), 1 / MOST_SCALE, MOST_SCALE
     while high / low > 1.001:
         middle = float(np.sqrt(low * high))
@@ -188,11 +198,12 @@ def _entropy_bytes(rate: Rate, positions: int) -> float:
 def fit_codec(
     tensors: NDArray[np.float32], model: str, cut: str, steps: Sequence[float] = (0.5, 0.25, 0.125)
 ) -> LatentCodec:
-    """Return a codec for tensors like these (samples, channels, positions), without any training.
+    """Return a codec for tensors like `tensors` (samples, channels, positions), without any training.
 
-    steps: for each rate, coarsest first, the distance between two levels as a share of a channel's standard deviation;
-    the error of a value is at most half of it, inside the range that was seen. For hidden states of a language model:
-    channels are elements of the embedding, positions are tokens.
+    steps: for each rate, coarsest first, the distance between two levels as a share of a channel's standard deviation.
+        The error of a value is at most half of it, inside the range of `tensors`.
+
+    Of a language model's hidden states, channels are elements of the embedding, and positions are tokens.
     """
     deviation = np.maximum(tensors.std(axis=(0, 2)), 1e-6)
     return LatentCodec(model, cut, tuple(fit_rate(tensors, 1 / (deviation * step)) for step in steps))

@@ -1,4 +1,4 @@
-"""Which device computes which layers: pure, from what was measured of each, the plan that takes least time per token.
+"""Which device computes which layers: the plan with the least time per token, from measurements of each device. Pure.
 
 The devices form a ring that a token goes around `rounds` times; in each round a device computes some consecutive units
 (a unit is as a rule a layer). What does not fit its memory it streams, and all of them at once: while others compute,
@@ -7,8 +7,8 @@ and R rounds is at work for max(compute + what reading and stopping take of it, 
 
     max( sum of what each is at work + hops,  max over devices of S / D )
 
-The window is what lacks a place, divided by R - 1, where that is less (`partition/turns.py`): then w is all that
-streams of a turn.
+Where a smaller window holds all that streams in one stage visit (`partition/stage_visits.py`), w is that: the bytes
+without a place in memory, divided by R - 1.
 
 Rounds (prima.cpp, Li et al. 2025, "Prioritizing ring assignment") shorten the first term where devices stream, and cost
 hops. What a hop costs is taken to be each device's own: its way to a common switch or access point, so that the order
@@ -32,8 +32,8 @@ from edge_run.partition.plan import MOST_RUNS
 
 ROUNDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 READ_CPU_S_PER_BYTE = 8e-11  # what readers take from computing; so that nothing streams that need not
-STOPS_S_PER_BYTE = 7e-12  # of weights that are waited for stretch by stretch, as those of a turn at once are not
-READ_SHARE = 0.93  # of a drive's speed, which reading for one turn after the other comes to
+STOPS_S_PER_BYTE = 7e-12  # of weights that are waited for segment by segment; those of a whole stage visit are not
+READ_SHARE = 0.93  # of a drive's speed, which reading for one stage visit after the other reaches
 MOST_TRIED = 2_000  # units, in all ways to share out so few blocks
 _NEVER = math.inf
 
@@ -42,7 +42,7 @@ _NEVER = math.inf
 class UnitWork:
     """One unit: bytes of weights, and bytes that are kept for it between tokens.
 
-    used_bytes: of the weights, what a token needs: in a mixture not all; None where it is.
+    used_bytes: the weights that a token needs, where these are not all, as in a mixture of experts; else None.
     """
 
     weight_bytes: int
@@ -61,14 +61,14 @@ class UnitWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Station:
+class DeviceSpec:
     """A device as the planner sees it.
 
     memory_bytes: for weights and what is kept, all else taken off. compute_bytes_per_s: weights it computes with per
     second when they are in memory. window_bytes: of memory_bytes, what streaming runs ahead through; pair_bytes: what
     it holds besides where all weights stream, two tensors, the one in use and the next; in proportion where few do.
     range_bytes: what each range of units takes besides: weights come in chunks, and at its ends lie other units' too.
-    hop_s: what a state spends on its way to it or from it, both together, and in being taken and handed on.
+    hop_s: what an activation spends on its way to it or from it, both together, and in being taken and handed on.
     most_weight_bytes: of weights that it may have at all, None for any number.
     """
 
@@ -103,47 +103,45 @@ class MeshPlan:
         return 1 / self.token_s
 
 
-def plan_mesh(units: Sequence[UnitWork], stations: Sequence[Station], among: Sequence[int] = ROUNDS) -> MeshPlan | None:
-    """Return the fastest plan; the first station has the head and the tail, which are the first and the last unit.
+def plan_mesh(units: Sequence[UnitWork], specs: Sequence[DeviceSpec], among: Sequence[int] = ROUNDS) -> MeshPlan | None:
+    """Return the fastest plan; the first device has the head and the tail, which are the first and the last unit.
 
     among: numbers of rounds to try. None when the model does not fit all of them together: each needs room for its
     window and what is kept.
     """
-    plans = [
-        plan for rounds in _useful_rounds(units, stations, among) if (plan := _plan_rounds(units, stations, rounds))
-    ]
-    alone = token_time(units, stations, (stations[0].node,) * len(units))
+    plans = [plan for rounds in _useful_rounds(units, specs, among) if (plan := _plan_rounds(units, specs, rounds))]
+    alone = token_time(units, specs, (specs[0].node,) * len(units))
     if alone < _NEVER:
-        plans.append(_made(units, stations, (stations[0].node,) * len(units), alone))
+        plans.append(_made(units, specs, (specs[0].node,) * len(units), alone))
     if not plans:
         return None
     best = min(plans, key=lambda plan: (plan.token_s, plan.rounds))
-    return _improved(units, stations, best) if len({unit.weight_bytes for unit in units[1:-1]}) > 1 else best
+    return _improved(units, specs, best) if len({unit.weight_bytes for unit in units[1:-1]}) > 1 else best
 
 
-def token_time(units: Sequence[UnitWork], stations: Sequence[Station], owners: Sequence[str]) -> float:
+def token_time(units: Sequence[UnitWork], specs: Sequence[DeviceSpec], owners: Sequence[str]) -> float:
     """Return the seconds that a token takes when `owners` compute the units; infinite where one has no room."""
-    works = {station.node: UnitWork(0) for station in stations}
+    works = {spec.node: UnitWork(0) for spec in specs}
     for unit, owner in zip(units, owners, strict=True):
         works[owner] = works[owner].plus(unit)
-    turns, first = _turns(owners), stations[0].node
+    visits, first = _visits(owners), specs[0].node
     is_alone = set(owners) == {first}
     at_work = reading = 0.0
-    for station in stations:
-        if works[station.node].weight_bytes or works[station.node].kept_bytes:
-            rounds = turns[station.node]
-            streaming = _streaming(station, works[station.node], rounds)
-            at_work += _at_work_s(station, works[station.node], streaming, rounds)
-            at_work += 0.0 if is_alone else rounds * station.hop_s
-            reading = max(reading, _read_s(station, streaming.streamed_bytes))
+    for spec in specs:
+        if works[spec.node].weight_bytes or works[spec.node].kept_bytes:
+            rounds = visits[spec.node]
+            streaming = _streaming(spec, works[spec.node], rounds)
+            at_work += _at_work_s(spec, works[spec.node], streaming, rounds)
+            at_work += 0.0 if is_alone else rounds * spec.hop_s
+            reading = max(reading, _read_s(spec, streaming.streamed_bytes))
     return max(at_work, reading)
 
 
-def _turns(owners: Sequence[str]) -> Counter[str]:
-    """Return how often each node has its turn in a token; the tail goes on where the next token's head begins."""
-    turns = Counter(owner for i, owner in enumerate(owners) if i == 0 or owners[i - 1] != owner)
-    turns[owners[0]] -= owners[-1] == owners[0] and turns[owners[0]] > 1
-    return turns
+def _visits(owners: Sequence[str]) -> Counter[str]:
+    """Return the stage visits of each node in a token; the tail and the next token's head are one visit."""
+    visits = Counter(owner for i, owner in enumerate(owners) if i == 0 or owners[i - 1] != owner)
+    visits[owners[0]] -= owners[-1] == owners[0] and visits[owners[0]] > 1
+    return visits
 
 
 class _Streaming(NamedTuple):
@@ -157,20 +155,20 @@ class _Streaming(NamedTuple):
 _NOTHING, _NO_ROOM = _Streaming(0.0), _Streaming(_NEVER)
 
 
-def _streaming(station: Station, work: UnitWork, rounds: int) -> _Streaming:
-    """Return how a device streams `work` in so many turns; infinite bytes where there is no room to do so."""
-    if station.most_weight_bytes is not None and work.weight_bytes > station.most_weight_bytes:
+def _streaming(spec: DeviceSpec, work: UnitWork, rounds: int) -> _Streaming:
+    """Return how a device streams `work` in `rounds` stage visits; infinite bytes where its memory is too small."""
+    if spec.most_weight_bytes is not None and work.weight_bytes > spec.most_weight_bytes:
         return _NO_ROOM
-    room = station.memory_bytes - work.kept_bytes
-    lacking = work.weight_bytes + rounds * station.range_bytes - room
+    room = spec.memory_bytes - work.kept_bytes
+    lacking = work.weight_bytes + rounds * spec.range_bytes - room
     if lacking <= 0:
         return _NOTHING
-    if room < station.window_bytes:
+    if room < spec.window_bytes:
         return _NO_ROOM
-    token_bytes, window, stops_s = work.token_bytes, float(station.window_bytes), 0.0
+    token_bytes, window, stops_s = work.token_bytes, float(spec.window_bytes), 0.0
     if token_bytes == work.weight_bytes:
         window += 2 * work.weight_bytes / MOST_RUNS  # a read in flight and the next: long ones where there is much
-        window = min(room, window + station.pair_bytes * min(1.0, lacking / work.weight_bytes))
+        window = min(room, window + spec.pair_bytes * min(1.0, lacking / work.weight_bytes))
     if token_bytes == work.weight_bytes and rounds > 1 and lacking / (rounds - 1) < window:
         window = lacking / (rounds - 1)
     else:
@@ -178,16 +176,16 @@ def _streaming(station: Station, work: UnitWork, rounds: int) -> _Streaming:
     return _Streaming(token_bytes * (lacking + window) / work.weight_bytes, window, stops_s)
 
 
-def _read_s(station: Station, streamed_bytes: float) -> float:
-    return streamed_bytes / (READ_SHARE * station.disk_bytes_per_s) if streamed_bytes else 0.0
+def _read_s(spec: DeviceSpec, streamed_bytes: float) -> float:
+    return streamed_bytes / (READ_SHARE * spec.disk_bytes_per_s) if streamed_bytes else 0.0
 
 
-def _at_work_s(station: Station, work: UnitWork, streaming: _Streaming, rounds: int) -> float:
+def _at_work_s(spec: DeviceSpec, work: UnitWork, streaming: _Streaming, rounds: int) -> float:
     streamed_bytes, window_bytes, stops_s = streaming
-    compute_s = work.token_bytes / station.compute_bytes_per_s
+    compute_s = work.token_bytes / spec.compute_bytes_per_s
     if not streamed_bytes:
         return compute_s
-    behind = _read_s(station, max(0.0, streamed_bytes - rounds * window_bytes))
+    behind = _read_s(spec, max(0.0, streamed_bytes - rounds * window_bytes))
     return max(compute_s + streamed_bytes * READ_CPU_S_PER_BYTE + stops_s, behind)
 
 
@@ -195,64 +193,61 @@ def _together(units: Sequence[UnitWork]) -> UnitWork:
     return functools.reduce(UnitWork.plus, units, UnitWork(0))
 
 
-def _useful_rounds(units: Sequence[UnitWork], stations: Sequence[Station], among: Sequence[int]) -> list[int]:
+def _useful_rounds(units: Sequence[UnitWork], specs: Sequence[DeviceSpec], among: Sequence[int]) -> list[int]:
     """Return the numbers of rounds to try: no more than there are blocks."""
     n_blocks = len(units) - 2
-    if len(stations) < 2 or n_blocks < 1:
+    if len(specs) < 2 or n_blocks < 1:
         return []
     return [rounds for rounds in among if rounds <= n_blocks]
 
 
-def _plan_rounds(units: Sequence[UnitWork], stations: Sequence[Station], rounds: int) -> MeshPlan | None:
+def _plan_rounds(units: Sequence[UnitWork], specs: Sequence[DeviceSpec], rounds: int) -> MeshPlan | None:
     """Return the best plan of so many rounds.
 
-    Turns of a device run together where nobody has one in between, which the search does not see: so few blocks that
-    all ways to share them out can be tried are shared out in all ways.
+    Two stage visits of a device become one where no other device has one in between, which the search does not see.
+    So where there are few blocks, all ways to share them out are tried.
     """
-    n_blocks, n_others = len(units) - 2, len(stations) - 1
+    n_blocks, n_others = len(units) - 2, len(specs) - 1
     if math.comb(n_blocks + n_others, n_others) * len(units) <= MOST_TRIED:
-        ways = _all_counts(n_blocks, len(stations))
+        ways = _all_counts(n_blocks, len(specs))
     else:
-        found = _best_counts(units, stations, rounds)
+        found = _best_counts(units, specs, rounds)
         ways = iter([found] if found else [])
-    plans = [_dealt(stations, counts, rounds) for counts in ways]
+    plans = [_dealt(specs, counts, rounds) for counts in ways]
     if not plans:
         return None
-    token_s, owners = min(((token_time(units, stations, owners), owners) for owners in plans), key=itemgetter(0))
-    return _made(units, stations, owners, token_s, rounds) if token_s < _NEVER else None
+    token_s, owners = min(((token_time(units, specs, owners), owners) for owners in plans), key=itemgetter(0))
+    return _made(units, specs, owners, token_s, rounds) if token_s < _NEVER else None
 
 
-def _all_counts(n_blocks: int, n_stations: int) -> Iterator[list[int]]:
-    """Yield all ways to share out `n_blocks`, as numbers for each station."""
-    for bars in itertools.combinations(range(n_blocks + n_stations - 1), n_stations - 1):
-        borders = (-1, *bars, n_blocks + n_stations - 1)
+def _all_counts(n_blocks: int, n_devices: int) -> Iterator[list[int]]:
+    """Yield all ways to share out `n_blocks`, as numbers for each device."""
+    for bars in itertools.combinations(range(n_blocks + n_devices - 1), n_devices - 1):
+        borders = (-1, *bars, n_blocks + n_devices - 1)
         yield [right - left - 1 for left, right in itertools.pairwise(borders)]
 
 
 def _made(
-    units: Sequence[UnitWork], stations: Sequence[Station], owners: Sequence[str], token_s: float, rounds: int = 1
+    units: Sequence[UnitWork], specs: Sequence[DeviceSpec], owners: Sequence[str], token_s: float, rounds: int = 1
 ) -> MeshPlan:
-    read_bytes, turns = {}, _turns(owners)
-    for station in stations:
-        own = [unit for unit, owner in zip(units, owners, strict=True) if owner == station.node]
+    read_bytes, visits = {}, _visits(owners)
+    for spec in specs:
+        own = [unit for unit, owner in zip(units, owners, strict=True) if owner == spec.node]
         if own:
             work = _together(own)
-            streamed = _streaming(station, work, turns[station.node]).streamed_bytes
-            read_bytes[station.node] = math.ceil(streamed) if streamed < _NEVER else work.weight_bytes
+            streamed = _streaming(spec, work, visits[spec.node]).streamed_bytes
+            read_bytes[spec.node] = math.ceil(streamed) if streamed < _NEVER else work.weight_bytes
     return MeshPlan(tuple(owners), rounds, token_s, read_bytes)
 
 
-def _best_counts(units: Sequence[UnitWork], stations: Sequence[Station], rounds: int) -> list[int] | None:
-    """Return how many blocks each station gets: the least of the longer of chain and reading, over all counts."""
+def _best_counts(units: Sequence[UnitWork], specs: Sequence[DeviceSpec], rounds: int) -> list[int] | None:
+    """Return how many blocks each device gets: the least of the longer of chain and reading, over all counts."""
     import numpy as np
 
     n = len(units) - 2
     blocks, ends = _together(units[1:-1]), _together((units[0], units[-1]))
-    costs = [
-        _costs(replace(station, hop_s=0.0), blocks, None if s else ends, n, rounds)
-        for s, station in enumerate(stations)
-    ]
-    chain = np.stack([at_work + turns * s.hop_s for s, (at_work, turns, _) in zip(stations, costs, strict=True)])
+    costs = [_costs(replace(spec, hop_s=0.0), blocks, None if s else ends, n, rounds) for s, spec in enumerate(specs)]
+    chain = np.stack([at_work + visits * s.hop_s for s, (at_work, visits, _) in zip(specs, costs, strict=True)])
     reading = np.stack([seconds for _, _, seconds in costs])
     bounds = np.unique(reading[np.isfinite(reading)])
     low, high = 0, len(bounds) - 1
@@ -279,22 +274,22 @@ def _share(blocks: UnitWork, count: int, n_blocks: int) -> UnitWork:
 
 
 @functools.lru_cache(maxsize=1024)  # the same for all rings that a device may be in, but for the hops
-def _costs(station: Station, blocks: UnitWork, ends: UnitWork | None, n_blocks: int, rounds: int) -> Sequence[Any]:
-    """Return, by how many of the `blocks` a device has, arrays of seconds at work, of turns, and of seconds reading.
+def _costs(spec: DeviceSpec, blocks: UnitWork, ends: UnitWork | None, n_blocks: int, rounds: int) -> Sequence[Any]:
+    """Return three arrays by the number of `blocks` that a device has: seconds at work, stage visits, seconds reading.
 
     ends: the head and the tail, which the first device has too.
     """
     import numpy as np
 
-    at_work, turns, reading = (np.zeros(n_blocks + 1) for _ in range(3))
+    at_work, visits, reading = (np.zeros(n_blocks + 1) for _ in range(3))
     for count in range(0 if ends else 1, n_blocks + 1):
         share = _share(blocks, count, n_blocks)
         work = ends.plus(share) if ends else share
-        taken = min(rounds, count) + (ends is not None and count < rounds)  # the ends may be a turn of their own
-        streaming = _streaming(station, work, taken)
-        at_work[count] = _at_work_s(station, work, streaming, taken)
-        turns[count], reading[count] = taken, _read_s(station, streaming.streamed_bytes)
-    return at_work, turns, reading
+        taken = min(rounds, count) + (ends is not None and count < rounds)  # the ends may be a stage visit of their own
+        streaming = _streaming(spec, work, taken)
+        at_work[count] = _at_work_s(spec, work, streaming, taken)
+        visits[count], reading[count] = taken, _read_s(spec, streaming.streamed_bytes)
+    return at_work, visits, reading
 
 
 def _shortest_chain(cost: object) -> tuple[float, list[int]] | None:
@@ -320,16 +315,16 @@ def _shortest_chain(cost: object) -> tuple[float, list[int]] | None:
     return float(total[n]), [left, *reversed(counts)]
 
 
-def _dealt(stations: Sequence[Station], counts: Sequence[int], rounds: int) -> tuple[str, ...]:
-    """Return the owners when each station's blocks are spread evenly over the rounds."""
-    owners = [stations[0].node]
+def _dealt(specs: Sequence[DeviceSpec], counts: Sequence[int], rounds: int) -> tuple[str, ...]:
+    """Return the owners when each device's blocks are spread evenly over the rounds."""
+    owners = [specs[0].node]
     for r in range(rounds):
-        for station, count in zip(stations, counts, strict=True):
-            owners += [station.node] * ((r + 1) * count // rounds - r * count // rounds)
-    return (*owners, stations[0].node)
+        for spec, count in zip(specs, counts, strict=True):
+            owners += [spec.node] * ((r + 1) * count // rounds - r * count // rounds)
+    return (*owners, specs[0].node)
 
 
-def _improved(units: Sequence[UnitWork], stations: Sequence[Station], plan: MeshPlan) -> MeshPlan:
+def _improved(units: Sequence[UnitWork], specs: Sequence[DeviceSpec], plan: MeshPlan) -> MeshPlan:
     """Return `plan` with the limits of its ranges moved by single units as long as that makes a token shorter."""
     owners, token_s = list(plan.owners), plan.token_s
     for _ in range(len(units)):
@@ -337,9 +332,9 @@ def _improved(units: Sequence[UnitWork], stations: Sequence[Station], plan: Mesh
         for limit in [u for u in range(2, len(units) - 1) if owners[u] != owners[u - 1]]:
             for moved, owner in ((limit, owners[limit - 1]), (limit - 1, owners[limit])):
                 tried = [*owners[:moved], owner, *owners[moved + 1 :]]
-                if (seconds := token_time(units, stations, tried)) < token_s * (1 - 1e-9):
+                if (seconds := token_time(units, specs, tried)) < token_s * (1 - 1e-9):
                     owners, token_s = tried, seconds
                     break
         if token_s == before:
             break
-    return replace(_made(units, stations, owners, token_s), rounds=plan.rounds)
+    return replace(_made(units, specs, owners, token_s), rounds=plan.rounds)

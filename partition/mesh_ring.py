@@ -14,14 +14,18 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from edge_run.partition.mesh_plan import ROUNDS, MeshPlan, Station, UnitWork, plan_mesh, token_time
+from edge_run.partition.mesh_plan import ROUNDS, DeviceSpec, MeshPlan, UnitWork, plan_mesh, token_time
 
 MOST_SETS, MOST_ORDERS = 3, 6  # devices besides the first of which all sets are tried (8), and all orders (720)
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """What it takes to hand a state on: that of a token that is said, and one token's share of a prompt's states."""
+    """What it takes to hand an activation on.
+
+    token_s: that of a token that is said.
+    prompt_token_s: one token's share of a prompt's activations.
+    """
 
     token_s: float
     prompt_token_s: float = 0.0
@@ -35,24 +39,24 @@ class Hop:
 Hops = Callable[[str, str], Hop]  # from a node, to another
 
 
-def plan_ring(units: Sequence[UnitWork], stations: Sequence[Station], hops: Hops) -> MeshPlan | None:
-    """Return the fastest plan, as `plan_mesh` does; the stations' own `hop_s` do not count."""
-    first, others = stations[0], stations[1:]
+def plan_ring(units: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: Hops) -> MeshPlan | None:
+    """Return the fastest plan, as `plan_mesh` does; the devices' own `hop_s` do not count."""
+    first, others = specs[0], specs[1:]
     among: Sequence[int] = ROUNDS
     if len(others) <= MOST_SETS:
         sets = [(first, *taken) for n in range(len(others) + 1) for taken in itertools.combinations(others, n)]
     else:
-        shares = own_shares([station.node for station in stations], lambda a, b: hops(a, b).cost_s)
-        found = plan_mesh(units, [replace(s, hop_s=shares[s.node]) for s in stations])
+        shares = own_shares([spec.node for spec in specs], lambda a, b: hops(a, b).cost_s)
+        found = plan_mesh(units, [replace(s, hop_s=shares[s.node]) for s in specs])
         if found is None:
             return None
-        sets, among = [tuple(s for s in stations if s.node in found.nodes), (first,)], (found.rounds,)
+        sets, among = [tuple(s for s in specs if s.node in found.nodes), (first,)], (found.rounds,)
     plans = [plan for taken in sets for plan in _plans_of_set(units, taken, hops, among)]
     if not plans:
         return None
 
     def on_ring(plan: MeshPlan, cost: Callable[[Hop], float]) -> float:
-        ring = _on_ring(stations, plan.nodes, lambda a, b: cost(hops(a, b)))
+        ring = _on_ring(specs, plan.nodes, lambda a, b: cost(hops(a, b)))
         return token_time(units, ring, plan.owners)
 
     plan = min(plans, key=lambda one: (on_ring(one, lambda hop: hop.cost_s), len(one.nodes)))
@@ -60,10 +64,10 @@ def plan_ring(units: Sequence[UnitWork], stations: Sequence[Station], hops: Hops
 
 
 def _plans_of_set(
-    units: Sequence[UnitWork], taken: Sequence[Station], hops: Hops, among: Sequence[int]
+    units: Sequence[UnitWork], taken: Sequence[DeviceSpec], hops: Hops, among: Sequence[int]
 ) -> Iterator[MeshPlan]:
     """Yield the best plans on the rings of a set of devices, or of those of it that are of use."""
-    for order in rings([station.node for station in taken], lambda a, b: hops(a, b).cost_s):
+    for order in rings([spec.node for spec in taken], lambda a, b: hops(a, b).cost_s):
         plan = plan_mesh(units, _on_ring(taken, order, lambda a, b: hops(a, b).cost_s), among)
         if plan and len(plan.nodes) < len(taken):
             yield from _plans_of_set(units, [s for s in taken if s.node in plan.nodes], hops, among)
@@ -83,7 +87,7 @@ def own_shares(nodes: Sequence[str], cost: Callable[[str, str], float]) -> dict[
 
 
 def rings(nodes: Sequence[str], cost: Callable[[str, str], float]) -> list[list[str]]:
-    """Return the orders, from the first node on, in which a state is around the soonest: of few nodes all, of many one.
+    """Return the orders, from the first node on, in which a token is around the soonest: of few nodes all, of many one.
 
     One of many is nearly the soonest. In which of several the rounds fall best, their devices decide.
     """
@@ -118,9 +122,9 @@ def _untangled(order: list[str], around: Callable[[Sequence[str]], float]) -> li
     return order
 
 
-def _on_ring(stations: Sequence[Station], order: Sequence[str], cost: Callable[[str, str], float]) -> list[Station]:
-    """Return the stations of a ring in its order, with half of the hop to each and of that from it as its own."""
-    known = {station.node: station for station in stations}
+def _on_ring(specs: Sequence[DeviceSpec], order: Sequence[str], cost: Callable[[str, str], float]) -> list[DeviceSpec]:
+    """Return the devices of a ring in its order, with half of the hop to each and of that from it as its own."""
+    known = {spec.node: spec for spec in specs}
     if len(order) == 1:
         return [known[order[0]]]
     before, after = [order[-1], *order[:-1]], [*order[1:], order[0]]

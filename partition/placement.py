@@ -1,9 +1,9 @@
-"""What lies on the GPU: which layers, and of which of them all but the widest weights. Pure.
+"""Which layers lie on the GPU, and which of these leave their widest weights in DRAM. Pure.
 
-A byte of weights on the GPU is a byte that no token has to read elsewhere; what decides its worth is how often a token
-needs it. So keys and values, attention, shared and dense weights come first, and the experts of a mixture, of which a
-token uses a few, come last. llama.cpp takes layers from the end of the model, the output before them. Among placements
-each holds all that the one before holds, so that they are in the order of what they take, and of what they are worth.
+A byte of weights on the GPU need not be read elsewhere, so it is worth as much as tokens need it often. Keys and
+values, attention, shared and dense weights come first; the experts of a mixture of experts, of which a token uses a
+few, come last. llama.cpp takes the output first, then layers from the end of the model. Each placement holds all that
+the placement before it holds, so that they are in the order of their size and of their worth.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ _FEED = re.compile(r"ffn_(up|gate|down|gate_up)\.weight")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The last layers of a model on a GPU. n_layers: as llama.cpp counts them, which begins with the output.
+    """The last layers of a model, on a GPU.
 
-    n_narrow: how many of these layers, the first ones, leave their widest weights in DRAM: a mixture its experts,
-    another model its feed-forward network. host_patterns: names of the tensors that this concerns.
+    n_layers: how many, as llama.cpp counts, for which the output is a layer too.
+    n_narrow: how many of these, the first ones, leave their widest weights in DRAM: the experts of a mixture of
+        experts, the feed-forward network of other models.
+    host_patterns: patterns for the names of the tensors that stay in DRAM.
     """
 
     n_layers: int
@@ -39,14 +41,14 @@ LEAST_GAIN = 1.03  # of times that were forecast: what is nearly as fast is no r
 
 
 def has_biased_experts(names: Iterable[str]) -> bool:
-    """Return whether a mixture with tensors of these names adds a bias to what its experts compute."""
+    """Return whether the experts of a model with tensors of these names have biases."""
     return any(_BIASED_EXPERTS.fullmatch(name) for name in names)
 
 
 def placements(names: Iterable[str], n_layers: int, *, may_hold_experts: bool = True) -> list[Placement]:
     """Return all placements of a model of `n_layers` layers and tensors of these names, from nothing to everything.
 
-    may_hold_experts: else everything is all but a mixture's experts.
+    may_hold_experts: whether the largest placement holds the experts of a mixture of experts.
     """
     by_layer = [match.groups() for name in names if (match := _LAYER.fullmatch(name))]
     experts = sorted({rest for _, rest in by_layer if _EXPERTS.match(rest)})
@@ -84,10 +86,11 @@ def _patterns(layers: Collection[int], wide: Sequence[str]) -> tuple[str, ...]:
 def best_placement(
     choices: Sequence[Placement], budget_bytes: int, needed: Callable[[Placement], int], is_asked: bool
 ) -> Placement:
-    """Return the last of `choices` that `needed` no more than the budget; the first is to hold nothing.
+    """Return the last of `choices` that fits the budget; the first choice is to hold nothing.
 
-    needed: bytes on the GPU, which grow from choice to choice, or nearly so. is_asked: somebody named the budget; then
-    BudgetError is raised, with the smallest that works, where it holds nothing at all.
+    needed: the bytes of a choice on the GPU, which grow from choice to choice, or nearly so.
+    is_asked: whether the user named the budget; then BudgetError, with the smallest budget that works, is raised where
+        no layer fits.
     """
     low, high = 0, len(choices) - 1
     while low < high:
@@ -105,10 +108,12 @@ def best_placement(
 
 
 def worth_timing(choices: Sequence[Placement], largest: Placement, *, is_asked: bool) -> list[Placement]:
-    """Return which of `choices`, as `placements` orders them, up to the `largest` that fits may be the fastest.
+    """Return those of `choices` up to the `largest` that fits that may be the fastest.
 
-    That is the largest itself, the largest without wide weights, and, unless a GPU is asked for, nothing: each layer
-    more adds the same time or takes the same away, so that what lies between is no better than the best of these.
+    choices: in the order of `placements`.
+
+    These are the largest, the largest without wide weights, and, unless the user asked for a GPU, nothing. Each further
+    layer adds the same time or saves the same time, so no choice in between is better than the best of these.
     """
     fitting = choices[1 : choices.index(largest) + 1]
     narrow = [one for one in fitting if one.n_narrow == max(0, one.n_layers - 1)]
@@ -116,7 +121,7 @@ def worth_timing(choices: Sequence[Placement], largest: Placement, *, is_asked: 
 
 
 def fastest(options: Sequence[Placement], token_s: Callable[[Placement], float | None]) -> Placement:
-    """Return the option with the fastest tokens: the first, where others are not faster by much, or times not known."""
+    """Return the option with the fastest tokens; the first, unless another is known to be clearly faster."""
     times = [(option, token_s(option)) for option in options] if len(options) > 1 else []
     known = [(option, seconds) for option, seconds in times if seconds is not None]
     if not known or len(known) < len(times):

@@ -1,8 +1,8 @@
 """Which chunks stay in memory and which stream, under a budget. Pure: figures in, a decision out.
 
-Streaming a dense model is a cycle, so the bytes that must be read in a pass are all that is not pinned, whatever the
-policy. What is left to decide is the window (as small as keeps the drive busy) and which chunks stream: they are spread
-evenly over the pass, so that reading never has to wait for computing nor the other way round.
+A dense model streams in a cycle, so each pass reads all that is not pinned, whatever the policy. Two decisions remain:
+the window, which is as small as keeps the drive busy, and which chunks stream. These are spread evenly over the pass,
+so that reading never has to wait for computing, nor computing for reading.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ MOST_RUNS = 512  # longer reads cost less CPU; and each run is a mapping, of whi
 
 @dataclass(frozen=True, slots=True)
 class ResidencyPlan:
-    """pinned: chunks that stay. streamed: those that come and go, in order of use. n_frames: what they share.
+    """Which chunks stay in memory and which stream.
 
-    streamed_uses: reads of streamed chunks in a pass. minimum_chunks: the least that could work. guests: streamed
-    chunks that stay too while memory is lent for them; streamed_uses is then for passes in which they do. by_turns:
-    what streams of each turn fits the frames, if the guests stay.
+    pinned: the chunks that stay.
+    streamed: the chunks that stream, in order of use.
+    n_frames: the frames that the streamed chunks share.
+    streamed_uses: the reads of streamed chunks in a pass; where chunks have lent memory, in a pass in which they do.
+    minimum_chunks: the fewest chunks that must fit in memory.
+    lent: the streamed chunks that stay while they have lent memory.
+    by_stage_visits: whether the frames hold all that streams in a stage visit while the lent chunks stay.
     """
 
     pinned: tuple[int, ...]
@@ -35,29 +39,33 @@ class ResidencyPlan:
     n_frames: int
     streamed_uses: int
     minimum_chunks: int
-    guests: tuple[int, ...] = ()
-    by_turns: bool = False
+    lent: tuple[int, ...] = ()
+    by_stage_visits: bool = False
 
 
 def plan_residency(
-    stretches: Sequence[Sequence[int]],
+    segments: Sequence[Sequence[int]],
     must_pin: frozenset[int],
     chunk_bytes: int,
     available_bytes: int,
     other_bytes: int,
 ) -> ResidencyPlan:
-    """Decide for one pass, given as the chunks that each of its stretches needs at once.
+    """Decide for one pass which chunks stay.
 
-    must_pin: chunks that cannot move. available_bytes: what is left for weights. other_bytes: what the budget spends
-    besides, for the message. Raises BudgetError, with the smallest budget that works, when the largest stretch does not
-    fit.
+    segments: the chunks that each segment of the pass needs at once.
+    must_pin: chunks that cannot move.
+    chunk_bytes: the size of a chunk.
+    available_bytes: what the budget leaves for weights.
+    other_bytes: the rest of the budget, for the error message.
+
+    Raises BudgetError, with the smallest budget that works, when the largest segment does not fit.
     """
-    taken = _taken(stretches)
+    taken = _taken(segments)
     uses = Counter(chain.from_iterable(taken))
     movable = [chunk for chunk in uses if chunk not in must_pin]
     fixed = must_pin.intersection(uses)
     n_places = available_bytes // chunk_bytes - len(fixed)
-    sizes = [len(stretch) - len(must_pin.intersection(stretch)) for stretch in stretches]
+    sizes = [len(segment) - len(must_pin.intersection(segment)) for segment in segments]
     largest = max(sizes, default=0)
     least = other_bytes + (len(fixed) + largest) * chunk_bytes
     minimum = round_up(least + least // MARGIN_SHARE + MARGIN_BYTES, MIB)
@@ -76,7 +84,7 @@ def plan_residency(
     spare = n_places - pair - 2 * run - LOOKAHEAD_CHUNKS
     n_pinned = min(max(0, int(spare / max(1 - pair / len(movable), 1e-9))), n_places - 1, len(movable) - 1)
     streamed = _choose_streamed(movable, uses, len(movable) - n_pinned, run)
-    while n_places - n_pinned < (needed := frames_needed(stretches, streamed, largest)):
+    while n_places - n_pinned < (needed := frames_needed(segments, streamed, largest)):
         n_pinned = n_places - needed
         streamed = _choose_streamed(movable, uses, len(movable) - n_pinned, run)
     chosen = frozenset(streamed)
@@ -86,47 +94,47 @@ def plan_residency(
     return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, len(fixed) + largest)
 
 
-def frames_needed(stretches: Sequence[Sequence[int]], streamed: Collection[int], largest: int) -> int:
-    """Return the frames that any stretch can do with, also of a pass that is cut elsewhere, if `streamed` streams.
+def frames_needed(segments: Sequence[Sequence[int]], streamed: Collection[int], largest: int) -> int:
+    """Return the frames that every segment can do with if `streamed` streams, wherever a pass is cut.
 
-    They hold all that streams of as many uses in a row as a stretch has at most; that are no more than the `largest`.
+    They hold the streamed chunks of any uses in a row, as many as the longest segment has, but at most `largest`.
     """
     chosen = frozenset(streamed)
-    reach = longest_stretch(stretches)
-    sums = [0, *accumulate(chunk in chosen for chunk in chain.from_iterable(stretches))]
+    reach = longest_segment(segments)
+    sums = [0, *accumulate(chunk in chosen for chunk in chain.from_iterable(segments))]
     return min(largest, max(map(sub, sums[reach:], sums), default=0))
 
 
-def longest_stretch(stretches: Sequence[Sequence[int]]) -> int:
-    """Return the chunks of the one that has the most."""
-    return max(map(len, stretches), default=0)
+def longest_segment(segments: Sequence[Sequence[int]]) -> int:
+    """Return the number of chunks in the longest segment."""
+    return max(map(len, segments), default=0)
 
 
-def with_guests(plan: ResidencyPlan, stretches: Sequence[Sequence[int]], most_guests: int) -> ResidencyPlan:
-    """Return `plan` with at most `most_guests` of its streamed chunks as guests, spread evenly over the pass."""
-    if not most_guests:
+def with_lent(plan: ResidencyPlan, segments: Sequence[Sequence[int]], most_lent: int) -> ResidencyPlan:
+    """Return `plan` with lent memory for at most `most_lent` of its streamed chunks, spread evenly over the pass."""
+    if not most_lent:
         return plan
-    guests = spread_evenly(plan.streamed, min(most_guests, len(plan.streamed)))
-    left = frozenset(plan.streamed).difference(guests)
-    taken = _taken(stretches)
-    largest = max((len(left.intersection(stretch)) for stretch in stretches), default=0)
+    lent = spread_evenly(plan.streamed, min(most_lent, len(plan.streamed)))
+    left = frozenset(plan.streamed).difference(lent)
+    taken = _taken(segments)
+    largest = max((len(left.intersection(segment)) for segment in segments), default=0)
     n_reads = _count_reads(taken, left, Counter(chain.from_iterable(taken)), plan.n_frames - largest)
-    return replace(plan, guests=tuple(guests), streamed_uses=n_reads)
+    return replace(plan, lent=tuple(lent), streamed_uses=n_reads)
 
 
-def _taken(stretches: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return what each stretch needs and the one before did not hold, in order."""
+def _taken(segments: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the chunks of each segment that the segment before it did not hold, in order."""
     taken = []
     before: frozenset[int] = frozenset()
-    for stretch in stretches:
-        now = frozenset(stretch)
+    for segment in segments:
+        now = frozenset(segment)
         taken.append(sorted(now - before))
         before = now
     return taken
 
 
 def _count_reads(taken: Sequence[Sequence[int]], streamed: frozenset[int], uses: Counter[int], reach: int) -> int:
-    """Return the reads of streamed chunks in a pass: a chunk stays when it is used again within `reach` others."""
+    """Return the reads of streamed chunks in a pass; a chunk that is used again within `reach` other uses stays."""
     order = [chunk for chunks in taken for chunk in chunks if chunk in streamed]
     if len(order) <= reach:
         return 0
@@ -140,7 +148,7 @@ def _count_reads(taken: Sequence[Sequence[int]], streamed: frozenset[int], uses:
 
 
 def _choose_streamed(movable: Sequence[int], uses: Counter[int], count: int, run: int) -> list[int]:
-    """Return `count` chunks, spread evenly over the pass; those read once before those that would be read again."""
+    """Return `count` chunks, spread evenly over the pass; chunks that are used once are taken first."""
     once = [chunk for chunk in movable if uses[chunk] == 1]
     if count <= len(once):
         return _spread(once, count, run)
@@ -150,7 +158,7 @@ def _choose_streamed(movable: Sequence[int], uses: Counter[int], count: int, run
 
 
 def spread_evenly(chunks: Sequence[int], count: int) -> list[int]:
-    """Return `count` of `chunks`, in order, spread evenly over them, neighbours together where there are very many."""
+    """Return `count` of `chunks`, in order and evenly spread; of very many, neighbours are taken together."""
     return _spread(chunks, count, -(-len(chunks) // MOST_RUNS)) if count else []
 
 

@@ -1,7 +1,7 @@
 """Which way a frame goes: computed here, as a code to the server, or as an image to the server.
 
-A state machine without I/O: measurements go in, a mode comes out. Seconds of a way are what the device computes for it,
-plus the wire (round trip, and bytes over the bandwidth), plus the server's queue and computing.
+A state machine without I/O: measurements go in, a mode comes out. The seconds of a mode are the sum of the device's
+computing, the network (round trip, and bytes over the bandwidth), and the server's queue and computing.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ _LEAST_S_PER_BYTE = 1e-10
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A way for a frame. kind: `local`, `code` or `image`; rate: of a code, 0 for the others."""
+    """A way for a frame.
+
+    kind: `local`, `code` or `image`.
+    rate: the rate of a code; 0 for the other kinds.
+    """
 
     kind: str
     rate: int = 0
 
     @property
     def name(self) -> str:
-        """`local`, `image`, or `code 2`."""
+        """The name, such as `local`, `image` or `code 2`."""
         return f"{self.kind} {self.rate}" if self.kind == CODE else self.kind
 
 
@@ -40,7 +44,7 @@ class Average:
         self._surprises = 0
 
     def add(self, sample: float) -> None:
-        """Take a measurement, 0 or more."""
+        """Take in a measurement, 0 or more."""
         if self.value is None:
             self.value = sample
             return
@@ -54,13 +58,13 @@ class Average:
 
 
 class Chooser:
-    """Chooses among `modes`, in the order of what is preferred where two are as fast. Not thread-safe.
+    """Chooses among `modes`; of two that are equally fast, the earlier one is preferred. Not thread-safe.
 
     All seconds and sizes are measured; before the first measurement of a way, its first estimate counts.
     """
 
     def __init__(self, modes: Sequence[Mode], device_s: dict[str, float], server_s: dict[str, float]) -> None:
-        """Take the seconds that each kind of mode computes on the device, and on the server."""
+        """Take the first estimates: the seconds that each kind of mode computes on the device, and on the server."""
         self._modes = tuple(modes)
         self._device = {kind: Average(seconds) for kind, seconds in device_s.items()}
         self._server = {kind: Average(seconds) for kind, seconds in server_s.items()}
@@ -81,31 +85,31 @@ class Chooser:
         return None if self._s_per_byte.value is None else 1 / max(self._s_per_byte.value, _LEAST_S_PER_BYTE)
 
     def server_back(self, server_s: dict[str, float]) -> None:
-        """The server is there; it says what it computes for each kind of mode."""
+        """Note that the server is there, and its seconds of computing for each kind of mode."""
         self.has_server = True
         self._server = {kind: Average(seconds) for kind, seconds in server_s.items()}
         self._queue = Average(0.0)
 
     def server_lost(self) -> None:
-        """The server does not answer: all is local from now on, and the link is measured anew when it is back."""
+        """Note that the server does not answer: frames are local until it is back, and the link is measured anew."""
         self.has_server = False
         self._round_trips.clear()
         self._s_per_byte = Average()
 
     def computed(self, kind: str, seconds: float) -> None:
-        """The device took this long for its part of a mode of this kind."""
+        """Note the seconds that the device took for its part of a mode of this kind."""
         self._device.setdefault(kind, Average()).add(seconds)
 
     def sized(self, mode: Mode, size_bytes: int) -> None:
-        """A frame in this mode had this many bytes."""
+        """Note the bytes of a frame in this mode."""
         self._sizes.setdefault(mode, Average()).add(size_bytes)
 
-    def crossed(self, sent_bytes: int, wire_s: float) -> None:
+    def crossed(self, sent_bytes: int, network_s: float) -> None:
         """A message of this size was answered; of the time, this was not the server's queue or computing."""
         if sent_bytes <= SMALL_BYTES:
-            self._round_trips.append(max(wire_s, 0.0))
+            self._round_trips.append(max(network_s, 0.0))
         elif self.round_trip_s is not None:
-            left_s = max(wire_s - self.round_trip_s, 0.0)
+            left_s = max(network_s - self.round_trip_s, 0.0)
             self._s_per_byte.add(max(left_s / sent_bytes, _LEAST_S_PER_BYTE))
 
     def served(self, kind: str, queue_s: float, server_s: float) -> None:

@@ -1,8 +1,8 @@
-"""Levers that are set by measuring: what is in force is compared with one other setting at a time, in turns.
+"""Tunables, which are set by measuring: the present setting is compared with one other setting at a time.
 
-A window is a few tokens under one setting. Windows come in pairs, one of each setting, in the order ABBA, so that what
-drifts does not count; the first token of each is not counted, as it still has what the other setting left. A setting
-takes over when it was faster with the stated confidence, and never else. Pure: seconds in, settings out.
+A window is a few tokens under one setting. Windows of the two settings alternate in the order ABBA, so that a drift
+cancels out. The first token of a window is not counted, as the other setting still affects it. A setting is replaced
+only by one that was faster with the stated confidence. Pure: seconds in, settings out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edge_run.base.results import LeverDecision
+from edge_run.base.results import TuningDecision
 
 WINDOW_TOKENS = 4  # that count, of each setting in turn
 LEAST_PAIRS = 6
@@ -29,46 +29,50 @@ LAST_REST_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Lever:
-    """Something that can be set. settings: what it can be, the one to begin with first."""
+class Tunable:
+    """Something that can be set.
+
+    name: its name.
+    settings: its possible settings, the one to begin with first.
+    """
 
     name: str
     settings: Sequence[str]
 
 
 class Controller:
-    """Compares settings, one lever after the other. Not thread-safe."""
+    """Compares settings, one tunable after the other. Not thread-safe."""
 
-    def __init__(self, levers: Sequence[Lever]) -> None:
-        self._chosen = {lever.name: lever.settings[0] for lever in levers}
-        self._candidates = [(lever.name, setting) for lever in levers for setting in lever.settings]
+    def __init__(self, tunables: Sequence[Tunable]) -> None:
+        self._chosen = {tunable.name: tunable.settings[0] for tunable in tunables}
+        self._candidates = [(tunable.name, setting) for tunable in tunables for setting in tunable.settings]
         self._untried: list[tuple[str, str]] = []
         self._rest, self._next_rest = 0, FIRST_REST_TOKENS
-        self._decisions: dict[tuple[str, str], LeverDecision] = {}
+        self._decisions: dict[tuple[str, str], TuningDecision] = {}
         self._trial: _Trial | None = None
         self._begin_round()
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What each lever is to be at the next token."""
+        """The setting of each tunable for the next token."""
         if self._trial is None or not self._trial.is_challenger:
             return self._chosen
-        return {**self._chosen, self._trial.lever: self._trial.setting}
+        return {**self._chosen, self._trial.tunable: self._trial.setting}
 
     @property
     def chosen(self) -> Mapping[str, str]:
-        """What each lever is when nothing is compared."""
+        """The setting of each tunable outside comparisons."""
         return self._chosen
 
     @property
-    def decisions(self) -> tuple[LeverDecision, ...]:
-        """The latest comparison of each pair of settings that was brought to an end."""
+    def decisions(self) -> tuple[TuningDecision, ...]:
+        """The latest decided comparison of each setting."""
         return tuple(self._decisions.values())
 
     def note(self, seconds: float, need: float) -> None:
-        """Count a token that took so long under `settings`, and go on.
+        """Count a token that took `seconds` under `settings`, and go on to the next one.
 
-        need: how much had to be brought for it, by whatever way, in any unit.
+        need: how much had to be read for the token, under any setting, in any unit.
         """
         if self._trial is None:
             self._rest -= 1
@@ -80,7 +84,7 @@ class Controller:
             self._conclude(self._trial, is_better)
 
     def interrupt(self) -> None:
-        """Begin the window anew: something else came between two tokens."""
+        """Begin the window anew, because something else came between two tokens."""
         if self._trial is not None:
             self._trial.interrupt()
 
@@ -91,35 +95,35 @@ class Controller:
     def _begin_trial(self) -> None:
         self._trial = None
         while self._untried and self._trial is None:
-            lever, setting = self._untried.pop(0)
-            if setting != self._chosen[lever]:
-                self._trial = _Trial(lever, setting)
+            tunable, setting = self._untried.pop(0)
+            if setting != self._chosen[tunable]:
+                self._trial = _Trial(tunable, setting)
         if self._trial is None:
             self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LAST_REST_TOKENS)
 
     def _conclude(self, trial: _Trial, is_better: bool) -> None:
-        before = self._chosen[trial.lever]
-        self._decisions[trial.lever, trial.setting] = trial.decision(before, is_better)
+        before = self._chosen[trial.tunable]
+        self._decisions[trial.tunable, trial.setting] = trial.decision(before, is_better)
         if is_better:
-            self._chosen[trial.lever] = trial.setting
+            self._chosen[trial.tunable] = trial.setting
         self._begin_trial()
 
 
 class _Trial:
-    """A setting of a lever against the one in force: an analysis of covariance.
+    """A comparison of a setting with the present one, by analysis of covariance.
 
-    Tokens under the two differ in how much had to be read for them, whatever the setting: that part of the time which
-    goes with it is taken out, by a slope that both share (Cochran, 1957, section 2).
+    Tokens differ in how much must be read for them, whatever the setting. The part of their times that depends on that
+    is removed by a slope that both settings share (Cochran, 1957, section 2).
     """
 
-    def __init__(self, lever: str, setting: str) -> None:
-        self.lever, self.setting = lever, setting
+    def __init__(self, tunable: str, setting: str) -> None:
+        self.tunable, self.setting = tunable, setting
         self._n_windows = self._in_window = 0
         self._tokens: tuple[list[tuple[float, float]], list[tuple[float, float]]] = ([], [])  # (need, seconds) of each
 
     @property
     def is_challenger(self) -> bool:
-        """Whether the next token is for `setting`: windows go ABBA."""
+        """Whether the next token is under `setting`, in the order ABBA."""
         return self._n_windows % 4 in (1, 2)
 
     def note(self, seconds: float, need: float) -> None:
@@ -135,7 +139,7 @@ class _Trial:
 
     @property
     def verdict(self) -> bool | None:
-        """Whether `setting` is better; None while that is open."""
+        """Whether `setting` is better; None while this is undecided."""
         if self._in_window or self._n_windows % 2 or self._n_windows < 2 * LEAST_PAIRS:
             return None
         before, difference, error = self._difference()
@@ -144,14 +148,14 @@ class _Trial:
         is_hopeless = difference - HOPE * DEVIATIONS * error > -LEAST_GAIN * before
         return False if is_hopeless or self._n_windows >= 2 * MOST_PAIRS else None
 
-    def decision(self, before: str, is_better: bool) -> LeverDecision:
+    def decision(self, before: str, is_better: bool) -> TuningDecision:
         seconds, difference, error = self._difference()
         gain, low, high = (
             seconds / max(seconds + difference + deviations * error, 1e-9) - 1
             for deviations in (0, DEVIATIONS, -DEVIATIONS)
         )
-        return LeverDecision(
-            lever=self.lever,
+        return TuningDecision(
+            tunable=self.tunable,
             setting=self.setting if is_better else before,
             other=before if is_better else self.setting,
             tried=self.setting,
@@ -163,7 +167,7 @@ class _Trial:
         )
 
     def _difference(self) -> tuple[float, float, float]:
-        """Return a token's mean seconds without `setting`, what it changes them by, and the error of that."""
+        """Return a token's mean seconds under the present setting, their change under `setting`, and its error."""
         groups = [_within_reason(group) for group in self._tokens]
         means = [tuple(map(statistics.fmean, zip(*group, strict=True))) for group in groups]
         apart = [(x - mx, y - my) for group, (mx, my) in zip(groups, means, strict=True) for x, y in group]
@@ -180,6 +184,6 @@ def _products(pairs: Sequence[tuple[float, float]]) -> tuple[list[tuple[float, f
 
 
 def _within_reason(tokens: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Leave out tokens that took far longer than others: something else held them up."""
+    """Return `tokens` without those that took far longer than others, because something else held them up."""
     most = OUTLIER * statistics.median(seconds for _, seconds in tokens)
     return [token for token in tokens if token[1] <= most]

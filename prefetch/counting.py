@@ -1,6 +1,6 @@
-"""Policies that count: the least recently and the least frequently used expert goes first, of all or of its layer.
+"""Policies that count uses: they evict the least recently or the least frequently used expert, of all or of its layer.
 
-With a decay between the two they are one family: LRFU (Lee and others, 2001, section 2).
+A decay makes them one family, LRFU (Lee and others, 2001, section 2).
 """
 
 from __future__ import annotations
@@ -9,34 +9,37 @@ import heapq
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from edge_run.prefetch.experts import Mixture, Unit
+from edge_run.prefetch.experts import MoeShape, Unit
 
 _LARGEST = 1e100
 _STALE = 4
 
 
 class CountingPolicy:
-    """Each use counts 1, and less with every later look-up of its layer: `decay` ** look-ups.
+    """Evicts the unit with the lowest count; of equal ones, the one used longest ago.
 
-    decay: 1 is LFU over all time, 0 is LRU. Among equals the one used longer ago goes first. Every unit that was looked
-    up is kept, as far as there is room.
+    A use counts 1, and is multiplied by `decay` at every later look-up of its layer. Every unit that was looked up is
+    kept, as far as there is room.
+
+    decay: 1 is LFU over all time, 0 is LRU.
+    has_shares: whether each layer has an equal part of the capacity.
     """
 
-    def __init__(self, mixture: Mixture, decay: float, has_shares: bool) -> None:
+    def __init__(self, moe: MoeShape, decay: float, has_shares: bool) -> None:
         self.has_shares = has_shares
         self._decay = decay
         self._clock = 0
-        self._weight: dict[int, float] = dict.fromkeys(mixture.layers, 1.0)  # grows, instead of all counts falling
-        self._counts: dict[int, list[float]] = {layer: [0.0] * mixture.experts for layer in mixture.layers}
+        self._weight: dict[int, float] = dict.fromkeys(moe.layers, 1.0)  # grows, instead of all counts falling
+        self._counts: dict[int, list[float]] = {layer: [0.0] * moe.experts for layer in moe.layers}
         self._entries: dict[Unit, tuple[float, int, Unit]] = {}  # the valid one of each resident unit
         self._heaps: defaultdict[int, list[tuple[float, int, Unit]]] = defaultdict(list)
         self._layer, self._touched = -1, frozenset[int]()
-        self._foretold: dict[int, Collection[int]] = {}
+        self._expected: dict[int, Collection[int]] = {}
 
     def note(self, layer: int, experts: Sequence[int], resident: Collection[int], next_tokens: int) -> None:
         """Count each expert once."""
         self._layer, self._touched = layer, frozenset(experts)
-        self._foretold.pop(layer, None)
+        self._expected.pop(layer, None)
         if 0 < self._decay < 1:
             self._grow(layer)
         counts, weight = self._counts[layer], self._weight[layer]
@@ -50,36 +53,36 @@ class CountingPolicy:
         """Return `experts` as they are."""
         return experts
 
-    def foretell(self, layer: int, experts: Collection[int]) -> None:
-        """Keep what is foretold from making room for what is foretold with it."""
-        self._foretold[layer] = frozenset(experts)
+    def expect(self, layer: int, experts: Collection[int]) -> None:
+        """Keep predicted experts from being evicted for others predicted with them."""
+        self._expected[layer] = frozenset(experts)
 
-    def victim(self, newcomer: Unit | None, is_foretold: bool = False) -> Unit | None:
-        """Return the unit counted least: of the newcomer's layer, where each has a share."""
+    def victim(self, newcomer: Unit | None, is_prefetch: bool = False) -> Unit | None:
+        """Return the unit with the lowest count, in the newcomer's layer where each layer has a share."""
         if newcomer is not None or not self.has_shares:
-            return self._pop(newcomer[0] if newcomer and self.has_shares else 0, newcomer, is_foretold)
+            return self._pop(newcomer[0] if newcomer and self.has_shares else 0, newcomer, is_prefetch)
         fullest = sorted(self._heaps, key=lambda pool: len(self._heaps[pool]), reverse=True)
         return next((victim for pool in fullest if (victim := self._pop(pool, None, False))), None)
 
-    def add(self, unit: Unit, is_foretold: bool = False) -> None:
-        """Take `unit` as resident; what is foretold ranks as if it had been used once more."""
-        self._enter(unit, self._count_once_more(unit) if is_foretold else None)
+    def add(self, unit: Unit, is_prefetch: bool = False) -> None:
+        """Take `unit` as resident; a prefetched unit ranks as if it had been used once more."""
+        self._enter(unit, self._count_once_more(unit) if is_prefetch else None)
 
     def remove(self, unit: Unit) -> None:
         """Forget `unit` as resident."""
         del self._entries[unit]
 
-    def _pop(self, pool: int, newcomer: Unit | None, is_foretold: bool) -> Unit | None:
+    def _pop(self, pool: int, newcomer: Unit | None, is_prefetch: bool) -> Unit | None:
         heap, spared = self._heaps[pool], list[tuple[float, int, Unit]]()
         found = None
         while heap and found is None:
             entry = heapq.heappop(heap)
             if self._entries.get(entry[2]) is not entry:
                 continue
-            if is_foretold and newcomer is not None and entry[0] > self._count_once_more(newcomer):
+            if is_prefetch and newcomer is not None and entry[0] > self._count_once_more(newcomer):
                 spared.append(entry)
                 break
-            if self._is_spared(entry[2], newcomer, is_foretold):
+            if self._is_spared(entry[2], newcomer, is_prefetch):
                 spared.append(entry)
             else:
                 found = entry[2]
@@ -88,11 +91,11 @@ class CountingPolicy:
             heapq.heappush(heap, entry)
         return found
 
-    def _is_spared(self, unit: Unit, newcomer: Unit | None, is_foretold: bool) -> bool:
+    def _is_spared(self, unit: Unit, newcomer: Unit | None, is_prefetch: bool) -> bool:
         layer, expert = unit
-        if not is_foretold or newcomer is None:
+        if not is_prefetch or newcomer is None:
             return layer == self._layer and expert in self._touched
-        return layer == self._layer or (layer == newcomer[0] and expert in self._foretold[layer])
+        return layer == self._layer or (layer == newcomer[0] and expert in self._expected[layer])
 
     def _count_once_more(self, unit: Unit) -> float:
         if not self._decay:
@@ -112,7 +115,10 @@ class CountingPolicy:
             heapq.heapify(heap)
 
     def _grow(self, layer: int) -> None:
-        """Let a use count more than those before; counts and ranks are scaled down before they overflow."""
+        """Give the next use more weight than all before it, instead of decaying all counts.
+
+        Counts and ranks are scaled down before they overflow.
+        """
         self._weight[layer] /= self._decay
         if self._weight[layer] < _LARGEST:
             return

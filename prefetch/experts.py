@@ -1,8 +1,9 @@
-"""The expert cache: which experts of a mixture stay in memory. Decisions only; memory and reads are others' affair.
+"""The expert cache: which experts of a mixture of experts stay in memory. Decisions only, without memory or reads.
 
-A unit is one expert of one layer. Before a layer computes, it looks up the experts that its router chose: what is
-missing must be read, and what makes room for it is named. Not every unit that was read is kept: one that is used once
-need not push out another that is used often (admission). What stays and what goes is a policy's choice (`policies.py`).
+A unit is one expert of one layer. Before a layer computes, it looks up the experts that its router chose. The cache
+returns the missing experts, which must be read, and the units that are evicted for them. Not every unit that is read is
+kept: a unit that is used once need not evict another one that is used often (admission). A policy decides which units
+are kept (`policies.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,13 @@ Unit = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
-    """The shape of a mixture: its layers that have experts, in order; experts in each; and how many a token uses."""
+class MoeShape:
+    """The shape of a mixture of experts.
+
+    layers: the layers that have experts, in order.
+    experts: the experts of a layer.
+    used: the experts of a layer that a token uses.
+    """
 
     layers: tuple[int, ...]
     experts: int
@@ -28,15 +34,17 @@ _FLOAT_BYTES = 4
 
 
 def prediction_bytes(n_layers: int, n_experts: int) -> int:
-    """Return what a predictor learns at most: a figure for each pair of experts, for each layer and distance."""
+    """Return the most memory of a predictor: a number for each pair of experts, layer and distance."""
     return MOST_AHEAD * n_layers * n_experts * (n_experts + 1) * _FLOAT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a look-up needs. missing: experts to read, in the order asked; bypassed: those of them that are not kept.
+    """The outcome of a look-up.
 
-    evicted: units whose memory is free now.
+    missing: the experts to read, in the order asked for.
+    bypassed: those of the missing ones that are not kept.
+    evicted: the units whose memory is free now.
     """
 
     missing: tuple[int, ...] = ()
@@ -45,39 +53,42 @@ class Outcome:
 
 
 class Policy(Protocol):
-    """What decides about a cache: told of every look-up and of what comes and goes; asked what to keep.
+    """Decides which units a cache keeps; it is told of every look-up, and of units that come and go.
 
-    has_shares: every layer has an equal part of the capacity, and makes room in its own.
+    has_shares: whether every layer has an equal part of the capacity, and evicts its own units.
     """
 
     has_shares: bool
 
     def note(self, layer: int, experts: Sequence[int], resident: Collection[int], next_tokens: int) -> None:
-        """Learn what `layer` looks up; until the next note, no such expert is a victim.
+        """Learn the experts that `layer` looks up; none of them is a victim until the next note.
 
-        experts: of each token one after the other, with repeats. resident: the layer's experts in the cache.
-        next_tokens: of the layer's next turn.
+        experts: those of one token after the other, with repeats.
+        resident: the layer's experts in the cache.
+        next_tokens: the tokens that the layer is expected to have next time.
         """
         ...
 
     def ranked(self, layer: int, experts: Sequence[int]) -> Sequence[int]:
-        """Return `experts`, which have just been noted, the most worth keeping first."""
+        """Return `experts`, which have just been noted, ordered by worth, the greatest first."""
         ...
 
-    def foretell(self, layer: int, experts: Collection[int]) -> None:
-        """Learn what `layer` is expected to look up at its next turn; that turn ends it."""
+    def expect(self, layer: int, experts: Collection[int]) -> None:
+        """Learn the experts that `layer` is predicted to look up next; its next look-up ends the prediction."""
         ...
 
-    def victim(self, newcomer: Unit | None, is_foretold: bool = False) -> Unit | None:
-        """Return, and forget as resident, the unit to give up for `newcomer`; None where it is worth less than all.
+    def victim(self, newcomer: Unit | None, is_prefetch: bool = False) -> Unit | None:
+        """Return the unit to evict for `newcomer`, and forget it as resident; None where the newcomer is worth least.
 
-        Without a newcomer it is the unit worth least. For one that is foretold, no unit of the layer noted last, and
-        none of its own layer that is foretold too.
+        Without a newcomer, it is the unit worth least.
+
+        is_prefetch: whether the newcomer is predicted. Then the victim is no unit of the layer noted last, and none
+            that is predicted in the newcomer's own layer.
         """
         ...
 
-    def add(self, unit: Unit, is_foretold: bool = False) -> None:
-        """Take `unit`, which has just been noted or foretold, as resident."""
+    def add(self, unit: Unit, is_prefetch: bool = False) -> None:
+        """Take `unit`, which has just been noted or predicted, as resident."""
         ...
 
     def remove(self, unit: Unit) -> None:
@@ -86,9 +97,12 @@ class Policy(Protocol):
 
 
 class ExpertCache:
-    """At most `capacity` of units, of which one of a layer costs `sizes[layer]`, kept by `policy`. Not thread-safe.
+    """A cache of units. Not thread-safe.
 
-    size_of: what a unit costs where those of a layer differ; never more than that.
+    capacity: the most that the units cost together.
+    sizes: the cost of a unit, by layer.
+    policy: decides which units are kept.
+    size_of: returns the cost of a unit, where units of a layer differ; it is at most the layer's in `sizes`.
     """
 
     def __init__(
@@ -113,15 +127,17 @@ class ExpertCache:
 
     @property
     def cost(self) -> int:
-        """What the resident units cost, in the unit of `capacity`."""
+        """The cost of all resident units."""
         return self._cost
 
     def look_up(self, layer: int, experts: Sequence[int], next_tokens: int = 1) -> Outcome:
-        """Return what `layer` lacks of `experts`; those that are kept are resident from now on, so read them all.
+        """Return the experts of `layer` that must be read; those that are kept count as resident from now on.
 
-        experts: as the router chose them, token after token; repeats are read once, and tell what is popular. Nothing
-        among them is evicted. next_tokens: as many as are expected to look up at the layer's next turn. Raises KeyError
-        for a layer that has no size.
+        experts: those that the router chose, token after token. Repeats are read once, and show which are popular.
+            None of them is evicted.
+        next_tokens: the tokens that the layer is expected to have next time.
+
+        Raises KeyError for a layer that has no size.
         """
         resident = self._resident[layer]
         self._policy.note(layer, experts, resident, next_tokens)
@@ -136,32 +152,32 @@ class ExpertCache:
         return Outcome(tuple(missing), (), tuple(evicted))
 
     def admit(self, layer: int, experts: Sequence[int]) -> Outcome:
-        """Take in what is foretold of `layer`, the likeliest first; return what of it must be read, and what goes.
+        """Admit the experts predicted for `layer`, the likeliest first; return those to read, and the evicted units.
 
-        It takes the place of units that are worth less, and of none of the layer that was looked up last. What finds no
-        place, and what is resident, is not among the missing.
+        They replace units that are worth less, but none of the layer that was looked up last. Experts that are resident
+        already, and experts that find no room, are not among the missing.
         """
-        self._policy.foretell(layer, experts)
+        self._policy.expect(layer, experts)
         resident, missing = self._resident[layer], list[int]()
         evicted: list[Unit] = []
         for expert in experts:
             if expert in resident:
                 continue
-            if not self._make_room_for((layer, expert), evicted, is_foretold=True):
+            if not self._make_room_for((layer, expert), evicted, is_prefetch=True):
                 break
             missing.append(expert)
         return Outcome(tuple(missing), (), tuple(evicted))
 
     def drop(self, unit: Unit) -> None:
-        """Forget `unit`, where it is resident: its read failed, or its memory is needed for something else."""
+        """Forget `unit`, if it is resident, because its read failed or its memory is needed otherwise."""
         if unit in self:
             self._policy.remove(unit)
             self._forget(unit)
 
     def make_room(self, cost: int) -> tuple[Unit, ...]:
-        """Evict what is worth least until `cost` is free; return it. What was looked up last stays, so it may be less.
+        """Evict the units worth least until `cost` is free, and return them. The next look-up may take the room.
 
-        It is free until the next look-up that misses.
+        Units that were looked up last stay, so that less may become free.
         """
         evicted: list[Unit] = []
         while self._cost + cost > self.capacity and (victim := self._policy.victim(None)) is not None:
@@ -170,7 +186,7 @@ class ExpertCache:
         return tuple(evicted)
 
     def resize(self, capacity: int) -> tuple[Unit, ...]:
-        """Set the capacity; return what is evicted for it, what was looked up last after all else."""
+        """Set the capacity, and return the units evicted for it; those that were looked up last go last."""
         self.capacity = capacity
         evicted = list(self.make_room(0))
         for unit in [(layer, expert) for layer, experts in self._resident.items() for expert in experts]:
@@ -180,8 +196,8 @@ class ExpertCache:
             evicted.append(unit)
         return tuple(evicted)
 
-    def _make_room_for(self, unit: Unit, evicted: list[Unit], is_foretold: bool = False) -> bool:
-        """Make `unit` resident, and return whether it has a place; what goes for it is added to `evicted`."""
+    def _make_room_for(self, unit: Unit, evicted: list[Unit], is_prefetch: bool = False) -> bool:
+        """Make `unit` resident, and return whether it has room; the units evicted for it are added to `evicted`."""
         layer, expert = unit
         size, resident = self._size_of(unit), self._resident[layer]
         while (
@@ -189,14 +205,14 @@ class ExpertCache:
             if self._share is None
             else (len(resident) + 1) * size > self._share or self._cost + size > self.capacity
         ):
-            victim = self._policy.victim(unit, is_foretold) if size <= self.capacity else None
+            victim = self._policy.victim(unit, is_prefetch) if size <= self.capacity else None
             if victim is None:
                 return False
             self._forget(victim)
             evicted.append(victim)
         resident.add(expert)
         self._cost += size
-        self._policy.add(unit, is_foretold)
+        self._policy.add(unit, is_prefetch)
         return True
 
     def _forget(self, unit: Unit) -> None:

@@ -1,17 +1,18 @@
-"""The policy that keeps what is expected to be used soonest.
+"""The policy that keeps the experts whose next use is expected the soonest.
 
-Layers take turns, so an expert of a layer is used at the layer's next turn with a probability p, else a cycle later
-with p again: its next use is expected at that turn + cycle * (1 - p) / p, in look-ups. What is expected last goes
-first, and what was read stays only if it is expected before that. p is the mean of two: of frequencies that forget at
-three rates, and of what followed earlier tokens that were like the present one. Where a layer has many tokens at its
-next turn, any of them may use it: nearly all is used then, and what was used last goes first.
+Layers are computed in a cycle, so an expert is used the next time that its layer computes with a probability p, else a
+cycle later with probability p again. Counted in look-ups, its next use is expected at the layer's next look-up +
+cycle * (1 - p) / p. The unit whose next use is expected the latest is evicted first, and a newcomer is kept only if it
+is expected before that. p is the mean of two estimates: of frequencies that forget at three rates, and of the experts
+that followed earlier tokens like the present one. In a prefill batch, any of many tokens may use an expert: then nearly
+all experts are used, and the unit used last is evicted first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from edge_run.prefetch.experts import Mixture, Unit
+from edge_run.prefetch.experts import MoeShape, Unit
 from edge_run.prefetch.resemblance import Resemblance
 
 HALF_LIVES_TOKENS = (128, 16, 1)
@@ -25,7 +26,7 @@ _LEAST_CHANCE = 1e-9
 
 
 class Frequencies:
-    """How often a layer used each of `n_experts` experts, of late: each use counts half after each half-life."""
+    """How often a layer used each of `n_experts` experts recently: a use counts half as much after each half-life."""
 
     def __init__(self, n_experts: int, n_used: int) -> None:
         self._prior = min(1.0, n_used / n_experts)
@@ -63,32 +64,32 @@ class Frequencies:
 
 
 class NextUsePolicy:
-    """Evicts what is expected to be used last, among all layers; keeps what is expected before that."""
+    """Evicts the unit, of all layers, whose next use is expected the latest."""
 
     has_shares = False
 
-    def __init__(self, mixture: Mixture) -> None:
-        n_layers = len(mixture.layers)
-        self._layers = mixture.layers
-        self._places = {layer: place for place, layer in enumerate(mixture.layers)}
-        self._n_experts, self._n_used = mixture.experts, mixture.used
-        self._frequencies = [Frequencies(mixture.experts, mixture.used) for _ in mixture.layers]
-        self._resemblance = Resemblance(n_layers, mixture.experts, mixture.used)
-        self._turns = [0] * n_layers  # when the layer was looked up last
-        self._ranks: list[list[tuple[float, int]]] = [[] for _ in mixture.layers]  # (p, expert), the least p last
+    def __init__(self, moe: MoeShape) -> None:
+        n_layers = len(moe.layers)
+        self._layers = moe.layers
+        self._places = {layer: place for place, layer in enumerate(moe.layers)}
+        self._n_experts, self._n_used = moe.experts, moe.used
+        self._frequencies = [Frequencies(moe.experts, moe.used) for _ in moe.layers]
+        self._resemblance = Resemblance(n_layers, moe.experts, moe.used)
+        self._looked_up = [0] * n_layers  # when the layer was looked up last
+        self._ranks: list[list[tuple[float, int]]] = [[] for _ in moe.layers]  # (p, expert), the least p last
         self._last_use = [0.0] * n_layers  # when the last of these is expected; 0 for none
         self._clock = 0
         self._place = 0
-        self._next_tokens = [1] * n_layers  # of the layer's next turn
+        self._next_tokens = [1] * n_layers  # of the layer's next look-up
         self._noted: dict[int, float] = {}  # the experts looked up last, and their p
         self._held: list[tuple[float, int]] = []  # those of them that are resident
 
     def note(self, layer: int, experts: Sequence[int], resident: Collection[int], next_tokens: int) -> None:
-        """Learn from a look-up, and rank what `layer` has."""
+        """Learn from a look-up, and rank the resident experts of `layer`."""
         self._rank(self._place, self._ranks[self._place] + self._held)
         self._clock += 1
         place = self._place = self._places[layer]
-        self._turns[place], self._next_tokens[place] = self._clock, next_tokens
+        self._looked_up[place], self._next_tokens[place] = self._clock, next_tokens
         share, others = self._learn(place, experts)
         frequencies = self._frequencies[place]
         noted = frequencies.chances(dict.fromkeys(experts), share, others)
@@ -101,28 +102,28 @@ class NextUsePolicy:
         """Return the likeliest first."""
         return sorted(experts, key=self._noted.__getitem__, reverse=True)
 
-    def foretell(self, layer: int, experts: Collection[int]) -> None:
-        """Take it as sure that `layer` uses `experts` at its next turn."""
+    def expect(self, layer: int, experts: Collection[int]) -> None:
+        """Take it as certain that `layer` uses `experts` next time."""
         place = self._places[layer]
         if place != self._place:
             self._rank(place, [(1.0 if e in experts else chance, e) for chance, e in self._ranks[place]])
 
-    def victim(self, newcomer: Unit | None, is_foretold: bool = False) -> Unit | None:
-        """Return the unit that is expected to be used last; None where the newcomer is expected later still."""
+    def victim(self, newcomer: Unit | None, is_prefetch: bool = False) -> Unit | None:
+        """Return the unit whose next use is expected the latest; None where the newcomer's is later still."""
         last_use = self._last_use
-        if is_foretold:
+        if is_prefetch:
             last_use = last_use.copy()
             last_use[self._place] = 0.0
         latest = max(last_use)
         place = last_use.index(latest)
-        if not latest or (newcomer is not None and latest <= self._expected(newcomer, is_foretold)):
+        if not latest or (newcomer is not None and latest <= self._expected(newcomer, is_prefetch)):
             return None
         _, expert = self._ranks[place].pop()
         self._set_last_use(place)
         return self._layers[place], expert
 
-    def add(self, unit: Unit, is_foretold: bool = False) -> None:
-        """Take `unit` as resident; what is foretold is sure to be used at its layer's next turn."""
+    def add(self, unit: Unit, is_prefetch: bool = False) -> None:
+        """Take `unit` as resident; a prefetched unit is taken to be used the next time that its layer computes."""
         place, expert = self._places[unit[0]], unit[1]
         if place == self._place and expert in self._noted:
             self._held.append((self._noted[expert], expert))
@@ -139,7 +140,7 @@ class NextUsePolicy:
         self._set_last_use(place)
 
     def _learn(self, place: int, experts: Sequence[int]) -> tuple[float, list[float]]:
-        """Count `experts`; return the share of frequencies in p, and what like tokens add to it for each expert."""
+        """Count `experts`; return the weight of frequencies in p, and the part of similar tokens for each expert."""
         others = [0.0] * self._n_experts
         frequencies, resemblance = self._frequencies[place], self._resemblance
         if len(experts) > self._n_used:
@@ -153,16 +154,16 @@ class NextUsePolicy:
         resemblance.vote(place, trust, others)
         return 1.0 - trust * resemblance.weight, others
 
-    def _expected(self, unit: Unit, is_foretold: bool) -> float:
-        """Return when `unit` is expected to be used, less a cycle: so are all times here."""
-        chance = 1.0 if is_foretold else self._noted[unit[1]]
+    def _expected(self, unit: Unit, is_prefetch: bool) -> float:
+        """Return when `unit` is expected to be used, less one cycle, as all times here."""
+        chance = 1.0 if is_prefetch else self._noted[unit[1]]
         return self._next_use(self._places[unit[0]], chance)
 
     def _next_use(self, place: int, chance: float) -> float:
-        """Return when something is expected to be used, less a cycle, that a token uses with this chance."""
+        """Return when a unit that a token uses with probability `chance` is expected to be used, less one cycle."""
         if (tokens := self._next_tokens[place]) > 1:
             chance = 1 - max(0.0, 1 - chance) ** tokens
-        return self._turns[place] + len(self._layers) / max(chance, _LEAST_CHANCE)
+        return self._looked_up[place] + len(self._layers) / max(chance, _LEAST_CHANCE)
 
     def _rank(self, place: int, entries: list[tuple[float, int]]) -> None:
         entries.sort(reverse=True)

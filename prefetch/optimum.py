@@ -1,8 +1,8 @@
-"""The offline optimum: what a policy could do that knew every look-up beforehand (Belady, 1966).
+"""The offline optimum: the policy that knows every look-up beforehand (Belady, 1966).
 
-It evicts what is used again the latest. As in figures that others publish, what is looked up is kept. Where little
-fits, one that need not keep it can do better still (`may_bypass`): no policy does better than that, experts being of
-one size.
+It evicts the unit whose next use is the latest. As in published figures, every unit that is looked up is kept. Where
+little fits, a policy that need not keep them does better still (`may_bypass`); with experts of one size, no policy is
+better than that.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ NEVER = 1 << 62
 
 
 class OptimalPolicy:
-    """Knows all `look_ups`, which must be noted in this order.
+    """The optimal policy for `look_ups`, which must be noted in this order.
 
-    may_bypass: what is looked up need not be kept, whether it was there or was read.
+    may_bypass: whether a unit that is looked up may be dropped, whether it was resident or read.
     """
 
     has_shares = False
@@ -47,14 +47,14 @@ class OptimalPolicy:
                 heapq.heappush(self._heap, (-self._next[unit], unit))
 
     def ranked(self, layer: int, experts: Sequence[int]) -> Sequence[int]:
-        """Return those first that are used again the soonest; where all are kept, as they are."""
+        """Return those first whose next use is the soonest; where all are kept, in the order given."""
         return sorted(experts, key=lambda expert: self._next[layer, expert]) if self._may_bypass else experts
 
-    def foretell(self, layer: int, experts: Collection[int]) -> None:
-        """Do nothing: it knows better."""
+    def expect(self, layer: int, experts: Collection[int]) -> None:
+        """Do nothing: all look-ups are known."""
 
-    def victim(self, newcomer: Unit | None, is_foretold: bool = False) -> Unit | None:
-        """Return the unit that is used again the latest."""
+    def victim(self, newcomer: Unit | None, is_prefetch: bool = False) -> Unit | None:
+        """Return the unit whose next use is the latest."""
         spared, found = [], None
         while self._heap and found is None:
             entry = heapq.heappop(self._heap)
@@ -73,7 +73,7 @@ class OptimalPolicy:
             heapq.heappush(self._heap, entry)
         return found
 
-    def add(self, unit: Unit, is_foretold: bool = False) -> None:
+    def add(self, unit: Unit, is_prefetch: bool = False) -> None:
         """Take `unit` as resident."""
         self._resident.add(unit)
         heapq.heappush(self._heap, (-self._next[unit], unit))

@@ -1,8 +1,8 @@
 """Which experts the next layers will choose, told while the present one computes.
 
-Layers are counted as they take turns, from 0. A state is what a layer's norm makes of the residual stream, without the
-norm's weights: nearly the same in neighbouring layers, which is why a router can be run before its turn (as in Fate,
-Fang and others, 2025; for the whole idea Eliseev and Mazur, 2023, section 3.2).
+Layers are numbered in the order in which they are computed, from 0. A state is the residual stream normalised by a
+layer's norm, without the norm's weights. It is nearly the same in neighbouring layers, so a router can be run ahead of
+its layer (as in Fate, Fang and others, 2025; the idea is from Eliseev and Mazur, 2023, section 3.2).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edge_run.prefetch.experts import MOST_AHEAD, Mixture
+from edge_run.prefetch.experts import MOST_AHEAD, MoeShape
 
 Vector = npt.NDArray[np.float32]
 
@@ -24,9 +24,13 @@ STEADINESS = 0.3  # keeps what was learnt from a token with even gates from coun
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """A layer's router. weights: (experts, width). scale: (width,), of the norm before it. bias: (experts,), or None.
+    """A layer's router.
 
-    choice_bias: (experts,), added to the gates when experts are chosen, or None; has_sigmoid: what gates then are.
+    weights: (experts, width).
+    scale: (width,), the weights of the norm before it.
+    bias: (experts,), or None.
+    choice_bias: (experts,), added to the gates when experts are chosen, or None.
+    has_sigmoid: whether the gates are then sigmoids of the logits.
     """
 
     weights: Vector
@@ -36,13 +40,13 @@ class Router:
     has_sigmoid: bool = False
 
     def logits(self, state: Vector) -> Vector:
-        """Return what the router says of `state`, (width,), for each expert."""
+        """Return the router's logit of each expert for `state`, (width,)."""
         # Not a BLAS product, which would wake threads of its own beside those of llama.cpp.
         logits: Vector = np.einsum("ew,w->e", self.weights, state * self.scale)
         return logits if self.bias is None else logits + self.bias
 
     def preference(self, logits: Vector) -> Vector:
-        """Return what experts are chosen by, the greatest first."""
+        """Return the values by which experts are chosen, the greatest first."""
         if self.choice_bias is None:
             return logits
         gates = 1 / (1 + np.exp(-logits)) if self.has_sigmoid else np.exp(logits - logits.max())
@@ -50,30 +54,32 @@ class Router:
 
 
 class Predictor(Protocol):
-    """Told, layer by layer, what was chosen; asked what will be. Not thread-safe."""
+    """Learns, layer by layer, which experts were chosen, and predicts those of later layers. Not thread-safe."""
 
     def see(self, layer: int, experts: Sequence[int], state: Vector | None) -> None:
         """Learn that `layer` chose `experts` for the present token; state: the one that its router was given."""
         ...
 
     def scores(self, ahead: int, state: Vector | None = None) -> Vector | None:
-        """Return for each expert of the layer `ahead` after the one seen last how likely it is: only the order counts.
+        """Return a score for each expert of the layer `ahead` after the one seen last; only the order of scores counts.
 
-        state: a later one than the layer's own, where there is one. None where nothing can be said.
+        state: a later state than that layer's own, where there is one.
+
+        Returns None where no prediction is possible.
         """
         ...
 
 
 class CorrectedRouter:
-    """The next router on the present state, corrected by what it was wrong by after each expert.
+    """Runs the next layer's router on the present state, with a correction learnt for each expert.
 
-    What experts add to the state is not known before they are computed; but the same expert adds alike each time. So
-    for every pair of experts, one in the present layer and one in the layer asked about, a correction of the logit is
-    learnt online (the delta rule; Widrow and Hoff, 1960), weighted as the token's gates weigh its experts.
+    What an expert adds to the state is not known before it is computed, but is similar each time. So for every pair of
+    experts, one in the present layer and one in the layer asked about, a correction of the logit is learnt online (the
+    delta rule; Widrow and Hoff, 1960), weighted by the token's gates.
     """
 
-    def __init__(self, mixture: Mixture, routers: Callable[[int], Router | None], most_ahead: int = MOST_AHEAD) -> None:
-        n_layers, n_experts = len(mixture.layers), mixture.experts
+    def __init__(self, moe: MoeShape, routers: Callable[[int], Router | None], most_ahead: int = MOST_AHEAD) -> None:
+        n_layers, n_experts = len(moe.layers), moe.experts
         self._routers = routers
         self._bias = np.zeros((most_ahead, n_layers, n_experts), np.float32)
         self._pairs = np.zeros((most_ahead, n_layers, n_experts, n_experts), np.float32)
@@ -84,7 +90,7 @@ class CorrectedRouter:
         self._open: dict[tuple[int, int], tuple[list[int], Vector, Vector]] = {}  # said of (ahead, layer), unproven
 
     def see(self, layer: int, experts: Sequence[int], state: Vector | None) -> None:
-        """Learn from what was said of this layer."""
+        """Learn from the predictions for this layer."""
         router = self._routers(layer)
         self._layer, self._state, self._gates = layer, state, None
         if state is None or router is None:
@@ -102,7 +108,7 @@ class CorrectedRouter:
         self._gates = gates / gates.sum()
 
     def scores(self, ahead: int, state: Vector | None = None) -> Vector | None:
-        """Return what the router would choose by, corrected."""
+        """Return the corrected values by which the router would choose."""
         layer = self._layer + ahead
         router, state = self._routers(layer), self._state if state is None else state
         if router is None or state is None or self._gates is None or ahead > len(self._bias):

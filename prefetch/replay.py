@@ -1,4 +1,4 @@
-"""Replays of a route trace through expert caches: what each policy would have read, and the least that could be.
+"""Replays a route trace through expert caches: what each policy would have read, and the least possible.
 
 The accounting is that of published figures: a look-up for each expert that a decoded token uses in a layer; a prompt
 warms the cache, as one batch for each layer, and is not counted; a miss costs the layer's `expert_bytes`.
@@ -13,7 +13,7 @@ from pathlib import Path
 from edge_run.base.errors import BudgetError, ConfigError, ModelFileError
 from edge_run.base.replay import PolicyReplay, Replay
 from edge_run.base.units import MIB, format_size, parse_size, round_up
-from edge_run.prefetch.experts import ExpertCache, Mixture, Policy
+from edge_run.prefetch.experts import ExpertCache, MoeShape, Policy
 from edge_run.prefetch.optimum import OptimalPolicy
 from edge_run.prefetch.policies import POLICIES, make_policy
 from edge_run.prefetch.routes import LookUp, RouteReader
@@ -25,19 +25,19 @@ BUDGET_SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """All look-ups of a trace, in order. expert_bytes: of one expert, by layer."""
+    """The look-ups of a trace, in order. expert_bytes: the size of an expert, by layer."""
 
     look_ups: tuple[LookUp, ...]
     expert_bytes: dict[int, int]
-    mixture: Mixture
+    moe: MoeShape
     model: str
     prompts: int
     decoded_tokens: int
 
     @property
     def all_bytes(self) -> int:
-        """What all experts of all layers take."""
-        return self.mixture.experts * sum(self.expert_bytes.values())
+        """The size of all experts of all layers."""
+        return self.moe.experts * sum(self.expert_bytes.values())
 
 
 def read_trace(path: Path) -> Trace:
@@ -49,9 +49,9 @@ def read_trace(path: Path) -> Trace:
         raise ModelFileError(f"{path}: no decoded token, which is what is counted; record the trace with an answer")
     n_experts = header.n_experts or 1 + max(max(look_up.experts) for look_up in look_ups)
     n_used = max(len(look_up.experts) for look_up in decoded)
-    mixture = Mixture(tuple(sorted(header.expert_bytes)), n_experts, n_used)
+    moe = MoeShape(tuple(sorted(header.expert_bytes)), n_experts, n_used)
     prompts, tokens = (_passes([one for one in look_ups if one.is_prefill is kind]) for kind in (True, False))
-    return Trace(look_ups, header.expert_bytes, mixture, header.model, prompts, tokens)
+    return Trace(look_ups, header.expert_bytes, moe, header.model, prompts, tokens)
 
 
 def replay(
@@ -80,15 +80,15 @@ def replay(
         for name in dict.fromkeys(policies or NAMES):
             if on_step is not None:
                 on_step(f"Replaying {name} within {format_size(budget_bytes)}")
-            policy = OptimalPolicy(trace.look_ups) if name == OPTIMUM else make_policy(name, trace.mixture)
+            policy = OptimalPolicy(trace.look_ups) if name == OPTIMUM else make_policy(name, trace.moe)
             replays.append(run_policy(trace, budget_bytes, name, policy))
-    mixture = trace.mixture
+    moe = trace.moe
     return Replay(
         trace=str(path),
         model=trace.model,
-        layers=len(mixture.layers),
-        experts=mixture.experts,
-        experts_per_token=mixture.used,
+        layers=len(moe.layers),
+        experts=moe.experts,
+        experts_per_token=moe.used,
         expert_bytes=trace.all_bytes,
         prompts=trace.prompts,
         decoded_tokens=trace.decoded_tokens,
@@ -97,7 +97,7 @@ def replay(
 
 
 def run_policy(trace: Trace, budget_bytes: int, name: str, policy: Policy) -> PolicyReplay:
-    """Return what `policy`, called `name`, makes of `trace` within `budget_bytes`."""
+    """Return the figures of `policy`, called `name`, on `trace` within `budget_bytes`."""
     cache = ExpertCache(budget_bytes, trace.expert_bytes, policy)
     look_ups = misses = bytes_read = bypassed = 0
     for layer, experts, is_prefill in trace.look_ups:

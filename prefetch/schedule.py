@@ -1,6 +1,6 @@
-"""The schedule of a pass: its stretches, and which chunks each of them takes and gives back. Pure.
+"""The schedule of a pass: its segments, and which chunks each of them acquires and releases. Pure.
 
-A dense pass reads its weights in an order that is known beforehand; what to bring next is the schedule itself.
+A pass of a dense model reads its weights in an order that is known beforehand, so its schedule says what to read next.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-STRETCH_CHUNKS = 4
+SEGMENT_CHUNKS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Nodes [first, last] computed in one go, which needs the chunks `needs`.
+class Segment:
+    """Consecutive nodes that are computed without a stop.
 
-    Of these it acquires, before its first node, those that the stretch before did not hold, and releases, after its
-    last, those that the next one does not need.
+    first: the first node.
+    last: the last node.
+    needs: the chunks that the nodes need.
+    acquire: the chunks acquired before the first node, which the segment before did not hold.
+    release: the chunks released after the last node, which the next segment does not need.
     """
 
     first: int
@@ -28,43 +31,46 @@ class Stretch:
     release: tuple[int, ...]
 
 
-def join_turns(stretches: Sequence[Stretch], borders: Collection[int]) -> list[Stretch]:
-    """Return `stretches` joined to one for each turn: what is computed between two of `borders`.
+def join_stage_visits(segments: Sequence[Segment], borders: Collection[int]) -> list[Segment]:
+    """Return `segments` joined to one for each stage visit, which is computed between two of `borders`.
 
-    A turn acquires use after use, in the order of the stretches: a chunk that it uses twice stands there twice.
+    A stage visit acquires its chunks in the order of use, and a chunk that it uses twice stands there twice.
     """
     starts = sorted(borders)
-    turns: dict[int, list[Stretch]] = {}
-    for stretch in stretches:
-        turns.setdefault(bisect_right(starts, stretch.first), []).append(stretch)
-    orders = [list(dict.fromkeys(c for part in parts for c in part.needs)) for parts in turns.values()]
+    visits: dict[int, list[Segment]] = {}
+    for segment in segments:
+        visits.setdefault(bisect_right(starts, segment.first), []).append(segment)
+    orders = [list(dict.fromkeys(c for part in parts for c in part.needs)) for parts in visits.values()]
     befores: list[list[int]] = [[], *orders[:-1]]
     afters: list[list[int]] = [*orders[1:], []]
     return [
-        Stretch(
+        Segment(
             parts[0].first,
             parts[-1].last,
             tuple(order),
             tuple(chunk for part in parts for chunk in part.acquire if chunk not in before),
             tuple(chunk for chunk in order if chunk not in after),
         )
-        for parts, order, before, after in zip(turns.values(), orders, befores, afters, strict=True)
+        for parts, order, before, after in zip(visits.values(), orders, befores, afters, strict=True)
     ]
 
 
 def schedule_pass(
     needs: Sequence[AbstractSet[int]],
     may_cut: Sequence[bool],
-    stretch_chunks: int = STRETCH_CHUNKS,
+    segment_chunks: int = SEGMENT_CHUNKS,
     borders: Collection[int] = (),
-) -> list[Stretch]:
-    """Return the stretches of a pass whose node i needs the chunks `needs[i]`; it is cut before nodes that `may_cut`.
+) -> list[Segment]:
+    """Return the segments of a pass.
 
-    It is always cut before `borders`; nodes between two of them that need nothing are in no stretch.
+    needs: the chunks that each node needs.
+    may_cut: whether the pass may be cut before each node.
+    segment_chunks: the most chunks of a segment, where its nodes allow that. The smaller the segments, the smaller the
+        window, and the better reading and computing overlap.
+    borders: nodes before which the pass is always cut. Where no node between two borders needs a chunk, these nodes
+        are in no segment.
 
-    A stretch needs at most `stretch_chunks` chunks where its nodes allow that: the smaller the stretch, the smaller the
-    window and the better reading and computing overlap. Nothing is assumed about other stretches but the neighbours: a
-    chunk used twice in a pass is acquired twice.
+    A chunk that is used twice in a pass is acquired twice, unless in neighbouring segments.
     """
     spans: list[tuple[int, int, AbstractSet[int]]] = []
     first, chunks = 0, frozenset[int]()
@@ -77,7 +83,7 @@ def schedule_pass(
         if not needed:
             continue
         together = chunks | needed
-        if is_cut_allowed and chunks and len(together) > max(stretch_chunks, len(chunks)):
+        if is_cut_allowed and chunks and len(together) > max(segment_chunks, len(chunks)):
             spans.append((first, i - 1, chunks))
             first, together = i, frozenset(needed)
         chunks = together
@@ -86,6 +92,6 @@ def schedule_pass(
     befores = [frozenset[int](), *(chunks for _, _, chunks in spans[:-1])]
     afters = [*(chunks for _, _, chunks in spans[1:]), frozenset[int]()]
     return [
-        Stretch(first, last, tuple(sorted(now)), tuple(sorted(now - before)), tuple(sorted(now - after)))
+        Segment(first, last, tuple(sorted(now)), tuple(sorted(now - before)), tuple(sorted(now - after)))
         for (first, last, now), before, after in zip(spans, befores, afters, strict=True)
     ]

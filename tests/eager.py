@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from edge_run.partition.pass_costs import PassCosts
+from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.speculation.width_control import WidthControl
 
 
 class Eager(WidthControl):
     """Speculates always, with a random width; to be put in place of `speculation_setup.WidthControl`."""
 
-    def __init__(self, costs: PassCosts, most_tokens: int, least_gain: float) -> None:
+    def __init__(self, costs: WidthCosts, most_tokens: int, least_gain: float) -> None:
         super().__init__(costs, most_tokens, least_gain)
         self._chance = random.Random(1)
 

@@ -27,7 +27,7 @@ from edge_run.base.units import KIB, MIB
 from edge_run.partition.plan import ResidencyPlan
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.planning import memory_plan
-from edge_run.runtime.planning.expert_plan import MixturePlan, least_frames
+from edge_run.runtime.planning.expert_plan import MoePlan, least_frames
 from edge_run.runtime.planning.terms import Terms, used_experts
 from edge_run.runtime.streaming import assemble
 
@@ -78,29 +78,29 @@ def open_at(
 def fewest_frames(share: float) -> Iterator[None]:
     """Let plans in this block give out no more frames than have to be, whatever the budget.
 
-    Those of mixtures streamed by expert at a share of 0.25, others at 0.
+    Those of mixtures of experts streamed by expert at a share of 0.25, others at 0.
     """
-    real, real_mixture = memory_plan.plan_residency, assemble.plan_mixture
+    real, real_moe = memory_plan.plan_residency, assemble.plan_moe
 
     def plan(
-        stretches: Sequence[Sequence[int]], must_pin: frozenset[int], chunk_bytes: int, available: int, other: int
+        segments: Sequence[Sequence[int]], must_pin: frozenset[int], chunk_bytes: int, available: int, other: int
     ) -> ResidencyPlan:
-        fewest = real(stretches, must_pin, chunk_bytes, available, other).minimum_chunks
-        return real(stretches, must_pin, chunk_bytes, fewest * chunk_bytes, other)
+        fewest = real(segments, must_pin, chunk_bytes, available, other).minimum_chunks
+        return real(segments, must_pin, chunk_bytes, fewest * chunk_bytes, other)
 
-    def plan_mixture(terms: Terms, *arguments: Any) -> MixturePlan | None:
-        planned = real_mixture(terms, *arguments)
+    def plan_moe(terms: Terms, *arguments: Any) -> MoePlan | None:
+        planned = real_moe(terms, *arguments)
         fewest = least_frames(planned.experts, used_experts(terms.gguf)) if planned else 0
         return planned and replace(planned, n_frames=fewest)
 
     if share == 0:
         memory_plan.plan_residency = plan
     elif share == 0.25:
-        assemble.plan_mixture = plan_mixture
+        assemble.plan_moe = plan_moe
     try:
         yield
     finally:
-        memory_plan.plan_residency, assemble.plan_mixture = real, real_mixture
+        memory_plan.plan_residency, assemble.plan_moe = real, real_moe
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ class Hub:
     def __init__(self) -> None:
         self.members: dict[str, FakeMesh] = {}
         self.gone: set[str] = set()
-        self.epochs, self.boots = itertools.count(LATE_EPOCH), itertools.count(1)
+        self.epochs, self.incarnations = itertools.count(LATE_EPOCH), itertools.count(1)
         self.lock = threading.Lock()
         self.on_send: Callable[[str, str, Document], None] = lambda source, target, header: None
         # What a device says in place of what it should: a message (from, to, header, parts), an answer (whose, order).
@@ -65,7 +65,7 @@ class FakeMesh:
         self.events: queue.Queue[MeshEvent] = queue.Queue()
         self.handler: Handler | None = None
         self.capabilities: Document = {}
-        self.epoch, self.is_leading, self.boot = 0, False, f"boot {next(hub.boots)}"
+        self.epoch, self.is_leading, self.incarnation = 0, False, f"incarnation {next(hub.incarnations)}"
         self.orders = threading.Lock()
         self.plans: list[tuple[int, Document]] = []
         self.talked: set[str] = set()
@@ -77,7 +77,7 @@ class FakeMesh:
 
     @property
     def member(self) -> Member:
-        return Member(self.node, f"name of {self.node}", self.boot, self.capabilities)
+        return Member(self.node, f"name of {self.node}", self.incarnation, self.capabilities)
 
     def members(self) -> tuple[Member, ...]:
         alive = (m.member for n, m in sorted(self.hub.members.items()) if n not in self.hub.gone)

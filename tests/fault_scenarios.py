@@ -113,13 +113,13 @@ def dense(folder: Path) -> contextlib.AbstractContextManager[Work]:
     return _run(_model("llama", folder), 0)
 
 
-def mixture(folder: Path) -> contextlib.AbstractContextManager[Work]:
-    """A mixture that streams by expert."""
+def moe(folder: Path) -> contextlib.AbstractContextManager[Work]:
+    """A mixture of experts that streams by expert."""
     return _run(_model("qwen3moe", folder), 0.25, packed="off")
 
 
 def packed(folder: Path) -> contextlib.AbstractContextManager[Work]:
-    """A mixture whose experts are read from a packed file."""
+    """A mixture of experts whose experts are read from a packed file."""
     model = _model("qwen3moe", folder)
     return _run(model, 0.25, packed=_packed(model))
 
@@ -256,7 +256,7 @@ SCENARIOS: dict[str, Scenario] = {
         resident,
         plain,
         dense,
-        mixture,
+        moe,
         packed,
         draft,
         slices,

@@ -67,7 +67,7 @@ def smallest(path: Path, **options: Any) -> int:
 def bytes_of(path: Path, placement: Placement, **options: Any) -> int:
     """Return what a placement takes of the GPU's memory."""
     gguf, config = read_gguf(path), ModelConfig(**{**OPTIONS, **options})
-    wanted = offload.Offload(find_gpus()[0], 0, placement, offload._NO_SIZES, is_wide=bool(config.op_offload))
+    wanted = offload.Offload(find_gpus()[0], 0, placement, offload._NO_SIZES, has_op_offload=bool(config.op_offload))
     with Stubs(gguf.shards, outline_heads(gguf)) as stubs:
         return offload._sizes(gguf, config, stubs, wanted).total_bytes
 

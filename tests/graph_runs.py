@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from edge_run.runtime.decoding.compute_buffer import Scratch
+from edge_run.runtime.decoding.compute_buffer import ComputeBuffer
 from edge_run.runtime.decoding.driver import Driver, Steps
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
 from edge_run.runtime.llama import _ggml as ggml
@@ -93,7 +93,7 @@ def compute(driver: Driver, feature: Feature, graph: Graph) -> None:
         first = last + 1
 
 
-class KnownScratch(Scratch):
+class KnownComputeBuffer(ComputeBuffer):
     """The memory that the graphs are computed in, which is never touched: known, so that quiet nodes pass quietly."""
 
     def __init__(self, is_known: bool) -> None:
@@ -108,9 +108,9 @@ class KnownScratch(Scratch):
         return self._is_known
 
 
-def driver_for(feature: Feature, *graphs: Graph, knows_scratch: bool = True) -> Driver:
+def driver_for(feature: Feature, *graphs: Graph, knows_buffer: bool = True) -> Driver:
     driver = Driver()
-    driver.scratch = KnownScratch(knows_scratch)
+    driver.compute_buffer = KnownComputeBuffer(knows_buffer)
     driver.features.append(feature)
     driver._observer = Observer(*graphs)  # type: ignore[assignment]
     return driver

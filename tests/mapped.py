@@ -1,4 +1,4 @@
-"""A territory without llama.cpp: anonymous memory as large as a file, in chunks, as if a stub were mapped there."""
+"""An address space without llama.cpp: anonymous memory as large as a file, in chunks, as if a stub were mapped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edge_run.base.units import round_up
 from edge_run.tiers import _libc
-from edge_run.tiers.territory import Span, Territory
+from edge_run.tiers.address_space import AddressSpace, MappedSpan
 
 PAGE = _libc.PAGE
 
@@ -26,7 +26,7 @@ def write_random(path: Path, size_bytes: int, seed: int = 0) -> bytes:
 @contextmanager
 def mapped(
     sizes_bytes: Sequence[int], chunk_bytes: int, *, shift_bytes: int = 0, hole: range | None = None
-) -> Iterator[Territory]:
+) -> Iterator[AddressSpace]:
     """Claim memory for shards of these sizes, `shift_bytes` off the grid of chunks; the first may have a hole."""
     areas = []
     spans = []
@@ -36,14 +36,14 @@ def mapped(
         areas.append((area, length + 2 * chunk_bytes + shift_bytes))
         base = round_up(area, chunk_bytes) + shift_bytes
         if shard == 0 and hole:
-            spans.append(Span(shard, base, base + hole.start, base))
-            spans.append(Span(shard, base + hole.stop, base + length, base))
+            spans.append(MappedSpan(shard, base, base + hole.start, base))
+            spans.append(MappedSpan(shard, base + hole.stop, base + length, base))
         else:
-            spans.append(Span(shard, base, base + length, base))
-    territory = Territory(spans, chunk_bytes)
-    territory.claim()
+            spans.append(MappedSpan(shard, base, base + length, base))
+    address_space = AddressSpace(spans, chunk_bytes)
+    address_space.reserve()
     try:
-        yield territory
+        yield address_space
     finally:
         for area in areas:
             _libc.unmap(*area)

@@ -27,11 +27,11 @@ from typing import Any
 
 import namespaces
 from edge_run.base.config import ModelConfig
-from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.node import LocalNode
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator as mesh_coordinator
-from edge_run.runtime.mesh.engine import open_mesh_engine
+from edge_run.runtime.mesh.engine import RunOptions, open_mesh_engine
 from mesh_processes import CoordinatorProcess, MeshOfProcesses, mesh_of, round_robin
 from mesh_schedules import COORDINATOR, HERE, ON_LINKS, SERVER, WORKERS, Fault, Schedule, draw_schedule
 from namespaces import Network
@@ -104,7 +104,7 @@ class Table:
             worker.wait_ready()
 
     def _follow(
-        self, coordinator: CoordinatorProcess, schedule: Schedule, here: MeshNode, path: Path, wanted: list[int]
+        self, coordinator: CoordinatorProcess, schedule: Schedule, here: LocalNode, path: Path, wanted: list[int]
     ) -> dict[str, Any]:
         """Hear what the run says, and do what is planned when."""
         planned, told = list(schedule.faults), []
@@ -183,7 +183,7 @@ class Table:
         self._timers[-1].start()
 
     def _end(
-        self, coordinator: CoordinatorProcess, schedule: Schedule, here: MeshNode, path: Path, wanted: list[int]
+        self, coordinator: CoordinatorProcess, schedule: Schedule, here: LocalNode, path: Path, wanted: list[int]
     ) -> dict[str, Any]:
         """Take who makes the text away, and make another one here with those who computed for him."""
         end, net = schedule.end, self._net
@@ -259,7 +259,7 @@ class Table:
                 time.sleep(0.02)
         return longest_s
 
-    def _take_over(self, here: MeshNode, path: Path, wanted: list[int], wake: Callable[[], None]) -> dict[str, Any]:
+    def _take_over(self, here: LocalNode, path: Path, wanted: list[int], wake: Callable[[], None]) -> dict[str, Any]:
         """Make the answer here, with all who can be asked; in the middle of it the former coordinator comes back."""
         touched = {one for fault in self._healing for one in (fault.whom, fault.other)} | self._frozen
         sure = [one for name, one in self._mesh.workers.items() if name not in touched and one.process.poll() is None]
@@ -267,7 +267,7 @@ class Table:
             worker.wait_ready()
         self._mesh.wait_for(here, len(sure))
         engine = open_mesh_engine(
-            path, ModelConfig(memory="4GiB", **OPTIONS, chunk_bytes=16384), here, say=lambda text: None
+            path, ModelConfig(memory="4GiB", **OPTIONS, chunk_bytes=16384), here, RunOptions(say=lambda text: None)
         )
         try:
             said, longest_s = greedy(engine, len(wanted), lambda i: wake() if i == len(wanted) // 3 else None)

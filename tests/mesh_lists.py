@@ -8,20 +8,20 @@ from pathlib import Path
 
 from edge_run.devices.members.cluster import Cluster, new_cluster, write_cluster
 from edge_run.devices.members.identity import device_key
-from edge_run.devices.members.keeping import Keeper, ask, found, read_request
+from edge_run.devices.members.keeping import ListEditor, ask, found, read_request
 from edge_run.devices.members.keys import DeviceKey
 from edge_run.devices.members.member_list import MemberList
 from edge_run.devices.mesh.changes import new_invitation
-from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.node import LocalNode
 
 
-def let_in(keeper: Keeper, device: DeviceKey, name: str, now_s: float | None = None) -> MemberList:
-    """Return the list of `keeper` with `device` in it, which came with an invitation."""
+def let_in(editor: ListEditor, device: DeviceKey, name: str, now_s: float | None = None) -> MemberList:
+    """Return the list of `editor` with `device` in it, which came with an invitation."""
     now_s = time.time() if now_s is None else now_s
     invitation, seed = new_invitation("use", 1, int(now_s) + 3600)
-    invited = Keeper(keeper.device, keeper.invite(invitation, now_s), keeper.secret)
-    request = ask(DeviceKey(seed), device, keeper.listed.charter.cluster, name, now_s)
-    return invited.admit(read_request(request, keeper.listed.charter.cluster, lambda _: True), now_s)
+    invited = ListEditor(editor.device, editor.invite(invitation, now_s), editor.secret)
+    request = ask(DeviceKey(seed), device, editor.listed.charter.cluster, name, now_s)
+    return invited.admit(read_request(request, editor.listed.charter.cluster, lambda _: True), now_s)
 
 
 def make_cluster(folder: Path, broker: str, names: list[str], serves: str | None = None) -> Cluster:
@@ -31,14 +31,14 @@ def make_cluster(folder: Path, broker: str, names: list[str], serves: str | None
     cluster = dataclasses.replace(bare, founder=founder.public_key)
     listed = found(founder, cluster.id, names[0], cluster.secret, runs_broker=serves is not None)
     for name in names[1:]:
-        listed = let_in(Keeper(founder, listed, cluster.secret), device_key(folder / name), name)
+        listed = let_in(ListEditor(founder, listed, cluster.secret), device_key(folder / name), name)
     for number, name in enumerate(names):
         own = dataclasses.replace(cluster, serves=None if number else serves)
         write_cluster(folder / name, own.adopt(listed, device_key(folder / name)))
     return cluster.adopt(listed, founder)
 
 
-def defy(node: MeshNode) -> None:
+def defy(node: LocalNode) -> None:
     """Have `node` go on as it was, whatever list it hears of: as a device would that is in a stranger's hands."""
     with node.held() as state:
         state.roster.take = lambda payload: False  # type: ignore[method-assign]

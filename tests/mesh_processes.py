@@ -17,9 +17,9 @@ from typing import Any
 
 from edge_run.base.mesh import is_worker
 from edge_run.devices.members.cluster import Cluster, new_cluster, write_cluster
-from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
-from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
+from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from mosquitto import Mosquitto, free_port
 from namespaces import Network
 
@@ -29,9 +29,9 @@ START_S = 30.0
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"}
 
 
-def round_robin(works: Sequence[UnitWork], stations: Sequence[Station], hops: object) -> MeshPlan:
+def round_robin(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: object) -> MeshPlan:
     """Return a plan in which each device has every n-th unit, the others before this one; for `plan_ring` in tests."""
-    names = [station.node for station in stations]
+    names = [spec.node for spec in specs]
     order = names[1:] + names[:1]
     owners = (names[0], *(order[i % len(order)] for i in range(len(works) - 2)), names[0])
     return MeshPlan(owners, 1, 0.15 / len(names), {})
@@ -120,7 +120,7 @@ class MeshOfProcesses:
         self.cluster: Cluster = new_cluster(f"mqtt://{place}" if serves else self.broker.url)
         self._serving = dataclasses.replace(self.cluster, serves=place)
         self.workers: dict[str, WorkerProcess] = {}
-        self._meshes: list[MeshNode] = []
+        self._meshes: list[LocalNode] = []
 
     def address_of(self, name: str) -> str:
         """Return where a device is."""
@@ -144,7 +144,7 @@ class MeshOfProcesses:
     ) -> WorkerProcess:
         """Start a worker; `wait_ready` says when it serves. fetch: it has no model, and so much room for layers."""
         folder = self.prepare_folder(self._folder / name)
-        (folder / "held").unlink(missing_ok=True)  # of an earlier life
+        (folder / "held").unlink(missing_ok=True)  # of an earlier incarnation
         log = self._folder / f"{name}.log"
         command = [
             *(wrap or self.wrap(name)), sys.executable, str(WORKER), str(folder), "--name", name,
@@ -181,14 +181,14 @@ class MeshOfProcesses:
             )
         return CoordinatorProcess(process, log)
 
-    def join(self, name: str = "here") -> MeshNode:
+    def join(self, name: str = "here") -> LocalNode:
         """Return this process's own place."""
         folder = self.prepare_folder(self._folder / name)
         mesh = open_mesh(MeshConfig(folder=folder, name=name, listen=(self._address,)))
         self._meshes.append(mesh)
         return mesh
 
-    def wait_for(self, mesh: MeshNode, count: int) -> None:
+    def wait_for(self, mesh: LocalNode, count: int) -> None:
         """Wait until `mesh` sees `count` workers."""
         until = time.monotonic() + START_S
         while sum(is_worker(member) for member in mesh.members()) < count:

@@ -21,11 +21,11 @@ from typing import Any
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.results import MeshUse
-from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
+from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import Hops, plan_ring
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh.engine import open_mesh_engine
+from edge_run.runtime.mesh.engine import RunOptions, open_mesh_engine
 from mesh_faults import OPTIONS, greedy
 from mesh_processes import WorkerProcess, mesh_of
 
@@ -55,9 +55,9 @@ class Slowed:
             self._thread.join(5)
 
 
-def with_little_room_here(works: Sequence[UnitWork], stations: Sequence[Station], hops: Hops) -> MeshPlan | None:
+def with_little_room_here(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: Hops) -> MeshPlan | None:
     """Return the real plan, where this device has no room for layers, so that they go to the others."""
-    here, *others = stations
+    here, *others = specs
     ends = works[0].weight_bytes + works[-1].weight_bytes
     return plan_ring(works, [replace(here, memory_bytes=ends, range_bytes=0), *others], hops)
 
@@ -72,7 +72,9 @@ def run(path: Path, tokens: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, mesh_of(Path(folder), path, list("bc")) as mesh:
         here = mesh.join()
         mesh.wait_for(here, 2)
-        engine = open_mesh_engine(path, ModelConfig(memory="4GiB", **OPTIONS, chunk_bytes=16384), here, say=said.append)
+        engine = open_mesh_engine(
+            path, ModelConfig(memory="4GiB", **OPTIONS, chunk_bytes=16384), here, RunOptions(say=said.append)
+        )
         slowed: list[tuple[Slowed, MeshUse]] = []
 
         def at(i: int) -> None:

@@ -1,4 +1,4 @@
-"""A worker that goes wrong: it hands over what is no number, from its tenth state on.
+"""A worker that goes wrong: it hands over what is no number, from its tenth activation on.
 
 python mesh_rogue.py python mesh_worker.py ...
 """
@@ -12,21 +12,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_run.runtime.mesh.transport import LinkWire
+from edge_run.runtime.mesh.transport import LinkTransport
 
-HONEST_STATES = 10
+HONEST_ACTIVATIONS = 10
 
 
 def main() -> None:
-    """Run the worker that is named, with states of this device's own."""
-    states, send = itertools.count(), LinkWire.send
+    """Run the worker that is named, with activations of this device's own."""
+    activations, send = itertools.count(), LinkTransport.send
 
-    def poison(wire: LinkWire, unit: int, node: str, parts: Sequence[memoryview]) -> None:
-        if next(states) >= HONEST_STATES:
+    def poison(transport: LinkTransport, unit: int, node: str, parts: Sequence[memoryview]) -> None:
+        if next(activations) >= HONEST_ACTIVATIONS:
             parts = [memoryview(np.full(part.nbytes // 4, np.nan, np.float32)) for part in parts]
-        send(wire, unit, node, parts)
+        send(transport, unit, node, parts)
 
-    LinkWire.send = poison  # type: ignore[method-assign]
+    LinkTransport.send = poison  # type: ignore[method-assign]
     sys.argv = sys.argv[2:]
     runpy.run_path(sys.argv[0], run_name="__main__")
 

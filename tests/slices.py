@@ -4,8 +4,8 @@
 
 Run as a child process: a read of weights that are not resident ends it. Prints one JSON line. --streams: each engine
 has the fewest frames that can work. --lends: and what passes of one token leave of the buffers is lent to weights,
-however little it is, while prompts and single tokens alternate. --turns: that too, and each engine has room for most of
-its share, so that it holds what streams of a turn for all of it.
+however little it is, while prompts and single tokens alternate. --visits: that too, and each engine has room for most
+of its share, so that it holds what streams of a stage visit throughout.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edge_run.partition.plan import ResidencyPlan
 from edge_run.runtime.decoding.driver import GraphChanged, PassShape
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.planning import memory_plan
-from edge_run.runtime.slices import lending
+from edge_run.runtime.slices import lent_residency
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.runtime.slices.slice import Share
 from exactness import fewest_frames
@@ -37,8 +37,8 @@ from exactness import fewest_frames
 CHUNK_BYTES = 16 * KIB
 
 
-class QueueWire:
-    """States through queues in one process, copied as a socket would."""
+class QueueTransport:
+    """Activations through queues in one process, copied as a socket would."""
 
     def __init__(self, queues: dict[tuple[str, int], queue.Queue[Any]], node: str) -> None:
         self._queues, self._node = queues, node
@@ -64,9 +64,9 @@ class Together:
     def __init__(self, engines: dict[str, SliceEngine], owners: Sequence[str]) -> None:
         self.engines = engines
         self.queues = {(n, u): queue.Queue() for n in engines for u in range(len(owners) + 1)}
-        self.wires = {n: QueueWire(self.queues, n) for n in engines}
+        self.transports = {n: QueueTransport(self.queues, n) for n in engines}
         for node, engine in engines.items():
-            engine.assign(Share(tuple(owners), node), self.wires[node])
+            engine.assign(Share(tuple(owners), node), self.transports[node])
 
     def decode(self, batch: Sequence[BatchToken]) -> np.ndarray:
         return self._each(lambda engine: engine.decoder.decode(batch))[0].copy()
@@ -82,18 +82,18 @@ class Together:
                 results[node] = work(engine)
             except BaseException as error:
                 results[node] = error
-                for (other, _), states in self.queues.items():
+                for (other, _), waiting in self.queues.items():
                     if other != node:
-                        states.put(None)
+                        waiting.put(None)
 
         threads = [threading.Thread(target=run, args=item) for item in self.engines.items()]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        for states in self.queues.values():
-            while not states.empty():
-                states.get()
+        for waiting in self.queues.values():
+            while not waiting.empty():
+                waiting.get()
         errors = [error for error in results.values() if isinstance(error, BaseException)]
         for error in sorted(errors, key=lambda error: isinstance(error, Cancelled)):
             raise error
@@ -131,11 +131,11 @@ def room_for_most() -> Iterator[None]:
     real = memory_plan.plan_residency
 
     def plan(
-        stretches: Sequence[Sequence[int]], must_pin: frozenset[int], chunk_bytes: int, available: int, other: int
+        segments: Sequence[Sequence[int]], must_pin: frozenset[int], chunk_bytes: int, available: int, other: int
     ) -> ResidencyPlan:
-        n_chunks = len({chunk for stretch in stretches for chunk in stretch})
-        places = max(n_chunks - 64, real(stretches, must_pin, chunk_bytes, available, other).minimum_chunks)
-        return real(stretches, must_pin, chunk_bytes, places * chunk_bytes, other)
+        n_chunks = len({chunk for segment in segments for chunk in segment})
+        places = max(n_chunks - 64, real(segments, must_pin, chunk_bytes, available, other).minimum_chunks)
+        return real(segments, must_pin, chunk_bytes, places * chunk_bytes, other)
 
     memory_plan.plan_residency = plan
     try:
@@ -147,18 +147,18 @@ def room_for_most() -> Iterator[None]:
 @contextlib.contextmanager
 def least_lent() -> Iterator[None]:
     """Let memory be lent in this block however little it is."""
-    real = lending.LEAST_LENT_BYTES, lending.MARGIN_BYTES
-    lending.LEAST_LENT_BYTES, lending.MARGIN_BYTES = 1, 0
+    real = lent_residency.LEAST_LENT_BYTES, lent_residency.MARGIN_BYTES
+    lent_residency.LEAST_LENT_BYTES, lent_residency.MARGIN_BYTES = 1, 0
     try:
         yield
     finally:
-        lending.LEAST_LENT_BYTES, lending.MARGIN_BYTES = real
+        lent_residency.LEAST_LENT_BYTES, lent_residency.MARGIN_BYTES = real
 
 
 def times_lent(engine: SliceEngine) -> int:
     """How often buffers were lent to weights for what is assigned now."""
-    lending = engine._assignment.lending if engine._assignment else None
-    return lending.times_lent if lending else 0
+    lent_residency = engine._assignment.lent_residency if engine._assignment else None
+    return lent_residency.times_lent if lent_residency else 0
 
 
 def run_slices(together: Together, batches: Sequence[Sequence[BatchToken]]) -> list[np.ndarray]:
@@ -182,17 +182,17 @@ def compare(path: Path, counts: Sequence[int], options: dict[str, Any]) -> dict[
     prefill, decode = options["prefill"], options["decode"]
     with_plain = Engine.open(path, ModelConfig(backend="llama.cpp", **common))
     tokens = np.random.default_rng(0).integers(1, with_plain.model.vocabulary, prefill + decode).tolist()
-    batches = (alternating if options["lends"] or options["turns"] else batches_of)(tokens, prefill, 32)
+    batches = (alternating if options["lends"] or options["visits"] else batches_of)(tokens, prefill, 32)
     wanted = [with_plain.decoder.decode(batch).copy() for batch in batches]
     with_plain.close()
     names = [chr(ord("a") + i) for i in range(len(counts))]
-    with least_lent() if options["lends"] or options["turns"] else contextlib.nullcontext():
+    with least_lent() if options["lends"] or options["visits"] else contextlib.nullcontext():
         engines = {
             n: SliceEngine.open(path, ModelConfig(memory="8GiB", **common, chunk_bytes=CHUNK_BYTES)) for n in names
         }
     layout = engines["a"].layout
     owners = owners_of(len(layout.units), counts)
-    rooms = [(options["streams"] or options["lends"], fewest_frames(0.0)), (options["turns"], room_for_most())]
+    rooms = [(options["streams"] or options["lends"], fewest_frames(0.0)), (options["visits"], room_for_most())]
     with next((room for is_wanted, room in rooms if is_wanted), contextlib.nullcontext()):
         together = Together(engines, owners)
     found = run_slices(together, batches)
@@ -207,10 +207,12 @@ def compare(path: Path, counts: Sequence[int], options: dict[str, Any]) -> dict[
         "rows": len(wanted),
         "different_rows": differing(wanted, found),
         "different_again": differing(wanted, again) if again is not None else 0,
-        "sent_bytes": sum(wire.sent_bytes for wire in together.wires.values()),
+        "sent_bytes": sum(transport.sent_bytes for transport in together.transports.values()),
         "streamed_bytes": streamed,
         "lent_bytes": [engine.plan.lent_bytes for engine in engines.values()],
-        "takes_turns": [getattr(engine._supply.streams[0], "may_take_turns", False) for engine in engines.values()],
+        "holds_stage_visits": [
+            getattr(engine._supply.streams[0], "holds_stage_visits", False) for engine in engines.values()
+        ],
         "times_lent": [times_lent(engine) for engine in engines.values()],
         "pinned_bytes": [engine.plan.pinned_bytes for engine in engines.values()],
         "kv_bytes": [engine.plan.kv_bytes for engine in engines.values()],
@@ -233,7 +235,7 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=70)
     parser.add_argument("--decode", type=int, default=6)
     parser.add_argument("--streams", action="store_true")
-    parser.add_argument("--turns", action="store_true")
+    parser.add_argument("--visits", action="store_true")
     parser.add_argument("--lends", action="store_true")
     parser.add_argument("--again", action="store_true")
     arguments = vars(parser.parse_args())

@@ -31,15 +31,15 @@ def fetched_pieces(folder: Path, stack: ExitStack) -> Target:
     found = fingerprint([whole], folder / "cache")
     sent: list[Any] = []
 
-    class Wire:
+    class Transport:
         def send(self, node: str, header: Any, parts: Any = (), **_: Any) -> None:
-            frames.pack(frames.Head(frames.Kind.BULK, 1, 1, header))
+            frames.pack(frames.Head(frames.FrameKind.BULK, 1, 1, header))
             frames.check_parts(list(parts))
             sent.append(header)
 
-    exchange = PieceExchange(Wire())  # type: ignore[arg-type]
+    exchange = PieceExchange(Transport())  # type: ignore[arg-type]
     exchange.offer(found, [whole])
-    fixed = frames.pack(frames.Head(frames.Kind.BULK, 1, 1, {}))[:-2]
+    fixed = frames.pack(frames.Head(frames.FrameKind.BULK, 1, 1, {}))[:-2]
 
     def feed(data: bytes) -> bool:
         """The length of the header's text, that text, and the parts."""
@@ -127,13 +127,13 @@ def profiles(folder: Path, stack: ExitStack) -> Target:
     disk = DiskProfile("/", "/dev/x", "ext4", True, "", 1e9, (1e-11, 1e-10), (ReadSpeed(8 * MIB, 4, 1e9),))
     measured = profile.Measurements(
         (profile.KernelFigure(when, False, speed),),
-        (profile.CostsFigure(when, False, profile.PassCosts(4, 1e-6, 1e-5, (1e9, 1e10))),),
+        (profile.CostsFigure(when, False, profile.PassOverheads(4, 1e-6, 1e-5, (1e9, 1e10))),),
         (profile.DiskFigure(when, False, "8:1", disk),),
         (profile.GpuKernelFigure(when, False, "a GPU", speed, True),),
         (profile.GpuCostsFigure(when, False, "a GPU", profile.GpuCosts(1e9, 1e-6, 1e-6, (1e9, 1e10))),),
     )
     store = profile.ProfileStore(folder, lambda: datetime(2026, 1, 2, 4, tzinfo=timezone.utc))
-    identity = profile.Identity("a processor", "x86_64", 4, "a library")
+    identity = profile.MeasuredSetup("a processor", "x86_64", 4, "a library")
     assert store.save(identity, measured)
     (path,) = (folder / "profiles").iterdir()
     seed = path.read_bytes()

@@ -20,7 +20,7 @@ def member_lists(folder: Path, stack: ExitStack) -> Target:
     from edge_run.devices.members import member_list
     from edge_run.devices.members.cluster import read_cluster
     from edge_run.devices.members.identity import take_identity
-    from edge_run.devices.members.keeping import Keeper
+    from edge_run.devices.members.keeping import ListEditor
     from edge_run.devices.members.roster import Roster
     from mesh_lists import make_cluster
 
@@ -30,9 +30,9 @@ def member_lists(folder: Path, stack: ExitStack) -> Target:
     assert cluster.listed is not None
     identity = take_identity(folder / "one", lambda: 1.7e9)
     stack.callback(identity.release)
-    keeper = Keeper(identity.device, cluster.listed, cluster.secret)
-    seeds = [cluster.listed.payload, keeper.rotate(bytes(32)).payload, keeper.change_role("two", "lead").payload]
-    seeds += [keeper.hand_on("two").payload]
+    editor = ListEditor(identity.device, cluster.listed, cluster.secret)
+    seeds = [cluster.listed.payload, editor.rotate(bytes(32)).payload, editor.change_role("two", "lead").payload]
+    seeds += [editor.hand_on("two").payload]
     stack.enter_context(mock.patch.object(member_list, "is_signed", return_value=True))
 
     def feed(data: bytes) -> bool:

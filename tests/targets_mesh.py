@@ -21,7 +21,8 @@ class _Mesh:
     def __init__(self) -> None:
         from edge_run.devices.members.cluster import new_cluster
         from edge_run.devices.members.identity import make_identity
-        from edge_run.devices.mesh.state import Clocks, MeshState
+        from edge_run.devices.mesh.clocks import Clocks
+        from edge_run.devices.mesh.state import MeshState
 
         self.now_s = 1.7e9
         self.cluster = new_cluster("mqtt://host")
@@ -36,7 +37,7 @@ class _Mesh:
         self.number = 0
 
     def join(self, identity: Any) -> None:
-        """Have another member in place of the one that was longest: what it said may have ended its life."""
+        """Have another member in place of the one that was longest: what it said may have ended its incarnation."""
         from edge_run.devices.messages.envelope import Writer
 
         self.identities = [*self.identities[-3:], identity]
@@ -71,10 +72,10 @@ class _Mesh:
         state.members()
         state.take_due()
         state.events.clear()
-        for line in state.refusals.last:
+        for line in map(str, state.refusals.latest):
             assert "\n" not in line, f"a refusal of several lines: {line!r}"
             assert len(line) < 1000, f"a refusal of {len(line)} letters"
-        state.refusals.last.clear()
+        state.refusals.latest.clear()
         return state.refusals.total == before
 
 
@@ -85,7 +86,7 @@ def control_messages(folder: Path, stack: ExitStack) -> Target:
     from edge_run.devices.messages.topics import Topic
 
     mesh = _Mesh()
-    fields = {"boot": "0" * 20, "count": 10**9, "epoch": 1, "time_ms": 10**12, "list": list(NO_VERSION)}
+    fields = {"incarnation": "0" * 20, "count": 10**9, "epoch": 1, "time_ms": 10**12, "list": list(NO_VERSION)}
     fields["body"] = {"state": "here"}
 
     def topic() -> Topic:
@@ -128,8 +129,8 @@ def bodies(folder: Path, stack: ExitStack) -> Target:
     mesh = _Mesh()
     kinds = ("status", "caps", "load", "cmd", "rsp", "lease", "plan")
     link = {"key": zmq.curve_keypair()[0].decode(), "places": ["tcp://192.168.0.2:5000"]}
-    heard = [mesh.state.identity.boot]
-    answers = {"to": mesh.state.identity.node, "life": mesh.state.identity.boot, "number": 1}
+    heard = [mesh.state.identity.incarnation]
+    answers = {"to": mesh.state.identity.node, "incarnation": mesh.state.identity.incarnation, "number": 1}
     valid: dict[str, list[Any]] = {
         "status": [
             {"state": "here", "session": 1, "asks": True},
@@ -139,7 +140,7 @@ def bodies(folder: Path, stack: ExitStack) -> Target:
         ],
         "caps": [{"name": "there", "capabilities": {"memory_bytes": 1, "models": ["x"]}, "link": link, "heard": heard}],
         "load": [{"load": {"cpu": 0.5}}],
-        "cmd": [{"number": 1, "life": mesh.state.identity.boot, "order": {"kind": "run"}}],
+        "cmd": [{"number": 1, "incarnation": mesh.state.identity.incarnation, "order": {"kind": "run"}}],
         "rsp": [
             {**answers, "answer": {"x": 1}},
             {**answers, "error": "why", "code": 4, "figures": {"minimum_bytes": 1}},
@@ -147,7 +148,7 @@ def bodies(folder: Path, stack: ExitStack) -> Target:
         "lease": [{"state": "claim"}, {"state": "hold"}, {"state": "free"}],
         "plan": [{"plan": {"model": "x"}}],
     }
-    mesh.state.asked.add(mesh.identities[0].node, mesh.identities[0].boot, 1, {})
+    mesh.state.outbound.add(mesh.identities[0].node, mesh.identities[0].incarnation, 1, {})
 
     def feed(data: bytes) -> bool:
         mesh.number += 1
@@ -205,7 +206,7 @@ def link_frames(folder: Path, stack: ExitStack) -> Target:
         {"epoch": 2**40, "widths": [1, 2]},
         {},
     ]
-    heads = [frames.Head(kind, 7, 1, document) for kind in frames.Kind for document in documents]
+    heads = [frames.Head(kind, 7, 1, document) for kind in frames.FrameKind for document in documents]
     seeds = [frames.pack(head) for head in heads]
     fixed = seeds[0][: -len(dump(documents[0]))]
 

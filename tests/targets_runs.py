@@ -1,4 +1,4 @@
-"""What members say to each other in a run: commands through to llama.cpp's batch, states, headers, orders, answers."""
+"""What members say to each other in a run: commands through to llama.cpp, activations, headers, orders, answers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from edge_run.base.fields import Fields
 from edge_run.base.mesh import Message
 from edge_run.base.units import KIB, MIB
 from edge_run.devices.link.frames import MOST_HEADER_BYTES
-from edge_run.partition.state_codec import encode_states, pack_floats
+from edge_run.partition.activation_codec import encode_activations, pack_floats
 from hostile import BORDERS, broken_bytes, dump
 from hostile_target import Target, target
 
 _HEAD = struct.Struct("<IH")  # bytes of the header's text, and of each part after it
-SIZES = (4096, 256)  # of a state's parts
+SIZES = (4096, 256)  # of an activation's parts
 
 
 def _packed(header: Any, *parts: bytes) -> bytes:
@@ -63,13 +63,13 @@ def commands_of_a_run(folder: Path, stack: ExitStack) -> Target:
     from edge_run.runtime.slices.engine import SliceEngine
     from edge_run.runtime.slices.slice import Share
     from guarded import GuardedBatch
-    from slices import QueueWire
+    from slices import QueueTransport
     from tiny_models import make_model
 
     config = ModelConfig(memory="2GiB", cache_folder=folder / "cache", chunk_bytes=16 * KIB, **OPTIONS)
     engine = SliceEngine.open(make_model("llama", folder), config)
     stack.callback(engine.close)
-    engine.assign(Share(("w",) * len(engine.layout.units), "w"), QueueWire({}, "w"))
+    engine.assign(Share(("w",) * len(engine.layout.units), "w"), QueueTransport({}, "w"))
     guard = GuardedBatch(engine.decoder)
     stack.callback(guard.close)
 
@@ -122,7 +122,7 @@ def _command(chance: random.Random) -> tuple[str, list[int]]:
 
 @target
 def states_of_a_run(folder: Path, stack: ExitStack) -> Target:
-    """States, plain, packed and compact, of which it is known how large they should be."""
+    """Activations, plain, packed and compact, of which it is known how large they should be."""
     from edge_run.runtime.mesh.activation_coding import decode
 
     numbers = np.random.default_rng(3).standard_normal(SIZES[0] // 4).astype(np.float32)
@@ -130,9 +130,9 @@ def states_of_a_run(folder: Path, stack: ExitStack) -> Target:
     coded = {
         "plain": numbers.tobytes(),
         "packed": pack_floats(memoryview(numbers).cast("B")),
-        "compact": encode_states(numbers.reshape(1, -1)),
+        "compact": encode_activations(numbers.reshape(1, -1)),
     }
-    bombs = [encode_states(np.zeros((rows, 4096), np.float32)) for rows in (1, 64, 4096)]
+    bombs = [encode_activations(np.zeros((rows, 4096), np.float32)) for rows in (1, 64, 4096)]
     seeds = [_coded([kind, "plain"], [code, places]) for kind, code in coded.items()]
 
     def feed(data: bytes) -> bool:
@@ -156,7 +156,7 @@ def states_of_a_run(folder: Path, stack: ExitStack) -> Target:
         broken = broken_bytes(code, list(coded.values()), chance) if chance.random() < 0.8 else code
         return _coded([chance.choice((kind, *coded)), "plain"], [broken, places])
 
-    return Target("states of a run", feed, (ProtocolError,), seeds, 1 * MIB, special=special)
+    return Target("activations of a run", feed, (ProtocolError,), seeds, 1 * MIB, special=special)
 
 
 def _coded(kinds: list[str], parts: list[bytes]) -> bytes:
@@ -176,9 +176,9 @@ class _Queue:
 
 @target
 def headers_of_a_run(folder: Path, stack: ExitStack) -> Target:
-    """What comes while a state is waited for, by the coordinator and by a worker."""
+    """What comes while an activation is waited for, by the coordinator and by a worker."""
     from edge_run.base.errors import DeviceLost
-    from edge_run.runtime.mesh.transport import LinkWire, PassFailed
+    from edge_run.runtime.mesh.transport import LinkTransport, PassFailed
 
     link = _Queue()
 
@@ -191,16 +191,16 @@ def headers_of_a_run(folder: Path, stack: ExitStack) -> Target:
             return False
         node = "c" if message.header.get("unit") == 2 else "a"
         owners = ("a", "b", "c", "a")
-        wire = LinkWire(link, 65536, owners, node, check=stop, most_waiting_bytes=MIB)  # type: ignore[arg-type]
-        wire.expect(7)
-        wire._round = 1
-        sender, unit = ("b", 2) if wire.node == "c" else ("c", 3)  # whose state is waited for
+        transport = LinkTransport(link, 65536, owners, node, check=stop, most_waiting_bytes=MIB)  # type: ignore[arg-type]
+        transport.expect(7)
+        transport._round = 1
+        sender, unit = ("b", 2) if transport.node == "c" else ("c", 3)  # whose activation is waited for
         message = replace(message, node=sender)
         link.items.clear()
         link.items.extend([message] * (300 if len(data) % 9 == 0 else 1))
         blamed: object = sender
         try:
-            wire.receive(unit, (64,))
+            transport.receive(unit, (64,))
         except (DeviceLost, PassFailed) as error:  # what an honest device says as well
             blamed = error.node
         except ProtocolError as error:
@@ -208,24 +208,32 @@ def headers_of_a_run(folder: Path, stack: ExitStack) -> Target:
             raise
         finally:
             assert blamed in ("b", "c"), "who is to blame is known, and is not the coordinator"
-        assert all(0 <= seconds < 1e7 for seconds in wire.spent.values())
+        assert all(0 <= seconds < 1e7 for seconds in transport.spent.values())
         return True
 
-    state = {"kind": "state", "epoch": 65536, "number": 7, "round": 1, "unit": 3, "spent": {"b": 0.5}, "codes": None}
+    handed = {
+        "kind": "activation",
+        "epoch": 65536,
+        "number": 7,
+        "round": 1,
+        "unit": 3,
+        "spent": {"b": 0.5},
+        "codes": None,
+    }
     failed = {"kind": "failed", "epoch": 65536, "number": 7, "code": 6, "why": "x", "lost": "", "blames": "b"}
     documents = [
-        state,
-        {**state, "number": 8},
-        {**state, "unit": 2},
+        handed,
+        {**handed, "number": 8},
+        {**handed, "unit": 2},
         failed,
         {**failed, "lost": "b"},
-        {**state, "kind": "stop"},
+        {**handed, "kind": "stop"},
     ]
     return Target(
         "headers of a run",
         feed,
         (ProtocolError, Cancelled),
-        [_packed(state, bytes(64)), _packed(failed)],
+        [_packed(handed, bytes(64)), _packed(failed)],
         6 * MIB,
         documents,
         lambda text: _HEAD.pack(len(text), 64) + text + bytes(64),
@@ -302,12 +310,12 @@ def _takes_long(order: dict[str, Any]) -> bool:
 @target
 def answers_of_a_run(folder: Path, stack: ExitStack) -> Target:
     """Answers to orders, as a plan is made of them."""
-    from edge_run.devices.mesh.orders import Asked
+    from edge_run.devices.mesh.orders import OutboundOrders
     from edge_run.partition.mesh_plan import UnitWork
     from edge_run.partition.mesh_ring import plan_ring
-    from edge_run.runtime.mesh.fetch import MeshFetch, _refusal, _state
-    from edge_run.runtime.mesh.links import Ways, read_measured
-    from edge_run.runtime.mesh.offers import differing, station
+    from edge_run.runtime.mesh.fetch import MeshFetch, _progress_of, _refusal
+    from edge_run.runtime.mesh.links import MeasuredLinks, read_measured
+    from edge_run.runtime.mesh.offers import device_spec, differing
     from fake_mesh import Hub
 
     works = [UnitWork(1 << 20, 1 << 10, 1 << 20)] * 6
@@ -315,12 +323,19 @@ def answers_of_a_run(folder: Path, stack: ExitStack) -> Target:
     room = {**dict.fromkeys(sizes, 64 << 20), "compute_bytes_per_s": 1e9, "disk_bytes_per_s": 1e9}
     room |= {"is_measured": True, "layout": "x", "numerics": {"threads": 1}}
     lack = {**room, "missing_bytes": [1 << 20] * 6, "most_weight_bytes": 1 << 30}
-    ways_found = {"links": {"b": [0.001, 1e6], "a": [0.1, 1e7]}, "unreached": {"c": "nothing listens there"}}
-    fetching = {"wanted_bytes": 100, "done_bytes": 10, "is_over": False, "why": "", "wrong": ["c"]}
+    links_found = {"links": {"b": [0.001, 1e6], "a": [0.1, 1e7]}, "unreached": {"c": "nothing listens there"}}
+    fetching = {
+        "wanted_bytes": 100,
+        "done_bytes": 10,
+        "is_over": False,
+        "why": "",
+        "wrong": ["c"],
+        "failures": {"c": "no"},
+    }
     documents = [
         {"number": 1, "answer": room},
         {"number": 1, "answer": lack},
-        {"number": 1, "answer": ways_found},
+        {"number": 1, "answer": links_found},
         {"number": 1, "answer": {"place": "computing from unit 3", "fetch": fetching}},
         {"number": 1, "error": "no"},
     ]
@@ -333,32 +348,32 @@ def answers_of_a_run(folder: Path, stack: ExitStack) -> Target:
             return False
         if not isinstance(body, dict):
             return False
-        asked = Asked()
-        _, pending = asked.add("b", "life", 1, {})
-        asked.take_answer("b", body)
+        outbound = OutboundOrders()
+        _, pending = outbound.add("b", "incarnation", 1, {})
+        outbound.take_answer("b", body)
         answer = pending.answer
         if answer is None:
             assert len(str(pending.error)) < 1000
             return pending.error is not None
         if "fetch" in answer:
-            progress = _state("b", answer)
+            progress = _progress_of("b", answer)
             told.run_told(progress)
-            _refusal({"b": progress}, ["b", "c"])
+            _refusal({"b": progress}, ["b", "c"], str)
             Fields(answer, "b", "b").words("place")
             return True
-        ways = Ways(mesh, lambda orders, timeout_s: {}, 4096)
-        ways.measure(["a", "b", "c"])
-        ways._tried |= {("b", "a"), ("b", "c")}
-        ways._keep("b", read_measured(answer))
+        links = MeasuredLinks(mesh, lambda orders, timeout_s: {}, 4096)
+        links.measure(["a", "b", "c"])
+        links._tried |= {("b", "a"), ("b", "c")}
+        links._keep("b", read_measured(answer))
         if "room_bytes" not in answer:
-            ways.why_apart("b")
+            links.why_apart("b")
             return True
         told.note("b", answer)
-        stations = [station("a", room), station("b", answer)]
+        specs = [device_spec("a", room), device_spec("b", answer)]
         differing(room, answer.get("numerics"))
-        plan = plan_ring(works, stations, ways.hop)
+        plan = plan_ring(works, specs, links.hop)
         if plan is not None:
-            told.seconds(plan, "b", ways.rate("a", "b"))
+            told.seconds(plan, "b", links.rate("a", "b"))
         return True
 
     class Told(MeshFetch):

@@ -66,25 +66,25 @@ def latent_codes_of_zstd(folder: Path, stack: ExitStack) -> Target:
 
 
 @target
-def coded_states(folder: Path, stack: ExitStack) -> Target:
-    """States between devices of a mesh, packed and compact; the first byte says which."""
+def coded_activations(folder: Path, stack: ExitStack) -> Target:
+    """Activations between devices of a mesh, packed and compact; the first byte says which."""
 
     import numpy as np
 
     from edge_run.base.errors import ProtocolError
     from edge_run.base.extras import need
-    from edge_run.partition.state_codec import decode_states, encode_states, pack_floats, unpack_floats
+    from edge_run.partition.activation_codec import decode_activations, encode_activations, pack_floats, unpack_floats
 
-    state = np.random.default_rng(0).normal(size=(4, 100)).astype(np.float32)
-    state[1, 3] = 900
-    seeds = [b"\0" + pack_floats(memoryview(state.tobytes()).cast("f")), b"\1" + encode_states(state)]
+    activation = np.random.default_rng(0).normal(size=(4, 100)).astype(np.float32)
+    activation[1, 3] = 900
+    seeds = [b"\0" + pack_floats(memoryview(activation.tobytes()).cast("f")), b"\1" + encode_activations(activation)]
     zstandard = need("zstandard", "mesh")
 
     def feed(data: bytes) -> bool:
         if not data:
             return False
         code = memoryview(data)[1:]
-        return (decode_states(code).size if data[0] & 1 else len(unpack_floats(code))) > 0
+        return (decode_activations(code).size if data[0] & 1 else len(unpack_floats(code))) > 0
 
     def special(chance: random.Random) -> bytes:
         """Valid zstd of broken content, with sizes that fit it or not."""
@@ -100,7 +100,7 @@ def coded_states(folder: Path, stack: ExitStack) -> Target:
         return b"\1ERS1" + struct.pack("<III", rows, columns, outliers) + packed
 
     # A part of a message has at most 64 MiB, and so have the numbers that come out of one.
-    return Target("coded states", feed, (ProtocolError,), seeds, 16 * MIB, special=special)
+    return Target("coded activations", feed, (ProtocolError,), seeds, 16 * MIB, special=special)
 
 
 @target
@@ -162,7 +162,7 @@ def split_answers(folder: Path, stack: ExitStack) -> Target:
                 link = protocol.ServerLink(("server", 1), 2.0)
             answer = link.ask(protocol.PROBE, b"", 2.0)
             protocol.unpack_arrays(answer.body)
-            assert answer.queue_s + answer.server_s + answer.wire_s < 1e7
+            assert answer.queue_s + answer.server_s + answer.network_s < 1e7
             return True
         finally:
             near.close()

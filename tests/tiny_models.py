@@ -78,15 +78,15 @@ class Recipe:
     is_deepened: bool = False
 
 
-def _mixture(architecture: str, metadata: Keys | None = None, **changes: Any) -> Recipe:
+def _moe(architecture: str, metadata: Keys | None = None, **changes: Any) -> Recipe:
     """A mixture whose expert width is a key of its own."""
     settings = {"n_expert": N_EXPERT, "n_ff": 512, "n_ff_expert": 256, **changes}
     return Recipe(architecture, metadata or {}, **settings)
 
 
-def _plain_mixture(architecture: str, metadata: Keys | None = None, **changes: Any) -> Recipe:
+def _plain_moe(architecture: str, metadata: Keys | None = None, **changes: Any) -> Recipe:
     """A mixture whose experts are as wide as `feed_forward_length` says."""
-    return _mixture(architecture, metadata, **{"n_ff": 256, "n_ff_expert": 0, **changes})
+    return _moe(architecture, metadata, **{"n_ff": 256, "n_ff_expert": 0, **changes})
 
 
 def _biased(architecture: str, metadata: Keys | None = None, **changes: Any) -> Recipe:
@@ -232,22 +232,20 @@ _RECIPES = (
     Recipe("talkie", {"logit_scale": 1.0}),
     Recipe("xverse"),
     # mixtures
-    _mixture("afmoe", {**_SHARED, **_SIGMOID, **_LEADING, **_WINDOW_OF_4}),
-    _plain_mixture("arctic"),
-    _mixture("bailingmoe", {**_SHARED, **_SIGMOID}),
-    _mixture("bailingmoe2", {**_SHARED, **_SIGMOID, **_LEADING}),
-    _mixture("cohere2moe", {**_SHARED, **_SIGMOID, **_LEADING, **_WINDOW_OF_4, "logit_scale": 1.0}),
-    _plain_mixture("dbrx", {"attention.clamp_kqv": 8.0}),
-    _mixture("deepseek", {**_SHARED, **_LEADING, "expert_weights_scale": 1.0}),
-    _mixture(
+    _moe("afmoe", {**_SHARED, **_SIGMOID, **_LEADING, **_WINDOW_OF_4}),
+    _plain_moe("arctic"),
+    _moe("bailingmoe", {**_SHARED, **_SIGMOID}),
+    _moe("bailingmoe2", {**_SHARED, **_SIGMOID, **_LEADING}),
+    _moe("cohere2moe", {**_SHARED, **_SIGMOID, **_LEADING, **_WINDOW_OF_4, "logit_scale": 1.0}),
+    _plain_moe("dbrx", {"attention.clamp_kqv": 8.0}),
+    _moe("deepseek", {**_SHARED, **_LEADING, "expert_weights_scale": 1.0}),
+    _moe(
         "deepseek2",
         {**_LATENT, **_SHARED, **_SIGMOID, **_LEADING, **_YARN, "rope.scaling.yarn_log_multiplier": 0.1},
         n_head_kv=1,
     ),
-    _mixture(
-        "deepseek32", {**_LATENT, **_SHARED, **_SIGMOID, **_LEADING, **_INDEXER}, n_head_kv=1, is_gate_up_fused=True
-    ),
-    _mixture(
+    _moe("deepseek32", {**_LATENT, **_SHARED, **_SIGMOID, **_LEADING, **_INDEXER}, n_head_kv=1, is_gate_up_fused=True),
+    _moe(
         "deepseek4",
         {
             **_SHARED,
@@ -274,8 +272,8 @@ _RECIPES = (
         n_head_kv=1,
         n_ff_expert=128,
     ),
-    _mixture("dots1", {**_SHARED, **_SIGMOID, **_LEADING}, n_head_kv=4),
-    _mixture(
+    _moe("dots1", {**_SHARED, **_SIGMOID, **_LEADING}, n_head_kv=4),
+    _moe(
         "dots3note",
         {
             **_LATENT,
@@ -294,17 +292,17 @@ _RECIPES = (
         },
         n_head_kv=1,
     ),
-    _mixture("ernie4_5-moe", {**_SHARED, **_LEADING, "interleave_moe_layer_step": 1}),
-    _mixture("exaone-moe", {**_SHARED, **_SIGMOID, **_LEADING, **_WINDOW_OF_4}),
-    _mixture("glm-dsa", {**_LATENT, **_SHARED, **_SIGMOID, **_LEADING, **_INDEXER}, n_head_kv=1),
-    _mixture("glm4moe", {**_SHARED, **_SIGMOID, **_LEADING}, n_nextn=1),
-    _mixture("gpt-oss", {**_WINDOW_OF_4, **_YARN}, without=_SELDOM),
-    _plain_mixture("granitemoe", {**_GRANITE, "expert_shared_feed_forward_length": 256}),
-    _plain_mixture("grok", {"logit_scale": 0.58, "embedding_scale": 16.0}),
-    _mixture("grovemoe", {"expert_chunk_feed_forward_length": 128, "expert_group_scale": 0.5, "experts_per_group": 2}),
-    _mixture("hunyuan-moe", _SHARED, n_ff=256),
-    _mixture("hy_v3", {**_SHARED, **_SIGMOID}),
-    _mixture(
+    _moe("ernie4_5-moe", {**_SHARED, **_LEADING, "interleave_moe_layer_step": 1}),
+    _moe("exaone-moe", {**_SHARED, **_SIGMOID, **_LEADING, **_WINDOW_OF_4}),
+    _moe("glm-dsa", {**_LATENT, **_SHARED, **_SIGMOID, **_LEADING, **_INDEXER}, n_head_kv=1),
+    _moe("glm4moe", {**_SHARED, **_SIGMOID, **_LEADING}, n_nextn=1),
+    _moe("gpt-oss", {**_WINDOW_OF_4, **_YARN}, without=_SELDOM),
+    _plain_moe("granitemoe", {**_GRANITE, "expert_shared_feed_forward_length": 256}),
+    _plain_moe("grok", {"logit_scale": 0.58, "embedding_scale": 16.0}),
+    _moe("grovemoe", {"expert_chunk_feed_forward_length": 128, "expert_group_scale": 0.5, "experts_per_group": 2}),
+    _moe("hunyuan-moe", _SHARED, n_ff=256),
+    _moe("hy_v3", {**_SHARED, **_SIGMOID}),
+    _moe(
         "hy_v4",
         {
             **_LATENT,
@@ -319,25 +317,25 @@ _RECIPES = (
         },
         n_head_kv=1,
     ),
-    _mixture("laguna", {**_SHARED, **_SIGMOID, **_LEADING, **_WINDOW_OF_4}),
-    _plain_mixture("llama", name="llama-moe"),
-    _mixture("llama4", {"interleave_moe_layer_step": 2}),
-    _mixture("maple", {**_SHARED, **_SIGMOID, **_LEADING, **_WINDOW_OF_4, "swiglu_clamp_exp": 7.0}),
-    _mixture("mellum", _WINDOW_OF_4),
-    _mixture("mimo2", {**_SIGMOID, **_WINDOW_OF_4}),
-    _mixture("minimax-m2", _SIGMOID, n_ff=256),
-    _mixture(
+    _moe("laguna", {**_SHARED, **_SIGMOID, **_LEADING, **_WINDOW_OF_4}),
+    _plain_moe("llama", name="llama-moe"),
+    _moe("llama4", {"interleave_moe_layer_step": 2}),
+    _moe("maple", {**_SHARED, **_SIGMOID, **_LEADING, **_WINDOW_OF_4, "swiglu_clamp_exp": 7.0}),
+    _moe("mellum", _WINDOW_OF_4),
+    _moe("mimo2", {**_SIGMOID, **_WINDOW_OF_4}),
+    _moe("minimax-m2", _SIGMOID, n_ff=256),
+    _moe(
         "minimax-m3",
         {**_SHARED, **_SIGMOID, **_LEADING, **_INDEXER, "attention.indexer.head_count": 2, "rope.dimension_count": 64},
     ),
-    _mixture("mistral4", {**_LATENT, **_SHARED, **_SIGMOID, **_LEADING}, n_head_kv=1),
-    _plain_mixture("olmoe", n_head_kv=4),
-    _plain_mixture("phimoe", without=_UNUSUAL + _ROPE_FACTORS),
-    _mixture("qwen2moe", _SHARED, without=_SELDOM),
-    _mixture("qwen3moe"),
-    _mixture("qwen3vlmoe", _SECTIONS),
-    _mixture("smallthinker", {**_WINDOW, "expert_gating_func": 2}),
-    _mixture("step35", {**_SHARED, **_SIGMOID, **_WINDOW_OF_4}),
+    _moe("mistral4", {**_LATENT, **_SHARED, **_SIGMOID, **_LEADING}, n_head_kv=1),
+    _plain_moe("olmoe", n_head_kv=4),
+    _plain_moe("phimoe", without=_UNUSUAL + _ROPE_FACTORS),
+    _moe("qwen2moe", _SHARED, without=_SELDOM),
+    _moe("qwen3moe"),
+    _moe("qwen3vlmoe", _SECTIONS),
+    _moe("smallthinker", {**_WINDOW, "expert_gating_func": 2}),
+    _moe("step35", {**_SHARED, **_SIGMOID, **_WINDOW_OF_4}),
     # recurrent
     Recipe("arwkv7", {**_RWKV_7, "token_shift_count": 1}, without=_SELDOM),
     Recipe(
@@ -366,13 +364,13 @@ _RECIPES = (
     ),
     Recipe("rwkv7", _RWKV_7, n_head=0, n_head_kv=0, without=_SELDOM),
     # hybrid
-    _mixture(
+    _moe(
         "bailingmoe3",
         {**_LATENT, **_SHARED, **_SIGMOID, **_LEADING, **_KIMI_DELTA, "rope.dimension_sections": (4, 6, 6, 0)},
         n_head_kv=(0, 0, 0, 1),
     ),
     Recipe("falcon-h1", _MAMBA_2),
-    _mixture(
+    _moe(
         "glm5-next",
         {
             **_LATENT,
@@ -389,14 +387,14 @@ _RECIPES = (
         },
         n_head_kv=(0, 0, 0, 1),
     ),
-    _plain_mixture(
+    _plain_moe(
         "granitehybrid",
         {**_MAMBA_2, **_GRANITE, "expert_shared_feed_forward_length": 256},
         n_head_kv=(0, 0, 2, 0),
         is_tied=True,
     ),
-    _plain_mixture("jamba", _MAMBA_1, n_head_kv=(0, 0, 2, 0)),
-    _mixture(
+    _plain_moe("jamba", _MAMBA_1, n_head_kv=(0, 0, 2, 0)),
+    _moe(
         "kimi-k3",
         {
             **_LATENT,
@@ -411,16 +409,16 @@ _RECIPES = (
         },
         n_head_kv=(0, 0, 0, 1),
     ),
-    _mixture(
+    _moe(
         "kimi-linear",
         {**_LATENT, **_SHARED, **_SIGMOID, **_LEADING, **_KIMI_DELTA},
         n_head_kv=(0, 0, 0, 1),
     ),
     Recipe("lfm2", {"shortconv.l_cache": 3}, n_layer=6, n_head_kv=(0, 0, 2, 0, 0, 2), is_tied=True),
-    _mixture("lfm2moe", {**_SIGMOID, **_LEADING, "shortconv.l_cache": 3}, n_head_kv=(0, 2, 0, 2)),
-    _mixture("minimax-01", {"residual_scale": 3.5, "full_attention_interval": 4}, n_ff=256),
+    _moe("lfm2moe", {**_SIGMOID, **_LEADING, "shortconv.l_cache": 3}, n_head_kv=(0, 2, 0, 2)),
+    _moe("minimax-01", {"residual_scale": 3.5, "full_attention_interval": 4}, n_ff=256),
     Recipe("nemotron_h", _MAMBA_2, n_layer=6, n_head_kv=(0, 0, 2, 0, 0, 2), n_ff=(0, 3584, 0, 3584, 0, 0)),
-    _mixture(
+    _moe(
         "nemotron_h_moe",
         {**_MAMBA_2, **_SHARED, **_SIGMOID},
         n_layer=6,
@@ -434,9 +432,9 @@ _RECIPES = (
         n_head_kv=(0, 2, 0, 2),
     ),
     Recipe("qwen35", {**_DELTA, **_SECTIONS}),
-    _mixture("qwen35moe", {**_DELTA, **_SHARED, **_SECTIONS}, is_gate_up_fused=True),
-    _mixture("qwen3next", {**_DELTA, **_SHARED}, without=_SELDOM + _BIASES + r"|ssm_in\."),
-    _mixture(
+    _moe("qwen35moe", {**_DELTA, **_SHARED, **_SECTIONS}, is_gate_up_fused=True),
+    _moe("qwen3next", {**_DELTA, **_SHARED}, without=_SELDOM + _BIASES + r"|ssm_in\."),
+    _moe(
         "qwen4exp",
         {
             **_DELTA,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.residency import ChunkState, Residency
 from edge_run.tiers.source import SourceFile
-from edge_run.tiers.territory import Territory
 from edge_run.tiers.weights import Weights
 from mapped import PAGE, content, mapped, write_random
 
@@ -23,16 +23,16 @@ class Tier:
     """Weights over files of random bytes, and what the test knows of them."""
 
     def __init__(
-        self, territory: Territory, paths: Sequence[Path], residency: Residency | OnDemand, readers: Readers
+        self, address_space: AddressSpace, paths: Sequence[Path], residency: Residency | OnDemand, readers: Readers
     ) -> None:
-        self.territory, self.residency, self.readers = territory, residency, readers
+        self.address_space, self.residency, self.readers = address_space, residency, readers
         self.data = [path.read_bytes() for path in paths]
         self.sources = [SourceFile(path) for path in paths]
         self.reads: list[tuple[int, int]] = []
         for source in self.sources:
             self._observe(source)
         self.check: Callable[[], None] = lambda: None
-        self.weights = Weights(territory, self.sources, readers, residency, check=self._check)
+        self.weights = Weights(address_space, self.sources, readers, residency, check=self._check)
         self.fail: Callable[[int], None] = lambda offset: None
 
     def _check(self) -> None:
@@ -49,7 +49,7 @@ class Tier:
         source.read_into = read_into  # type: ignore[method-assign]
 
     def is_right(self, chunk: int) -> bool:
-        place = self.territory.place(chunk)
+        place = self.address_space.place(chunk)
         wanted = self.data[place.shard][place.file_offset : place.file_offset + place.length]
         return content(place.address, len(wanted)) == wanted
 
@@ -71,7 +71,7 @@ class Tier:
     def settle(self) -> None:
         """Wait until every read that was asked for is done."""
         self.weights.release(())  # with what was let go before
-        while any(self.residency.state(chunk) is ChunkState.LOADING for chunk in range(self.territory.n_chunks)):
+        while any(self.residency.state(chunk) is ChunkState.LOADING for chunk in range(self.address_space.n_chunks)):
             threading.Event().wait(0.002)
 
 
@@ -92,13 +92,13 @@ def tier(
     paths = [folder / f"shard-{i}" for i in range(len(sizes_bytes))]
     for i, (path, size_bytes) in enumerate(zip(paths, sizes_bytes, strict=True)):
         write_random(path, size_bytes, seed=i)
-    with mapped(sizes_bytes, CHUNK, shift_bytes=shift_bytes, hole=hole) as territory:
-        n_chunks = territory.n_chunks
+    with mapped(sizes_bytes, CHUNK, shift_bytes=shift_bytes, hole=hole) as address_space:
+        n_chunks = address_space.n_chunks
         residency: OnDemand | Residency = Residency(n_chunks, order, pinned, n_frames)
         if is_on_demand:
-            residency = OnDemand(n_chunks, n_frames, territory.ragged)
+            residency = OnDemand(n_chunks, n_frames, address_space.ragged)
         readers = Readers(n_readers)
         try:
-            yield Tier(territory, paths, residency, readers)
+            yield Tier(address_space, paths, residency, readers)
         finally:
             readers.close()

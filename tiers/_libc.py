@@ -26,7 +26,7 @@ _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
 
 
 def _open() -> Any:
-    """Return the C library, if it is one that moves pages: what is asked of it below means something else elsewhere."""
+    """Return the C library on Linux, else None: elsewhere the flags below mean something else."""
     try:
         found = ctypes.CDLL(None, use_errno=True)
     except (OSError, TypeError):  # Windows has no library without a name
@@ -38,7 +38,7 @@ _C = _open()
 
 
 def _function(name: str, *types: Any, result: Any = ctypes.c_int) -> Any:
-    """Return a function of the C library; where it has none of that name, one that raises OSError."""
+    """Return the C library's function `name`; where there is none, a function that raises OSError."""
     function = getattr(_C, name, None)
     if function is None:
         return functools.partial(_missing, name)
@@ -70,7 +70,7 @@ def _checked(result: int | None, what: str) -> int:
 
 
 def map_anonymous(length: int, protection: int = PROT_READ_WRITE, at: int | None = None) -> int:
-    """Map `length` bytes of fresh zeros; with `at`, exactly there, over whatever was mapped. Return the address."""
+    """Map `length` bytes of zeros and return their address; with `at`, replace whatever was mapped there."""
     flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE | (_MAP_FIXED if at is not None else 0)
     return _checked(_mmap(at, length, protection, flags, -1, 0), f"mmap of {length} bytes")
 
@@ -88,7 +88,7 @@ def move_pages(source: int, target: int, length: int) -> None:
 
 
 def drop_pages(address: int, length: int) -> None:
-    """Free the pages of an anonymous range; it reads as zeros afterwards."""
+    """Free the pages of an anonymous range, which reads as zeros afterwards."""
     if _madvise(address, length, _MADV_DONTNEED) != 0:
         _checked(None, f"madvise of {length} bytes")
 
@@ -102,22 +102,24 @@ def resident_bytes(address: int, length: int) -> int:
 
 
 def punch_hole(descriptor: int, offset: int, length: int) -> None:
-    """Give the disk blocks of a range of a file back, whose length stays; where they are whole, it reads as zeros."""
+    """Free the whole disk blocks in a range of a file, which read as zeros afterwards; the file keeps its length."""
     if _fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, length) != 0:
         _checked(None, f"fallocate of {length} bytes")
 
 
 def prepare_for_weights(address: int, length: int, *, is_sparse: bool = False) -> None:
-    """Keep the range out of forks and core dumps, and ask for huge pages; for none where it is filled page by page.
+    """Keep the range out of forks and core dumps, and ask for huge pages.
 
-    Advice only: refusals do not matter.
+    is_sparse: the range is filled page by page, so that huge pages would waste memory: none are asked for.
+
+    This is advice to the kernel: refusals do not matter.
     """
     for advice in (_MADV_NOHUGEPAGE if is_sparse else _MADV_HUGEPAGE, _MADV_DONTFORK, _MADV_DONTDUMP):
         _madvise(address, length, advice)
 
 
 def trim_heap() -> None:
-    """Give freed heap memory back to the kernel, so that what is measured afterwards is what is held (glibc only)."""
+    """Give freed heap memory back to the kernel (glibc only), so that a measurement counts only what is in use."""
     trim = getattr(_C, "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))
@@ -129,7 +131,7 @@ def view(address: int, length: int) -> memoryview:
 
 
 def why_unavailable() -> str:
-    """Return why page frames cannot be moved here, or an empty string when they can (probed with a real page)."""
+    """Return why this system cannot move page frames, or "" when it can (tried with a real page)."""
     if sys.platform != "linux":
         return f"this is {sys.platform}, and moving page frames needs Linux 5.7 or later"
     if _C is None:

@@ -1,7 +1,7 @@
-"""What each chunk held when it was read first, so that a file in doubt can be compared with itself as it is read again.
+"""Checksums of chunks as they were first read, to tell whether a file was edited while it is in use.
 
-Sums are cheap, a tenth of a second for a gigabyte, and taken once: they find an edit, not somebody who works against
-them. What was never read before has nothing to be compared with.
+A checksum takes a tenth of a second for a gigabyte, and is taken once. It finds an accidental edit, not a forged one.
+A chunk that was never read before has nothing to be compared with.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _ODD = 0x9E3779B97F4A7C15  # Knuth's multiplier: pages that change places change
 
 
 class ContentSums:
-    """The sums of chunks, numbered as a `Territory` has them. The caller sees to it that one thread has a chunk."""
+    """The checksums of an `AddressSpace`'s chunks. The caller ensures that only one thread handles a chunk."""
 
     def __init__(self) -> None:
         self._sums: dict[int, int] = {}
 
     def is_new(self, chunk: int) -> bool:
-        """Return whether `chunk` has no sum yet."""
+        """Return whether `chunk` has no checksum yet."""
         return chunk not in self._sums
 
     def agrees(self, chunk: int, address: int, length: int) -> bool:
-        """Return whether the `length` bytes at `address` are what `chunk` had first; note them where it is new."""
+        """Return whether the `length` bytes at `address` are those first read for `chunk`; a new chunk is recorded."""
         found = _sum(address, length)
         return self._sums.setdefault(chunk, found) == found
 

@@ -1,7 +1,7 @@
 """Models as GGUF files describe them: metadata, and where each tensor's bytes lie, over one file or several shards.
 
-Only headers are read, through a small window and not a mapping (a mapping would count as memory of ours), and metadata
-arrays (vocabularies, merges) are stepped over. One file by itself is `tiers/gguf_header.py`; tensor data is never read.
+Only headers are read, through a small window, because a mapping would count towards this process's memory. Metadata
+arrays (vocabularies, merges) are skipped, and tensor data is never read. `tiers/gguf_header.py` reads a single file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ _SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """A whole model: its shards, its tensors in file order, and the first shard's metadata (and where it stands)."""
+    """A whole model.
+
+    shards: its files, in order.
+    tensors: its tensors, in file order.
+    metadata: the first shard's metadata, by key.
+    entries: the same entries, with their places in the file.
+    """
 
     shards: tuple[Shard, ...]
     tensors: tuple[TensorInfo, ...]
@@ -49,12 +55,12 @@ class GgufModel:
 
     @property
     def architecture(self) -> str:
-        """llama.cpp's name for the architecture: `llama`, `qwen3moe`."""
+        """The architecture, as llama.cpp names it, such as `llama` or `qwen3moe`."""
         return str(self.metadata["general.architecture"])
 
     @property
     def data_bytes(self) -> int:
-        """The bytes of all tensors, padding not counted."""
+        """The bytes of all tensors, without padding."""
         return sum(tensor.size_bytes for tensor in self.tensors)
 
     def value(self, suffix: str) -> MetadataValue | None:
@@ -63,10 +69,10 @@ class GgufModel:
 
 
 def read_gguf(path: Path) -> GgufModel:
-    """Return the model whose only or first file is `path`; its other shards are found by name, beside it.
+    """Return the model whose only or first file is `path`; other shards are found by name, in the same folder.
 
-    Raises ModelFileError when a file is missing, unreadable, no GGUF, broken or truncated, or when the shards do not
-    make one model; TierReadError when the disk fails. Reads headers only; nothing stays open.
+    Reads headers only, and leaves nothing open. Raises ModelFileError when a file is missing, unreadable, no GGUF,
+    broken or truncated, or when the shards do not make one model; TierReadError when the disk fails.
     """
     first = read_header(path)
     paths = _shard_paths(first)

@@ -102,7 +102,7 @@ TENSOR_TYPES = {
 
 
 def _short_strings(count: int, longest_bytes: int) -> re.Pattern[bytes]:
-    """Return what matches `count` strings, none of them empty or longer than `longest_bytes`, wherever they stand."""
+    """Return a pattern for `count` strings in a row, none of them empty or longer than `longest_bytes`."""
     lengths = (struct.pack("<Q", length) for length in range(1, longest_bytes + 1))
     one = b"|".join(re.escape(length) + b".{%d}" % length[0] for length in lengths)
     return re.compile(b"(?s:%s){%d}" % (one, count))
@@ -112,16 +112,19 @@ _SHORT_STRINGS = _short_strings(SHORT_STRINGS, 31)
 
 
 def broken_header(path: Path, finding: str, **figures: int) -> ModelFileError:
-    """Return the error for a header that no program writes; `finding` says where, found against needed."""
+    """Return the error for a header that no program writes.
+
+    finding: where the header is broken, what was found there, and what is needed.
+    """
     return ModelFileError(f"{path}: broken header: {finding}; {FETCH_AGAIN}", **figures)
 
 
 class HeaderCursor:
-    """Reads one header front to back through a window of `WINDOW_BYTES`, whatever the header's length.
+    """Reads one header front to back through a window of `WINDOW_BYTES`, however long the header is. Not thread-safe.
 
-    Every read is checked against the file's size first, and against what a header may have in all: a file's size says
-    little, as it may be a hole. So a broken count costs neither memory nor time. `what` names the thing being read, for
-    the error. Not thread-safe: one cursor, one reader.
+    Every read is first checked against the file's size, and against the most that a header may have: a sparse file can
+    be as large as it likes. So a broken count costs neither memory nor time. In all methods `what` names the item being
+    read, for the error message.
     """
 
     __slots__ = ("_at", "_file", "_strings_left", "_text_bytes_left", "_window", "_window_start", "path", "size_bytes")
@@ -133,7 +136,7 @@ class HeaderCursor:
 
     @property
     def position(self) -> int:
-        """The byte offset in the file of what is read next."""
+        """The offset in the file of the next byte to be read."""
         return self._window_start + self._at
 
     def take(self, size_bytes: int, what: str) -> bytes:
@@ -143,7 +146,7 @@ class HeaderCursor:
         return self._window[start : self._at]
 
     def unpack(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
-        """Return the next values, which lie as `layout` says."""
+        """Return the next values; `layout` is that of `struct`."""
         self._ensure(layout.size, what)
         values = layout.unpack_from(self._window, self._at)
         self._at += layout.size
@@ -163,7 +166,7 @@ class HeaderCursor:
         return int(self.scalar(UINT64, what))
 
     def text(self, what: str, max_bytes: int = MAX_STRING_BYTES, *, is_strict: bool = True) -> str:
-        """Return the next string; one that is no UTF-8 is refused, or when not `is_strict` patched with U+FFFD."""
+        """Return the next string. Bytes that are no UTF-8 are refused, or replaced by U+FFFD unless `is_strict`."""
         length_bytes = self.unsigned64(f"the length of {what}")
         self._check_room(length_bytes, what)
         if length_bytes > max_bytes:
@@ -186,9 +189,9 @@ class HeaderCursor:
         self._at += size_bytes
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Move past `count` strings; a vocabulary has 100,000 and more.
+        """Move past `count` strings, such as a vocabulary of 100,000 tokens.
 
-        The short ones are stepped over many at a time by a regular expression, in 0.04 us each; the others in 0.1 us.
+        A regular expression skips many short strings at a time, which takes 0.04 us for each; longer ones take 0.1 us.
         """
         if count > MAX_ARRAY_STRINGS:
             finding = f"{what} claims {count:,} strings, at most {MAX_ARRAY_STRINGS:,} make sense"
@@ -214,7 +217,7 @@ class HeaderCursor:
             self.skip(at - self._at, what)
 
     def _ensure(self, size_bytes: int, what: str) -> None:
-        """Bring the next `size_bytes` bytes into the window."""
+        """Read ahead until the window holds the next `size_bytes` bytes."""
         if self._at + size_bytes <= len(self._window):
             return
         self._check_room(size_bytes, what)

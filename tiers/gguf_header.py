@@ -1,7 +1,8 @@
 """One GGUF file's header: its metadata entries and its tensors, each with its extent in the file.
 
-Covers a single file, checked by the rules llama.cpp has for the layout, so that a broken file is refused with figures
-before llama.cpp sees it. Several shards as one model are `tiers/gguf.py`; bytes and counts `tiers/gguf_format.py`.
+The header of a single file is checked by llama.cpp's own rules for the layout, so that a broken file is refused, with
+figures, before llama.cpp sees it. `tiers/gguf.py` joins several shards to one model; `tiers/gguf_format.py` decodes
+bytes and counts.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _LARGEST_DIMENSION = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class ArrayValue:
-    """A metadata array that was stepped over: `count` elements of the metadata type `type_id`."""
+    """A metadata array that was skipped: `count` elements of the metadata type `type_id`."""
 
     type_id: int
     count: int
@@ -53,7 +54,14 @@ MetadataValue = int | float | bool | str | ArrayValue
 
 @dataclass(frozen=True, slots=True)
 class MetadataEntry:
-    """One key and its value; in the file, key, type and value take `size_bytes` bytes from byte `start` on."""
+    """One metadata key and its value.
+
+    key: its name.
+    type_id: the metadata type of its value.
+    value: what was read.
+    start: the offset of the entry in the file.
+    size_bytes: the length of key, type and value in the file.
+    """
 
     key: str
     type_id: int
@@ -64,9 +72,14 @@ class MetadataEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where one tensor lies: `size_bytes` bytes at the absolute byte `offset` of shard number `shard`.
+    """Where one tensor lies.
 
-    `shape` is in ggml's order (the row's length first); `type_id` is a key of `TENSOR_TYPES`.
+    name: its name in the file.
+    shape: its dimensions in ggml's order, the length of a row first.
+    type_id: its type, a key of `TENSOR_TYPES`.
+    shard: the number of its shard.
+    offset: its first byte in the shard's file.
+    size_bytes: its length.
     """
 
     name: str
@@ -79,7 +92,13 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of a model: the header ends at `header_bytes`, tensor data starts at `data_offset` (aligned)."""
+    """One file of a model.
+
+    path: the file.
+    size_bytes: its length.
+    data_offset: where tensor data starts, which is aligned.
+    header_bytes: the length of the header before it.
+    """
 
     path: Path
     size_bytes: int
@@ -89,7 +108,14 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """One GGUF file's header; `alignment_bytes` is what every tensor's offset within the data is a multiple of."""
+    """One GGUF file's header.
+
+    shard: the file.
+    version: the version of the format.
+    alignment_bytes: every tensor's offset within the data is a multiple of it.
+    entries: the metadata.
+    tensors: the tensors, in file order.
+    """
 
     shard: Shard
     version: int
@@ -104,7 +130,7 @@ class Header:
 
 
 def read_header(path: Path, shard: int = 0) -> Header:
-    """Return the header of the one file `path`; its tensors carry the number `shard`. Raises like `read_gguf`."""
+    """Return the header of the file at `path`, which is shard number `shard`. Raises like `read_gguf`."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -249,7 +275,7 @@ def _check_unique(path: Path, names: list[str], what: str) -> None:
 
 
 def _place(relative: list[TensorInfo], shard: Shard, alignment_bytes: int) -> tuple[TensorInfo, ...]:
-    """Return the tensors with absolute offsets, having checked that they follow each other and end within the file."""
+    """Return the tensors with absolute offsets. Raises ModelFileError where they overlap or end beyond the file."""
     expected = 0
     placed = []
     for tensor in relative:

@@ -1,16 +1,16 @@
-"""Which chunks are in memory when what is needed next is not known beforehand: a state machine without I/O.
+"""Which chunks are in memory when the order of use is not known beforehand: a state machine without I/O.
 
-A chunk is held as often as somebody asked for it: by a pass that computes on it, by a cache that keeps it. A chunk that
-nobody holds any more stays as it is until its frame is needed, the one that was let go last before the others: layers
-take turns, so what was used last is needed the latest, and what is older has a chance to be used where it is.
+Each holder of a chunk is counted: a pass that computes with it, a cache that keeps it. A chunk without holders stays in
+memory until its frame is needed for another one. The frame of the chunk released last is taken first: layers are
+computed one after the other, so that chunk is needed again the latest.
 
     ABSENT -> LOADING -> HELD -> SPENT -> (its frame moves under another chunk) ABSENT
 
-Chunks that cannot change frames (those that stick out of a mapping) have memory of their own: nothing moves to them,
-and nothing from them, whether they are held, let go, or their reads fail.
+Chunks that cannot change frames (those that stick out of a mapping) have memory of their own: no frame is moved to
+them or from them, whether they are held, released, or their reads fail.
 
-Events in (`hold`, `acquire`, `release`, `loaded`, `failed`), reads to start out, like `tiers/residency.py`, whose order
-is known. One consumer. Not thread-safe: the caller locks.
+The methods take events (`hold`, `acquire`, `release`, `loaded`, `failed`) and return the reads to start, as in
+`tiers/residency.py`, where the order is known. There is one consumer. Not thread-safe: the caller locks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ from edge_run.tiers.residency import NEW_FRAME, ChunkState, Load
 
 
 class OnDemand:
-    """The state of every chunk; those in memory share `n_frames` frames, but for the `fixed`, which have their own."""
+    """The state of every chunk.
+
+    n_chunks: how many there are.
+    n_frames: the frames that all chunks share, except the fixed ones.
+    fixed: the chunks with memory of their own.
+    """
 
     def __init__(self, n_chunks: int, n_frames: int, fixed: Collection[int] = ()) -> None:
         self._fixed = frozenset(fixed)
@@ -43,7 +48,7 @@ class OnDemand:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a chunk that was acquired will never come: all frames are held, and nothing is on its way."""
+        """Whether a chunk that was acquired can never come: all frames are held, and no read is in flight."""
         return bool(self._starved) and self._n_loading == 0
 
     def state(self, chunk: int) -> ChunkState:
@@ -51,27 +56,27 @@ class OnDemand:
         return self._state[chunk]
 
     def is_held(self, chunk: int) -> bool:
-        """Return whether anybody holds `chunk`, or is going to when it is there."""
+        """Return whether `chunk` has a holder, whether it has been read or not."""
         return self._holders[chunk] > 0
 
     def pump(self) -> list[Load]:
-        """Start the reads that were asked for and wait for a frame."""
+        """Return the reads that can start now, of those that wait for a frame."""
         return self._feed()
 
     def hold(self, chunks: Iterable[int]) -> list[Load]:
-        """Hold each of `chunks` once more. Return the reads to start; nobody waits for them yet."""
+        """Count one more holder of each of `chunks`. Return the reads to start; nobody waits for them yet."""
         self._add_holders(chunks, self._queued)
         return self._feed()
 
     def acquire(self, chunks: Iterable[int]) -> list[Load]:
-        """Hold each of `chunks` once more; wait while `is_waiting`. Return the reads that this needs at once."""
+        """Count one more holder of each of `chunks`. Return the reads to start; the caller waits while `is_waiting`."""
         self._add_holders(chunks, self._starved)
         return self._feed()
 
     def release(self, chunks: Iterable[int]) -> list[Load]:
-        """Hold each of `chunks` once less. Return the reads that can start.
+        """Count one holder less of each of `chunks`. Return the reads that can start.
 
-        Frames of chunks in a row go on in that order, so that they can be moved together.
+        The frames of neighbours are handed out in the order of the chunks, so that they can be moved together.
         """
         for chunk in reversed(list(chunks)):
             self._holders[chunk] -= 1
@@ -91,10 +96,12 @@ class OnDemand:
         return self._feed()
 
     def failed(self, chunk: int, has_frame: bool = True) -> tuple[bool, list[Load]]:
-        """Note that a read failed, or was not made: the chunk is absent, its frame is free, or lost with the move.
+        """Note that a read failed or was not made, so that the chunk is absent.
 
-        Return whether someone waits for the chunk, and the reads that waited for a frame. Whoever holds it holds it
-        still: it is read when it is acquired again.
+        has_frame: whether the frame is still there; a move that fails loses it.
+
+        Returns whether someone waits for the chunk, and the reads that waited for a frame. The holders of the chunk
+        still count: it is read when it is acquired again.
         """
         self._n_loading -= 1
         self._state[chunk] = ChunkState.ABSENT
@@ -114,7 +121,7 @@ class OnDemand:
         return self._feed()
 
     def without_memory(self) -> list[int]:
-        """Return the chunks under which no frame is, once all moves are made, and those whose memory is made anew."""
+        """Return the chunks that have no memory once all moves are made, and those that will get new memory."""
         absent = (chunk for chunk, state in enumerate(self._state) if state is ChunkState.ABSENT)
         return [chunk for chunk in absent if chunk not in self._vacant]
 

@@ -1,7 +1,7 @@
-"""Heads of model files without their vocabulary, for when only the model's shape is asked for.
+"""Headers of model files without their vocabulary, for when only the model's shape is needed.
 
-Reading a vocabulary is most of what opening a model costs. Without it a model loads in milliseconds, if llama.cpp is
-told how many tokens there are.
+Most of the time of opening a model goes into reading its vocabulary. Without one, a model loads in milliseconds, if
+llama.cpp is told the number of tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _COUNTS = struct.Struct("<IQQ")  # version, tensors, metadata entries
 
 
 def outline_heads(gguf: GgufModel) -> list[bytes]:
-    """Return the head of each shard, up to where its data starts; the first one has no vocabulary. Raises OSError."""
+    """Return each shard's bytes before its tensor data, those of the first without the vocabulary. Raises OSError."""
     heads = []
     for number, shard in enumerate(gguf.shards):
         with shard.path.open("rb") as file:
@@ -27,7 +27,7 @@ def outline_heads(gguf: GgufModel) -> list[bytes]:
 
 
 def outline_metadata(gguf: GgufModel) -> dict[str, int | str]:
-    """Return what llama.cpp has to be told in the vocabulary's place."""
+    """Return the metadata that llama.cpp needs in the vocabulary's place."""
     tokens = gguf.metadata.get(f"{_VOCABULARY_PREFIX}ggml.tokens")
     known: dict[str, int | str] = {f"{_VOCABULARY_PREFIX}ggml.model": "no_vocab"}
     return known | {f"{gguf.architecture}.vocab_size": tokens.count} if isinstance(tokens, ArrayValue) else known

@@ -23,9 +23,9 @@ Frame = tuple[memoryview, memoryview]
 
 
 def set_apart(block: bytes, number_bytes: int) -> tuple[bytes, bytes]:
-    """Return the last bytes of all numbers of `block`, and the first ones; half a number at its end is a first byte.
+    """Return the last bytes of all numbers in `block`, and their first bytes; an odd byte at the end is a first byte.
 
-    number_bytes: 2; or 1, which gives the block itself, and nothing.
+    number_bytes: the size of a number: 2, or 1, where the result is the block itself and nothing.
     """
     return (block[1::2], block[::2]) if number_bytes == 2 else (block, b"")
 
@@ -43,10 +43,13 @@ def set_together(last: bytes, first: bytes, target: Bytes) -> None:
 
 
 class PackedBlocks:
-    """The blocks of one packed file, open for reading. is_on: whether sources read from it. Thread-safe."""
+    """The blocks of one packed file, open for reading. Thread-safe.
+
+    is_on: whether sources read from this file.
+    """
 
     def __init__(self, packed: PackedFile) -> None:
-        """Open it. Raises PackedFileError where the table cannot be, ModelFileError, NotSupported without zstandard."""
+        """Open the file. Raises PackedFileError for a bad table, ModelFileError, NotSupported without zstandard."""
         self._zstandard = need("zstandard", "pack")
         self.packed = packed
         self.is_on = True
@@ -65,7 +68,7 @@ class PackedBlocks:
         self._lock = threading.Lock()
 
     def entries_of(self, shard: int, size_bytes: int) -> npt.NDArray[np.int32]:
-        """Return for each block of a shard of `size_bytes` which entry of the table it is; -1 for none."""
+        """Return the table entry of each block of a shard of `size_bytes`; -1 for a block that is not packed."""
         n_blocks = -(-size_bytes // self.packed.facts.block_bytes)
         entries = np.full(n_blocks, -1, np.int32)
         mine = np.flatnonzero((self._shards == shard) & (self._numbers < n_blocks))
@@ -73,7 +76,7 @@ class PackedBlocks:
         return entries
 
     def run_of(self, entries: Sequence[int]) -> int:
-        """Return how many of `entries`, from the first on, follow each other in the file and fit in one read."""
+        """Return how many of the first `entries` lie one behind the other in the file and fit in one read."""
         first = entries[0]
         start = round_down(int(self._starts[first]), _libc.PAGE)
         count = 1
@@ -88,7 +91,7 @@ class PackedBlocks:
         return count
 
     def read(self, first: int, count: int) -> tuple[list[Frame], int]:
-        """Return `count` packed blocks from entry `first` on, and the bytes read; good until the thread's next read.
+        """Return `count` packed blocks from entry `first` on, and the bytes read. The thread's next read replaces them.
 
         Raises TierReadError or ModelFileError.
         """
@@ -105,7 +108,7 @@ class PackedBlocks:
         return frames, n_bytes
 
     def unpack(self, frame: Frame, target: Bytes) -> None:
-        """Fill `target` with the block that was packed as `frame`. Raises PackedFileError where it is damaged."""
+        """Unpack `frame` into `target`. Raises PackedFileError where the frame is damaged."""
         is_apart = self.packed.facts.number_bytes == 2
         length = len(target) // 2 if is_apart else len(target)
         last = self._content(frame[0], length)
@@ -120,7 +123,7 @@ class PackedBlocks:
             raise self._damaged(str(error)) from error
 
     def close(self) -> None:
-        """Close the file and free what was read into; nobody reads any more. Idempotent."""
+        """Close the file and free the read buffers; no reader may be at work any more. Idempotent."""
         self.file.close()
         with self._lock:
             while self._buffers:
@@ -158,7 +161,7 @@ class PackedSource:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether something was done to either file."""
+        """Whether either file may have changed."""
         return self._plain.is_doubtful or self._blocks.file.is_doubtful
 
     def read_into(self, address: int, length: int, offset: int) -> int:
@@ -184,7 +187,7 @@ class PackedSource:
         return n_bytes
 
     def _unpack(self, base: int, position: int, stop: int, entry: int, count: int) -> int:
-        """Unpack `count` blocks from `entry` on, as far as they lie in [position, stop), at `base` + offset."""
+        """Unpack the parts of `count` blocks, from `entry` on, that lie in [position, stop), to `base` + offset."""
         frames, n_bytes = self._blocks.read(entry, count)
         start = round_down(position, self._block_bytes)
         for frame in frames:

@@ -1,11 +1,10 @@
 """Packed files: the experts of one model again, compressed without loss, to be read instead of the model's own bytes.
 
-A packed file stands beside its model, which stays as it is. It holds blocks of the model's files, each a range that
-begins at a multiple of the block's size, each compressed by itself: the last bytes of all its numbers (sign, exponent)
-as one frame, the first ones (they hardly become smaller) as another, both of zstd, with its checksum. The file begins
-with a fixed head that says where its index is; the index, written last, is JSON and a table of blocks, and has a
-digest. The JSON says of which model it is: a hash of its sizes, of its headers, and of a page out of the middle of
-every packed tensor.
+A packed file lies beside its model, which is left as it is. It holds blocks of the model's files; a block begins at a
+multiple of the block size and is compressed by itself, as two zstd frames with checksums. One frame has the last bytes
+of all numbers (sign and exponent), the other the first bytes, which hardly compress. The file begins with a fixed head
+that says where its index is. The index is written last: JSON and a table of blocks, with a digest. The JSON identifies
+the model by a hash of its sizes, its headers, and one page from the middle of every packed tensor.
 """
 
 from __future__ import annotations
@@ -36,9 +35,12 @@ _MOST_JSON_BYTES, _MOST_TABLE_BYTES = 16 * MIB, 256 * MIB
 
 @dataclass(frozen=True, slots=True)
 class PackedFile:
-    """A packed file whose head and index were found good.
+    """A packed file whose head and index were checked.
 
-    table: of the blocks, as in the file. is_named: it was asked for.
+    path: the file.
+    facts: the JSON of its index.
+    table: the table of its blocks, as in the file.
+    is_named: whether the user named the file.
     """
 
     path: Path
@@ -48,21 +50,21 @@ class PackedFile:
 
     @property
     def share(self) -> float:
-        """What packed blocks have of their size."""
+        """The size of the packed blocks over their size before."""
         return self.facts.packed_bytes / self.facts.raw_bytes
 
     def memory_bytes(self, n_readers: int) -> int:
-        """Return what reading from it takes: the table, and for each reader a read, two blocks, and what zstd keeps."""
+        """Return the memory for reading: the table, and for each reader a read, two blocks, and zstd's state."""
         return 2 * len(self.table) + n_readers * (READ_BYTES + 2 * PAGE + 2 * self.facts.block_bytes + WORK_BYTES)
 
 
 def packed_path(model: Path) -> Path:
-    """Return where the packed file of the model at `model` is looked for."""
+    """Return the path where runs look for the packed file of the model at `model`."""
     return model.with_name(model.name + SUFFIX)
 
 
 def model_key(gguf: GgufModel, names: Sequence[str]) -> str:
-    """Return the hash that says which model a packed file of the tensors `names` is of. Raises ModelFileError."""
+    """Return the hash by which a packed file of the tensors `names` identifies its model. Raises ModelFileError."""
     known = {tensor.name: tensor for tensor in gguf.tensors}
     digest = hashlib.blake2b(digest_size=32)
     try:
@@ -81,13 +83,13 @@ def model_key(gguf: GgufModel, names: Sequence[str]) -> str:
 
 
 def _middle(tensor: TensorInfo) -> tuple[int, int]:
-    """Return the length of a page in the middle of `tensor`, and where it begins."""
+    """Return the length and the offset of a page in the middle of `tensor`."""
     length = min(PAGE, tensor.size_bytes)
     return length, tensor.offset + (tensor.size_bytes - length) // 2
 
 
 def write_head(index_start: int, index: bytes, table: bytes) -> bytes:
-    """Return what a packed file begins with, whose index, JSON and then table, was written at `index_start`."""
+    """Return the head of a packed file whose index (JSON, then the table) begins at `index_start`."""
     digest = hashlib.blake2b(index + table, digest_size=32).digest()
     return HEAD.pack(MAGIC, VERSION, index_start, len(index), len(table), digest)
 
@@ -132,9 +134,9 @@ def read_packed(path: Path) -> PackedFile:
 
 
 def find_packed(gguf: GgufModel, wanted: Path | None) -> PackedFile | None:
-    """Return the packed file of `gguf` at `wanted`, or the one beside the model; None where none is named or there.
+    """Return the packed file of `gguf`: the one at `wanted`, else the one beside the model, if there is one, else None.
 
-    Raises PackedFileError where it is another model's, damaged, or missing though it was named; ModelFileError.
+    Raises PackedFileError where the file is another model's, damaged, or named and missing; ModelFileError.
     """
     path = wanted or packed_path(gguf.shards[0].path)
     if wanted is None and not path.exists():

@@ -1,7 +1,7 @@
-"""The index of a packed file, believed only where it is what the packer would have written for the model beside it.
+"""The index of a packed file, trusted only where the packer would have written the same for the model beside it.
 
-What it says decides how much memory is written, and where. So every figure is checked before it is used: types and
-ranges by themselves, the blocks against the packed file, and against the model's files.
+The index decides how much memory is written, and where. So every figure is checked before it is used: first its type
+and range, then the blocks against the packed file and against the model's files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_SHARDS = 99_999  # their names have five digits
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the JSON of an index says; see `PackedFile`."""
+    """The JSON of an index; see `PackedFile`."""
 
     model: str
     block_bytes: int
@@ -39,7 +39,7 @@ class Facts:
 
 
 def decode_facts(text: bytes) -> Facts:
-    """Return what the JSON `text` says. Raises ValueError where anything is not as the packer writes it."""
+    """Decode the JSON `text`. Raises ValueError where the packer would not have written it so."""
     try:
         found = json.loads(text)
     except RecursionError as error:
@@ -65,14 +65,14 @@ def decode_facts(text: bytes) -> Facts:
 
 
 def read_table(table: bytes) -> npt.NDArray[np.void]:
-    """Return the table of blocks, as in the file: shard, number there, start, lengths of its two frames."""
+    """Return the table of blocks as an array: for each its shard, number in the shard, start, and two frame lengths."""
     import numpy as np
 
     return np.frombuffer(table, np.dtype(list(_COLUMNS)))
 
 
 def check_table(facts: Facts, table: bytes, start: int, stop: int) -> None:
-    """Raise ValueError unless the blocks of `table` lie one behind the other from `start` to `stop`, in file order."""
+    """Raise ValueError unless the blocks of `table` fill the file from `start` to `stop` without gaps, in order."""
     import numpy as np
 
     if not table or len(table) % _ENTRY_BYTES:
@@ -92,7 +92,7 @@ def check_table(facts: Facts, table: bytes, start: int, stop: int) -> None:
 
 
 def check_blocks(facts: Facts, table: bytes, gguf: GgufModel) -> None:
-    """Raise ValueError unless the blocks of `table` are those of `gguf` that hold the tensors it names."""
+    """Raise ValueError unless `table` has exactly the blocks of `gguf` that hold the tensors named in `facts`."""
     import numpy as np
 
     blocks, size, sizes = read_table(table), facts.block_bytes, [shard.size_bytes for shard in gguf.shards]
@@ -110,7 +110,7 @@ def check_blocks(facts: Facts, table: bytes, gguf: GgufModel) -> None:
 
 
 def _keys(blocks: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
-    """Return a number for each block, by which they are in order."""
+    """Return a number for each block that grows in file order."""
     import numpy as np
 
     keys: npt.NDArray[np.int64] = (blocks["shard"].astype(np.int64) << 32) + blocks["number"]

@@ -1,9 +1,9 @@
-"""A model of which only some pieces are here: sparse files, and a journal of the pieces that are good.
+"""A model of which only some pieces are present: sparse files, and a journal of the pieces that are complete.
 
-A piece is written, then the files are synced, then the journal says that it is good, and is synced: so whatever ends
-the process or the device, between any two of these steps, what the journal says is true. Where it ends in the middle of
-a record, that record and what follows do not count. Pieces that are given up leave the journal first, then the disk.
-Reading goes through a `PartialSource`, which refuses what is not there: a hole is never taken for zeros.
+A piece is written, the files are synced, the journal records the piece, and the journal is synced. So the journal is
+true even if the process or the device stops between two of these steps. A record that is cut off does not count, nor
+does anything after it. A piece that is given up is removed from the journal first, then from the disk. Models are read
+through a `PartialSource`, which refuses missing pieces: a hole is never taken for zeros.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _MAGIC = b"edge-run pieces 1\n"
 
 
 class PartialModel:
-    """Some pieces of one model, in a folder of its own. One thread changes it; any may ask what is there."""
+    """Some pieces of one model, in a folder of its own. One thread changes it; any thread may ask what is present."""
 
     def __init__(self, folder: Path, model: str, pieces: Pieces) -> None:
-        """Open what `folder` holds of the model with the hash `model`, or begin anew. Raises TierReadError."""
+        """Open the pieces in `folder` of the model with the hash `model`, or begin anew. Raises TierReadError."""
         self.folder, self.pieces = folder, pieces
         self.paths = [folder / name for name in _names(len(pieces.sizes))]
         self._seed = zlib.crc32(model.encode())
@@ -66,7 +66,7 @@ class PartialModel:
         return zip(self.paths, self.pieces.sizes, strict=True)
 
     def _read_journal(self) -> int:
-        """Take in what the journal says; return where what counts of it ends."""
+        """Read the journal; return the offset where its valid records end."""
         content = os.pread(self._journal, os.fstat(self._journal).st_size, 0)
         if not content.startswith(self._head):
             return 0
@@ -81,19 +81,19 @@ class PartialModel:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of the pieces that are here."""
+        """The bytes of the pieces that are present."""
         return self.pieces.total_bytes(self._good)
 
     def missing(self, pieces: Iterable[int]) -> list[int]:
-        """Return those of `pieces` that are not here."""
+        """Return those of `pieces` that are missing."""
         return [piece for piece in pieces if piece not in self._good]
 
     def beyond(self, pieces: Collection[int]) -> list[int]:
-        """Return the pieces that are here and not among `pieces`."""
+        """Return the present pieces that are not among `pieces`."""
         return sorted(self._good.difference(pieces))
 
     def write(self, piece: int, data: bytes | memoryview) -> None:
-        """Write `data`, which was verified, as `piece`; it is not here before `sync`. Raises TierReadError."""
+        """Write `data`, which was verified, as `piece`, which is present after `sync`. Raises TierReadError."""
         place = self.pieces.place(piece)
         assert len(data) == place.length, "a piece of another length"
         try:
@@ -103,7 +103,7 @@ class PartialModel:
         self._fresh.append(piece)
 
     def sync(self) -> None:
-        """Have what was written on the disk, and from then on here. Raises TierReadError; then it is not."""
+        """Sync the written pieces to the disk and make them present. Raises TierReadError; then they stay missing."""
         fresh, self._fresh = self._fresh, []
         if not fresh:
             return
@@ -117,7 +117,7 @@ class PartialModel:
         self._good.update(fresh)
 
     def give_up(self, pieces: Iterable[int]) -> None:
-        """Let `pieces` go, and the disk have their room. Raises TierReadError."""
+        """Remove `pieces`, and free their disk space. Raises TierReadError."""
         gone = sorted(self._good.intersection(pieces))
         self._good.difference_update(gone)
         try:
@@ -129,7 +129,7 @@ class PartialModel:
             raise _refused(self.folder, error) from error
 
     def check(self, shard: int, offset: int, length: int) -> None:
-        """Raise ModelFileError unless `length` bytes at `offset` of `shard` are here, as far as the shard has them."""
+        """Raise ModelFileError unless `length` bytes at `offset` of `shard`, up to its end, are present."""
         missing = self.missing(self.pieces.covering(shard, offset, length))
         if missing:
             raise ModelFileError(
@@ -138,13 +138,13 @@ class PartialModel:
             )
 
     def close(self) -> None:
-        """Close the files; what was written and not synced is not here when they are opened again. Idempotent."""
+        """Close the files. Pieces written and not synced are missing when the folder is opened again. Idempotent."""
         files, self._files = self._files, []
         for file in files:
             os.close(file)
 
     def _note(self, pieces: Collection[int], *, is_good: bool) -> None:
-        """Append to the journal; where an earlier try left part of a record, over that."""
+        """Append records to the journal, over a part of a record that an earlier failure left."""
         records = bytearray()
         for piece in pieces:
             entry = 2 * piece + is_good
@@ -158,24 +158,24 @@ class PartialModel:
 
 
 class PartialSource(SourceFile):
-    """A shard of a `PartialModel`, open for reading what is there of it."""
+    """A shard of a `PartialModel`, open for reading its present pieces."""
 
     def __init__(self, model: PartialModel, shard: int) -> None:
         self._model, self._shard = model, shard
         super().__init__(model.paths[shard])
 
     def _identify(self) -> tuple[int, int, int]:
-        """Its times of change do not count: they are those of the piece that came last."""
+        """Leave out the times of change, which are those of the piece written last."""
         return super()._identify()[0], 0, 0
 
     def read_into(self, address: int, length: int, offset: int) -> int:
-        """Fill memory as any source does. Raises ModelFileError, too, for what is not there."""
+        """Fill memory as any source does. Also raises ModelFileError for missing pieces."""
         self._model.check(self._shard, offset, length)
         return super().read_into(address, length, offset)
 
 
 def _names(count: int) -> list[str]:
-    """Return what the shards of a model are called, as llama.cpp wants it."""
+    """Return the file names of a model's shards, as llama.cpp wants them."""
     if count == 1:
         return ["model.gguf"]
     return [f"model-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]

@@ -1,8 +1,8 @@
-"""Reader threads: they carry reads out, first come first served, urgent ones ahead of the others.
+"""Reader threads, which run jobs: first come, first served, and urgent jobs ahead of the others.
 
-A job is any callable that reads and returns the bytes it read. It reports what fails to whoever made it, as
-`as_read_error` says it, and raises nothing; a thread outlives one that does. What the threads cost and reach is counted
-here: bytes, seconds with at least one read in flight, CPU seconds.
+A job is a callable that reads and returns the number of bytes it read. A job reports its errors to its maker, through
+`as_read_error`, and raises none; a thread survives a job that raises. The totals are counted here: bytes, seconds with
+at least one read in flight, CPU seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Job = Callable[[], int]
 
 
 def as_read_error(error: Exception) -> EdgeRunError:
-    """Return what a job that ended with `error` reports: one of our errors, whatever it was."""
+    """Return `error` as one of our errors, which a job that failed with it reports."""
     if isinstance(error, EdgeRunError):
         return error
     if isinstance(error, OSError | MemoryError):
@@ -35,7 +35,12 @@ def as_read_error(error: Exception) -> EdgeRunError:
 
 @dataclass(frozen=True, slots=True)
 class ReadTotals:
-    """Counted since the start. busy_s: wall time in which a read was in flight. cpu_s: CPU time of the threads."""
+    """What was read since the start.
+
+    bytes_read: bytes that came from storage.
+    busy_s: wall time in which at least one read was in flight.
+    cpu_s: CPU time of the threads.
+    """
 
     bytes_read: int = 0
     busy_s: float = 0.0
@@ -45,14 +50,14 @@ class ReadTotals:
         return ReadTotals(self.bytes_read + more.bytes_read, self.busy_s + more.busy_s, self.cpu_s + more.cpu_s)
 
     def since(self, earlier: ReadTotals) -> ReadTotals:
-        """Return what was added after `earlier`."""
+        """Return the totals of what came after `earlier`."""
         return ReadTotals(
             self.bytes_read - earlier.bytes_read, self.busy_s - earlier.busy_s, self.cpu_s - earlier.cpu_s
         )
 
 
 class Readers:
-    """Daemon threads over one queue, all of which read unless fewer are to. Thread-safe."""
+    """Daemon threads that serve one queue; `set_active` limits how many do. Thread-safe."""
 
     def __init__(self, n_threads: int, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -76,19 +81,19 @@ class Readers:
             raise
 
     def submit(self, job: Job, is_urgent: bool = False) -> None:
-        """Queue `job`; with is_urgent, ahead of all that are not."""
+        """Queue `job`; an urgent job goes ahead of all that are not urgent."""
         with self._changed:
             (self._urgent if is_urgent else self._jobs).append(job)
             self._changed.notify()
 
     def hasten(self, job: Job) -> None:
-        """Let `job` be urgent from now on, if it still waits."""
+        """Make `job` urgent, if it is still queued."""
         with self._changed, contextlib.suppress(ValueError):
             self._jobs.remove(job)
             self._urgent.append(job)
 
     def set_active(self, n_threads: int) -> None:
-        """Let `n_threads` of the threads read from now on, at least one; the others rest when they have read."""
+        """Let `n_threads` of the threads, at least one, take jobs from now on; the others finish theirs and rest."""
         with self._changed:
             self._n_active = max(1, n_threads)
             self._changed.notify_all()
@@ -96,12 +101,12 @@ class Readers:
 
     @property
     def totals(self) -> ReadTotals:
-        """What was read so far, a read in flight counted up to now."""
+        """The totals so far; a read in flight counts up to now."""
         with self._changed:
             return self._totals + ReadTotals(busy_s=self._clock() - self._busy_since if self._in_flight else 0.0)
 
     def close(self) -> None:
-        """Drop what waits, let reads in flight finish, and join the threads. Idempotent."""
+        """Drop the queued jobs, let reads in flight finish, and join the threads. Idempotent."""
         with self._changed:
             self._is_closed = True
             self._urgent.clear()
@@ -135,7 +140,7 @@ class Readers:
                 counted_cpu_s = cpu_s
 
     def _await_job(self, number: int) -> None:
-        """Wait until there is a job for thread `number`; those that rest do so apart, and take no notice of jobs."""
+        """Wait for a job for thread `number`; resting threads wait apart, where new jobs do not wake them."""
         while not self._is_closed:
             if number >= self._n_active:
                 self._resumed.wait()

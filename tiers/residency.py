@@ -2,16 +2,16 @@
 
 A chunk is a fixed-size piece of a model file, known by its number. Pinned chunks have memory of their own and never
 leave. The others stream through a fixed number of frames, in a cyclic order that is known beforehand, because every
-pass over a model reads its weights in the same order. A frame is known by where it is: under the chunk it holds, or not
-yet made (a negative number).
+pass over a model reads its weights in the same order. A frame is named by the chunk that it holds, or by a negative
+number before it is made.
 
     ABSENT -> LOADING -> FRESH -> HELD -> SPENT -> (its frame moves under another chunk) ABSENT
 
-Under a cycle LRU evicts exactly what comes next. The victim with the farthest next use (Belady 1966) is here simply the
-chunk that was used last; a chunk fetched ahead of its use is taken only for one that is needed now.
+In a cycle, LRU would evict exactly the chunk that is needed next. Here the victim is the chunk that was used last,
+whose next use is the farthest (Belady 1966). A chunk that was read ahead is evicted only for one that is needed now.
 
-Events in (`pump`, `acquire`, `release`, `loaded`, `failed`), reads to start out. One consumer. Not thread-safe: the
-caller locks.
+The methods take events (`pump`, `acquire`, `release`, `loaded`, `failed`) and return the reads to start. There is one
+consumer. Not thread-safe: the caller locks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEW_FRAME = -1
 
 
 class ChunkState(Enum):
-    """Where a chunk is; PINNED is resident for good."""
+    """The state of a chunk; one that is PINNED stays in memory."""
 
     ABSENT = 0
     LOADING = 1
@@ -37,7 +37,13 @@ class ChunkState(Enum):
 
 
 class Load(NamedTuple):
-    """Read `chunk` into its own memory (source None), a new frame (negative), or the frame under chunk `source`."""
+    """An instruction to read a chunk.
+
+    chunk: the chunk.
+    source: where its memory comes from: None for memory of its own, a negative number for a new frame, else the chunk
+        whose frame moves.
+    is_urgent: whether somebody waits for it.
+    """
 
     chunk: int
     source: int | None
@@ -47,12 +53,16 @@ class Load(NamedTuple):
 class Residency:
     """The state of every chunk under one plan.
 
-    order: the chunks that a pass reads, use after use (a chunk that is used twice stands in it twice).
-    pinned: the chunks that stay. n_frames: frames that all others share.
+    n_chunks: how many chunks there are.
+    order: the chunks that a pass reads, in order of use; a chunk that is used twice stands in it twice.
+    pinned: the chunks that stay.
+    n_frames: the frames that all other chunks share.
 
-    The consumer and the frontier (the next read ahead of need) are counted in uses since the start, never wrapped: the
-    frontier is at most one pass ahead of the consumer. What is used between the two is in memory or on its way, unless
-    its read failed: a chunk that is used again there stays when it is released.
+    The consumer and the frontier (the next use to be read ahead) are counted in uses since the start and never wrap;
+    the frontier is at most one pass ahead of the consumer. The chunks used between the two are in memory or on their
+    way, unless a read failed. So a released chunk stays in memory if it is used again before the frontier.
+
+    It is over 200 lines because every event changes the same few tables, which two classes would have to share.
     """
 
     def __init__(self, n_chunks: int, order: Sequence[int], pinned: Iterable[int], n_frames: int) -> None:
@@ -82,7 +92,7 @@ class Residency:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a chunk that was acquired will never come: all frames are held, and nothing is on its way."""
+        """Whether a chunk that was acquired can never come: all frames are held, and no read is in flight."""
         return bool(self._starved) and self._n_loading == 0
 
     def state(self, chunk: int) -> ChunkState:
@@ -90,7 +100,7 @@ class Residency:
         return self._state[chunk]
 
     def pump(self) -> list[Load]:
-        """Start as many reads ahead of need as there are idle frames, in order of use, across the end of the pass."""
+        """Return as many reads ahead as there are idle frames, in order of use, past the end of the pass too."""
         loads: list[Load] = []
         if self._starved:
             return loads
@@ -111,9 +121,9 @@ class Residency:
         return loads
 
     def acquire(self, chunks: Iterable[int]) -> list[Load]:
-        """Hold `chunks` until they are released; wait while `is_waiting`. Return the reads that this needs at once.
+        """Hold `chunks` until they are released. Return the urgent reads; the caller waits while `is_waiting`.
 
-        What is used several times before it is released stands in `chunks` as often, in the order of use.
+        A chunk that is used several times before it is released stands in `chunks` as often, in the order of use.
         """
         met: set[int] = set()
         for chunk in chunks:
@@ -133,7 +143,7 @@ class Residency:
         return self._feed_starved()
 
     def release(self, chunks: Iterable[int]) -> list[Load]:
-        """Let `chunks` go; their frames serve the next ones. Return the reads that can start."""
+        """Release `chunks`, whose frames serve the next ones. Return the reads that can start."""
         for chunk in chunks:
             if self._state[chunk] is ChunkState.HELD:
                 self._set_idle(chunk)
@@ -154,9 +164,11 @@ class Residency:
         return self._feed_starved()
 
     def failed(self, chunk: int, has_frame: bool = True) -> tuple[bool, list[Load]]:
-        """Note that a read failed: the chunk is absent, its frame is free, or to be made anew where moving it failed.
+        """Note that a read failed, so that the chunk is absent.
 
-        Return whether someone waits for the chunk, and the reads that waited for a frame.
+        has_frame: whether the frame is still there; a move that fails loses it, and it is made anew.
+
+        Returns whether someone waits for the chunk, and the reads that waited for a frame.
         """
         self._n_loading -= 1
         self._state[chunk] = ChunkState.ABSENT
@@ -175,10 +187,10 @@ class Residency:
         self._starved.append(chunk)
         return self._feed_starved()
 
-    def keep(self, chunks: Iterable[int]) -> list[Load]:
-        """Let `chunks` stay from now on, in memory of their own. Return the reads that can start.
+    def pin(self, chunks: Iterable[int]) -> list[Load]:
+        """Pin `chunks` from now on, in memory of their own. Return the reads that can start.
 
-        Those that have a frame keep it, and another one is made for the rest.
+        A chunk that has a frame keeps it as its own; the streaming chunks get a new frame in its place.
         """
         for chunk in chunks:
             state = self._state[chunk]
@@ -197,8 +209,8 @@ class Residency:
         """Return whether any of `chunks` is on its way."""
         return any(self._state[chunk] is ChunkState.LOADING for chunk in chunks)
 
-    def give_up(self, chunks: Iterable[int]) -> None:
-        """Let `chunks`, which stay and are not on their way, have no memory, and stream from now on."""
+    def unpin(self, chunks: Iterable[int]) -> None:
+        """Unpin `chunks`, whose reads are done: they have no memory now, and stream from now on."""
         for chunk in chunks:
             assert chunk in self._pinned, chunk
             assert self._state[chunk] is not ChunkState.LOADING, chunk
@@ -207,7 +219,7 @@ class Residency:
         self._frontier = self._consumer
 
     def without_memory(self) -> list[int]:
-        """Return the chunks under which no frame is, once all moves are made, and those whose memory is made anew."""
+        """Return the chunks that have no memory once all moves are made, and those that will get new memory."""
         absent = (chunk for chunk, state in enumerate(self._state) if state is ChunkState.ABSENT)
         return [chunk for chunk in absent if chunk not in self._vacant]
 
@@ -229,7 +241,7 @@ class Residency:
         return Load(chunk, source, is_urgent)
 
     def _set_idle(self, chunk: int) -> None:
-        """Keep `chunk` when it is used before the frontier, else offer its frame."""
+        """Keep `chunk` in memory when it is used again before the frontier, else free its frame."""
         if self._next_use(chunk) < self._frontier:
             self._set_fresh(chunk)
         else:
@@ -241,7 +253,7 @@ class Residency:
         self._fresh.add(chunk)
 
     def _next_use(self, chunk: int) -> int:
-        """Return the first use of `chunk` at or after the consumer; one that is in no schedule has none."""
+        """Return the first use of `chunk` at or after the consumer; `sys.maxsize` for one that the order lacks."""
         first, n = self._first_use.get(chunk), len(self._order)
         if first is None:
             return sys.maxsize
@@ -253,7 +265,7 @@ class Residency:
         return lap * n + uses[i] if i < len(uses) else (lap + 1) * n + first
 
     def _take_idle_frame(self, chunk: int) -> int | None:
-        """Return a frame for `chunk`: the one that is under it since a read failed, or any."""
+        """Return a frame for `chunk`: its own, if a failed read left it one, or any idle one."""
         if chunk in self._vacant:
             self._vacant.remove(chunk)
             return chunk
@@ -270,7 +282,7 @@ class Residency:
         return None
 
     def _take_fresh_frame(self) -> int | None:
-        """Take back the frame whose chunk is used last of all read ahead; it is read ahead again in its turn."""
+        """Take the frame of the chunk whose use is the farthest of those read ahead; the chunk is read again later."""
         if not self._fresh:
             return None
         victim = max(self._fresh, key=self._next_use)
@@ -280,7 +292,7 @@ class Residency:
         return victim
 
     def _feed_starved(self) -> list[Load]:
-        """Start the reads that someone waits for, as far as there are frames."""
+        """Return the reads that someone waits for, as far as there are frames."""
         loads: list[Load] = []
         while self._starved:
             chunk = self._starved[0]

@@ -1,6 +1,6 @@
-"""Rows of a large table (token embeddings) fetched one by one, so that the table takes the memory of the rows in use.
+"""Rows of a large table (token embeddings), read one by one, so that only the rows in use take memory.
 
-The pages asked for last are kept, up to a budget; the least recently used leave. Tokens recur, so most are there
+Pages are kept up to a budget, and the least recently used ones are dropped. Tokens recur, so most rows are in memory
 already.
 """
 
@@ -19,10 +19,12 @@ from edge_run.tiers.source import SourceFile
 
 
 class RowTable:
-    """The pages of [start, stop), a part of one mapped file, resident on demand. One consumer thread.
+    """The pages of a part of one mapped file, read on demand. One consumer thread.
 
-    start and stop are page-aligned addresses; file_offset belongs to start; budget_bytes bounds the resident pages, but
-    never below what one call needs.
+    start: the first address, page-aligned.
+    stop: the address after the last one, page-aligned.
+    file_offset: where the byte at `start` lies in the file.
+    budget_bytes: the most that stays in memory between calls; one call may need more.
     """
 
     def __init__(
@@ -38,9 +40,11 @@ class RowTable:
         _libc.prepare_for_weights(start, stop - start, is_sparse=True)
 
     def fetch(self, rows: Iterable[tuple[int, int]]) -> float:
-        """Make rows readable, each given as (address, length in bytes); what lies outside the table is left alone.
+        """Make rows readable and return the seconds waited for reads.
 
-        Returns the seconds waited for reads. Raises TierReadError or ModelFileError; what was resident stays so.
+        rows: (address, length in bytes) of each; parts outside the table are ignored.
+
+        Raises TierReadError or ModelFileError; the pages that were in memory before stay there.
         """
         needed = {page for address, length in rows for page in self._pages_of(address, length)}
         for page in needed & self._pages.keys():

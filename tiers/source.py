@@ -12,21 +12,21 @@ from edge_run.tiers import _libc
 
 
 def changed(path: Path) -> ModelFileError:
-    """Return the error of a file that is not what it was."""
+    """Return the error for a file that was written to while it was open."""
     return ModelFileError(f"{path}: the file changed while it was in use; start again")
 
 
 class Source(Protocol):
-    """Bytes of one shard, wherever they come from. Thread-safe. is_doubtful: they may be others than before."""
+    """The bytes of one shard, from whichever file. Thread-safe."""
 
     @property
     def size_bytes(self) -> int:
-        """Of the shard."""
+        """The length of the shard."""
         ...
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether what is read is to be compared with what was read before."""
+        """Whether the file may have changed, so that chunks read again are to be compared with their first content."""
         ...
 
     @property
@@ -42,10 +42,11 @@ class Source(Protocol):
 class SourceFile:
     """One shard, open for reading. Thread-safe: reads are positional.
 
-    Reads are direct (O_DIRECT) where the file system does that; elsewhere they are buffered and what they leave in the
-    page cache is dropped after each read. `is_direct` says which. is_doubtful: something was done to the file since it
-    was opened, which leaves its size and time of change as they were: another mode, another name, one more link; or an
-    edit, and the time set back. Whoever reads then compares.
+    is_direct: whether reads are direct (O_DIRECT). Where the file system has none, they are buffered, and the pages
+        that each leaves in the page cache are dropped.
+    is_doubtful: whether the file's status changed since it was opened while its size and time of modification did not:
+        another mode or name, one more link, or an edit whose time was set back. Chunks read again are then compared
+        with their first content.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,7 +85,7 @@ class SourceFile:
         return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def check_unchanged(self) -> None:
-        """Raise ModelFileError when the file was written to since it was opened; note where it may have been."""
+        """Raise ModelFileError when the file was written to since it was opened; set `is_doubtful` when it may be."""
         found = self._identify()
         if found[:2] != self._identity[:2]:
             raise changed(self.path)

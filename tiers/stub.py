@@ -1,10 +1,10 @@
 """Stubs: files that look like the model to llama.cpp and hold nothing but its header.
 
-llama.cpp maps the files it opens, and populates the mapping: on the model itself that reads it all. A stub is the
-model's header, then a hole up to its full size; after llama.cpp has read the header and before it maps, `cut` shortens
-the file, so that there is nothing to populate. The mapping is then replaced by memory of ours (`Territory.claim`).
-Stubs lie in memory and on no disk: nothing can be left behind. The hole must never be read there, as each page that is
-touched takes memory: what llama.cpp is to copy at loading (to a GPU, or repacked) needs another way.
+llama.cpp maps the files that it opens, and populates the mapping; with the model's own file, that would read all of it.
+A stub is the model's header, then a hole up to the full size. After llama.cpp has read the header, and before it maps
+the file, `cut` shortens the stub, so that there is nothing to populate. `AddressSpace.reserve` then replaces the
+mapping by our memory. Stubs lie in memory, so nothing can be left on a disk. The hole must never be read, as each page
+that is touched takes memory: weights that llama.cpp copies while it loads (to a GPU, or repacked) need another way.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from types import TracebackType
 from typing import BinaryIO
 
 from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.tiers.address_space import MappedSpan
 from edge_run.tiers.gguf import Shard
-from edge_run.tiers.territory import Span
 
 _numbers = itertools.count()
 
 
 class Stubs:
-    """The stubs of one model, gone at the end; `paths` lead to them, in this process only. A context manager.
+    """The stubs of one model, which go away on closing. A context manager.
 
-    heads: what they begin with, when that is not the header of their shard. Raises ModelFileError when the model cannot
-    be read, TierReadError when this process may not have files as long as the model.
+    paths: paths to the stubs, for this process only.
+    heads: what the stubs begin with, where that is not the header of their shard.
+
+    Raises ModelFileError when the model cannot be read, TierReadError when this process may not have files as long as
+    the model.
     """
 
     def __init__(self, shards: Sequence[Shard], heads: Sequence[bytes] = ()) -> None:
@@ -78,8 +81,8 @@ class Stubs:
         for file, head_bytes in zip(self._files, self._head_bytes, strict=True):
             file.truncate(head_bytes)
 
-    def spans(self) -> list[Span]:
-        """Return where this process has mapped the stubs, and where the files' bytes would be."""
+    def spans(self) -> list[MappedSpan]:
+        """Return the parts of the stubs that this process has mapped."""
         spans = []
         for line in Path("/proc/self/maps").read_bytes().split(b"\n"):
             addresses, _, offset, _, _, *name = line.split(None, 5) or [b""] * 5
@@ -87,11 +90,11 @@ class Stubs:
             if shard is not None:
                 start, stop = (int(text, 16) for text in addresses.split(b"-"))
                 shift = self._head_bytes[shard] - self._shards[shard].data_offset
-                spans.append(Span(shard, start, stop, start - int(offset, 16) + shift))
+                spans.append(MappedSpan(shard, start, stop, start - int(offset, 16) + shift))
         return spans
 
     def close(self) -> None:
-        """Let go of the stubs. Idempotent."""
+        """Close the stubs, which frees them. Idempotent."""
         self._stack.close()
 
     def __enter__(self) -> Stubs:

@@ -1,7 +1,7 @@
-"""Weights that go to another device: read directly, in large pieces, and handed on in the order they are given.
+"""Weights that go to another device: read directly, in large pieces, and copied in the order given.
 
-While one piece is copied to the device the readers fill the next ones; nothing of them stays in DRAM afterwards. What
-fails is read again when the upload is asked to go on.
+While one piece is copied to the device, the readers fill the next ones; none of them stays in DRAM. A piece whose read
+failed is read again when the upload goes on.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ STAGING_BYTES = STAGED_PIECES * SLOT_BYTES
 
 
 class Staging(Protocol):
-    """`STAGING_BYTES` of memory at `address`, page-aligned, that files can be read into. Closing is idempotent."""
+    """`STAGING_BYTES` of page-aligned memory that files can be read into."""
 
     @property
     def address(self) -> int:
-        """Where it is."""
+        """The first byte."""
         ...
 
     def close(self) -> None:
-        """Give it back."""
+        """Free the memory. Idempotent."""
         ...
 
 
 class PlainStaging:
-    """Ordinary memory."""
+    """Staging in ordinary memory."""
 
     def __init__(self) -> None:
         self.address = _libc.map_anonymous(STAGING_BYTES)
 
     def close(self) -> None:
-        """Give it back. Idempotent."""
+        """Free the memory. Idempotent."""
         if self.address:
             _libc.unmap(self.address, STAGING_BYTES)
             self.address = 0
@@ -51,7 +51,14 @@ class PlainStaging:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Bytes of one tensor (its handle): `length` bytes at `file_offset` of a shard, its bytes from `offset` on."""
+    """A part of one tensor.
+
+    tensor: the handle of the tensor.
+    shard: the number of its shard.
+    file_offset: where the part lies in the shard.
+    length: its size in bytes.
+    offset: where the part lies in the tensor.
+    """
 
     tensor: int
     shard: int
@@ -61,7 +68,7 @@ class Extent:
 
 
 def cut_into_pieces(extents: Sequence[Extent], piece_bytes: int = PIECE_BYTES) -> list[Extent]:
-    """Return `extents` in pieces of at most `piece_bytes`, in the order of the files."""
+    """Return `extents` cut into pieces of at most `piece_bytes`, in file order."""
     return [
         Extent(
             extent.tensor,
@@ -76,10 +83,11 @@ def cut_into_pieces(extents: Sequence[Extent], piece_bytes: int = PIECE_BYTES) -
 
 
 class Upload:
-    """An upload that has begun to read. One consumer thread calls `finish`; closing is idempotent.
+    """An upload, which begins to read when it is made. One consumer thread calls `finish`.
 
-    put: copies a piece, read to an address, to where it belongs. staging: through which, which it closes. check:
-    runs while waiting, and may raise to stop.
+    put: copies a piece from an address in memory to the device.
+    staging: the memory that pieces are read into, which the upload closes.
+    check: runs while the consumer waits, and may raise to stop.
     """
 
     def __init__(
@@ -102,11 +110,11 @@ class Upload:
 
     @property
     def is_done(self) -> bool:
-        """Whether all is where it belongs."""
+        """Whether all pieces are on the device."""
         return self._next == len(self._pieces)
 
     def finish(self) -> None:
-        """Put all pieces where they belong; where that is stopped, it can go on later.
+        """Copy all pieces to the device; after a stop, another call goes on.
 
         Raises TierReadError or ModelFileError when a piece cannot be read.
         """
@@ -127,7 +135,7 @@ class Upload:
         self.close()
 
     def close(self) -> None:
-        """Free the memory in between; no reader may be at work any more. Idempotent."""
+        """Free the staging memory; no reader may be at work any more. Idempotent."""
         self._staging.close()
 
     def _slot(self, number: int) -> int:

@@ -1,7 +1,7 @@
-"""Weights in memory: carries out what a `Residency` or `OnDemand` decides, on a `Territory`, with `Readers`.
+"""Weights in memory: carries out the decisions of a `Residency` or `OnDemand` on an `AddressSpace`, with `Readers`.
 
-Frames are moved in the order in which they were handed out, whichever thread gets there first: a frame that one chunk
-gives up may be promised to the next before it has moved.
+Frames are moved in the order in which they were handed out, whichever thread comes first, because a frame may be handed
+on to the next chunk before it has moved to this one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from edge_run.base.errors import BudgetError, EdgeRunError, TierReadError
 from edge_run.base.protocols import Clock
 from edge_run.base.units import MIB
+from edge_run.tiers.address_space import AddressSpace, MoveRefused
 from edge_run.tiers.content_sums import ContentSums
 from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers, as_read_error
 from edge_run.tiers.residency import Load, Residency
 from edge_run.tiers.source import Source, changed
-from edge_run.tiers.territory import MoveRefused, Territory
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +30,14 @@ GUESS_BYTES = 2 * MIB  # of chunks that perhaps nobody needs
 
 
 class Weights:
-    """The DRAM tier of one model. One consumer thread acquires and releases; the readers do the rest."""
+    """The DRAM tier of one model. One consumer thread acquires and releases; the readers do the rest.
+
+    It is over 200 lines because the consumer's calls and the readers' jobs change the same queues under one lock.
+    """
 
     def __init__(
         self,
-        territory: Territory,
+        address_space: AddressSpace,
         sources: Sequence[Source],
         readers: Readers,
         state: Residency | OnDemand,
@@ -42,25 +45,29 @@ class Weights:
         run_chunks: int = MAX_READ_CHUNKS,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Weights whose chunks `state` keeps account of; a read is of at most `run_chunks` chunks.
+        """Manage the chunks of `address_space`.
 
-        check: runs while the consumer waits, and may raise to stop; then nothing more is held than before.
+        sources: the shards, by number.
+        readers: the threads that read.
+        state: decides which chunks are in memory.
+        run_chunks: the most chunks that one read brings.
+        check: runs while the consumer waits, and may raise to stop; the chunks being acquired are then not held.
         """
         self._check = check
-        self._territory = territory
+        self._address_space = address_space
         self._sources = sources
         self._readers = readers
         self._residency = state
         self._clock = clock
         self._run_chunks = run_chunks
-        self._guess_chunks = max(1, GUESS_BYTES // territory.chunk_bytes)
+        self._guess_chunks = max(1, GUESS_BYTES // address_space.chunk_bytes)
         self._changed = threading.Condition()
         self._moves: deque[Load] = deque()
-        self._leaving: deque[int] = deque()  # chunks that were let go, of which no account was taken yet
+        self._leaving: deque[int] = deque()  # released by the consumer, not yet in `_residency`
         self._moved = self._promised = self._asked = 0
         self._lost: dict[int, OSError] = {}
         self._sums = ContentSums()
-        self._patient: dict[int, Callable[[], int]] = {}  # reads that wait, and that nobody waits for, by chunk
+        self._patient: dict[int, Callable[[], int]] = {}  # queued reads that nobody waits for, by chunk
         self._error: EdgeRunError | None = None
         self._exposed: list[int] | None = None
         self._delayed: list[tuple[list[Load], int | None]] = []
@@ -74,7 +81,7 @@ class Weights:
         """Hold `chunks`; return the seconds waited until all are readable.
 
         Raises TierReadError or ModelFileError when one cannot be read, BudgetError when there are too few frames for
-        all that is held; then nothing more is held than before.
+        all chunks that are held. After an error none of `chunks` is held by this call.
         """
         chunks = list(chunks)
         with self._changed:
@@ -100,63 +107,63 @@ class Weights:
             return self._clock() - started
 
     def release(self, chunks: Iterable[int]) -> None:
-        """Let `chunks` go and read ahead into their frames."""
+        """Release `chunks`, and read ahead into their frames."""
         self._leaving.extend(chunks)
         with self._changed:
             self._let_go()
 
     def release_soon(self, chunks: Iterable[int]) -> None:
-        """As `release`, by a reader, while the consumer goes on; before it acquires again at the latest."""
+        """Have a reader release `chunks` while the consumer goes on, at the latest before it acquires again."""
         self._leaving.extend(chunks)
         self._readers.submit(self._release_there, is_urgent=True)
 
     def hold(self, chunks: Iterable[int], is_guess: bool = False) -> None:
-        """Hold `chunks`, which are read when no other read is waited for; only of an `OnDemand`.
+        """Hold `chunks`, which are read while nobody waits for other reads; only with an `OnDemand`.
 
-        is_guess: in pieces so small that a read that is waited for need not wait long behind them.
+        is_guess: read them in small pieces, so that an urgent read need not wait long behind one.
         """
         assert isinstance(self._residency, OnDemand)
         with self._changed:
             self._submit(self._residency.hold(chunks), self._guess_chunks if is_guess else self._run_chunks)
 
-    def keep(self, chunks: Collection[int]) -> None:
-        """Let `chunks` stay from now on, each in memory of its own; only of a `Residency`."""
+    def pin(self, chunks: Collection[int]) -> None:
+        """Pin `chunks` from now on, each in memory of its own; only with a `Residency`."""
         assert isinstance(self._residency, Residency)
         with self._changed:
             self._let_go()
-            self._submit(self._residency.keep(chunks))
+            self._submit(self._residency.pin(chunks))
 
-    def give_up(self, chunks: Collection[int]) -> None:
-        """Free the memory of `chunks`, which were kept and nobody holds; they stream again."""
+    def unpin(self, chunks: Collection[int]) -> None:
+        """Unpin and free `chunks`, which are pinned and not held; they stream again."""
         assert isinstance(self._residency, Residency)
         with self._changed:
             self._let_go()
             while self._residency.is_loading(chunks):
                 self._changed.wait(timeout=0.1)
                 self._check()
-            self._residency.give_up(chunks)
-            self._territory.vacate(chunks)
+            self._residency.unpin(chunks)
+            self._address_space.unmap(chunks)
 
     def unread(self, chunks: Iterable[int]) -> int:
-        """Return how many of `chunks` somebody holds whose reads have not begun, and nobody waits for."""
+        """Return how many of `chunks` are held, not waited for, and not being read yet."""
         with self._changed:
             return sum(chunk in self._patient for chunk in chunks)
 
     def expose(self, but: Collection[int] = ()) -> None:
-        """Let all chunks be read, as zeros where nothing is in memory, until `hide`; no read begins meanwhile.
+        """Make all chunks readable until `hide`; those without memory read as zeros. No read begins meanwhile.
 
-        but: chunks that are none of its business.
+        but: chunks to leave as they are.
         """
         with self._changed:
             self._carry_out_moves(self._promised)
             self._exposed = [chunk for chunk in self._residency.without_memory() if chunk not in but]
-            self._territory.expose(self._exposed)
+            self._address_space.expose(self._exposed)
 
     def hide(self) -> None:
-        """End what `expose` began."""
+        """Undo `expose`."""
         with self._changed:
             exposed, self._exposed = self._exposed, None
-            self._territory.hide(exposed or ())
+            self._address_space.hide(exposed or ())
             delayed, self._delayed = self._delayed, []
             for loads, run_chunks in delayed:
                 self._submit(loads, run_chunks)
@@ -167,7 +174,7 @@ class Weights:
         return 0
 
     def _let_go(self) -> None:
-        """Take account of what was let go; the lock is held."""
+        """Carry out the releases that `release_soon` noted. The caller holds the lock."""
         leaving = [self._leaving.popleft() for _ in range(len(self._leaving))]
         if leaving:
             self._submit(self._residency.release(leaving))
@@ -176,7 +183,7 @@ class Weights:
         if self._exposed is not None:
             self._delayed.append((list(loads), run_chunks))
             return
-        for run in _coalesce(loads, self._territory, run_chunks or self._run_chunks):
+        for run in _coalesce(loads, self._address_space, run_chunks or self._run_chunks):
             self._moves.extend(run)
             self._promised += len(run)
             job = self._job(run, self._promised)
@@ -185,7 +192,7 @@ class Weights:
             self._readers.submit(job, is_urgent=run[0].is_urgent)
 
     def _hasten(self, chunks: Iterable[int]) -> None:
-        """Let those of `chunks` be read at once that somebody asked for before, and nobody waited for."""
+        """Make the waiting reads of `chunks` urgent, which were asked for before while nobody waited for them."""
         for job in dict.fromkeys(self._patient[chunk] for chunk in chunks if chunk in self._patient):
             self._readers.hasten(job)
 
@@ -200,7 +207,7 @@ class Weights:
                     self._carry_out_moves(ticket)
                     self._check_frames(run)
                     if not self._is_needed(run):
-                        self._give_up(run)
+                        self._drop(run)
                         return 0
                 n_bytes = self._read(run)
                 self._note_loaded(run)
@@ -212,26 +219,26 @@ class Weights:
         return read
 
     def _carry_out_moves(self, ticket: int) -> None:
-        """Make all moves up to `ticket`; note one that the kernel refuses, for the run that it belongs to."""
+        """Make all moves up to `ticket`; a move that the kernel refuses is noted for its run."""
         while self._moved < ticket:
             run = [self._moves.popleft()]
             while self._moves and self._goes_with(self._moves[0], run):
                 run.append(self._moves.popleft())
             self._moved += len(run)
             try:
-                self._territory.furnish(run[0].chunk, run[0].source, len(run))
+                self._address_space.map(run[0].chunk, run[0].source, len(run))
             except OSError as error:
                 self._lost.update((load.chunk, error) for load in run)
 
     def _goes_with(self, load: Load, run: list[Load]) -> bool:
-        """Return whether `load` can be moved together with `run`: from chunks in a row to others in a row."""
+        """Return whether `load` can be moved in one call with `run`: from chunks in a row to chunks in a row."""
         first, last = run[0], run[-1]
-        if load.source is None or last.source is None or not self._territory.is_followed_by(last.chunk, load.chunk):
+        if load.source is None or last.source is None or not self._address_space.is_followed_by(last.chunk, load.chunk):
             return False
         if load.source < 0 or last.source < 0:
             return load.source < 0 and last.source < 0
         is_apart = first.source is not None and abs(first.source - first.chunk) > len(run)
-        return is_apart and self._territory.is_followed_by(last.source, load.source)
+        return is_apart and self._address_space.is_followed_by(last.source, load.source)
 
     def _check_frames(self, run: list[Load]) -> None:
         for load in run:
@@ -242,22 +249,22 @@ class Weights:
                 raise TierReadError(f"moving page frames failed ({error}); {advice}") from error
 
     def _is_needed(self, run: list[Load]) -> bool:
-        """Return whether anybody still wants to have what `run` reads."""
+        """Return whether any chunk of `run` still has a holder."""
         state = self._residency
         return not isinstance(state, OnDemand) or any(state.is_held(load.chunk) for load in run)
 
-    def _give_up(self, run: list[Load]) -> None:
+    def _drop(self, run: list[Load]) -> None:
         self._submit([following for load in run for following in self._residency.failed(load.chunk)[1]])
         self._changed.notify_all()
 
     def _read(self, run: list[Load]) -> int:
-        first = self._territory.place(run[0].chunk)
-        length = sum(self._territory.place(load.chunk).length for load in run)
+        first = self._address_space.place(run[0].chunk)
+        length = sum(self._address_space.place(load.chunk).length for load in run)
         source = self._sources[first.shard]
         n_bytes = source.read_into(first.address, length, first.file_offset)
         for chunk in (load.chunk for load in run):
             if source.is_doubtful or self._sums.is_new(chunk):
-                place = self._territory.place(chunk)
+                place = self._address_space.place(chunk)
                 if not self._sums.agrees(
                     chunk, place.address, min(place.length, source.size_bytes - place.file_offset)
                 ):
@@ -285,10 +292,10 @@ class Weights:
             self._changed.notify_all()
 
 
-def _coalesce(loads: Sequence[Load], territory: Territory, most_chunks: int) -> list[list[Load]]:
-    """Group chunks that follow each other in memory, in the order given, into reads of at most `most_chunks` chunks.
+def _coalesce(loads: Sequence[Load], address_space: AddressSpace, most_chunks: int) -> list[list[Load]]:
+    """Group loads whose chunks follow each other in memory into reads of at most `most_chunks` chunks, in order.
 
-    Neighbours by number need not be: a mapping may have a hole, where llama.cpp gave back what it does not use.
+    Consecutive numbers are not enough: llama.cpp may have unmapped a part of a file that it does not use.
     """
     runs: list[list[Load]] = []
     for load in loads:
@@ -297,7 +304,7 @@ def _coalesce(loads: Sequence[Load], territory: Territory, most_chunks: int) -> 
             last is not None
             and load.is_urgent == last.is_urgent
             and len(runs[-1]) < most_chunks
-            and territory.is_followed_by(last.chunk, load.chunk)
+            and address_space.is_followed_by(last.chunk, load.chunk)
         ):
             runs[-1].append(load)
         else:

@@ -1,7 +1,7 @@
-"""Who may do what at the embedded broker: users, their passwords' digests, and the topics that each may use.
+"""The access rights at the embedded broker: users, the digests of their passwords, and the topics that each may use.
 
-Pure: the broker's process is sent it as a JSON document, and asks it. Filters are MQTT's (`+` is one level, a last `#`
-the rest), and `%c` in a filter is the id of the client, as in mosquitto's patterns.
+This module does no I/O. The parent process sends the rights to the broker's process as a JSON document. Topic filters
+are MQTT's: `+` is one level, a last `#` is the rest. `%c` in a filter is the client's id, as in mosquitto's patterns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _DIGEST_LETTERS = 64
 class BrokerUser:
     """One user of the broker.
 
-    password_sha256: in hexadecimal digits. publish, subscribe: filters of topics. connections: at a time, at most.
+    password_sha256: in hexadecimal digits.
+    publish: filters of the topics under which it may publish.
+    subscribe: filters of the topics to which it may subscribe.
+    connections: at a time, at most.
     client_prefix: what the id of each of its clients begins with, so that nobody connects under another user's id.
     """
 
@@ -91,7 +94,7 @@ def member_user(cluster: str, password: str, connections: int = 32) -> BrokerUse
 
 def guest_user(cluster: str, password: str) -> BrokerUser:
     """Return what whoever has an invitation may do: ask to come in, and hear who is a member."""
-    return BrokerUser(digest(password), (f"{ROOT}/{cluster}/door/%c",), (f"{ROOT}/{cluster}/members",), GUESTS)
+    return BrokerUser(digest(password), (f"{ROOT}/{cluster}/join/%c",), (f"{ROOT}/{cluster}/members",), GUESTS)
 
 
 def home_user(cluster: str, password: str) -> BrokerUser:
@@ -119,7 +122,7 @@ def mosquitto_acl(cluster: str, user: str | None) -> str:
 
     A client's id is its node, so that nobody speaks for another.
     """
-    topics = (*member_topics(cluster), f"{ROOT}/{cluster}/door/%c")
+    topics = (*member_topics(cluster), f"{ROOT}/{cluster}/join/%c")
     lines = [
         f"# mosquitto: what members of the edge-run cluster {cluster} may do; its configuration names this as acl_file",
         *([f"user {user}"] if user else []),

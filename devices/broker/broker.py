@@ -1,8 +1,8 @@
-"""What a broker decides, without I/O: who may come in, who hears what, what is kept. MQTT 3.1.1, QoS 0 and 1.
+"""The decisions of the broker, without I/O: who may connect, who receives which message, and which messages are kept.
 
-Packets of numbered connections go in, instructions come out; `server.py` carries them out. All is bounded: what
-a client may subscribe to, what is kept, how often one user is connected. No session outlives its connection, so there
-is no queue for who is away.
+Packets of numbered connections go in and instructions come out; `server.py` carries the instructions out. The broker
+speaks MQTT 3.1.1 with QoS 0 and 1. Subscriptions, kept messages and the connections of a user are bounded. No session
+outlives its connection, so the broker has no queue for clients that are away.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from edge_run.devices.broker.packets import (
     LEVEL,
     MOST_FILTERS,
     PONG,
-    Answer,
     Connect,
-    Kind,
+    ConnectReturnCode,
     Packet,
+    PacketKind,
     Publish,
     Subscribe,
     Unsubscribe,
@@ -64,7 +64,7 @@ Instruction: TypeAlias = Send | Close
 
 @dataclass(slots=True)
 class _Client:
-    """Who is at the other end of a connection that was let in."""
+    """The client of a connection that was let in."""
 
     connection: int
     name: str
@@ -122,7 +122,7 @@ class MqttBroker:
             for one in packet.filters:
                 client.filters.pop(one, None)
             self._routes.clear()
-            return [Send(connection, write_confirmation(Kind.UNSUBACK, packet.number))]
+            return [Send(connection, write_confirmation(PacketKind.UNSUBACK, packet.number))]
         if isinstance(packet, Word):
             return self._obey(client, packet)
         return [Close(connection, "said twice who it is")]
@@ -149,24 +149,27 @@ class MqttBroker:
             done += [*self.leave(other.connection), Close(other.connection)]
         client = self._clients[connection] = self._names[name] = _Client(connection, name, packet.user, packet.will)
         self._routes.clear()
-        return [*done, Send(client.connection, write_answer(Answer.ACCEPTED))]
+        return [*done, Send(client.connection, write_answer(ConnectReturnCode.ACCEPTED))]
 
-    def _why_not(self, packet: Connect, user: BrokerUser | None, name: str) -> tuple[Answer, str] | None:
+    def _why_not(self, packet: Connect, user: BrokerUser | None, name: str) -> tuple[ConnectReturnCode, str] | None:
         if packet.level != LEVEL:
-            return Answer.VERSION, f"speaks version {packet.level} of the protocol, MQTT 3.1.1 is needed"
+            return ConnectReturnCode.VERSION, f"speaks version {packet.level} of the protocol, MQTT 3.1.1 is needed"
         if user is None or not user.has_password(packet.password):
-            return Answer.FORBIDDEN, "has no password" if not packet.password else "has a wrong user or password"
+            return (
+                ConnectReturnCode.FORBIDDEN,
+                "has no password" if not packet.password else "has a wrong user or password",
+            )
         if not _CLIENT.fullmatch(name) or not name.startswith(user.client_prefix):
-            return Answer.CLIENT, f"user {packet.user}: may not connect under this client's id"
+            return ConnectReturnCode.CLIENT, f"user {packet.user}: may not connect under this client's id"
         if name != packet.user and name in self._access.users:
-            return Answer.CLIENT, f"user {packet.user}: may not connect under another user's name"
+            return ConnectReturnCode.CLIENT, f"user {packet.user}: may not connect under another user's name"
         other = self._names.get(name)
         if other is not None and other.user != packet.user:
-            return Answer.CLIENT, f"user {packet.user}: may not connect as another user's client"
+            return ConnectReturnCode.CLIENT, f"user {packet.user}: may not connect as another user's client"
         if packet.will is not None and not user.may_publish(packet.will.topic, name):
-            return Answer.FORBIDDEN, f"user {packet.user}: may not have such a will"
+            return ConnectReturnCode.FORBIDDEN, f"user {packet.user}: may not have such a will"
         if other is None and self._connections_of(packet.user) >= user.connections:
-            return Answer.UNAVAILABLE, f"user {packet.user}: has {user.connections} connections already"
+            return ConnectReturnCode.UNAVAILABLE, f"user {packet.user}: has {user.connections} connections already"
         return None
 
     def _connections_of(self, user: str) -> int:
@@ -181,7 +184,7 @@ class MqttBroker:
     def _publish(self, client: _Client, message: Publish) -> list[Instruction]:
         done: list[Instruction] = []
         if message.is_confirmed:  # also where it is refused: MQTT 3.1.1 knows no other answer (3.3.5.2)
-            done.append(Send(client.connection, write_confirmation(Kind.PUBACK, message.number)))
+            done.append(Send(client.connection, write_confirmation(PacketKind.PUBACK, message.number)))
         return done + self._spread(client, message)
 
     def _spread(self, client: _Client, message: Publish) -> list[Instruction]:
@@ -230,12 +233,12 @@ class MqttBroker:
                     for one in self.kept.matching(text)
                 ]
         self._routes.clear()
-        return [Send(client.connection, write_confirmation(Kind.SUBACK, packet.number, bytes(codes))), *kept]
+        return [Send(client.connection, write_confirmation(PacketKind.SUBACK, packet.number, bytes(codes))), *kept]
 
     def _obey(self, client: _Client, word: Word) -> list[Instruction]:
-        if word.kind is Kind.PINGREQ:
+        if word.kind is PacketKind.PINGREQ:
             return [Send(client.connection, PONG)]
-        if word.kind is Kind.DISCONNECT:
+        if word.kind is PacketKind.DISCONNECT:
             client.will = None
             self._forget(client)
             return [Close(client.connection)]

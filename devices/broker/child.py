@@ -1,7 +1,7 @@
-"""The process of the embedded broker: it ends when its standard input does, whatever became of who started it.
+"""The process of the embedded broker, which ends when its standard input ends, however its parent ended.
 
-The first line of standard input is a JSON object: host, port, access; each further one is the access from then on.
-Lines of standard output are JSON objects: `ready`, `error`, or `log`.
+The first line of standard input is a JSON object with host, port and access rights. Each further line has the access
+rights from then on. Lines of standard output are JSON objects: `ready`, `error` or `log`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Finding the broker on a local network, by multicast DNS: for join lines that name no address.
+"""Finds the broker on a local network by multicast DNS, for join lines that name no address.
 
-What is announced is not the cluster's id but a word made from the founder's key, or from the secret of a cluster that
-has no list of members: only who has one of its lines can tell.
+The announcement does not contain the cluster's id. It contains a word made from the founder's key, or from the secret
+of a cluster that has no list of members, so that only a device with a join line recognises the cluster.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A broker for where there is none: a process of its own, which ends with this one.
+"""An MQTT broker in a process of its own, for clusters without a broker. The process ends with this one.
 
-It speaks MQTT 3.1.1 to who has a password, is bounded in all that it holds (`server.py`), and forgets everything
-when it ends. Members rely on it for nothing else: each message is signed, and presence is their own heartbeat. By
-default only this device reaches it.
+The broker speaks MQTT 3.1.1 to clients with a password, bounds everything that it holds (`server.py`), and forgets all
+of it when it ends. Members need nothing more of it: each message is signed, and presence is the members' own
+heartbeat. By default only this device reaches the broker.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class EmbeddedBroker:
-    """Listens on `host`:`port` until it is closed, for whom `access` names. Any thread may use it."""
+    """A broker on `host`:`port` until it is closed, for the users that `access` names. Any thread may use it."""
 
     def __init__(self, host: str, port: int, access: BrokerAccess) -> None:
         """Start it. Raises MeshError where it cannot listen there."""

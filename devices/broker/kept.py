@@ -1,6 +1,7 @@
-"""The messages that the broker keeps for later comers: bounded for each user and in all, the oldest go first.
+"""The messages that the broker keeps for clients that subscribe later. The oldest messages go first.
 
-A user fills its own share only, so nobody's rubbish takes the place of another user's lease or plan.
+The messages are bounded for each user and in all. A user fills its own share only, so no user can push out the lease
+or the plan of another.
 """
 
 from __future__ import annotations

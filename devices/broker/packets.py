@@ -1,7 +1,7 @@
-"""The packets of MQTT 3.1.1, as a broker reads and writes them: bytes in, dataclasses out. No I/O, no state.
+"""Reads and writes the packets of MQTT 3.1.1: bytes on one side, dataclasses on the other. No I/O, no state.
 
-What a client may not send, or sends in a wrong form, is refused with ProtocolError; section numbers are those of the
-OASIS standard of MQTT 3.1.1. Messages that are delivered exactly once (QoS 2) are not known here: nobody of ours asks.
+A packet that a client may not send, or that is malformed, raises ProtocolError. Section numbers are those of the OASIS
+standard of MQTT 3.1.1. QoS 2 (exactly once) is not supported, because no part of edge-run uses it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_FILTERS = 64
 _T = TypeVar("_T")
 
 
-class Kind(IntEnum):
+class PacketKind(IntEnum):
     """The kind of a packet (2.2.1)."""
 
     CONNECT = 1
@@ -36,8 +36,8 @@ class Kind(IntEnum):
     DISCONNECT = 14
 
 
-class Answer(IntEnum):
-    """What a broker says to who connects (3.2.2.3)."""
+class ConnectReturnCode(IntEnum):
+    """What a broker answers to a client that connects (3.2.2.3)."""
 
     ACCEPTED = 0
     VERSION = 1
@@ -49,7 +49,10 @@ class Answer(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """A message. number: of the packet, where it is confirmed."""
+    """A message.
+
+    number: of the packet, where it is confirmed.
+    """
 
     topic: str
     payload: bytes
@@ -60,7 +63,11 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Who connects. will: what is to be published when the connection breaks. keepalive_s: 0 is no limit."""
+    """A client that connects.
+
+    will: what is to be published when the connection breaks.
+    keepalive_s: 0 is no limit.
+    """
 
     client: str
     user: str
@@ -73,7 +80,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Filters to listen to, each with whether what comes is to be confirmed."""
+    """Topic filters to subscribe to, each with whether messages are to be confirmed."""
 
     number: int
     filters: tuple[tuple[str, bool], ...]
@@ -81,7 +88,7 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """Filters to listen to no more."""
+    """Topic filters to unsubscribe from."""
 
     number: int
     filters: tuple[str, ...]
@@ -89,9 +96,9 @@ class Unsubscribe:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A packet that says nothing but its kind: PUBACK, PINGREQ, DISCONNECT."""
+    """A packet without content: PUBACK, PINGREQ, DISCONNECT."""
 
-    kind: Kind
+    kind: PacketKind
 
 
 Packet: TypeAlias = Connect | Publish | Subscribe | Unsubscribe | Word
@@ -115,19 +122,21 @@ def read_head(data: bytes | bytearray) -> tuple[int, int, int] | None:
 def read_packet(first: int, content: bytes) -> Packet:
     """Return the packet whose first byte is `first` and which has `content` behind its head. Raises ProtocolError."""
     kind, flags = first >> 4, first & 0x0F
-    if kind == Kind.PUBLISH:
+    if kind == PacketKind.PUBLISH:
         return _read_publish(flags, _Reader(content))
-    if flags != (2 if kind in (Kind.SUBSCRIBE, Kind.UNSUBSCRIBE) else 0):
+    if flags != (2 if kind in (PacketKind.SUBSCRIBE, PacketKind.UNSUBSCRIBE) else 0):
         raise ProtocolError(f"packet: of kind {kind} with flags {flags}")
-    if kind == Kind.CONNECT:
+    if kind == PacketKind.CONNECT:
         return _read_connect(_Reader(content))
-    if kind == Kind.SUBSCRIBE:
+    if kind == PacketKind.SUBSCRIBE:
         return _read_subscribe(_Reader(content))
-    if kind == Kind.UNSUBSCRIBE:
+    if kind == PacketKind.UNSUBSCRIBE:
         reader = _Reader(content)
         return Unsubscribe(reader.number(), reader.until_end(reader.text))
-    if kind in (Kind.PINGREQ, Kind.DISCONNECT, Kind.PUBACK) and len(content) == (2 if kind == Kind.PUBACK else 0):
-        return Word(Kind(kind))
+    if kind in (PacketKind.PINGREQ, PacketKind.DISCONNECT, PacketKind.PUBACK) and len(content) == (
+        2 if kind == PacketKind.PUBACK else 0
+    ):
+        return Word(PacketKind(kind))
     raise ProtocolError(f"packet: of kind {kind} and {len(content)} bytes, which no client of ours sends")
 
 
@@ -145,21 +154,21 @@ def write_publish(message: Publish) -> bytes:
     """Return the packet of a message for a client up to its payload, which all who listen share."""
     topic = message.topic.encode()
     number = message.number.to_bytes(2, "big") if message.is_confirmed else b""
-    first = Kind.PUBLISH << 4 | message.is_confirmed << 1 | message.is_kept
+    first = PacketKind.PUBLISH << 4 | message.is_confirmed << 1 | message.is_kept
     return write_packet(first, struct.pack(">H", len(topic)) + topic + number, len(message.payload))
 
 
-def write_answer(answer: Answer) -> bytes:
+def write_answer(answer: ConnectReturnCode) -> bytes:
     """Return what is said to who connects; never of a session that was kept."""
-    return write_packet(Kind.CONNACK << 4, bytes([0, answer]))
+    return write_packet(PacketKind.CONNACK << 4, bytes([0, answer]))
 
 
-def write_confirmation(kind: Kind, number: int, content: bytes = b"") -> bytes:
+def write_confirmation(kind: PacketKind, number: int, content: bytes = b"") -> bytes:
     """Return a PUBACK, SUBACK or UNSUBACK of the packet `number`."""
     return write_packet(kind << 4, number.to_bytes(2, "big") + content)
 
 
-PONG = write_packet(Kind.PINGRESP << 4, b"")
+PONG = write_packet(PacketKind.PINGRESP << 4, b"")
 
 
 class _Reader:

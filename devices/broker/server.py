@@ -1,8 +1,8 @@
-"""The broker's sockets: takes packets apart, hands them to `MqttBroker`, and carries out what it says. asyncio.
+"""The sockets of the broker, with asyncio: splits the bytes into packets, and carries out what `MqttBroker` decides.
 
-Everything that a stranger can make grow is bounded here: connections (in all, of an address, that have not said who
-they are), the size of a packet, which is looked at before the packet is taken in, what waits to be sent, how fast one
-connection may speak. Who has not said who it is may send a few kilobytes, for a few seconds.
+This module bounds everything that a client can make grow: the number of connections, also by address and before a
+client has named itself; the size of a packet, which is checked before the packet is read; the bytes that wait to be
+sent; and the rate of a connection. A client that has not named itself may send a few kilobytes for a few seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import cast
 from edge_run.base.errors import ProtocolError
 from edge_run.devices.broker.access import BrokerAccess
 from edge_run.devices.broker.broker import Instruction, MqttBroker, Send
-from edge_run.devices.broker.packets import Connect, Kind, Packet, read_head, read_packet
+from edge_run.devices.broker.packets import Connect, Packet, PacketKind, read_head, read_packet
 
 MOST_PACKET, MOST_FIRST_PACKET = 300_000, 16 << 10
 MOST_CONNECTIONS, MOST_OF_ADDRESS = 256, 144
@@ -111,7 +111,7 @@ class Connection(asyncio.BufferedProtocol):
             return None
         head = read_head(self.data)
         is_known = self._server.broker.is_in(self.number)
-        if self.data and not is_known and self.data[0] >> 4 != Kind.CONNECT:
+        if self.data and not is_known and self.data[0] >> 4 != PacketKind.CONNECT:
             raise ProtocolError("spoke before it said who it is")
         if head is None:
             return None

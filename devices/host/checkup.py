@@ -1,6 +1,6 @@
-"""What of this device is in the way: memory, and the kernel's settings about it. Each check reads and changes nothing.
+"""Checks of this device for `doctor`: its memory, and the kernel's settings for memory. A check changes nothing.
 
-`root` is where procfs and sysfs are found, for tests. A file that is not there, as on other systems, gives no finding.
+`root` is where procfs and sysfs are found, for tests. A file that is missing, as on other systems, gives no finding.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How fast a disk is read here: past the page cache, in pieces of several sizes, into memory as weights have it.
+"""Measures how fast a disk is read here: past the page cache, in pieces of several sizes, as weights are read.
 
-The model itself is read where it is on that disk and long enough, else a scratch file. A first part of every
-measurement does not count: threads start in it, and a throttled disk hands out what it had saved up.
+The model file itself is read where it lies on that disk and is long enough, else a scratch file. The first part of
+each measurement does not count, because threads start in it and a throttled disk spends what it has saved up.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from edge_run.devices.host.memory import available_bytes
 from edge_run.devices.host.mount import find_mount
 from edge_run.devices.host.scratch import scratch_file
 from edge_run.tiers import _libc
+from edge_run.tiers.address_space import CHUNK_BYTES
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.source import SourceFile
-from edge_run.tiers.territory import CHUNK_BYTES
 from edge_run.tiers.weights import MAX_READ_CHUNKS
 
 UNIT_BYTES = MAX_READ_CHUNKS * CHUNK_BYTES
@@ -42,8 +42,8 @@ LEAST_CPU_S = 1e-15
 class Effort:
     """What a measurement may take: it ends after `duration_s` or `most_bytes`, and reads into `ring_bytes` of memory.
 
-    skip_s: of the beginning, at most a quarter of most_bytes, that does not count. fresh_bytes: of new memory that are
-    used at most; as many are used before, uncounted.
+    skip_s: of the beginning, at most a quarter of most_bytes, that does not count.
+    fresh_bytes: of new memory that are used at most; as many are used before, uncounted.
     """
 
     duration_s: float = 0.5
@@ -135,7 +135,7 @@ def data_units(path: Path) -> list[int]:
 
 
 class _Deal:
-    """Hands out which blocks of a file to read: others for each figure as long as there are, spread over the file."""
+    """Hands out blocks of a file to read, spread over the file, and other ones for each figure while there are any."""
 
     def __init__(self, units: Sequence[int], most_units: int, readers: int) -> None:
         order = spread(len(units))
@@ -203,14 +203,14 @@ def _measure(
     effort: Effort,
 ) -> tuple[float, float]:
     """Read blocks at `offsets`, in that order, until it is enough; return bytes per second and CPU seconds per byte."""
-    pace = Pace(effort, max(1, min(readers, len(offsets) // 4)))
+    meter = ReadMeter(effort, max(1, min(readers, len(offsets) // 4)))
     is_over, failures = threading.Event(), list[BaseException]()
 
     def read(number: int, offset: int) -> int:
         n_bytes = 0
         try:
             n_bytes = source.read_into(target(number), block_bytes, offset)
-            is_enough = pace.note(time.monotonic(), n_bytes)
+            is_enough = meter.note(time.monotonic(), n_bytes)
         except BaseException as error:
             failures.append(error)
             is_enough = True
@@ -228,11 +228,11 @@ def _measure(
     if failures:
         raise failures[0]
     totals = threads.totals
-    return pace.bytes_per_s, max(totals.cpu_s / totals.bytes_read, LEAST_CPU_S)
+    return meter.bytes_per_s, max(totals.cpu_s / totals.bytes_read, LEAST_CPU_S)
 
 
-class Pace:
-    """Counts reads that end, says when it is enough, and how fast they came. Thread-safe.
+class ReadMeter:
+    """Counts reads that end, says when there were enough, and how fast the reads came. Thread-safe.
 
     The bandwidth is the slope of the line of least squares through (time, bytes so far): reads of several threads come
     in groups, and a figure from the first and the last of them would be wrong by a group.

@@ -1,8 +1,8 @@
 """A ledger of granted budgets, one for each user: runs that together exceed memory are refused, not killed later.
 
-What a run takes is known when its plan is made, and is missing from what the machine has free only once its weights
-are read. Until then it is written down here, in a file for each grant that lives as long as its process
-(`locks.py`). Where no such files can be kept, nothing is known of other runs, and nothing fails for it.
+A run knows how much memory it takes when its plan is made, but the system shows that memory as used only after the
+weights are read. Until then the budget is written down here, in a file that counts as long as its process lives
+(`locks.py`). Where such files cannot be kept, other runs are not known, and no run fails for that.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Files that say who is alive: a process keeps its own locked, and the lock ends with the process, however that ends.
+"""Files that say which processes are alive: a process keeps its file locked, and the lock ends with the process.
 
-Locks are those of flock(2), which belong to an open file and so also to the copies of it in forked children; those are
-closed in every child that Python forks. A lock that is still held when its process is gone is a child's, and counts
-for nothing. Where there is no flock, as on Windows, there is no folder for such files either.
+The locks are those of flock(2). Such a lock belongs to an open file, and so also to copies of that file in forked
+children; this module closes the copies in every child that Python forks. A lock that is still held after its process
+is gone belongs to a child, and counts for nothing. Where there is no flock, as on Windows, there is no ledger.
 """
 
 from __future__ import annotations

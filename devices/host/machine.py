@@ -1,4 +1,4 @@
-"""What this machine is: its processor, the cores that this process may use, its memory."""
+"""Describes this machine: its processor, the cores that this process may use, and its memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _CPU_NAMES = ("model name", "Model", "Hardware", "cpu model", "uarch")  # x86, R
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Cores are those that this process may use. memory_limit_bytes: of its control group, 0 for none."""
+    """This machine, as far as this process may use it.
+
+    physical_cores, logical_cores: those that this process may use.
+    memory_limit_bytes: of its control group, 0 for none.
+    """
 
     cpu: str
     architecture: str

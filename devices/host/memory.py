@@ -1,4 +1,4 @@
-"""How much memory this process holds, and how much it may have: procfs and cgroups on Linux, psutil elsewhere."""
+"""How much memory this process holds and may hold: from procfs and cgroups on Linux, from psutil elsewhere."""
 
 from __future__ import annotations
 

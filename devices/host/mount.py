@@ -1,4 +1,4 @@
-"""Which file system a folder is on, and what limits the reading from it."""
+"""Which file system a folder is on, and what limits reading from it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 class Mount:
     """A file system in reach of this process. Equal mounts read equally fast.
 
-    volume: the file system's own number, which tells two drives apart that were given one name. limit: of the control
-    groups, as the kernel writes it.
+    volume: the file system's own number, which tells two drives apart that were given one name.
+    limit: of the control groups, as the kernel writes it.
     """
 
     device: str

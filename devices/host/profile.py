@@ -1,7 +1,7 @@
-"""What was measured on this device, kept in a file for each device and library, so that it is measured once.
+"""Keeps what was measured on this device in a file for each device and library, so that it is measured once.
 
-A figure holds for 30 days; one that was measured while others were at work, for ten minutes. Reading is strict: a file
-that is not exactly what this version writes counts as none.
+A figure holds for 30 days, or for ten minutes where other programs were busy while it was measured. A file that is not
+exactly as this version writes it counts as none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edge_run.base.strict_json import decode, parse
 from edge_run.devices.host.mount import Mount, find_mount
 
 FORMAT_VERSION = 2
-LIFE, DISTURBED_LIFE = timedelta(days=30), timedelta(minutes=10)
+LIFETIME, DISTURBED_LIFETIME = timedelta(days=30), timedelta(minutes=10)
 CLOCK_ERROR = timedelta(days=1)  # a figure from later than this is of a clock that was wrong
 MOST_FILE_BYTES = 4 << 20
 
@@ -39,8 +39,14 @@ def utc_now() -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """What a device's figures depend on. cores: logical ones that this process may use."""
+class MeasuredSetup:
+    """What a device's figures depend on.
+
+    cpu: the name of its processor.
+    architecture: the instruction set.
+    cores: the logical cores that this process may use.
+    library: the version of llama.cpp.
+    """
 
     cpu: str
     architecture: str
@@ -49,7 +55,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class PassCosts:
+class PassOverheads:
     """What a pass of `threads` threads costs besides weights, as in `DeviceProfile`."""
 
     threads: int
@@ -84,7 +90,7 @@ class CostsFigure:
 
     measured_at: str
     is_disturbed: bool
-    costs: PassCosts
+    costs: PassOverheads
 
     @property
     def key(self) -> Key:
@@ -94,7 +100,10 @@ class CostsFigure:
 
 @dataclass(frozen=True, slots=True)
 class DiskFigure:
-    """The speed of a disk, measured as a `KernelFigure` is. volume: the number of its file system, as in `Mount`."""
+    """The speed of a disk, measured as a `KernelFigure` is.
+
+    volume: the number of its file system, as in `Mount`.
+    """
 
     measured_at: str
     is_disturbed: bool
@@ -192,7 +201,7 @@ class Measurements:
             return tuple(
                 figure
                 for age, figure in ages
-                if -CLOCK_ERROR <= age <= (DISTURBED_LIFE if figure.is_disturbed else LIFE)
+                if -CLOCK_ERROR <= age <= (DISTURBED_LIFETIME if figure.is_disturbed else LIFETIME)
             )
 
         return Measurements(
@@ -209,7 +218,7 @@ class _Content:
     """A file of the store."""
 
     format_version: int
-    identity: Identity
+    identity: MeasuredSetup
     measurements: Measurements
 
 
@@ -224,7 +233,7 @@ class ProfileStore:
         self._lock = threading.Lock()
         self.problem = ""
 
-    def load(self, identity: Identity) -> Measurements:
+    def load(self, identity: MeasuredSetup) -> Measurements:
         """Return what is known of the device and not too old; nothing where its file is missing or not ours."""
         path = self._path(identity)
         try:
@@ -240,7 +249,7 @@ class ProfileStore:
             logger.info("%s: measured again, the file is not usable: %s", path, error)
             return Measurements()
 
-    def save(self, identity: Identity, measured: Measurements) -> bool:
+    def save(self, identity: MeasuredSetup, measured: Measurements) -> bool:
         """Add `measured` to what is known of the device; return whether that could be written.
 
         Of two processes at once, one may undo what the other saved in the same moment, and nothing else.
@@ -268,7 +277,7 @@ class ProfileStore:
         self.problem = ""
         return True
 
-    def _path(self, identity: Identity) -> Path:
+    def _path(self, identity: MeasuredSetup) -> Path:
         digest = hashlib.sha256(json.dumps(dataclasses.astuple(identity)).encode()).hexdigest()
         return self._folder / f"{digest[:16]}.json"
 

@@ -1,4 +1,4 @@
-"""A file without a name, full of noise, to measure a drive on."""
+"""A file without a name, filled with noise, on which a drive is measured."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The data link: messages straight between devices, by ZeroMQ with CURVE.
+"""The data link: encrypted messages straight between devices, over ZeroMQ with CURVE.
 
-Each device listens with one socket (`door.py`) and sends on a lane of its own to each peer (`lane.py`),
-opened at the first message in either direction. Both sides show the key that their signed announcement named; any
-other is refused. Pings of the protocol, answered by its I/O thread, tell within 2 s that a peer froze or was cut
-off. A lane that breaks is not mended, since messages may be missing then: its peer is lost, once, and the next
-message opens a new lane.
+Each device listens with one socket (`listener.py`) and sends to each peer on a connection of its own
+(`connection.py`), which is opened at the first message in either direction. Both sides show the key that their signed
+announcement named; any other key is refused. ZeroMQ's own heartbeats tell within 2 s that a peer froze or was cut off.
+A connection that breaks is not reused, because messages may be missing: the peer is lost, once, and the next message
+opens a new connection.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
 from edge_run.base.mesh import Document, LinkRate, Message
-from edge_run.devices.link.frames import Kind, check_parts
-from edge_run.devices.link.lane import Lane, Peer
+from edge_run.devices.link.connection import Peer, PeerConnection
+from edge_run.devices.link.frames import FrameKind, check_parts
 from edge_run.devices.link.service import LinkService
 
 LOOPBACK = "127.0.0.1"
@@ -35,8 +35,8 @@ class DataLink:
     ) -> None:
         """Listen on the addresses `places`; port 0: any that is free. Raises MeshError.
 
-        on_change: a way to a node came, or went or was not found, and why. on_control: a signed control message came
-        this way. on_stranger: somebody who is among the peers no more said something; it is heard if that makes him
+        on_change: a connection to a node came, or went or was not found, and why. on_control: a signed control message
+        came. on_stranger: somebody who is among the peers no more said something; it is heard if that makes him
         one again. on_end: the link ended though nobody closed it, and why. All are called on the link's thread.
         """
         self._service = LinkService(places, port, on_change, on_control, on_stranger, on_end)
@@ -49,7 +49,7 @@ class DataLink:
 
     @property
     def key(self) -> str:
-        """The public key of this life of it."""
+        """The public key of this incarnation of the link."""
         return self._service.keys.public.decode()
 
     @property
@@ -69,10 +69,12 @@ class DataLink:
         """Hand a message to `node`, as base.mesh.Link says."""
         check_parts(parts)
         deadline_s = time.monotonic() + timeout_s
-        self._lane(node, deadline_s).send(Kind.BULK if is_bulk else Kind.DATA, header, parts, deadline_s)
+        self._connection(node, deadline_s).send(
+            FrameKind.BULK if is_bulk else FrameKind.DATA, header, parts, deadline_s
+        )
 
     def send_control_soon(self, node: str, topic: str, payload: bytes) -> None:
-        """Have a signed control message sent, for when the broker is away; it is lost where there is no way."""
+        """Have a signed control message sent, for when the broker is away; it is lost where nothing connects."""
         with self._service.changed:
             self._service.controls.append((node, topic, payload))
         self._service.wake()
@@ -83,16 +85,16 @@ class DataLink:
 
     def overhear(self, hear: Callable[[Message | DeviceLost], None]) -> None:
         """Have `hear` told of what comes, on the link's thread, as base.mesh.Link says."""
-        self._service.inbox.hear = hear
+        self._service.inbox.overhear(hear)
 
     def watch(self, node: str) -> None:
         """Have the end of `node` told as a loss from now on, as base.mesh.Link says."""
         self._service.watch(node)
 
     def measure(self, node: str, *, timeout_s: float, fresh_s: float = 0.0) -> LinkRate:
-        """Measure the way to `node` on a connection of its own, as base.mesh.Link says. Raises DeviceLost, NotTrusted.
+        """Measure the link to `node` on a connection of its own, as base.mesh.Link says. Raises DeviceLost, NotTrusted.
 
-        On a way of 5 Mbit/s it takes about a second, on one of 1 Gbit/s a tenth of that.
+        On a link of 5 Mbit/s it takes about a second, on one of 1 Gbit/s a tenth of that.
         """
         service = self._service
         with service.changed:
@@ -104,12 +106,14 @@ class DataLink:
             return service.rates[node]
 
     def rates(self) -> dict[str, LinkRate]:
-        """Return what was measured last of the ways to peers."""
+        """Return what was measured last of the links to peers."""
         with self._service.changed:
-            return {node: lane.rate for node, lane in self._service.lanes.items()} | self._service.rates
+            return {
+                node: connection.rate for node, connection in self._service.connections.items()
+            } | self._service.rates
 
     def set_peers(self, peers: Mapping[str, Peer]) -> None:
-        """Say who is a member, in which life, and where. Who shows a key that another one had first is left out."""
+        """Say who is a member, in which incarnation, and where. Who shows a key that another had first is left out."""
         with self._service.changed:
             before = self._service.peers
             owners = {one.key: node for node, one in before.items() if node in peers and peers[node].key == one.key}
@@ -133,7 +137,7 @@ class DataLink:
         self._service.wake()
 
     def hold(self, is_held: bool) -> None:
-        """Keep lanes also where nothing is said for a while: an answer is being made."""
+        """Keep connections also where nothing is said for a while: an answer is being made."""
         if self._service.is_held != is_held:
             self._service.is_held = is_held
             self._service.wake()
@@ -142,18 +146,18 @@ class DataLink:
         """Close all. Idempotent."""
         self._service.close()
 
-    def _lane(self, node: str, deadline_s: float) -> Lane:
+    def _connection(self, node: str, deadline_s: float) -> PeerConnection:
         service = self._service
         with service.changed:
-            lane = service.lane_to(node)
-            if lane is None:
-                self._ask(node, False, lambda: service.lane_to(node) is not None, deadline_s - time.monotonic())
-                lane = service.lane_to(node)
-            assert lane is not None, "there is one, or it was said why not"
-            return lane
+            connection = service.connection_to(node)
+            if connection is None:
+                self._ask(node, False, lambda: service.connection_to(node) is not None, deadline_s - time.monotonic())
+                connection = service.connection_to(node)
+            assert connection is not None, "there is one, or it was said why not"
+            return connection
 
     def _ask(self, node: str, is_measure: bool, is_done: Callable[[], bool], timeout_s: float) -> None:
-        """Have the thread open or measure the way to `node`; `changed` is held."""
+        """Have the thread connect to `node`, or measure the link to it; `changed` is held."""
         service = self._service
         if service.is_closed:
             raise MeshError("data link: is closed")

@@ -1,4 +1,4 @@
-"""What travels on the data link: a head of fixed form with a JSON document, then parts of bytes. Checked before use."""
+"""The format of messages on the data link: a fixed head with a JSON document, then parts of bytes. All are checked."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _HEAD = struct.Struct("<2sBBQQ")
 _MAGIC = b"EL"
 
 
-class Kind(IntEnum):
-    """What a frame is for: a message, a signed control message, a probe of the way, its echo, a message in bulk."""
+class FrameKind(IntEnum):
+    """What a frame is: a message, a signed control message, a probe of the connection, its echo, a message in bulk."""
 
     DATA = 1
     CONTROL = 2
@@ -32,10 +32,14 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The head of a message: its lane (a connection of its sender's, later ones are greater), and its place in it."""
+    """The head of a message.
 
-    kind: Kind
-    lane: int
+    connection_number: of the sender's connection; a later connection has a greater one.
+    sequence: the place of the message in that connection.
+    """
+
+    kind: FrameKind
+    connection_number: int
     sequence: int
     header: Document
 
@@ -48,21 +52,21 @@ def pack(head: Head) -> bytes:
         raise ProtocolError(f"message: its header is no JSON ({error})") from error
     if len(content) > MOST_HEADER_BYTES:
         raise ProtocolError(f"message: its header has {len(content)} bytes, at most {MOST_HEADER_BYTES} may be sent")
-    return _HEAD.pack(_MAGIC, VERSION, head.kind, head.lane, head.sequence) + content
+    return _HEAD.pack(_MAGIC, VERSION, head.kind, head.connection_number, head.sequence) + content
 
 
 def unpack(frame: memoryview) -> Head:
     """Return what the first frame of a message says. Raises ProtocolError."""
     if not _HEAD.size < len(frame) <= _HEAD.size + MOST_HEADER_BYTES:
         raise ProtocolError(f"message: a head of {len(frame)} bytes")
-    magic, version, kind, lane, sequence = _HEAD.unpack_from(frame)
+    magic, version, kind, connection, sequence = _HEAD.unpack_from(frame)
     if magic != _MAGIC or version != VERSION:
         raise ProtocolError(f"message: of version {version}, this is {VERSION}; update edge-run")
     try:
         header = parse(bytes(frame[_HEAD.size :]))
         if not isinstance(header, dict):
             raise ValueError("no object")
-        return Head(Kind(kind), lane, sequence, header)
+        return Head(FrameKind(kind), connection, sequence, header)
     except ValueError as error:
         raise ProtocolError(f"message: a malformed head ({error})") from error
 

@@ -1,4 +1,4 @@
-"""What arrived over the data link and was not fetched yet: messages and losses, in order, bounded."""
+"""A bounded queue of messages and losses that arrived over the data link and were not received yet."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ MOST_BULK_BYTES, MOST_BULK_MESSAGES = 16 << 20, 256
 
 
 class Inbox:
-    """A queue from the link's thread to whoever receives."""
+    """A queue from the link's thread to the threads that receive."""
 
     def __init__(self, on_room: Callable[[], None], most_bytes: int, most_messages: int) -> None:
         """`on_room` is called when it was full and is no more."""
         self._on_room = on_room
         self._most_bytes, self._most_messages = most_bytes, most_messages
-        self.hear: Callable[[Message | DeviceLost], None] = lambda item: None
+        self._hear: Callable[[Message | DeviceLost], None] = lambda item: None
         self._arrived = threading.Condition()
         self._items: deque[tuple[Message | DeviceLost, int]] = deque()
         self._bytes = 0
         self._is_closed = False
+
+    def overhear(self, hear: Callable[[Message | DeviceLost], None]) -> None:
+        """Have `hear` told of each item when it is put, on the thread that puts it."""
+        self._hear = hear
 
     @property
     def is_full(self) -> bool:
@@ -35,11 +39,11 @@ class Inbox:
         return self._bytes >= self._most_bytes or len(self._items) >= self._most_messages
 
     def put(self, item: Message | DeviceLost, size: int = 0) -> None:
-        """Add a message of `size` bytes, or a loss; `hear` is told first."""
+        """Add a message of `size` bytes, or a loss; who overhears is told first."""
         try:
-            self.hear(item)
+            self._hear(item)
         except Exception:
-            logger.exception("data link: a listener's mistake")
+            logger.exception("data link: a mistake of whoever overhears")
         with self._arrived:
             self._items.append((item, size))
             self._bytes += size

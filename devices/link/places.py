@@ -1,8 +1,8 @@
-"""What members announce of their data links, checked where it enters: keys, and addresses that may be tried at all.
+"""Checks what members announce of their data links: keys, and addresses that may be tried from here.
 
-An address of this machine, loopback above all, leads to a member only where a process of this machine says that it
-listens there: each link has a mark, a socket whose name is made from its key and its port. Members on other machines
-cannot make one, so they have nobody connect to this machine's own ports.
+An address of this machine, such as loopback, is tried only where a process of this machine says that a member's link
+listens there. Such a process says so with a mark: a local socket whose name is made from the link's key and port. A
+member on another machine cannot make a mark, so it cannot have others connect to ports of this machine.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def parse_place(text: str) -> tuple[Address, int]:
 
 
 class Mark:
-    """Says to processes of this machine that the link with `key` listens on `port`, until it is closed or we end."""
+    """Tells processes of this machine that the link with `key` listens on `port`, until it or this process ends."""
 
     def __init__(self, key: str, port: int) -> None:
         """Where there can be no mark, other processes of this machine do not reach the link; a line says so."""
@@ -126,8 +126,8 @@ def is_marked(key: str, port: int) -> bool:
     return False
 
 
-class Places:
-    """Which of the addresses that members announced may be tried from here. Not thread-safe."""
+class AddressFilter:
+    """Finds the announced addresses that may be tried from here. Not thread-safe."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], bool] = {}

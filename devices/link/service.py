@@ -1,10 +1,9 @@
-"""The thread of the data link: it owns the door, opens ways to peers, watches them, and hands on what comes in."""
+"""The thread of the data link: listens, connects to peers, watches the connections, and passes messages on."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import threading
 import time
 from collections import deque
@@ -14,21 +13,51 @@ from edge_run.base.errors import DeviceLost, ProtocolError
 from edge_run.base.extras import need
 from edge_run.base.mesh import LinkRate, Message
 from edge_run.devices.link import inbox as link_inbox
-from edge_run.devices.link.door import Door
-from edge_run.devices.link.frames import Head, Kind
+from edge_run.devices.link.connection import (
+    NOT_NOW,
+    PROBE_BYTES,
+    RATE_PROBE_BYTES,
+    RETRY_S,
+    Keys,
+    Opening,
+    Peer,
+    PeerConnection,
+)
+from edge_run.devices.link.frames import FrameKind, Head
 from edge_run.devices.link.inbox import Inbox
-from edge_run.devices.link.lane import NOT_NOW, PROBE_BYTES, RATE_PROBE_BYTES, RETRY_S, Keys, Lane, Opening, Peer
+from edge_run.devices.link.listener import LinkListener
+from edge_run.devices.link.order import MessageOrder
 from edge_run.devices.link.places import Mark
+from edge_run.devices.link.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 
 IDLE_S = 30.0
 NOT_NOW_S = 0.05
-_MOST_AT_ONCE = 64  # messages from the door before the ways are looked at again
+_MOST_AT_ONCE = 64  # messages from the listener before the connections are looked at again
 
 
 class LinkService:
-    """What the link's thread does. Fields without an underscore are read by others under `changed`."""
+    """What the link's thread does. Fields without an underscore are for others too, under `changed`.
+
+    It is long because ZeroMQ's sockets belong to the thread that uses them: whatever touches one is done here.
+
+    keys: of this start of the link.
+    peers: the members that may connect, and be connected to.
+    connections: those that are open to peers.
+    rates: of the links that were measured on request.
+    measured_s: when they were.
+    failures: why there is no connection to a peer, after one was wanted.
+    watched: peers that said something, or are to be watched: their end is told as a loss.
+    wanted: peers that are to be connected to, or, with True, only measured.
+    dropped: nodes with which the conversation is to end, and why.
+    sent_away: nodes whose own connections are to be cut.
+    controls: control messages to be sent.
+    is_held: connections stay also where nothing is said.
+    refused: how many connections and messages were refused.
+    inbox: when it is full, nothing more is read from the network.
+    bulk: when it is full, what comes for it is dropped.
+    """
 
     def __init__(
         self,
@@ -50,57 +79,52 @@ class LinkService:
         self.keys = Keys(*zmq.curve_keypair())
         self.changed = threading.Condition()
         self.peers: Mapping[str, Peer] = {}
-        self.lanes: dict[str, Lane] = {}
+        self.connections: dict[str, PeerConnection] = {}
         self.rates: dict[str, LinkRate] = {}
         self.measured_s: dict[str, float] = {}
         self.failures: dict[str, str] = {}
-        self.watched: set[str] = set()  # who sent us messages, or is to be watched: whose end is a loss
-        self.wanted: dict[tuple[str, bool], None] = {}  # nodes, and whether to measure only
+        self.watched: set[str] = set()
+        self.wanted: dict[tuple[str, bool], None] = {}
         self.dropped: dict[str, str] = {}
         self.sent_away: set[str] = set()
         self.controls: deque[tuple[str, str, bytes]] = deque(maxlen=_MOST_AT_ONCE)
         self.is_held = self.is_closed = False
         self.refused = 0
-        # When the one is full, nothing more is read from the network; when the other is, what comes for it is dropped.
         self.inbox = Inbox(self.wake, link_inbox.MOST_BYTES, link_inbox.MOST_MESSAGES)
         self.bulk = Inbox(lambda: None, link_inbox.MOST_BULK_BYTES, link_inbox.MOST_BULK_MESSAGES)
         self._openings: dict[tuple[str, bool], Opening] = {}
-        self._unsent: list[tuple[str, str, bytes]] = []  # control messages for which a way is being opened
-        self._incoming: dict[str, tuple[int, int]] = {}
+        self._unsent: list[tuple[str, str, bytes]] = []  # control messages for which a connection is being opened
+        self._order, self._wakeup = MessageOrder(), Wakeup()
         try:
-            self._door = Door(self._context, self.keys, places, port)
+            self._listener = LinkListener(self._context, self.keys, places, port)
         except BaseException:
             self._context.destroy(0)
             raise
-        self.port = self._door.port
+        self.port = self._listener.port
         self._mark = Mark(self.keys.public.decode(), self.port)
-        self._bell, self._ear = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ear.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="edge-run link", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
         """Have the thread look at what was asked of it."""
-        with contextlib.suppress(OSError):  # full: it is awake anyway; closed: so is the link
-            self._bell.send(b"\0")
+        self._wakeup.wake()
 
-    def lane_to(self, node: str) -> Lane | None:
-        """Return the way to `node` in its present life; `changed` is held."""
-        lane = self.lanes.get(node)
-        return lane if lane is not None and lane.peer == self.peers.get(node) else None
+    def connection_to(self, node: str) -> PeerConnection | None:
+        """Return the connection to `node` in its present incarnation; `changed` is held."""
+        connection = self.connections.get(node)
+        return connection if connection is not None and connection.peer == self.peers.get(node) else None
 
     def why_not(self, node: str, is_measure: bool) -> str:
-        """Return why there is no way to `node`, or none yet; `changed` is held."""
+        """Return why there is no connection to `node`, or none yet; `changed` is held."""
         opening = self._openings.get((node, is_measure))
         return self.failures.get(node) or (opening.why_not() if opening else "is not reached in time")
 
     def watch(self, node: str) -> None:
-        """Open a way to `node` where there is none, and have its end told as a loss."""
+        """Connect to `node` where there is no connection, and have its end told as a loss."""
         with self.changed:
             self.watched.add(node)
-            if node in self.lanes:
-                self.lanes[node].is_talked_to = True
+            if node in self.connections:
+                self.connections[node].is_talked_to = True
             else:
                 self.wanted[node, False] = None
         self.wake()
@@ -120,7 +144,7 @@ class LinkService:
         try:
             while not self.is_closed:
                 self._poll()
-                self._watch_lanes()
+                self._watch_connections()
                 self._take_wishes()
                 self._advance_openings()
         except Exception as error:
@@ -135,23 +159,22 @@ class LinkService:
             self.bulk.close()
             for opening in self._openings.values():
                 opening.close()
-            for lane in self.lanes.values():
-                lane.close("the link was closed")
-            self._door.close()
+            for connection in self.connections.values():
+                connection.close("the link was closed")
+            self._listener.close()
             self._context.destroy(0)
-            self._bell.close()
-            self._ear.close()
+            self._wakeup.close()
 
     def _poll(self) -> None:
-        """Wait until something is to be done, and take in what came through the door."""
+        """Wait until something is to be done, and take in what came to the listener."""
         zmq = self._zmq
         poller = zmq.Poller()
-        poller.register(self._ear, zmq.POLLIN)
-        poller.register(self._door.guard, zmq.POLLIN)
+        poller.register(self._wakeup.fileno(), zmq.POLLIN)
+        poller.register(self._listener.guard, zmq.POLLIN)
         if not self.inbox.is_full:
-            poller.register(self._door.socket, zmq.POLLIN)
-        for lane in self.lanes.values():
-            poller.register(lane.way.monitor, zmq.POLLIN)
+            poller.register(self._listener.socket, zmq.POLLIN)
+        for connection in self.connections.values():
+            poller.register(connection.candidate.monitor, zmq.POLLIN)
         for opening in self._openings.values():
             for candidate in opening.candidates:
                 poller.register(candidate.monitor, zmq.POLLIN)
@@ -163,20 +186,18 @@ class LinkService:
                 raise
             time.sleep(NOT_NOW_S)
             return
-        if self._ear.fileno() in ready:
-            with contextlib.suppress(BlockingIOError):
-                while self._ear.recv(4096):
-                    pass
-        if self._door.guard in ready:
+        if self._wakeup.fileno() in ready:
+            self._wakeup.clear()
+        if self._listener.guard in ready:
             with contextlib.suppress(zmq.ZMQError):  # who asks is not let in now, and asks again
-                self.refused += not self._door.check_key({p.key.encode(): node for node, p in self.peers.items()})
-        if self._door.socket in ready:
+                self.refused += not self._listener.check_key({p.key.encode(): node for node, p in self.peers.items()})
+        if self._listener.socket in ready:
             self._take_in()
 
     def _timeout_ms(self) -> float | None:
         ends = [min(opening.deadline_s, time.monotonic() + RETRY_S) for opening in self._openings.values()]
-        if self.lanes and not self.is_held:
-            ends.append(min(lane.used_s for lane in self.lanes.values()) + IDLE_S)
+        if self.connections and not self.is_held:
+            ends.append(min(connection.used_s for connection in self.connections.values()) + IDLE_S)
         return max(0.0, (min(ends) - time.monotonic()) * 1e3 + 1) if ends else None
 
     def _take_in(self) -> None:
@@ -184,7 +205,7 @@ class LinkService:
             if self.inbox.is_full:
                 return
             try:
-                found = self._door.next()
+                found = self._listener.next()
             except ProtocolError as error:
                 self.refused += 1
                 logger.warning("data link: refused: %s", error)
@@ -196,7 +217,7 @@ class LinkService:
                 time.sleep(NOT_NOW_S)
                 return
             if found is None:
-                if not self._door.socket.get(self._zmq.EVENTS) & self._zmq.POLLIN:
+                if not self._listener.socket.get(self._zmq.EVENTS) & self._zmq.POLLIN:
                     return
                 continue
             self._hand_on(*found)
@@ -205,31 +226,28 @@ class LinkService:
         node = message.node
         if node not in self.peers:
             self._on_stranger(node)
-        if node not in self.peers or head.kind is Kind.ECHO:
+        if node not in self.peers or head.kind is FrameKind.ECHO:
             self.refused += 1
-            if head.kind is not Kind.ECHO:  # when it is a peer again, nothing is missing that anybody waits for
-                self._incoming[node] = (head.lane, head.sequence + 1)
+            if head.kind is not FrameKind.ECHO:  # when it is a peer again, nothing is missing that anybody waits for
+                self._order.skip(node, head)
             return
-        lane, expected = self._incoming.get(node, (0, 0))
-        if head.lane > lane:
-            lane, expected = head.lane, 0
-        elif head.lane < lane:
-            return  # what was still on the way of a lane that broke
-        if head.sequence != expected:
+        try:
+            if not self._order.take(node, head):
+                return  # it was still under way on a connection that broke
+        except ProtocolError as error:
             self.refused += 1
-            self._break_up(node, f"message {head.sequence} came where {expected} was to come")
+            self._break_up(node, error.message)
             return
-        self._incoming[node] = (lane, expected + 1)
-        if head.kind is Kind.CONTROL:
+        if head.kind is FrameKind.CONTROL:
             if len(message.parts) == 1 and isinstance(topic := message.header.get("topic"), str):
                 self._on_control(node, topic, bytes(message.parts[0]))
             return
-        if head.kind is Kind.DATA:
+        if head.kind is FrameKind.DATA:
             self.inbox.put(message, size)
         elif not self.bulk.is_full:
             self.bulk.put(message, size)
         self.watched.add(node)
-        own = self.lanes.get(node)
+        own = self.connections.get(node)
         if own is None:  # whoever speaks to us is watched from here too
             self.wanted[node, False] = None
         else:
@@ -241,14 +259,14 @@ class LinkService:
             dropped, self.dropped = self.dropped, {}
             peers, away = self.peers, tuple(self.sent_away)
         for node in away:  # again, too: what it had said nothing on was not known to be its
-            self._door.cut(node)
+            self._listener.cut(node)
         for node, why in dropped.items():
             self._break_up(node, why)
         for node, is_measure in wanted:
             key = (node, is_measure)
             if node not in peers:
                 self._break_up(node, "it is no longer there")  # it is watched, and was lost before that
-            elif key not in self._openings and (is_measure or node not in self.lanes):
+            elif key not in self._openings and (is_measure or node not in self.connections):
                 sizes = RATE_PROBE_BYTES if is_measure else PROBE_BYTES
                 self._openings[key] = Opening(self._context, peers[node], self.keys, sizes, is_patient=is_measure)
         self._send_controls()
@@ -258,9 +276,9 @@ class LinkService:
             waiting, self._unsent = [*self._unsent, *self.controls], []
             self.controls.clear()
         for node, topic, payload in waiting:
-            if node in self.lanes:
+            if node in self.connections:
                 with contextlib.suppress(DeviceLost):
-                    self.lanes[node].send(Kind.CONTROL, {"topic": topic}, (payload,), time.monotonic())
+                    self.connections[node].send(FrameKind.CONTROL, {"topic": topic}, (payload,), time.monotonic())
             elif (node, False) in self._openings:
                 self._unsent.append((node, topic, payload))
             elif node in self.peers:
@@ -273,7 +291,7 @@ class LinkService:
                 if not opening.advance():
                     continue
                 best, rate = opening.best(), opening.rate
-            except (self._zmq.ZMQError, ProtocolError) as error:  # it costs this peer this way, and nobody else
+            except (self._zmq.ZMQError, ProtocolError) as error:  # it costs this peer this connection, and nobody else
                 self.refused += 1
                 opening.failures.append(f"{key[0]}: {error}")
                 best = rate = None
@@ -287,45 +305,45 @@ class LinkService:
                 elif is_measure:
                     self.rates[node], self.measured_s[node] = rate, time.monotonic()
                 else:
-                    self.lanes[node] = Lane(opening.peer, best, rate, is_talked_to=node in self.watched)
+                    self.connections[node] = PeerConnection(opening.peer, best, rate, is_talked_to=node in self.watched)
                 self.changed.notify_all()
             if not is_measure:
                 self._send_controls()
                 self._on_change(node, best is not None, "" if best else opening.why_not())
 
-    def _watch_lanes(self) -> None:
+    def _watch_connections(self) -> None:
         now_s = time.monotonic()
-        for node, lane in list(self.lanes.items()):
+        for node, connection in list(self.connections.items()):
             try:
-                word = lane.way.watch()
+                word = connection.candidate.watch()
             except self._zmq.ZMQError as error:
                 self._break_up(node, f"its connection cannot be watched ({error})")
                 continue
             if word in ("broken", "refused"):
                 self._break_up(node, "the connection broke: it ended, froze, or was cut off")
-            elif self.peers.get(node) != lane.peer:
+            elif self.peers.get(node) != connection.peer:
                 self._break_up(node, "it is no longer there, or was started anew")
-            elif not self.is_held and now_s - lane.used_s > IDLE_S:
+            elif not self.is_held and now_s - connection.used_s > IDLE_S:
                 self._end(node, "nothing was said for a while")
                 self._on_change(node, False, "")
 
     def _break_up(self, node: str, why: str) -> None:
-        """End the conversation with a peer, also one without a lane from here; say so once where there was one."""
+        """End the conversation with a peer, also where nothing was sent from here; say so once where there was one."""
         is_watched = node in self.watched
-        lane = self._end(node, why)
-        if is_watched or (lane is not None and lane.is_talked_to):
-            place = f", at {lane.rate.place}" if lane is not None else ""
+        connection = self._end(node, why)
+        if is_watched or (connection is not None and connection.is_talked_to):
+            place = f", at {connection.rate.place}" if connection is not None else ""
             loss = DeviceLost(f"{why}{place}", node=node)
             self.inbox.put(loss)
             if not self.bulk.is_full:
                 self.bulk.put(loss)
-        if lane is not None:
+        if connection is not None:
             self._on_change(node, False, why)
 
-    def _end(self, node: str, why: str) -> Lane | None:
+    def _end(self, node: str, why: str) -> PeerConnection | None:
         with self.changed:
             self.watched.discard(node)
-            lane = self.lanes.pop(node, None)
-        if lane is not None:
-            lane.close(why)
-        return lane
+            connection = self.connections.pop(node, None)
+        if connection is not None:
+            connection.close(why)
+        return connection

@@ -1,10 +1,10 @@
 """A cluster as a device knows it: its id, secret, broker and list of members, in files that only the owner can read.
 
-The secret travels sealed for each member, in the list. What is shown to others is a proof: the HMAC of a node's public
-key, which is of no use without the key's other half. What a person carries is a join line: an invitation, which lets
-in as many devices, for as long, as who gave it said.
+The secret travels inside the list, sealed for each member. Members prove that they know the secret with the HMAC of
+their node's public key, which is useless without the private key. People carry a join line: an invitation that admits
+a limited number of devices for a limited time.
 
-Clusters made before there were lists have join lines with the secret itself: whoever has one is a member for good.
+Clusters that were made before there were lists have join lines with the secret itself; such a line admits for good.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ID = re.compile(r"[a-z2-7]{8}")
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """Where a broker is, and how it wants to be spoken to.
+    """The address of a broker, and how to connect to it.
 
     is_offered: nobody named the user; a broker that does not know it may take whoever comes without one.
     """
@@ -65,11 +65,15 @@ class Broker:
 class Cluster:
     """What makes a device a member.
 
-    broker: its URL; a password in it is a secret too. serves: where this device runs the broker itself, as HOST:PORT.
-    authority: PEM file of who vouches for a TLS broker, for one that the system does not know. listen: where the data
-    links of this device's programs listen; empty: on loopback. port: of that of `mesh join`; a run beside it takes the
-    next one; 0: any that is free. founder: the key of who founded it, by which lists of members are verified; empty in
-    a cluster made before there were lists. listed: the newest list that is known.
+    id: of the cluster.
+    secret: known to members alone.
+    broker: its URL; a password in it is a secret too.
+    serves: where this device runs the broker itself, as HOST:PORT.
+    authority: the PEM file of who vouches for a TLS broker that the system does not know.
+    listen: where the data links of this device's programs listen; empty: on loopback.
+    port: of the data link of `mesh join`, a run beside it takes the next one; 0: any that is free.
+    founder: the key of the founder, by which lists of members are verified; empty where the cluster has none.
+    listed: the newest list of members that is known.
     """
 
     id: str
@@ -131,8 +135,9 @@ class Cluster:
 class Invited:
     """What a join line of a cluster with a list says.
 
-    seed: of the invitation's key. broker_key: as in the list's charter; empty where the broker is nobody's of the
-    cluster. broker: its URL.
+    seed: of the invitation's key.
+    broker_key: as in the list's charter; empty where the broker runs on no member.
+    broker: its URL.
     """
 
     cluster: str

@@ -1,7 +1,7 @@
-"""Who this device is: a key in a file of its own, a node id made from it, and an id for each life of it.
+"""The identity of this device: a key in a file, a node id made from the key, and an id for each start of the node.
 
-One process at a time is the device's own node. Another one of the same device gets a key of its own for as long as it
-lives, and the device's key signs for it: it is a node like any other, and goes when the device is sent away.
+One process at a time is the device's own node. A second process on the same device gets a key of its own for as long
+as it runs, and the device's key signs that key. Such a node is like any other, and goes when the device is removed.
 """
 
 from __future__ import annotations
@@ -27,21 +27,24 @@ except ImportError:  # not a POSIX system
     _fcntl = None  # type: ignore[assignment]
 
 fcntl: Any = _fcntl
-BOOT_DIGITS = 20  # of the start in milliseconds 12, of chance 8: a later life has the greater id
-LATEST_MS, MOST_BOOT_BYTES = 1 << 47, 40  # the year 6429; a later one would not fit the id
-_KEY_FILE, _BOOT_FILE = "node.key", "node.boot"
+INCARNATION_DIGITS = 20  # of the start in milliseconds 12, of chance 8: a later incarnation has the greater id
+LATEST_MS, MOST_INCARNATION_BYTES = 1 << 47, 40  # the year 6429; a later one would not fit the id
+_KEY_FILE, _INCARNATION_FILE = "node.key", "node.incarnation"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A node, and this life of it.
+    """A node, in one incarnation.
 
-    device: the key of the device that the node runs on. is_lasting: the node is the device's own, which it is again
-    when it starts anew. certificate: the device's signature of the node's key, where they are not the same.
+    node: its id, made from its key.
+    incarnation: the id of this start of it; a later start has the greater one.
+    is_lasting: the node is the device's own, which it is again when it starts anew.
+    device: the key of the device that the node runs on.
+    certificate: the device's signature of the node's key, where they are not the same.
     """
 
     node: str
-    boot: str
+    incarnation: str
     is_lasting: bool
     device: DeviceKey = field(repr=False)
     certificate: bytes = field(repr=False)
@@ -80,7 +83,9 @@ def take_identity(folder: Path, wall_clock: Callable[[], float]) -> Identity:
             return make_identity(wall_clock, device_key(folder))
         try:
             key = DeviceKey(_seed(lock, folder / _KEY_FILE))
-            return Identity(key.node, _next_boot(folder / _BOOT_FILE, wall_clock), True, key, b"", key, lock)
+            return Identity(
+                key.node, _next_incarnation(folder / _INCARNATION_FILE, wall_clock), True, key, b"", key, lock
+            )
         except BaseException:
             os.close(lock)
             raise
@@ -104,7 +109,7 @@ def make_identity(wall_clock: Callable[[], float], device: DeviceKey | None = No
     """Return a node of `device`, or of a device of its own, that lives as long as this process."""
     key = DeviceKey(secrets.token_bytes(KEY_BYTES))
     certificate = device.sign(_certified(key.public_key)) if device else b""
-    return Identity(key.node, _boot(int(wall_clock() * 1e3)), False, device or key, certificate, key)
+    return Identity(key.node, _incarnation(int(wall_clock() * 1e3)), False, device or key, certificate, key)
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -187,17 +192,17 @@ def _lock(path: Path) -> int | None:
     return descriptor
 
 
-def _next_boot(path: Path, wall_clock: Callable[[], float]) -> str:
-    """Return the id of a life later than any before, also where the clock went backwards in between."""
+def _next_incarnation(path: Path, wall_clock: Callable[[], float]) -> str:
+    """Return the id of an incarnation later than any before, also where the clock went backwards in between."""
     last_ms = 0
     with contextlib.suppress(OSError, ValueError):
         with path.open("rb") as file:
-            found = parse(file.read(MOST_BOOT_BYTES))
+            found = parse(file.read(MOST_INCARNATION_BYTES))
         last_ms = found if type(found) is int and 0 <= found < LATEST_MS else 0
     start_ms = max(int(wall_clock() * 1e3), last_ms + 1)
     write_private(path, json.dumps(start_ms).encode())
-    return _boot(start_ms)
+    return _incarnation(start_ms)
 
 
-def _boot(start_ms: int) -> str:
+def _incarnation(start_ms: int) -> str:
     return f"{start_ms:012x}{secrets.token_hex(4)}"

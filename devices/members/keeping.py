@@ -1,7 +1,7 @@
-"""Changes to the list of members, by a device that may make them; and how a device asks to come in. Without I/O.
+"""Changes to the list of members by a device that may make them, and requests to become a member. Without I/O.
 
-Each change returns a new list, signed, with a later number. What only the founder may do changes the charter: who
-leads, whether a leading device goes, and who is the founder.
+Each change returns a new signed list with a later number. Only the founder changes the charter: who leads, whether a
+leading device is removed, and who the next founder is.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ _REQUEST = {"key", "seal_key", "name", "invitation", "time_s", "invited", "signa
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A device asks to become a member. invitation: the key of the invitation that it has."""
+    """A device asks to become a member.
+
+    invitation: the key of the invitation that it has.
+    """
 
     member: ListedMember
     invitation: bytes
@@ -65,12 +68,12 @@ def secret_of(listed: MemberList, device: DeviceKey) -> bytes:
     """Return the secret that the list has for `device`. Raises NotTrusted where it has none."""
     sealed = listed.roll.secrets.get(device.node)
     if sealed is None:
-        raise NotTrusted(f"node {device.node}: the member list has no secret for it")
+        raise NotTrusted("the member list has no secret for it", node=device.node)
     return device.unseal(sealed, _purpose(listed.charter.cluster))
 
 
 @dataclass(frozen=True, slots=True)
-class Keeper:
+class ListEditor:
     """A device that may change a list: its key, the list as it is, and the cluster's secret."""
 
     device: DeviceKey

@@ -1,7 +1,7 @@
-"""The keys of devices: Ed25519 to sign, X25519 to seal, both made from one seed of 32 bytes.
+"""The keys of devices: Ed25519 for signatures and X25519 for sealing, both made from one seed of 32 bytes.
 
-What is sealed for a device can be read by that device alone. Two devices that know each other's sealing keys have a
-word in common that nobody else can make (`DeviceKey.word_with`): passwords at a broker are such words.
+Only the device that something is sealed for can read it. Two devices that know each other's sealing keys can make the
+same secret word (`DeviceKey.word_with`), which no other device can make; passwords at a broker are such words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ _NO_NONCE = bytes(12)  # each sealing has a key of its own
 
 
 class DeviceKey:
-    """The key that a device keeps. node: the id that follows from it. seal_key: what others seal with for it."""
+    """The key that a device keeps.
+
+    node: the id that follows from it.
+    seal_key: what others seal with for it.
+    """
 
     def __init__(self, seed: bytes) -> None:
         """`seed` (32 bytes) is the secret that both keys are made from."""

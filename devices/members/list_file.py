@@ -1,4 +1,4 @@
-"""The list of members in its file, which all processes of a device share."""
+"""The file of the list of members, which all processes of a device share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from edge_run.base.errors import MeshError
 from edge_run.devices.members.cluster import Cluster, members_path, read_cluster, write_cluster
 from edge_run.devices.members.identity import brief_lock, device_key
-from edge_run.devices.members.keeping import Keeper
+from edge_run.devices.members.keeping import ListEditor
 from edge_run.devices.members.member_list import MOST_BYTES, MemberList
 
 logger = logging.getLogger(__name__)
@@ -64,9 +64,9 @@ class ListFile:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def keeper(folder: Path, cluster: Cluster) -> Keeper:
+def editor(folder: Path, cluster: Cluster) -> ListEditor:
     """Return what changes the list of `cluster` on this device. Raises NotTrusted where it may not, MeshError."""
-    return Keeper(device_key(folder), listed_in(cluster), cluster.secret)
+    return ListEditor(device_key(folder), listed_in(cluster), cluster.secret)
 
 
 def listed_in(cluster: Cluster) -> MemberList:
@@ -76,13 +76,13 @@ def listed_in(cluster: Cluster) -> MemberList:
     return cluster.listed
 
 
-def change_list(folder: Path, change: Callable[[Keeper], MemberList]) -> Cluster:
+def change_list(folder: Path, change: Callable[[ListEditor], MemberList]) -> Cluster:
     """Change the list that is kept in `folder`, and return the cluster with it. Raises MeshError, NotTrusted."""
     with brief_lock(folder / _LOCK_FILE):
         cluster = read_cluster(folder)
         if cluster is None:
             raise MeshError("mesh: this device belongs to none; `edge-run mesh init` makes one")
-        own = keeper(folder, cluster)
+        own = editor(folder, cluster)
         changed = cluster.adopt(change(own), own.device)
         write_cluster(folder, changed)
         return changed

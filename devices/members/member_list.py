@@ -1,12 +1,12 @@
-"""The list of a cluster's members, signed. Without I/O: what may be in a list, and which of two is the newer.
+"""The signed list of a cluster's members, without I/O: what a list may contain, and which of two lists is newer.
 
-A list has two parts. The *charter* says who may sign lists besides the founder; only the founder signs it. The *roll*
-says who is a member, in which role, and which invitations are open; the founder signs it, or whom the charter names.
-Both count their changes, and whoever knows a list takes only a newer one: a later founder's before an earlier one's,
-then a later charter, then a later roll. So whoever may sign no more cannot bring anything back.
+A list has two parts. The *charter* says who besides the founder may sign lists; only the founder signs it. The *roll*
+says who is a member, in which role, and which invitations are open; the founder or a device that the charter names
+signs it. Both parts count their changes, and a device takes only a list that is newer than its own: first by founder,
+then by charter, then by roll. So a device that may no longer sign cannot bring an old list back.
 
-A founder hands the cluster on by signing the next founder's key. Devices keep the first founder's key, from the line
-that they joined with, and follow the signatures from there.
+A founder hands the cluster on by signing the next founder's key. Devices keep the first founder's key, from their join
+line, and follow the signatures from there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MARK_BYTES = 6
 
 
 class Signer(Protocol):
-    """Whoever signs lists."""
+    """A key that signs lists."""
 
     public_key: bytes
 
@@ -51,7 +51,11 @@ class Signer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ListedMember:
-    """A device that is a member. key: what it signs with. seal_key: what is sealed for it."""
+    """A device that is a member.
+
+    key: what it signs with.
+    seal_key: what is sealed for it.
+    """
 
     key: bytes
     seal_key: bytes
@@ -86,12 +90,14 @@ class Invitation:
 
 @dataclass(frozen=True, slots=True)
 class Charter:
-    """What only the founder decides.
+    """The part of a list that only the founder signs.
 
-    number: how often it was changed. founder: who founded, or was handed, the cluster. leads: who else may sign rolls.
-    broker_key: the sealing key of the device that runs the broker; empty where the broker is nobody's of the cluster.
-    heir: whom the founder hands the cluster on to, who is the founder as soon as he takes it; heir_signature: what he
-    shows for it. Empty as a rule.
+    number: how often it was changed.
+    founder: who founded the cluster, or was handed it.
+    leads: who else may sign rolls.
+    broker_key: the sealing key of the device that runs the broker; empty where the broker runs on no member.
+    heir: whom the founder hands the cluster on to, who is the founder as soon as he takes it; empty as a rule.
+    heir_signature: what the heir shows for it.
     """
 
     cluster: str
@@ -105,11 +111,13 @@ class Charter:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """Who is a member.
+    """The part of a list that says who is a member.
 
-    charter: the number of the charter that it goes with. number: how often it was changed under that charter.
-    removed: nodes that were sent away, the latest last. generation: how often the secret was changed. secrets: the
-    secret, sealed for each member, by its node.
+    charter: the number of the charter that it goes with.
+    number: how often it was changed under that charter.
+    removed: nodes that were sent away, the latest last.
+    generation: how often the secret was changed.
+    secrets: the secret, sealed for each member, by its node.
     """
 
     charter: int
@@ -123,7 +131,10 @@ class Roll:
 
 @dataclass(frozen=True)
 class MemberList:
-    """A charter and a roll with their signatures. handed: each founder after the first, signed by the one before."""
+    """A charter and a roll with their signatures.
+
+    handed: each founder after the first, signed by the one before.
+    """
 
     charter: Charter
     charter_signature: bytes

@@ -1,10 +1,11 @@
 """What a device does about the list of members: a state machine without I/O.
 
-It takes every newer list, says its own to whoever is behind, lets in who has an invitation where it may, and becomes
-the founder where the cluster was handed on to it. After each connection it waits for the list that the broker keeps,
-for a moment at most, before anything else is believed (`is_settled`): so who was away learns first who was removed.
+The machine takes every newer list, says its own list to members with an older one, admits devices with an invitation
+where it may, and becomes the founder where the cluster was handed on to its device. After each connection it waits for
+the list that the broker keeps, for a moment at most, before anything else is believed (`is_settled`). So a device that
+was away learns first who was removed.
 
-What it wants said is left in `said`; the cluster as it is now is `cluster`. Clocks and chance are passed in.
+Lists to be sent are left in `said`; `cluster` is the cluster as it is now. Clocks and chance are passed in.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from random import Random
 from edge_run.base.errors import EdgeRunError, NotTrusted
 from edge_run.devices.members.cluster import Cluster
 from edge_run.devices.members.identity import Identity
-from edge_run.devices.members.keeping import Keeper, Request, read_request, take_over
+from edge_run.devices.members.keeping import ListEditor, Request, read_request, take_over
 from edge_run.devices.members.member_list import MemberList, Version, read_list
 
 LEARN_S = 1.0  # how long the list that the broker keeps is waited for
@@ -138,7 +139,7 @@ class Roster:
         """Raises NotTrusted where the device may not come in."""
         listed = self.listed
         if listed is not None and request.member.key not in listed.members:
-            changed = Keeper(self._identity.device, listed, self.cluster.secret).admit(request, self._wall())
+            changed = ListEditor(self._identity.device, listed, self.cluster.secret).admit(request, self._wall())
             self._adopt(changed)
         self.say()  # who was let in already did not hear it
 
@@ -158,6 +159,10 @@ class Roster:
         self._say_s = None
         if self.listed is not None:
             self.said.append(self.listed.payload)
+
+    def pass_on(self, payload: bytes) -> None:
+        """Say a list that came from elsewhere on this device."""
+        self.said.append(payload)
 
     def take_said(self) -> list[bytes]:
         """Return what is to be said; whoever takes it says it."""

@@ -1,1 +1,1 @@
-"""A device in a mesh: its state, its connection, orders, and commands that join, change and examine it."""
+"""A device in a mesh: its state, its connection to the broker, orders, and the commands that change and examine it."""

@@ -1,4 +1,4 @@
-"""Changes to the list of members as a command makes them: kept on this device, then heard by the others."""
+"""Changes the list of members for a command: first on this device, then on the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edge_run.base.errors import MeshError
 from edge_run.devices.members.cluster import Cluster, Invited
-from edge_run.devices.members.keeping import Keeper
+from edge_run.devices.members.keeping import ListEditor
 from edge_run.devices.members.keys import KEY_BYTES, DeviceKey
 from edge_run.devices.members.list_file import change_list
 from edge_run.devices.members.member_list import Invitation, MemberList, Role
@@ -20,7 +20,7 @@ _POLL_S = 0.02
 
 
 def make_change(
-    folder: Path, change: Callable[[Keeper], MemberList], is_made: Callable[[MemberList], bool]
+    folder: Path, change: Callable[[ListEditor], MemberList], is_made: Callable[[MemberList], bool]
 ) -> tuple[Cluster, str]:
     """Change the list, and let the others have it. Return the cluster, and why nobody could be told; empty: they were.
 

@@ -1,7 +1,7 @@
-"""The connection to the MQTT broker: a thread that connects, subscribes, hands on, and connects again.
+"""The connection to the MQTT broker: a thread that connects, subscribes, passes messages on, and reconnects.
 
-It knows bytes and topics only; what they mean is `node.py`'s business. Messages that cannot be sent now are
-dropped: whoever publishes is told, and says again what matters once the connection is back.
+The channel knows bytes and topics; `node.py` knows what they mean. A message that cannot be sent now is dropped: the
+publisher is told, and sends what still matters once the connection is back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from edge_run.base.errors import ConfigError, EdgeRunError, MeshError
 from edge_run.base.extras import need
 from edge_run.devices.members.cluster import Broker
-from edge_run.devices.mesh.home import PlainMessage
+from edge_run.devices.mesh.home_assistant import PlainMessage
 from edge_run.devices.messages.outgoing import Outgoing
 
 logger = logging.getLogger(__name__)
@@ -34,8 +34,15 @@ MOST_QUEUED = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Wiring:
-    """What a channel calls, on its own thread."""
+class ChannelCallbacks:
+    """What a channel calls, on its own thread.
+
+    find: returns the broker.
+    make_will: returns the last will of the next connection.
+    on_message: takes a topic, a payload, and whether the broker had kept it.
+    on_change: takes whether there is a connection, and where, or why not.
+    on_tick: does what is due, and returns in how many seconds it wants to be called again.
+    """
 
     find: Callable[[], Broker]
     make_will: Callable[[], Outgoing]
@@ -45,10 +52,12 @@ class Wiring:
 
 
 class Channel:
-    """A thread that keeps one connection to the broker. `on_tick` returns in how many seconds it wants to be called."""
+    """A thread that keeps one connection to the broker."""
 
-    def __init__(self, name: str, topics: Sequence[str], wiring: Wiring, authority: str | None = None) -> None:
-        self._name, self._topics, self._wiring, self._authority = name, tuple(topics), wiring, authority
+    def __init__(
+        self, name: str, topics: Sequence[str], callbacks: ChannelCallbacks, authority: str | None = None
+    ) -> None:
+        self._name, self._topics, self._callbacks, self._authority = name, tuple(topics), callbacks, authority
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: asyncio.Queue[Outgoing | PlainMessage] | None = None
         self._ended: asyncio.Event | None = None
@@ -129,12 +138,12 @@ class Channel:
         for task in done:
             if not task.cancelled() and (error := task.exception()) is not None:
                 logger.error("mesh: a mistake of edge-run's own", exc_info=error)
-                self._wiring.on_change(False, f"a mistake of edge-run's own: {error!r}")
+                self._callbacks.on_change(False, f"a mistake of edge-run's own: {error!r}")
 
     async def _keep_ticking(self) -> None:
         assert self._tick is not None
         while not self._is_ending:  # until Python 3.12, wait_for forgets to be cancelled when what it awaits comes
-            wait_s = self._wiring.on_tick()
+            wait_s = self._callbacks.on_tick()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._tick.wait(), wait_s)
             self._tick.clear()
@@ -145,11 +154,11 @@ class Channel:
             self._was_up, why = False, "the connection to the broker ended"
             try:
                 assert self._loop is not None
-                await self._stay_connected(await self._loop.run_in_executor(None, self._wiring.find))
+                await self._stay_connected(await self._loop.run_in_executor(None, self._callbacks.find))
             except (EdgeRunError, OSError) as error:
                 why = str(error)
             self._is_up = False
-            self._wiring.on_change(False, why)
+            self._callbacks.on_change(False, why)
             attempt = 0 if self._was_up else attempt + 1
             longest_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt)
             await asyncio.sleep(longest_s * random.uniform(0.3, 1.0))
@@ -162,7 +171,8 @@ class Channel:
             self._outbox.get_nowait()
             self._outbox.task_done()
         try:
-            async with self._client(broker) as client:
+            will, is_nobody = self._callbacks.make_will(), broker.is_offered and self._is_nobody
+            async with _client(broker, self._name, will, self._authority, is_nobody) as client:
                 await self._serve(client, broker)
         except (aiomqtt.MqttError, OSError) as error:
             if broker.is_offered and not self._was_up and is_refusal(error):
@@ -212,13 +222,13 @@ class Channel:
 
     def _hand_on(self, message: Any) -> None:
         payload = message.payload
-        self._wiring.on_message(str(message.topic), payload if isinstance(payload, bytes) else b"", message.retain)
+        self._callbacks.on_message(str(message.topic), payload if isinstance(payload, bytes) else b"", message.retain)
 
     async def _send_out(self, client: Any, broker: Broker, early: deque[Any]) -> None:
         assert self._outbox is not None
         await client.subscribe([(topic, 1) for topic in self._topics])
         self._is_up = self._was_up = True
-        self._wiring.on_change(True, broker.place)
+        self._callbacks.on_change(True, broker.place)
         while early:
             self._hand_on(early.popleft())
         while self._is_up:
@@ -230,21 +240,22 @@ class Channel:
             finally:
                 self._outbox.task_done()
 
-    def _client(self, broker: Broker) -> Any:
-        aiomqtt, will = need("aiomqtt", "mesh"), self._wiring.make_will()
-        is_nobody = broker.is_offered and self._is_nobody
-        return aiomqtt.Client(
-            broker.host,
-            broker.port,
-            identifier=self._name,
-            username=None if is_nobody else broker.user,
-            password=None if is_nobody else broker.password,
-            keepalive=KEEPALIVE_S,
-            timeout=CONFIRM_S,
-            max_queued_incoming_messages=MOST_QUEUED,
-            will=aiomqtt.Will(str(will.topic), will.payload, qos=1),
-            tls_context=ssl.create_default_context(cafile=self._authority) if broker.is_tls else None,
-        )
+
+def _client(broker: Broker, name: str, will: Outgoing, authority: str | None, is_nobody: bool) -> Any:
+    """Return an MQTT client for one connection. is_nobody: it names no user."""
+    aiomqtt = need("aiomqtt", "mesh")
+    return aiomqtt.Client(
+        broker.host,
+        broker.port,
+        identifier=name,
+        username=None if is_nobody else broker.user,
+        password=None if is_nobody else broker.password,
+        keepalive=KEEPALIVE_S,
+        timeout=CONFIRM_S,
+        max_queued_incoming_messages=MOST_QUEUED,
+        will=aiomqtt.Will(str(will.topic), will.payload, qos=1),
+        tls_context=ssl.create_default_context(cafile=authority) if broker.is_tls else None,
+    )
 
 
 def explain(error: BaseException, broker: Broker) -> str:

@@ -1,25 +1,27 @@
-"""What is in the way of a mesh: the broker, the clocks, the keys, the ways to each member. Changes nothing."""
+"""Checks of a mesh for `mesh doctor`: the broker, the clocks, the keys, the links to each member. Changes nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from edge_run.base.errors import EdgeRunError
+from edge_run.base.errors import EdgeRunError, NotTrusted, ProtocolError
 from edge_run.base.findings import NOTE, OK, PROBLEM, Finding, Report
-from edge_run.base.mesh import Document, Member
+from edge_run.base.mesh import Document, Member, names_apart
 from edge_run.devices.link.places import may_try
-from edge_run.devices.members.cluster import Cluster
-from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, known_cluster, open_mesh
+from edge_run.devices.messages.envelope import CameAgain, ForeignMessage, ImpossibleEpoch, OtherVersion, StaleClock
+from edge_run.devices.messages.refusals import Refusals
 from edge_run.devices.presence.membership import IDLE
 
-LISTEN_S, CONNECT_S = IDLE.beat_s + 1.0, 2.0  # whoever does not know us is heard at his next heartbeat
+LISTEN_S, CONNECT_S = IDLE.heartbeat_s + 1.0, 2.0  # whoever does not know us is heard at his next heartbeat
 SLOW_BYTES_PER_S = 10e6
 _LOOPBACK = ("127.", "localhost", "::1")
 
@@ -42,18 +44,22 @@ def examine(folder: Path, version: str, broker: str | None = None, listen_s: flo
         findings.append(_broker(node, took_s))
         with node.held() as state:
             members, loads, deaf = state.members(), dict(state.loads), dict(state.deaf)
+            refusals = state.refusals.copy()
             links = {one.node: where[1] for one in members if (where := state.membership.link_of(one.node))}
-        findings += [*_clocks(node), *_refusals(node, cluster), *_versions(members, version)]
+        names = names_apart(members)
+        findings += _clocks(refusals, names)
+        findings += _refusals(refusals, cluster.id, names)
+        findings += _versions(members, version)
         findings.append(_presence(members))
         findings += _deaf(members, deaf)
-        findings += _ways(members, links)
+        findings += _reached(members, links)
         findings += _rates(members, loads)
     finally:
         node.close()
     return Report(tuple(findings))
 
 
-def _broker(node: MeshNode, took_s: float) -> Finding:
+def _broker(node: LocalNode, took_s: float) -> Finding:
     with node.held() as state:
         connections, is_heard = state.connections, state.is_heard
     if connections > 1 or not node.is_connected:
@@ -67,44 +73,47 @@ def _broker(node: MeshNode, took_s: float) -> Finding:
     return Finding("broker", OK, f"{node.broker}: answers, connected in {took_s * 1e3:.0f} ms")
 
 
-def _clocks(node: MeshNode) -> list[Finding]:
-    with node.held() as state:
-        skews_s = dict(state.refusals.skews_s)
-    if not skews_s:
+def _clocks(refusals: Refusals, names: Mapping[str, str]) -> list[Finding]:
+    if not refusals.skews_s:
         return [Finding("clocks", OK, "nobody's is off by more than is allowed")]
     return [
         Finding(
             "clocks",
             PROBLEM,
-            f"node {other}: its clock is {abs(skew_s):,.0f} s {'ahead of' if skew_s > 0 else 'behind'} this device's",
+            f"{_name(node, names)}: its clock is {abs(skew_s):,.0f} s "
+            f"{'ahead of' if skew_s > 0 else 'behind'} this device's",
             "set both: timedatectl set-ntp true",
         )
-        for other, skew_s in skews_s.items()
+        for node, skew_s in refusals.skews_s.items()
     ]
 
 
-def _refusals(node: MeshNode, cluster: Cluster) -> list[Finding]:
-    with node.held() as state:
-        counts, last = dict(state.refusals.counts), list(state.refusals.last)
-    findings = []
-    if counts.get("NotTrusted"):
-        text = next((one for one in reversed(last) if "clock" not in one), "")
-        text = f"{counts['NotTrusted']} messages refused; {text}"
-        advice = (
-            f"a device that should be in {cluster.id} and has another line: on it, edge-run mesh join LINE --replace"
-        )
-        findings.append(Finding("keys", PROBLEM, text, advice))
-    else:
-        findings.append(Finding("keys", OK, "every message was a member's"))
-    if lies := [one for one in last if "says epoch" in one]:
+def _refusals(refusals: Refusals, cluster: str, names: Mapping[str, str]) -> list[Finding]:
+    """Messages that were refused, and of whom."""
+    findings = [Finding("keys", OK, "every message was a member's")]
+    if stranger := refusals.last(NotTrusted, besides=(StaleClock, CameAgain)):
+        text = f"{refusals.counts[NotTrusted] + refusals.counts[ForeignMessage]} messages refused; "
+        advice = f"a device that should be in {cluster} and has another line: on it, edge-run mesh join LINE --replace"
+        findings = [Finding("keys", PROBLEM, text + _told(stranger, names), advice)]
+    same = "the same edge-run on every device: pip install -U edge-run"
+    if lie := refusals.last(ImpossibleEpoch):
         advice = "that device's program was changed, or its clock is wrong: see to it, or leave it out of the cluster"
-        findings.append(Finding("lease", PROBLEM, lies[-1], advice))
-    elif counts.get("ProtocolError"):
-        versions = [one for one in last if "of version" in one]
-        text = versions[-1] if versions else f"{counts['ProtocolError']} malformed messages refused"
-        topic = "versions" if versions else "messages"
-        findings.append(Finding(topic, PROBLEM, text, "the same edge-run on every device: pip install -U edge-run"))
+        findings.append(Finding("lease", PROBLEM, _told(lie, names), advice))
+    elif other := refusals.last(OtherVersion):
+        findings.append(Finding("versions", PROBLEM, _told(other, names), same))
+    elif count := refusals.count(ProtocolError):
+        findings.append(Finding("messages", PROBLEM, f"{count} malformed messages refused", same))
     return findings
+
+
+def _told(error: NotTrusted | ProtocolError, names: Mapping[str, str]) -> str:
+    """Return what is wrong, with devices called what people call them."""
+    owner = f", {_name(error.owner, names)}" if isinstance(error, ForeignMessage) else ""
+    return (f"{_name(error.node, names)}: " if error.node else "") + error.message + owner
+
+
+def _name(node: str, names: Mapping[str, str]) -> str:
+    return names.get(node, f"node {node}")
 
 
 def _versions(members: tuple[Member, ...], own: str) -> list[Finding]:
@@ -135,7 +144,7 @@ def _deaf(members: tuple[Member, ...], deaf: dict[str, int]) -> list[Finding]:
     ]
 
 
-def _ways(members: tuple[Member, ...], links: dict[str, Document]) -> list[Finding]:
+def _reached(members: tuple[Member, ...], links: dict[str, Document]) -> list[Finding]:
     """Try each address that each member announced."""
     findings = []
     with ThreadPoolExecutor(16) as pool:
@@ -143,12 +152,12 @@ def _ways(members: tuple[Member, ...], links: dict[str, Document]) -> list[Findi
             places = [str(place) for place in list(links.get(member.node, {}).get("places") or ())]  # type: ignore[arg-type]
             key = str(links.get(member.node, {}).get("key"))
             times_s = dict(zip(places, pool.map(partial(_try, key), places), strict=True))
-            findings.append(_way(member, times_s))
+            findings.append(_reached_by(member, times_s))
     return findings
 
 
-def _way(member: Member, times_s: dict[str, float | str]) -> Finding:
-    topic = f"way to {member.name}"
+def _reached_by(member: Member, times_s: dict[str, float | str]) -> Finding:
+    topic = f"link to {member.name}"
     reached = {place: time_s for place, time_s in times_s.items() if isinstance(time_s, float)}
     missed = [f"{place.removeprefix('tcp://')} {why}" for place, why in times_s.items() if isinstance(why, str)]
     if not times_s:
@@ -190,7 +199,7 @@ def _rates(members: tuple[Member, ...], loads: dict[str, Document]) -> list[Find
         for other, link in links.items() if isinstance(links, dict) else ():
             rate = link.get("bytes_per_s") if isinstance(link, dict) else None
             if isinstance(rate, (int, float)) and rate < SLOW_BYTES_PER_S and isinstance(link, dict):
-                way = f"{names.get(node, node)} to {names.get(other, other)}"
-                text = f"{way}: {rate / 1e6:.1f} MB/s by {link.get('place')}"
+                pair = f"{names.get(node, node)} to {names.get(other, other)}"
+                text = f"{pair}: {rate / 1e6:.1f} MB/s by {link.get('place')}"
                 findings.append(Finding("links", NOTE, text, "a cable, or --listen with the address of a faster card"))
     return findings

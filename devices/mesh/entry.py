@@ -1,4 +1,4 @@
-"""Coming into a cluster with an invitation: asking at the broker until the list of members has this device."""
+"""Joins a cluster with an invitation: asks at the broker until the list of members has this device."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from edge_run.devices.members.cluster import FIND_BROKER, Broker, Cluster, Invit
 from edge_run.devices.members.identity import device_key
 from edge_run.devices.members.keeping import ask
 from edge_run.devices.members.member_list import SECRET_BYTES, MemberList, read_list
-from edge_run.devices.mesh.channel import Channel, Wiring
-from edge_run.devices.mesh.home import PlainMessage
+from edge_run.devices.mesh.channel import Channel, ChannelCallbacks
+from edge_run.devices.mesh.home_assistant import PlainMessage
 from edge_run.devices.mesh.opening import broker_password
 from edge_run.devices.messages.outgoing import Outgoing
 from edge_run.devices.messages.topics import Topic
@@ -38,7 +38,7 @@ def come_in(folder: Path, invited: Invited, name: str, *, timeout_s: float, auth
 
 
 class _Entry:
-    """One device that asks."""
+    """A device that asks to be let in."""
 
     def __init__(self, folder: Path, invited: Invited, name: str, authority: str | None) -> None:
         self._invited, self._name = invited, name
@@ -47,9 +47,9 @@ class _Entry:
         self._changed = threading.Condition()
         self._why, self._attempts = "the broker was not reached yet", 0
         self._asked_s = self._up_s = 0.0
-        wiring = Wiring(self._find, self._make_will, self._take_in, self._change, self._pass_time)
+        callbacks = ChannelCallbacks(self._find, self._make_will, self._take_in, self._change, self._pass_time)
         members = str(Topic(invited.cluster, "members"))
-        self._channel = Channel(self.device.node, [members], wiring, authority)
+        self._channel = Channel(self.device.node, [members], callbacks, authority)
         self._channel.start()
 
     def wait(self, timeout_s: float) -> MemberList:
@@ -108,7 +108,7 @@ class _Entry:
         return dataclasses.replace(broker, user=key.node, password=password)
 
     def _make_will(self) -> Outgoing:
-        return Outgoing(Topic(self._invited.cluster, "door", self.device.node), b"")
+        return Outgoing(Topic(self._invited.cluster, "join", self.device.node), b"")
 
     def _take_in(self, topic: str, payload: bytes, is_kept: bool) -> None:
         try:
@@ -133,6 +133,6 @@ class _Entry:
         if self._channel.is_up and now_s - self._asked_s >= ASK_S:
             self._asked_s = now_s
             payload = ask(self._key, self.device, self._invited.cluster, self._name, time.time())
-            topic = str(Topic(self._invited.cluster, "door", self.device.node))
+            topic = str(Topic(self._invited.cluster, "join", self.device.node))
             self._channel.publish(PlainMessage(topic, payload, is_kept=False))
         return TICK_S

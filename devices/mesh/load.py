@@ -1,23 +1,23 @@
-"""How busy this device is, said at most once a second: to the other members, and to Home Assistant where it is to."""
+"""Reports how busy this device is, at most once a second, to the other members and to Home Assistant if asked to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 from edge_run.base.mesh import Document, JsonValue, LinkRate
-from edge_run.devices.mesh.home import Home
+from edge_run.devices.mesh.home_assistant import HomeAssistant
 
 EVERY_S, HOME_EVERY_S = 1.0, 45.0
 
 
 class LoadReport:
-    """The latest load, and when it is to be said again. Guarded by whoever has it."""
+    """The latest load, and when it is to be reported again. Guarded by its owner."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._load: Document = {}
         self._said_s, self._is_due = clock() - EVERY_S, False
-        self.home: Home | None = None
+        self._home: HomeAssistant | None = None
 
     def set(self, load: Document) -> None:
         """Say `load` soon."""
@@ -27,10 +27,21 @@ class LoadReport:
         """Say it again soon: what was measured of links is new."""
         self._is_due = True
 
+    def show_to(self, home: HomeAssistant) -> None:
+        """Show it to Home Assistant from now on."""
+        self._home = home
+        self.introduce()
+        self.repeat()
+
+    def introduce(self) -> None:
+        """Tell Home Assistant of this device, where it is to see it: it may have forgotten."""
+        if self._home is not None:
+            self._home.introduce()
+
     def wait_s(self) -> float | None:
         """Return in how many seconds it is to be said; None when there is nothing to say."""
         since_s = self._clock() - self._said_s
-        if not self._is_due and (self.home is None or since_s < HOME_EVERY_S):
+        if not self._is_due and (self._home is None or since_s < HOME_EVERY_S):
             return None
         return max(0.0, EVERY_S - since_s)
 
@@ -46,5 +57,5 @@ class LoadReport:
 
     def show(self, members: int, *, is_present: bool) -> None:
         """Show it to Home Assistant, where it is to see it."""
-        if self.home is not None:
-            self.home.show(self._load, members, is_present=is_present)
+        if self._home is not None:
+            self._home.show(self._load, members, is_present=is_present)

@@ -1,8 +1,8 @@
-"""This device in a mesh: the state machines, the connection to the broker and the data link, put together.
+"""This device in a mesh: puts the state machines, the connection to the broker and the data link together.
 
-One lock, `_changed`, guards the state. Whatever happens, on the channel's thread, the link's or a caller's, is told
-to the state under it; what is to be done then is sent without waiting. Only callers wait, and each wait has its
-deadline.
+One lock, `_changed`, guards the state. The threads of the channel and of the link, and callers, tell the state what
+happened while they hold the lock, and what the state wants sent is sent without waiting. Only callers wait, and each
+wait has a deadline.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from edge_run.base.error_codes import error_document
 from edge_run.base.errors import DeviceLost, MeshError, NotTrusted
 from edge_run.base.mesh import Document, Handler, Member, MeshEvent, names_apart
 from edge_run.devices.link.data_link import DataLink
-from edge_run.devices.link.places import Places
+from edge_run.devices.link.places import AddressFilter
 from edge_run.devices.members.cluster import Broker, Cluster
 from edge_run.devices.members.identity import Identity
 from edge_run.devices.members.list_file import ListFile
-from edge_run.devices.mesh.channel import Channel, Wiring
-from edge_run.devices.mesh.home import Home
+from edge_run.devices.mesh.channel import Channel, ChannelCallbacks
+from edge_run.devices.mesh.clocks import Clocks
+from edge_run.devices.mesh.home_assistant import HomeAssistant
 from edge_run.devices.mesh.load import LoadReport
-from edge_run.devices.mesh.orders import Given, Servant
-from edge_run.devices.mesh.state import Clocks, MeshState
+from edge_run.devices.mesh.orders import InboundOrder, OrderExecutor
+from edge_run.devices.mesh.state import MeshState
 from edge_run.devices.messages.bodies import check_document, peer_of
 from edge_run.devices.messages.outgoing import Outgoing
 from edge_run.devices.messages.topics import subscriptions
@@ -35,8 +36,12 @@ from edge_run.devices.messages.topics import subscriptions
 logger = logging.getLogger(__name__)
 
 
-class MeshNode:
-    """Implements `base.mesh.Mesh`; `edge_run.devices.mesh.opening.open_mesh` makes one."""
+class LocalNode:
+    """Implements `base.mesh.Mesh`; `edge_run.devices.mesh.opening.open_mesh` makes one.
+
+    It is long because it is all of `Mesh` and all callbacks of three threads: each takes the one lock, tells the state,
+    and has done what the state asks for.
+    """
 
     def __init__(
         self,
@@ -57,17 +62,17 @@ class MeshNode:
         self._state = MeshState(identity, cluster, name, Clocks(time.monotonic, time.time, Random()), is_watching)
         self._version = version("edge-run")
         self._file = file
-        self._servant: Servant | None = None
+        self._executor: OrderExecutor | None = None
         self._is_closed = False
         self._why_down, self._broker = "the broker was not reached yet", ""
         self._why_ended = ""  # of the data link, without which this device takes no part
         self._report = LoadReport(time.monotonic)
-        self._places = Places()
-        callbacks = (self._change_link, self._take_control, self._hear_again, self._end_link)
-        self._link = DataLink(places or ("127.0.0.1",), port, *callbacks)
-        wiring = Wiring(find, self._make_will, self._take_in, self._change_broker, self._pass_time)
+        self._places = AddressFilter()
+        told = (self._change_link, self._take_control, self._hear_again, self._end_link)
+        self._link = DataLink(places or ("127.0.0.1",), port, *told)
+        callbacks = ChannelCallbacks(find, self._make_will, self._take_in, self._change_broker, self._pass_time)
         topics = subscriptions(cluster.id, identity.node, is_watching=is_watching)
-        self._channel = Channel(identity.node, topics, wiring, cluster.authority)
+        self._channel = Channel(identity.node, topics, callbacks, cluster.authority)
 
     def start(self, link: Document, capabilities: Document) -> None:
         """Begin to connect. link: where others reach the data link, as `bodies.peer_of` reads it."""
@@ -160,16 +165,14 @@ class MeshNode:
             self._report.set(load)
 
     def report_links(self) -> None:
-        """Say anew how busy this device is, with what was measured of the ways to others."""
+        """Say anew how busy this device is, with what was measured of the links to others."""
         with self.held():
             self._report.repeat()
 
     def show_to_home_assistant(self) -> None:
         """Show this device to Home Assistant, over the same broker, from now on."""
         with self.held() as state:
-            self._report.home = Home(self._channel.publish, state.cluster, self.node, state.name)
-            self._report.home.introduce()
-            self._report.repeat()
+            self._report.show_to(HomeAssistant(self._channel.publish, state.cluster, self.node, state.name))
 
     def lead(self, *, timeout_s: float) -> int:
         """Take the lease, renew it from then on, and return its epoch, as base.mesh.Mesh says."""
@@ -216,10 +219,10 @@ class MeshNode:
             state = self._state
             if not state.lease.held:
                 raise MeshError("mesh: this device does not lead, so nobody would obey; lead() first")
-            life = next((member.boot for member in state.members() if member.node == node), None)
-            if life is None:
+            incarnation = next((member.incarnation for member in state.members() if member.node == node), None)
+            if incarnation is None:
                 raise DeviceLost("is no longer there", node=node)
-            number, pending = state.asked.add(node, life, state.lease.held, order)
+            number, pending = state.outbound.add(node, incarnation, state.lease.held, order)
         try:
             with self.held() as state:
                 state.send_order(number)
@@ -227,7 +230,7 @@ class MeshNode:
                 self._changed.wait_for(lambda: pending.is_done or self._is_closed, timeout_s)
         finally:
             with self._changed:
-                del state.asked.pending[number]
+                state.outbound.forget(number)
         if pending.error is not None:
             raise pending.error
         if pending.answer is None:
@@ -238,9 +241,9 @@ class MeshNode:
         """Answer orders with `handler`, on a thread of its own, one at a time, never one of a past epoch."""
         with self._changed:
             self._check_open()
-            if self._servant is not None:
+            if self._executor is not None:
                 raise MeshError("mesh: orders are served already")
-            self._servant = Servant(handler, self._obeys, self._answer)
+            self._executor = OrderExecutor(handler, self._obeys, self._answer)
 
     def close(self) -> None:
         """Leave: say so, stop all threads, close all sockets. Idempotent."""
@@ -254,8 +257,8 @@ class MeshNode:
             self._changed.notify_all()
         self._channel.close()
         self._link.close()
-        if self._servant is not None:
-            self._servant.close(timeout_s=10)
+        if self._executor is not None:
+            self._executor.close(timeout_s=10)
         self._state.identity.release()
 
     def check_member(self) -> None:
@@ -286,9 +289,9 @@ class MeshNode:
         with self._changed:
             return self._state.obeys(node, epoch)
 
-    def _answer(self, given: Given, answer: Document) -> None:
+    def _answer(self, inbound: InboundOrder, answer: Document) -> None:
         with self.held() as state:
-            state.answer(given, answer)
+            state.answer(inbound, answer)
 
     # What follows is called on the channel's thread and the link's.
 
@@ -308,8 +311,8 @@ class MeshNode:
         with self.held() as state:
             self._why_down, self._broker = (self._why_down, why) if is_up else (why, self._broker)
             state.connect(is_up)
-            if is_up and self._report.home is not None:
-                self._report.home.introduce()
+            if is_up:
+                self._report.introduce()
 
     def _change_link(self, node: str, is_up: bool, why: str) -> None:
         with self.held() as state:
@@ -350,9 +353,9 @@ class MeshNode:
             is_sent = not message.is_direct and self._channel.publish(message)
             if not is_sent and message.node is not None:
                 self._link.send_control_soon(message.node, str(message.topic), message.payload)
-        for one in due.given:
-            if self._servant is not None:
-                self._servant.give(one)
+        for one in due.inbound_orders:
+            if self._executor is not None:
+                self._executor.give(one)
             else:
                 state.answer(one, error_document(MeshError("this device carries out no orders")))
         if due.is_reconnecting:

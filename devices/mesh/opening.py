@@ -1,4 +1,4 @@
-"""A device's place in a mesh, opened from what is kept in a folder: its key, and the cluster it belongs to."""
+"""Opens a device's place in a mesh from its folder, which has the device's key and its cluster."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from edge_run.devices.members.cluster import (
 from edge_run.devices.members.identity import device_key, make_identity, take_identity
 from edge_run.devices.members.keys import DeviceKey
 from edge_run.devices.members.list_file import ListFile
-from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.node import LocalNode
 
 CONNECT_S = 5.0
 EVERYWHERE = ("0.0.0.0", "::")
@@ -39,10 +39,13 @@ EVERYWHERE = ("0.0.0.0", "::")
 class MeshConfig:
     """How to take part in a mesh.
 
-    folder: where the key and the cluster are kept. broker: another address than the cluster's. name: what people call
-    this device. listen: addresses for the data link, 0.0.0.0 being all of them; empty: what `edge-run mesh join` was
-    told last, or loopback. port: of the data link; 0: the one after that of `edge-run mesh join`, or any that is free.
-    is_watching: look on, without being a member. connect_s: how long to wait for the broker; 0: not at all.
+    folder: where the key and the cluster are kept.
+    broker: another address than the cluster's.
+    name: what people call this device.
+    listen: addresses for the data link; 0.0.0.0: all; empty: those of `edge-run mesh join`, or loopback.
+    port: of the data link; 0: the one after that of `edge-run mesh join`, or any that is free.
+    is_watching: look on, without being a member.
+    connect_s: how long to wait for the broker; 0: not at all.
     """
 
     folder: Path
@@ -55,7 +58,7 @@ class MeshConfig:
     capabilities: Document = field(default_factory=dict)
 
 
-def open_mesh(config: MeshConfig) -> MeshNode:
+def open_mesh(config: MeshConfig) -> LocalNode:
     """Return this device's place in its mesh; close it when done.
 
     Raises MeshError where this device belongs to no cluster, or the broker does not answer; ConfigError, NotTrusted.
@@ -78,7 +81,7 @@ def open_mesh(config: MeshConfig) -> MeshNode:
         places = None if config.is_watching else listen
         port = config.port or (cluster.port + 1 if cluster.port else 0)
         file = ListFile(config.folder, cluster) if cluster.listed is not None else None
-        node = MeshNode(identity, cluster, name, broker_finder(cluster, identity.device), places, port, file)
+        node = LocalNode(identity, cluster, name, broker_finder(cluster, identity.device), places, port, file)
     except BaseException:
         identity.release()
         raise

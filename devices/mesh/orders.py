@@ -1,4 +1,4 @@
-"""Orders and their answers: those this device gives and waits for, and those it carries out, once each."""
+"""Orders and their answers: those that this device gives and waits for, and those that it carries out, once each."""
 
 from __future__ import annotations
 
@@ -21,14 +21,19 @@ MOST_WAITING, MOST_ANSWERS = 16, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """An order that came: from whom and which life of him, under which epoch, and which of his orders it is.
+class InboundOrder:
+    """An order that came.
 
+    node: who gave it.
+    incarnation: of the node when it gave it.
+    epoch: under which it was given.
+    number: which of the node's orders it is.
+    order: what is to be done.
     is_direct: it came over the data link, and so does its answer go.
     """
 
     node: str
-    boot: str
+    incarnation: str
     epoch: int
     number: int
     order: Document
@@ -36,8 +41,15 @@ class Given:
 
 
 @dataclass(slots=True)
-class Pending:
-    """An order whose answer is waited for. is_direct: it was sent over the data link last."""
+class OutboundOrder:
+    """An order whose answer is waited for.
+
+    body: what is sent.
+    sent_s: when it was sent last.
+    is_direct: it was sent over the data link last.
+    answer: what came back.
+    error: why nothing will come back.
+    """
 
     node: str
     epoch: int
@@ -47,6 +59,10 @@ class Pending:
     answer: Document | None = None
     error: Exception | None = None
 
+    def send(self, now_s: float, is_direct: bool) -> None:
+        """Note that it is sent now, for the first time or again."""
+        self.sent_s, self.is_direct = now_s, is_direct
+
     @property
     def is_done(self) -> bool:
         """Whether there is an answer, or will be none."""
@@ -54,17 +70,23 @@ class Pending:
 
 
 @dataclass(slots=True)
-class Asked:
-    """The orders that this device gave. Guarded by whoever has it."""
+class OutboundOrders:
+    """The orders that this device gave. Guarded by its owner."""
 
     number: int = 0
-    pending: dict[int, Pending] = field(default_factory=dict)
+    pending: dict[int, OutboundOrder] = field(default_factory=dict)
 
-    def add(self, node: str, life: str, epoch: int, order: Document) -> tuple[int, Pending]:
-        """Note a new order, for `life` of `node`: to a later one it says nothing."""
+    def add(self, node: str, incarnation: str, epoch: int, order: Document) -> tuple[int, OutboundOrder]:
+        """Note a new order, for `incarnation` of `node`: to a later one it says nothing."""
         self.number += 1
-        self.pending[self.number] = Pending(node, epoch, {"number": self.number, "life": life, "order": order})
+        self.pending[self.number] = OutboundOrder(
+            node, epoch, {"number": self.number, "incarnation": incarnation, "order": order}
+        )
         return self.number, self.pending[self.number]
+
+    def forget(self, number: int) -> None:
+        """Wait for the answer of an order no more."""
+        del self.pending[number]
 
     def take_answer(self, node: str, body: Document) -> None:
         """Note the answer of `node`. Raises ProtocolError where it is none."""
@@ -84,12 +106,12 @@ class Asked:
 
 
 def _refusal(answer: Fields) -> MeshError | ProtocolError:
-    """Return what is raised for a refused order. Its cause is the error that the other device met."""
+    """Return what is raised for a refused order. Its cause is the error that the other device met, and of whom."""
     try:
         cause = read_error(answer)
     except ProtocolError as error:
         return error
-    refusal = MeshError(str(cause), node=answer.node)
+    refusal = MeshError(cause.message, node=answer.node)
     refusal.__cause__ = cause
     return refusal
 
@@ -99,26 +121,26 @@ def _told(error: EdgeRunError) -> Document:
     return {**error_document(error), "error": plain(error.message)}
 
 
-class Servant:
-    """Carries out orders with a handler, on a thread of its own. One that comes twice is answered as the first time."""
+class OrderExecutor:
+    """Carries out orders with a handler, on its own thread. An order that comes twice gets the same answer twice."""
 
     def __init__(
         self,
         handler: Handler,
         obeys: Callable[[str, int], bool],
-        answer: Callable[[Given, Document], None],
+        answer: Callable[[InboundOrder, Document], None],
     ) -> None:
         """`obeys` is asked right before an order is carried out; `answer` sends an answer."""
         self._handler, self._obeys, self._answer = handler, obeys, answer
-        self._orders: queue.Queue[Given | None] = queue.Queue(MOST_WAITING)
+        self._orders: queue.Queue[InboundOrder | None] = queue.Queue(MOST_WAITING)
         self._answers: OrderedDict[tuple[str, str, int], Document | None] = OrderedDict()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="edge-run mesh orders", daemon=True)
         self._thread.start()
 
-    def give(self, given: Given) -> None:
+    def give(self, inbound: InboundOrder) -> None:
         """Have an order carried out, unless it is already, or was."""
-        key = (given.node, given.boot, given.number)
+        key = (inbound.node, inbound.incarnation, inbound.number)
         with self._lock:
             if key in self._answers and self._answers[key] is None:
                 return
@@ -127,11 +149,11 @@ class Servant:
                 while len(self._answers) > MOST_ANSWERS:
                     self._answers.popitem(last=False)
         try:
-            self._orders.put_nowait(given)
+            self._orders.put_nowait(inbound)
         except queue.Full:
             with self._lock:
                 self._answers.pop(key, None)
-            logger.warning("order %d of node %s: dropped, %d wait already", given.number, given.node, MOST_WAITING)
+            logger.warning("order %d of node %s: dropped, %d wait already", inbound.number, inbound.node, MOST_WAITING)
 
     def close(self, timeout_s: float) -> None:
         """Carry out no more; wait for the order at hand."""
@@ -145,29 +167,29 @@ class Servant:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (given := self._orders.get()) is not None:
-            key = (given.node, given.boot, given.number)
+        while (inbound := self._orders.get()) is not None:
+            key = (inbound.node, inbound.incarnation, inbound.number)
             answer = self._answers.get(key)
             if answer is None:
-                answer = self._carry_out(given)
+                answer = self._carry_out(inbound)
                 with self._lock:
                     self._answers[key] = answer
             try:
-                self._answer(given, answer)
+                self._answer(inbound, answer)
             except EdgeRunError as error:  # such as an answer that is too large: who asked is told, and others served
-                logger.warning("order %d of node %s: %s", given.number, given.node, error)
+                logger.warning("order %d of node %s: %s", inbound.number, inbound.node, error)
                 with contextlib.suppress(EdgeRunError):
-                    self._answer(given, _told(error))
+                    self._answer(inbound, _told(error))
 
-    def _carry_out(self, given: Given) -> Document:
-        if not self._obeys(given.node, given.epoch):
-            return error_document(MeshError(f"epoch {given.epoch} is past: another coordinator has a later one"))
+    def _carry_out(self, inbound: InboundOrder) -> Document:
+        if not self._obeys(inbound.node, inbound.epoch):
+            return error_document(MeshError(f"epoch {inbound.epoch} is past: another coordinator has a later one"))
         try:
-            return {"answer": dict(self._handler(given.node, given.epoch, given.order))}
+            return {"answer": dict(self._handler(inbound.node, inbound.epoch, inbound.order))}
         except DeviceLost as error:  # why would tell others which ports are open at addresses that they named
             return error_document(DeviceLost("is not reached", node=error.node))
         except EdgeRunError as error:
             return _told(error)
         except Exception:
-            logger.exception("order %d of node %s", given.number, given.node)
+            logger.exception("order %d of node %s", inbound.number, inbound.node)
             return error_document(EdgeRunError("a mistake of edge-run's own; what it writes about itself says more"))

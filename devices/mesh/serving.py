@@ -1,4 +1,4 @@
-"""The embedded broker of the device that serves one, with its advertisement on the local network."""
+"""Runs the embedded broker on the device that is to run it, and advertises it on the local network."""
 
 from __future__ import annotations
 

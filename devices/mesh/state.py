@@ -1,79 +1,89 @@
-"""All that a device knows of its mesh, without I/O: gate, membership, lease, orders and the latest of plans and loads.
+"""All that a device knows of its mesh, without I/O: list of members, membership, lease, orders, plans and loads.
 
-Messages and moments go in; what is to be done comes out of `take_due`, and what is to be told is left in `events`, for
-`node.py` to fetch. Clocks and chance are passed in. Not thread-safe.
+Messages and moments go in. The work that follows from them comes out of `take_due`, and `events` has what the user of
+the mesh is to be told; `node.py` fetches both. Clocks and chance are passed in. Not thread-safe.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from random import Random
+from collections.abc import Sequence
 
 from edge_run.base.errors import EdgeRunError, MeshError, NotTrusted, ProtocolError
 from edge_run.base.mesh import Document, Lost, Member, MembersChanged, MeshEvent, Unled
 from edge_run.devices.members.cluster import Cluster
 from edge_run.devices.members.identity import Identity
 from edge_run.devices.members.roster import Roster
+from edge_run.devices.mesh.clocks import Clocks
 from edge_run.devices.mesh.due import Due
-from edge_run.devices.mesh.orders import Asked, Given, Pending
+from edge_run.devices.mesh.early import EarlyMessage, EarlyMessages
+from edge_run.devices.mesh.orders import InboundOrder, OutboundOrder, OutboundOrders
+from edge_run.devices.mesh.outbox import Outbox
 from edge_run.devices.messages import bodies
-from edge_run.devices.messages.envelope import MOST_MEMBERS, CameAgain, Envelope, Gate, Writer
+from edge_run.devices.messages.envelope import MOST_MEMBERS, CameAgain, Envelope, ForeignMessage, Gate
 from edge_run.devices.messages.outgoing import Outgoing
 from edge_run.devices.messages.refusals import Refusals
 from edge_run.devices.messages.topics import Topic, parse_topic
 from edge_run.devices.presence import events
 from edge_run.devices.presence import lease as leases
-from edge_run.devices.presence.heard import HeardLives
+from edge_run.devices.presence.heard import HeardIncarnations
 from edge_run.devices.presence.membership import Membership
-from edge_run.devices.presence.room import Room
+from edge_run.devices.presence.message_quota import MessageQuota
 
 ANNOUNCE_WITHIN_S, RESEND_S = 0.15, 1.0
 MOST_EVENTS, MOST_TIMES = 1000, 1 << 20
-MOST_EARLY_BYTES = 4 << 20  # of messages that wait for the list of members
-
-
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """Where time and chance come from: seconds that only grow, seconds since 1970, and a random source."""
-
-    steady: Callable[[], float]
-    wall: Callable[[], float]
-    random: Random
 
 
 class MeshState:
-    """What `identity` knows. is_watching: it looks on, and is no member."""
+    """What `identity` knows of its mesh.
+
+    It is long because this is where the state machines meet: every message and every moment goes through the gate, the
+    list of members, membership, the lease and the orders, in an order that matters.
+
+    roster: the list of members.
+    membership: who is present.
+    lease: who leads.
+    refusals: messages that were not let in.
+    outbound: orders that this device gave.
+    loads: how busy members said that they are, the latest only.
+    plan: the latest plan, with its epoch.
+    link: where others reach this device's data link.
+    capabilities: what this device has.
+    load: how busy this device is.
+    events: what is to be told to whoever uses the mesh.
+    connections: how often the broker was connected to.
+    reconnections: how often that was since this device did not hear itself.
+    deaf: members that said that they did not hear themselves through the broker, and how often.
+    is_heard: what this device says comes back to it.
+    is_urgent: `pass_time` is to be called before the moment that it asked for.
+    """
 
     def __init__(self, identity: Identity, cluster: Cluster, name: str, clocks: Clocks, is_watching: bool) -> None:
+        """is_watching: it looks on, and is no member."""
         self.identity, self.name, self._clocks = identity, name, clocks
         self._is_watching = is_watching
         self.roster = Roster(identity, cluster, clocks.steady, clocks.wall, clocks.random)
-        self._writer, self._gate = Writer(identity, cluster, clocks.wall), Gate(cluster, clocks.wall)
-        self.membership = Membership(identity.node, identity.boot, clocks.steady)
+        self._outbox, self._gate = Outbox(identity, cluster, clocks.wall), Gate(cluster, clocks.wall)
+        self.membership = Membership(identity.node, identity.incarnation, clocks.steady)
         self.lease = leases.Lease(identity.node, clocks.steady, clocks.random)
         self.refusals = Refusals()
-        self._room = Room()
+        self._quota = MessageQuota()
         self.loads: dict[str, Document] = {}
         self.plan: tuple[int, Document] | None = None
-        self.asked = Asked()
+        self.outbound = OutboundOrders()
         self.link: Document = {}
         self.capabilities: Document = {}
         self._due = Due()
         self.events: deque[MeshEvent] = deque(maxlen=MOST_EVENTS)
-        self._early: deque[tuple[str, bytes, bool, str | None]] = deque(maxlen=MOST_EVENTS)
+        self._early = EarlyMessages()
         self._is_settling = self._wants_lease = False
-        self._session = 0
         self._announce_s: float | None = None
-        self._has_left = False
-        self._heard = HeardLives(clocks.steady)
+        self._heard = HeardIncarnations(clocks.steady)
         self.load: Document = {}
         self.connections = self.reconnections = 0
-        self.deaf: dict[str, int] = {}  # who said that it did not hear itself through the broker, and how often
-        self.is_heard = False  # what this device says comes back to it
-        self.is_urgent = False  # `pass_time` is to be called before it asked for
+        self.deaf: dict[str, int] = {}
+        self.is_heard = self.is_urgent = False
 
     @property
     def cluster(self) -> str:
@@ -82,13 +92,14 @@ class MeshState:
 
     def members(self) -> tuple[Member, ...]:
         """Return who is present, in order of their ids."""
-        own = Member(self.identity.node, self.name, self.identity.boot, self.capabilities)
+        own = Member(self.identity.node, self.name, self.identity.incarnation, self.capabilities)
         found = self.membership.present() | ({} if self._is_watching else {own.node: own})
         return tuple(found[node] for node in sorted(found))
 
     def take_due(self) -> Due:
         """Return what is to be done now; whoever takes it does it."""
         due, self._due = self._due, Due()
+        due.outgoing = self._outbox.take()
         return due
 
     def describe(self, capabilities: Document, link: Document | None = None) -> None:
@@ -97,9 +108,7 @@ class MeshState:
 
     def make_will(self) -> Outgoing:
         """Return what the broker is to say when the next connection breaks."""
-        topic = self._topic("status")
-        payload, self._session = self._writer.seal(topic, self.lease.epoch, {"state": bodies.WILL})
-        return Outgoing(topic, payload)
+        return self._outbox.make_will(self.lease.epoch)
 
     def take_in(self, text: str, payload: bytes, *, is_kept: bool = False, sender: str | None = None) -> None:
         """Take in a message. sender: who brought it, where it came over the data link. What is not right is refused."""
@@ -111,19 +120,18 @@ class MeshState:
             if topic.kind == "members":
                 self._follow_list(self.roster.take(payload))
                 return
-            if topic.kind == "door":
+            if topic.kind == "join":
                 self.roster.ask(payload)
                 self.is_urgent = True
                 return
             if not self.roster.is_settled:
-                if sum(len(one[1]) for one in self._early) + len(payload) <= MOST_EARLY_BYTES:
-                    self._early.append((text, payload, is_kept, sender))
+                self._early.put(EarlyMessage(text, payload, is_kept, sender))
                 return
             envelope = self._gate.open(topic, payload, is_kept=is_kept)
             if sender not in (None, envelope.node):
-                raise ProtocolError(f"brings a message of node {envelope.node}", node=sender)
+                raise ForeignMessage("brings a message of another node", node=sender or "", owner=envelope.node)
             if self.roster.hear(envelope.listed):
-                self._carry_out((events.SendBeat(asks=True),))  # who hears how old our list is says the newer one
+                self._carry_out((events.SendHeartbeat(asks=True),))  # who hears how old our list is says the newer one
             self._understand(topic, envelope, is_kept, is_direct=sender is not None)
         except EdgeRunError as error:
             is_brokers = is_kept and isinstance(error, CameAgain)  # which hands on what it keeps, said already or not
@@ -139,7 +147,7 @@ class MeshState:
             self.roster.connect()
             self._is_settling = True
             self._settle_down()
-            for number in self.asked.pending:
+            for number in self.outbound.pending:
                 self.send_order(number)
             if self.lease.held:
                 self._send("lease", {"state": "hold"}, epoch=self.lease.held)
@@ -147,7 +155,7 @@ class MeshState:
     def change_link(self, node: str, is_up: bool, why: str) -> None:
         """The data link to a node came, or went, or cannot be had."""
         if why and not is_up and not self.membership.is_hearing:
-            self.asked.lose(node, f"is reached neither through the broker nor over the data link ({why})")
+            self.outbound.lose(node, f"is reached neither through the broker nor over the data link ({why})")
         self._carry_out(self.membership.handle(events.LinkChanged(node, is_up, why)))
 
     def hear_again(self, node: str) -> None:
@@ -162,18 +170,18 @@ class MeshState:
             self.refusals.add(error)
         self._follow_list(is_changed)
         if self.roster.is_settled:
-            self._obey_lease(self.lease.handle(leases.Tick()))
+            self._obey_lease(self.lease.handle(leases.LeaseTick()))
         self._carry_out(self.membership.handle(events.Tick()))
-        self._carry_out(self.membership.handle(events.PaceChanged(self.lease.holder)))
+        self._carry_out(self.membership.handle(events.HolderChanged(self.lease.holder)))
         now_s = self._clocks.steady()
-        for number, pending in self.asked.pending.items():
+        for number, pending in self.outbound.pending.items():
             if not pending.is_done and now_s - pending.sent_s >= RESEND_S:  # its node, or its broker, may be away
                 self.send_order(number, is_direct=not pending.is_direct)
                 self._carry_out(self.membership.handle(events.Doubted()))
         if self._announce_s is not None and now_s >= self._announce_s:
             self._announce_s = None
             self.announce()
-        waits = [self.lease.wait_s, min(1.0, self.membership.beat_s / 3), self.roster.wait_s]
+        waits = [self.lease.wait_s, min(1.0, self.membership.heartbeat_s / 3), self.roster.wait_s]
         if self._announce_s is not None:
             waits.append(self._announce_s - now_s)
         return max(0.01, min(waits))
@@ -185,7 +193,7 @@ class MeshState:
                 "name": self.name,
                 "capabilities": self.capabilities,
                 "link": self.link,
-                "heard": self._heard.lives(),
+                "heard": self._heard.incarnations(),
             }
             self._send("caps", {**body, "rare": True} if self.membership.is_rare else body)
             if self.load:
@@ -210,26 +218,26 @@ class MeshState:
     def publish_plan(self, epoch: int, plan: Document) -> None:
         """Let everybody see a plan, and have the broker forget the one before."""
         if self.plan is not None and self.plan[0] != epoch:
-            self._due.outgoing.append(Outgoing(Topic(self.cluster, "plan", epoch=self.plan[0]), b""))
+            self._outbox.forget_plan(self.plan[0])
         self._send("plan", {"plan": plan}, epoch=epoch)
         self.plan = (epoch, plan)
 
     def send_order(self, number: int, *, is_direct: bool = False) -> None:
         """Send an order, for the first time or again."""
-        pending: Pending = self.asked.pending[number]
-        pending.sent_s, pending.is_direct = self._clocks.steady(), is_direct
+        pending: OutboundOrder = self.outbound.pending[number]
+        pending.send(self._clocks.steady(), is_direct)
         self._send("cmd", pending.body, owner=pending.node, epoch=pending.epoch, is_direct=is_direct)
 
-    def answer(self, given: Given, answer: Document) -> None:
+    def answer(self, inbound: InboundOrder, answer: Document) -> None:
         """Send the answer of an order that was carried out."""
-        body = {"to": given.node, "life": given.boot, "number": given.number, **answer}
-        self._send("rsp", body, to=given.node, is_direct=given.is_direct)
+        body = {"to": inbound.node, "incarnation": inbound.incarnation, "number": inbound.number, **answer}
+        self._send("rsp", body, to=inbound.node, is_direct=inbound.is_direct)
 
     def leave(self) -> None:
         """Say that this device leaves."""
         self.free_lease()
         self._send("status", {"state": bodies.LEFT})
-        self._has_left = True
+        self._outbox.leave()
 
     def obeys(self, node: str, epoch: int) -> bool:
         """Whether an order is of the coordinator, and of no past epoch."""
@@ -241,7 +249,7 @@ class MeshState:
             is_newer = self.roster.take(payload)
             self._follow_list(is_newer)
             if is_newer:
-                self.roster.said.append(payload)
+                self.roster.pass_on(payload)
                 self._say_lists()
 
     def say_list(self) -> None:
@@ -254,7 +262,7 @@ class MeshState:
         if is_changed:
             self._due.is_list_new = True
             self.events.append(MembersChanged())
-            self._writer.adopt(self.roster.cluster)
+            self._outbox.adopt(self.roster.cluster)
             for node in self._gate.adopt(self.roster.cluster):
                 self._carry_out(self.membership.handle(events.SentAway(node)))
                 self._due.sent_away.append(node)
@@ -265,11 +273,8 @@ class MeshState:
         self._settle_down()
 
     def _say_lists(self) -> None:
-        topic = Topic(self.cluster, "members")
         for payload in self.roster.take_said():
-            self._due.outgoing.append(Outgoing(topic, payload))
-            for node in self.membership.present():
-                self._due.outgoing.append(Outgoing(topic, payload, node, is_direct=True))
+            self._outbox.send_list(payload, self.membership.present())
 
     def _settle_down(self) -> None:
         """Believe others from now on, where the list is settled, and take in what they said meanwhile."""
@@ -278,9 +283,8 @@ class MeshState:
             self._obey_lease(self.lease.handle(leases.Connected()))
             if self._wants_lease:
                 self.want_lease()
-        while self._early and self.roster.is_settled:
-            text, payload, is_kept, sender = self._early.popleft()
-            self.take_in(text, payload, is_kept=is_kept, sender=sender)
+        while self.roster.is_settled and (early := self._early.take()) is not None:
+            self.take_in(early.topic, early.payload, is_kept=early.is_kept, sender=early.sender)
 
     def _understand(self, topic: Topic, envelope: Envelope, is_kept: bool, *, is_direct: bool) -> None:
         node = envelope.node
@@ -297,32 +301,37 @@ class MeshState:
         elif topic.kind == "load":
             if node in self.membership.present():
                 load = bodies.document_in(envelope, "load")
-                self._room.take(node, topic.kind, envelope.size_bytes, self.membership.known())
+                self._quota.take(node, topic.kind, envelope.size_bytes, self.membership.known())
                 self.loads[node] = load
         elif topic.kind == "plan":
             if envelope.epoch == topic.epoch and (self.plan is None or topic.epoch >= self.plan[0]):
                 self.plan = (topic.epoch, bodies.document_in(envelope, "plan"))
         elif topic.kind == "rsp":
-            if envelope.body.get("to") == self.identity.node and envelope.body.get("life") == self.identity.boot:
-                self.asked.take_answer(node, envelope.body)
+            if (
+                envelope.body.get("to") == self.identity.node
+                and envelope.body.get("incarnation") == self.identity.incarnation
+            ):
+                self.outbound.take_answer(node, envelope.body)
         elif topic.owner == self.identity.node:
             number, order = envelope.body.get("number"), bodies.document_in(envelope, "order")
             if not isinstance(number, int):
                 raise ProtocolError("an order without a number", node=node)
-            if envelope.body.get("life") != self.identity.boot:
-                raise NotTrusted("an order for another life of this device", node=node)
-            self._due.given.append(Given(node, envelope.boot, envelope.epoch, number, order, is_direct))
+            if envelope.body.get("incarnation") != self.identity.incarnation:
+                raise NotTrusted("an order for another incarnation of this device", node=node)
+            self._due.inbound_orders.append(
+                InboundOrder(node, envelope.incarnation, envelope.epoch, number, order, is_direct)
+            )
 
     def _hear_of(self, envelope: Envelope, *, is_status: bool) -> None:
         """Take in a heartbeat, a farewell, that somebody looks on, or an announcement."""
         if is_status:
-            self._heard.add(envelope.boot)
+            self._heard.add(envelope.incarnation)
             times = envelope.body.get("deaf")
             if isinstance(times, int) and 0 < times < MOST_TIMES and len(self.deaf) < MOST_MEMBERS:
                 self.deaf[envelope.node] = times
-        event = bodies.status_event(envelope) if is_status else bodies.announced(envelope, self.identity.boot)
+        event = bodies.status_event(envelope) if is_status else bodies.announced(envelope, self.identity.incarnation)
         if isinstance(event, events.Announced) and envelope.node != self.identity.node:
-            self._room.take(envelope.node, "caps", envelope.size_bytes, self.membership.known())
+            self._quota.take(envelope.node, "caps", envelope.size_bytes, self.membership.known())
         if event is None:
             self._announce_soon()
         else:
@@ -330,7 +339,7 @@ class MeshState:
 
     def _carry_out(self, instructions: Sequence[events.Instruction]) -> None:
         for instruction in instructions:
-            if isinstance(instruction, events.Tell):
+            if isinstance(instruction, events.EmitEvent):
                 self._tell(instruction.event)
             elif isinstance(instruction, events.Unlink):
                 self._due.unlinked.append(instruction.node)
@@ -345,7 +354,7 @@ class MeshState:
                 said: Document = {word: True for word, is_so in words.items() if is_so}
                 if self.reconnections:
                     said = {**said, "deaf": self.reconnections}
-                self._send("status", {"state": bodies.HERE, "session": self._session, **said})
+                self._send("status", {"state": bodies.HERE, "session": self._outbox.session, **said})
 
     def _reconnect(self) -> None:
         """Have the broker connected to anew; not where this device looks on, and has no heartbeat to hear."""
@@ -357,7 +366,7 @@ class MeshState:
         self.events.append(event)
         if isinstance(event, Lost):
             self.loads.pop(event.node, None)
-            self.asked.lose(event.node, event.why)
+            self.outbound.lose(event.node, event.why)
             self._obey_lease(self.lease.handle(leases.HolderLost(event.node)))
 
     def _obey_lease(self, instructions: Sequence[leases.Instruction]) -> None:
@@ -373,10 +382,6 @@ class MeshState:
             self._announce_s = self._clocks.steady() + self._clocks.random.uniform(0, ANNOUNCE_WITHIN_S)
             self.is_urgent = True
 
-    def _topic(self, kind: str, owner: str | None = None, epoch: int = 0) -> Topic:
-        owner = None if kind in ("lease", "plan") else owner or self.identity.node
-        return Topic(self.cluster, kind, owner, epoch if kind == "plan" else 0)
-
     def _send(
         self,
         kind: str,
@@ -387,9 +392,6 @@ class MeshState:
         to: str | None = None,
         is_direct: bool = False,
     ) -> None:
-        if not self.roster.is_member or (self._has_left and kind in ("status", "caps")):
-            return  # nobody would listen, or others would take it for present again
-        epoch = self.lease.epoch if epoch is None else epoch
-        topic = self._topic(kind, owner, epoch)
-        payload, _ = self._writer.seal(topic, epoch, body)
-        self._due.outgoing.append(Outgoing(topic, payload, to or owner, is_direct))
+        if self.roster.is_member:  # else nobody would listen
+            epoch = self.lease.epoch if epoch is None else epoch
+            self._outbox.send(kind, body, epoch, owner=owner, to=to, is_direct=is_direct)

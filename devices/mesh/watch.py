@@ -1,4 +1,4 @@
-"""Looking on: who is in the mesh now, what each has and does, without being a member."""
+"""Looks at a mesh without being a member: who is there now, and what each device has and does."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from edge_run.base.fields import MOST_RATE, MOST_S, is_name, is_number
 from edge_run.base.mesh import Document, JsonValue, Member
 from edge_run.base.mesh_status import MeshLink, MeshMember, MeshStatus
 from edge_run.devices.members.cluster import Cluster
-from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.node import LocalNode
 
 LOOK_S = 1.5
 MOST_LAYERS = 1 << 20
 
 
-def look(node: MeshNode, cluster: Cluster, look_s: float = LOOK_S) -> MeshStatus:
+def look(node: LocalNode, cluster: Cluster, look_s: float = LOOK_S) -> MeshStatus:
     """Return what `node` sees of its mesh in `look_s`: all who are present answer at once when somebody looks on."""
     deadline_s = time.monotonic() + look_s
     while (left_s := deadline_s - time.monotonic()) > 0:
@@ -39,7 +39,7 @@ def look(node: MeshNode, cluster: Cluster, look_s: float = LOOK_S) -> MeshStatus
 
 
 def present(load: Document, members: Collection[Member]) -> Document:
-    """Return `load` without the links to devices that are not among `members`: the ways to them are gone too."""
+    """Return `load` without the links to devices that are not among `members`: the links to them are gone too."""
     nodes, links = {member.node for member in members}, load.get("links")
     if not isinstance(links, dict):
         return load

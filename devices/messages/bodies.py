@@ -1,37 +1,37 @@
-"""What is inside the envelopes: the bodies of control messages, made and checked."""
+"""The bodies of control messages: made, and checked when they arrive."""
 
 from __future__ import annotations
 
 from edge_run.base.errors import ProtocolError
 from edge_run.base.mesh import Document
-from edge_run.devices.link.lane import Peer
-from edge_run.devices.link.places import Places, check_key, parse_place
+from edge_run.devices.link.connection import Peer
+from edge_run.devices.link.places import AddressFilter, check_key, parse_place
 from edge_run.devices.members.member_list import canonical
 from edge_run.devices.messages.envelope import MOST_BYTES, Envelope
-from edge_run.devices.presence.events import Announced, Beat, Left
+from edge_run.devices.presence.events import Announced, Heartbeat, Left
 
 MOST_PLACES, MOST_LETTERS = 16, 200
 HERE, WATCHING, LEFT, WILL = "here", "watching", "left", "will"
 LEASE_STATES = ("claim", "hold", "free")
 
 
-def status_event(envelope: Envelope) -> Beat | Left | None:
+def status_event(envelope: Envelope) -> Heartbeat | Left | None:
     """Return what a status says of presence; None of who looks on. Raises ProtocolError."""
     state, (asks, is_rare) = envelope.body.get("state"), (envelope.body.get(word) is True for word in ("asks", "rare"))
     if state == HERE:
-        return Beat(envelope.node, envelope.boot, asks, is_rare)
+        return Heartbeat(envelope.node, envelope.incarnation, asks, is_rare)
     if state in (LEFT, WILL):
-        return Left(envelope.node, envelope.boot, is_will=state == WILL)
+        return Left(envelope.node, envelope.incarnation, is_will=state == WILL)
     if state == WATCHING:
         return None
     raise ProtocolError("a status that is none", node=envelope.node)
 
 
-def announced(envelope: Envelope, life: str) -> Announced | Beat:
+def announced(envelope: Envelope, incarnation: str) -> Announced | Heartbeat:
     """Return what a node says that it has, and where its data link is. Raises ProtocolError.
 
-    Where it does not say that it heard of `life`, ours, it may have said so long ago, and counts as a heartbeat: who
-    lives is asked, and says it again.
+    Where it does not say that it heard of our `incarnation`, it may have been said long ago, and counts as a heartbeat:
+    a node that is there is asked, and says it again.
     """
     body = envelope.body
     name, capabilities, link = body.get("name"), body.get("capabilities"), body.get("link")
@@ -43,18 +43,18 @@ def announced(envelope: Envelope, life: str) -> Announced | Beat:
     except ProtocolError as error:
         raise ProtocolError(str(error), node=envelope.node) from error
     is_rare = body.get("rare") is True
-    if not isinstance(heard, (list, tuple)) or life not in heard:
-        return Beat(envelope.node, envelope.boot, is_rare=is_rare)
-    return Announced(envelope.node, envelope.boot, str(name), capabilities, link, is_rare)
+    if not isinstance(heard, (list, tuple)) or incarnation not in heard:
+        return Heartbeat(envelope.node, envelope.incarnation, is_rare=is_rare)
+    return Announced(envelope.node, envelope.incarnation, str(name), capabilities, link, is_rare)
 
 
-def peer_of(node: str, boot: str, link: Document, places: Places) -> Peer | None:
+def peer_of(node: str, incarnation: str, link: Document, places: AddressFilter) -> Peer | None:
     """Return where the data link of a node is, of its addresses those that may be tried; None where it has none."""
     announced = link.get("places")
     if not link or not isinstance(announced, (list, tuple)):
         return None
     key = str(link["key"])
-    return Peer(node, boot, key, places.usable(key, [str(place) for place in announced]))
+    return Peer(node, incarnation, key, places.usable(key, [str(place) for place in announced]))
 
 
 def check_document(document: Document) -> None:

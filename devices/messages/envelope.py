@@ -1,11 +1,12 @@
-"""Control messages in their envelope: signed by a proven member, bound to a topic and to one life of its sender.
+"""Envelopes of control messages: signed by a member, and bound to a topic and to one start of the sender.
 
     version (1) | node's key (32) | device's key (32) | device's signature of the node's key (64) |
     proof of the secret (32) | signature (64) | body, canonical JSON
 
-The signature is over the topic and all else. Every message introduces its sender, and nothing of a sender that is no
-member reaches the JSON parser: it must know the secret, and its device be in the list of members. Clusters made before
-there were lists have none; there the secret alone decides. `Gate` lets each message pass once.
+The signature covers the topic and everything else. Every message introduces its sender, and no message of a sender
+that is not a member reaches the JSON parser: the sender must prove that it knows the secret, and its device must be in
+the list of members. In a cluster that was made before there were lists, the secret alone decides. `Gate` lets each
+message pass once.
 """
 
 from __future__ import annotations
@@ -17,26 +18,47 @@ from edge_run.base.errors import NotTrusted, ProtocolError
 from edge_run.base.mesh import Document
 from edge_run.base.strict_json import parse
 from edge_run.devices.members.cluster import PROOF_BYTES, Cluster
-from edge_run.devices.members.identity import BOOT_DIGITS, Identity, is_certified
+from edge_run.devices.members.identity import INCARNATION_DIGITS, Identity, is_certified
 from edge_run.devices.members.keys import KEY_BYTES, SIGNATURE_BYTES, is_signed, node_of
 from edge_run.devices.members.member_list import NO_VERSION, Role, Version, canonical
 from edge_run.devices.messages.topics import Topic
 from edge_run.devices.presence.lease import most_epoch
 
-VERSION = 2
+VERSION = 3
 MOST_BYTES = 256 << 10
 MOST_MEMBERS = 256
 MOST_NUMBER = 1 << 53
 CLOCK_TOLERANCE_S = 60.0
 _UNSIGNED_BYTES = 1 + 2 * KEY_BYTES + SIGNATURE_BYTES + PROOF_BYTES
 _HEAD_BYTES = _UNSIGNED_BYTES + SIGNATURE_BYTES
-_FIELDS = {"boot", "count", "epoch", "time_ms", "list", "body"}
+_FIELDS = {"incarnation", "count", "epoch", "time_ms", "list", "body"}
 _LEADERS_KINDS = ("lease", "plan", "cmd")
 GRACE_S = 30.0  # how long the secret before the last one is still one: not everybody hears of the change at once
 
 
 class CameAgain(NotTrusted):
-    """A message that was let in before, or one that is older than that."""
+    """A message that was let in before, or is older than one that was."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class ForeignMessage(NotTrusted):
+    """A message in the name of another node, `owner`, than the one that signed or brought it."""
+
+    owner: str
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class OtherVersion(ProtocolError):
+    """A message of another version of edge-run, `version`."""
+
+    version: int
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class ImpossibleEpoch(ProtocolError):
+    """A message under an epoch, `epoch`, that cannot have come about."""
+
+    epoch: int
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -48,13 +70,19 @@ class StaleClock(NotTrusted):
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What a member said: its life, the count of the message in it, the highest epoch it knows of, and the words.
+    """What a member said.
 
-    listed: the version of the newest list of members that it knows. size_bytes: of all of it.
+    incarnation: of its sender.
+    count: of the message among those of the incarnation.
+    epoch: the latest that its sender knows of.
+    time_s: when it was sent, in seconds since 1970.
+    body: the words.
+    listed: the version of the newest list of members that its sender knows.
+    size_bytes: of all of it.
     """
 
     node: str
-    boot: str
+    incarnation: str
     count: int
     epoch: int
     time_s: float
@@ -64,8 +92,8 @@ class Envelope:
 
 
 @dataclass(slots=True)
-class _Life:
-    boot: str
+class _Sender:
+    incarnation: str
     device: bytes
     counts: dict[str, int] = field(default_factory=dict)
     session: int = 0
@@ -91,7 +119,7 @@ class Writer:
         """Return the envelope of `body` for `topic`, and its count. Raises ProtocolError for too much, or no JSON."""
         self._count += 1
         fields = {
-            "boot": self._identity.boot,
+            "incarnation": self._identity.incarnation,
             "count": self._count,
             "epoch": epoch,
             "time_ms": int(self._wall_clock() * 1e3),
@@ -108,11 +136,11 @@ class Writer:
 
 
 class Gate:
-    """Lets in what a proven member signed for this topic, now, and only once. Not thread-safe."""
+    """Lets in each message that a member signed for this topic, once and only now. Not thread-safe."""
 
     def __init__(self, cluster: Cluster, wall_clock: Callable[[], float]) -> None:
         self._cluster, self._wall_clock = cluster, wall_clock
-        self._lives: dict[str, _Life] = {}
+        self._senders: dict[str, _Sender] = {}
         self._certified: dict[bytes, None] = {}
         self._before: tuple[Cluster, float] | None = None  # and until when its secret is one
 
@@ -121,10 +149,10 @@ class Gate:
         if cluster.secret != self._cluster.secret:
             self._before = self._cluster, self._wall_clock() + GRACE_S
         self._cluster = cluster
-        gone = [node for node, life in self._lives.items() if not cluster.admits(life.device)]
+        gone = [node for node, sender in self._senders.items() if not cluster.admits(sender.device)]
         self._certified.clear()
         for node in gone:
-            del self._lives[node]
+            del self._senders[node]
         return gone
 
     def open(self, topic: Topic, payload: bytes, *, is_kept: bool = False) -> Envelope:
@@ -135,17 +163,17 @@ class Gate:
         """
         node, device, content = self._authenticate(topic, payload)
         envelope = self._with_possible_epoch(_parse(node, content))
-        life = self._lives.get(node)
-        if life is None or envelope.boot > life.boot:
-            if life is None:
+        sender = self._senders.get(node)
+        if sender is None or envelope.incarnation > sender.incarnation:
+            if sender is None:
                 self._make_room(node)
-            life = _Life(envelope.boot, device)
-        elif envelope.boot < life.boot:
-            raise NotTrusted("a message of a life that ended", node=node)
+            sender = _Sender(envelope.incarnation, device)
+        elif envelope.incarnation < sender.incarnation:
+            raise NotTrusted("a message of an incarnation that ended", node=node)
         if topic.kind == "status" and envelope.body.get("state") == "will":
-            return self._accept_will(life, envelope)
+            return self._accept_will(sender, envelope)
         place = topic.kind if topic.kind == "plan" else str(topic)
-        if envelope.count <= life.counts.get(place, 0):
+        if envelope.count <= sender.counts.get(place, 0):
             raise CameAgain(f"message {envelope.count} for {topic} came again, or late", node=node)
         skew_s = envelope.time_s - self._wall_clock()
         if abs(skew_s) > CLOCK_TOLERANCE_S and not (is_kept and topic.is_kept):
@@ -155,11 +183,11 @@ class Gate:
                 node=node,
                 skew_s=skew_s,
             )
-        self._lives[node] = life
-        life.counts[place], life.heard_s = envelope.count, self._wall_clock()
+        self._senders[node] = sender
+        sender.counts[place], sender.heard_s = envelope.count, self._wall_clock()
         session = envelope.body.get("session")
         if topic.kind == "status" and isinstance(session, int):
-            life.session = session
+            sender.session = session
         return envelope
 
     def _authenticate(self, topic: Topic, payload: bytes) -> tuple[str, bytes, bytes]:
@@ -167,7 +195,9 @@ class Gate:
         if not _HEAD_BYTES < len(payload) <= MOST_BYTES:
             raise ProtocolError(f"message for {topic}: has {len(payload)} bytes, not {_HEAD_BYTES} to {MOST_BYTES}")
         if payload[0] != VERSION:
-            raise ProtocolError(f"message for {topic}: of version {payload[0]}, this is {VERSION}; update edge-run")
+            raise OtherVersion(
+                f"message for {topic}: of version {payload[0]}, this is {VERSION}; update edge-run", version=payload[0]
+            )
         head, content = payload[:_UNSIGNED_BYTES], payload[_HEAD_BYTES:]
         key, device = head[1 : 1 + KEY_BYTES], head[1 + KEY_BYTES : 1 + 2 * KEY_BYTES]
         node = node_of(key)
@@ -177,7 +207,7 @@ class Gate:
         if role == "compute" and topic.kind in _LEADERS_KINDS:
             raise NotTrusted("its role, compute, does not let it run models on others", node=node)
         if topic.owner is not None and topic.owner != node and topic.kind != "cmd":
-            raise NotTrusted(f"speaks for node {topic.owner}", node=node)
+            raise ForeignMessage("speaks for another node", node=node, owner=topic.owner)
         if not is_signed(key, payload[_UNSIGNED_BYTES:_HEAD_BYTES], _signed(topic, head, content)):
             raise NotTrusted(f"a message for {topic} that it did not sign so", node=node)
         return node, device, content
@@ -213,26 +243,27 @@ class Gate:
         most = most_epoch(now_s + 2 * CLOCK_TOLERANCE_S)
         if envelope.epoch <= most:
             return replace(envelope, epoch=0)
-        raise ProtocolError(
+        raise ImpossibleEpoch(
             f"says epoch {envelope.epoch}, and none after {most} can have come about; it lies, "
             "or the clocks are far apart",
             node=envelope.node,
+            epoch=envelope.epoch,
         )
 
     def _make_room(self, node: str) -> None:
         """Forget who has been silent for so long that the clock refuses all that he ever said."""
-        if len(self._lives) < MOST_MEMBERS:
+        if len(self._senders) < MOST_MEMBERS:
             return
         limit_s = self._wall_clock() - 2 * CLOCK_TOLERANCE_S
-        self._lives = {one: life for one, life in self._lives.items() if life.heard_s > limit_s}
-        if len(self._lives) >= MOST_MEMBERS:
+        self._senders = {one: sender for one, sender in self._senders.items() if sender.heard_s > limit_s}
+        if len(self._senders) >= MOST_MEMBERS:
             raise ProtocolError(f"is one too many, a cluster has at most {MOST_MEMBERS}", node=node)
 
-    def _accept_will(self, life: _Life, envelope: Envelope) -> Envelope:
+    def _accept_will(self, sender: _Sender, envelope: Envelope) -> Envelope:
         """Let a will in once, of the connection that its sender has now; it was written when that began."""
-        if self._lives.get(envelope.node) is not life or envelope.count != life.session:
+        if self._senders.get(envelope.node) is not sender or envelope.count != sender.session:
             raise NotTrusted("the will of a connection that ended", node=envelope.node)
-        life.session = 0
+        sender.session = 0
         return envelope
 
 
@@ -245,17 +276,17 @@ def _parse(node: str, content: bytes) -> Envelope:
         fields = parse(content)
         if not isinstance(fields, dict) or fields.keys() != _FIELDS or canonical(fields) != content:
             raise ValueError("not as it should be written")
-        boot, body = fields["boot"], fields["body"]
+        incarnation, body = fields["incarnation"], fields["body"]
         listed = fields["list"]
         if not isinstance(listed, list) or len(listed) != len(NO_VERSION):
             raise ValueError("no version of a list")
         numbers = [*(fields[name] for name in ("count", "epoch", "time_ms")), *listed]
-        if not isinstance(boot, str) or len(boot) != BOOT_DIGITS or not isinstance(body, dict):
-            raise ValueError("no life, or no body")
+        if not isinstance(incarnation, str) or len(incarnation) != INCARNATION_DIGITS or not isinstance(body, dict):
+            raise ValueError("no incarnation, or no body")
         if any(type(number) is not int or not 0 <= number < MOST_NUMBER for number in numbers):
             raise ValueError("a number that cannot be")
     except ValueError as error:
         raise ProtocolError(f"a malformed message ({error})", node=node) from error
     count, epoch, time_ms, *version = numbers
     listed_version = version[0], version[1], version[2], version[3]
-    return Envelope(node, boot, count, epoch, time_ms / 1e3, body, listed_version, len(content))
+    return Envelope(node, incarnation, count, epoch, time_ms / 1e3, body, listed_version, len(content))

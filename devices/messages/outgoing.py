@@ -1,4 +1,4 @@
-"""A message on its way out: by its topic through the broker, or over the data link to one node."""
+"""A message to be sent: through the broker under its topic, or over the data link to one node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from edge_run.devices.messages.topics import Topic
 class Outgoing:
     """A message to be sent, by the topic.
 
-    node: whom it is for, where it is for one. is_direct: over the data link to it, also while the broker is there.
+    node: whom it is for, where it is for one.
+    is_direct: over the data link to it, also while the broker is there.
     """
 
     topic: Topic

@@ -8,7 +8,7 @@ edge/v1/{cluster}/node/{id}/rsp      its answers
 edge/v1/{cluster}/coord/lease        who coordinates: kept by the broker
 edge/v1/{cluster}/plan/{epoch}       what was planned: kept by the broker
 edge/v1/{cluster}/members            the list of members, which is signed by itself: kept by the broker
-edge/v1/{cluster}/door/{id}          a device with an invitation asks to come in
+edge/v1/{cluster}/join/{id}          a device with an invitation asks to come in
 """
 
 from __future__ import annotations
@@ -22,13 +22,18 @@ ROOT = "edge/v1"
 _FORM = re.compile(
     rf"{ROOT}/(?P<cluster>[a-z2-7]{{8}})/"
     r"(?:node/(?P<owner>[a-z2-7]{16})/(?P<of>status|caps|load|cmd|rsp)|(?P<lease>coord/lease)|"
-    r"plan/(?P<plan>\d{1,16})|(?P<members>members)|door/(?P<door>[a-z2-7]{16}))"
+    r"plan/(?P<plan>\d{1,16})|(?P<members>members)|join/(?P<join>[a-z2-7]{16}))"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic. kind: status, caps, load, cmd, rsp, lease, plan, members, door. owner: the node it is about, if any."""
+    """A topic.
+
+    kind: status, caps, load, cmd, rsp, lease, plan, members or join.
+    owner: the node that it is about, if any.
+    epoch: of a plan.
+    """
 
     cluster: str
     kind: str
@@ -42,8 +47,8 @@ class Topic:
             return f"{ROOT}/{self.cluster}/plan/{self.epoch}"
         if self.kind == "members":
             return f"{ROOT}/{self.cluster}/members"
-        if self.kind == "door":
-            return f"{ROOT}/{self.cluster}/door/{self.owner}"
+        if self.kind == "join":
+            return f"{ROOT}/{self.cluster}/join/{self.owner}"
         return f"{ROOT}/{self.cluster}/node/{self.owner}/{self.kind}"
 
     @property
@@ -64,8 +69,8 @@ def parse_topic(text: str) -> Topic:
         raise ProtocolError(f"topic {text[:120]!r}: is none of edge-run's")
     if form["plan"]:
         return Topic(form["cluster"], "plan", epoch=int(form["plan"]))
-    if form["door"]:
-        return Topic(form["cluster"], "door", form["door"])
+    if form["join"]:
+        return Topic(form["cluster"], "join", form["join"])
     return Topic(form["cluster"], form["of"] or ("lease" if form["lease"] else "members"), form["owner"])
 
 
@@ -76,5 +81,5 @@ def subscriptions(cluster: str, node: str, *, is_watching: bool) -> list[str]:
     """
     base = f"{ROOT}/{cluster}"
     states = [f"{base}/node/+/{kind}" for kind in ("status", "caps", *(["load"] if is_watching else []), "rsp")]
-    own = [f"{base}/node/{node}/cmd", f"{base}/coord/lease", f"{base}/plan/+", f"{base}/door/+"]
+    own = [f"{base}/node/{node}/cmd", f"{base}/coord/lease", f"{base}/plan/+", f"{base}/join/+"]
     return [f"{base}/members", *states, *own]  # the list first: what comes after it is judged by it

@@ -1,4 +1,4 @@
-"""What happens in a mesh that bears on who is present, and what is to be done about it."""
+"""The events that bear on who is present in a mesh, and the instructions that follow from them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,28 @@ from edge_run.base.mesh import Document, Joined, Lost
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """A heartbeat. `asks`: its sender does not know everybody yet. is_rare: the next one comes as if nobody led."""
+class Heartbeat:
+    """A heartbeat.
+
+    asks: its sender does not know everybody yet.
+    is_rare: the next one comes as if nobody led.
+    """
 
     node: str
-    boot: str
+    incarnation: str
     asks: bool = False
     is_rare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A node said what it has, and where its data link is. is_rare: as of `Beat`."""
+    """A node said what it has, and where its data link is.
+
+    is_rare: as of `Heartbeat`.
+    """
 
     node: str
-    boot: str
+    incarnation: str
     name: str
     capabilities: Document
     link: Document
@@ -32,10 +39,13 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A node said that it leaves; or, is_will, its broker did after the connection broke."""
+    """A node said that it leaves.
+
+    is_will: its broker said so, after the connection broke.
+    """
 
     node: str
-    boot: str
+    incarnation: str
     is_will: bool = False
 
 
@@ -64,7 +74,7 @@ class LinkChanged:
 
 @dataclass(frozen=True, slots=True)
 class Spoke:
-    """A node that was given up said something over the data link, in the life that is known of it."""
+    """A node that was given up said something over the data link, in the incarnation that is known of it."""
 
     node: str
 
@@ -75,7 +85,7 @@ class Doubted:
 
 
 @dataclass(frozen=True, slots=True)
-class PaceChanged:
+class HolderChanged:
     """A lease is held from now on, by `holder`, or no more."""
 
     holder: str | None
@@ -87,20 +97,20 @@ class Tick:
 
 
 Event: TypeAlias = (
-    Beat | Announced | Left | SentAway | BrokerChanged | LinkChanged | Spoke | Doubted | PaceChanged | Tick
+    Heartbeat | Announced | Left | SentAway | BrokerChanged | LinkChanged | Spoke | Doubted | HolderChanged | Tick
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class EmitEvent:
     """Let the user of the mesh know."""
 
     event: Joined | Lost
 
 
 @dataclass(frozen=True, slots=True)
-class SendBeat:
-    """Publish a heartbeat, as `Beat` has it."""
+class SendHeartbeat:
+    """Publish a heartbeat, as `Heartbeat` has it."""
 
     asks: bool
     is_rare: bool = False
@@ -123,4 +133,4 @@ class Reconnect:
     """Connect to the broker anew: it takes what this device says, and hands nothing back."""
 
 
-Instruction: TypeAlias = Tell | SendBeat | Announce | Unlink | Reconnect
+Instruction: TypeAlias = EmitEvent | SendHeartbeat | Announce | Unlink | Reconnect

@@ -49,7 +49,11 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A word about the lease. state: claim, hold or free. is_old: the broker had kept it, its sender may be gone."""
+    """A word about the lease.
+
+    state: claim, hold or free.
+    is_old: the broker had kept it, so its sender may be gone.
+    """
 
     node: str
     epoch: int
@@ -72,11 +76,11 @@ class HolderLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class LeaseTick:
     """Time went on."""
 
 
-Event: TypeAlias = Wanted | Unwanted | Connected | Heard | EpochHeard | HolderLost | Tick
+Event: TypeAlias = Wanted | Unwanted | Connected | Heard | EpochHeard | HolderLost | LeaseTick
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,14 @@
 
 A member is present while its own heartbeat is heard, or the data link to it lives; one that was given up, and still
 speaks over the link, is back. Silence counts only while this
-device hears itself through the broker: when it does not, the broker or the way to it is gone and nobody else need
-be, and members stay for a grace. A broken link or a last will brings the deadline near; a heartbeat takes it back.
+device hears itself through the broker: when it does not, the broker or the connection to it is gone and nobody else
+need be, and members stay for a grace. A broken link or a last will brings the deadline near; a heartbeat takes it back.
 
 Who does not hear itself though its connection is there connects anew, and waits longer each time that this does not
 help: a broker may have given the messages to another connection under the same name.
 
-While somebody leads hearts beat quickly, but for those whose links say the same sooner, and for less: who is linked to
-the leader, and a leader who is linked to all, beat as if nobody led, and say so.
+While somebody leads, heartbeats are frequent, but for devices whose links say the same sooner, and for less: a device
+that is linked to the leader, and a leader that is linked to all, send heartbeats as if nobody led, and say so.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from edge_run.base.mesh import Document, Joined, Lost, Member
 from edge_run.devices.presence.events import (
     Announce,
     Announced,
-    Beat,
     BrokerChanged,
     Doubted,
+    EmitEvent,
     Event,
+    Heartbeat,
+    HolderChanged,
     Instruction,
     Left,
     LinkChanged,
-    PaceChanged,
     Reconnect,
-    SendBeat,
+    SendHeartbeat,
     SentAway,
     Spoke,
-    Tell,
     Tick,
     Unlink,
 )
@@ -43,43 +43,52 @@ FIRST_PATIENCE_S, LONGEST_PATIENCE_S = 3.0, 300.0  # with a broker through which
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How often a heart beats, and after how long a silence nobody is there any more."""
+class HeartbeatTiming:
+    """How often a device sends a heartbeat, and after how long a silence it is lost.
 
-    beat_s: float
+    heartbeat_s: between two heartbeats.
+    lost_s: the silence after which a device is lost.
+    grace_s: for how long nobody is lost while the broker is away.
+    """
+
+    heartbeat_s: float
     lost_s: float
     grace_s: float = 60.0
 
 
-IDLE, QUICK = Pace(10.0, 32.0), Pace(1.2, 2.6)
+IDLE, QUICK = HeartbeatTiming(10.0, 32.0), HeartbeatTiming(1.2, 2.6)
 
 
 @dataclass(slots=True)
 class _Peer:
-    boot: str
+    incarnation: str
     heard_s: float
     member: Member | None = None
     link: Document = field(default_factory=dict)
     is_present: bool = False
     is_linked: bool = False
-    is_rare: bool = False  # it said so: its next beat comes as if nobody led
+    is_rare: bool = False  # it said so: its next heartbeat comes as if nobody led
     due_s: float | None = None  # when it is lost unless it is heard before, which is said to be gone; and why
     why: str = ""
     asked_s: float = 0.0
 
 
 class Membership:
-    """The members as one node, `node` in its life `boot`, sees them."""
+    """The members as one node sees them: `node`, in `incarnation`.
 
-    def __init__(self, node: str, boot: str, clock: Callable[[], float]) -> None:
-        self._node, self._boot, self._clock = node, boot, clock
+    It is long because it is one state machine: each event changes who is heard, who is linked and how often heartbeats
+    are sent, and only together do these say who is lost.
+    """
+
+    def __init__(self, node: str, incarnation: str, clock: Callable[[], float]) -> None:
+        self._node, self._incarnation, self._clock = node, incarnation, clock
         self._peers: dict[str, _Peer] = {}
-        self._pace = IDLE
+        self._timing = IDLE
         self._holder: str | None = None
         self._is_up = self._is_rare = False
         self._sent_s = self._echo_s = self._deaf_s = clock()
         self._is_hearing = False
-        self._doubted_s: float | None = None  # since when a beat is waited for that was sent for that
+        self._doubted_s: float | None = None  # since when a heartbeat is waited for that was sent for that
         self._patience_s, self._patient_until_s, self._reconnected_s = FIRST_PATIENCE_S, 0.0, clock()
 
     @property
@@ -89,13 +98,13 @@ class Membership:
 
     @property
     def is_rare(self) -> bool:
-        """Whether it beats as if nobody led, though somebody does."""
+        """Whether it sends heartbeats as if nobody led, though somebody does."""
         return self._is_rare
 
     @property
-    def beat_s(self) -> float:
-        """How often it beats now."""
-        return (IDLE if self._is_rare else self._pace).beat_s
+    def heartbeat_s(self) -> float:
+        """How often it sends a heartbeat now."""
+        return (IDLE if self._is_rare else self._timing).heartbeat_s
 
     def present(self) -> dict[str, Member]:
         """Return the other members that are present."""
@@ -106,9 +115,9 @@ class Membership:
         return self._peers.keys()
 
     def link_of(self, node: str) -> tuple[str, Document] | None:
-        """Return the life of a node that may be talked to, and where its data link is."""
+        """Return the incarnation of a node that may be talked to, and where its data link is."""
         peer = self._peers.get(node)
-        return (peer.boot, peer.link) if peer is not None and peer.is_present else None
+        return (peer.incarnation, peer.link) if peer is not None and peer.is_present else None
 
     def handle(self, event: Event) -> list[Instruction]:
         """Take in what happened; return what is to be done."""
@@ -117,8 +126,8 @@ class Membership:
             done = self._pass_time(now_s)
         elif isinstance(event, BrokerChanged):
             done = self._change_broker(event.is_up, now_s)
-        elif isinstance(event, PaceChanged):
-            done = self._change_pace(event.holder, now_s)
+        elif isinstance(event, HolderChanged):
+            done = self._change_holder(event.holder, now_s)
         elif isinstance(event, Doubted):
             done = self._doubt(now_s)
         elif event.node == self._node:
@@ -135,33 +144,33 @@ class Membership:
             done = self._hear(event, now_s)
         return done
 
-    def _hear(self, event: Beat | Announced, now_s: float) -> list[Instruction]:
+    def _hear(self, event: Heartbeat | Announced, now_s: float) -> list[Instruction]:
         done: list[Instruction] = []
         peer = self._peers.get(event.node)
-        if peer is not None and event.boot < peer.boot:
+        if peer is not None and event.incarnation < peer.incarnation:
             return done
-        if peer is None or event.boot > peer.boot:
+        if peer is None or event.incarnation > peer.incarnation:
             done += self._lose(event.node, "it was started anew") if peer is not None else []
-            peer = self._peers[event.node] = _Peer(event.boot, now_s)
+            peer = self._peers[event.node] = _Peer(event.incarnation, now_s)
             done.append(Announce())  # whoever starts knows nobody
         peer.heard_s, peer.due_s, peer.why = now_s, None, ""
         peer.is_rare = event.is_rare
         if isinstance(event, Announced):
-            member = Member(event.node, event.name, event.boot, event.capabilities)
+            member = Member(event.node, event.name, event.incarnation, event.capabilities)
             is_new = member != peer.member or not peer.is_present
             if event.link != peer.link and peer.link:
                 done.append(Unlink(event.node))
             peer.member, peer.link, peer.is_present = member, event.link, True
-            return [*done, Tell(Joined(member))] if is_new else done
+            return [*done, EmitEvent(Joined(member))] if is_new else done
         if event.asks and Announce() not in done:
             done.append(Announce())
         if peer.member is None:
             if now_s - peer.asked_s > 2.0:
                 peer.asked_s = now_s
-                done.append(self._beat(now_s, asks=True))
+                done.append(self._heartbeat(now_s, asks=True))
         elif not peer.is_present:
             peer.is_present = True
-            done.append(Tell(Joined(peer.member)))
+            done.append(EmitEvent(Joined(peer.member)))
         return done
 
     def _hear_again(self, node: str, now_s: float) -> list[Instruction]:
@@ -170,17 +179,17 @@ class Membership:
         if peer is None or peer.member is None or peer.is_present:
             return []
         peer.heard_s, peer.due_s, peer.why, peer.is_present = now_s, None, "", True
-        return [Tell(Joined(peer.member))]
+        return [EmitEvent(Joined(peer.member))]
 
     def _doubt(self, now_s: float) -> list[Instruction]:
-        """Beat out of turn, to hear soon whether one hears oneself."""
+        """Send a heartbeat out of turn, to know soon whether this device hears itself."""
         if not self._is_hearing or self._doubted_s is not None:
             return []
         self._doubted_s = now_s
-        return [self._beat(now_s, asks=False)]
+        return [self._heartbeat(now_s, asks=False)]
 
     def _hear_self(self, event: Event, now_s: float) -> list[Instruction]:
-        if not isinstance(event, Beat) or event.boot != self._boot:
+        if not isinstance(event, Heartbeat) or event.incarnation != self._incarnation:
             return []
         if not self._is_hearing:
             self._grant_time(now_s)
@@ -191,7 +200,7 @@ class Membership:
 
     def _part(self, event: Left, now_s: float) -> list[Instruction]:
         peer = self._peers.get(event.node)
-        if peer is None or peer.boot != event.boot:
+        if peer is None or peer.incarnation != event.incarnation:
             return []
         if event.is_will:
             self._bring_near(peer, now_s, "its connection to the broker broke")
@@ -209,7 +218,7 @@ class Membership:
             was_linked, peer.is_linked = peer.is_linked, event.is_up
             if event.is_up:
                 peer.heard_s, peer.due_s, peer.why = now_s, None, ""
-            if (was_linked or not self._is_hearing) and not event.is_up and event.why:  # or else its heart is heard
+            if (was_linked or not self._is_hearing) and not event.is_up and event.why:  # or else its heartbeat is heard
                 self._bring_near(peer, now_s, event.why)
         return self._review(now_s)
 
@@ -219,30 +228,32 @@ class Membership:
             self._turn_deaf(now_s)
             return []
         self._echo_s, self._patient_until_s = now_s, now_s + self._patience_s
-        return [Announce(), self._beat(now_s, asks=True)]
+        return [Announce(), self._heartbeat(now_s, asks=True)]
 
-    def _change_pace(self, holder: str | None, now_s: float) -> list[Instruction]:
-        pace, has_changed, self._holder = IDLE if holder is None else QUICK, holder != self._holder, holder
+    def _change_holder(self, holder: str | None, now_s: float) -> list[Instruction]:
+        timing, has_changed, self._holder = IDLE if holder is None else QUICK, holder != self._holder, holder
         if not has_changed:
             return self._review(now_s)
         for peer in self._peers.values() if holder == self._node else ():
-            peer.is_rare = peer.is_rare and peer.is_linked  # it said so of another leader; if it lives, it beats now
-        self._pace = pace
+            peer.is_rare = (
+                peer.is_rare and peer.is_linked
+            )  # it said so of another leader; if it is there, it sends one now
+        self._timing = timing
         self._grant_time(now_s)
         self._echo_s = now_s
         self._is_rare = self._may_be_rare()
-        return [self._beat(now_s, asks=False)] if self._is_up else []
+        return [self._heartbeat(now_s, asks=False)] if self._is_up else []
 
     def _review(self, now_s: float) -> list[Instruction]:
-        """Say so where from now on this heart beats as if nobody led, or no more."""
+        """Say so where from now on this device sends heartbeats as if nobody led, or no more."""
         if self._is_rare == self._may_be_rare():
             return []
         self._is_rare, self._echo_s = not self._is_rare, now_s
         self._grant_time(now_s)
-        return [self._beat(now_s, asks=False)] if self._is_up else []
+        return [self._heartbeat(now_s, asks=False)] if self._is_up else []
 
     def _may_be_rare(self) -> bool:
-        if self._pace is not QUICK:
+        if self._timing is not QUICK:
             return False
         if self._holder == self._node:
             return all(peer.is_linked for peer in self._peers.values() if peer.is_present)
@@ -251,10 +262,12 @@ class Membership:
 
     def _pass_time(self, now_s: float) -> list[Instruction]:
         done: list[Instruction] = []
-        beat_s = self.beat_s if self._is_hearing else min(self.beat_s, self._patience_s / 3)  # one may have been lost
-        if self._is_up and now_s - self._sent_s >= beat_s:
-            done.append(self._beat(now_s, asks=False))
-        due_s = self._echo_s + self.beat_s if self._doubted_s is None else self._doubted_s
+        every_s = (
+            self.heartbeat_s if self._is_hearing else min(self.heartbeat_s, self._patience_s / 3)
+        )  # one may be lost
+        if self._is_up and now_s - self._sent_s >= every_s:
+            done.append(self._heartbeat(now_s, asks=False))
+        due_s = self._echo_s + self.heartbeat_s if self._doubted_s is None else self._doubted_s
         if self._is_hearing and now_s - due_s > 1.0:
             self._turn_deaf(now_s)
             self._patient_until_s = now_s + self._patience_s
@@ -266,7 +279,7 @@ class Membership:
             why = self._why_lost(peer, now_s)
             if peer.is_present and why:
                 done += self._lose(node, why)
-            elif not peer.is_present and now_s - peer.heard_s > self._pace.grace_s + self._pace.lost_s:
+            elif not peer.is_present and now_s - peer.heard_s > self._timing.grace_s + self._timing.lost_s:
                 del self._peers[node]
         return done + self._review(now_s)
 
@@ -278,17 +291,17 @@ class Membership:
             return peer.why
         if self._is_hearing:
             return f"silent for {silent_s:.1f} s" if silent_s > self._lost_s(peer) else ""
-        is_over = now_s - self._deaf_s > self._pace.grace_s
-        return f"the broker has been away for {self._pace.grace_s:.0f} s" if is_over else ""
+        is_over = now_s - self._deaf_s > self._timing.grace_s
+        return f"the broker has been away for {self._timing.grace_s:.0f} s" if is_over else ""
 
     def _lose(self, node: str, why: str) -> list[Instruction]:
         peer = self._peers[node]
         was_present, peer.is_present, peer.is_linked, peer.due_s = peer.is_present, False, False, None
-        return [Unlink(node), Tell(Lost(node, why))] if was_present else []
+        return [Unlink(node), EmitEvent(Lost(node, why))] if was_present else []
 
     def _lost_s(self, peer: _Peer) -> float:
-        """Return after how long a silence a peer is lost; where hearts are rare, here or there, that says little."""
-        return (IDLE if self._is_rare or peer.is_rare else self._pace).lost_s
+        """Return after how long a silence a peer is lost: long where heartbeats are rare, here or there."""
+        return (IDLE if self._is_rare or peer.is_rare else self._timing).lost_s
 
     def _bring_near(self, peer: _Peer, now_s: float, why: str) -> None:
         if peer.is_present and not peer.is_linked and peer.due_s is None:
@@ -303,14 +316,15 @@ class Membership:
         for peer in self._peers.values():
             peer.heard_s = now_s
 
-    def _beat(self, now_s: float, asks: bool) -> SendBeat:
+    def _heartbeat(self, now_s: float, asks: bool) -> SendHeartbeat:
         self._sent_s = now_s
-        return SendBeat(asks, self._is_rare)
+        return SendHeartbeat(asks, self._is_rare)
 
     def check(self) -> None:
         """Assert what always holds; tests call it after every event."""
         assert self._node not in self._peers, "one is not one's own peer"
         for peer in self._peers.values():
             assert not peer.is_present or peer.member is not None, "who is present has said what he is"
-            assert peer.member is None or peer.member.boot == peer.boot, "what is known is of this life"
+            known = peer.member.incarnation if peer.member else peer.incarnation
+            assert known == peer.incarnation, "what is known is of this incarnation"
             assert not self._is_hearing or self._is_up, "nothing is heard without a broker"

@@ -17,7 +17,7 @@ from edge_run.base.bench import Measurement
 from edge_run.base.config import ModelConfig
 from edge_run.base.error_codes import error_of
 from edge_run.base.errors import KernelError
-from edge_run.base.results import ExpertUse, LeverDecision, Numerics
+from edge_run.base.results import ExpertUse, Numerics, TuningDecision
 from edge_run.base.units import KIB
 from edge_run.runtime.bench.memory_group import OwnMemoryGroup
 
@@ -143,7 +143,7 @@ def parse_measurement(text: str) -> Measurement:
     found["numerics"] = Numerics(**found["numerics"])
     found["token_ids"] = tuple(found["token_ids"])
     if use := found["experts"]:
-        use["decisions"] = tuple(LeverDecision(**decision) for decision in use["decisions"])
+        use["decisions"] = tuple(TuningDecision(**decision) for decision in use["decisions"])
         found["experts"] = ExpertUse(**use)
     return Measurement(**found)
 

@@ -1,8 +1,9 @@
-"""What an open context can be asked for, checked before anything is written into memory that is not Python's.
+"""The limits of an open context, checked before anything is written into C arrays.
 
-llama.cpp's batch is a handful of C arrays, made for so many tokens and so many sequences each, and ctypes writes where
-it is told to, cutting numbers to 32 bits. So everything that comes to a decoder goes through `Limits` first, whoever
-sends it: a member of a mesh, or a caller of ours. What llama.cpp itself refuses (positions with gaps) is left to it.
+llama.cpp's batch is a set of C arrays for a fixed number of tokens, and of sequences per token. ctypes would write
+beyond their ends, and cut numbers to 32 bits. So every batch for a decoder is checked by `Limits` first, whether it
+comes from a member of a mesh or from our own code. What llama.cpp refuses by itself (positions with gaps) is not
+checked here.
 """
 
 from __future__ import annotations
@@ -18,10 +19,15 @@ from edge_run.runtime.decoding.driver import PassShape
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one open context. All methods raise ConfigError for what is beyond them, and change nothing.
+    """The limits of one open context. The `check_` methods raise ConfigError for anything beyond them.
 
-    micro_batch_tokens: in one pass. outputs_per_pass: of these, whose logits may be asked for. can_branch: tokens may
-    belong to several sequences. has_companions: a pass of a single token is made one of two (`LocalDecoder`).
+    context_tokens: the most tokens of a sequence.
+    vocabulary: the number of token ids.
+    micro_batch_tokens: the most tokens of a pass.
+    sequences: the number of sequences.
+    outputs_per_pass: the most tokens of a pass whose logits can be asked for.
+    can_branch: whether a token may belong to several sequences.
+    has_padding: whether a pass of a single token gets a padding token (`LocalDecoder`).
     """
 
     context_tokens: int
@@ -30,10 +36,10 @@ class Limits:
     sequences: int
     outputs_per_pass: int
     can_branch: bool
-    has_companions: bool = False
+    has_padding: bool = False
 
     def check_batch(self, batch: Sequence[BatchToken]) -> None:
-        """Check every token of a batch, and the logits that its passes are asked for; ContextFull beyond the end."""
+        """Check every token of a batch, and the logits of each pass. Raises ContextFull beyond the context's end."""
         if not batch:
             raise ConfigError("batch: has no tokens; give at least one")
         for token in batch:
@@ -47,13 +53,13 @@ class Limits:
             self.check_shape(self.shape_of(batch[start : start + self.micro_batch_tokens]))
 
     def shape_of(self, tokens: Sequence[BatchToken]) -> PassShape:
-        """Return the shape of the pass that `tokens` are run in."""
+        """Return the shape of the pass that runs `tokens`."""
         outputs = sum(bool(token.wants_logits) for token in tokens)
-        is_accompanied = self.has_companions and len(tokens) == 1
-        return PassShape(2, 2 * outputs) if is_accompanied else PassShape(len(tokens), outputs)
+        is_padded = self.has_padding and len(tokens) == 1
+        return PassShape(2, 2 * outputs) if is_padded else PassShape(len(tokens), outputs)
 
     def check_shape(self, shape: PassShape) -> None:
-        """Check how wide a pass is, and how many rows of logits it gives."""
+        """Check the numbers of tokens and of rows of logits of a pass."""
         _check("tokens in a pass", shape.tokens, 1, self.micro_batch_tokens)
         if not _is_whole(shape.outputs) or not 0 <= shape.outputs <= min(shape.tokens, self.outputs_per_pass):
             raise ConfigError(
@@ -64,12 +70,12 @@ class Limits:
             )
 
     def check_sequences(self, sequences: Iterable[int]) -> None:
-        """Check that the context has them."""
+        """Check that the context has these sequences."""
         for sequence in sequences:
             _check("sequence", sequence, 0, self.sequences - 1)
 
     def check_branches(self, sequence: int, branches: Sequence[int]) -> None:
-        """Check that `branches` may hold what `sequence` does: others than it, each once."""
+        """Check that `branches` are different sequences, none of them `sequence`."""
         if not self.can_branch:
             raise ConfigError("batch: has branches, which this model or context cannot share a beginning with")
         if len(branches) >= self.sequences:
@@ -79,13 +85,13 @@ class Limits:
             raise ConfigError(f"batch: branches {branches} of sequence {sequence}: one is named twice")
 
     def check_keep(self, sequence: int, branch: int, branches: Sequence[int]) -> None:
-        """Check that `sequence` may go on as `branch` does, and that `branches` may be emptied."""
+        """Check that `sequence` can continue as `branch` does, and that `branches` can be emptied."""
         if branch != sequence:
             self.check_branches(sequence, (branch,))
         self.check_sequences((sequence, *branches))
 
     def check_position(self, position: int) -> None:
-        """Check a position that a sequence is cut at, which may be the end."""
+        """Check a position where a sequence is cut, which may be its end."""
         _check("position", position, 0, self.context_tokens)
 
     def _refuse_position(self, position: object) -> None:

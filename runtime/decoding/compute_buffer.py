@@ -1,8 +1,8 @@
-"""The memory that llama.cpp computes in: where it is, how much of it is touched, and how to give it back.
+"""llama.cpp's compute buffer: where it is, how many of its pages are in memory, and how to free them.
 
-It is reserved for the widest pass, and keeps nothing from one pass to the next: llama.cpp sets the inputs of every pass
-anew, and each node's result is written before it is read. So between two passes its pages may be freed; what the next
-pass touches is there again, as zeros.
+The buffer is reserved for a pass of a whole micro-batch, and keeps nothing from one pass to the next: llama.cpp sets
+the inputs of every pass anew, and each node's result is written before it is read. So its pages may be freed between
+two passes; the kernel gives zeroed pages where the next pass touches it.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 @functools.cache
 def touched_page_bytes() -> int:
-    """Return what the kernel gives where a byte is touched of memory that nobody asked huge pages for."""
+    """Return how many bytes the kernel maps when one byte is touched, where huge pages were not asked for."""
     try:
         return HUGE_PAGE_BYTES if "[always]" in HUGE_PAGES.read_text() else _libc.PAGE
     except OSError:
         return _libc.PAGE
 
 
-class Scratch:
-    """The buffer of the pass in progress, or of the last one. Not thread-safe."""
+class ComputeBuffer:
+    """The compute buffer of the pass in progress, or of the last pass. Not thread-safe."""
 
     def __init__(self) -> None:
         self._start = self._stop = 0
 
     @property
     def size_bytes(self) -> int:
-        """Its whole pages; 0 before there was a pass."""
+        """The size of its whole pages; 0 while the buffer is not known."""
         return self._stop - self._start
 
     def forget(self) -> None:
-        """A pass begins, which may have another buffer: this one must not be touched any more."""
+        """Forget the buffer when a pass begins, as the pass may have another one."""
         self._start = self._stop = 0
 
     def note(self, address: int) -> bool:
-        """Find the buffer by a node of the pass in progress; return whether the node lies in it.
+        """Find the buffer from the node at `address`, of the pass in progress; return whether the node has one.
 
-        llama.cpp may have another one in each pass, but makes it before it shows the first node.
+        llama.cpp may make a new buffer for each pass, but does so before it shows the first node.
         """
         found = ggml.compute_buffer(address)
         if found:
@@ -56,7 +56,7 @@ class Scratch:
         return found is not None
 
     def touched_bytes(self, ranges: Iterable[tuple[int, int]]) -> int:
-        """Return what it takes at most when only `ranges`, (address, bytes), are written; those elsewhere count not."""
+        """Return the most memory that the buffer takes when only the (address, bytes) `ranges` are written."""
         pages: set[int] = set()
         page_bytes = touched_page_bytes()
         for address, size_bytes in ranges:
@@ -66,10 +66,10 @@ class Scratch:
         return min(len(pages) * page_bytes, self.size_bytes)
 
     def resident_bytes(self) -> int:
-        """Return what it takes now."""
+        """Return how much of the buffer is in memory."""
         return _libc.resident_bytes(self._start, self.size_bytes) if self.size_bytes else 0
 
     def drop(self) -> None:
-        """Give its memory back to the kernel. Only between passes."""
+        """Free the buffer's pages. Only between passes."""
         if self.size_bytes:
             _libc.drop_pages(self._start, self.size_bytes)

@@ -23,8 +23,11 @@ class LocalDecoder:
     """A `Decoder` on this device. Not thread-safe.
 
     A batch of any length is run in passes of at most `micro_batch_tokens`. Where the shape is exact, a pass of one
-    token gets a companion, whose row is not used: ggml's kernels for one column sum in another order than those for
-    more.
+    token gets a padding token, whose logits are not used: ggml's kernels for one column sum in another order than its
+    kernels for several.
+
+    It is over 200 lines because a batch is rolled back when one of its passes fails: all that changes the cache has to
+    know what the other calls left in it.
     """
 
     def __init__(
@@ -36,21 +39,25 @@ class LocalDecoder:
         prepare: Callable[[Sequence[BatchToken]], None] = lambda batch: None,
         timeline: Timeline | None = None,
     ) -> None:
-        """Decode with `context`. prepare is given each batch first, and may raise; timeline hears of every pass."""
+        """Decode with `context`.
+
+        prepare: is called with each batch before it runs, and may raise.
+        timeline: is told of every pass.
+        """
         self._model, self._context, self._driver = model, context, driver
         self._prepare, self._timeline = prepare, timeline or Timeline()
         self._width = shape.micro_batch_tokens
         self._batch: Any = L.llama_batch_init(self._width, 0, shape.sequences)
         self._logits: Logits | None = None
-        has_companions = shape.is_exact and not model.is_recurrent
+        has_padding = shape.is_exact and not model.is_recurrent
         self.limits = Limits(
-            context_tokens=context.context_tokens - has_companions,
+            context_tokens=context.context_tokens - has_padding,
             vocabulary=model.vocabulary,
             micro_batch_tokens=self._width,
             sequences=shape.sequences,
             outputs_per_pass=shape.outputs_per_pass,
             can_branch=shape.sequences > 1 and not model.is_recurrent and not model.sliding_window_tokens,
-            has_companions=has_companions,
+            has_padding=has_padding,
         )
         self._capabilities = Capabilities(
             context_tokens=self.limits.context_tokens,
@@ -64,24 +71,24 @@ class LocalDecoder:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this decoder can do."""
+        """The abilities of this decoder."""
         return self._capabilities
 
     @system_errors("computing a pass")
     def decode(self, batch: Sequence[BatchToken]) -> Logits:
-        """Run a batch; see `Decoder.decode`. Ctrl-C meanwhile is raised as KeyboardInterrupt once it is rolled back."""
+        """Run a batch; see `Decoder.decode`. Ctrl-C rolls the batch back, and then raises KeyboardInterrupt."""
         self.limits.check_batch(batch)
         logits = self._rows(sum(token.wants_logits for token in batch))
         self._run(batch, logits)
         return logits
 
     def follow(self, batch: Sequence[BatchToken]) -> None:
-        """Run a batch as `decode` does, whose logits are of no use here and take no memory."""
+        """Run a batch as `decode` does, without memory for logits, which this device does not need."""
         self.limits.check_batch(batch)
         self._run(batch, None)
 
     def take_back(self, batch: Sequence[BatchToken]) -> None:
-        """Forget what `batch` added; where a sequence cannot be cut, all of it."""
+        """Remove the tokens that `batch` added; a sequence that cannot be cut is emptied."""
         self.limits.check_batch(batch)
         for sequence in {token.sequence for token in batch}:
             self.rewind(sequence, min(token.position for token in batch if token.sequence == sequence))
@@ -89,7 +96,7 @@ class LocalDecoder:
             L.llama_memory_seq_rm(self._context.memory, branch, -1, -1)
 
     def rewind(self, sequence: int, position: int) -> int:
-        """Forget `sequence` from `position` on; return where it ends now: there, or 0 where it cannot be cut there."""
+        """Cut `sequence` at `position`; return its new end, which is 0 where it cannot be cut there."""
         self.limits.check_sequences((sequence,))
         self.limits.check_position(position)
         memory = self._context.memory
@@ -102,14 +109,14 @@ class LocalDecoder:
         return 0
 
     def branch(self, sequence: int, branches: Sequence[int]) -> None:
-        """Let each of `branches` hold what `sequence` holds, and nothing else; nothing is copied."""
+        """Make each of `branches` share the tokens of `sequence`, and hold no others; nothing is copied."""
         self.limits.check_branches(sequence, branches)
         for branch in branches:
             L.llama_memory_seq_rm(self._context.memory, branch, -1, -1)
             L.llama_memory_seq_cp(self._context.memory, sequence, branch, -1, -1)
 
     def keep(self, sequence: int, position: int, branch: int, branches: Sequence[int]) -> None:
-        """Let `sequence` go on as `branch` does from `position` on, and empty all `branches`."""
+        """Let `sequence` continue as `branch` does from `position` on, and empty all `branches`."""
         self.limits.check_keep(sequence, branch, branches)
         self.limits.check_position(position)
         memory = self._context.memory
@@ -120,7 +127,7 @@ class LocalDecoder:
             L.llama_memory_seq_rm(memory, other, -1, -1)
 
     def map_graph(self, shape: PassShape = ONE_TOKEN) -> GraphMap:
-        """Return the graph of a pass of `shape`, computing nothing. The context must be empty, and is again."""
+        """Return the graph of a pass of `shape`, without computing it. The context must be empty, and is left empty."""
         self.limits.check_shape(shape)
         first = shape.tokens - shape.outputs
         self._fill([BatchToken(token=0, position=i, wants_logits=i >= first) for i in range(shape.tokens)])
@@ -133,7 +140,7 @@ class LocalDecoder:
         return graph
 
     def clear(self) -> None:
-        """Forget all sequences, as if nothing had ever been decoded."""
+        """Empty all sequences, as if nothing had ever been decoded."""
         L.llama_memory_clear(self._context.memory, False)
 
     def close(self) -> None:
@@ -143,7 +150,7 @@ class LocalDecoder:
             self._batch = None
 
     def _run(self, batch: Sequence[BatchToken], logits: Logits | None) -> None:
-        """Run a batch that was checked, and write the logits that it asks for to `logits`."""
+        """Run a checked batch, and write the logits that it asks for to `logits`."""
         try:
             self._prepare(batch)
             self._run_passes(batch, logits)
@@ -165,7 +172,7 @@ class LocalDecoder:
             self._timeline.end()
 
     def _rows(self, n_rows: int) -> Logits:
-        """Return room for the logits of `n_rows` tokens, the same again where the number is."""
+        """Return an array for the logits of `n_rows` tokens; it is reused while that number stays the same."""
         import numpy as np
 
         if self._logits is None or len(self._logits) != n_rows:
@@ -173,8 +180,8 @@ class LocalDecoder:
         return self._logits
 
     def _pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
-        if self.limits.has_companions and len(tokens) == 1:
-            return self._accompanied_pass(tokens[0], logits, filled)
+        if self.limits.has_padding and len(tokens) == 1:
+            return self._padded_pass(tokens[0], logits, filled)
         self._fill(tokens)
         outputs = [i for i, token in enumerate(tokens) if token.wants_logits]
         with self._driver.interrupt.hearing_ctrl_c(), self._driver.running(PassShape(len(tokens), len(outputs))):
@@ -199,19 +206,19 @@ class LocalDecoder:
             filled += 1
         return filled
 
-    def _accompanied_pass(self, token: BatchToken, logits: Logits | None, filled: int) -> int:
+    def _padded_pass(self, token: BatchToken, logits: Logits | None, filled: int) -> int:
         import numpy as np
 
-        companion = BatchToken(token.token, token.position + 1, token.sequence, token.wants_logits)
+        padding = BatchToken(token.token, token.position + 1, token.sequence, token.wants_logits)
         rows = None if logits is None else np.empty((2, self._model.vocabulary), np.float32)
-        n_rows = self._pass([token, companion], rows, 0) // 2
-        L.llama_memory_seq_rm(self._context.memory, token.sequence, companion.position, -1)
+        n_rows = self._pass([token, padding], rows, 0) // 2
+        L.llama_memory_seq_rm(self._context.memory, token.sequence, padding.position, -1)
         if logits is not None and rows is not None:
             logits[filled : filled + n_rows] = rows[:n_rows]
         return filled + n_rows
 
     def _fill(self, tokens: Sequence[BatchToken]) -> None:
-        """Write one pass's tokens, which were checked, into llama.cpp's arrays."""
+        """Write the checked tokens of one pass into llama.cpp's arrays."""
         batch = self._batch
         batch.n_tokens = len(tokens)
         for i, token in enumerate(tokens):

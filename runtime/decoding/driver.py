@@ -1,15 +1,15 @@
 """Drives a pass: follows llama.cpp's graph node by node and lets features take part in it.
 
-llama.cpp asks about every node before computing it and tells afterwards, if it was told to stop there. The callback
-dispatches by ordinal to the steps that features registered when the program was compiled, and does nothing else. From
-the first node that is not the one expected, it goes on node by node, asking the features each time, and the map of what
-it saw becomes the program of that shape. So an unexpected graph is slower once, never wrong.
+llama.cpp calls back before it computes a node, and again afterwards where the first call asked for a stop. The callback
+only runs the steps that features registered for the node's ordinal when the program was compiled. From the first
+unexpected node on, it asks the features about each node instead, and the graph that it saw becomes the program of that
+shape. So an unexpected graph is slower once, and never wrong.
 
-All nodes up to the next stop are asked before any of them is computed: a feature makes a node's weights readable in a
-step before it, and that holds for the whole stretch. What a GPU is to read is copied there earlier
-(`weight_copies.py`); then a graph is the one expected when it is cut as expected, too. The callback never
-raises. After a failure it clears the compute flag of all nodes that follow, so that nothing is computed on memory that
-is not there, and the error is raised when llama.cpp returns.
+llama.cpp asks about all nodes up to the next stop before it computes any of them. So a feature makes a node's weights
+readable in a step before the node, and they stay readable for the whole segment. Weights for a GPU are copied there
+earlier still (`weight_copies.py`); the graph then counts as expected only if the scheduler splits it as expected. The
+callback never raises. After a failure it clears the compute flag of all following nodes, so that nothing is computed on
+missing memory, and the error is raised when llama.cpp returns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 from edge_run.base.errors import KernelError
 from edge_run.base.interrupt import Interrupt
-from edge_run.runtime.decoding.compute_buffer import Scratch
+from edge_run.runtime.decoding.compute_buffer import ComputeBuffer
 from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
 from edge_run.runtime.graph.flow import Flow
 from edge_run.runtime.graph.flow_observer import FlowObserver
@@ -34,18 +34,22 @@ Step = Callable[[int], None]
 
 
 class GraphChanged(KernelError):
-    """A graph that had to be the one expected was not; nothing that was computed counts."""
+    """A graph was not the expected one where it had to be; the results of the pass are void."""
 
 
 class PassShape(NamedTuple):
-    """What decides which graph llama.cpp builds: tokens in the pass, and rows of logits asked for."""
+    """The shape of a pass, which decides the graph that llama.cpp builds.
+
+    tokens: the tokens of the pass.
+    outputs: the rows of logits.
+    """
 
     tokens: int
     outputs: int
 
     @property
     def kind(self) -> tuple[bool, bool]:
-        """Shapes of one kind mostly have one graph: one token or more, with logits or without."""
+        """Whether there are several tokens, and any logits; shapes of one kind mostly have the same graph."""
         return self.tokens > 1, self.outputs > 0
 
 
@@ -54,7 +58,11 @@ ONE_TOKEN = PassShape(1, 1)
 
 @dataclass(slots=True)
 class Steps:
-    """What features do at which ordinal, given the tensor's address. A node with a step after it is a stop."""
+    """The steps of all features, by the ordinal of their node; a step is called with the tensor's address.
+
+    before: the steps that run when llama.cpp asks about a node.
+    after: the steps that run when a node is computed; llama.cpp stops there.
+    """
 
     before: dict[int, list[Step]] = field(default_factory=dict)
     after: dict[int, list[Step]] = field(default_factory=dict)
@@ -64,12 +72,12 @@ class Steps:
         self.before.setdefault(ordinal, []).append(step)
 
     def stop_before(self, ordinal: int, step: Step) -> None:
-        """Run `step` when node `ordinal` is asked about and all before it is computed."""
+        """Run `step` when node `ordinal` is asked about and all nodes before it are computed."""
         self.add_after(ordinal - 1, _only_stop)
         self.add_before(ordinal, step)
 
     def add_after(self, ordinal: int, step: Step) -> None:
-        """Stop at node `ordinal`, and run `step` when it was computed."""
+        """Stop after node `ordinal`, and run `step` there."""
         self.after.setdefault(ordinal, []).append(step)
 
 
@@ -78,7 +86,7 @@ def _only_stop(address: int) -> None:
 
 
 class Part(Protocol):
-    """Something that has steps in a graph that is known."""
+    """Something that has steps in a known graph."""
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Add the steps for `graph`."""
@@ -86,26 +94,30 @@ class Part(Protocol):
 
 
 class Feature(Part, Protocol):
-    """Something that takes part in passes. Its methods may raise; the pass is then discarded."""
+    """Something that takes part in passes. A method that raises makes the pass void."""
 
     def before_unknown(self, node: Node, address: int) -> bool:
-        """Do what `node` needs, in a graph that is not known; return whether to stop after it."""
+        """Do what `node` of an unknown graph needs; return whether to stop after the node."""
         ...
 
     def after_unknown(self) -> None:
-        """A stop that `before_unknown` asked for was reached."""
+        """Go on after a stop that `before_unknown` asked for."""
         ...
 
     def abandon(self) -> None:
-        """The pass failed, or ended unexpectedly, and llama.cpp has returned: let go of everything."""
+        """Release everything: the pass failed or ended unexpectedly, and llama.cpp has returned."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A graph and its steps, as tables by ordinal; splits: how it is cut where weights are copied to a GPU.
+    """A graph and its steps, in tables by ordinal.
 
-    quiet: the nodes at which nothing is done, None for the others.
+    graph: the nodes.
+    before: the steps when llama.cpp asks about a node.
+    after: the steps when a node is computed.
+    splits: how the scheduler splits the graph, where weights are copied to a GPU.
+    quiet: the nodes without steps, None for the others.
     """
 
     graph: GraphMap
@@ -116,7 +128,7 @@ class Program:
 
 
 def compile_program(graph: GraphMap, parts: Sequence[Part], splits: tuple[Split, ...] = ()) -> Program:
-    """Return the program of `graph` with the steps of all parts, in their order."""
+    """Return the program of `graph` with the steps of all parts, in the order of the parts."""
     steps = Steps()
     for part in parts:
         part.register(graph, steps)
@@ -133,10 +145,12 @@ def compile_program(graph: GraphMap, parts: Sequence[Part], splits: tuple[Split,
 class Driver:
     """The callback of one llama.cpp context. One pass at a time; `interrupt` may be set by any thread.
 
-    stop: is up while the pass in progress is to end: llama.cpp looks at it after each node that it computes.
+    stop: is set while the pass in progress is to end; llama.cpp looks at it after each node that it computes.
     before_pass: runs before each pass, and may raise; nothing is computed then.
-    scratch: what the pass in progress computes in, or the last one did. is_partial: of its programs' graphs only some
-    nodes are to be computed. Then a graph that is not the one expected is refused with GraphChanged.
+    compute_buffer: the memory that the pass in progress, or the last pass, computes in.
+    is_partial: whether programs leave some nodes out, so that an unexpected graph is refused with GraphChanged.
+
+    It is over 200 lines because the calls of one pass share the pass's state: each takes up where the last one ended.
     """
 
     def __init__(self, interrupt: Interrupt | None = None, *, is_partial: bool = False) -> None:
@@ -156,26 +170,26 @@ class Driver:
         self._pending: list[Feature] = []
         self._failure: BaseException | None = None
         self._is_mapping = self._must_restore = False
-        self.scratch = Scratch()
+        self.compute_buffer = ComputeBuffer()
         self._cuts: CopySchedule | None = None
         self._copies: WeightCopies | None = None
         self._at = 0
 
     def follow_cuts(self, cuts: CopySchedule) -> None:
-        """Follow how graphs are cut where llama.cpp copies weights to a GPU."""
+        """Follow how the scheduler splits graphs, where llama.cpp copies weights to a GPU."""
         self._cuts, self._observer = cuts, Observer(cuts.reads)
 
     def follow_copies(self, copies: WeightCopies) -> None:
-        """Stop for what llama.cpp copies to a GPU."""
+        """Stop where llama.cpp copies weights to a GPU."""
         self._copies = copies
 
     @property
     def share_done(self) -> float:
-        """How much of the pass in progress has been asked about, 0 to 1; any thread may ask."""
+        """The share of the pass in progress that llama.cpp has asked about, 0 to 1. Thread-safe."""
         return self._cursor / max(1, len(self._program.graph))
 
     def _hear(self, is_interrupted: bool) -> None:
-        """Have the pass in progress end at its next node, which raises Cancelled; or let passes go on again."""
+        """End the pass in progress at its next node, which raises Cancelled; or let passes run again."""
         if is_interrupted:
             self._quiet = _EMPTY.quiet
         self.stop.set(is_interrupted)
@@ -189,8 +203,8 @@ class Driver:
             if i < len(quiet) and (node := quiet[i]) and ggml.settle(address, node.name, node.is_computed):
                 self._cursor = i + 1
                 return False
-            if not self.scratch.size_bytes:
-                self.scratch.note(address)
+            if not self.compute_buffer.size_bytes:
+                self.compute_buffer.note(address)
             if self._failure is not None or self._is_mapping:
                 return self._skip(address)
             return self._ask(address)
@@ -200,9 +214,9 @@ class Driver:
 
     @contextlib.contextmanager
     def mapping(self) -> Iterator[None]:
-        """Passes in this block compute nothing; `take_map` then returns the graph. Raises what went wrong in them."""
+        """Let passes in this block compute nothing; `take_map` then returns the graph. Raises the callback's errors."""
         self._is_mapping, self._seen, self._failure, self._quiet = True, [], None, _EMPTY.quiet
-        self.scratch.forget()
+        self.compute_buffer.forget()
         self.stop.set(False)
         self._flow = FlowObserver() if self._is_partial else None
         try:
@@ -224,15 +238,15 @@ class Driver:
         return graph
 
     def take_flow(self) -> Flow:
-        """Return what flows through the graph that was mapped, where the driver is partial."""
+        """Return the data flow of the graph that was mapped, where the driver is partial."""
         flow, self._flow = self._flow, None
         return flow.take() if flow else Flow((), (), ())
 
     @contextlib.contextmanager
     def running(self, shape: PassShape) -> Iterator[None]:
-        """Run one pass of the given shape in this block; raise what went wrong in the callback at its end."""
+        """Run one pass of the given shape in this block; at its end, raise the error of the callback, if any."""
         self.before_pass(shape)
-        self.scratch.forget()
+        self.compute_buffer.forget()
         is_guessed = shape not in self.programs
         self._program = self._guess(shape) if is_guessed else self.programs[shape]
         self._cursor, self._seen, self._failure, self._quiet = 0, None, None, _EMPTY.quiet
@@ -290,7 +304,7 @@ class Driver:
         node = program.graph[i] if self._seen is None and i < len(program.graph) else None
         if node and ggml.settle(address, node.name, node.is_computed):
             self._cursor = i + 1
-            if self.scratch.size_bytes and not self._cuts:
+            if self.compute_buffer.size_bytes and not self._cuts:
                 self._quiet = program.quiet
             for step in program.before[i]:
                 step(address)
@@ -299,14 +313,14 @@ class Driver:
         return self._ask_unknown(address)
 
     def _cut_alike(self, splits: tuple[Split, ...]) -> Program:
-        """Return the program expected, or where it is cut otherwise, one of a graph that is cut as this one is."""
+        """Return a program whose splits are `splits`, the expected one if it has these."""
         if self._program.splits != splits:
             self._program = next((known for known in self.programs.values() if known.splits == splits), _EMPTY)
             self._cursor = 0
         return self._program
 
     def _ends_part(self, ordinal: int) -> bool:
-        """Return whether the pass stops after node `ordinal` for what is copied next."""
+        """Return whether the pass stops after node `ordinal` because weights are copied next."""
         self._at = ordinal
         return self._cuts is not None and self._cuts.is_border(ordinal + 1)
 
@@ -321,7 +335,7 @@ class Driver:
         return self._ends_part(self._at) or bool(self._pending)
 
     def _note(self, address: int, seen: list[Node]) -> Node:
-        """Observe a node, and add it to those that were `seen`."""
+        """Observe the node at `address`, and append it to `seen`."""
         node = self._observer.observe(address, seen)
         # The first node again: llama.cpp has cut the batch.
         self._at = self._at + 1 if seen and node.name != seen[0].name else 0

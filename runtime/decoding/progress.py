@@ -1,8 +1,8 @@
-"""How far the work at hand is, and how long it will still take: expected first, corrected as it goes.
+"""How much of the work at hand is done, and how long the rest will take: predicted at first, corrected on the way.
 
-Work is a row of steps (read the model, then pass after pass), each with what it is expected to take: in seconds where
-the device was measured, else in any unit in proportion. As more is done, the pace that was seen counts more than the
-one that was expected.
+The work is a sequence of steps (reading the model, then passes), each with its expected duration: in seconds where the
+device was measured, else relative to the other steps. The more is done, the more the observed pace counts, and the less
+the expected one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MOST_PACES = 256
 
 
 class ExpectedTimes(Protocol):
-    """How long work is expected to take: a forecast's times, where the device was measured."""
+    """The expected durations of a forecast, for a device that was measured."""
 
     @property
     def reading_s(self) -> float:
-        """Until a model that stays in memory is there."""
+        """The seconds of reading a model that stays in memory."""
         ...
 
     def pass_s(self, tokens: int, position: int, n_outputs: int, is_first: bool) -> float:
@@ -36,7 +36,12 @@ class ExpectedTimes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: `tokens` are done when it is. units: what it takes, in proportion to the other steps."""
+    """One step of the work.
+
+    stage: what is done.
+    tokens: the tokens that are done when the step is.
+    units: its duration, in seconds or relative to the other steps.
+    """
 
     stage: str
     tokens: int
@@ -44,7 +49,7 @@ class Step:
 
     @property
     def is_token(self) -> bool:
-        """Whether it is a pass of one token, in a model that was read before."""
+        """Whether the step is a pass of one token, in a model that was read before."""
         return self.stage == "prompt" and self.tokens == 1
 
 
@@ -53,8 +58,8 @@ def pass_steps(
 ) -> list[Step]:
     """Return the steps of a batch of `n_tokens` tokens from `position` on; in seconds where `times` are known.
 
-    is_unread: the model has not been read yet. One that stays in memory is read before the first pass, a streamed one
-    in it.
+    is_unread: whether the model has not been read yet. A model that stays in memory is read before the first pass, a
+        streamed one in the first pass.
     """
     steps, is_streamed = [], plan.mode == "streamed"
     if is_unread and not is_streamed:
@@ -70,13 +75,13 @@ def pass_steps(
 
 
 class Timeline:
-    """The steps of the work at hand. One thread works; any other may ask for a snapshot.
+    """The steps of the work at hand. One thread works; any thread may ask for a snapshot.
 
-    paces: how many times as long as expected the latest passes of one token took, where seconds were expected.
+    paces: the durations of the latest passes of one token, over the expected ones in seconds.
     """
 
     def __init__(self, share_of_step: Callable[[], float] = lambda: 0.0, clock: Clock = time.monotonic) -> None:
-        """share_of_step: how much of the step in progress is done, 0 to 1."""
+        """Begin without work. share_of_step: returns the share of the present step that is done, 0 to 1."""
         self._share_of_step, self._clock = share_of_step, clock
         self._lock = threading.Lock()
         self._steps: Sequence[Step] = ()
@@ -86,24 +91,24 @@ class Timeline:
         self.paces: deque[float] = deque(maxlen=MOST_PACES)
 
     def begin(self, steps: Sequence[Step], is_timed: bool = False) -> None:
-        """Start on `steps`. is_timed: their units are seconds."""
+        """Start on `steps`. is_timed: whether their units are seconds."""
         with self._lock:
             self._steps, self._is_timed, self._n_done, self._started_s = tuple(steps), is_timed, 0, self._clock()
 
     def advance(self) -> None:
-        """The step in progress is done."""
+        """Note that the present step is done."""
         with self._lock:
             if self._is_timed and len(self._steps) == 1 and self._steps[0].is_token:
                 self.paces.append((self._clock() - self._started_s) / self._steps[0].units)
             self._n_done += 1
 
     def end(self) -> None:
-        """There is nothing at hand any more."""
+        """Note that the work is over."""
         with self._lock:
             self._steps = ()
 
     def snapshot(self) -> Progress | None:
-        """Return how far it is, None when nothing is at hand."""
+        """Return how far the work is, None when there is none."""
         with self._lock:
             steps, is_timed, n_done = self._steps, self._is_timed, self._n_done
             elapsed_s = self._clock() - self._started_s
@@ -123,7 +128,7 @@ class Timeline:
 
 
 def _remaining_s(done: float, whole: float, elapsed_s: float, is_timed: bool) -> float | None:
-    """Return the seconds that are left: at the expected pace at first, at the pace seen in the end."""
+    """Return the seconds that are left: by the expected pace at first, by the observed pace in the end."""
     if not is_timed and not done:
         return None
     seen = elapsed_s / done if done else 1.0

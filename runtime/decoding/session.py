@@ -1,6 +1,6 @@
-"""One conversation in a decoder: what it has seen so far.
+"""One conversation in a decoder: the tokens that its sequence holds.
 
-A new prompt that begins like the conversation so far costs only what is new (the prefix stays in the KV cache).
+A new prompt that begins like the conversation so far costs only its new tokens: the prefix stays in the KV cache.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from edge_run.base.results import Speculation
 
 
 class Session:
-    """Sequence `sequence` of a decoder. Not thread-safe. After an error it holds what the decoder still holds."""
+    """One sequence of a decoder. Not thread-safe. After an error its tokens are those that the decoder still holds."""
 
     def __init__(self, decoder: Decoder, sequence: int = 0, why_plain: str = "") -> None:
-        """Begin an empty conversation. why_plain: why it does not speculate, although that was asked for."""
+        """Begin an empty conversation. why_plain: why it does not speculate although the user asked for it."""
         self._decoder = decoder
         self._sequence = sequence
         self._why_plain = why_plain
         self.history: list[int] = []
 
     def feed(self, prompt: Sequence[int]) -> tuple[Logits, int]:
-        """Make the conversation be `prompt`; return the logits after it, `(vocabulary,)`, and the tokens already there.
+        """Make `prompt` the conversation; return the logits after it, `(vocabulary,)`, and how many tokens were kept.
 
-        Raises ContextFull when the prompt does not fit with one token to spare, and what `Decoder.decode` raises.
+        Raises ContextFull when the prompt and one more token do not fit, and the errors of `Decoder.decode`.
         """
         room = self._decoder.capabilities.context_tokens
         if len(prompt) >= room:
@@ -50,7 +50,7 @@ class Session:
         return self._append([token])
 
     def speculation(self) -> Speculation:
-        """Return the figures of speculation since the last prompt: there is none."""
+        """Return the figures of speculation since the last prompt; a plain session has none."""
         return Speculation(reason=self._why_plain)
 
     @property

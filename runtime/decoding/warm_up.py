@@ -1,6 +1,6 @@
-"""Lets a GPU compute once before what a process holds is measured: its driver compiles kernels at their first use.
+"""Lets a GPU compute once before the memory of the process is measured: its driver compiles kernels at their first use.
 
-What the processor would compute is left out, and gives zeros; so no weight is read that is not there yet.
+The processor's nodes are skipped, and leave zeros, so that no missing weight is read.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 
 
 def warm_up(model: LlamaModel, shape: ContextShape, budget_bytes: int | None = None) -> None:
-    """Compute a pass of one token and one as wide as can be on the GPU's part of `model`, in a context for that.
+    """Compute the GPU's part of a pass of one token and of a full micro-batch, in a context of their own.
 
-    Raises BudgetError when the process came to hold more than `budget_bytes` at a time meanwhile.
+    Raises BudgetError when the process held more than `budget_bytes` at any time meanwhile.
     """
     before = process_memory().peak_bytes
     outputs = max(2, shape.sequences)
@@ -39,7 +39,7 @@ def warm_up(model: LlamaModel, shape: ContextShape, budget_bytes: int | None = N
 
 
 def check_peak(before: int, peak: int, budget_bytes: int) -> None:
-    """Raise BudgetError where the most that the process ever held has grown, from `before`, over the budget."""
+    """Raise BudgetError where the peak of the process has grown since `before`, and is over the budget."""
     if before < peak > budget_bytes:
         needed = round_up(peak, MIB)
         raise BudgetError(
@@ -51,7 +51,7 @@ def check_peak(before: int, peak: int, budget_bytes: int) -> None:
 
 
 def _follow(address: int, is_asking: bool, _: int) -> bool:
-    """Answer llama.cpp's scheduler: a GPU's nodes are computed, others are skipped one by one, and cleared."""
+    """Answer llama.cpp's scheduler: a GPU's nodes are computed; the others are skipped one by one and zeroed."""
     if not is_asking:
         if ggml.is_on_host(address):
             ggml.clear_data(address)

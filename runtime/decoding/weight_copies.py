@@ -1,7 +1,7 @@
-"""Weights that llama.cpp copies to a GPU for a pass of many tokens, which then computes there what lies in DRAM.
+"""Weights in DRAM that llama.cpp copies to a GPU for a prefill or verification batch, which the GPU then computes.
 
-The copies are made when a part of the graph begins, before its first node is asked about. So the pass stops at the end
-of the part before; there the weights of the next one are brought, and those of the last one let go.
+The copies are made at the beginning of a split, before llama.cpp asks about its first node. So the pass stops at the
+end of the split before; there the weights of the next split are acquired, and those of the last one released.
 """
 
 from __future__ import annotations
@@ -15,27 +15,30 @@ from edge_run.runtime.graph.scheduler_splits import Split, SplitAccount
 
 
 class Carrier(Protocol):
-    """What has the weights in DRAM there while they are copied."""
+    """Keeps weights in DRAM while llama.cpp copies them."""
 
     def bring(self, reads: Sequence[WeightRead]) -> None:
-        """Hold the weights of one part."""
+        """Acquire the weights of one split."""
         ...
 
     def let_go(self, reads: Sequence[WeightRead]) -> None:
-        """Hold them no more."""
+        """Release the weights of one split."""
         ...
 
     def expose(self) -> None:
-        """Let all of DRAM be read, as zeros where nothing is, until `hide`."""
+        """Make all weights in DRAM readable until `hide`; missing ones read as zeros."""
         ...
 
     def hide(self) -> None:
-        """End what `expose` began."""
+        """Undo `expose`."""
         ...
 
 
 class CopySchedule:
-    """What is copied when, in the graph that was scheduled last. reads: the weights in DRAM, by name."""
+    """Which weights are copied at which node of the graph that was scheduled last.
+
+    reads: the weights in DRAM, by name.
+    """
 
     def __init__(self, reads: Mapping[bytes, WeightRead]) -> None:
         self.reads = reads
@@ -46,13 +49,13 @@ class CopySchedule:
 
     @property
     def n_told(self) -> int:
-        """How many graphs were scheduled so far."""
+        """The number of graphs scheduled so far."""
         return self._account.n_told
 
     def splits(self) -> tuple[Split, ...]:
-        """Return how the graph of the pass in progress is cut; the same object as long as it is the same graph.
+        """Return the splits of the present pass's graph; the same object as long as the graph is the same.
 
-        Raises NotSupported where llama.cpp does not say, or copies weights before anything is asked.
+        Raises NotSupported where llama.cpp does not report them, or copies weights before it asks about any node.
         """
         if (splits := self._account.splits) is not self._splits:
             self._splits, self._borders = splits, self._find_borders(splits)
@@ -68,7 +71,7 @@ class CopySchedule:
         return ordinal in self._borders
 
     def reads_at(self, ordinal: int) -> tuple[WeightRead, ...]:
-        """Return what is copied where the pass stops before node `ordinal`."""
+        """Return the weights that are copied where the pass stops before node `ordinal`."""
         return self._borders[ordinal]
 
     def _find_borders(self, splits: Sequence[Split]) -> dict[int, tuple[WeightRead, ...]]:
@@ -83,7 +86,7 @@ class CopySchedule:
 
 
 class WeightCopies:
-    """Has what is copied there in time. One pass at a time."""
+    """Acquires weights before llama.cpp copies them. One pass at a time."""
 
     def __init__(self, schedule: CopySchedule, carrier: Carrier) -> None:
         self._schedule, self._carrier = schedule, carrier
@@ -91,7 +94,7 @@ class WeightCopies:
         self._is_exposed = False
 
     def cross(self, ordinal: int) -> None:
-        """All before node `ordinal` is computed: bring what is copied next, where anything is."""
+        """Acquire the weights that are copied next, if any, now that all nodes before `ordinal` are computed."""
         if self._schedule.is_border(ordinal):
             self.release()
             if reads := self._schedule.reads_at(ordinal):
@@ -99,19 +102,19 @@ class WeightCopies:
                 self._held = reads
 
     def release(self) -> None:
-        """Let go of what was copied last."""
+        """Release the weights that were copied last."""
         held, self._held = self._held, ()
         if held:
             self._carrier.let_go(held)
 
     def give_up(self) -> None:
-        """The pass goes on, but counts for nothing: what it copies may be anything, but must be there."""
+        """Let the pass go on although it is void: the weights that it copies must be readable, with any content."""
         if not self._is_exposed:
             self._is_exposed = True
             self._carrier.expose()
 
     def end(self, *, is_whole: bool) -> None:
-        """llama.cpp has returned; is_whole: nothing failed."""
+        """Note that llama.cpp has returned. is_whole: whether the pass succeeded."""
         if is_whole:
             self.release()
         self._held = ()  # else the stream has let go of everything

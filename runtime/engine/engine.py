@@ -1,13 +1,13 @@
 """The engine: llama.cpp computing on memory that we own, inside a budget.
 
-Opening a model loads no weights. llama.cpp loads a stub, its context is made and measured (`loading.py`), one pass that
-computes nothing shows which weights are read when, and from that the plan follows: what is pinned, what streams,
-through how many frames (`supply.py`). Then the readers start, and the first pass waits for them stretch by stretch like
-every other (`passes.py`).
+Opening a model loads no weights. llama.cpp loads a stub, and its context is made and measured (`loading.py`). A pass
+that computes nothing shows which weights are read when. From this follows the plan: which chunks are pinned, which
+stream, and through how many frames (`supply.py`). Then the readers start, and the first pass waits for them segment by
+segment, like every other pass (`passes.py`).
 
-A model that fits is read as a whole and computed without a callback: then this is llama.cpp at full speed. Where page
-frames cannot be moved, or the installed llama.cpp is not the one we know, llama.cpp's own loader runs the model, and
-says why.
+A model that fits is read as a whole and computed without a callback, by llama.cpp at full speed. Where page frames
+cannot be moved, or the installed llama.cpp is an unknown version, llama.cpp's own loader runs the model, and
+`Stats.backend` says why.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OPENING = forkable_lock()  # one at a time: what an opening holds is what the w
 
 @contextlib.contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Spare an opening the collector, which goes through all that plans and tables are made of again and again."""
+    """Pause the garbage collector, which would go through all plans and tables many times during an opening."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -55,13 +55,13 @@ def garbage_collection_paused() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_opening() -> Iterator[None]:
-    """Open nothing else in this process meanwhile."""
+    """Let no other opening in this process run in this block."""
     with _OPENING, garbage_collection_paused():
         yield
 
 
 class Supplied(Protocol):
-    """What is known of the weights of an open model, on this device."""
+    """The figures of an open model's weights on this device."""
 
     @property
     def plan(self) -> Plan:
@@ -80,16 +80,16 @@ class Supplied(Protocol):
 
     @property
     def expert_use(self) -> ExpertUse | None:
-        """How a mixture was streamed by expert so far; None for all else."""
+        """How a mixture of experts was streamed so far; None where nothing streams by expert."""
         ...
 
 
 class MeshFront(Decoder, Protocol):
-    """The decoder of a model that is spread over devices."""
+    """The decoder of a model that is spread over several devices."""
 
     @property
     def use(self) -> MeshUse:
-        """How it is spread."""
+        """How the model is spread."""
         ...
 
     @property
@@ -110,10 +110,12 @@ class Engine:
         started_s: float,
         mesh: MeshFront | None = None,
     ) -> None:
-        """Put it together; `Engine.open` opens one on this device.
+        """Make an engine from its parts; `Engine.open` opens one on this device.
 
-        supplied: the weights, and what is known of them. stack: frees all of it. started_s: when the opening began.
-        mesh: decodes where the model is spread over devices.
+        supplied: the figures of the weights.
+        stack: frees everything on closing.
+        started_s: when the opening began.
+        mesh: the decoder of a model that is spread over several devices.
         """
         self._loaded, self._supplied, self._passes, self._mesh = loaded, supplied, passes, mesh
         prepared = loaded.prepared
@@ -140,10 +142,13 @@ class Engine:
     ) -> Engine:
         """Open the model at `path`; no weight is read before this returns.
 
-        recorder: takes part in every pass. gguf: the headers of `path`, where they were read already. may_be_whole: a
-        model that fits is read as a whole, and computed without a callback. interrupt: ends the work at hand.
-        Raises ModelFileError, BudgetError, KernelError, ConfigError, NotSupported or TierReadError; nothing is left
-        open.
+        recorder: takes part in every pass.
+        gguf: the headers of `path`, if they were read already.
+        may_be_whole: whether a model that fits is read as a whole and computed without a callback.
+        interrupt: ends the work at hand.
+
+        Raises ModelFileError, BudgetError, KernelError, ConfigError, NotSupported or TierReadError; then nothing is
+        left open.
         """
         started_s, ledger = time.monotonic(), Ledger()
         with garbage_collection_paused():
@@ -177,17 +182,17 @@ class Engine:
 
     @property
     def interrupt(self) -> Interrupt:
-        """What ends the work at hand."""
+        """The interrupt that ends the work at hand."""
         return self._loaded.driver.interrupt
 
     @property
     def front(self) -> Decoder:
-        """The decoder that generating goes through."""
+        """The decoder that answers are generated with."""
         return self._mesh or self.decoder
 
     @property
     def mesh_use(self) -> MeshUse | None:
-        """How the model is spread over devices; None for one device."""
+        """How the model is spread over several devices; None on one device."""
         return self._mesh.use if self._mesh else None
 
     @property
@@ -202,11 +207,11 @@ class Engine:
 
     @property
     def expert_use(self) -> ExpertUse | None:
-        """How a mixture was streamed by expert so far; None for all else."""
+        """How a mixture of experts was streamed so far; None where nothing streams by expert."""
         return self._supplied.expert_use
 
     def expect(self, profile: DeviceProfile) -> None:
-        """Let progress be told in seconds, as the device of `profile` would take; over a mesh in shares."""
+        """Report progress in seconds, expected from `profile`; on a mesh, progress is reported in shares."""
         if self._mesh is None:
             self._passes.expect(profile)
 

@@ -1,6 +1,6 @@
 """llama.cpp's part of an opening: the model without its weights, and a context, whose memory is measured.
 
-Where page frames cannot be moved, or the installed llama.cpp is not the one we know, llama.cpp's own loader reads the
+Where page frames cannot be moved, or the installed llama.cpp is an unknown version, llama.cpp's own loader reads the
 weights here.
 """
 
@@ -29,21 +29,24 @@ from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.terms import Terms, work_bytes
 from edge_run.runtime.speculation.draft_model import DraftModel
 from edge_run.tiers import _libc
+from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.partial import PartialModel, PartialSource
 from edge_run.tiers.source import SourceFile
-from edge_run.tiers.territory import Territory
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Where weights of ours go, and come from. chunks: of the territory, those with weights that the processor reads.
+class WeightBacking:
+    """The memory of a model's weights, and the files behind it.
 
-    is_whole: all weights fit, and nothing stops a pass.
+    address_space: where the weights lie in memory.
+    sources: the shards, by number.
+    chunks: the chunks with weights that the processor reads.
+    is_whole: whether all weights fit, so that no pass stops for them.
     """
 
-    territory: Territory
+    address_space: AddressSpace
     sources: Sequence[SourceFile]
     chunks: Sequence[int]
     is_whole: bool
@@ -51,9 +54,17 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that llama.cpp has open, of which no weight is read. prepared: with what a GPU really takes.
+    """A model that llama.cpp has open, whose weights have not been read.
 
-    holdings: what the process holds besides weights. room: None where llama.cpp's own loader read them.
+    prepared: what was known before, corrected by the memory that a GPU really takes.
+    model: llama.cpp's model.
+    draft: the draft model, if there is one.
+    shape: the shape of the context.
+    context: llama.cpp's context.
+    driver: the callback of the context.
+    holdings: the memory that the process holds besides weights.
+    backend: which loader runs the model.
+    backing: the memory of the weights; None where llama.cpp's own loader read them.
     """
 
     prepared: Prepared
@@ -64,7 +75,7 @@ class Loaded:
     driver: Driver
     holdings: Holdings
     backend: Backend
-    room: Room | None = None
+    backing: WeightBacking | None = None
 
     @property
     def numerics(self) -> Numerics:
@@ -73,11 +84,11 @@ class Loaded:
         return self.shape.numerics(library_version(), offload.key if offload else "")
 
     def terms(self, holdings: Holdings) -> Terms:
-        """Return what a plan has to keep to."""
+        """Return the terms of a plan, for a process that holds `holdings` besides weights."""
         return self.prepared.terms(holdings, self.context.context_tokens, self.shape.micro_batch_tokens)
 
     def enter_in_ledger(self, plan: Plan, ledger: Ledger, stack: ExitStack) -> None:
-        """Let this user's other runs know what `plan` takes. Raises BudgetError when that is more than is free."""
+        """Enter the memory of `plan` in the ledger of this user's runs. Raises BudgetError when too little is free."""
         sizes = {item.what: item.size_bytes for item in plan.items}
         held = sizes["program"] + (self.draft.resident_bytes if self.draft else 0)
         name = self.prepared.gguf.shards[0].path.name
@@ -92,9 +103,11 @@ def load(
     partial: PartialModel | None = None,
     may_be_whole: bool = True,
 ) -> Loaded:
-    """Return the model as llama.cpp loads it; where it takes more of a GPU than it had said, with less there.
+    """Load the model without its weights; where a GPU turns out to be too small, again with a smaller part on it.
 
-    stack: frees it. partial: only some pieces of the model are there. may_be_whole: what fits is read as a whole.
+    stack: frees the model on closing.
+    partial: the pieces of the model that are present, where these are not all.
+    may_be_whole: whether a model that fits is read as a whole.
     """
     while True:
         try:
@@ -129,31 +142,36 @@ class _Loading:
         return self._loaded(model, context, Holdings(0, context.kv_bytes), backend)
 
     def ours(self, partial: PartialModel | None, may_be_whole: bool) -> Loaded:
-        """Load a stub, whose weights are to come to memory of ours."""
+        """Load a stub, and reserve the address space of the weights."""
         gguf, budget_bytes = self._prepared.gguf, self._prepared.budget_bytes
         sources = [self._source(number, partial) for number in range(len(gguf.shards))]
         buffered = [source.path for source in sources if not source.is_direct]
         why = f"{buffered[0]}: no direct reads on this file system, so they are buffered" if buffered else ""
         spans, model = load_stubs(gguf, self._model)
-        territory = Territory(spans, self._prepared.config.chunk_bytes)
-        territory.claim()
-        chunks = territory.holding(host_ranges(model)) if self._offload else range(territory.n_chunks)
-        room_bytes = budget_bytes - len(chunks) * territory.chunk_bytes
+        address_space = AddressSpace(spans, self._prepared.config.chunk_bytes)
+        address_space.reserve()
+        chunks = address_space.holding(host_ranges(model)) if self._offload else range(address_space.n_chunks)
+        room_bytes = budget_bytes - len(chunks) * address_space.chunk_bytes
         is_whole = may_be_whole and self._with_draft(Holdings.now()).total_bytes <= room_bytes
         context, holdings = self._context(model, stops=not is_whole)
         if is_whole and holdings.total_bytes > room_bytes:
             context.close()
             is_whole = False
             context, holdings = self._context(model, stops=True)
-        room = Room(territory, sources, chunks, is_whole)
-        return self._loaded(model, context, holdings, Backend("edge-run", why), room)
+        backing = WeightBacking(address_space, sources, chunks, is_whole)
+        return self._loaded(model, context, holdings, Backend("edge-run", why), backing)
 
     def _loaded(
-        self, model: LlamaModel, context: LlamaContext, holdings: Holdings, backend: Backend, room: Room | None = None
+        self,
+        model: LlamaModel,
+        context: LlamaContext,
+        holdings: Holdings,
+        backend: Backend,
+        backing: WeightBacking | None = None,
     ) -> Loaded:
         prepared = replace(self._prepared, offload=self._offload)
         shape = self._shape(model)
-        return Loaded(prepared, model, self._draft, shape, context, self._driver, holdings, backend, room)
+        return Loaded(prepared, model, self._draft, shape, context, self._driver, holdings, backend, backing)
 
     def _source(self, shard: int, partial: PartialModel | None) -> SourceFile:
         source = PartialSource(partial, shard) if partial else SourceFile(self._prepared.gguf.shards[shard].path)
@@ -181,7 +199,7 @@ class _Loading:
         return context_shape(config, model.trained_context_tokens, compute_threads(config.threads))
 
     def _context(self, model: LlamaModel, *, stops: bool) -> tuple[LlamaContext, Holdings]:
-        """Return a context, and what the process then holds. stops: passes stop for weights."""
+        """Return a context, and the memory that the process then holds. stops: whether passes stop for weights."""
         gguf, shape = self._prepared.gguf, self._shape(model)
         if self._offload and stops:
             self._offload = self._offload.streamed(gguf)
@@ -191,7 +209,7 @@ class _Loading:
             warm_up(model, shape, self._prepared.budget_bytes)
             self._is_warm = True
         callback = self._driver.callback if stops or self._driver.features else None
-        may_copy = self._offload is not None and self._offload.is_wide
+        may_copy = self._offload is not None and self._offload.has_op_offload
         context = LlamaContext(model, shape, callback, may_copy_weights=may_copy)
         self._stack.callback(context.close)
         context.stop_at(self._driver.stop)
@@ -199,7 +217,7 @@ class _Loading:
         return context, self._with_draft(self._with_gpu(holdings, context))
 
     def _with_gpu(self, holdings: Holdings, context: LlamaContext) -> Holdings:
-        """Return `holdings` with what a GPU takes of the machine's memory, which is to be within its budget."""
+        """Return `holdings` with the machine's memory that a GPU takes, after checking the GPU's budget."""
         if not self._offload:
             return holdings
         self._offload = self._offload.measured(context)
@@ -207,7 +225,7 @@ class _Loading:
         return self._offload.added_to(replace(holdings, program_bytes=program_bytes))
 
     def _with_draft(self, holdings: Holdings) -> Holdings:
-        """Return `holdings` with what the draft model takes on a line of its own."""
+        """Return `holdings` with the draft model's memory as an item of its own."""
         if not self._draft:
             return holdings
         program_bytes = max(0, holdings.program_bytes - self._draft.resident_bytes)

@@ -1,4 +1,4 @@
-"""The passes of an open model on this device: what they wait for before they begin, and how far they are."""
+"""The passes of an open model on this device: the waits before they begin, and their progress."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from edge_run.runtime.planning.planner import Planner
 
 
 class Passes:
-    """Runs them. times: what they are expected to take, where that is known."""
+    """Runs passes. times: their expected durations, where these are known."""
 
     def __init__(self, loaded: Loaded, supply: Callable[[], Supply]) -> None:
-        """supply: returns that of the weights in force."""
+        """Run the passes of `loaded`. supply: returns the supply of the weights at present."""
         self._loaded, self._supply = loaded, supply
         self.times: PassTimes | None = None
         self.timeline = Timeline(lambda: supply().share_done())
@@ -27,14 +27,14 @@ class Passes:
         )
 
     def expect(self, profile: DeviceProfile) -> None:
-        """Let progress be told in seconds, as the device of `profile` would take."""
+        """Report progress in seconds, expected from `profile`."""
         prepared = self._loaded.prepared
         planner = Planner(prepared) if prepared.known else None
         if planner and planner.can_time(profile):
             self.times = planner.times(self._supply().plan, profile, prepared.gguf.shards[0].path)
 
     def _begin(self, batch: Sequence[BatchToken]) -> None:
-        """Wait for what comes before any pass, and say what the passes of `batch` are expected to take."""
+        """Wait for weights that are read before any pass, and start the timeline of the passes of `batch`."""
         supply, shape = self._supply(), self._loaded.shape
         supply.check()
         steps = pass_steps(supply.plan, self.times, len(batch), batch[0].position, shape, supply.is_unread)

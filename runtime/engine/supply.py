@@ -1,4 +1,4 @@
-"""How the weights of an open model come: once as a whole, in every pass, or not at all, where llama.cpp read them."""
+"""How the weights of an open model are read: once as a whole, in every pass, or by llama.cpp's own loader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge_run.devices.host.ledger import Ledger
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import ONE_TOKEN, compile_program
 from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
-from edge_run.runtime.engine.loading import Loaded, Room
+from edge_run.runtime.engine.loading import Loaded, WeightBacking
 from edge_run.runtime.gpu.loading import host_weights, open_upload
 from edge_run.runtime.planning import routing
 from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident
@@ -27,9 +27,10 @@ from edge_run.tiers.weights import Weights
 
 
 class Supply:
-    """The weights of an open model, under `plan`. Not thread-safe but for `share_done`.
+    """The weights of an open model, under `plan`. Not thread-safe, except `share_done`.
 
-    streams: the features that bring what a pass needs. is_unread: the first pass has still to wait for them.
+    streams: the features that read the weights of a pass.
+    is_unread: whether the first pass has not yet waited for them.
     """
 
     def __init__(
@@ -41,7 +42,11 @@ class Supply:
         whole: Callable[[], object] | None = None,
         upload: Upload | None = None,
     ) -> None:
-        """whole: waits for all weights of a model that is read once. upload: of what lies on a GPU."""
+        """Supply the weights of `loaded`.
+
+        whole: waits for all weights of a model that is read once.
+        upload: the upload of the weights that lie on a GPU.
+        """
         self.plan, self.is_unread = plan, readers is not None
         self.streams: Streams = streams
         self._loaded, self._readers, self._whole, self._upload = loaded, readers, whole, upload
@@ -58,7 +63,7 @@ class Supply:
 
     @property
     def expert_use(self) -> ExpertUse | None:
-        """How a mixture was streamed by expert so far; None for all else."""
+        """How a mixture of experts was streamed so far; None where nothing streams by expert."""
         return next((stream.use for stream in self.streams if isinstance(stream, ExpertStreaming)), None)
 
     def share_done(self) -> float:
@@ -68,15 +73,15 @@ class Supply:
         return self._loaded.driver.share_done if self.plan.mode == "streamed" else 0.0
 
     def check(self) -> None:
-        """Look after the files that are still read, and wait for what goes to a GPU."""
-        if self._loaded.room and (self.plan.mode == "streamed" or self.is_unread):
-            for source in self._loaded.room.sources:
+        """Check that the files in use are unchanged, and wait for the weights that go to a GPU."""
+        if self._loaded.backing and (self.plan.mode == "streamed" or self.is_unread):
+            for source in self._loaded.backing.sources:
                 source.check_unchanged()
         if self._upload:
             self._upload.finish()
 
     def bring(self) -> bool:
-        """Wait for weights that are read once, the first time; return whether it was that."""
+        """Wait, the first time, for weights that are read once; return whether it was the first time."""
         is_first = self.is_unread and self._whole is not None
         if is_first and self._whole:
             self._whole()
@@ -84,7 +89,7 @@ class Supply:
         return is_first
 
     def close(self) -> None:
-        """Stop the readers, and keep what was learnt of a mixture for later runs. Idempotent."""
+        """Stop the readers, and save what was learnt about streaming by expert for later runs. Idempotent."""
         if self._readers:
             self._readers.close()
         if self._upload:
@@ -93,26 +98,31 @@ class Supply:
         for stream in streams:
             if isinstance(stream, ExpertStreaming):
                 stream.close()
-                levers = stream.tuning.found if stream.tuning else {}
-                routing.remember(prepared.gguf, prepared.config.cache, stream.usage, levers)
+                tunables = stream.tuning.found if stream.tuning else {}
+                routing.remember(prepared.gguf, prepared.config.cache, stream.usage, tunables)
 
 
 def open_supply(
     loaded: Loaded, ledger: Ledger, stack: contextlib.ExitStack, recorder: RouteRecorder | None = None
 ) -> Supply:
-    """Plan, and begin to read. stack: closes it. recorder: is told which experts are in memory. Raises BudgetError."""
-    room = loaded.room
-    if room is None:
+    """Plan, and begin to read. Raises BudgetError.
+
+    ledger: the memory of this user's runs.
+    stack: closes the supply.
+    recorder: is told which experts are in memory.
+    """
+    backing = loaded.backing
+    if backing is None:
         return Supply(loaded, plan_plain(loaded.terms(loaded.holdings)))
     readers = Readers(loaded.prepared.config.readers)
     stack.callback(readers.close)
-    plan, streams, whole = (_whole if room.is_whole else _streamed)(loaded, room, readers, ledger, stack)
+    plan, streams, whole = (_whole if backing.is_whole else _streamed)(loaded, backing, readers, ledger, stack)
     for stream in streams:
         if recorder and isinstance(stream, ExpertStreaming):
             recorder.is_resident = stream.is_resident
     offload, gguf = loaded.prepared.offload, loaded.prepared.gguf
     check = loaded.driver.interrupt.check
-    upload = open_upload(loaded.model, gguf, room.sources, readers, offload.gpu, check) if offload else None
+    upload = open_upload(loaded.model, gguf, backing.sources, readers, offload.gpu, check) if offload else None
     supply = Supply(loaded, plan, readers, streams, whole, upload)
     stack.callback(supply.close)
     return supply
@@ -121,25 +131,29 @@ def open_supply(
 Begun: TypeAlias = "tuple[Plan, Streams, Callable[[], object] | None]"  # with what waits for a model that is read once
 
 
-def _whole(loaded: Loaded, room: Room, readers: Readers, ledger: Ledger, stack: contextlib.ExitStack) -> Begun:
+def _whole(
+    loaded: Loaded, backing: WeightBacking, readers: Readers, ledger: Ledger, stack: contextlib.ExitStack
+) -> Begun:
     """Read everything, in file order; the first pass waits for all of it."""
-    everything = room.chunks
-    plan = plan_resident(loaded.terms(loaded.holdings), room.territory, everything)
+    everything = backing.chunks
+    plan = plan_resident(loaded.terms(loaded.holdings), backing.address_space, everything)
     loaded.enter_in_ledger(plan, ledger, stack)
-    states = Residency(room.territory.n_chunks, everything, everything, 0)
-    weights = Weights(room.territory, room.sources, readers, states, check=loaded.driver.interrupt.check)
+    states = Residency(backing.address_space.n_chunks, everything, everything, 0)
+    weights = Weights(backing.address_space, backing.sources, readers, states, check=loaded.driver.interrupt.check)
     weights.start()
     return plan, (), lambda: weights.acquire(everything)
 
 
-def _streamed(loaded: Loaded, room: Room, readers: Readers, ledger: Ledger, stack: contextlib.ExitStack) -> Begun:
+def _streamed(
+    loaded: Loaded, backing: WeightBacking, readers: Readers, ledger: Ledger, stack: contextlib.ExitStack
+) -> Begun:
     """Map the graph, plan, and begin to read."""
-    driver, cuts = loaded.driver, _follow_cuts(loaded, room)
+    driver, cuts = loaded.driver, _follow_cuts(loaded, backing)
     with contextlib.closing(LocalDecoder(loaded.model, loaded.context, driver, loaded.shape)) as decoder:
         graph = decoder.map_graph()
     if cuts:
-        room.territory.claim()
-    memory = WeightMemory(room.territory, room.sources, readers, driver.interrupt.check)
+        backing.address_space.reserve()
+    memory = WeightMemory(backing.address_space, backing.sources, readers, driver.interrupt.check)
     grant = partial(loaded.enter_in_ledger, ledger=ledger, stack=stack)
     plan, streams = open_streams(graph, loaded.terms(loaded.holdings), memory, grant)
     for stream in streams:
@@ -150,12 +164,12 @@ def _streamed(loaded: Loaded, room: Room, readers: Readers, ledger: Ledger, stac
     return plan, streams, None
 
 
-def _follow_cuts(loaded: Loaded, room: Room) -> CopySchedule | None:
-    """Let the driver follow what is copied to a GPU, if anything, and let weights read as zeros meanwhile."""
+def _follow_cuts(loaded: Loaded, backing: WeightBacking) -> CopySchedule | None:
+    """Make the driver follow the copies to a GPU, if there are any; until weights are read, they are zeros."""
     offload = loaded.prepared.offload
-    if not (offload and offload.is_wide):
+    if not (offload and offload.has_op_offload):
         return None
     cuts = CopySchedule(host_weights(loaded.model))
     loaded.driver.follow_cuts(cuts)
-    room.territory.blank()
+    backing.address_space.map_zeros()
     return cuts

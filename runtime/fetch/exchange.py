@@ -1,7 +1,7 @@
-"""Pieces of models between devices, over the data link: a thread that gives what is here, and fetches what is not.
+"""Exchanges pieces of models with other devices over the data link: a thread that sends and fetches pieces.
 
-Who asks says which model, and the number of a piece, or of a part of the list of digests; the answer has the bytes. An
-answer that nobody waits for is dropped unread.
+A request names the model and the number of a piece, or of a part of the list of digests; the answer has the bytes. An
+answer that is not waited for is dropped unread.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Offer:
 
 
 class PieceExchange:
-    """Gives and fetches, on a thread of its own, until it is closed. One transfer at a time."""
+    """Sends and fetches pieces on its own thread until it is closed. One transfer at a time."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -87,9 +87,9 @@ class PieceExchange:
         transfer.over.wait(timeout_s)
         self.stop()
         if transfer.why:
-            raise MeshError(
-                f"{transfer.done_bytes} of {transfer.wanted_bytes} bytes came in {timeout_s:.0f} s: {transfer.why}"
-            )
+            why = transfer.failures.get(provider, transfer.why)
+            sent = f"{transfer.done_bytes} of {transfer.wanted_bytes} bytes in {timeout_s:.0f} s"
+            raise MeshError(f"sent {sent}: {why}", node=provider)
 
     def stop(self) -> None:
         """Fetch no more; what came is kept, and the sink left alone."""
@@ -114,7 +114,7 @@ class PieceExchange:
             try:
                 message = self._link.receive(timeout_s=IDLE_POLL_S if is_idle else POLL_S, is_bulk=True)
             except DeviceLost as error:
-                self._lose(error.node, str(error))
+                self._lose(error.node, error.message)
                 continue
             except MeshError as error:
                 logger.info("%s", error)
@@ -160,7 +160,7 @@ class PieceExchange:
                 self._ask(transfer)
                 transfer.settle()
             except EdgeRunError as error:
-                transfer.end(str(error))
+                transfer.end(error.message)
 
     def _ask(self, transfer: Transfer) -> None:
         for node, number in transfer.fetching.next(time.monotonic()):
@@ -173,7 +173,7 @@ class PieceExchange:
             try:
                 self._link.send(node, header, timeout_s=SEND_TIMEOUT_S, is_bulk=True)
             except MeshError as error:
-                transfer.fetching.fail(node, "is not reached" if isinstance(error, DeviceLost) else str(error))
+                transfer.fetching.fail(node, "is not reached" if isinstance(error, DeviceLost) else error.message)
 
     def _lose(self, node: str, why: str) -> None:
         with self._at_work:

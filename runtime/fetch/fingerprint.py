@@ -1,6 +1,6 @@
-"""Which model a file holds, by digests of all its pieces, so that two devices know that they run the same.
+"""The fingerprint of a model: digests of all its pieces, by which two devices know that they run the same model.
 
-Digests are kept beside the file's size and time of change, so that a file is read once.
+Digests are kept with the file's size and time of change, so that each file is read once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edge_run.tiers.pieces import DIGEST_BYTES, PIECE_BYTES, model_hash, piece_d
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What a model is known by: the sizes of its shards, the digests of its pieces end to end, and the hash of both."""
+    """The sizes of a model's shards, the digests of its pieces end to end, and the hash of both."""
 
     sizes: tuple[int, ...]
     digests: bytes

@@ -1,8 +1,8 @@
-"""Which pieces are asked of whom: a state machine without I/O. Events in, what to ask for next out.
+"""Decides which pieces are asked of which device: a state machine without I/O.
 
-Each provider has a window of pieces that are on their way: it grows while they come quickly, and shrinks while they
-do not, so that the way to it is used and never clogged. A provider that fails is asked no more, and what it was asked
-for goes to the others.
+Each provider has a window of pieces that were asked for and have not come. The window grows while pieces come quickly
+and shrinks while they do not, so that the link is used and never clogged. A provider that fails is asked no more, and
+its pieces are asked of the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TIMEOUT_S = 20.0
 
 
 class _Provider:
-    """One who has the model."""
+    """A node that has the model."""
 
     def __init__(self) -> None:
         self.window = 1
@@ -24,7 +24,10 @@ class _Provider:
 
 
 class Fetching:
-    """The pieces `wanted`, and the nodes that have them. Not thread-safe."""
+    """The pieces `wanted`, and the nodes that have them. Not thread-safe.
+
+    failures: why a node is asked no more.
+    """
 
     def __init__(self, wanted: Iterable[int], providers: Sequence[str]) -> None:
         self._waiting = deque(wanted)
@@ -37,11 +40,9 @@ class Fetching:
         return not self._waiting and not any(provider.asked for provider in self._providers.values())
 
     @property
-    def problem(self) -> str:
-        """Why the rest will not come; empty while it may."""
-        if self._providers or self.is_done:
-            return ""
-        return "; ".join(f"{node}: {why}" for node, why in self.failures.items()) or "nobody has it"
+    def is_stuck(self) -> bool:
+        """Whether the rest will not come: nobody is left who has it. `failures` says why, for each node."""
+        return not self._providers and not self.is_done
 
     def next(self, now_s: float) -> list[tuple[str, int]]:
         """Return what to ask for now, as (node, piece); the least busy are asked first."""

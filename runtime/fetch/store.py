@@ -1,7 +1,7 @@
-"""The models of which this device holds pieces that came from others, within the room that it was allowed.
+"""Stores the pieces of models that this device fetched from others, within the disk space that it was allowed.
 
-Each has a folder, named by its hash, which one process uses at a time. When room is needed, what others of them hold
-goes first, the longest unused before; then pieces of the model itself that are not needed now.
+Each model has a folder named by its hash, which one process uses at a time. When space is needed, the pieces of other
+models go first, those of the longest unused model before the rest; then pieces of the same model that are not needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _USER = "user-"
 
 
 class FetchedModel:
-    """One of them, in use by this process until it is closed."""
+    """A fetched model, in use by this process until it is closed."""
 
     def __init__(self, folder: Path, model: str, sizes: Collection[int], digests: bytes, user: LivingFile) -> None:
         self.model, self.digests = model, digests
@@ -38,7 +38,10 @@ class FetchedModel:
 
 
 class FetchedModels:
-    """All of them, in `folder`. most_bytes: what they may take of the disk together; 0 is nothing, and none."""
+    """The models that were fetched, in `folder`.
+
+    most_bytes: what they may take of the disk together; 0 is nothing, and none.
+    """
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self._folder, self._most_bytes = folder, most_bytes

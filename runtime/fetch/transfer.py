@@ -1,4 +1,4 @@
-"""Parts of a model on their way to where they are kept, each verified before it counts."""
+"""Fetched parts of a model until they are stored. Each part is verified before it counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ PIECE, DIGESTS = "piece", "digests"
 
 
 class Sink(Protocol):
-    """Where fetched parts of one kind go. what: the kind."""
+    """Where fetched parts of one kind go.
+
+    what: the kind.
+    model: the hash of the model that they are of.
+    """
 
     what: str
     model: str
@@ -96,9 +100,10 @@ class DigestSink:
 
 
 class Transfer:
-    """Parts on their way to a sink. Any thread may read its fields.
+    """The fetching of parts into a sink. Any thread may read its fields.
 
-    why: it ended short. wrong: who sent other bytes than the model has.
+    why: it ended short; empty where it did not.
+    wrong: nodes that sent other bytes than the model has.
     """
 
     def __init__(self, sink: Sink, wanted: Sequence[int], providers: Sequence[str]) -> None:
@@ -109,6 +114,11 @@ class Transfer:
         self.wrong: set[str] = set()
         self.over = threading.Event()
         self._synced_s = time.monotonic()
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Why a node sends no more."""
+        return dict(self.fetching.failures)
 
     def take(self, node: str, number: int, data: memoryview) -> None:
         """`data` came from `node` as part `number`. Raises TierReadError."""
@@ -125,13 +135,13 @@ class Transfer:
 
     def settle(self) -> None:
         """Keep what came for good, from time to time; end where nothing is left to come. Raises TierReadError."""
-        now, problem = time.monotonic(), self.fetching.problem
-        is_ending = self.fetching.is_done or bool(problem)
+        now, is_stuck = time.monotonic(), self.fetching.is_stuck
+        is_ending = self.fetching.is_done or is_stuck
         if is_ending or self._unsynced_bytes >= SYNC_BYTES or now - self._synced_s >= SYNC_S:
             self._unsynced_bytes, self._synced_s = 0, now
             self.sink.sync()
         if is_ending:
-            self.end(problem)
+            self.end("nobody sends the rest" if is_stuck else "")
 
     def end(self, why: str) -> None:
         """It is over; why: short of the end."""

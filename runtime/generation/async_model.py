@@ -19,7 +19,7 @@ from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Generation, Piece, Plan, Progress, Stats
 from edge_run.runtime.generation.model import Message, Model
 from edge_run.runtime.generation.stream import Stream
-from edge_run.runtime.processes.forks import Home
+from edge_run.runtime.processes.forks import OwnerProcess
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
@@ -41,7 +41,7 @@ class AsyncModel:
         # No lock: a generator that was left half way is closed by another task than the one that holds the turn.
         self._turn = anyio.Semaphore(1, max_value=1)
         self._thread = anyio.CapacityLimiter(1)
-        self._home = Home()
+        self._owner_process = OwnerProcess()
 
     @property
     def plan(self) -> Plan:
@@ -96,7 +96,7 @@ class AsyncModel:
     def _opened(self) -> Model:
         if self._model is None:
             raise ConfigError("AsyncModel: is not open; use it as `async with AsyncModel(path) as model`")
-        self._home.check("this AsyncModel")
+        self._owner_process.check("this AsyncModel")
         return self._model
 
     async def _stream(self, start: Callable[[], Stream]) -> AsyncGenerator[Piece, None]:

@@ -23,7 +23,7 @@ from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.prompt_text import CLEARLY_IN_A_CHAT, refuse_what_is_too_long, tokenize_prompt
 from edge_run.runtime.probing.probe import recall
-from edge_run.runtime.processes.forks import Home
+from edge_run.runtime.processes.forks import OwnerProcess
 
 if TYPE_CHECKING:
     from edge_run.runtime.mesh.opening import MeshOptions
@@ -34,9 +34,11 @@ Message = Mapping[str, str]
 class Model:
     """A model that generates text, inside a memory budget.
 
-    A context manager. It belongs to the process that opened it: in a forked child it raises NotSupported, and does
-    nothing when it is closed. Not thread-safe, but for `cancel` and `progress`: one generation runs at a time, and
-    starting another while one is being iterated ends the first. Use `AsyncModel` to share a model between tasks.
+    A context manager. A model belongs to the process that opened it: in a forked child its methods raise NotSupported,
+    and closing it does nothing. Only `cancel` and `progress` are thread-safe. One generation runs at a time: starting
+    another one while the first is being iterated ends the first. Use `AsyncModel` to share a model between tasks.
+
+    The class is over 200 lines because it is the whole interface of an open model, and most of it is one call each.
     """
 
     def __init__(
@@ -51,10 +53,13 @@ class Model:
     ) -> None:
         """Open the model file at `path` (the first shard of a split one); no weights are read yet.
 
-        memory: the budget for the whole process, as bytes or `4GiB`; None is what is available less a margin.
-        chat_template: Jinja text or a file, instead of the model's own. options: the fields of `ModelConfig`, or all of
-        them as `config`. mesh: spread the model over the devices of a mesh: an open one, or the address of its broker
-        (`mqtt://host:1883`), or "" for the one that this device joined.
+        memory: the budget of the whole process, as bytes or `4GiB`; None is the memory available, less a margin.
+        chat_template: Jinja text or a file, instead of the model's own template.
+        config: all options at once.
+        mesh: the mesh whose devices share the model: an open one, the address of its broker (`mqtt://host:1883`), or ""
+            for the mesh that this device joined.
+        options: single fields of `ModelConfig`.
+
         Raises ModelFileError, BudgetError, ConfigError, KernelError, NotSupported, TierReadError, MeshError.
         """
         if config is not None and (options or memory is not None):
@@ -63,8 +68,8 @@ class Model:
         self._running: weakref.ref[Stream] | None = None
         self._templates, self._grammars = template_cell(), GrammarRoom(self.path)
         self._engine = _open(self.path, config or make_config(ModelConfig, {"memory": memory, **options}), mesh)
-        self._home = Home()
-        self._finalizer = weakref.finalize(self, self._home.only_here(self._engine.close))
+        self._owner_process = OwnerProcess()
+        self._finalizer = weakref.finalize(self, self._owner_process.only_here(self._engine.close))
         try:
             self._session = open_session(self._engine)
             self._template = ChatTemplate.from_model(
@@ -119,7 +124,7 @@ class Model:
 
     @property
     def _opened(self) -> Engine:
-        self._home.check(self.path)
+        self._owner_process.check(self.path)
         if not self._finalizer.alive:
             raise ConfigError(f"{self.path}: this model was closed; open it again with Model(...)")
         return self._engine
@@ -218,7 +223,7 @@ class Model:
         self._end_running()
         self._engine.interrupt.reset()
         answer = Answer(self._engine, self._session, self._meter, tokens, max_tokens, sampling, self._grammars)
-        stream = Stream(self, answer, self._home)
+        stream = Stream(self, answer, self._owner_process)
         self._running = weakref.ref(stream)
         return stream
 

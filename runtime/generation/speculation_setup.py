@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge_run.partition.pass_costs import PassCosts
+from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.planning.speculation_shape import MOST_BRANCHES
@@ -13,7 +13,7 @@ from edge_run.runtime.speculation.drafting import Drafter
 from edge_run.runtime.speculation.lookup import Lookup
 from edge_run.runtime.speculation.overlap import Overlap
 from edge_run.runtime.speculation.session import SpeculativeSession
-from edge_run.runtime.speculation.tally import Tally
+from edge_run.runtime.speculation.tally import SpeculationTally
 from edge_run.runtime.speculation.width_control import LEAST_GAIN, LEAST_GAIN_BY_EXPERT, WidthControl
 
 
@@ -28,7 +28,7 @@ def open_session(engine: Engine) -> Session:
     if not capabilities.can_rewind:
         return Session(engine.front, why_plain="the model's recurrent state cannot be cut: it does not speculate")
     control = WidthControl(
-        PassCosts(_union_growth(engine)),
+        WidthCosts(_union_growth(engine)),
         min(config.draft_tokens + 1, capabilities.outputs_per_pass, capabilities.micro_batch_tokens),
         LEAST_GAIN_BY_EXPERT if engine.plan.expert_bytes else LEAST_GAIN,
     )
@@ -37,7 +37,7 @@ def open_session(engine: Engine) -> Session:
         engine.front,
         drafters,
         control,
-        Tally(mode, _limits(engine), is_exact=config.exact),
+        SpeculationTally(mode, _limits(engine), is_exact=config.exact),
         branches=range(max(1, capabilities.sequences - MOST_BRANCHES), capabilities.sequences)
         if capabilities.can_branch
         else (),
@@ -52,7 +52,7 @@ def _counters(engine: Engine) -> tuple[float, float, int]:
 
 
 def _union_growth(engine: Engine) -> Callable[[int], float]:
-    """Return how much more a pass reads by its width: of a mixture the union of the experts that its tokens choose."""
+    """Return how a pass's reads grow with its width: in a mixture of experts as the union of the chosen experts."""
     n_experts, n_used = engine.gguf.value("expert_count"), used_experts(engine.gguf)
     if not engine.plan.expert_bytes or not isinstance(n_experts, int) or n_experts <= n_used:
         return lambda width: 1.0

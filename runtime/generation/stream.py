@@ -17,7 +17,7 @@ from edge_run.runtime.generation.sampling import Sampler
 from edge_run.runtime.generation.text import TextStream
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
-from edge_run.runtime.processes.forks import Home
+from edge_run.runtime.processes.forks import OwnerProcess
 
 
 class Stream:
@@ -26,8 +26,8 @@ class Stream:
     It keeps the model open that it comes from, so `Model(path).generate(...)` needs no name for the model.
     """
 
-    def __init__(self, owner: object, answer: Answer, home: Home) -> None:
-        self._owner, self._answer, self._home = owner, answer, home
+    def __init__(self, owner: object, answer: Answer, owner_process: OwnerProcess) -> None:
+        self._owner, self._answer, self._owner_process = owner, answer, owner_process
         self._pieces = answer.run()
         weakref.finalize(self, answer.close)
 
@@ -40,7 +40,7 @@ class Stream:
         return self
 
     def __next__(self) -> Piece:
-        self._home.check("this answer")
+        self._owner_process.check("this answer")
         return next(self._pieces)
 
     def result(self) -> Generation:

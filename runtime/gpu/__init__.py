@@ -1,1 +1,1 @@
-"""GPUs: which there are, what of a model lies on one, and how it gets there."""
+"""GPUs: which there are, which part of a model lies on one, and how it gets there."""

@@ -1,4 +1,4 @@
-"""The GPUs that llama.cpp offers: what kind each is, what of its memory a run takes, how fast bytes reach it."""
+"""The GPUs that llama.cpp offers: their kinds, the memory that a run takes of one, and the speed of uploads."""
 
 from __future__ import annotations
 
@@ -24,9 +24,14 @@ UPLOAD_BYTES, UPLOAD_S = 32 * MIB, 0.2
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU: llama.cpp's handle and name of it, what it is, its memory and what of that is free.
+    """A GPU.
 
+    handle: llama.cpp's handle.
+    name: llama.cpp's name.
+    description: the name of the product.
     kind: `discrete` with memory of its own, `integrated` with the machine's, `software` where the processor plays one.
+    total_bytes: its memory.
+    free_bytes: the part of it that is free.
     """
 
     handle: int
@@ -38,12 +43,12 @@ class Gpu:
 
     @property
     def has_own_memory(self) -> bool:
-        """Whether what it holds takes nothing of the machine's memory."""
+        """Whether its memory is not the machine's."""
         return self.kind == DISCRETE
 
     @property
     def default_bytes(self) -> int:
-        """What a run takes when nobody says: what is free less a margin; of a software renderer, nothing."""
+        """The default budget: the free memory less a margin; 0 for a software renderer."""
         if self.kind == SOFTWARE:
             return 0
         return max(0, self.free_bytes - max(MARGIN_BYTES, int(self.total_bytes * MARGIN_SHARE)))
@@ -60,14 +65,16 @@ def find_gpus() -> list[Gpu]:
 
 
 def kind_of(device: ggml.GpuDevice) -> str:
-    """Return what kind of GPU `device` is."""
+    """Return the kind of the GPU `device`."""
     if any(name in device.description.lower() for name in _SOFTWARE_NAMES):
         return SOFTWARE
     return DISCRETE if device.has_own_memory else INTEGRATED
 
 
 def choose_gpu(wanted_bytes: int | None, gpus: Sequence[Gpu]) -> tuple[Gpu, int] | None:
-    """Return the GPU to use and what to take of it; None for none. wanted_bytes: None is what is free less a margin.
+    """Return the GPU to use and the bytes to take of its memory; None for no GPU.
+
+    wanted_bytes: the budget that the user named; None for the default.
 
     Raises ConfigError where memory of a GPU is asked for and there is none.
     """
@@ -88,7 +95,7 @@ class PinnedStaging:
     """A `Staging` in pinned memory, which a GPU copies from without a copy in between."""
 
     def __init__(self, gpu: Gpu, source: Source) -> None:
-        """Raises NotSupported where there is none, or where a file like `source` cannot be read into it."""
+        """Allocate it. Raises NotSupported where `gpu` has none, or files like `source` cannot be read into it."""
         self._memory = ggml.PinnedMemory(gpu.handle, STAGING_BYTES + _libc.PAGE)
         self.address = round_up(self._memory.address, _libc.PAGE)
         try:
@@ -103,7 +110,7 @@ class PinnedStaging:
 
 
 def open_staging(gpu: Gpu, source: Source) -> Staging:
-    """Return memory for uploads to `gpu` of what is read from files like `source`: pinned where that can be had."""
+    """Return memory for uploads to `gpu` from files like `source`, pinned where that is possible."""
     try:
         return PinnedStaging(gpu, source)
     except NotSupported as error:
@@ -112,7 +119,7 @@ def open_staging(gpu: Gpu, source: Source) -> Staging:
 
 
 def measure_upload(gpu: Gpu) -> float:
-    """Return how many bytes a second reach the memory of `gpu`. Takes a quarter of a second, and 32 MiB here and there.
+    """Measure how many bytes a second reach the memory of `gpu`. Takes a quarter of a second, and 32 MiB on both sides.
 
     Raises KernelError when it has no room.
     """
@@ -124,7 +131,7 @@ def measure_upload(gpu: Gpu) -> float:
 
 
 def upload_speed(gpu: Gpu, memory: int) -> float:
-    """Return how many bytes a second reach the memory of `gpu` from `UPLOAD_BYTES` at an address, which become zeros.
+    """Return how many bytes a second reach the memory of `gpu` from the `UPLOAD_BYTES` in `memory`, which are zeroed.
 
     Raises KernelError when it has no room.
     """

@@ -1,7 +1,7 @@
-"""How the bytes of a model get to where an offload has them: some to a GPU, all others under our memory.
+"""Loads a model of which a part goes to a GPU, and the rest to our memory.
 
-llama.cpp uploads what is mapped when it loads. Of a stub that is nothing yet: it is given zeros, which take no memory,
-and the bytes themselves follow in large direct reads, past the page cache and without a copy that stays in DRAM.
+llama.cpp uploads the mapped file while it loads. A stub has no data, so llama.cpp is given zeros, which take no memory.
+The weights follow in large direct reads, past the page cache, and no copy of them stays in DRAM.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from edge_run.runtime.gpu.devices import Gpu, open_staging
 from edge_run.runtime.graph.nodes import WeightRead
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.model import LlamaModel
+from edge_run.tiers.address_space import AddressSpace, MappedSpan, clipped
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.source import SourceFile
 from edge_run.tiers.stub import Stubs
-from edge_run.tiers.territory import Span, Territory, clipped
 from edge_run.tiers.upload import Extent, Upload
 
 
-def load_stubs(gguf: GgufModel, load: Callable[..., LlamaModel]) -> tuple[list[Span], LlamaModel]:
-    """Load `gguf` without its weights; return where in memory those are to be that the processor reads.
+def load_stubs(gguf: GgufModel, load: Callable[..., LlamaModel]) -> tuple[list[MappedSpan], LlamaModel]:
+    """Load `gguf` without its weights; return the spans of the weights that the processor reads, and the model.
 
-    load: makes the model of paths, a callback for when its header is read, and one for before the first upload.
+    load: makes the model from the paths, a callback after its header is read, and a callback before the first upload.
     """
-    mapped: list[Span] = []
+    mapped: list[MappedSpan] = []
 
-    def blank() -> None:
+    def map_zeros() -> None:
         mapped.extend(stubs.spans())
-        Territory(mapped).blank()
+        AddressSpace(mapped).map_zeros()
 
     with Stubs(gguf.shards) as stubs:
-        model = load(stubs.paths, stubs.cut, blank)
+        model = load(stubs.paths, stubs.cut, map_zeros)
         return (clipped(mapped, host_ranges(model)) if mapped else stubs.spans()), model
 
 
@@ -42,13 +42,13 @@ def gpu_tensors(model: LlamaModel) -> Sequence[int]:
 
 
 def host_ranges(model: LlamaModel) -> list[tuple[int, int]]:
-    """Return where in the machine's memory the tensors of `model` lie: (address, length)."""
+    """Return (address, length) of the tensors of `model` in the machine's memory."""
     on_host = filter(ggml.is_on_host, ggml.model_tensors(model.handle))
     return [(ggml.tensor_at(tensor).data, ggml.functions().ggml_nbytes(tensor)) for tensor in on_host]
 
 
 def host_weights(model: LlamaModel) -> dict[bytes, WeightRead]:
-    """Return the tensors of `model` that are in the machine's memory by name, as a GPU reads copies of them."""
+    """Return, by name, the tensors of `model` in the machine's memory, as reads of the copies that a GPU gets."""
     nbytes, found = ggml.functions().ggml_nbytes, {}
     for tensor in filter(ggml.is_on_host, ggml.model_tensors(model.handle)):
         name = ggml.tensor_name(tensor)
@@ -65,7 +65,7 @@ def open_upload(
     gpu: Gpu,
     check: Callable[[], None],
 ) -> Upload:
-    """Return the upload of the tensors of `model` that are on `gpu`, which has begun to read. check: as of `Upload`."""
+    """Return the upload, which has begun to read, of the tensors of `model` on `gpu`. check: see `Upload`."""
     places = {tensor.name: tensor for tensor in gguf.tensors}
     extents = []
     for tensor in gpu_tensors(model):

@@ -1,8 +1,8 @@
-"""What of a model lies on a GPU: chosen under a budget, by what llama.cpp says each placement takes.
+"""The part of a model that lies on a GPU, chosen under a budget from the sizes that llama.cpp reports.
 
-Nothing is allocated to find that out: a model without data is loaded for a placement, and a context made that only
-tells its sizes. So what llama.cpp would do is asked, and not worked out anew: which tensors it puts where, also where
-the GPU lacks a kernel, and how large its buffers are.
+For each placement, a model without data is loaded, and a context made that only reports its sizes, so nothing is
+allocated. llama.cpp itself thus says which tensors it puts where, also where the GPU lacks a kernel, and how large its
+buffers are.
 """
 
 from __future__ import annotations
@@ -48,9 +48,15 @@ ROUNDED_BYTES = 2 * (MIB // 100)  # llama.cpp tells sizes in hundredths of a MiB
 
 @dataclass(frozen=True, slots=True)
 class OffloadSizes:
-    """Bytes that a placement takes on the GPU, and that its context takes in DRAM; names of the tensors on the GPU.
+    """The sizes of a placement.
 
-    copied_bytes: of the largest weight that is copied there for a pass, through as much memory of the machine.
+    weights_bytes: the weights on the GPU.
+    kv_bytes: the keys and values on the GPU.
+    buffer_bytes: the buffers on the GPU.
+    host_kv_bytes: the keys and values in DRAM.
+    host_buffer_bytes: the buffers in DRAM.
+    names: the tensors on the GPU.
+    copied_bytes: the largest weight that is copied to the GPU for a pass, through as much memory of the machine.
     """
 
     weights_bytes: int
@@ -63,15 +69,20 @@ class OffloadSizes:
 
     @property
     def total_bytes(self) -> int:
-        """All that it takes on the GPU."""
+        """The memory of the GPU that it takes."""
         return self.weights_bytes + self.kv_bytes + self.buffer_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """A part of a model on a GPU, under a budget. draft_bytes: what a draft model has there, of the same budget.
+    """A part of a model on a GPU, under a budget.
 
-    is_wide: passes of many tokens are computed there whole; what lies in DRAM is copied there for each of them.
+    gpu: the GPU.
+    budget_bytes: the budget of its memory.
+    placement: the layers there.
+    sizes: the memory that they take.
+    draft_bytes: the part of the budget that a draft model takes.
+    has_op_offload: whether passes of many tokens run on the GPU whole, with copies of the weights in DRAM.
     """
 
     gpu: Gpu
@@ -79,11 +90,11 @@ class Offload:
     placement: Placement
     sizes: OffloadSizes
     draft_bytes: int = 0
-    is_wide: bool = False
+    has_op_offload: bool = False
 
     @property
     def plan(self) -> GpuPlan:
-        """What a plan says of it."""
+        """The offload as an item of a plan."""
         return GpuPlan(
             device=self.gpu.name,
             kind=self.gpu.kind,
@@ -94,44 +105,44 @@ class Offload:
             layers=self.placement.n_layers,
             narrow_layers=self.placement.n_narrow,
             draft_bytes=self.draft_bytes,
-            wide_passes=self.is_wide,
+            op_offload=self.has_op_offload,
         )
 
     @property
     def load_placement(self) -> LoadPlacement:
-        """What llama.cpp is told of it."""
-        return LoadPlacement(self.gpu.handle, self.gpu.name, self.placement, self.is_wide)
+        """The placement that llama.cpp is given."""
+        return LoadPlacement(self.gpu.handle, self.gpu.name, self.placement, self.has_op_offload)
 
     @property
     def key(self) -> str:
-        """What of it decides the numbers."""
+        """Its part of the numerics key."""
         return f"{self.gpu.name} ({self.gpu.description}): {self.placement.n_layers} layers, " + (
             (f"{self.placement.n_narrow} of them narrow" if self.placement.n_narrow else "all whole")
-            + (", and wide passes" if self.is_wide else "")
+            + (", and op offload" if self.has_op_offload else "")
         )
 
     @property
     def part(self) -> str:
-        """What of it decides how fast tokens are."""
+        """The name of its part of the model, on which the speed of tokens depends."""
         return f"{self.gpu.description}: {self.placement.n_layers}, {self.placement.n_narrow}"
 
     @property
     def process_bytes(self) -> int:
-        """What of it is in this process's resident memory once a context is made; counted only where that is sure."""
+        """The part that is in this process's resident memory once a context is made, where that is certain."""
         return self.sizes.weights_bytes + self.sizes.kv_bytes if self.gpu.kind == SOFTWARE else 0
 
     @property
     def moved_bytes(self) -> int:
-        """What of it takes no memory of the machine."""
+        """The part that takes no memory of the machine."""
         return self.sizes.weights_bytes + self.sizes.kv_bytes if self.gpu.has_own_memory else 0
 
     def streamed(self, gguf: GgufModel) -> Offload:
-        """Return it as it is where what lies in DRAM streams: nothing is copied from where only chosen experts are."""
-        is_mixture = bool(gguf.value("expert_count"))
-        return replace(self, is_wide=False) if is_mixture else self
+        """Return the offload for weights in DRAM that stream: without op offload where these stream by expert."""
+        is_moe = bool(gguf.value("expert_count"))
+        return replace(self, has_op_offload=False) if is_moe else self
 
     def on_host(self, graph: GraphMap) -> GraphMap:
-        """Return `graph`, of a model without a GPU, with what is read from the machine's memory besides."""
+        """Return `graph`, of a model without a GPU, without the reads of weights that lie on the GPU."""
         names = self.sizes.names
         return tuple(
             replace(node, reads=tuple(read for read in node.reads if read.row_bytes or read.name not in names))
@@ -139,18 +150,18 @@ class Offload:
         )
 
     def added_to(self, holdings: Holdings) -> Holdings:
-        """Return `holdings` of a context that has this part of it on the GPU."""
+        """Return `holdings` of a context with this part on the GPU."""
         taken_bytes = 0 if self.gpu.has_own_memory else self.sizes.total_bytes
         return replace(
             holdings,
             kv_bytes=self.sizes.host_kv_bytes,
             buffer_bytes=self.sizes.host_buffer_bytes,
-            upload_bytes=STAGING_BYTES + (self.sizes.copied_bytes if self.is_wide else 0),
+            upload_bytes=STAGING_BYTES + (self.sizes.copied_bytes if self.has_op_offload else 0),
             gpu_bytes=taken_bytes,  # less a draft model's, which has a line of its own
         )
 
     def measured(self, context: LlamaContext) -> Offload:
-        """Return it with what `context` takes. Raises OffloadTooLarge where that is more than the budget."""
+        """Return the offload with the sizes of `context`. Raises OffloadTooLarge where they are over the budget."""
         sizes = replace(
             self.sizes,
             kv_bytes=context.gpu_kv_bytes,
@@ -169,14 +180,14 @@ class Offload:
 
 
 class OffloadTooLarge(BudgetError):
-    """llama.cpp took more of a GPU than it had said."""
+    """llama.cpp took more of a GPU's memory than it had reported."""
 
 
 TokenTime: TypeAlias = Callable[[Offload | None], float | None]
 
 
 class Offloads(NamedTuple):
-    """What of a model is to lie on a GPU, and what of its draft model: all of that, or nothing."""
+    """The parts of a model and of its draft model that go to a GPU; of a draft model, all or nothing."""
 
     model: Offload | None = None
     draft: Offload | None = None
@@ -193,13 +204,16 @@ def plan_offload(
     draft_file: DraftFile | None = None,
     token_s: TokenTime = _not_known,
 ) -> Offloads:
-    """Return what of `gguf`, and of its draft model, is to lie on a GPU. memory_bytes: the machine's, as budgeted.
+    """Return the parts of `gguf` and of its draft model that go to a GPU.
 
-    That is the most that fits, or less where tokens are faster so, by `token_s`, which may know what a token takes with
-    so much of the model there. A draft model comes first: it is small, and read as a whole for each guess. But nothing
-    of it goes there where no part of the model would fit beside it. Where the GPU has no memory of its own, at most
-    half of that budget is taken unless more is asked for. Raises ConfigError where memory is asked for and there is no
-    GPU, BudgetError where what is asked for holds nothing.
+    memory_bytes: the budget of the machine's memory.
+    draft_file: the draft model.
+    token_s: predicts the seconds of a token with an offload, where these are known.
+
+    As much goes there as fits, or less where tokens are then faster by `token_s`. A draft model comes first, because it
+    is small and read as a whole for each guess, unless no part of the model would fit beside it. Where the GPU has no
+    memory of its own, at most half of `memory_bytes` is taken unless the user asks for more. Raises ConfigError where
+    the user asks for memory of a GPU and there is none, BudgetError where no layer fits the memory asked for.
     """
     if config.gpu_memory == 0:
         return Offloads()
@@ -207,21 +221,25 @@ def plan_offload(
     if (chosen := choose_gpu(wanted, find_gpus())) is None:
         return Offloads()
     gpu, budget_bytes = chosen
-    is_wide = gpu.has_own_memory if config.op_offload is None else config.op_offload
+    has_op_offload = gpu.has_own_memory if config.op_offload is None else config.op_offload
     if wanted is None and not gpu.has_own_memory:
         budget_bytes = min(budget_bytes, memory_bytes // 2)
     draft = _fitted(draft_file.gguf, draft_file.config, gpu, budget_bytes, is_asked=False) if draft_file else None
     if draft and draft_file and draft.placement == _choices(draft_file.gguf, gpu)[-1]:
         taken_bytes = draft.sizes.total_bytes
         left_bytes = budget_bytes - taken_bytes
-        if beside := _fitted(gguf, config, gpu, left_bytes, is_asked=False, is_wide=is_wide, token_s=token_s):
+        if beside := _fitted(
+            gguf, config, gpu, left_bytes, is_asked=False, has_op_offload=has_op_offload, token_s=token_s
+        ):
             return Offloads(replace(beside, budget_bytes=budget_bytes, draft_bytes=taken_bytes), draft)
     is_asked = wanted is not None
-    return Offloads(_fitted(gguf, config, gpu, budget_bytes, is_asked=is_asked, is_wide=is_wide, token_s=token_s))
+    return Offloads(
+        _fitted(gguf, config, gpu, budget_bytes, is_asked=is_asked, has_op_offload=has_op_offload, token_s=token_s)
+    )
 
 
 def _choices(gguf: GgufModel, gpu: Gpu) -> list[Placement]:
-    """Return what of `gguf` may lie on `gpu`. Mesa's software driver ends the process over experts with biases."""
+    """Return the placements of `gguf` on `gpu`. Mesa's software driver ends the process over experts with biases."""
     layers, names = gguf.value("block_count"), [tensor.name for tensor in gguf.tensors]
     may_hold_experts = gpu.kind != SOFTWARE or not has_biased_experts(names)
     if not may_hold_experts:
@@ -230,10 +248,10 @@ def _choices(gguf: GgufModel, gpu: Gpu) -> list[Placement]:
 
 
 def shrink_offload(gguf: GgufModel, config: ModelConfig, offload: Offload, taken_bytes: int) -> Offload | None:
-    """Return a smaller one than `offload`, which took `taken_bytes`, more than its budget; None for nothing."""
+    """Return a smaller offload than `offload`, which took `taken_bytes`, more than its budget; None for nothing."""
     excess_bytes = taken_bytes - offload.budget_bytes
     room_bytes = offload.sizes.total_bytes - excess_bytes
-    less = _fitted(gguf, config, offload.gpu, room_bytes, is_asked=False, is_wide=offload.is_wide)
+    less = _fitted(gguf, config, offload.gpu, room_bytes, is_asked=False, has_op_offload=offload.has_op_offload)
     return replace(less, budget_bytes=offload.budget_bytes, draft_bytes=offload.draft_bytes) if less else None
 
 
@@ -244,7 +262,7 @@ def _fitted(
     budget_bytes: int,
     *,
     is_asked: bool,
-    is_wide: bool = False,
+    has_op_offload: bool = False,
     token_s: TokenTime = _not_known,
 ) -> Offload | None:
     choices = _choices(gguf, gpu)
@@ -252,7 +270,7 @@ def _fitted(
 
         @functools.cache
         def made(placement: Placement) -> Offload | None:
-            bare = Offload(gpu, budget_bytes, placement, _NO_SIZES, is_wide=is_wide)
+            bare = Offload(gpu, budget_bytes, placement, _NO_SIZES, has_op_offload=has_op_offload)
             return replace(bare, sizes=_sizes(gguf, config, stubs, bare)) if placement != NOTHING else None
 
         def needed(placement: Placement) -> int:
@@ -284,11 +302,11 @@ def _sizes(gguf: GgufModel, config: ModelConfig, stubs: Stubs, offload: Offload)
             host_kv_bytes=sum(size for size, _ in context.caches) - kv_bytes,
             host_buffer_bytes=context.buffer_bytes,
             names=frozenset(ggml.tensor_name(tensor).decode("utf-8", "replace") for tensor in on_gpu),
-            copied_bytes=_largest_copied(model) if offload.is_wide and offload.gpu.has_own_memory else 0,
+            copied_bytes=_largest_copied(model) if offload.has_op_offload and offload.gpu.has_own_memory else 0,
         )
 
 
 def _largest_copied(model: LlamaModel) -> int:
-    """Return the bytes of the largest weight of `model` in DRAM that is not only looked up by row."""
+    """Return the size of the largest weight of `model` in DRAM that is not only read by row."""
     weights = host_weights(model)
     return max((weight.length for name, weight in weights.items() if name != ROWS_ONLY), default=0)

@@ -1,7 +1,7 @@
-"""What flows through a graph: which memory each node writes and reads. `flow_observer.py` makes it.
+"""The data flow of a graph: which memory each node writes and reads. `flow_observer.py` makes a `Flow`.
 
-A storage is memory that a node, or a leaf, owns and that others see through views. Weights and inputs are no storages:
-weights are read from a file, and llama.cpp sets inputs itself, on every device alike.
+A storage is memory that a node or a leaf owns, and that other nodes see through views. Weights and inputs are not
+storages: weights are read from a file, and llama.cpp sets the same inputs on every device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Memory of `size_bytes`. producer: the ordinal of its node; None for a leaf, which is at `address` for good."""
+    """Memory that nodes read and write.
+
+    producer: the ordinal of the node that owns it; None for a leaf.
+    size_bytes: its size.
+    address: where it is; a leaf keeps its address.
+    """
 
     producer: int | None
     size_bytes: int
@@ -21,7 +26,12 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Of node i: `writes[i]`, the storage it writes (None for a mere view), and `reads[i]`, those it reads."""
+    """The storages of a graph, and which of them each node touches.
+
+    storages: all storages, by number.
+    writes: the storage that each node writes; None for a mere view.
+    reads: the storages that each node reads.
+    """
 
     storages: tuple[Storage, ...]
     writes: tuple[int | None, ...]
@@ -30,14 +40,18 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """When a storage counts: written first at `first`, and last written or read at `last`."""
+    """The lifetime of a storage.
+
+    first: the node that writes it first.
+    last: the last node that writes or reads it.
+    """
 
     first: int
     last: int
 
 
 def lives(flow: Flow) -> list[Life | None]:
-    """Return the life of each storage, None for one that no node writes."""
+    """Return the lifetime of each storage, None for one that no node writes."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for i, (written, read) in enumerate(zip(flow.writes, flow.reads, strict=True)):
@@ -50,9 +64,9 @@ def lives(flow: Flow) -> list[Life | None]:
 
 
 def users(flow: Flow, apart: Collection[int] = ()) -> dict[int, tuple[int, int]]:
-    """Return the first and the last node, but for those `apart`, that touches each leaf that is written.
+    """Return the first and the last node that touch each leaf that is written; the nodes `apart` do not count.
 
-    Such a leaf outlives a pass.
+    Such a leaf (keys and values, recurrent state) outlives a pass.
     """
     found: dict[int, tuple[int, int]] = {}
     written = {storage for storage in flow.writes if storage is not None}

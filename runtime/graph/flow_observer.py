@@ -1,4 +1,4 @@
-"""Reads from llama.cpp's graph what memory its nodes write and read, through views, found by structure, not by name."""
+"""Reads from llama.cpp's graph which memory its nodes write and read, also through views, by structure, not by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _VIEWS = frozenset({"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
 class FlowObserver:
-    """Is shown the nodes of one graph in order, before any of them is computed. Not thread-safe."""
+    """Observes the nodes of one graph, in order, before any of them is computed. Not thread-safe."""
 
     def __init__(self) -> None:
         self._storages: list[Storage] = []
@@ -18,7 +18,7 @@ class FlowObserver:
         self._reads: list[tuple[int, ...]] = []
 
     def observe(self, address: int) -> None:
-        """Note what the tensor struct at `address` writes and reads."""
+        """Record what the node at `address` (a tensor struct) writes and reads."""
         tensor = ggml.tensor_at(address)
         op, root = ggml.op_name(tensor.op), tensor.view_src
         if op == "NONE" or op in _VIEWS:  # what looks through it is noted where it is read
@@ -36,7 +36,7 @@ class FlowObserver:
         self._reads.append(tuple(sorted(number for number in reads if number is not None)))
 
     def take(self) -> Flow:
-        """Return what was seen."""
+        """Return the flow of the nodes observed."""
         return Flow(tuple(self._storages), tuple(self._writes), tuple(self._reads))
 
     def _new(self, address: int, producer: int | None) -> int:

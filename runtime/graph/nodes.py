@@ -1,4 +1,4 @@
-"""The graph map: what each node of llama.cpp's graph is and which weights it reads. `observer.py` makes it."""
+"""The graph map: the nodes of llama.cpp's graph, and the weights that each of them reads. `observer.py` makes it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WeightRead:
-    """One weight that a node reads: `length` bytes at `address`. row_bytes: above 0 when only rows are looked up.
+    """One weight that a node reads.
 
-    is_copied: the node, on a GPU, reads a copy, which llama.cpp makes before anybody is asked about the node.
+    name: its name in the model.
+    address: where it lies.
+    length: its size in bytes.
+    row_bytes: the size of a row, where only rows are looked up; else 0.
+    is_copied: whether the node, on a GPU, reads a copy, which llama.cpp makes before it asks about the node.
     """
 
     name: str
@@ -23,9 +27,14 @@ class WeightRead:
 class Node:
     """One node of the graph.
 
-    is_computed: llama.cpp means to compute it (the flag that we may clear). expert_ids: of a multiplication by experts,
-    the ordinal of the node whose output holds the ids of the experts chosen (int32, perhaps a strided view). is_border:
-    a pass stops before it, whatever it reads. is_on_gpu: computed there; `reads` are what is in the machine's memory.
+    name: its name in llama.cpp.
+    op: its operator.
+    reads: the weights in the machine's memory that it reads.
+    is_computed: whether llama.cpp means to compute it; this is the flag that we may clear.
+    expert_ids: for a multiplication by experts, the node whose output holds the ids of the chosen experts (int32,
+        perhaps a strided view).
+    is_border: whether a pass stops before it, whatever it reads.
+    is_on_gpu: whether a GPU computes it.
     """
 
     name: bytes
@@ -41,9 +50,9 @@ GraphMap = tuple[Node, ...]
 
 
 def choice_of_outputs(graph: GraphMap) -> int:
-    """Return the last node before which all tokens are computed, and after which those whose logits are wanted.
+    """Return the node after which only the tokens whose logits are wanted are computed.
 
-    That is the last lookup of rows in something computed, but for the weights of chosen experts.
+    It is the last lookup of rows in a computed tensor, the weights of chosen experts left aside.
     """
     chosen = (i for i, node in enumerate(graph) if node.op == "GET_ROWS" and not node.reads and b"moe" not in node.name)
     return max(chosen, default=len(graph))

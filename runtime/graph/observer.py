@@ -1,7 +1,7 @@
-"""Reads llama.cpp's graph as the callback shows it: nodes and the weights they read, found by structure, not by name.
+"""Reads llama.cpp's graph as the callback shows it: nodes and their weights, found by structure, not by name.
 
-A weight is a leaf whose buffer is marked as weights, or a view of one. A lookup of rows whose ids are an input
-of the graph (token embeddings, learned positions) reads just those rows; all else reads the whole tensor.
+A weight is a leaf whose buffer is marked as weights, or a view of one. A lookup of rows whose ids are an input of the
+graph (token embeddings, learned positions) reads only those rows; any other node reads the whole tensor.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ _READS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
 class Observer:
-    """Turns the nodes that the callback shows into `Node`s. copied: weights that may be copied to a GPU, by name."""
+    """Turns the nodes that the callback shows into `Node`s.
+
+    copied: the weights that may be copied to a GPU, by name.
+    """
 
     def __init__(self, copied: Mapping[bytes, WeightRead] | None = None) -> None:
         self._may_be_copied = copied or {}
 
     def observe(self, address: int, seen: Sequence[Node]) -> Node:
-        """Return what the tensor struct at `address` says; `seen` are the nodes before it."""
+        """Return the node of the tensor struct at `address`; `seen` are the nodes before it."""
         tensor = ggml.tensor_at(address)
         op = ggml.op_name(tensor.op)
         reads: list[WeightRead] = []
@@ -54,7 +57,7 @@ class Observer:
         return WeightRead(ggml.tensor_name(root).decode("utf-8", "replace"), part.data, length, row_bytes)
 
     def _copied_weight(self, source: int) -> WeightRead | None:
-        """Return of which weight `source` is a copy. Raises NotSupported where none was to be copied."""
+        """Return the weight that `source` is a copy of. Raises NotSupported where it is a copy of no known weight."""
         name = ggml.tensor_name(source)
         original = _copied(name)
         if original is name or not (read := self._may_be_copied.get(original)):
@@ -73,21 +76,21 @@ class Observer:
 
 
 def _producer(source: int, seen: Sequence[Node]) -> int | None:
-    """Return the ordinal of the node that computes what `source` is, or is a view of; None when it is an input."""
+    """Return the node that computes `source`, or the tensor that `source` is a view of; None for an input."""
     name = _copied(ggml.tensor_name(ggml.tensor_at(source).view_src or source))
     return next((i for i in range(len(seen) - 1, -1, -1) if seen[i].name == name), None)
 
 
 def _copied(name: bytes) -> bytes:
-    """Return of what the tensor of this name is a copy, as llama.cpp makes for another device (`CPU#name#0`)."""
+    """Return the original's name, if `name` is that of a copy for another device (`CPU#name#0`)."""
     parts = name.split(b"#")
     return parts[1] if len(parts) == 3 else name
 
 
 def makes_ids(address: int) -> bool:
-    """Return whether the node at `address` computes integers, perhaps the ids of experts.
+    """Return whether the node at `address` computes integers, which may be the ids of experts.
 
-    Those made on a GPU need no stop: they are copied before anything else uses them.
+    Ids made on a GPU do not count, as they need no stop: they are copied before another node uses them.
     """
     tensor = ggml.tensor_at(address)
     is_made = tensor.type == ggml.I32 and ggml.op_name(tensor.op) not in _READS_NOTHING
@@ -95,10 +98,10 @@ def makes_ids(address: int) -> bool:
 
 
 def chosen_experts(address: int, n_experts: int) -> npt.NDArray[np.int32]:
-    """Return the ids of the experts that the MUL_MAT_ID node at `address` uses, (tokens, experts of each), computed.
+    """Return the expert ids, (tokens, experts per token), of the MUL_MAT_ID node at `address`; they must be computed.
 
-    There may be no token: the last layer leaves out those whose logits nobody wants. Raises KernelError for an id that
-    no expert has.
+    There may be no token: the last layer leaves out those whose logits nobody wants. Raises KernelError for an id
+    beyond `n_experts`.
     """
     ids = ggml.tensor_at(ggml.tensor_at(address).src[2])
     width, n_used, n_tokens = ids.nb[1] // 4, ids.ne[0], ids.ne[1]
@@ -112,7 +115,7 @@ def chosen_experts(address: int, n_experts: int) -> npt.NDArray[np.int32]:
 
 
 def looked_up_rows(address: int) -> list[int]:
-    """Return the distinct rows that the GET_ROWS node at `address` asks for; its ids must be an input of the graph."""
+    """Return the distinct rows that the GET_ROWS node at `address` reads; its ids must be an input of the graph."""
     ids = ggml.tensor_at(ggml.tensor_at(address).src[1])
     count = ids.ne[0] * ids.ne[1] * ids.ne[2] * ids.ne[3]
     return sorted(set(ggml.read_int32(ids.data, count).tolist()))

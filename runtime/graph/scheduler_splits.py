@@ -1,7 +1,7 @@
-"""How llama.cpp's scheduler cuts a graph: which nodes each part begins with, and what is copied to its device before.
+"""How llama.cpp's scheduler splits a graph over devices: where each split begins, and what is copied to its device.
 
-The scheduler copies what a part reads from elsewhere, weights too, before anybody is asked about a node of it. It says
-so beforehand only in its log, whenever it has scheduled a graph anew; a graph that it uses again is cut as before.
+The scheduler copies all that a split reads from other devices, also weights, before it asks about a node of the split.
+It says so beforehand only in its log, each time it schedules a graph anew; a graph that is reused is split as before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ _NODE = re.compile(rb"node #\s*(\d+) \(")
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Nodes from ordinal `first` on, computed by `device`, before which `inputs` (names) are copied there."""
+    """One split of the scheduler.
+
+    first: its first node.
+    device: the device that computes it.
+    inputs: the names of the tensors that are copied to the device before.
+    """
 
     first: int
     device: str
@@ -24,7 +29,7 @@ class Split:
 
 
 class SplitAccount:
-    """What the log says of the graph that was scheduled last."""
+    """Parses the log for the splits of the graph that was scheduled last."""
 
     def __init__(self) -> None:
         self.n_told = 0
@@ -35,13 +40,13 @@ class SplitAccount:
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        """The parts of the graph, the same object until another one is told."""
+        """The splits of the graph; the same object until another graph is scheduled."""
         if len(self._taken) != len(self._splits):
             self._taken = tuple(self._splits)
         return self._taken
 
     def hear(self, text: bytes) -> None:
-        """Take in a piece of the log; what tells of something else is passed over."""
+        """Take in a piece of the log; lines about anything else are ignored."""
         if begun := _SPLIT.match(text):
             if begun[1] == b"0":
                 self._splits, self._taken, self.n_told = [], (), self.n_told + 1

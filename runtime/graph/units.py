@@ -1,12 +1,14 @@
-"""The units of a graph: stretches of nodes that devices can compute apart, and what goes from one to the next. Pure.
+"""The units of a graph, which different devices can compute, and the activations handed from one to the next. Pure.
 
-A unit is what lies between two cuts: as a rule one layer. Units are found by structure: nodes that read weights of one
-block (`blk.7.`) in a row belong together, and the cut between two such rows is made where the least is alive, which is
-the residual stream in most models, several tensors in some. Before the first block is the head, after the last one the
-tail. Blocks that are used several times are as many units. What outlives a pass (keys and values, recurrent state) must
-not be used on two devices: units that share it become one. But for strays: llama.cpp may order nodes that prepare a
-layer's state before the layer before it ends. Those that depend on nothing computed before, and that nothing else
-depends on, belong to the unit that uses the state.
+A unit is a run of nodes between two cuts, as a rule one layer. Units are found by structure. Consecutive nodes that
+read weights of one block (`blk.7.`) belong together, and two such groups are cut apart where the fewest bytes are
+alive: in most models the residual stream, in some several tensors. The head comes before the first block, the tail
+after the last one. A block that is used several times makes as many units. Memory that outlives a pass (keys and
+values, recurrent state) must not be used on two devices, so units that share it become one.
+
+Strays are an exception: llama.cpp may place nodes that prepare a layer's state inside the layer before. If these nodes
+depend on nothing that was computed before, and nothing else depends on them, they belong to the unit that uses the
+state.
 """
 
 from __future__ import annotations
@@ -27,7 +29,13 @@ _FUSED = ("RMS_NORM", "MUL")  # ggml computes the two as one
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """weight_bytes: of what it reads. kept_bytes: keys, values and state. entry_bytes: alive where it begins."""
+    """One unit.
+
+    blocks: the numbers of its blocks.
+    weight_bytes: the weights that it reads.
+    kept_bytes: keys, values and state that it keeps between passes.
+    entry_bytes: the activations that are alive where it begins.
+    """
 
     blocks: tuple[int, ...]
     weight_bytes: int
@@ -37,10 +45,15 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Unit i is the nodes from `starts[i]` to the next start. The first unit is the head, the last one the tail.
+    """The units of one graph. The first unit is the head, the last one the tail.
 
-    kept: of each leaf that outlives passes, its address, its bytes, and the unit that uses it. strays: nodes that
-    belong to another unit than the one among whose nodes they are.
+    starts: the first node of each unit.
+    n_nodes: the nodes of the graph.
+    units: the units, in order.
+    kept: address, bytes and unit of each leaf that outlives passes.
+    flow: the data flow of the graph.
+    lives: the lifetime of each storage.
+    strays: the nodes that belong to another unit than the one they stand in, with that unit.
     """
 
     starts: tuple[int, ...]
@@ -53,15 +66,15 @@ class Layout:
 
     @property
     def shape(self) -> tuple[tuple[int, ...], ...]:
-        """What two graphs of one model must have in common: the blocks of each unit."""
+        """The blocks of each unit, which all graphs of one model must have in common."""
         return tuple(unit.blocks for unit in self.units)
 
     def start_of(self, unit: int) -> int:
-        """Return the ordinal of the first node of `unit`, or of the end."""
+        """Return the first node of `unit`; the number of nodes after the last unit."""
         return self.starts[unit] if unit < len(self.starts) else self.n_nodes
 
     def alive(self, ordinal: int) -> list[int]:
-        """Return the storages, leaves aside, that are written before node `ordinal` and touched from there on."""
+        """Return the storages of nodes that are written before node `ordinal` and touched from there on."""
         return [
             s
             for s, life in enumerate(self.lives)
@@ -69,7 +82,7 @@ class Layout:
         ]
 
     def passed_on(self, owners: Sequence[str], unit: int) -> list[int]:
-        """Return the storages that the owner of `unit` lacks where it begins, which the owner before it hands over."""
+        """Return the storages that the owner of the unit before must hand over for `unit` to begin."""
         previous = next((u + 1 for u in range(unit - 1, -1, -1) if owners[u] == owners[unit]), None)
         start = self.start_of(unit)
         alive = self.alive(start)
@@ -107,7 +120,7 @@ def lay_out(graph: GraphMap, flow: Flow) -> Layout:
 
 
 def find_strays(flow: Flow, starts: Sequence[int]) -> dict[int, int]:
-    """Return the nodes that only prepare what a later unit keeps, and that unit."""
+    """Return the nodes that only prepare the state of a later unit, each with that unit."""
     strays: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     for i, read in enumerate(flow.reads):
@@ -139,7 +152,7 @@ def _is_on_its_own(flow: Flow, i: int, group: set[int]) -> bool:
 
 
 def _born(life: Life | None, homes: Mapping[int, int], starts: Sequence[int]) -> Life | None:
-    """Return when a storage counts, if what a stray made is taken to be made where its unit begins."""
+    """Return the lifetime `life` as if a stray's storage were written where the stray's unit begins."""
     if life is None or life.first not in homes:
         return life
     return Life(max(life.first, starts[homes[life.first]]), life.last)
@@ -151,7 +164,7 @@ def _block_of(node: Node) -> int | None:
 
 
 def _rows_of_blocks(graph: GraphMap) -> list[tuple[int, int, int]]:
-    """Return (block, first node, last node) of each row of nodes that read weights of one block."""
+    """Return (block, first node, last node) of each group of consecutive nodes that read weights of one block."""
     rows: list[tuple[int, int, int]] = []
     for i, node in enumerate(graph):
         block = _block_of(node)
@@ -165,19 +178,19 @@ def _rows_of_blocks(graph: GraphMap) -> list[tuple[int, int, int]]:
 
 
 def _head_end(graph: GraphMap, first: int) -> tuple[int, int]:
-    """Return the last node before `first` that reads weights, twice: the head ends behind it."""
+    """Return the last node before `first` that reads weights, twice (as first and last): the head ends there."""
     last = next((i for i in range(first - 1, -1, -1) if graph[i].reads), 0)
     return last, last
 
 
 def _tail_start(graph: GraphMap, last: int) -> tuple[int, int]:
-    """Return the first node after `last` that reads weights, twice: the tail begins there or before."""
+    """Return the first node after `last` that reads weights, twice (as first and last): the tail has it."""
     first = next((i for i in range(last + 1, len(graph)) if graph[i].reads), len(graph) - 1)
     return first, first
 
 
 def _alive_bytes(flow: Flow, life: Sequence[Life | None], n_nodes: int) -> list[int]:
-    """Return what is alive before each node, and at the end, in bytes."""
+    """Return the bytes that are alive before each node, and at the end."""
     change = [0] * (n_nodes + 2)
     for storage, span in zip(flow.storages, life, strict=True):
         if span and storage.producer is not None:
@@ -191,7 +204,7 @@ def _alive_bytes(flow: Flow, life: Sequence[Life | None], n_nodes: int) -> list[
 
 
 def _best_cut(graph: GraphMap, alive: Sequence[int], low: int, high: int) -> int:
-    """Return the ordinal from `low` to `high` before which the least is alive, never between two nodes that fuse."""
+    """Return the node from `low` to `high` before which the fewest bytes are alive; nodes that fuse stay together."""
     places = [i for i in range(low, high + 1) if not 0 < i < len(graph) or not _fuses(graph, i)] or [low]
     return min(places, key=lambda i: (alive[i], i))
 
@@ -203,7 +216,7 @@ def _fuses(graph: GraphMap, i: int) -> bool:
 def _join(
     starts: Sequence[int], blocks: Sequence[tuple[int, ...]], ties: dict[int, tuple[int, int]]
 ) -> tuple[list[int], list[tuple[int, ...]]]:
-    """Return the starts and blocks of units of which no two use the same leaf."""
+    """Return the starts and blocks of the units, joined so that no two units use the same leaf."""
     needed = set(range(len(starts)))
     for first, last in ties.values():
         low, high = bisect_right(starts, first) - 1, bisect_right(starts, last) - 1

@@ -22,8 +22,8 @@ from typing import Any
 from edge_run.base.config import ModelConfig
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
 from edge_run.runtime.inspection.launcher import ask_child
+from edge_run.tiers.address_space import MappedSpan
 from edge_run.tiers.gguf import GgufModel
-from edge_run.tiers.territory import Span
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Inspection:
     program_bytes: int
     kv_bytes: int
     buffer_bytes: int
-    spans: tuple[Span, ...]
+    spans: tuple[MappedSpan, ...]
     packed_graph: str
 
     @functools.cached_property
@@ -79,7 +79,7 @@ class Inspection:
     def from_json(cls, text: str) -> Inspection:
         """Return what `to_json` wrote. Raises ValueError, TypeError or KeyError for anything else."""
         fields = json.loads(text)
-        return cls(**fields | {"spans": tuple(Span(*span) for span in fields["spans"])})
+        return cls(**fields | {"spans": tuple(MappedSpan(*span) for span in fields["spans"])})
 
 
 def pack_graph(graph: GraphMap) -> str:

@@ -30,10 +30,10 @@ from edge_run.runtime.inspection.trial import Trial, try_vocabulary
 from edge_run.runtime.llama.context_shape import ContextShape, context_shape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.tiers import _libc
+from edge_run.tiers.address_space import AddressSpace, MappedSpan
 from edge_run.tiers.gguf import ArrayValue, GgufModel, read_gguf
 from edge_run.tiers.outline import outline_heads, outline_metadata
 from edge_run.tiers.stub import Stubs
-from edge_run.tiers.territory import Span, Territory
 
 SHORT_CONTEXT_TOKENS = 64
 LONG_CONTEXT_TOKENS = 1 << 20  # llama.cpp keeps some 50 bytes for each, even where it allocates no cache
@@ -57,11 +57,11 @@ def inspect_here(path: Path, config: ModelConfig, *, is_tried: bool) -> Inspecti
                 shape = context_shape(config, sized.trained_context_tokens, threads=1)
                 sizes = _sizes(sized, shape)
             with LlamaModel(stubs.paths, stubs.cut, metadata, path=path) as model:
-                territory = Territory(stubs.spans())
-                territory.claim()
+                address_space = AddressSpace(stubs.spans())
+                address_space.reserve()
                 graph, kv_bytes = _map_graph(gguf, model, shape)
                 if loading:
-                    territory.blank()
+                    address_space.map_zeros()
                     _try(gguf, model, shape, graph)
                 vocabulary = loading.result() if loading else _estimate_vocabulary(gguf)
                 program_bytes = process_memory().resident_bytes - kv_bytes + vocabulary.unloaded_bytes
@@ -75,8 +75,8 @@ def inspect_here(path: Path, config: ModelConfig, *, is_tried: bool) -> Inspecti
         program_bytes=program_bytes,
         kv_bytes=sizes.kv_bytes,
         buffer_bytes=sizes.buffer_bytes,
-        spans=tuple(map(_in_files, territory.spans)),
-        packed_graph=pack_graph(_at_file_addresses(graph, territory)),
+        spans=tuple(map(_in_files, address_space.spans)),
+        packed_graph=pack_graph(_at_file_addresses(graph, address_space)),
     )
 
 
@@ -168,16 +168,16 @@ def _short_context(
         context.close()
 
 
-def _in_files(span: Span) -> Span:
+def _in_files(span: MappedSpan) -> MappedSpan:
     """Return `span` at its file addresses, as if the file itself were mapped: in whole pages."""
     start, stop = round_down(span.start - span.base, _libc.PAGE), round_up(span.stop - span.base, _libc.PAGE)
     base = span.shard * SHARD_BYTES
-    return Span(span.shard, base + start, base + stop, base)
+    return MappedSpan(span.shard, base + start, base + stop, base)
 
 
-def _at_file_addresses(graph: GraphMap, territory: Territory) -> GraphMap:
+def _at_file_addresses(graph: GraphMap, address_space: AddressSpace) -> GraphMap:
     def moved(read: WeightRead) -> WeightRead:
-        span = territory.span_of(read.address)
+        span = address_space.span_of(read.address)
         return replace(read, address=span.shard * SHARD_BYTES + read.address - span.base)
 
     return tuple(replace(node, reads=tuple(map(moved, node.reads))) if node.reads else node for node in graph)

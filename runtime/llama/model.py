@@ -235,7 +235,8 @@ class LlamaContext:
     def keep_cores(self) -> None:
         """Compute with each thread on a core of its own, where there are as many threads as cores for this process.
 
-        For passes in short turns: a kernel that wakes threads may leave two on one core for milliseconds each time.
+        For passes in short stage visits: a kernel that wakes threads may leave two on one core for milliseconds each
+        time.
         """
         cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         if 1 < len(cores) == self._threads:

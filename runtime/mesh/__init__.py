@@ -1,1 +1,1 @@
-"""A run over several devices: spread, spoken, and gone on with when one is lost."""
+"""The coordinator of a run over several devices: plan, commands, activations, and recovery when a device is lost."""

@@ -1,7 +1,7 @@
-"""Whether states go over the link as they are or in fewer bytes: decided for each by what the link was measured to do.
+"""Decides for each activation whether it is sent as it is or in fewer bytes, by the measured speed of the link.
 
-Numbers are packed (exact) where that saves time. Only where the user asked for compact states may they be rounded to
-8 bits, and then too only where it saves time. What coding takes and saves is learnt as it goes, by size.
+Numbers are packed, without loss, where that saves time. Where the user allowed compact activations, numbers may be
+rounded to 8 bits, again only where that saves time. The time and the bytes of each coding are learnt by size.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from edge_run.base.errors import ProtocolError
 from edge_run.base.fields import shown
 from edge_run.base.protocols import Clock
-from edge_run.partition.state_codec import (
+from edge_run.partition.activation_codec import (
     compact_bytes,
-    decode_states,
-    encode_states,
+    decode_activations,
+    encode_activations,
     is_worthwhile,
     pack_floats,
     packed_bytes,
@@ -32,7 +32,11 @@ LATEST_SHARE = 0.25  # what the latest figure counts for
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a code takes of a state of some size: seconds to make it and to read it, and the share of bytes left."""
+    """What a code takes of an activation of some size.
+
+    seconds: to make and to read it.
+    ratio: the share of bytes left.
+    """
 
     seconds: float
     ratio: float
@@ -42,41 +46,47 @@ _GUESSES = {PACKED: (200e6, 0.87), COMPACT: (60e6, 0.3)}  # bytes a second both 
 
 
 @dataclass(slots=True)
-class Tally:
-    """What was handed on: bytes on the way, what they had before, and states by how they went."""
+class SentActivations:
+    """What was handed on.
+
+    sent_bytes: on the link.
+    plain_bytes: of the same activations before they were coded.
+    activations: how many went each way.
+    """
 
     sent_bytes: int = 0
     plain_bytes: int = 0
-    states: dict[str, int] = field(default_factory=dict)
+    activations: dict[str, int] = field(default_factory=dict)
 
 
-class StateCoder:
+class ActivationCoder:
     """Codes what one device hands on. Not thread-safe.
 
-    states: `exact` or `compact`, as in ModelConfig. bytes_per_s: of the ways to other nodes; to those that are not
-    there, states go as they are. tally: is kept up to date.
+    activations: `exact` or `compact`, as in ModelConfig.
+    bytes_per_s: of the links to other nodes; to nodes that are not in it, activations go as they are.
+    sent: is kept up to date.
     """
 
     def __init__(
         self,
-        states: str,
+        activations: str,
         bytes_per_s: Mapping[str, float],
-        tally: Tally | None = None,
+        sent: SentActivations | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        self._kinds = (PACKED, COMPACT) if states == "compact" else (PACKED,)
+        self._kinds = (PACKED, COMPACT) if activations == "compact" else (PACKED,)
         self._bytes_per_s, self._clock = bytes_per_s, clock
         self._costs: dict[tuple[str, int], Cost] = {}
-        self._tally = tally or Tally()
+        self._sent = sent or SentActivations()
 
     def encode(self, node: str, parts: Sequence[memoryview]) -> tuple[list[str], list[memoryview]]:
         """Return how each part goes to `node`, and its bytes. Parts of format `f` are numbers."""
         found = [self._encode(self._bytes_per_s.get(node), part) for part in parts]
         kinds, coded = [kind for kind, _ in found], [code for _, code in found]
-        tally, worst = self._tally, max(kinds, key=KINDS.index, default=PLAIN)
-        tally.sent_bytes += sum(code.nbytes for code in coded)
-        tally.plain_bytes += sum(part.nbytes for part in parts)
-        tally.states[worst] = tally.states.get(worst, 0) + 1
+        sent, worst = self._sent, max(kinds, key=KINDS.index, default=PLAIN)
+        sent.sent_bytes += sum(code.nbytes for code in coded)
+        sent.plain_bytes += sum(part.nbytes for part in parts)
+        sent.activations[worst] = sent.activations.get(worst, 0) + 1
         return kinds, coded
 
     def _encode(self, bytes_per_s: float | None, part: memoryview) -> tuple[str, memoryview]:
@@ -121,28 +131,28 @@ class StateCoder:
 
 
 def decode(kinds: object, parts: Sequence[memoryview], sizes: Sequence[int]) -> list[memoryview]:
-    """Return the parts of a state as they were, of `sizes` bytes each, which are checked before memory is taken.
+    """Return the parts of an activation as they were, of `sizes` bytes each, which are checked before memory is taken.
 
     Raises ProtocolError for what is no code of `kinds`, or of something else.
     """
     kinds = [PLAIN] * len(parts) if kinds is None else kinds
     if not isinstance(kinds, list | tuple) or len(kinds) != len(parts) or any(kind not in KINDS for kind in kinds):
-        raise ProtocolError(f"a state of {len(parts)} parts says {shown(kinds)} of how they are coded")
+        raise ProtocolError(f"an activation of {len(parts)} parts says {shown(kinds)} of how they are coded")
     found = [_SIZE[kind](part) for kind, part in zip(kinds, parts, strict=True)]
     if found != list(sizes):
         raise ProtocolError(
-            f"a state came in parts of {found[:9]} bytes, needed are {list(sizes)[:9]}; the devices run different "
-            "models or versions"
+            f"an activation came in parts of {found[:9]} bytes, needed are {list(sizes)[:9]}; the devices run "
+            "different models or versions"
         )
     return [_DECODE[kind](part) for kind, part in zip(kinds, parts, strict=True)]
 
 
 def _compact(plain: memoryview) -> bytes:
-    return encode_states(np.frombuffer(plain, np.float32).reshape(1, -1))
+    return encode_activations(np.frombuffer(plain, np.float32).reshape(1, -1))
 
 
 def _from_compact(code: memoryview) -> memoryview:
-    return memoryview(np.ascontiguousarray(decode_states(code)).reshape(-1).view(np.uint8).data).cast("B")
+    return memoryview(np.ascontiguousarray(decode_activations(code)).reshape(-1).view(np.uint8).data).cast("B")
 
 
 _ENCODE: dict[str, Callable[[memoryview], bytes]] = {PACKED: pack_floats, COMPACT: _compact}

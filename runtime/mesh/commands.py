@@ -1,4 +1,4 @@
-"""What a command does to a slice: the same on the device that gives it and on those that obey."""
+"""Carries out a command on a slice, on the device that gives the command and on those that obey it."""
 
 from __future__ import annotations
 

@@ -1,53 +1,40 @@
-"""Spreads a model over a mesh: asks devices what they have, plans, and orders slices. The orders' I/O, no decisions."""
+"""Spreads a model over a mesh: asks devices what they have, plans, and has them open their slices."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
 
-from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError, ProtocolError
-from edge_run.base.fields import Fields, plain
+from edge_run.base.errors import BudgetError
+from edge_run.base.fields import plain
 from edge_run.base.mesh import Document, JsonValue, Mesh, names_apart
 from edge_run.base.results import MeshNode
-from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
+from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import plan_ring
 from edge_run.runtime.decoding.driver import PassShape
 from edge_run.runtime.fetch.fingerprint import fingerprint
-from edge_run.runtime.mesh.failover import Gone, Refused
+from edge_run.runtime.mesh.failover import Refused
 from edge_run.runtime.mesh.fetch import MeshFetch
-from edge_run.runtime.mesh.links import Ways
+from edge_run.runtime.mesh.links import MeasuredLinks
 from edge_run.runtime.mesh.offers import (
+    device_spec,
     differing,
     layout_hash,
     numerics_document,
     room_document,
     shared_settings,
-    station,
 )
+from edge_run.runtime.mesh.orders import Failed, RunOrders, judged
 from edge_run.runtime.mesh.rates import PAYS_BACK_TOKENS
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.planning.terms import used_experts
 from edge_run.runtime.slices.engine import SliceEngine
 
-PREPARE_TIMEOUT_S, ASSIGN_TIMEOUT_S, STATUS_TIMEOUT_S = 120.0, 120.0, 3.0
+PREPARE_TIMEOUT_S, ASSIGN_TIMEOUT_S = 120.0, 120.0
 FETCH_TIMEOUT_S = 30.0  # of an order to fetch, which only begins it
 FETCH_TOKENS = 1000  # of this run and later ones, which find there what was fetched
-
-
-_Answer = TypeVar("_Answer")
-
-
-class Failed(Exception):
-    """A device did not do what it was ordered to: `event` says which, and why."""
-
-    def __init__(self, event: Gone | Refused) -> None:
-        super().__init__(event.why)
-        self.event = event
 
 
 def unit_works(engine: SliceEngine) -> list[UnitWork]:
@@ -64,10 +51,16 @@ def unit_works(engine: SliceEngine) -> list[UnitWork]:
     return works
 
 
-class Spread:
-    """The plan of one run, and who was asked for it. Not thread-safe.
+class LayerCoordinator:
+    """Plans which device of a run computes which layers, and has them open their slices. Not thread-safe.
 
-    takes_any_numerics: devices with another numerics key take part, though tokens may then differ.
+    fingerprint: of the model.
+    works: the units of the model as the planner sees them.
+    orders: to the devices of the run.
+    fetch: what devices lack of the model.
+    specs: of the devices that were asked, and of this one.
+    links: what was measured between them.
+    plan: the latest plan.
     """
 
     def __init__(
@@ -77,9 +70,12 @@ class Spread:
         takes_any_numerics: bool,
         say: Callable[[str], None],
     ) -> None:
-        """say: as of `MeshOptions`."""
+        """takes_any_numerics: devices with another numerics key take part, though tokens may then differ.
+
+        say: is told what the user should see.
+        """
         self._mesh, self._engine, self._takes_any, self._say = mesh, engine, takes_any_numerics, say
-        self._asked: set[str] = set()  # who opened the model, or a slice of it, and was not released
+        self.orders = RunOrders(mesh)
         self._apart: set[tuple[str, str]] = set()  # who does not reach whom, as was said
         shards = engine.gguf.shards
         self.fingerprint = fingerprint([shard.path for shard in shards], engine.config.cache, engine.interrupt.check)
@@ -91,77 +87,72 @@ class Spread:
         }
         self.works = unit_works(engine)
         self.fetch = MeshFetch(mesh, len(self.works), say, engine.interrupt.check)
-        self.stations: dict[str, Station] = {}
-        self.ways = Ways(mesh, self._order_all, max((unit.entry_bytes for unit in engine.layout.units[1:]), default=0))
+        self.specs: dict[str, DeviceSpec] = {}
+        self.links = MeasuredLinks(
+            mesh, self.orders.give, max((unit.entry_bytes for unit in engine.layout.units[1:]), default=0)
+        )
         self.plan: MeshPlan | None = None
 
     def prepare(self, candidates: Sequence[str]) -> None:
         """Ask all candidates at once what they have. Raises Failed for the first that cannot take part."""
-        asked = [node for node in candidates if node not in self.stations]
-        self._asked.update(asked)
+        asked = [node for node in candidates if node not in self.specs]
+        self.orders.expect_release(asked)
         for node in asked:
-            self.ways.forget(node)
-        self.stations = {n: s for n, s in self.stations.items() if n in candidates or n == self._mesh.node}
-        answers = self._order_all({node: {"order": "prepare", **self._model} for node in asked}, PREPARE_TIMEOUT_S)
+            self.links.forget(node)
+        self.specs = {n: s for n, s in self.specs.items() if n in candidates or n == self._mesh.node}
+        answers = self.orders.give({node: {"order": "prepare", **self._model} for node in asked}, PREPARE_TIMEOUT_S)
         for node, answer in answers.items():
             self._check(node, answer)
-            self._judged(node, functools.partial(self.fetch.note, node, answer))
-            found = self._judged(node, functools.partial(station, node, answer))
+            judged(node, functools.partial(self.fetch.note, node, answer))
+            found = judged(node, functools.partial(device_spec, node, answer))
             lack = self.fetch.lacks.get(node)
-            self.stations[node] = replace(found, most_weight_bytes=lack.most_bytes if lack else None)
+            self.specs[node] = replace(found, most_weight_bytes=lack.most_bytes if lack else None)
 
     def make_plan(self, fetch_tokens: int = FETCH_TOKENS) -> MeshPlan:
         """Return the best plan over the devices that were asked, and this one; this one alone where none fits.
 
-        The ways between them are measured before. Raises Failed for the first that is not there, or not reached.
+        The links between them are measured before. Raises Failed for the first that is not there, or not reached.
         fetch_tokens: what a device has to fetch is worth it where it saves more within so many tokens.
         """
         node = self._mesh.node
-        if node not in self.stations:
-            self.stations[node] = station(node, room_document(self._engine))
-        self.ways.measure(list(self.stations))
-        for other in [other for other in self.stations if self.ways.why_apart(other)]:
-            self.ways.forget(other)  # it may have been frozen for a moment
-            self.ways.measure([node, other])
-            if why := self.ways.why_apart(other):
+        if node not in self.specs:
+            self.specs[node] = device_spec(node, room_document(self._engine))
+        self.links.measure(list(self.specs))
+        for other in [other for other in self.specs if self.links.why_apart(other)]:
+            self.links.forget(other)  # it may have been frozen for a moment
+            self.links.measure([node, other])
+            if why := self.links.why_apart(other):
                 raise Failed(Refused(other, why))
-        self.plan = self._best(self.stations, fetch_tokens) or self.alone()
+        self.plan = self._best(self.specs, fetch_tokens) or self.alone()
         return self.plan
 
     def better(self, spent: Mapping[str, float], hop_s: float) -> MeshPlan | None:
         """Return the best plan by what devices really took for a token, if it is another one than that in force."""
-        if self.plan is None or len(self.stations) < 2:
+        if self.plan is None or len(self.specs) < 2:
             return None
         try:
-            self.ways.correct(self.plan.owners, hop_s)
+            self.links.correct(self.plan.owners, hop_s)
         except Failed:  # who is gone is found out by the next batch
             return None
         for node, seconds in spent.items():
-            if node in self.stations and seconds > 0:
-                self.stations[node] = self._corrected(node, self.plan, seconds)
-        found = self._best(self.stations, PAYS_BACK_TOKENS)
+            if node in self.specs and seconds > 0:
+                self.specs[node] = _corrected(self.specs[node], self.works, self.plan, seconds)
+        found = self._best(self.specs, PAYS_BACK_TOKENS)
         return found if found and found.owners != self.plan.owners else None
-
-    def reading_s(self, plan: MeshPlan) -> float:
-        """Return how long the first pass of `plan` waits for weights that stay, all devices reading at once."""
-        seconds = [0.0]
-        for node in plan.nodes:
-            held = sum(w.weight_bytes for w, owner in zip(self.works, plan.owners, strict=True) if owner == node)
-            if node in self.stations:
-                seconds.append(max(0, held - plan.read_bytes.get(node, 0)) / self.stations[node].disk_bytes_per_s)
-        return max(seconds)
 
     def take_less(self, error: BudgetError) -> None:
         """This device has less room than it seemed."""
-        own = self.stations[self._mesh.node]
+        own = self.specs[self._mesh.node]
         room = own.memory_bytes - max(error.minimum_bytes - error.found_bytes, own.memory_bytes // 16)
-        self.stations[own.node] = replace(own, memory_bytes=max(0, room))
+        self.specs[own.node] = replace(own, memory_bytes=max(0, room))
 
-    def _best(self, stations: Mapping[str, Station], fetch_tokens: int) -> MeshPlan | None:
+    def _best(self, specs: Mapping[str, DeviceSpec], fetch_tokens: int) -> MeshPlan | None:
         """Return the best plan, having tried without those that would have to fetch, the slowest first."""
-        left, best, least_s = dict(stations), None, math.inf
+        left, best, least_s = dict(specs), None, math.inf
         while (plan := self._fastest(left)) is not None:
-            costs = {node: self.fetch.seconds(plan, node, self.ways.rate(self._mesh.node, node)) for node in plan.nodes}
+            costs = {
+                node: self.fetch.seconds(plan, node, self.links.rate(self._mesh.node, node)) for node in plan.nodes
+            }
             slowest = max(costs, key=lambda node: costs[node])
             if plan.token_s * fetch_tokens + costs[slowest] < least_s:
                 best, least_s = plan, plan.token_s * fetch_tokens + costs[slowest]
@@ -170,11 +161,11 @@ class Spread:
             del left[slowest]
         return best
 
-    def _fastest(self, stations: Mapping[str, Station]) -> MeshPlan | None:
-        first = stations[self._mesh.node]
-        others = [stations[node] for node in sorted(stations) if node != first.node]
-        plan = plan_ring(self.works, [first, *others], self.ways.hop)
-        apart = self.ways.apart(plan.owners) if plan else None
+    def _fastest(self, specs: Mapping[str, DeviceSpec]) -> MeshPlan | None:
+        first = specs[self._mesh.node]
+        others = [specs[node] for node in sorted(specs) if node != first.node]
+        plan = plan_ring(self.works, [first, *others], self.links.hop)
+        apart = self.links.apart(plan.owners) if plan else None
         if apart is None:
             return plan
         dropped = apart[0] if apart[1] == first.node else apart[1]
@@ -183,20 +174,11 @@ class Spread:
             names = names_apart(self._mesh.members())
             source, target, without = (names.get(node, node) for node in (*apart, dropped))
             self._say(f"{source} does not reach {target}: the run does without {without}")
-        return self._fastest({node: station for node, station in stations.items() if node != dropped})
-
-    def _corrected(self, node: str, plan: MeshPlan, seconds: float) -> Station:
-        """Return a device as it was seen to be: at work for `seconds` a token."""
-        known = self.stations[node]
-        used = sum(w.token_bytes for w, owner in zip(self.works, plan.owners, strict=True) if owner == node)
-        streamed = plan.read_bytes.get(node, 0)
-        if streamed and streamed / known.disk_bytes_per_s > used / known.compute_bytes_per_s:
-            return replace(known, disk_bytes_per_s=max(1.0, streamed / max(seconds, plan.token_s)))
-        return replace(known, compute_bytes_per_s=max(1.0, used / seconds))
+        return self._fastest({node: spec for node, spec in specs.items() if node != dropped})
 
     def forget_others(self) -> None:
         """Have the other devices asked anew what they have, and to open the model: it may be closed by now."""
-        self.stations = {n: s for n, s in self.stations.items() if n == self._mesh.node}
+        self.specs = {n: s for n, s in self.specs.items() if n == self._mesh.node}
 
     def alone(self) -> MeshPlan:
         """Return the plan of this device computing all; who comes back after that is asked anew."""
@@ -213,33 +195,14 @@ class Spread:
             "owners": list(plan.owners),
             "layout": layout_hash(self._engine.layout),
         }
-        refusal = self.fetch.run(plan, order, lambda orders: self._order_all(orders, FETCH_TIMEOUT_S))
+        refusal = self.fetch.run(plan, order, lambda orders: self.orders.give(orders, FETCH_TIMEOUT_S))
         if refusal is not None:
             raise Failed(refusal)
         others = [node for node in plan.nodes if node != self._mesh.node]
         orders: dict[str, Document] = {
-            node: {**order, "bytes_per_s": self.ways.speeds(node, plan.nodes)} for node in others
+            node: {**order, "bytes_per_s": self.links.speeds(node, plan.nodes)} for node in others
         }
-        self._order_all(orders, ASSIGN_TIMEOUT_S)
-
-    def release(self) -> None:
-        """Let all that were asked give up what they hold, as far as they hear it."""
-        present = {member.node for member in self._mesh.members()}
-        freed, self._asked = self._asked & present, set()
-        with contextlib.suppress(Failed):
-            self._order_all({node: {"order": "close"} for node in freed}, STATUS_TIMEOUT_S)
-
-    def who_is_stuck(self, nodes: Sequence[str]) -> Gone:
-        """Return which of `nodes` keeps the others waiting: one that does not answer, or else one that computes."""
-        computing = []
-        for node in nodes:
-            try:
-                answer = self._mesh.order(node, {"order": "status"}, timeout_s=STATUS_TIMEOUT_S)
-            except EdgeRunError as error:
-                return Gone(node, error.message)
-            if Fields(answer, "its answer", node).words("place").startswith("computing"):
-                computing.append(node)
-        return Gone((computing or list(nodes))[0], "it did not do its part in time")
+        self.orders.give(orders, ASSIGN_TIMEOUT_S)
 
     def describe(self) -> tuple[MeshNode, ...]:
         """Return who computes what."""
@@ -273,26 +236,6 @@ class Spread:
         per_s = f"; {self.plan.tokens_per_s:.1f} tokens/s expected" if self.plan and self.plan.token_s else ""
         return ", ".join(parts) + per_s
 
-    def _order_all(self, orders: dict[str, Document], timeout_s: float) -> dict[str, Document]:
-        if not orders:
-            return {}
-        calls: dict[str, Callable[[], Document]] = {
-            node: functools.partial(self._mesh.order, node, order, timeout_s=timeout_s)
-            for node, order in orders.items()
-        }
-        with ThreadPoolExecutor(len(orders), thread_name_prefix="edge-run-order") as pool:
-            with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads: in turn, then
-                calls = {node: pool.submit(call).result for node, call in calls.items()}
-            return {node: self._judged(node, call) for node, call in calls.items()}
-
-    def _judged(self, node: str, call: Callable[[], _Answer]) -> _Answer:
-        try:
-            return call()
-        except DeviceLost as error:
-            raise Failed(Gone(node, error.message)) from error
-        except (MeshError, ProtocolError) as error:
-            raise Failed(Refused(node, error.message)) from error
-
     def _check(self, node: str, answer: Document) -> None:
         """Leave out a device that would compute something else. Raises Failed."""
         if answer.get("layout") != layout_hash(self._engine.layout):
@@ -307,6 +250,25 @@ class Spread:
         if others:
             name = names_apart(self._mesh.members()).get(node, node)
             self._say(f"{name} computes with other numerics ({', '.join(others)}): tokens may differ from one device's")
+
+
+def reading_s(plan: MeshPlan, works: Sequence[UnitWork], specs: Mapping[str, DeviceSpec]) -> float:
+    """Return how long the first pass of `plan` waits for weights that stay, all devices reading at once."""
+    seconds = [0.0]
+    for node in plan.nodes:
+        held = sum(w.weight_bytes for w, owner in zip(works, plan.owners, strict=True) if owner == node)
+        if node in specs:
+            seconds.append(max(0, held - plan.read_bytes.get(node, 0)) / specs[node].disk_bytes_per_s)
+    return max(seconds)
+
+
+def _corrected(known: DeviceSpec, works: Sequence[UnitWork], plan: MeshPlan, seconds: float) -> DeviceSpec:
+    """Return a device as it was seen to be: at work for `seconds` a token."""
+    used = sum(w.token_bytes for w, owner in zip(works, plan.owners, strict=True) if owner == known.node)
+    streamed = plan.read_bytes.get(known.node, 0)
+    if streamed and streamed / known.disk_bytes_per_s > used / known.compute_bytes_per_s:
+        return replace(known, disk_bytes_per_s=max(1.0, streamed / max(seconds, plan.token_s)))
+    return replace(known, compute_bytes_per_s=max(1.0, used / seconds))
 
 
 def runs(blocks: Sequence[int]) -> list[tuple[int, int]]:

@@ -1,38 +1,36 @@
-"""A decoder over a mesh: the same to the generate loop as a local one, and it goes on when a device dies.
+"""A decoder over a mesh, which the generate loop uses like a local one, and which goes on when a device is lost.
 
-All devices run llama.cpp on the same batches; this one has the head and the tail, and its callback hands states on and
-waits for them. What was decoded is recorded. When a device is lost, the rest take its layers under a new epoch, all
-caches are emptied, and the recorded batches are run again in their recorded widths: so the text goes on as if nothing
-had happened. What to do when is decided in `failover.py`, and done in `run.py`.
+All devices run llama.cpp on the same batches. This device has the head and the tail, and its callback hands
+activations on and waits for them. What was decoded is recorded. When a device is lost, the remaining devices take its
+layers under a new epoch, empty all caches, and run the recorded batches again in their recorded widths, so that the
+text continues as if nothing had happened. `failover.py` decides what to do, and `run.py` does it.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 
-from edge_run.base.errors import DeviceLost
-from edge_run.base.mesh import Document, Joined, Lost, is_worker
+from edge_run.base.mesh import Mesh
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.base.results import MeshUse, Numerics
 from edge_run.runtime.decoding.driver import GraphChanged
-from edge_run.runtime.mesh.failover import (
-    Appeared,
-    Better,
-    Deposed,
-    Gone,
-    Phase,
-)
+from edge_run.runtime.mesh.blame import FAULTS
 from edge_run.runtime.mesh.messages import Decode, Operate
-from edge_run.runtime.mesh.run import FAULTS, LED_BY_ANOTHER, MeshRun
-from edge_run.runtime.mesh.transport import SEND_TIMEOUT_S
+from edge_run.runtime.mesh.run import MeshRun
+from edge_run.runtime.slices.engine import SliceEngine
 
-logger = logging.getLogger(__name__)
+REPORT_EVERY_S = 1.0
 
 
-class MeshDecoder(MeshRun):
-    """The decoder of a coordinator. Not thread-safe."""
+class MeshDecoder:
+    """Decodes with all devices of a run. Not thread-safe."""
+
+    def __init__(self, mesh: Mesh, engine: SliceEngine, run: MeshRun) -> None:
+        """engine: this device's part of the model. run: all devices; it is closed with the decoder."""
+        self._mesh, self._engine, self._run = mesh, engine, run
+        self._local = engine.decoder
+        self._reported_s = 0.0
 
     @property
     def capabilities(self) -> Capabilities:
@@ -41,113 +39,70 @@ class MeshDecoder(MeshRun):
 
     @property
     def numerics(self) -> Numerics:
-        """The numerics key, with what states are that come from other devices."""
+        """The numerics key; it says whether activations of other devices may be rounded."""
         return self._engine.numerics
 
     @property
     def use(self) -> MeshUse:
         """Who computes what, and what that took so far."""
-        plan = self._spread.plan
-        return MeshUse(
-            epoch=self._failover.epoch,
-            nodes=self._spread.describe(),
-            rounds=plan.rounds if plan else 1,
-            predicted_token_s=plan.token_s if plan else 0.0,
-            token_s=self._rates.token_s,
-            hop_s=self._rates.hop_s,
-            sent_bytes=self._sent.sent_bytes,
-            plain_bytes=self._sent.plain_bytes,
-            states=dict(self._sent.states),
-            recoveries=self._failover.recoveries,
-            left_out=dict(self._failover.left_out),
-        )
+        return self._run.use
+
+    def close(self) -> None:
+        """Let the other devices go. Idempotent."""
+        self._run.close()
 
     def decode(self, batch: Sequence[BatchToken]) -> Logits:
         """Run a batch; see `Decoder.decode`. Devices that are lost meanwhile are done without."""
         self._local.limits.check_batch(batch)
-        self._look_around()
+        self._run.look_around()
         while True:
+            started_s = time.monotonic()
             try:
-                started = time.monotonic()
-                rows = self._tell_all(Decode(tuple(batch)))
-                assert rows is not None
+                rows = self._run.perform(Decode(tuple(batch)))
             except (*FAULTS, GraphChanged) as error:
-                self._recover(error, batch)
+                self._run.recover(error, batch)
                 continue
             except BaseException:
                 self._stop(batch)
                 raise
-            seconds = time.monotonic() - started
-            self._log.add_batch(batch, seconds)
-            self._rates.note(len(batch), seconds, self._wire.spent, self._wire.hops)
+            assert rows is not None, "a batch has logits, or none of its tokens wants any"
+            seconds = time.monotonic() - started_s
+            self._run.log.add_batch(batch, seconds)
+            self._run.note(len(batch), seconds)
             self._report()
             return rows
 
     def rewind(self, sequence: int, position: int) -> int:
         """Forget `sequence` from `position` on; return where it ends now."""
         end = self._local.rewind(sequence, position)
-        self._log.rewind(sequence, position, end)
-        self._operate("rewind", (sequence, position))
+        self._run.log.rewind(sequence, position, end)
+        self._run.tell(Operate("rewind", (sequence, position)))
         return end
 
     def branch(self, sequence: int, branches: Sequence[int]) -> None:
         """Let each of `branches` hold what `sequence` holds, and nothing else; nothing is copied."""
         self._local.branch(sequence, branches)
-        self._log.add(Operate("branch", (sequence, *branches)))
-        self._operate("branch", (sequence, *branches))
+        self._log_and_tell(Operate("branch", (sequence, *branches)))
 
     def keep(self, sequence: int, position: int, branch: int, branches: Sequence[int]) -> None:
         """Let `sequence` go on as `branch` does from `position` on, and empty all `branches`."""
         self._local.keep(sequence, position, branch, branches)
-        numbers = (sequence, position, branch, *branches)
-        self._log.add(Operate("keep", numbers))
-        self._operate("keep", numbers)
+        self._log_and_tell(Operate("keep", (sequence, position, branch, *branches)))
+
+    def _log_and_tell(self, command: Operate) -> None:
+        self._run.log.add(command)
+        self._run.tell(command)
 
     def _report(self) -> None:
         """Let others see how fast it goes, once a second."""
-        now = time.monotonic()
-        if now - self._reported_s >= 1 and self._rates.token_s:
-            self._reported_s = now
-            self._mesh.report({"tokens_per_s": round(1 / self._rates.token_s, 3)})
-
-    def _operate(self, what: str, numbers: tuple[int, ...]) -> None:
-        """Tell the others to do what was done here, and logged."""
-        self._number += 1
-        try:
-            self._send(Operate(what, numbers))
-        except DeviceLost as error:
-            self._recover(error, ())
+        now_s, token_s = time.monotonic(), self._run.rates.token_s
+        if now_s - self._reported_s >= REPORT_EVERY_S and token_s:
+            self._reported_s = now_s
+            self._mesh.report({"tokens_per_s": round(1 / token_s, 3)})
 
     def _stop(self, batch: Sequence[BatchToken]) -> None:
         """The batch was taken back here: have the others take it back too."""
         for sequence in {token.sequence for token in batch}:
             first = min(token.position for token in batch if token.sequence == sequence)
-            self._log.rewind(sequence, first, first if self.capabilities.can_rewind else 0)
-        header: Document = {"kind": "stop", "epoch": self._failover.epoch, "number": self._number}
-        for node in self._others:
-            try:
-                self._mesh.link.send(node, header, timeout_s=SEND_TIMEOUT_S)
-            except DeviceLost as error:
-                logger.info("%s", error)  # the next batch will find out
-
-    def _look_around(self) -> None:
-        """Hear who came and who went; between conversations, a new device is given its part."""
-        if self._failover.phase is not Phase.RUNNING:  # it was broken off, by Ctrl-C or an error
-            self._drive(self._failover.start())
-        heard, self._heard = [*self._heard, *self._mesh.wait(timeout_s=0.0)], []
-        for event in heard:
-            if isinstance(event, Joined):
-                self._members[event.member.node] = event.member
-                if is_worker(event.member):
-                    self._failover.handle(Appeared(event.member.node))
-            elif isinstance(event, Lost):  # in their order: who was started anew is lost first, and then there
-                self._drive(self._failover.handle(Gone(event.node, event.why)))
-            elif self._is_end_of_lease(event):
-                self._drive(self._failover.handle(Deposed(LED_BY_ANOTHER)))
-        for member in self._mesh.members():
-            if is_worker(member) and self._boots.get(member.node, member.boot) != member.boot:
-                self._failover.handle(Appeared(member.node))  # in another life than that which was asked, and lost
-        if self._failover.wants_more and not len(self._log):
-            self._drive(self._failover.handle(Better("a device joined")))
-        elif why := self._rates.why_replan(self._spread, self._log.tokens):
-            self._drive(self._failover.handle(Better(why)))
+            self._run.log.rewind(sequence, first, first if self.capabilities.can_rewind else 0)
+        self._run.stop()

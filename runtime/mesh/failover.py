@@ -1,12 +1,12 @@
-"""What to do when a mesh changes under a run: a state machine without I/O, events in, instructions out.
+"""Decides what a run does when its mesh changes: a state machine without I/O. Events in, instructions out.
 
     LEADING -> PLANNING -> OPENING -> REPLAYING -> RUNNING
        ^___________________________________________|   a device of the plan is lost, refuses, or a better plan is there
 
-Every attempt has an epoch of its own, later than all before: that of the lease, with the attempts under it counted in
-its lowest bits. What devices still say under an earlier one is nobody's.
-A device that was lost takes part again only when it appears anew; one that refused does not take part in this run any
-more. So attempts end: at the latest, this device goes on alone, which needs no lease.
+Every attempt has an epoch that is later than all before: the epoch of the lease, with the attempts under that lease
+counted in the lowest bits. Messages under an earlier epoch are ignored.
+A device that was lost takes part again when it appears anew. A device that refused takes no further part in the run. So
+attempts end: at the latest, this device goes on alone, for which it needs no lease.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edge_run.base.fields import MOST_COUNT
 
 
 class Phase(Enum):
-    """What is waited for."""
+    """What a run waits for."""
 
     LEADING = "the lease"
     PLANNING = "a plan"
@@ -39,25 +39,34 @@ class Appeared:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A device is not there any more, or does not answer. teller: who says so, where that is another device."""
+    """A device is not there any more, or does not answer.
+
+    teller: the device that says so, where that is another one.
+    about: the device that `why` is said of, where that is another one.
+    """
 
     node: str
     why: str
     teller: str = ""
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A device cannot take part, or does not want to. teller: as of `Gone`."""
+    """A device cannot take part, or does not want to.
+
+    teller, about: as of `Gone`.
+    """
 
     node: str
     why: str
     teller: str = ""
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Led:
-    """The lease is ours; its epoch may be the same again."""
+    """This device has the lease; its epoch may be the same again."""
 
     epoch: int
 
@@ -153,22 +162,31 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
-    """Say again, to all, what was said; answer with Replayed, or Gone."""
+class ReplayLog:
+    """Have all devices compute the log again; answer with Replayed, or Gone."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Let the user know. node: the device that does what `text` says. teller: who says so."""
+class TellUser:
+    """Let the user know.
+
+    text: what happens.
+    node: the device that does what `text` says; empty where none does.
+    why: the reason, where it is not in `text`.
+    about: the device that `why` is said of, where that is not `node`.
+    teller: the device that says so, where that is not `node`.
+    """
 
     text: str
     node: str = ""
+    why: str = ""
+    about: str = ""
     teller: str = ""
 
 
-Instruction: TypeAlias = "Lead | MakePlan | Open | Replay | Tell"
+Instruction: TypeAlias = "Lead | MakePlan | Open | ReplayLog | TellUser"
 
 
 class Failover:
@@ -177,7 +195,7 @@ class Failover:
     def __init__(self, node: str, candidates: Iterable[str]) -> None:
         self.node = node
         self.candidates = set(candidates) - {node}
-        self.left_out: dict[str, str] = {}
+        self.left_out: dict[str, Refused] = {}
         self.nodes: tuple[str, ...] = ()
         self.epoch = 0
         self.phase = Phase.LEADING
@@ -197,11 +215,11 @@ class Failover:
         if isinstance(event, Gone | Refused):
             return self._without(event)
         if isinstance(event, Better):
-            return self._anew(f"{event.why}: a new plan") if self.phase is Phase.RUNNING else []
+            return self._anew(TellUser(f"{event.why}: a new plan")) if self.phase is Phase.RUNNING else []
         if isinstance(event, Unfit):
             return self._misfit(event.why) if self.phase is Phase.OPENING else []
         if isinstance(event, Deposed):
-            return self._anew(event.why) if self.phase is not Phase.LEADING and len(self.nodes) != 1 else []
+            return self._anew(TellUser(event.why)) if self.phase is not Phase.LEADING and len(self.nodes) != 1 else []
         if isinstance(event, GaveUp):
             return self._given_up(event)
         if isinstance(event, Ended):
@@ -224,12 +242,12 @@ class Failover:
             self.phase = Phase.PLANNING
             return [MakePlan(tuple(sorted(self.candidates)))]
         if isinstance(event, NotLed) and self.phase is Phase.LEADING:
-            return [Tell(f"{event.why}: this device goes on alone"), *self._alone()]
+            return [TellUser(f"{event.why}: this device goes on alone"), *self._alone()]
         if isinstance(event, Planned) and self.phase is Phase.PLANNING:
             return self._open(event.nodes)
         if isinstance(event, Opened) and self.phase is Phase.OPENING and event.epoch == self.epoch:
             self.phase = Phase.REPLAYING
-            return [Replay(self.epoch)]
+            return [ReplayLog(self.epoch)]
         if isinstance(event, Replayed) and self.phase is Phase.REPLAYING and event.epoch == self.epoch:
             self.phase = Phase.RUNNING
         return []
@@ -243,17 +261,18 @@ class Failover:
     def _without(self, event: Gone | Refused) -> list[Instruction]:
         node = event.node
         if isinstance(event, Refused):
-            self.left_out[node] = event.why
+            self.left_out[node] = event
         if node == self.node or node not in self.candidates:
             return []
         self.candidates.discard(node)
         is_of_plan = node in self.nodes
         self.nodes = tuple(other for other in self.nodes if other != node)
         if self.phase is Phase.PLANNING:
-            return [Tell(f"is left out: {event.why}", node, event.teller), MakePlan(tuple(sorted(self.candidates)))]
+            told = TellUser("is left out", node, event.why, event.about, event.teller)
+            return [told, MakePlan(tuple(sorted(self.candidates)))]
         if is_of_plan and self.phase is not Phase.LEADING:
             what = "left out" if isinstance(event, Refused) else "lost"
-            return self._anew(f"is {what}: {event.why}", node, event.teller)
+            return self._anew(TellUser(f"is {what}", node, event.why, event.about, event.teller))
         return []
 
     def _given_up(self, event: GaveUp) -> list[Instruction]:
@@ -261,17 +280,17 @@ class Failover:
         if self._ends[event.node] > MOST_MISFITS:
             return self._without(Gone(event.node, event.why))
         is_of_plan = event.node in self.nodes and self.phase is not Phase.LEADING
-        return self._anew(event.why, event.node) if is_of_plan else []
+        return self._anew(TellUser(event.why, event.node)) if is_of_plan else []
 
     def _misfit(self, why: str) -> list[Instruction]:
         self._misfits += 1
         if self._misfits > MOST_MISFITS:
-            return [Tell(f"{why}: this device goes on alone"), *self._alone()]
-        return self._anew(why)
+            return [TellUser(f"{why}: this device goes on alone"), *self._alone()]
+        return self._anew(TellUser(why))
 
-    def _anew(self, why: str, node: str = "", teller: str = "") -> list[Instruction]:
+    def _anew(self, told: TellUser) -> list[Instruction]:
         self.recoveries += 1
-        return [Tell(why, node, teller), *self._begin()]
+        return [told, *self._begin()]
 
     def _begin(self) -> list[Instruction]:
         self.wants_more = False

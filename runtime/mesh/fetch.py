@@ -1,4 +1,4 @@
-"""What devices of a run have to fetch of its model: what that costs a plan, and the fetching itself, watched."""
+"""Has the devices of a run fetch the weights that they lack, watches them, and estimates how long they will take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ Orders = Callable[[dict[str, Document]], Mapping[str, Document]]
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """What a device lacks: bytes of each unit. most_bytes: it may hold of weights."""
+    """What a device lacks of a model.
+
+    missing: bytes of each unit.
+    most_bytes: of weights that it may hold.
+    """
 
     missing: tuple[int, ...]
     most_bytes: int
@@ -28,12 +32,18 @@ class Lack:
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """How far a device is. why: it cannot go on. wrong: who sent it other bytes than the model has."""
+    """How far a device is.
+
+    why: it cannot go on; empty where it can.
+    failures: why other devices send it no more.
+    wrong: devices that sent it other bytes than the model has.
+    """
 
     wanted_bytes: int
     done_bytes: int
     is_over: bool
     why: str
+    failures: Mapping[str, str]
     wrong: tuple[str, ...]
 
     @classmethod
@@ -43,11 +53,14 @@ class _Progress:
             fields.integer(name, 0, MOST_BYTES) if fields.has(name) else 0 for name in ("wanted_bytes", "done_bytes")
         )
         wrong = fields.names("wrong", 0, MOST_NODES) if fields.has("wrong") else ()
-        return cls(wanted, done, fields.flag("is_over"), fields.words("why"), wrong)
+        told = fields.table("failures") if fields.has("failures") else {}
+        said = Fields(told, f"{fields.what}, in failures", fields.node)
+        failures = {node: said.words(node) for node in said.document}
+        return cls(wanted, done, fields.flag("is_over"), fields.words("why"), failures, wrong)
 
 
 class MeshFetch:
-    """The lacks of the devices of one run. Not thread-safe."""
+    """What the devices of one run lack, and the fetching of it. Not thread-safe."""
 
     def __init__(self, mesh: Mesh, n_units: int, say: Callable[[str], None], check: Callable[[], None]) -> None:
         """`check` runs while devices fetch, and may raise to stop waiting; `say` is told how far they are."""
@@ -68,7 +81,7 @@ class MeshFetch:
         return sum(m for m, owner in zip(lack.missing, plan.owners, strict=True) if owner == node) if lack else 0
 
     def seconds(self, plan: MeshPlan, node: str, rate: LinkRate) -> float:
-        """Return how long `node` will fetch under `plan`, when the way to it is one of `rate`."""
+        """Return how long `node` will fetch under `plan`, over a link of `rate`."""
         return self.missing_bytes(plan, node) / max(1.0, rate.bytes_per_s)
 
     def run(self, plan: MeshPlan, order: Document, give_orders: Orders) -> Refused | None:
@@ -82,27 +95,28 @@ class MeshFetch:
         providers = [node for node in (self._mesh.node, *plan.nodes) if node not in self.lacks]
         fetch: Document = {**order, "order": "fetch", "providers": list(dict.fromkeys(providers))}
         answers = give_orders(dict.fromkeys(nodes, fetch))
-        states = {node: _Progress.of(Fields(answers[node], "its answer", node)) for node in nodes}
-        waiting = [node for node in nodes if states[node].wanted_bytes]
-        self._tell(waiting, states)
+        progress = {node: _Progress.of(Fields(answers[node], "its answer", node)) for node in nodes}
+        waiting = [node for node in nodes if progress[node].wanted_bytes]
+        others = [node for node in plan.nodes if node != self._mesh.node]
+        self._tell(waiting, progress)
         told_s = started_s = time.monotonic()
         grown_s: dict[tuple[str, int], float] = {}  # when a device had so many bytes for the first time
         while waiting:
             time.sleep(POLL_S)
             self._check()
             answers = give_orders({node: {"order": "status"} for node in waiting})
-            states = {node: _state(node, answers[node]) for node in waiting}
-            if refusal := _refusal(states, [node for node in plan.nodes if node != self._mesh.node]):
+            progress = {node: _progress_of(node, answers[node]) for node in waiting}
+            if refusal := _refusal(progress, others, self._name):
                 return refusal
-            waiting = [node for node, state in states.items() if not state.is_over]
+            waiting = [node for node, one in progress.items() if not one.is_over]
             for node in waiting:
-                grown_s.setdefault((node, states[node].done_bytes), time.monotonic())
-                if time.monotonic() - grown_s[node, states[node].done_bytes] > STALL_S:
+                grown_s.setdefault((node, progress[node].done_bytes), time.monotonic())
+                if time.monotonic() - grown_s[node, progress[node].done_bytes] > STALL_S:
                     return Refused(node, f"it has fetched nothing for {STALL_S:.0f} s")
             if waiting and time.monotonic() - told_s > TELL_S:
                 told_s = time.monotonic()
-                self._tell(waiting, states)
-            for node in states.keys() - set(waiting):
+                self._tell(waiting, progress)
+            for node in progress.keys() - set(waiting):
                 self._say(f"{self._name(node)} has its layers, after {time.monotonic() - started_s:.1f} s")
         for node in nodes:
             lack = self.lacks[node]
@@ -110,29 +124,33 @@ class MeshFetch:
             self.lacks[node] = Lack(tuple(left), lack.most_bytes)
         return None
 
-    def _tell(self, nodes: Sequence[str], states: Mapping[str, _Progress]) -> None:
+    def _tell(self, nodes: Sequence[str], progress: Mapping[str, _Progress]) -> None:
         for node in nodes:
-            done, wanted = format_size(states[node].done_bytes), format_size(states[node].wanted_bytes)
+            done, wanted = format_size(progress[node].done_bytes), format_size(progress[node].wanted_bytes)
             self._say(f"{self._name(node)} fetches {done} of {wanted}")
 
     def _name(self, node: str) -> str:
         return next((member.name for member in self._mesh.members() if member.node == node), node)
 
 
-def _state(node: str, answer: Document) -> _Progress:
-    state = answer.get("fetch")
-    if not isinstance(state, Mapping):
+def _progress_of(node: str, answer: Document) -> _Progress:
+    one = answer.get("fetch")
+    if not isinstance(one, Mapping):
         raise ProtocolError("says nothing of what it fetches; the devices have different versions", node=node)
-    return _Progress.of(Fields(state, "what it fetches", node))
+    return _Progress.of(Fields(one, "what it fetches", node))
 
 
-def _refusal(states: Mapping[str, _Progress], others: Sequence[str]) -> Refused | None:
-    """Return which device cannot take part: one of `others` that sent wrong bytes, or one that does not get its own."""
-    for node, state in states.items():
-        for wrong in state.wrong:
+def _refusal(progress: Mapping[str, _Progress], others: Sequence[str], name: Callable[[str], str]) -> Refused | None:
+    """Return which device cannot take part: one of `others` that sent wrong bytes, or one that does not get its own.
+
+    name: returns what people call a device.
+    """
+    for node, one in progress.items():
+        for wrong in one.wrong:
             if wrong in others:
                 return Refused(wrong, "it sent other bytes than the model has", node)
-    for node, state in states.items():
-        if state.why:
-            return Refused(node, f"it cannot fetch its layers: {state.why}")
+    for node, one in progress.items():
+        if one.why:
+            whys = [one.why, *(f"{name(other)} {why}" for other, why in one.failures.items())]
+            return Refused(node, f"it cannot fetch its layers: {'; '.join(whys)}")
     return None

@@ -1,8 +1,8 @@
-"""The ways between the devices of a run, measured before a plan is made, and what a plan takes a hop to cost.
+"""Measures the links between the devices of a run before a plan is made, and estimates what a hop costs.
 
-This device measures its own ways, and orders the others to measure theirs; what was measured lately is not measured
-again. A way that was not measured, or not in time, is taken to be as its other direction, or as a fast network is; one
-on which nobody answers is a hop that no plan takes.
+This device measures its own links and orders the other devices to measure theirs. A link that was measured lately is
+not measured again. A link that was not measured in time counts as its opposite direction does, or as a fast network.
+A link on which no device answers is a hop that no plan takes.
 """
 
 from __future__ import annotations
@@ -18,38 +18,42 @@ from edge_run.base.fields import MOST_RATE, MOST_S, is_name, is_number, plain
 from edge_run.base.mesh import Document, LinkRate, Mesh
 from edge_run.partition.mesh_ring import Hop
 
-HANDLING_S = 0.0008  # a state taken, handed on and computed with, besides the network; live rates correct it
+HANDLING_S = 0.0008  # an activation taken, handed on and computed with, besides the network; live rates correct it
 USUAL_RATE = LinkRate("", 0.0004, 100e6)
 FRESH_S = 600.0
 MEASURE_TIMEOUT_S, ORDER_TIMEOUT_S = 4.0, 6.0
 MOST_WHY = 300  # characters of another device's words
 UNREACHED_S = 60.0  # what a hop on which nobody answers is taken to cost
-TOLERANCE = 1.2  # times what a hop was expected to take, before all ways are measured anew
+TOLERANCE = 1.2  # times what a hop was expected to take, before all links are measured anew
 
 OrderAll = Callable[[dict[str, Document], float], Mapping[str, Document]]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a device found of its ways to others: their rates, and why some are not reached."""
+    """What a device found of its links to others.
+
+    rates: of the links to devices that it reaches.
+    unreached: why it does not reach the others.
+    """
 
     rates: Mapping[str, LinkRate]
     unreached: Mapping[str, str]
 
 
-class Ways:
-    """What was measured of the ways between devices. Not thread-safe."""
+class MeasuredLinks:
+    """The links between devices as they were measured. Not thread-safe."""
 
-    def __init__(self, mesh: Mesh, order_all: OrderAll, state_bytes: int) -> None:
-        """order_all: gives orders to several nodes at once. state_bytes: what is handed on for one token."""
-        self._mesh, self._order_all, self._state_bytes = mesh, order_all, state_bytes
+    def __init__(self, mesh: Mesh, order_all: OrderAll, activation_bytes: int) -> None:
+        """order_all: gives orders to several nodes at once. activation_bytes: what is handed on for one token."""
+        self._mesh, self._order_all, self._activation_bytes = mesh, order_all, activation_bytes
         self._rates: dict[tuple[str, str], LinkRate] = {}
         self._unreached: dict[tuple[str, str], str] = {}
         self._tried: set[tuple[str, str]] = set()
         self.handling_s = HANDLING_S
 
     def measure(self, nodes: Sequence[str], fresh_s: float = FRESH_S) -> None:
-        """Measure the ways between `nodes`, this one among them, those aside that this run has tried to measure.
+        """Measure the links between `nodes`, this one among them, those aside that this run has tried to measure.
 
         fresh_s: how old a device's own figures may be. What cannot be measured in time stays unknown; what `order_all`
         raises is raised.
@@ -65,12 +69,12 @@ class Ways:
         }
         self._tried |= {(node, other) for node, others in asked.items() for other in others}
         if asked.get(here):
-            self._keep(here, measure_ways(self._mesh, asked[here], MEASURE_TIMEOUT_S, fresh_s))
+            self._keep(here, measure_links(self._mesh, asked[here], MEASURE_TIMEOUT_S, fresh_s))
         for node, answer in self._order_all(orders, ORDER_TIMEOUT_S).items():
             self._keep(node, read_measured(answer))
 
     def forget(self, node: str) -> None:
-        """A device is there anew: what was tried of its ways says nothing."""
+        """A device is there anew: what was tried of its links says nothing."""
         self._tried = {pair for pair in self._tried if node not in pair}
         self._unreached = {pair: why for pair, why in self._unreached.items() if node not in pair}
 
@@ -91,23 +95,23 @@ class Ways:
         )
 
     def apart(self, owners: Sequence[str]) -> tuple[str, str] | None:
-        """Return two devices of a plan that hand states on and do not reach each other; None where all do."""
+        """Return two devices of a plan that hand activations on and do not reach each other; None where all do."""
         return next((pair for pair in itertools.pairwise(owners) if pair in self._unreached), None)
 
     def rate(self, source: str, target: str) -> LinkRate:
-        """Return what is known of a way."""
+        """Return what is known of a link."""
         return self._rates.get((source, target)) or self._rates.get((target, source)) or USUAL_RATE
 
     def hop(self, source: str, target: str) -> Hop:
-        """Return what a state takes from a node to another: a token's, and a token's share of a prompt's."""
+        """Return what an activation takes from a node to another: a token's, and a token's share of a prompt's."""
         if (source, target) in self._unreached:
             return Hop(UNREACHED_S)
         rate = self.rate(source, target)
-        bulk_s = self._state_bytes / max(1.0, rate.bytes_per_s)
+        bulk_s = self._activation_bytes / max(1.0, rate.bytes_per_s)
         return Hop(self.handling_s + rate.round_trip_s / 2 + bulk_s, bulk_s)
 
     def correct(self, owners: Sequence[str], hop_s: float) -> None:
-        """The hops of a plan took `hop_s` in the mean; what the ways do not explain is handling."""
+        """The hops of a plan took `hop_s` in the mean; what the links do not explain is handling."""
         pairs = self._hops(owners)
         if pairs and hop_s > TOLERANCE * self._mean_s(pairs):
             self._tried.clear()
@@ -117,7 +121,7 @@ class Ways:
             self.handling_s = max(0.0, self.handling_s + hop_s - self._mean_s(pairs))
 
     def speeds(self, source: str, targets: Sequence[str]) -> dict[str, float]:
-        """Return bytes a second from a node to others, where the way was measured, in one direction at least."""
+        """Return bytes a second from a node to others, where the link was measured, in one direction at least."""
         known = {target for target in targets if {(source, target), (target, source)} & self._rates.keys()}
         return {target: self.rate(source, target).bytes_per_s for target in known}
 
@@ -128,7 +132,7 @@ class Ways:
         return sum(self.hop(a, b).token_s for a, b in pairs) / len(pairs)
 
     def _keep(self, source: str, found: Measured) -> None:
-        """Keep what `source` found of the ways that it was asked for."""
+        """Keep what `source` found of the links that it was asked for."""
         for target, rate in found.rates.items():
             if (source, target) in self._tried:
                 self._rates[source, target] = rate
@@ -138,8 +142,8 @@ class Ways:
                 self._unreached[source, target] = why
 
 
-def measure_ways(mesh: Mesh, nodes: Sequence[str], timeout_s: float, fresh_s: float) -> Measured:
-    """Measure the ways from this device to `nodes`, as many as can be in time."""
+def measure_links(mesh: Mesh, nodes: Sequence[str], timeout_s: float, fresh_s: float) -> Measured:
+    """Measure the links from this device to `nodes`, as many as can be in time."""
     until = time.monotonic() + timeout_s
     rates: dict[str, LinkRate] = {}
     unreached: dict[str, str] = {}
@@ -157,13 +161,13 @@ def measure_ways(mesh: Mesh, nodes: Sequence[str], timeout_s: float, fresh_s: fl
 
 
 def measured_document(found: Measured, why: str = "") -> Document:
-    """Return measured ways as an answer to an order. why: what is said of each that is not reached, if not its own."""
+    """Return measured links as an answer to an order. why: what is said of each that is not reached, if not its own."""
     links = {node: [rate.round_trip_s, rate.bytes_per_s] for node, rate in found.rates.items()}
     return {"links": links, "unreached": {node: why or own for node, own in found.unreached.items()}}
 
 
 def read_measured(answer: Document) -> Measured:
-    """Return the measured ways of an answer; what is malformed is left out."""
+    """Return the measured links of an answer; what is malformed is left out."""
     links, unreached = answer.get("links"), answer.get("unreached")
     rates = {}
     for node, values in links.items() if isinstance(links, Mapping) else ():

@@ -1,7 +1,7 @@
-"""What a decoder was told since it was empty, so that its caches can be built again, bit for bit, on other devices.
+"""Records what a decoder was told since it was empty, so that other devices can rebuild its caches bit for bit.
 
-Batches are kept as they were run: logits depend on the width of passes. What a rewind takes back wholly is forgotten;
-what it takes back in part stays, followed by the rewind.
+Batches are recorded as they were run, because logits depend on the width of passes. A batch that a rewind takes back
+wholly is removed from the log; a batch that is taken back in part stays, followed by the rewind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What the devices of a run say to each other over the data link: headers, batches as integers, and checks of both.
+"""The messages of a run over the data link: headers, batches as integers, and the checks of both.
 
-Every message names the epoch of the plan that it belongs to; a message of another epoch is nobody's. Commands of the
-coordinator are numbered within an epoch and carried out in order. Sizes are checked before anything is read, and what a
-batch asks for against the open context (`runtime/decoding/batch_limits.py`); all else is checked where it is done.
+Every message names the epoch of its plan, and messages of other epochs are ignored. The coordinator numbers its
+commands within an epoch, and devices carry them out in order. Sizes are checked before anything is read, and batches
+against the limits of the open context (`runtime/decoding/batch_limits.py`). Other checks are made where a value is
+used.
 """
 
 from __future__ import annotations
@@ -33,9 +34,12 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Operate:
-    """Change what the caches hold: `rewind` (sequence, position), `branch` (sequence, branches ...), `keep` (sequence,
-    position, branch, branches ...), `clear` (), or `learn` (tokens, outputs), which maps a graph and clears.
-    """  # noqa: D205
+    """Change what the caches hold.
+
+    what: which change.
+    numbers: of `rewind` sequence and position; of `branch` sequence and branches; of `keep` sequence, position, branch
+        and branches; of `clear` none; of `learn`, which maps a graph and clears, tokens and outputs.
+    """
 
     what: str
     numbers: tuple[int, ...] = ()
@@ -61,12 +65,12 @@ def read_command(message: Message, limits: Limits) -> Command:
     what = message.header.get("what")
     is_decode = what == "decode"
     if not isinstance(what, str) or not (is_decode or what in OPERATIONS) or len(message.parts) != 1:
-        raise ProtocolError(f"a command {shown(what)} of {len(message.parts)} parts from {message.node}: unknown here")
+        raise ProtocolError(f"a command {shown(what)} of {len(message.parts)} parts: unknown here", node=message.node)
     part = message.parts[0]
     most = limits.context_tokens * (_FIELDS + limits.sequences) if is_decode else _FIELDS + limits.sequences
     if part.nbytes % 4 or part.nbytes > 4 * most:
         raise ProtocolError(
-            f"a command {what} of {part.nbytes} bytes from {message.node}: not whole numbers, or over {most}"
+            f"a command {what} of {part.nbytes} bytes: not whole numbers, or over {most}", node=message.node
         )
     numbers = np.frombuffer(part, "<i4").tolist()
     if not is_decode:
@@ -75,7 +79,7 @@ def read_command(message: Message, limits: Limits) -> Command:
     try:
         limits.check_batch(batch)
     except (ConfigError, ContextFull) as error:
-        raise ProtocolError(f"a command {what} from {message.node}: {error}") from error
+        raise ProtocolError(f"a command {what}: {error}", node=message.node) from error
     return Decode(batch)
 
 

@@ -1,4 +1,4 @@
-"""What devices tell each other before they run a model together: which model, under which numerics, with what room."""
+"""What devices tell each other before a run: the model, the numerics key, and the room and speed of each device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge_run.base.mesh import Document, JsonValue
 from edge_run.base.results import Numerics
 from edge_run.devices.host.profile import disk_of
 from edge_run.partition.cost import CostModel
-from edge_run.partition.mesh_plan import Station
+from edge_run.partition.mesh_plan import DeviceSpec
 from edge_run.partition.plan import LOOKAHEAD_CHUNKS
 from edge_run.runtime.decoding.driver import PassShape
 from edge_run.runtime.graph.units import Layout
@@ -36,7 +36,7 @@ SHARED_FIELDS = (
     "kv_type",
     "flash_attention",
     "exact",
-    "mesh_states",
+    "mesh_activations",
 )
 _WHOLE = ("context_tokens", "threads", "micro_batch_tokens", "sequences", "outputs_per_pass")
 PASSES_AHEAD = 16  # of a device that is quicker than the one after it
@@ -75,7 +75,7 @@ def read_settings(order: Fields) -> dict[str, JsonValue]:
     if set(fields.document) != set(SHARED_FIELDS):
         raise ProtocolError("the settings of a run: not those that devices share; they have different versions")
     wholes = {name: fields.integer(name, 1, MOST_CONTEXT_TOKENS) for name in SHARED_FIELDS if name in _WHOLE}
-    texts = {name: fields.name(name) for name in ("kv_type", "flash_attention", "mesh_states")}
+    texts = {name: fields.name(name) for name in ("kv_type", "flash_attention", "mesh_activations")}
     # No pass asks for more, and what was asked for takes memory.
     most_outputs = max(2, wholes["micro_batch_tokens"], wholes["sequences"])
     wholes["outputs_per_pass"] = min(wholes["outputs_per_pass"], most_outputs)
@@ -92,7 +92,7 @@ def config_from(settings: Document, own: ModelConfig) -> ModelConfig:
 
 
 def most_waiting_bytes(engine: SliceEngine) -> int:
-    """Return what states may have that came before they are asked for: those of some of the widest passes."""
+    """Return what activations may have that came before they are asked for: those of some of the widest passes."""
     widest = engine.width * max(unit.entry_bytes for unit in engine.layout.units)
     return max(MOST_WAITING_BYTES, PASSES_AHEAD * widest)
 
@@ -142,10 +142,10 @@ def room_document(engine: SliceEngine) -> Document:
     }
 
 
-def station(node: str, document: Document) -> Station:
+def device_spec(node: str, document: Document) -> DeviceSpec:
     """Return a device as the planner sees it, from what it said of itself. Raises ProtocolError."""
     fields = Fields(document, "its answer", node)
-    return Station(
+    return DeviceSpec(
         node=node,
         memory_bytes=int(fields.number("room_bytes", 0, MOST_BYTES)),
         compute_bytes_per_s=max(1.0, fields.number("compute_bytes_per_s", 0, MOST_RATE)),

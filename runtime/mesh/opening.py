@@ -1,8 +1,7 @@
-"""Opens a model over the mesh that this device belongs to, or on this device where nobody else is there."""
+"""Opens a model over the mesh of this device, or on this device alone where no other device is there."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,13 +11,10 @@ from pathlib import Path
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError
 from edge_run.base.folders import mesh_folder
-from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Mesh, is_worker
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.mesh.engine import open_mesh_engine
+from edge_run.runtime.mesh.engine import RunOptions, open_mesh_engine
 from edge_run.tiers.gguf import read_gguf
-
-logger = logging.getLogger(__name__)
 
 MEET_S = 3.0  # to hear who is there
 
@@ -28,16 +24,13 @@ class MeshOptions:
     """How a run uses a mesh.
 
     mesh: an open one, which stays open, or the address of its broker; an empty one is what this device joined with.
-    folder: where this device's key and cluster are kept; None is where `edge-run mesh` keeps them. takes_any_numerics:
-    devices whose kernels may compute other bits take part too. say: is told what the user should see. interrupt:
-    that of the model that is opened; it ends the opening too, which can take long where a device fetches its layers.
+    folder: where this device's key and cluster are kept; None is where `edge-run mesh` keeps them.
+    run: how the run goes.
     """
 
     mesh: Mesh | str
     folder: Path | None = None
-    takes_any_numerics: bool = False
-    say: Callable[[str], None] = logger.warning
-    interrupt: Interrupt = field(default_factory=Interrupt)
+    run: RunOptions = field(default_factory=RunOptions)
 
 
 def open_over(path: Path, config: ModelConfig, options: MeshOptions) -> Engine:
@@ -49,19 +42,10 @@ def open_over(path: Path, config: ModelConfig, options: MeshOptions) -> Engine:
     with ExitStack() as stack:
         if mesh is not options.mesh:
             stack.callback(mesh.close)
-        if not _meet(mesh, options.interrupt.check):
-            options.say("nobody else is in the mesh: this device runs the model alone")
-            return Engine.open(path, config, gguf=gguf, interrupt=options.interrupt)
-        return open_mesh_engine(
-            path,
-            config,
-            mesh,
-            takes_any_numerics=options.takes_any_numerics,
-            say=options.say,
-            interrupt=options.interrupt,
-            gguf=gguf,
-            after=stack,
-        )
+        if not _meet(mesh, options.run.interrupt.check):
+            options.run.say("nobody else is in the mesh: this device runs the model alone")
+            return Engine.open(path, config, gguf=gguf, interrupt=options.run.interrupt)
+        return open_mesh_engine(path, config, mesh, options.run, gguf=gguf, after=stack)
 
 
 def _meet(mesh: Mesh, check: Callable[[], None]) -> bool:

@@ -1,4 +1,4 @@
-"""What passes over a mesh took, held against the plan: when it is time for another one."""
+"""Compares what passes over a mesh took with the plan, and says when another plan is worth making."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ TOLERANCE = 0.2
 PAYS_BACK_TOKENS = 100  # what a new plan costs, computing again what was said, is to be saved within so many tokens
 
 
-class Planner(Protocol):
-    """Who plans."""
+class Replanner(Protocol):
+    """What makes another plan."""
 
     plan: MeshPlan | None
 
@@ -25,7 +25,7 @@ class Planner(Protocol):
 
 
 class MeshRates:
-    """Figures of the passes of one token since the last plan. Not thread-safe."""
+    """What passes of one token took since the last plan. Not thread-safe."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=WINDOW_TOKENS)
@@ -41,7 +41,7 @@ class MeshRates:
 
     @property
     def hop_s(self) -> float:
-        """Seconds that a state takes from one device to the next, the median of late; 0 before there was one."""
+        """Seconds that an activation takes from one device to the next, the median of late; 0 before there was one."""
         return statistics.median(self._hops) if self._hops else 0.0
 
     def restart(self) -> None:
@@ -49,7 +49,7 @@ class MeshRates:
         self.__init__()  # type: ignore[misc]
 
     def note(self, n_tokens: int, seconds: float, spent: Mapping[str, float], hops: int) -> None:
-        """A batch of `n_tokens` took so long, of which devices were at work for `spent`; states went over `hops`."""
+        """A batch of `n_tokens` took so long, of which devices computed for `spent`; the rest took so many `hops`."""
         if n_tokens > 1:
             self._wide_token_s = seconds / n_tokens
             return
@@ -60,16 +60,16 @@ class MeshRates:
         if hops:
             self._hops.append(max(0.0, seconds - sum(spent.values())) / hops)
 
-    def why_replan(self, planner: Planner, tokens: int) -> str:
+    def why_replan(self, replanner: Replanner, tokens: int) -> str:
         """Return why another plan is worth computing `tokens` tokens again, an empty string when none is."""
-        plan = planner.plan
+        plan = replanner.plan
         if plan is None or not self._hops or self._since_check < 2 * WINDOW_TOKENS:
             return ""
         self._since_check = WINDOW_TOKENS
         measured, expected = self.token_s, plan.token_s
         if not expected or abs(measured / expected - 1) <= TOLERANCE:
             return ""
-        better = planner.better({node: statistics.median(found) for node, found in self._spent.items()}, self.hop_s)
+        better = replanner.better({node: statistics.median(found) for node, found in self._spent.items()}, self.hop_s)
         saved = measured - better.token_s if better else 0.0
         again = tokens * (self._wide_token_s or measured)
         if saved <= TOLERANCE * measured or saved * PAYS_BACK_TOKENS < again:

@@ -1,7 +1,7 @@
-"""States between the devices of a run, over the data link: sent to who comes next, waited for, and checked.
+"""Carries activations between the devices of a run over the data link: sends, waits and checks.
 
-One thread of each device computes, and receives. What comes for a later pass is kept until then; what comes of another
-epoch is dropped.
+One thread of each device computes and receives. Messages for a later pass are kept until then; messages of another
+epoch are dropped.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from edge_run.base.fields import MOST_S, Fields
 from edge_run.base.mesh import Document, Link, Message
 from edge_run.base.protocols import Clock
 from edge_run.runtime.decoding.driver import GraphChanged
-from edge_run.runtime.mesh.activation_coding import StateCoder, decode
+from edge_run.runtime.mesh.activation_coding import ActivationCoder, decode
 
 POLL_S = 0.1
-MOST_WAITING, MOST_WAITING_BYTES = 256, 64 << 20  # messages for later; bytes, where a run's states are not larger
+MOST_WAITING, MOST_WAITING_BYTES = 256, 64 << 20  # messages for later; bytes, where a run's activations are not larger
 SEND_TIMEOUT_S = 5.0
 GRAPH_CHANGED = 100  # a code in what a device says that it failed over; those of other errors are their exit codes
 
 
 class Overdue(DeviceLost):
-    """Nobody is known to be gone, and yet the state did not come in the time that a pass may take."""
+    """The activation did not come in the time that a pass may take, though no device is known to be gone."""
 
 
 class RunEnded(DeviceLost):
-    """A device (`node`) has ended its part of the run, for it had lost touch with who coordinates."""
+    """A device (`node`) has ended its part of the run, because it had lost touch with the coordinator."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -44,7 +44,8 @@ class Unreached(DeviceLost):
 class PassFailed(KernelError):
     """Another device (`node`) could not do its part of a pass.
 
-    code: of what it met (`code_of`). teller: who says so, where that is another device's doing.
+    code: of what it met (`code_of`).
+    teller: who says so, where that is another device's doing.
     """
 
     node: str
@@ -57,8 +58,8 @@ def code_of(error: EdgeRunError) -> int:
     return GRAPH_CHANGED if isinstance(error, GraphChanged) else error.exit_code
 
 
-class LinkWire:
-    """The `Wire` of one device, `node`, under one epoch.
+class LinkTransport:
+    """The `Transport` of one device, `node`, under one epoch.
 
     spent: what devices said that they were at work for in this pass, of those before this one in the ring.
     """
@@ -69,16 +70,16 @@ class LinkWire:
         epoch: int,
         owners: Sequence[str],
         node: str,
-        coder: StateCoder | None = None,
+        coder: ActivationCoder | None = None,
         check: Callable[[], None] = lambda: None,
         most_waiting_bytes: int = MOST_WAITING_BYTES,
         clock: Clock = time.monotonic,
     ) -> None:
         """Check runs while it waits, and may raise to stop.
 
-        most_waiting_bytes: of states that came before they were asked for.
+        most_waiting_bytes: of activations that came before they were asked for.
         """
-        self.coder = coder or StateCoder("exact", {})
+        self.coder = coder or ActivationCoder("exact", {})
         self._link, self.epoch, self._owners, self._clock = link, epoch, tuple(owners), clock
         self.node, self._check, self._most_waiting_bytes = node, check, most_waiting_bytes
         self._waiting: deque[Message] = deque()
@@ -91,13 +92,13 @@ class LinkWire:
 
     @property
     def hops(self) -> int:
-        """How often a state is handed on in a pass."""
+        """How often an activation is handed on in a pass."""
         return sum(a != b for a, b in zip(self._owners, self._owners[1:], strict=False))
 
     def expect(self, number: int, deadline_s: float | None = None) -> None:
-        """Command `number` begins; states of earlier ones are nobody's from now on.
+        """Command `number` begins; activations of earlier ones are nobody's from now on.
 
-        deadline_s: of each wait for a state, None for no other than the link's own.
+        deadline_s: of each wait for an activation, None for no other than the link's own.
         """
         self.number, self._round, self._deadline_s, self.spent = number, 0, deadline_s, {}
         self._since = self._clock() if self._owners[0] == self.node else None
@@ -121,16 +122,16 @@ class LinkWire:
         self._round += 1
 
     def receive(self, unit: int, sizes: Sequence[int]) -> Sequence[memoryview]:
-        """Wait for the state at the start of `unit`, of parts of `sizes` bytes.
+        """Wait for the activation at the start of `unit`, of parts of `sizes` bytes.
 
         Raises DeviceLost, PassFailed, Cancelled, or ProtocolError, which names who sent what cannot be.
         """
         self._leave()
-        self.place = f"waiting for the state before unit {unit}"
+        self.place = f"waiting for the activation before unit {unit}"
         started = self._clock()
         while True:
             message = self._kept(unit) or self._next(POLL_S)
-            if message is not None and self._is_the_state(message, unit):
+            if message is not None and self._is_the_activation(message, unit):
                 self._note(_fields(message))
                 self._since = self._clock()
                 self.place = f"computing from unit {unit}"
@@ -140,14 +141,14 @@ class LinkWire:
                 continue
             self._check()
             if self._deadline_s is not None and self._clock() - started > self._deadline_s:
-                raise Overdue(f"the state before unit {unit} did not come in {self._deadline_s:.0f} s")
+                raise Overdue(f"the activation before unit {unit} did not come in {self._deadline_s:.0f} s")
 
     def send(self, unit: int, node: str, parts: Sequence[memoryview]) -> None:
-        """Hand a state over. Raises DeviceLost when it cannot be."""
+        """Hand an activation over. Raises DeviceLost when it cannot be."""
         self._leave()
         codes, coded = self.coder.encode(node, parts)
         header: Document = {
-            "kind": "state",
+            "kind": "activation",
             "epoch": self.epoch,
             "number": self.number,
             "round": self._round,
@@ -156,7 +157,7 @@ class LinkWire:
             "codes": codes,
         }
         self._link.send(node, header, coded, timeout_s=SEND_TIMEOUT_S)
-        self.place = f"has sent the state before unit {unit}"
+        self.place = f"has sent the activation before unit {unit}"
 
     def finish(self) -> None:
         """The command is done."""
@@ -165,12 +166,12 @@ class LinkWire:
 
     def command(self, timeout_s: float) -> Message | None:
         """Return the coordinator's next command or stop under this epoch, None when none came in time."""
-        kept = next((m for m in self._waiting if m.header.get("kind") != "state"), None)
+        kept = next((m for m in self._waiting if m.header.get("kind") != "activation"), None)
         if kept is not None:
             self._waiting.remove(kept)
             return kept
         message = self._next(timeout_s)
-        if message is None or message.header.get("kind") == "state":
+        if message is None or message.header.get("kind") == "activation":
             if message is not None:
                 self._keep(message)
             return None
@@ -198,14 +199,14 @@ class LinkWire:
                 self.spent[node] = max(self.spent.get(node, 0.0), seconds)
 
     def _kept(self, unit: int) -> Message | None:
-        kept = next((m for m in self._waiting if self._is_the_state(m, unit)), None)
+        kept = next((m for m in self._waiting if self._is_the_activation(m, unit)), None)
         if kept is not None:
             self._waiting.remove(kept)
         return kept
 
-    def _is_the_state(self, message: Message, unit: int) -> bool:
+    def _is_the_activation(self, message: Message, unit: int) -> bool:
         header = message.header
-        wanted = ("state", self.epoch, self.number, self._round, unit)
+        wanted = ("activation", self.epoch, self.number, self._round, unit)
         found = tuple(header.get(key) for key in ("kind", "epoch", "number", "round", "unit"))
         return found == wanted and message.node == self._owners[unit - 1]
 
@@ -227,7 +228,7 @@ class LinkWire:
         if kind in ("stop", "command") and message.node == self._owners[0] and number >= self.number:
             self._waiting.append(message)
             raise Cancelled("the pass is over: its coordinator stopped it, or goes on with another")
-        if kind != "state" or number < self.number:
+        if kind != "activation" or number < self.number:
             return
         waiting_bytes = sum(part.nbytes for one in (message, *self._waiting) for part in one.parts)
         if len(self._waiting) >= MOST_WAITING or waiting_bytes > self._most_waiting_bytes:
@@ -262,6 +263,6 @@ def _decoded(message: Message, sizes: Sequence[int]) -> list[memoryview]:
 
 
 def _is_at_least(message: Message, number: int) -> bool:
-    """Return whether `message` belongs to command `number` or a later one; what is no state is kept."""
+    """Return whether `message` belongs to command `number` or a later one; what is no activation is kept."""
     found = message.header.get("number")
-    return message.header.get("kind") != "state" or (isinstance(found, int) and found >= number)
+    return message.header.get("kind") != "activation" or (isinstance(found, int) and found >= number)

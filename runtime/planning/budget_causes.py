@@ -1,4 +1,4 @@
-"""Why a budget is too small, when it is not the model: a long context, or wide passes."""
+"""Why a budget is too small, when it is not the model: a long context, or a large micro-batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge_run.runtime.planning.terms import Terms
 
 @contextlib.contextmanager
 def cause_named(terms: Terms) -> Iterator[None]:
-    """Let a BudgetError in this block say what takes most, where that is the caches or the buffers."""
+    """Name the largest item in a BudgetError of this block, where that is the KV cache or the buffers."""
     holdings = terms.holdings
     try:
         yield

@@ -1,4 +1,4 @@
-"""The plan of a mixture that is streamed by expert."""
+"""The plan of a mixture of experts that is streamed by expert."""
 
 from __future__ import annotations
 
@@ -19,19 +19,24 @@ from edge_run.runtime.planning.memory_plan import (
 )
 from edge_run.runtime.planning.routing import hit_rate
 from edge_run.runtime.planning.terms import Terms, used_experts
-from edge_run.tiers.territory import Territory
+from edge_run.tiers.address_space import AddressSpace
 
 
 @dataclass(frozen=True, slots=True)
-class MixturePlan:
-    """The plan, and what it rests on: chunks of a size that suits the experts, and which of them always stay.
+class MoePlan:
+    """The plan of a model that is streamed by expert.
 
-    dense: all that is not read by expert, in order of use, and what cannot change frames. n_frames: what experts have,
-    in chunks. room_share: of the bytes of all experts, what there is room for.
+    plan: what the user sees of it.
+    address_space: the weights in chunks of a size that suits the experts.
+    experts: the chunks of each expert.
+    dense: the chunks that always stay: all weights but the experts, in order of use, and the ragged chunks.
+    ranges: the tables that are only read by row.
+    n_frames: the frames of the experts.
+    room_share: the share of all experts' bytes that fits these frames.
     """
 
     plan: Plan
-    territory: Territory
+    address_space: AddressSpace
     experts: ExpertMap
     dense: tuple[int, ...]
     ranges: Sequence[RowRange]
@@ -40,37 +45,37 @@ class MixturePlan:
 
 
 def least_frames(experts: ExpertMap, n_used: int) -> int:
-    """Return the chunks that experts need at least: a wide pass uses a whole tensor, a token `n_used` of a layer."""
+    """Return the fewest frames for experts: a prefill batch uses a whole tensor, a token `n_used` of a layer."""
     return experts.largest_tensor + 2 * n_used * max(experts.sizes)
 
 
 def token_bytes(terms: Terms, tensors: Iterable[ExpertTensor], *, is_packed: bool) -> int:
-    """Return what the experts that a token uses have on the drive, in the model or in its packed file."""
+    """Return the bytes on the drive, in the model or in its packed file, of the experts that a token uses."""
     size = used_experts(terms.gguf) * sum(tensor.stride for tensor in tensors)
     return int(size * terms.packed.share) if terms.packed and is_packed else size
 
 
-def plan_mixture(terms: Terms, graph: GraphMap, territory: Territory) -> MixturePlan | None:
-    """Return the plan of a mixture that does not fit; None for a dense model, and where there is too little room.
+def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoePlan | None:
+    """Return the plan of a mixture of experts that does not fit; None for a dense model, or where room is too small.
 
-    Streaming by expert takes room for all that every token needs, and for the largest tensor of experts.
+    Streaming by expert needs room for the weights that every token uses, and for the largest tensor of experts.
     """
     tensors = expert_tensors(graph, terms.gguf)
     if not tensors:
         return None
     chunk_bytes = expert_chunk_bytes(tensors, terms.budget_bytes)
-    territory = Territory(territory.spans, min(territory.chunk_bytes, chunk_bytes))
-    ranges = row_ranges(graph, territory, terms.micro_batch_tokens)
+    address_space = AddressSpace(address_space.spans, min(address_space.chunk_bytes, chunk_bytes))
+    ranges = row_ranges(graph, address_space, terms.micro_batch_tokens)
     routed = {tensor.address for tensor in tensors}
     reads = (read for node in graph for read in node.reads if read.address not in routed)
-    whole = (chunk for read in reads for chunk in chunks_of(read, territory, ranges))
-    dense = tuple(dict.fromkeys((*whole, *sorted(territory.ragged))))
-    experts = ExpertMap(tensors, territory, frozenset(dense))
+    whole = (chunk for read in reads for chunk in chunks_of(read, address_space, ranges))
+    dense = tuple(dict.fromkeys((*whole, *sorted(address_space.ragged))))
+    experts = ExpertMap(tensors, address_space, frozenset(dense))
 
     rows = sum(r.budget_bytes for r in ranges)
     prediction = prediction_bytes(len(experts.layers), experts.n_experts) if terms.expert_prefetch != "off" else 0
     other = with_page_tables(terms.holdings.total_bytes + rows + prediction + terms.packed_bytes)
-    chunk_cost = with_page_tables(territory.chunk_bytes)
+    chunk_cost = with_page_tables(address_space.chunk_bytes)
     n_used = used_experts(terms.gguf)
     in_use, least = n_used * max(experts.sizes), least_frames(experts, n_used)
     n_frames = (terms.budget_bytes - other) // chunk_cost - len(dense)
@@ -79,7 +84,7 @@ def plan_mixture(terms: Terms, graph: GraphMap, territory: Territory) -> Mixture
     layers = zip(experts.layers, experts.sizes, strict=True)
     everything = sum(layer[0].n_experts * size for layer, size in layers)
     n_frames = min(n_frames, everything + in_use)
-    pinned, room = territory.total_bytes(dense), n_frames * territory.chunk_bytes
+    pinned, room = address_space.total_bytes(dense), n_frames * address_space.chunk_bytes
     used = token_bytes(terms, tensors, is_packed=True)
     room_share = room / sum(tensor.stride * tensor.n_experts for tensor in tensors)
     plan = make_plan(
@@ -102,4 +107,4 @@ def plan_mixture(terms: Terms, graph: GraphMap, territory: Territory) -> Mixture
             PlanItem("experts", room, "experts in use, and those that are likely to be used again"),
         ),
     )
-    return MixturePlan(plan, territory, experts, dense, ranges, n_frames, room_share)
+    return MoePlan(plan, address_space, experts, dense, ranges, n_frames, room_share)

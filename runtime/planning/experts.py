@@ -1,4 +1,4 @@
-"""Where the experts of a mixture lie: the tensors that hold one expert after the other, by layer, in chunks."""
+"""Where the experts of a mixture of experts lie: the tensors that hold them, by layer, and their chunks."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ from dataclasses import dataclass
 
 from edge_run.base.units import KIB
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
+from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace
 from edge_run.tiers.gguf import GgufModel
-from edge_run.tiers.territory import CHUNK_BYTES, Territory
 
 LEAST_CHUNK_BYTES = 64 * KIB
 CHUNKS_PER_PIECE = 48  # more would read less beside the piece, but each costs some 25 µs
-WIDE_SHARE = 0.5  # of a layer's experts, in use at once: they come tensor by tensor, each while one is computed
+CROWDED_SHARE = 0.5  # of a layer's experts, in use at once: they come tensor by tensor, each while one is computed
 MOST_SHARE = 0.9  # the next layer will want as many of its own
 MOST_FRAMES = 24_000  # each may be a mapping of its own, of which Linux allows 65,530
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertTensor:
-    """A tensor that holds one piece of every expert of a layer, `stride` bytes each, from `address` on."""
+    """A tensor that holds one piece of every expert of a layer.
+
+    layer: the number of the layer among those with experts.
+    address: where the tensor lies.
+    stride: the size of a piece in bytes.
+    n_experts: the number of experts.
+    """
 
     layer: int
     address: int
@@ -28,7 +34,7 @@ class ExpertTensor:
 
 
 def expert_tensors(graph: GraphMap, gguf: GgufModel) -> list[ExpertTensor]:
-    """Return the tensors that are only read by expert, in order of use; those with the same ids are of one layer."""
+    """Return the tensors that are only read by expert, in order of use; tensors that share their ids form a layer."""
     n_experts = {tensor.name: tensor.shape[2] for tensor in gguf.tensors if len(tensor.shape) == 3}
     otherwise = {read.address for node in graph for read in node.reads if routed_read(node) is not read}
     layers: dict[int, int] = {}
@@ -45,12 +51,12 @@ def expert_tensors(graph: GraphMap, gguf: GgufModel) -> list[ExpertTensor]:
 
 
 def routed_read(node: Node) -> WeightRead | None:
-    """Return what `node` reads by expert."""
+    """Return the read of `node` that is by expert, if there is one."""
     return node.reads[0] if node.op == "MUL_MAT_ID" and node.reads else None
 
 
 def expert_chunk_bytes(tensors: Sequence[ExpertTensor], budget_bytes: int) -> int:
-    """Return the size of a chunk: small against an expert's piece, but not so small that there are too many."""
+    """Return the size of a chunk: small against an expert's piece, but not so small that there are too many chunks."""
     least = max(LEAST_CHUNK_BYTES, budget_bytes // MOST_FRAMES)
     size = CHUNK_BYTES
     while size // 2 >= least and size > min(tensor.stride for tensor in tensors) // CHUNKS_PER_PIECE:
@@ -61,15 +67,17 @@ def expert_chunk_bytes(tensors: Sequence[ExpertTensor], budget_bytes: int) -> in
 class ExpertMap:
     """The chunks of every expert.
 
-    `layers[i]` are layer i's tensors in order of use. sizes: of each layer, the chunks of an expert at most.
-    largest_tensor: those of the largest tensor at most. n_experts: of a layer, at most. dense: chunks that something
-    else reads too, and which are left out.
+    layers: the tensors of each layer, in order of use.
+    sizes: the most chunks of an expert, by layer.
+    largest_tensor: the most chunks of a tensor.
+    n_experts: the most experts of a layer.
+    dense: chunks with other weights too, which are left out.
     """
 
-    def __init__(self, tensors: Sequence[ExpertTensor], territory: Territory, dense: frozenset[int]) -> None:
+    def __init__(self, tensors: Sequence[ExpertTensor], address_space: AddressSpace, dense: frozenset[int]) -> None:
         n_layers = max(tensor.layer for tensor in tensors) + 1
-        self._territory, self._dense = territory, dense
-        self.chunk_bytes = territory.chunk_bytes
+        self._address_space, self._dense = address_space, dense
+        self.chunk_bytes = address_space.chunk_bytes
         self._unit_sizes: dict[tuple[int, int], int] = {}
         self._pieces: dict[ExpertTensor, list[tuple[int, ...]]] = {}
         self.layers = tuple(tuple(t for t in tensors if t.layer == i) for i in range(n_layers))
@@ -79,11 +87,11 @@ class ExpertMap:
         self.largest_tensor = max(self.piece_size(tensor) * tensor.n_experts for tensor in tensors)
 
     def piece_size(self, tensor: ExpertTensor) -> int:
-        """Return the chunks that an expert's piece of `tensor` has at most."""
-        return (tensor.stride - 1) // self._territory.chunk_bytes + 2
+        """Return the most chunks that an expert's piece of `tensor` has."""
+        return (tensor.stride - 1) // self._address_space.chunk_bytes + 2
 
     def size_of(self, unit: tuple[int, int]) -> int:
-        """Return the chunks that an expert of a layer, `(layer, expert)`, has."""
+        """Return the number of chunks of `unit`, which is (layer, expert)."""
         if unit not in self._unit_sizes:
             layer, expert = unit
             self._unit_sizes[unit] = sum(len(self.pieces(tensor)[expert]) for tensor in self.layers[layer])
@@ -93,6 +101,6 @@ class ExpertMap:
         """Return the chunks of each expert's piece of `tensor`."""
         if tensor not in self._pieces:
             starts = (tensor.address + expert * tensor.stride for expert in range(tensor.n_experts))
-            chunks = (self._territory.chunks_of(start, tensor.stride) for start in starts)
+            chunks = (self._address_space.chunks_of(start, tensor.stride) for start in starts)
             self._pieces[tensor] = [tuple(c for c in piece if c not in self._dense) for piece in chunks]
         return self._pieces[tensor]

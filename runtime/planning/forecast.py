@@ -1,6 +1,6 @@
-"""From a plan, a model's graph and a measured device to times: how long until the first token, how fast after it.
+"""Forecasts of a plan's times on a measured device: the time to the first token, and the speed after it.
 
-A pass takes as long as the slower of computing and reading, which overlap; the first one reads everything, into memory
+A pass takes as long as the slower of computing and reading, which overlap. The first pass reads everything, into memory
 that was not used before.
 """
 
@@ -27,9 +27,9 @@ _COSTS_NOTHING = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 
 def pass_work(gguf: GgufModel, graph: GraphMap, n_stops: int, part: Collection[int] | None = None) -> PassWork:
-    """Return what a pass over `graph` computes, when it is stopped at `n_stops` places.
+    """Return the work of a pass over `graph` that stops `n_stops` times.
 
-    part: ordinals of the nodes that count; None for all.
+    part: the nodes that count; None for all.
     """
     tensors = {tensor.name: tensor for tensor in gguf.tensors}
     choice = choice_of_outputs(graph)
@@ -48,11 +48,11 @@ def pass_work(gguf: GgufModel, graph: GraphMap, n_stops: int, part: Collection[i
 
 
 def shared_work(
-    gguf: GgufModel, graph: GraphMap, n_stops: int, on_gpu: Collection[str], *, is_wide: bool
+    gguf: GgufModel, graph: GraphMap, n_stops: int, on_gpu: Collection[str], *, has_op_offload: bool
 ) -> tuple[PassWork, GpuWork]:
-    """Return what of a pass over `graph` the processor computes, and what a GPU, which has the weights `on_gpu`.
+    """Return the work of a pass over `graph` on the processor, and on a GPU that has the weights `on_gpu`.
 
-    A node without weights is computed where the last one with weights was.
+    A node without weights is computed where the last node with weights was.
     """
     part: set[int] = set()
     n_borders, is_there = 0, False
@@ -64,7 +64,7 @@ def shared_work(
             part.add(i)
     rest = frozenset(range(len(graph))) - part
     there = pass_work(gguf, graph, 0, part)
-    return pass_work(gguf, graph, n_stops, rest), GpuWork(there, n_borders, is_wide)
+    return pass_work(gguf, graph, n_stops, rest), GpuWork(there, n_borders, has_op_offload)
 
 
 def _matmul(gguf: GgufModel, tensor: TensorInfo, is_expert: bool, is_head: bool) -> MatmulWork:
@@ -81,7 +81,7 @@ def _matmul(gguf: GgufModel, tensor: TensorInfo, is_expert: bool, is_head: bool)
 
 
 def _together(matmuls: Sequence[MatmulWork]) -> tuple[MatmulWork, ...]:
-    """Return one entry for each kind."""
+    """Return `matmuls` with the entries of one kind added up."""
     sizes: dict[MatmulWork, int] = {}
     for work in matmuls:
         kind = replace(work, size_bytes=0)
@@ -90,7 +90,7 @@ def _together(matmuls: Sequence[MatmulWork]) -> tuple[MatmulWork, ...]:
 
 
 def _attention_flops(gguf: GgufModel, graph: Sequence[Node]) -> float:
-    """Return the work of attention per token and position that it looks at, over all layers."""
+    """Return the work of attention in all layers, per token and position that the token attends to."""
     heads, width = gguf.value("attention.head_count"), gguf.value("embedding_length")
     if not isinstance(heads, int) or not isinstance(width, int) or not heads:
         return 0.0
@@ -101,7 +101,7 @@ def _attention_flops(gguf: GgufModel, graph: Sequence[Node]) -> float:
 
 
 class _Reading(NamedTuple):
-    """What is read in a pass: how much, how long that takes, and how long it keeps a core busy."""
+    """The reading of a pass: the bytes, how long they take, and how long they keep a core busy."""
 
     n_bytes: float = 0.0
     wall_s: float = 0.0
@@ -109,10 +109,11 @@ class _Reading(NamedTuple):
 
 
 class PassTimes:
-    """How long the passes of a plan take on a device that was measured.
+    """Predicts the passes of a plan on a device that was measured.
 
-    reading_s: until a model that stays in memory is there. Passes overlap computing and reading; the first one of a
-    streamed model reads all of it.
+    reading_s: the seconds of reading a model that stays in memory.
+
+    Computing and reading overlap; the first pass of a streamed model reads all of it.
     """
 
     def __init__(
@@ -125,7 +126,15 @@ class PassTimes:
         earlier: Sequence[Point] = (),
         gpu: tuple[GpuProfile, GpuWork] | None = None,
     ) -> None:
-        """Times for `plan`. earlier: what runs of a mixture found. gpu: which has the rest of the work, and what."""
+        """Predict for `plan`.
+
+        work: the work of a pass on the processor.
+        profile: the device.
+        disk: the drive.
+        threads: how many compute.
+        earlier: what earlier runs of the model found, where it is streamed by expert.
+        gpu: the profile of the GPU, and the work of a pass there.
+        """
         self._work = work
         self._costs = SharedCost(profile, threads, *gpu) if gpu else CostModel(profile, threads)
         self._shares_cores = threads >= profile.logical_cores
@@ -145,7 +154,7 @@ class PassTimes:
         )
 
     def _reading(self, tokens: int, n_outputs: int, is_first: bool) -> _Reading:
-        """Return the reading of a pass: into memory that is used for the first time, as far as it is not yet."""
+        """Return the reading of a pass; where memory is used for the first time, reading takes longer."""
         plan = self._plan
         if self._is_resident:
             return _Reading()
@@ -159,16 +168,16 @@ class PassTimes:
         return self._read(0, plan.streamed_bytes_per_pass if tokens == 1 else self._missing(tokens, n_outputs))
 
     def _touched(self, tokens: float, n_outputs: float) -> float:
-        """Return the bytes of the experts that so many tokens use, chosen evenly: all of them for infinitely many."""
+        """Return the bytes of the experts that `tokens` tokens use if they choose evenly; all for infinitely many."""
         experts = [work for work in self._work.matmuls if work.n_experts]
         unused = [(1 - work.n_used / work.n_experts) ** (n_outputs if work.is_head else tokens) for work in experts]
         return sum(work.size_bytes * (1 - share) for work, share in zip(experts, unused, strict=True))
 
     def _missing(self, tokens: int, n_outputs: int) -> float:
-        """Return the bytes of the experts that a prompt's pass uses and that are not there from the pass before.
+        """Return the bytes of the experts that a prompt's pass uses and that the pass before did not leave in memory.
 
-        Where not all have room, some is left for what is used and not kept: as much of one tensor, and of the next, as
-        is not there. Those that only the last token uses get what room the others leave.
+        Where not all experts have room, some room is left for experts that are used and not cached: those missing of
+        one tensor, and of the next one. The experts that only the last token uses get the room that the others leave.
         """
         room, passing = self._plan.expert_bytes, self._work.expert_tensor_bytes
         inner, outer = (self._touched(math.inf, 0), self._touched(0, math.inf))
@@ -180,7 +189,7 @@ class PassTimes:
         return missing + (self._touched(0, n_outputs) * (1 - kept_outer / outer) if outer else 0.0)
 
     def _read(self, new_bytes: float, used_bytes: float) -> _Reading:
-        """Return the reading of so much into memory that is new, and so much into memory that was used before."""
+        """Return the reading of `new_bytes` into new memory, and of `used_bytes` into memory that was used before."""
         if self._disk is None:
             return _Reading()
         used_cpu, new_cpu = self._disk.cpu_s_per_byte
@@ -195,17 +204,17 @@ class PassTimes:
     def pass_s(self, tokens: int, position: int, n_outputs: int, is_first: bool) -> float:
         """Return the seconds of a pass of `tokens` tokens after `position` others.
 
-        Readers that find no idle core take their time from the computing threads, which wait for each other. What is
-        read and computed overlaps as far as the window reaches: not quite, where both take the same time. Experts are
-        known when they are needed; of many, one tensor is read while one is computed. But a limit of the bandwidth that
-        a control group sets is one over some time: what was not read while computing, is read the faster afterwards.
+        Readers that find no idle core take time from the computing threads, which wait for each other. Reading and
+        computing overlap as far as the window reaches, so not entirely where both take the same time. Experts are known
+        only when they are needed; of many experts, one tensor is read while another is computed. A control group limits
+        the mean bandwidth over some time: what was not read while computing is read the faster afterwards.
         """
         reading = self._reading(tokens, n_outputs, is_first)
         taken_s = min(reading.cpu_s, reading.wall_s) if self._shares_cores else 0.0
         compute_s = self.compute_s(tokens, position, n_outputs)
         if is_first:
             return max(reading.wall_s, compute_s + taken_s)
-        found = self._learned.token if tokens == 1 else self._learned.wide
+        found = self._learned.token if tokens == 1 else self._learned.batch
         busy_s = compute_s + (found.at(reading.n_bytes) if found else taken_s)
         if not self._plan.expert_bytes or (self._disk and self._disk.limit):
             return math.hypot(reading.wall_s**2, busy_s**2) ** 0.5
@@ -215,7 +224,11 @@ class PassTimes:
         return math.hypot(reading.wall_s, busy_s) if is_ahead else busy_s + reading.wall_s
 
     def prefill_s(self, tokens: int, micro_batch_tokens: int, is_first: bool) -> float:
-        """Return the seconds from a prompt of `tokens` tokens to the first token; is_first: in a model just opened."""
+        """Return the seconds from a prompt of `tokens` tokens to the first token of its answer.
+
+        micro_batch_tokens: the tokens of a full pass.
+        is_first: whether the model was just opened.
+        """
         passes = [(min(micro_batch_tokens, tokens - start), start) for start in range(0, tokens, micro_batch_tokens)]
         return is_first * self.reading_s + sum(
             self.pass_s(width, start, int(start + width == tokens), is_first and start == 0) for width, start in passes

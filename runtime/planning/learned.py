@@ -1,7 +1,7 @@
-"""What earlier runs of a mixture say about passes to come: pure, from points to seconds.
+"""Predictions from earlier runs that were streamed by expert: points in, seconds out. Pure.
 
-A pass computes, waits for reads, and does some things beside: it finds out what to read, moves frames, and computes
-slower while others read. The run most like the one to come says how long that took.
+Besides computing and waiting for reads, a pass has overhead: it decides what to read, moves frames, and computes slower
+while readers work. The overhead is taken from the earlier run that was most like the one to come.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from edge_run.runtime.planning.routing import PassSeen, Point
 
 SLOWEST, FASTEST = 0.2, 1.5  # of the drive's bandwidth: what an earlier run may have read at
 LEAST_NEW_SHARE = 0.1  # of all experts: what a first pass must have read into new memory to tell how fast that is
-WIDE_PASS_SHARE = 0.5  # of what wide passes take beside, for the pass; the rest goes with the bytes it reads
+BATCH_SHARE = 0.5  # of a prefill batch's overhead that does not grow with the bytes it reads
 
 
 class Line(NamedTuple):
-    """Seconds for each pass, and for each byte that it reads."""
+    """Seconds as a line: a part for each pass, and a part for each byte that it reads."""
 
     pass_s: float
     byte_s: float
@@ -31,15 +31,17 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What was learned; None where nothing was.
+    """What was learned from earlier runs; None where nothing was.
 
-    token: what single tokens take beside computing and waiting; wait_byte_s: what they wait for each byte. wide: as
-    token, of full passes of a prompt. first_use_byte_s: of reading into new memory.
+    token: the overhead of passes of one token.
+    wait_byte_s: how long these wait for each byte.
+    batch: the overhead of full passes of a prompt.
+    first_use_byte_s: the time of reading a byte into new memory.
     """
 
     token: Line | None = None
     wait_byte_s: float = 0.0
-    wide: Line | None = None
+    batch: Line | None = None
     first_use_byte_s: float | None = None
 
 
@@ -51,10 +53,12 @@ def learn(
     room_bytes: float,
     expert_bytes: float,
 ) -> Learned:
-    """Return what `earlier` runs say of a run that has room for `room_bytes` of `expert_bytes`.
+    """Return the lessons of `earlier` runs for a run with room for `room_bytes` of `expert_bytes`.
 
-    compute_s: of passes of so many tokens, computing alone. token_bytes: what a token will read. Runs that this drive
-    cannot have had are not believed: it may have been another then.
+    compute_s: the seconds that a pass of some tokens computes.
+    token_bytes: the bytes that a token will read.
+
+    Runs whose reads were far from this drive's speed are left out: the model may have been on another drive then.
     """
 
     def is_believed(seen: PassSeen) -> bool:
@@ -68,7 +72,7 @@ def learn(
     nearest = min(believed, key=lambda point: abs(point.token.read_bytes - token_bytes))
 
     def beside(seen: PassSeen, pass_share: float) -> Line:
-        """Split what is neither computing nor waiting; what is done with a byte takes no longer than reading it."""
+        """Split the overhead; its part for a byte is at most the time of reading the byte."""
         beside_s = max(0.0, seen.wall_s - seen.wait_s - compute_s(round(seen.n_tokens)) - seen.choosing_s)
         byte_s = min((1 - pass_share) * beside_s / max(seen.read_bytes, 1), 1 / disk.bytes_per_s)
         return Line(seen.choosing_s + pass_share * beside_s, byte_s)
@@ -76,7 +80,7 @@ def learn(
     return Learned(
         beside(nearest.token, 0.0),
         nearest.token.wait_s / nearest.token.read_bytes,
-        beside(nearest.wide, WIDE_PASS_SHARE) if nearest.wide.n_tokens else None,
+        beside(nearest.batch, BATCH_SHARE) if nearest.batch.n_tokens else None,
         first_use,
     )
 
@@ -84,7 +88,7 @@ def learn(
 def _first_use_byte_s(
     earlier: Sequence[Point], disk: DiskProfile, room_bytes: float, expert_bytes: float
 ) -> float | None:
-    """Return what a byte that is read into new memory takes, as the run most like this found it."""
+    """Return the time of reading a byte into new memory, from the run that was most like this one."""
     slowest, fastest = SLOWEST * disk.first_use_bytes_per_s, FASTEST * disk.bytes_per_s
     for point in sorted(earlier, key=lambda point: abs(point.room_share * expert_bytes - room_bytes)):
         read_bytes, busy_s = point.first.read_bytes, point.first.busy_s

@@ -1,4 +1,4 @@
-"""From what was measured and mapped to the plan that a run keeps: every byte of the budget has a line in it."""
+"""The plan that a run keeps to, from its measured context and its graph: every byte of the budget is in one item."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from edge_run.base.results import Plan, PlanItem
 from edge_run.base.units import MIB, round_up
-from edge_run.partition.plan import ResidencyPlan, plan_residency, with_guests
-from edge_run.partition.turns import plan_turns
+from edge_run.partition.plan import ResidencyPlan, plan_residency, with_lent
+from edge_run.partition.stage_visits import plan_stage_visits
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.planning.budget_causes import cause_named
 from edge_run.runtime.planning.terms import Terms
 from edge_run.tiers._libc import PAGE
-from edge_run.tiers.territory import Territory
+from edge_run.tiers.address_space import AddressSpace
 
 PAGE_TABLE_SHARE = 512
 LEAST_TABLE_CHUNKS = 4
@@ -23,7 +23,7 @@ LEAST_TABLE_BUDGET_BYTES = 4 * MIB
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """The inside of a table that is looked up by row: addresses [start, stop), by chunks, and what to keep of it."""
+    """The inside of a table that is only read by row: whole chunks, and the memory for its rows."""
 
     start: int
     stop: int
@@ -32,8 +32,8 @@ class RowRange:
     budget_bytes: int
 
 
-def row_ranges(graph: GraphMap, territory: Territory, micro_batch_tokens: int) -> list[RowRange]:
-    """Return the tables that are only ever read by row and are large enough to be worth it."""
+def row_ranges(graph: GraphMap, address_space: AddressSpace, micro_batch_tokens: int) -> list[RowRange]:
+    """Return the tables that are only read by row, and large enough for that to be worth it."""
     reads = {read for node in graph for read in node.reads}
     whole = [(read.address, read.address + read.length) for read in reads if not read.row_bytes]
     ranges = []
@@ -42,10 +42,10 @@ def row_ranges(graph: GraphMap, territory: Territory, micro_batch_tokens: int) -
             continue
         if any(start < read.address + read.length and read.address < stop for start, stop in whole):
             continue
-        span = territory.span_of(read.address)
-        start = territory.border_before(read.address + territory.chunk_bytes - 1, span)
-        stop = territory.border_before(read.address + read.length, span)
-        if stop - start < LEAST_TABLE_CHUNKS * territory.chunk_bytes:
+        span = address_space.span_of(read.address)
+        start = address_space.border_before(read.address + address_space.chunk_bytes - 1, span)
+        stop = address_space.border_before(read.address + read.length, span)
+        if stop - start < LEAST_TABLE_CHUNKS * address_space.chunk_bytes:
             continue
         wanted = micro_batch_tokens * (round_up(read.row_bytes, PAGE) + PAGE)
         budget = min(max(wanted, LEAST_TABLE_BUDGET_BYTES), stop - start)
@@ -54,13 +54,13 @@ def row_ranges(graph: GraphMap, territory: Territory, micro_batch_tokens: int) -
 
 
 def plan_plain(terms: Terms) -> Plan:
-    """Return the plan of a model that llama.cpp's own loader runs: nothing is promised."""
+    """Return the plan of a model that llama.cpp's own loader runs, which promises nothing."""
     return make_plan(terms, mode="llama.cpp")
 
 
-def plan_resident(terms: Terms, territory: Territory, chunks: Collection[int]) -> Plan:
+def plan_resident(terms: Terms, address_space: AddressSpace, chunks: Collection[int]) -> Plan:
     """Return the plan of a model that fits, whose weights lie in `chunks`."""
-    weights = territory.total_bytes(chunks)
+    weights = address_space.total_bytes(chunks)
     return make_plan(
         terms,
         mode="resident",
@@ -72,35 +72,35 @@ def plan_resident(terms: Terms, territory: Territory, chunks: Collection[int]) -
 
 def plan_streamed(
     terms: Terms,
-    territory: Territory,
-    stretches: Sequence[Sequence[int]],
+    address_space: AddressSpace,
+    segments: Sequence[Sequence[int]],
     ranges: Sequence[RowRange],
-    turns: Sequence[Sequence[int]] = (),
+    visits: Sequence[Sequence[int]] = (),
 ) -> tuple[Plan, ResidencyPlan]:
     """Return the plan of a model that does not fit, and which chunks stay. Raises BudgetError below the minimum.
 
-    turns: the chunks of each turn, where other devices compute in between.
+    visits: the chunks of each stage visit, where other devices compute in between.
     """
     holdings, rows = terms.holdings, sum(r.budget_bytes for r in ranges)
     other = with_page_tables(holdings.total_bytes + rows)
-    chunk_bytes = with_page_tables(territory.chunk_bytes)
+    chunk_bytes = with_page_tables(address_space.chunk_bytes)
     with cause_named(terms):
-        residency = plan_residency(stretches, territory.ragged, chunk_bytes, terms.budget_bytes - other, other)
+        residency = plan_residency(segments, address_space.ragged, chunk_bytes, terms.budget_bytes - other, other)
     if residency.n_frames:
-        n_guests = terms.lent_bytes // chunk_bytes
-        in_turns = plan_turns(residency, stretches, turns, territory.ragged, n_guests)
-        residency = in_turns or with_guests(residency, stretches, n_guests)
-    pinned = territory.total_bytes(residency.pinned)
-    window = residency.n_frames * territory.chunk_bytes
+        n_lent = terms.lent_bytes // chunk_bytes
+        by_visits = plan_stage_visits(residency, segments, visits, address_space.ragged, n_lent)
+        residency = by_visits or with_lent(residency, segments, n_lent)
+    pinned = address_space.total_bytes(residency.pinned)
+    window = residency.n_frames * address_space.chunk_bytes
     plan = make_plan(
         terms,
         mode="streamed",
         minimum_bytes=other + residency.minimum_chunks * chunk_bytes,
         pinned_bytes=pinned,
         window_bytes=window,
-        streamed_bytes_per_pass=residency.streamed_uses * territory.chunk_bytes,
+        streamed_bytes_per_pass=residency.streamed_uses * address_space.chunk_bytes,
         readers=terms.readers,
-        lent_bytes=len(residency.guests) * territory.chunk_bytes,
+        lent_bytes=len(residency.lent) * address_space.chunk_bytes,
         items=(
             *items_besides_weights(terms, rows, pinned + window),
             PlanItem("pinned", pinned, "weights that never leave: each saves its size of reading per token"),
@@ -111,7 +111,11 @@ def plan_streamed(
 
 
 def items_besides_weights(terms: Terms, rows_bytes: int, weights_bytes: int) -> tuple[PlanItem, ...]:
-    """Return the plan's lines for all but weights, where these take `weights_bytes`, rows of tables `rows_bytes`."""
+    """Return the plan's items for everything but weights.
+
+    rows_bytes: the memory of the rows of tables.
+    weights_bytes: the memory of the weights.
+    """
     mapped = terms.holdings.total_bytes + rows_bytes + weights_bytes
     return (
         *terms.holdings.items(),
@@ -121,12 +125,12 @@ def items_besides_weights(terms: Terms, rows_bytes: int, weights_bytes: int) -> 
 
 
 def with_page_tables(size_bytes: int) -> int:
-    """Return `size_bytes` and what the kernel keeps to map them."""
+    """Return `size_bytes` and the page tables that map them."""
     return size_bytes + size_bytes // PAGE_TABLE_SHARE
 
 
 def make_plan(terms: Terms, **parts: Any) -> Plan:
-    """Return a plan with the fields `parts`; what they leave out is nothing."""
+    """Return a plan with the fields `parts`; numbers that are left out are 0."""
     nothing = Plan(
         mode="",
         budget_bytes=terms.budget_bytes,

@@ -1,11 +1,12 @@
-"""What a token takes with a part of a model on a GPU, by what was measured: so it is decided how much goes there.
+"""The time of a token with a part of the model on a GPU, from measurements, which decides how much goes there.
 
-A forecast comes from what `probe` found of the processor, the GPU and the drive. Runs hold it against what their tokens
-took, and the next run's forecast of the same part is corrected by that; so where a GPU, or what else runs on it, has
-become slower, the next opening may leave more to the processor. After a day a part gets another try.
+A forecast is made from the profile of the processor, the GPU and the drive (`probe`). Each run compares the forecast
+with the times of its tokens, and the next run's forecast for the same part is corrected accordingly. So when a GPU has
+become slower, perhaps because something else uses it, the next opening may leave more to the processor. After a day the
+correction lapses.
 
-llama.cpp keeps all experts of a layer in one tensor. So layers are shared out between processor and GPU, where HybriMoE
-(Zhong et al. 2025) shares out the experts of one layer.
+llama.cpp keeps all experts of a layer in one tensor. So the layers are shared out between processor and GPU, while
+HybriMoE (Zhong et al. 2025) shares out the experts of one layer.
 """
 
 from __future__ import annotations
@@ -34,10 +35,13 @@ PROCESSOR = "none"
 
 
 class OffloadTimes:
-    """Times of one model under one budget. profile: None until it was asked for, and where something is not known."""
+    """Forecasts for one model under one budget.
+
+    profile: the profile of the device; None before the first forecast, and where something was not measured.
+    """
 
     def __init__(self, prepared: Prepared) -> None:
-        """Time what was `prepared`, before anything of it is on a GPU."""
+        """Forecast for the model of `prepared`, of which nothing is on a GPU yet."""
         self._prepared = replace(prepared, why_plain="")  # what computes is the same whoever loads it
         self.profile: DeviceProfile | None = None
         self._paces: Mapping[str, tuple[float, float]] | None = None
@@ -63,14 +67,14 @@ class OffloadTimes:
 
 
 def part_of(offload: Offload | None) -> str:
-    """Return what paces are kept under."""
+    """Return the key under which the paces of `offload` are saved."""
     return offload.part if offload else PROCESSOR
 
 
 def known_paces(
     gguf: GgufModel, cache_folder: Path, clock: Callable[[], float] = time.time
 ) -> dict[str, tuple[float, float]]:
-    """Return, by part, how many times as long as forecast tokens took, and when that was noted, of the last day."""
+    """Return, by part, tokens' times over the forecast ones and when they were noted, for the last day."""
     try:
         found = parse(routing.place_of(gguf, cache_folder / "paces").read_bytes())
         paces = {str(part): (float(pace), float(noted_s)) for part, (pace, noted_s) in found.items()}
@@ -82,7 +86,7 @@ def known_paces(
 def note_paces(
     gguf: GgufModel, cache_folder: Path, part: str, paces: Sequence[float], clock: Callable[[], float] = time.time
 ) -> None:
-    """Keep how the tokens of a run compared with the forecast, where there were enough. Never raises."""
+    """Save how the tokens of a run compared with the forecast, if there were enough tokens. Never raises."""
     if len(paces) >= LEAST_PACES:
         noted = {part: (statistics.median(paces), clock())}
-        routing.keep(gguf, cache_folder / "paces", known_paces(gguf, cache_folder, clock) | noted)
+        routing.save(gguf, cache_folder / "paces", known_paces(gguf, cache_folder, clock) | noted)

@@ -1,4 +1,4 @@
-"""Whether a run reads a mixture's experts from a packed file."""
+"""Whether a run reads experts from a packed file."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ logger = logging.getLogger(__name__)
 
 
 def choose_packed(gguf: GgufModel, config: ModelConfig) -> PackedFile | None:
-    """Return the packed file of `gguf` that is named, or beside it; None where there is none, or none is to be used.
+    """Return the packed file of `gguf` that `config` names, or the one beside the model; None for neither, or `off`.
 
-    Raises PackedFileError where it is another model's or damaged, ModelFileError; NotSupported where a file was named,
-    and zstandard is not there.
+    Raises PackedFileError where the file is damaged or another model's, ModelFileError; NotSupported where the user
+    named a file and zstandard is missing.
     """
     if config.packed == PACKED_OFF:
         return None

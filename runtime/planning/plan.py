@@ -1,4 +1,4 @@
-"""From a file to its plan: what `edge_run.plan` and `edge-run plan` ask."""
+"""From a file to its plan, for `edge_run.plan` and `edge-run plan`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ def plan(
     config: ModelConfig | None = None,
     **options: Any,
 ) -> Plan:
-    """Return what `Model(path, ...)` would do, from the same arguments; no weights are read.
+    """Return the plan of `Model(path, ...)` with the same arguments; no weights are read.
 
-    profile: of the device (`probe`); with one, the plan's `forecast` says how long a prompt of `prompt_tokens` tokens
-    and each token after it would take. Raises like `Model`, but reads nothing and allocates nothing.
+    profile: the profile of the device (`probe`). With one, the plan has a `forecast`: the times of a prompt of
+        `prompt_tokens` tokens, and of each token after it.
+
+    Raises like `Model`, but reads nothing and allocates nothing.
     """
     if config is not None and (options or memory is not None):
         raise ConfigError("config and single options: give one of the two")

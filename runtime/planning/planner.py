@@ -1,7 +1,7 @@
-"""What would be done with a model, said before anything is loaded: the plans of `edge-run plan`.
+"""Plans of a model before anything is loaded, for `edge-run plan`.
 
-The plan that a run makes comes from its own context and graph (`runtime/engine/engine.py`); this one from what an
-inspection knows of them, under the same terms and through the same functions.
+A run plans from its own context and graph (`runtime/engine/engine.py`). A planner plans from those that an inspection
+has found, under the same terms and through the same functions.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from edge_run.base.profile import DeviceProfile, GpuProfile
 from edge_run.base.results import Plan
 from edge_run.base.units import MIB, round_up
 from edge_run.devices.host.profile import disk_of
-from edge_run.prefetch.schedule import Stretch
+from edge_run.prefetch.schedule import Segment
 from edge_run.runtime.graph.nodes import GraphMap
-from edge_run.runtime.graph.segments import chunks_of, cut_into_stretches
+from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.inspection.cache import SHARD_BYTES
 from edge_run.runtime.llama.holdings import Holdings
 from edge_run.runtime.llama.threads import compute_threads
-from edge_run.runtime.planning.expert_plan import plan_mixture
+from edge_run.runtime.planning.expert_plan import plan_moe
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.planning.forecast import PassTimes, forecast, pass_work, shared_work
 from edge_run.runtime.planning.memory_plan import (
@@ -34,7 +34,7 @@ from edge_run.runtime.planning.memory_plan import (
 )
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.terms import Terms, work_bytes
-from edge_run.tiers.territory import Span, Territory, clipped
+from edge_run.tiers.address_space import AddressSpace, MappedSpan, clipped
 
 CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches
 OPENING_S_PER_NODE = 35e-6
@@ -46,7 +46,7 @@ class Planner:
     """Plans one model under any number of budgets. Reads nothing."""
 
     def __init__(self, prepared: Prepared) -> None:
-        """Plan what was `prepared`, whose file was looked at."""
+        """Plan the model of `prepared`, whose file must have been inspected."""
         assert prepared.known is not None, "a plan of a file that was not looked at"
         self._prepared, self.known, self.offload = prepared, prepared.known, prepared.offload
         self.gguf, self.config = gguf, config = prepared.gguf, prepared.config
@@ -57,18 +57,18 @@ class Planner:
         moved_bytes = prepared.draft_offload.moved_bytes if prepared.draft_offload else 0
         draft_bytes = prepared.draft.host_bytes(moved_bytes) if prepared.draft else 0
         self._holdings = Holdings(program, known.kv_bytes, known.buffer_bytes, work, draft_bytes)
-        self._spans: Sequence[Span] = known.spans
+        self._spans: Sequence[MappedSpan] = known.spans
         if offload:
             self._holdings = offload.added_to(self._holdings)
             self._spans = clipped(known.spans, self._host_ranges())
-        self._territory = Territory(self._spans)
+        self._address_space = AddressSpace(self._spans)
 
     @functools.cached_property
     def _graph(self) -> GraphMap:
         return self.offload.on_host(self.known.graph) if self.offload else self.known.graph
 
     def _host_ranges(self) -> list[tuple[int, int]]:
-        """Return where the weights are, (file address, length), that are not on a GPU alone."""
+        """Return (file address, length) of the weights that are not only on a GPU."""
         read = {read.name for node in self._graph for read in node.reads}
         on_gpu = self.offload.sizes.names if self.offload else frozenset[str]()
         tensors = (tensor for tensor in self.gguf.tensors if tensor.name in read or tensor.name not in on_gpu)
@@ -76,14 +76,14 @@ class Planner:
 
     @functools.cached_property
     def _chunks(self) -> Collection[int]:
-        """The chunks that hold weights which the processor reads."""
+        """The chunks with weights that the processor reads."""
         if not self.offload:
-            return range(self._territory.n_chunks)
-        return self._territory.holding(self._host_ranges())
+            return range(self._address_space.n_chunks)
+        return self._address_space.holding(self._host_ranges())
 
     @property
     def opening_bytes(self) -> int:
-        """What is taken of the machine's memory while the model opens."""
+        """The memory that the model takes while it is opened."""
         holdings = self._holdings
         return self.known.program_bytes + holdings.kv_bytes + holdings.buffer_bytes + holdings.draft_bytes
 
@@ -93,28 +93,28 @@ class Planner:
 
     @functools.cached_property
     def _ranges(self) -> list[RowRange]:
-        return row_ranges(self._graph, self._territory, self.known.micro_batch_tokens)
+        return row_ranges(self._graph, self._address_space, self.known.micro_batch_tokens)
 
     @functools.cached_property
-    def _stretches(self) -> list[Stretch]:
-        return cut_into_stretches(self._graph, lambda read: chunks_of(read, self._territory, self._ranges))
+    def _segments(self) -> list[Segment]:
+        return cut_into_segments(self._graph, lambda read: chunks_of(read, self._address_space, self._ranges))
 
     def plan(self, budget_bytes: int | None = None) -> Plan:
-        """Return the plan under a budget; None is the configured one. Raises BudgetError when it is too small."""
+        """Return the plan under a budget, by default the configured one. Raises BudgetError when it is too small."""
         terms = replace(self._terms, budget_bytes=budget_bytes or self._prepared.budget_bytes)
         if self._prepared.why_plain:
             return plan_plain(replace(terms, holdings=Holdings(0, self._holdings.kv_bytes)))
         if self._whole_bytes <= terms.budget_bytes:
-            return plan_resident(terms, self._territory, self._chunks)
+            return plan_resident(terms, self._address_space, self._chunks)
         terms = replace(terms, gpu=self.offload.streamed(self.gguf).plan if self.offload else None)
-        if mixture := plan_mixture(terms, self._graph, self._territory):
-            return mixture.plan
-        needs = [stretch.needs for stretch in self._stretches]
-        return plan_streamed(terms, self._territory, needs, self._ranges)[0]
+        if moe := plan_moe(terms, self._graph, self._address_space):
+            return moe.plan
+        needs = [segment.needs for segment in self._segments]
+        return plan_streamed(terms, self._address_space, needs, self._ranges)[0]
 
     @property
     def _whole_bytes(self) -> int:
-        return self._holdings.total_bytes + len(self._chunks) * self._territory.chunk_bytes
+        return self._holdings.total_bytes + len(self._chunks) * self._address_space.chunk_bytes
 
     def sweep(self) -> list[Plan]:
         """Return plans under budgets from the smallest that works to one that holds the whole model."""
@@ -127,28 +127,28 @@ class Planner:
         return [self.plan(budget) for budget in dict.fromkeys(budgets)]
 
     def widened(self, factor: int) -> Planner:
-        """Return the planner of a micro-batch that is `factor` times as wide; its buffers are taken to grow as much."""
-        wide = self.known.micro_batch_tokens * factor, self.known.buffer_bytes * factor
-        known = replace(self.known, micro_batch_tokens=wide[0], buffer_bytes=wide[1])
+        """Return the planner of a micro-batch `factor` times as large; buffers are taken to grow in proportion."""
+        tokens, buffer_bytes = self.known.micro_batch_tokens * factor, self.known.buffer_bytes * factor
+        known = replace(self.known, micro_batch_tokens=tokens, buffer_bytes=buffer_bytes)
         return Planner(replace(self._prepared, known=known))
 
     def times(self, plan: Plan, profile: DeviceProfile, model: Path) -> PassTimes:
-        """Return how long the passes of `plan` take on the device of `profile`, read from where `model` is."""
+        """Return the times of `plan`'s passes on the device of `profile`, with the drive that holds `model`."""
         n_stops = 0
         if plan.expert_bytes:
             n_stops = sum(routed_read(node) is not None for node in self.known.graph)
         elif plan.mode == "streamed":
-            n_stops = len(self._stretches)
+            n_stops = len(self._segments)
         disk, points = disk_of(profile, model), self._terms.experience.points
         if self.offload and plan.gpu and (gpu := self._gpu_of(profile)):
-            names, is_wide = self.offload.sizes.names, plan.gpu.wide_passes
-            work, there = shared_work(self.gguf, self.known.graph, n_stops, names, is_wide=is_wide)
+            names, has_op_offload = self.offload.sizes.names, plan.gpu.op_offload
+            work, there = shared_work(self.gguf, self.known.graph, n_stops, names, has_op_offload=has_op_offload)
             return PassTimes(plan, work, profile, disk, self.threads, points, (gpu, there))
         work = pass_work(self.gguf, self.known.graph, n_stops)
         return PassTimes(plan, work, profile, disk, self.threads, points)
 
     def can_time(self, profile: DeviceProfile) -> bool:
-        """Return whether `profile` says how fast everything is that computes, in a plan of ours."""
+        """Return whether `profile` has the speed of all that computes, and our loader runs the model."""
         return not self._prepared.why_plain and (self.offload is None or self._gpu_of(profile) is not None)
 
     def _gpu_of(self, profile: DeviceProfile) -> GpuProfile | None:
@@ -156,9 +156,9 @@ class Planner:
         return next((gpu for gpu in profile.gpus if gpu.backend == name and gpu.kernels), None)
 
     def timed(self, plan: Plan, profile: DeviceProfile, model: Path, prompt_tokens: int) -> Plan:
-        """Return `plan` with what it would take on the device of `profile`, for a prompt of `prompt_tokens` tokens.
+        """Return `plan` with its forecast for a prompt of `prompt_tokens` tokens, on the device of `profile`.
 
-        With a part of the model on a GPU whose speed is not known nothing is said.
+        Without the speed of a GPU that has a part of the model, there is no forecast.
         """
         if not self.can_time(profile):
             return plan

@@ -1,7 +1,7 @@
-"""The one way to what is known of a model before it is opened, for runs, plans, measurements and workers alike.
+"""Finds out what must be known of a model before it is opened, for runs, plans, measurements and workers alike.
 
-A file that llama.cpp would end the process over is refused first, then budgets that are too small. A plan does without
-llama.cpp, which takes long to load, as long as no GPU is asked for.
+A file that would make llama.cpp end the process is refused first, then a budget that is too small. A plan does without
+llama.cpp, which takes long to load, unless a GPU is asked for.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ logger = logging.getLogger(__name__)
 def prepare(gguf: GgufModel, config: ModelConfig, ledger: Ledger | None = None, *, is_opened: bool = True) -> Prepared:
     """Return what is known of `gguf` before it is opened as `config` says; no weights are read.
 
-    ledger: knows what other runs were promised. is_opened: False for a plan alone. A file that is opened was tried by a
-    child, and its budget suffices for opening it; a plan needs sizes and a graph.
-    Raises ModelFileError, ConfigError, NotSupported, KernelError or TierReadError; and where it is opened BudgetError.
+    ledger: knows the memory that other runs were promised.
+    is_opened: False for a plan alone, which needs sizes and a graph. A file that is to be opened is first tried in a
+        child process, and its budget must suffice for opening it.
+
+    Raises ModelFileError, ConfigError, NotSupported, KernelError or TierReadError; where it is to be opened, also
+    BudgetError.
     """
     check_kind(gguf)
     check_kv_types(gguf, config)
@@ -59,7 +62,7 @@ def prepare(gguf: GgufModel, config: ModelConfig, ledger: Ledger | None = None, 
 
 
 def _tried(gguf: GgufModel, config: ModelConfig) -> Inspection | None:
-    """Return what a child found that opened `gguf`; None where none can be had, or is wanted."""
+    """Return the findings of a child process that opened `gguf`; None where no child is wanted or possible."""
     if not config.check_file or why_unavailable():
         return None
     try:
@@ -70,7 +73,7 @@ def _tried(gguf: GgufModel, config: ModelConfig) -> Inspection | None:
 
 
 def _outlined(gguf: GgufModel, config: ModelConfig) -> Inspection:
-    """Return the sizes and the graph that a plan rests on."""
+    """Return the sizes and the graph that a plan is made from."""
     if reason := why_unavailable():
         raise NotSupported(
             f"{gguf.shards[0].path}: no plan, as only llama.cpp's own loader, which keeps no budget, runs here: "
@@ -80,7 +83,7 @@ def _outlined(gguf: GgufModel, config: ModelConfig) -> Inspection:
 
 
 def _with_offload(prepared: Prepared) -> Prepared:
-    """Return `prepared` with what a GPU gets of the model, and of its draft model."""
+    """Return `prepared` with the parts of the model and of its draft model that go to a GPU."""
     from edge_run.runtime.gpu.offload import plan_offload  # and with it llama.cpp, which takes long to load
     from edge_run.runtime.planning.offload_times import OffloadTimes
 
@@ -90,7 +93,7 @@ def _with_offload(prepared: Prepared) -> Prepared:
 
 
 def _check_budget(prepared: Prepared, promised_bytes: Promised) -> None:
-    """Refuse a budget that is too small already for opening the model. Raises BudgetError."""
+    """Raise BudgetError where the budget is too small even for opening the model."""
     planner, room = Planner(prepared), min(prepared.budget_bytes, available_bytes(promised_bytes=promised_bytes))
     if planner.opening_bytes > room:
         planner.plan(room)

@@ -1,4 +1,4 @@
-"""A model before it is opened or planned: what its files say, and what of it goes where."""
+"""A model before it is opened or planned: the facts from its files, and the parts that go to a GPU."""
 
 from __future__ import annotations
 
@@ -23,9 +23,16 @@ if TYPE_CHECKING:
 class Prepared:
     """A model, and how it is to be run.
 
-    config: with room for guesses. why_plain: why llama.cpp's own loader runs it; empty where ours does. draft: the
-    draft model's file. packed: the experts again, compressed. known: None where the file was not looked at. offload,
-    draft_offload: what a GPU gets of either model. profile: of this device, where what a GPU gets was decided by it.
+    gguf: its headers.
+    config: the configuration, with room for guesses.
+    budget_bytes: the memory budget.
+    why_plain: why llama.cpp's own loader runs the model; empty where ours does.
+    draft: the headers of the draft model.
+    packed: the packed file of its experts.
+    known: the result of the inspection; None where the file was not inspected.
+    offload: the part of the model that goes to a GPU.
+    draft_offload: the part of the draft model that goes to a GPU.
+    profile: the profile of this device, where it decided what goes to a GPU.
     """
 
     gguf: GgufModel
@@ -40,7 +47,7 @@ class Prepared:
     profile: DeviceProfile | None = None
 
     def terms(self, holdings: Holdings, context_tokens: int, micro_batch_tokens: int) -> Terms:
-        """Return what a plan has to keep to, in a process that holds `holdings` besides weights."""
+        """Return the terms of a plan, for a process that holds `holdings` besides weights."""
         config = self.config
         return Terms(
             gguf=self.gguf,

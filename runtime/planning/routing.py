@@ -1,7 +1,8 @@
-"""What runs of a mixture have found: how evenly its routers choose, so what a cache of experts is worth, and its speed.
+"""What runs of a mixture of experts have measured: the hit rate of the expert cache, and the times of passes.
 
-Nothing in a file says it. Each run that decoded enough leaves a point. Without any, experts are taken to be chosen
-evenly: then as much of what a token uses is in memory as there is room for.
+How evenly routers choose experts, and so how much a cache is worth, is not in the model's file. So each run that
+decoded enough tokens saves a point. Without a point, experts are taken to be chosen evenly: then the hit rate is the
+share of the experts that has room.
 """
 
 from __future__ import annotations
@@ -32,10 +33,14 @@ logger = logging.getLogger(__name__)
 
 
 class PassSeen(NamedTuple):
-    """What passes of one width did, in the mean: `n_tokens` tokens, `read_bytes` read.
+    """The mean of passes of one width.
 
-    wall_s: from one pass to the next; of these wait_s were waited for reads, and choosing_s taken to find out what to
-    read. busy_s: with a read in flight.
+    n_tokens: the tokens of a pass.
+    read_bytes: the bytes that it read.
+    wall_s: the time from one pass to the next.
+    wait_s: the part of this time in which the pass waited for reads.
+    choosing_s: the part in which it decided what to read.
+    busy_s: the part with a read in flight.
     """
 
     n_tokens: float = 0.0
@@ -47,24 +52,28 @@ class PassSeen(NamedTuple):
 
 
 class Point(NamedTuple):
-    """What a run found.
+    """The measurements of one run.
 
-    room_share: of all experts' bytes, what there was room for; hit_rate: of a token's bytes, what was there. token:
-    what single tokens took; wide: full passes of a prompt, if there were any; first: the first pass, which reads into
-    memory that was not used before as far as there is room.
+    room_share: the share of all experts' bytes that had room.
+    hit_rate: the share of a token's bytes that was in memory.
+    token: passes of one token.
+    first: the first pass, which reads into memory that was not used before, as far as there is room.
+    batch: full passes of a prompt, if there were any.
     """
 
     room_share: float
     hit_rate: float
     token: PassSeen
     first: PassSeen = PassSeen()
-    wide: PassSeen = PassSeen()
+    batch: PassSeen = PassSeen()
 
 
 class Usage:
-    """What passes took. Single tokens use `token_bytes` of experts each, of which `room_share` of all have room.
+    """Measures the passes of one run.
 
-    token_bytes: as on the drive; may be set between passes, where another file is read.
+    room_share: the share of all experts' bytes that has room.
+    token_bytes: the bytes on the drive of the experts that a token uses; they may be set between passes, when another
+        file is read.
     """
 
     def __init__(self, room_share: float, token_bytes: int, readers: Readers, clock: Clock = time.monotonic) -> None:
@@ -72,14 +81,16 @@ class Usage:
         self._readers, self._clock = readers, clock
         self.n_tokens = self._read_bytes = self._used_bytes = 0
         self._tokens: deque[PassSeen] = deque(maxlen=MOST_PASSES)
-        self._wide: deque[PassSeen] = deque(maxlen=MOST_PASSES)
+        self._batches: deque[PassSeen] = deque(maxlen=MOST_PASSES)
         self._first: PassSeen | None = None
         self._began: PassSeen | None = None  # the pass that runs, with the counters as it began
 
     def begin(self, n_tokens: int, wait_s: float, choosing_s: float) -> None:
-        """A pass of `n_tokens` tokens comes to its first layer with experts; what was done since belongs to the last.
+        """Note that a pass reaches its first layer with experts; the time since the last call is the last pass's.
 
-        wait_s and choosing_s: counted since the start, as in PassSeen.
+        n_tokens: the tokens of the new pass.
+        wait_s: all waits since the start, as in `PassSeen`.
+        choosing_s: all decisions since the start, as in `PassSeen`.
         """
         read = self._readers.totals
         now = PassSeen(n_tokens, read.bytes_read, self._clock(), wait_s, choosing_s, read.busy_s)
@@ -94,29 +105,29 @@ class Usage:
             self._read_bytes += int(seen.read_bytes)
             self._used_bytes += self.token_bytes
             self._tokens.append(seen)
-        elif self._first is not None and (not self._wide or seen.n_tokens >= self._wide[0].n_tokens):
-            if self._wide and seen.n_tokens > self._wide[0].n_tokens:
-                self._wide.clear()
-            self._wide.append(seen)
+        elif self._first is not None and (not self._batches or seen.n_tokens >= self._batches[0].n_tokens):
+            if self._batches and seen.n_tokens > self._batches[0].n_tokens:
+                self._batches.clear()
+            self._batches.append(seen)
         if self._first is None:
             self._first = seen
 
     @property
     def hit_rate(self) -> float:
-        """The share of what tokens used that was in memory; 0 where nothing was decoded."""
+        """The share of the bytes used by tokens that was in memory; 0 where nothing was decoded."""
         return 1 - self._read_bytes / self._used_bytes if self.n_tokens else 0.0
 
     @property
     def point(self) -> Point | None:
-        """What there is to remember; None where too little was decoded, or nothing can be learnt from it."""
+        """The point to save; None where too few tokens were decoded, or nothing can be learnt from them."""
         share, rate = self.room_share, self.hit_rate
         if self.n_tokens < LEAST_TOKENS or not 0 < share < 1 or not 0 < rate < 1:
             return None
-        return Point(share, rate, _mean(self._tokens), self._first or PassSeen(), _mean(self._wide))
+        return Point(share, rate, _mean(self._tokens), self._first or PassSeen(), _mean(self._batches))
 
 
 def _mean(passes: Collection[PassSeen]) -> PassSeen:
-    """Return the mean of `passes`, without those that something else held up, such as the wait for a question."""
+    """Return the mean of `passes` without those that were held up, for instance by the wait for a question."""
     if not passes:
         return PassSeen()
     most_s = OUTLIER * statistics.median(seen.wall_s for seen in passes)
@@ -125,10 +136,10 @@ def _mean(passes: Collection[PassSeen]) -> PassSeen:
 
 
 def hit_rate(points: Sequence[Point], share: float) -> float:
-    """Return what share of a token's bytes will be in memory, where there is room for `share` of all experts.
+    """Return the expected share of a token's bytes in memory, where `share` of all experts has room.
 
-    points: of earlier runs. Misses are taken to be a power of what is not in memory; between two points the power is
-    interpolated.
+    points: the points of earlier runs. The miss rate is taken to be a power of the share that has no room; between two
+        points the exponent is interpolated.
     """
     if not 0 < share < 1:
         return min(1.0, max(0.0, share))
@@ -142,44 +153,48 @@ def hit_rate(points: Sequence[Point], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """What runs of a mixture have found. levers: what each was set to last, where that was compared with others."""
+    """The experience of earlier runs of a model.
+
+    points: their measurements.
+    tunables: the last setting of each tunable whose settings were compared.
+    """
 
     points: Sequence[Point] = ()
-    levers: Mapping[str, str] = field(default_factory=dict)
+    tunables: Mapping[str, str] = field(default_factory=dict)
 
 
 def recall(gguf: GgufModel, cache_folder: Path) -> Experience:
-    """Return what runs of `gguf` have found so far."""
+    """Return the experience of earlier runs of `gguf`."""
     try:
         found = parse(place_of(gguf, cache_folder / "routing").read_bytes())
         points = [_point(*point) for point in found["points"]]
         points = [point for point in points if 0 < point.room_share < 1 and 0 < point.hit_rate < 1]
-        return Experience(points, {str(name): str(setting) for name, setting in found["levers"].items()})
+        return Experience(points, {str(name): str(setting) for name, setting in found["tunables"].items()})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return Experience()
 
 
 def _point(room_share: float, hit_rate: float, *passes: Iterable[float]) -> Point:
-    token, first, wide = (PassSeen(*map(float, seen)) for seen in passes)
-    return Point(float(room_share), float(hit_rate), token, first, wide)
+    token, first, batch = (PassSeen(*map(float, seen)) for seen in passes)
+    return Point(float(room_share), float(hit_rate), token, first, batch)
 
 
-def remember(gguf: GgufModel, cache_folder: Path, usage: Usage, levers: Mapping[str, str]) -> None:
-    """Keep what a run found, where it decoded enough; without a folder to write to, nothing is kept. Never raises.
+def remember(gguf: GgufModel, cache_folder: Path, usage: Usage, tunables: Mapping[str, str]) -> None:
+    """Save the experience of a run that decoded enough tokens, if the folder can be written. Never raises.
 
-    levers: those of which settings were compared.
+    tunables: the settings of the tunables whose settings were compared.
     """
     new = usage.point
     if new is None:
         return
     known = recall(gguf, cache_folder)
     others = [point for point in known.points if abs(point.room_share - new.room_share) > ALIKE]
-    found: dict[str, object] = {"points": [*others[1 - MOST_POINTS :], new], "levers": {**known.levers, **levers}}
-    keep(gguf, cache_folder / "routing", found)
+    found: dict[str, object] = {"points": [*others[1 - MOST_POINTS :], new], "tunables": {**known.tunables, **tunables}}
+    save(gguf, cache_folder / "routing", found)
 
 
-def keep(gguf: GgufModel, folder: Path, found: object) -> None:
-    """Keep what was found about a model in a folder of the cache, as JSON; nothing where it cannot be written."""
+def save(gguf: GgufModel, folder: Path, found: object) -> None:
+    """Save `found` about a model in a folder of the cache, as JSON; a failure to write is ignored."""
     try:
         place = place_of(gguf, folder)
         draft = place.with_name(f"{place.name}.{os.getpid()}.part")
@@ -191,7 +206,7 @@ def keep(gguf: GgufModel, folder: Path, found: object) -> None:
 
 
 def place_of(gguf: GgufModel, folder: Path) -> Path:
-    """Return the file in a folder of the cache that is about a model, which is another one when its files change."""
+    """Return the path of a model's file in a folder of the cache; it is another one once the model's files change."""
     import hashlib  # which takes long to load
 
     facts: list[object] = []

@@ -1,4 +1,4 @@
-"""What speculation asks of a model's context, before it is made."""
+"""The shape that a model's context needs for speculation."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _RECURRENT = re.compile(r"\.(ssm|time_mix|shortconv)")
 def speculation_config(config: ModelConfig, gguf: GgufModel) -> ModelConfig:
     """Return `config` with room for trees of guesses: their logits, and a sequence for each branch.
 
-    A model whose cache cannot branch has no room for branches: its attention looks at a window, which would need as
-    much for each sequence, or it has recurrent state, which cannot even be cut.
+    A model whose cache cannot branch gets no sequences for branches: its attention has a window, which every sequence
+    would need once more, or it has recurrent state, which cannot be cut.
     """
     if not config.draft_model and not config.uses_lookup:
         return config

@@ -1,4 +1,4 @@
-"""What a plan has to keep to: a model, a budget, and what follows from the two."""
+"""The terms of a plan: a model, a budget, and the memory that is not for weights."""
 
 from __future__ import annotations
 
@@ -16,11 +16,20 @@ _WHOLE_NUMBERS = frozenset((0, 1, 30))  # f32, f16, bf16: of such weights the in
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """A model of which weights are to be placed, under a budget, beside what is held; `readers` read what streams.
+    """The terms under which a model's weights are placed.
 
-    experience: what is known of how a mixture's experts are chosen and best read. expert_policy and
-    expert_prefetch: as in `ModelConfig`. gpu: what lies on a GPU, and is not placed any more. packed: the
-    experts again, compressed. lent_bytes: of the buffers, what passes of one token leave to weights.
+    gguf: the headers of the model.
+    budget_bytes: the memory budget.
+    holdings: the memory that the process holds besides weights.
+    context_tokens: the tokens of a context.
+    micro_batch_tokens: the tokens of a full pass.
+    readers: the number of reader threads.
+    experience: how experts were chosen, and best read, in earlier runs.
+    expert_policy: as in `ModelConfig`.
+    expert_prefetch: as in `ModelConfig`.
+    gpu: the part of the model that lies on a GPU, and needs no place.
+    packed: the packed file of the experts.
+    lent_bytes: the part of the buffers that is lent to weights in passes of one token.
     """
 
     gguf: GgufModel
@@ -38,14 +47,15 @@ class Terms:
 
     @property
     def packed_bytes(self) -> int:
-        """What reading packed experts takes besides them."""
+        """The memory that reading packed experts takes besides the experts."""
         return self.packed.memory_bytes(self.readers) if self.packed else 0
 
 
 def work_bytes(gguf: GgufModel, micro_batch_tokens: int) -> int:
-    """Return what ggml allocates to convert the widest input of a matrix multiplication.
+    """Return the memory that ggml allocates to convert the largest input of a matrix multiplication.
 
-    For quantised weights blocks of 8 bits a number, of which those with the most besides (Q8_K) take 1.14 bytes.
+    For quantised weights the input is converted to blocks with 8 bits a number; the largest of these (Q8_K) take 1.14
+    bytes a number.
     """
     experts = used_experts(gguf)
 

@@ -25,8 +25,8 @@ from edge_run.tiers.residency import Residency
 CACHES = Path("/sys/devices/system/cpu")
 NARROW_TOKENS = 32  # up to this width the weights' way from DRAM can be what takes the time
 NARROW_BYTES = 96 * MIB
-WIDE_BYTES = 16 * MIB
-CACHE_MULTIPLE = 3  # weights of a narrow pass are so many times the caches, so that none are still there
+BATCH_BYTES = 16 * MIB
+CACHE_MULTIPLE = 3  # the weights of a pass are so many times the caches, so that none are still there
 MATRICES = 4
 EXPERTS = 8
 I32 = 26
@@ -46,7 +46,7 @@ def measure_matmul(
 ) -> KernelSpeed:
     """Return how fast `threads` threads multiply weights of a type, as `Q4_0`, with `tokens` tokens in a pass.
 
-    by_expert: as a mixture does, each of several experts with `tokens` tokens. gpu: which does it instead.
+    by_expert: as in a mixture of experts, several experts with `tokens` tokens each. gpu: which does it instead.
 
     Takes about half a second, and as memory 96 MiB (or three times the processor's last cache; 16 MiB for wide
     passes) and 9 bytes for each element of the activations, `(tokens, row_elements)`. Raises NotSupported for a type
@@ -57,7 +57,7 @@ def measure_matmul(
     if row_elements % kind.block_elements:
         raise ConfigError(f"{type_name} rows are multiples of {kind.block_elements} elements, not {row_elements}")
     row_bytes = kind.size_bytes(row_elements)
-    wanted_bytes = WIDE_BYTES if tokens > NARROW_TOKENS else max(NARROW_BYTES, CACHE_MULTIPLE * last_cache_bytes())
+    wanted_bytes = BATCH_BYTES if tokens > NARROW_TOKENS else max(NARROW_BYTES, CACHE_MULTIPLE * last_cache_bytes())
     wanted_bytes //= gpu.slowness if gpu else 1
     rows = max(1, round(wanted_bytes / (MATRICES * ROWS_MULTIPLE * row_bytes))) * ROWS_MULTIPLE
     matrices = max(1, round(wanted_bytes / (rows * row_bytes)))

@@ -22,10 +22,10 @@ from edge_run.devices.host.mount import Mount, find_mount
 from edge_run.devices.host.profile import (
     CostsFigure,
     DiskFigure,
-    Identity,
     KernelFigure,
+    MeasuredSetup,
     Measurements,
-    PassCosts,
+    PassOverheads,
     ProfileStore,
     utc_now,
 )
@@ -116,7 +116,7 @@ class _Session:
 
     def __init__(self, store: ProfileStore, on_step: Step) -> None:
         self.machine = describe_machine()
-        self.identity = Identity(
+        self.identity = MeasuredSetup(
             self.machine.cpu, self.machine.architecture, self.machine.logical_cores, library_version()
         )
         self.known = Measurements()
@@ -236,7 +236,7 @@ class _Session:
         self._on_step("Attention, nodes and stops")
         load = OtherLoad()
         one, many = (kernels.measure_attention(tokens, **ATTENTION, threads=threads) for tokens in (1, MANY_TOKENS))
-        costs = PassCosts(threads, kernels.measure_node_s(threads), kernels.measure_stop_s(threads), (one, many))
+        costs = PassOverheads(threads, kernels.measure_node_s(threads), kernels.measure_stop_s(threads), (one, many))
         figure = CostsFigure(_now(), load.share > OTHERS_SHARE, costs)
         self._keep(Measurements(costs=(figure,)))
         return figure

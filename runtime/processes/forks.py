@@ -1,7 +1,7 @@
-"""What a forked child has of its parent: not its models, whose memory stays out of forks, and whose threads do too.
+"""Keeps a forked child from using the models of its parent, whose memory and threads are not in the child.
 
-A child is told so, leaves what it was born with alone, and may open models of its own. For that, threads that compute
-rest before each fork: a child would wait for those of its parent for ever.
+The child gets an error instead, frees nothing of the parent's, and may open models of its own. For that, compute
+threads rest before each fork: a child would wait for its parent's threads for ever.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from edge_run.base.errors import NotSupported
 
 
-class Home:
+class OwnerProcess:
     """The process that something was opened in."""
 
     __slots__ = ("_pid",)
@@ -35,7 +35,7 @@ class Home:
             )
 
     def only_here(self, action: Callable[[], None]) -> Callable[[], None]:
-        """Return what does `action` in this process, and nothing in a forked child."""
+        """Return a function that does `action` in this process, and nothing in a forked child."""
 
         def act() -> None:
             if self.is_here:
@@ -45,7 +45,7 @@ class Home:
 
 
 def forkable_lock() -> threading.Lock:
-    """Return a lock that is free in a forked child, whoever of the parent's threads had it."""
+    """Return a lock that is free in a forked child, even if a thread of the parent holds it."""
     lock = threading.Lock()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]
@@ -53,6 +53,6 @@ def forkable_lock() -> threading.Lock:
 
 
 def before_forks(rest: Callable[[], None]) -> None:
-    """Have `rest` called before each fork of this process, where processes fork."""
+    """Call `rest` before each fork of this process, on systems with forks."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=rest)

@@ -1,37 +1,40 @@
-"""A share of a model while it is computed here: its programs, and the memory that passes of one token lend to it."""
+"""A share of a model while this device computes it: its programs, and the memory lent to its weights."""
 
 from __future__ import annotations
 
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape, compile_program
 from edge_run.runtime.engine.supply import Supply
-from edge_run.runtime.slices.lending import Lending
+from edge_run.runtime.slices.lent_residency import LentResidency
 from edge_run.runtime.slices.maps import SliceMaps
-from edge_run.runtime.slices.slice import Share, Slice, Wire, own_part
+from edge_run.runtime.slices.slice import Share, Slice, Transport, own_part
 from edge_run.runtime.streaming.experts import ExpertStreaming
-from edge_run.runtime.streaming.weights import InTurns, WeightStreaming
+from edge_run.runtime.streaming.weights import StageVisits, WeightStreaming
 
 
 class Assignment:
-    """Has the driver compute `share`, whose weights are those of `supply`. lending: None where nothing is lent."""
+    """Makes the driver compute `share`, with the weights of `supply`.
 
-    def __init__(self, share: Share, wire: Wire, maps: SliceMaps, supply: Supply, driver: Driver) -> None:
-        self.share, self._wire, self._maps, self._supply, self._driver = share, wire, maps, supply, driver
-        self.lending = self._lend()
+    lent_residency: lends memory to the weights that stream; None where none is lent.
+    """
+
+    def __init__(self, share: Share, transport: Transport, maps: SliceMaps, supply: Supply, driver: Driver) -> None:
+        self.share, self._transport, self._maps, self._supply, self._driver = share, transport, maps, supply, driver
+        self.lent_residency = self._lend()
         driver.features[:] = supply.streams
         driver.before_pass = self._before_pass
         self._compile_all()
 
     def compile(self, shape: PassShape, like: PassShape | None = None) -> None:
-        """Make the program of `shape`, which has its own graph, or that of `like`."""
+        """Compile the program of `shape`, from its own graph or from that of the shape `like`."""
         graph, layout = self._maps[like or shape]
-        is_lent = shape.tokens == 1 and not (self.lending and self.lending.is_over)
+        is_lent = shape.tokens == 1 and not (self.lent_residency and self.lent_residency.is_over)
         streams = self._supply.streams
-        features = [InTurns(one) if is_lent and isinstance(one, WeightStreaming) else one for one in streams]
-        parts = [Slice(self.share, self._wire, layout), *features]
+        features = [StageVisits(one) if is_lent and isinstance(one, WeightStreaming) else one for one in streams]
+        parts = [Slice(self.share, self._transport, layout), *features]
         self._driver.programs[shape] = compile_program(own_part(graph, layout, self.share), parts)
 
     def end(self) -> None:
-        """Have the driver compute nothing any more."""
+        """Make the driver compute nothing."""
         self._driver.features.clear()
         self._driver.programs.clear()
         self._driver.before_pass = lambda shape: None
@@ -39,17 +42,17 @@ class Assignment:
     def _compile_all(self) -> None:
         for shape in self._maps:
             self.compile(shape)
-        wide = PassShape(2, 1)
-        if wide not in self._maps:  # from which wide shapes that are not known are guessed: they take no turns
-            self.compile(wide, like=ONE_TOKEN)
+        batch = PassShape(2, 1)
+        if batch not in self._maps:  # unknown shapes of several tokens are guessed from it: they hold no stage visits
+            self.compile(batch, like=ONE_TOKEN)
 
     def _before_pass(self, shape: PassShape) -> None:
-        if self.lending:
-            self.lending.before_pass(shape.tokens)
+        if self.lent_residency:
+            self.lent_residency.before_pass(shape.tokens)
 
-    def _lend(self) -> Lending | None:
-        """Return what lends memory to the weights that stream."""
+    def _lend(self) -> LentResidency | None:
+        """Return the lent residency of the weights that stream, if there is memory to lend."""
         stream, lent_bytes, driver = self._supply.streams[0], self._supply.plan.lent_bytes, self._driver
         if not lent_bytes or isinstance(stream, ExpertStreaming):
             return None
-        return Lending(driver.scratch, stream.weights, stream.guests, lent_bytes, self._compile_all)
+        return LentResidency(driver.compute_buffer, stream.weights, stream.lent, lent_bytes, self._compile_all)

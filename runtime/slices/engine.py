@@ -18,7 +18,7 @@ from edge_run.base.results import ExpertUse, Numerics, Plan
 from edge_run.devices.host.ledger import Ledger
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
 from edge_run.runtime.engine.engine import garbage_collection_paused, one_opening
-from edge_run.runtime.engine.loading import Loaded, Room, load
+from edge_run.runtime.engine.loading import Loaded, WeightBacking, load
 from edge_run.runtime.engine.passes import Passes
 from edge_run.runtime.engine.supply import Supply
 from edge_run.runtime.graph.units import Layout
@@ -27,9 +27,9 @@ from edge_run.runtime.planning.memory_plan import make_plan
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.planning.terms import used_experts
 from edge_run.runtime.slices.assignment import Assignment
-from edge_run.runtime.slices.lending import lendable_bytes
+from edge_run.runtime.slices.lent_residency import lendable_bytes
 from edge_run.runtime.slices.maps import SliceMaps
-from edge_run.runtime.slices.slice import Share, Wire, own_part
+from edge_run.runtime.slices.slice import Share, Transport, own_part
 from edge_run.runtime.streaming.assemble import WeightMemory, open_streams
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel, read_gguf
@@ -45,10 +45,10 @@ class SliceEngine:
     """
 
     def __init__(
-        self, loaded: Loaded, room: Room, ledger: Ledger, stack: contextlib.ExitStack, least_bytes: int
+        self, loaded: Loaded, backing: WeightBacking, ledger: Ledger, stack: contextlib.ExitStack, least_bytes: int
     ) -> None:
         """Map the graph; `SliceEngine.open` opens one. stack: frees all of it. least_bytes: to keep for later."""
-        self.loaded, self._room, self._ledger = loaded, room, ledger
+        self.loaded, self._backing, self._ledger = loaded, backing, ledger
         prepared = loaded.prepared
         self.gguf, self.config, self.budget_bytes = prepared.gguf, prepared.config, prepared.budget_bytes
         self.shape = loaded.shape
@@ -63,13 +63,13 @@ class SliceEngine:
         self.decoder = self.passes.decoder
         stack.callback(self.decoder.close)
         loaded.context.keep_cores()
-        self.maps = SliceMaps(self.decoder, loaded.driver, room.territory)
-        # Besides the least, for states on their way, in and out, twice each.
+        self.maps = SliceMaps(self.decoder, loaded.driver, backing.address_space)
+        # Besides the least, for activations on their way, in and out, twice each.
         state_bytes = max(unit.entry_bytes for unit in self.layout.units)
         reserve_bytes = min(RESERVE_BYTES, least_bytes + 4 * self.width * state_bytes)
         self.holdings = replace(loaded.holdings, reserve_bytes=reserve_bytes)
         is_narrow = self.config.sequences == 1 and not self.config.exact and used_experts(self.gguf) == 1
-        self.lendable_bytes = lendable_bytes(loaded.driver.scratch, self.layout.flow) if is_narrow else 0
+        self.lendable_bytes = lendable_bytes(loaded.driver.compute_buffer, self.layout.flow) if is_narrow else 0
         self._stack = stack.pop_all()
 
     @classmethod
@@ -98,8 +98,8 @@ class SliceEngine:
         with contextlib.ExitStack() as stack, one_opening():
             driver = Driver(interrupt, is_partial=True)
             loaded = load(prepared, driver, stack, partial=partial, may_be_whole=False)
-            assert loaded.room is not None
-            return cls(loaded, loaded.room, ledger, stack, least_reserve_bytes)
+            assert loaded.backing is not None
+            return cls(loaded, loaded.backing, ledger, stack, least_reserve_bytes)
 
     @property
     def plan(self) -> Plan:
@@ -113,8 +113,8 @@ class SliceEngine:
 
     @property
     def numerics(self) -> Numerics:
-        """The numerics key, with what states are that come from other devices."""
-        return replace(self.loaded.numerics, mesh_states=self.config.mesh_states)
+        """The numerics key, with what activations are that come from other devices."""
+        return replace(self.loaded.numerics, mesh_activations=self.config.mesh_activations)
 
     @property
     def width(self) -> int:
@@ -134,7 +134,7 @@ class SliceEngine:
 
     @property
     def expert_use(self) -> ExpertUse | None:
-        """How a mixture is streamed by expert; None for all else."""
+        """How a mixture of experts is streamed; None where nothing streams by expert."""
         return self._supply.expert_use
 
     @property
@@ -143,25 +143,25 @@ class SliceEngine:
         return self.loaded.driver.interrupt
 
     @system_errors("taking a share of the model")
-    def assign(self, share: Share, wire: Wire) -> None:
+    def assign(self, share: Share, transport: Transport) -> None:
         """Compute the units of `share` from now on; nothing is decoded, and nothing is kept of what was.
 
         Raises BudgetError when they do not fit; then nothing is assigned.
         """
         self.release()
         graph, layout = self.maps[ONE_TOKEN]
-        room, driver = self._room, self.loaded.driver
+        backing, driver = self._backing, self.loaded.driver
         holdings = replace(self.holdings, kv_bytes=self._drop_foreign(share))
         terms = replace(self.loaded.terms(holdings), lent_bytes=self.lendable_bytes)
         readers = Readers(self.config.readers)
         self._assigned.callback(readers.close)
         try:
-            memory = WeightMemory(room.territory, room.sources, readers, driver.interrupt.check)
+            memory = WeightMemory(backing.address_space, backing.sources, readers, driver.interrupt.check)
             grant = bound(self.loaded.enter_in_ledger, ledger=self._ledger, stack=self._assigned)
             plan, streams = open_streams(own_part(graph, layout, share), terms, memory, grant)
             self._supply = Supply(self.loaded, plan, readers, streams)
             self._assigned.callback(self._supply.close)
-            self._assignment = Assignment(share, wire, self.maps, self._supply, driver)
+            self._assignment = Assignment(share, transport, self.maps, self._supply, driver)
         except BaseException:
             self.release()
             raise
@@ -174,15 +174,15 @@ class SliceEngine:
             assignment.end()
         self._assigned.close()
         self.decoder.clear()
-        self._room.territory.claim()
+        self._backing.address_space.reserve()
 
     @system_errors("mapping a pass")
     def learn(self, shape: PassShape) -> None:
         """Map the graph of passes of `shape`; nothing is kept of what was decoded. Raises ConfigError, NotSupported."""
         assignment = self._assignment
         self.maps.check_learnable(shape)
-        if assignment and assignment.lending:
-            assignment.lending.take_back()
+        if assignment and assignment.lent_residency:
+            assignment.lent_residency.take_back()
         self.decoder.clear()
         self.maps.learn(shape)
         if assignment:

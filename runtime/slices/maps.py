@@ -1,4 +1,4 @@
-"""The graphs of a model's passes, by shape, and the units that they are cut into: what spreads it over devices."""
+"""The graphs of a model's passes, by shape, and the units that they are cut into, to be spread over devices."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from edge_run.base.protocols import BatchToken
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
 from edge_run.runtime.graph.nodes import GraphMap
-from edge_run.runtime.graph.segments import chunks_of, cut_into_stretches
+from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.graph.units import Layout, lay_out
 from edge_run.runtime.slices.pieces import pieces_read
 from edge_run.runtime.slices.slice import Share, own_part
+from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.pieces import Pieces
-from edge_run.tiers.territory import Territory
 
 MOST_MAPS = 32  # graphs of passes of different shapes; a model has a handful
 
 
 class SliceMaps:
-    """They are mapped with a decoder that computes nothing meanwhile; the first is of one token."""
+    """The maps of graphs, made with a decoder that computes nothing meanwhile; the first one is of one token."""
 
-    def __init__(self, decoder: LocalDecoder, driver: Driver, territory: Territory) -> None:
-        self._decoder, self._driver, self._territory = decoder, driver, territory
+    def __init__(self, decoder: LocalDecoder, driver: Driver, address_space: AddressSpace) -> None:
+        self._decoder, self._driver, self._address_space = decoder, driver, address_space
         self._width = decoder.capabilities.micro_batch_tokens
         graph = decoder.map_graph(ONE_TOKEN)
         self.layout = lay_out(graph, driver.take_flow())
@@ -41,14 +41,14 @@ class SliceMaps:
 
     @property
     def pair_chunks(self) -> int:
-        """The chunks of two stretches in a row, where they are most: streaming holds both at once."""
+        """The most chunks of two segments in a row, which streaming holds at once."""
         graph, _ = self._maps[ONE_TOKEN]
-        stretches = cut_into_stretches(graph, lambda read: chunks_of(read, self._territory, ()))
-        sizes = [len(stretch.needs) for stretch in stretches]
+        segments = cut_into_segments(graph, lambda read: chunks_of(read, self._address_space, ()))
+        sizes = [len(segment.needs) for segment in segments]
         return max((a + b for a, b in itertools.pairwise(sizes)), default=0)
 
     def unknown_shape(self, batch: Sequence[BatchToken]) -> PassShape | None:
-        """Return a shape of the passes of `batch` whose graph was not mapped; the first, where all were."""
+        """Return the shape of a pass of `batch` whose graph was not mapped yet; where all were, that of the first."""
         starts = range(0, len(batch), self._width)
         shapes = [self._decoder.limits.shape_of(batch[start : start + self._width]) for start in starts]
         return next((shape for shape in shapes if shape not in self._maps), shapes[0] if shapes else None)
@@ -77,14 +77,14 @@ class SliceMaps:
         """Return the pieces of the model that computing `share` reads."""
         found: set[int] = set()
         for graph, layout in self._maps.values():
-            found |= pieces_read(own_part(graph, layout, share), self._territory, pieces)
+            found |= pieces_read(own_part(graph, layout, share), self._address_space, pieces)
         return found
 
     def unit_needs(self, pieces: Pieces) -> list[set[int]]:
         """Return the pieces that each unit reads."""
         graph, layout = self._maps[ONE_TOKEN]
         limits = [layout.start_of(unit) for unit in range(len(layout.units) + 1)]
-        return [pieces_read(graph[a:b], self._territory, pieces) for a, b in itertools.pairwise(limits)]
+        return [pieces_read(graph[a:b], self._address_space, pieces) for a, b in itertools.pairwise(limits)]
 
     def _unlike(self, shape: PassShape) -> PassShape:
         """Return another shape of passes than `shape`."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edge_run.runtime.graph.nodes import GraphMap
+from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.pieces import Pieces
-from edge_run.tiers.territory import Territory
 
 
-def pieces_read(graph: GraphMap, territory: Territory, pieces: Pieces) -> set[int]:
-    """Return the pieces that hold what `graph` reads, and a chunk more on either side.
+def pieces_read(graph: GraphMap, address_space: AddressSpace, pieces: Pieces) -> set[int]:
+    """Return the pieces that hold the weights that `graph` reads, and one chunk more on either side.
 
-    It is read in whole chunks, whose limits lie elsewhere in the file each time that a model is opened.
+    Weights are read in whole chunks, and the limits of chunks lie elsewhere in the file each time a model is opened.
     """
     found: set[int] = set()
     for read in {read for node in graph for read in node.reads}:
-        span = territory.span_of(read.address)
-        start = max(span.start, read.address - territory.chunk_bytes)
-        stop = min(span.stop, read.address + read.length + territory.chunk_bytes)
+        span = address_space.span_of(read.address)
+        start = max(span.start, read.address - address_space.chunk_bytes)
+        stop = min(span.stop, read.address + read.length + address_space.chunk_bytes)
         found.update(pieces.covering(span.shard, start - span.base, stop - start))
     return found
 

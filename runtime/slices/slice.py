@@ -34,8 +34,8 @@ class NotNumbers(KernelError):
     after: str
 
 
-class Wire(Protocol):
-    """What carries states between the devices of a run. Both may wait, and raise to end the pass."""
+class Transport(Protocol):
+    """What carries activations between the devices of a run. Both may wait, and raise to end the pass."""
 
     def begin(self) -> None:
         """A pass through the graph begins; there may be several in one batch."""
@@ -87,8 +87,8 @@ def own_part(graph: GraphMap, layout: Layout, share: Share) -> GraphMap:
 class Slice:
     """The steps of a share in a graph of `layout`: what is known of it is received, computed and handed on."""
 
-    def __init__(self, share: Share, wire: Wire, layout: Layout) -> None:
-        self._share, self._wire, self._layout = share, wire, layout
+    def __init__(self, share: Share, transport: Transport, layout: Layout) -> None:
+        self._share, self._transport, self._layout = share, transport, layout
         self._at: dict[int, int] = {}
         self._came = "", False  # who handed over what is computed with, and whether infinities were among it
 
@@ -107,7 +107,7 @@ class Slice:
     def _begin(self) -> None:
         self._at.clear()
         self._came = "", False
-        self._wire.begin()
+        self._transport.begin()
 
     def _watch(self, layout: Layout, storages: Sequence[int], steps: Steps) -> list[int]:
         """Have the tensors that own `storages` noted as they pass; return their ordinals."""
@@ -124,10 +124,10 @@ class Slice:
 
         def receive(_: int) -> None:
             targets = [_numbers(self._at[ordinal]) for ordinal in ordinals]
-            parts = self._wire.receive(unit, [target.nbytes for target in targets])
+            parts = self._transport.receive(unit, [target.nbytes for target in targets])
             ranges = [_range_of(part) for part, target in zip(parts, targets, strict=True) if target.format == "f"]
             if any(np.isnan(lowest) for lowest, _ in ranges):
-                raise ProtocolError(f"the state before unit {unit} has what is no number (NaN)", node=sender)
+                raise ProtocolError(f"the activation before unit {unit} has what is no number (NaN)", node=sender)
             self._came = sender, not np.isfinite(ranges).all()
             for part, target in zip(parts, targets, strict=True):
                 target.cast("B")[:] = part
@@ -143,7 +143,7 @@ class Slice:
                 raise NotNumbers(
                     f"the layers before unit {unit} gave what is no number (NaN)", node=whose, after=sender
                 )
-            self._wire.send(unit, node, parts)
+            self._transport.send(unit, node, parts)
 
         return send
 

@@ -2,8 +2,8 @@
 
 When the pass confirms that path, the guesses for the next one are there already; otherwise they are dropped (PEARL, Liu
 et al., 2025, its post-verify; here with trees, and only where it pays). A device has few cores, which the pass needs
-when it does not wait for weights. So whether this is done is measured, in turns, and not even tried where guessing
-takes next to nothing. It changes nothing but the speed: what is verified is verified.
+when it does not wait for weights. So whether this is done is measured, by alternating, and not even tried where
+guessing takes next to nothing. It changes nothing but the speed: what is verified is verified.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from edge_run.base.results import LeverDecision
-from edge_run.prefetch.controller import Controller, Lever
+from edge_run.base.results import TuningDecision
+from edge_run.prefetch.controller import Controller, Tunable
 from edge_run.runtime.speculation.drafting import Acceptance, Drafter, Guess, Guesses, Path
 
 OFF, ON = "off", "on"
@@ -45,14 +45,14 @@ class Overlap:
 
     def __init__(self, drafter: AsideDrafter) -> None:
         self._drafter = drafter
-        self._controller = Controller([Lever("overlap", (OFF, ON))])
+        self._controller = Controller([Tunable("overlap", (OFF, ON))])
         self._asked = (0, 0)
         self._ahead: tuple[list[int], Guesses] | None = None
         self._guessing_s, self._pass_s = 0.0, 0.0  # running means, of guesses that were not made beside a pass
         self._was_ahead = False
 
     @property
-    def decisions(self) -> tuple[LeverDecision, ...]:
+    def decisions(self) -> tuple[TuningDecision, ...]:
         """What was compared so far."""
         return self._controller.decisions
 

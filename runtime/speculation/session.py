@@ -39,7 +39,7 @@ from edge_run.runtime.speculation.drafting import (
     rank_guesses,
 )
 from edge_run.runtime.speculation.overlap import Overlap
-from edge_run.runtime.speculation.tally import Tally
+from edge_run.runtime.speculation.tally import SpeculationTally
 from edge_run.runtime.speculation.width_control import WidthControl
 
 MOST_DEPTH = 16
@@ -47,11 +47,18 @@ _FORESEEN, _SURE = ("foreseen", 0, 0), 0.99
 
 
 class SpeculativeSession(Session):
-    """A `Session` on sequence 0. Not thread-safe.
+    """A `Session` on sequence 0 that guesses tokens and verifies them. Not thread-safe.
 
-    tally: what its figures are counted in. branches: sequences for the branches of trees; none where guesses must be a
-    chain. counters: seconds that passes have waited for weights so far, and in which a read was in flight, and bytes
-    read.
+    decoder: verifies the guesses.
+    drafters: guess.
+    control: decides how many guesses a pass verifies.
+    tally: counts the figures.
+    branches: sequences for the branches of trees; none where guesses must be a chain.
+    is_exact: whether logits do not depend on the width of a pass, to the bit.
+    counters: returns the seconds that passes waited for weights so far, the seconds with a read in flight, and the
+        bytes read.
+
+    It is over 200 lines because drafting, verifying and accepting all walk through the same tree of guesses.
     """
 
     def __init__(
@@ -59,7 +66,7 @@ class SpeculativeSession(Session):
         decoder: Decoder,
         drafters: Sequence[Drafter],
         control: WidthControl,
-        tally: Tally,
+        tally: SpeculationTally,
         *,
         branches: Sequence[int] = (),
         is_exact: bool = False,

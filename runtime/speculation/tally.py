@@ -15,10 +15,12 @@ from edge_run.runtime.speculation.width_control import WidthControl
 LEAST_NOISE = 0.1  # as far as logits of the kit models differ between widths; a run sees too few to know for sure
 
 
-class Tally:
-    """The figures of one conversation. What was learned of the noise between widths stays.
+class SpeculationTally:
+    """Counts the figures of speculation in one conversation; the noise learnt between widths outlives prompts.
 
-    is_exact: logits do not depend on the width.
+    mode: how tokens are guessed.
+    reason: why speculation is off or limited.
+    is_exact: whether logits do not depend on the width of a pass.
     """
 
     def __init__(self, mode: str, reason: str = "", *, is_exact: bool = False) -> None:

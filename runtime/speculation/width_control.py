@@ -11,12 +11,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from edge_run.partition.pass_costs import PassCosts
+from edge_run.partition.width_costs import WidthCosts
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)  # few, since each has a graph of its own
 LEAST_GAIN = 1.03
-# Where passes stream by expert, a wide one also takes from the cache what the next ones would have found: that is in no
-# estimate, and was 5 to 8 % where wide passes were expected to be worth a little.
+# Where passes stream by expert, a verification batch also takes from the cache what the next ones would have found:
+# that is in no estimate, and was 5 to 8 % where such batches were expected to be worth a little.
 LEAST_GAIN_BY_EXPERT = 1.15
 TRIAL_SHARE = 0.01  # of the time, for guesses that are only held against what comes
 PLAIN_FIRST, PLAIN_EVERY, PLAIN_EVERY_IF_CLOSE, CLOSE_GAIN = 8, 96, 24, 1.3
@@ -29,7 +29,7 @@ class WidthControl:
     most_tokens: in a pass, the certain one included. least_gain: expected of a wider pass, over plain decoding.
     """
 
-    def __init__(self, costs: PassCosts, most_tokens: int, least_gain: float = LEAST_GAIN) -> None:
+    def __init__(self, costs: WidthCosts, most_tokens: int, least_gain: float = LEAST_GAIN) -> None:
         self._costs, self._most_tokens, self._least_gain = costs, most_tokens, least_gain
         self._draft_s = 0.0
         self._is_on = True
@@ -59,7 +59,7 @@ class WidthControl:
         self._draft_s += (seconds - self._draft_s) * (0.25 if self._draft_s else 1.0)
 
     def observe_pass(self, width: int, wall_s: float, wait_s: float, read_s: float, read_bytes: int) -> None:
-        """Note a pass; see `PassCosts.observe`."""
+        """Note a pass; see `WidthCosts.observe`."""
         self._costs.observe(width, wall_s, wait_s, read_s, read_bytes)
 
     def choose(self, values: Sequence[float]) -> int:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.split import SplitStats
-from edge_run.runtime.processes.forks import Home
+from edge_run.runtime.processes.forks import OwnerProcess
 from edge_run.runtime.split.model import Frame, SplitModel
 
 
@@ -29,7 +29,7 @@ class AsyncSplitModel:
         self._open = partial(SplitModel, head, server, **options)
         self._model: SplitModel | None = None
         self._thread = anyio.CapacityLimiter(1)
-        self._home = Home()
+        self._owner_process = OwnerProcess()
 
     @property
     def stats(self) -> SplitStats:
@@ -62,5 +62,5 @@ class AsyncSplitModel:
             raise ConfigError(
                 "AsyncSplitModel: is not open; use it as `async with AsyncSplitModel(head, server) as model`"
             )
-        self._home.check("this AsyncSplitModel")
+        self._owner_process.check("this AsyncSplitModel")
         return self._model

@@ -60,7 +60,10 @@ def bench_split(
 
 
 class _Bench:
-    """Passes over the images, each with another way to the answer. overheads: see SplitBench.worst_overhead_bytes."""
+    """Passes over the images, each with another way to the answer.
+
+    overheads: see SplitBench.worst_overhead_bytes.
+    """
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
 """A bottleneck's encoder and decoder as ONNX graphs: the best linear transform, and a network beside it.
 
-The encoder makes latents (channels, height, width) of the tensor at the cut, the decoder makes that tensor of them.
-Each is the sum of two ways. One is the Karhunen-Loeve transform of square patches (`find_transform`), which is known
-before any training and codes best among linear ones. The other, of strided convolutions and residual blocks, adds
-nothing at first. So training (BottleFit, Matsubara et al., 2022) starts at a transform code that works, not at noise:
-on a CPU that is most of the time it would take.
+The encoder makes latents (channels, height, width) of the tensor at the cut, and the decoder makes that tensor of them.
+Each is the sum of two branches. One branch is the Karhunen-Loeve transform of square patches (`find_transform`), which
+is known before any training and is the best linear one. The other branch, of strided convolutions and residual blocks,
+adds nothing at first. So training (BottleFit, Matsubara et al., 2022) starts at a transform code that works, which on a
+CPU saves most of the time of training.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ _QUIET = 0.2  # what a residual block adds at first, so that deep stacks begin n
 
 @dataclass(frozen=True, slots=True)
 class BottleneckShape:
-    """How large a bottleneck is. halvings: how often the encoder halves height and width of the tensor at the cut.
+    """How large a bottleneck is.
 
-    latent_channels: of the code, at most; encoder_width: channels after the first halving, doubled by each further one;
+    halvings: how often the encoder halves height and width of the tensor at the cut.
+    latent_channels: of the code, at most.
+    encoder_width: channels after the first halving, doubled by each further one.
     decoder_width: channels of the decoder at the smallest size.
     """
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from edge_run.base.errors import ModelFileError
 from edge_run.base.strict_json import decode, parse
-from edge_run.partition.entropy_coding import Table
+from edge_run.partition.entropy_coding import FrequencyTable
 from edge_run.partition.latent_codec import LatentCodec, Rate
 from edge_run.runtime.split.images import ImageSize, read_bytes
 
@@ -38,8 +38,12 @@ class StoredTable:
 class StoredRate:
     """A rate, and what was measured with it on images that were held out.
 
-    images: how many; coded_bytes and largest_bytes: of their codes; agreeing: answered as the uncut network answers;
-    right: answered with the class of their folder, model_right: by the uncut network.
+    images: how many.
+    coded_bytes: of all their codes.
+    largest_bytes: of the largest code.
+    agreeing: images that are answered as the uncut network answers.
+    right: images that are answered with the class of their folder.
+    model_right: images that the uncut network answers with it.
     """
 
     target_bytes: int
@@ -55,9 +59,13 @@ class StoredRate:
 
 @dataclass(frozen=True, slots=True)
 class StoredFilter:
-    """When a frame holds nothing of interest. threshold: of the head's second output; below it nothing is sent.
+    """When a frame holds nothing of interest, as measured on images that were held out.
 
-    Measured on held-out images: interesting of them, missed: those that would not be sent; empty, dropped: likewise.
+    threshold: of the head's second output; below it nothing is sent.
+    interesting: images that hold something of interest.
+    missed: interesting images that would not be sent.
+    empty: images that hold nothing.
+    dropped: empty images that would not be sent.
     """
 
     threshold: float
@@ -69,7 +77,12 @@ class StoredFilter:
 
 @dataclass(frozen=True, slots=True)
 class StoredCode:
-    """`code.json`. model, head, tail: SHA-256 of the files; filters: one or none. latent: channels, height, width."""
+    """`code.json`.
+
+    model, head, tail: SHA-256 of the files.
+    filters: one or none.
+    latent: channels, height, width.
+    """
 
     format: str
     model: str
@@ -161,6 +174,7 @@ def _codec(code: StoredCode) -> LatentCodec:
     if any(len(rate.gains) != channels for rate in code.rates):
         raise ValueError(f"a rate without {channels} channels")
     rates = tuple(
-        Rate(rate.gains, tuple(Table(-one.below, one.frequencies) for one in rate.tables)) for rate in code.rates
+        Rate(rate.gains, tuple(FrequencyTable(-one.below, one.frequencies) for one in rate.tables))
+        for rate in code.rates
     )
     return LatentCodec(*codec_identity(code), rates)

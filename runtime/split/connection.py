@@ -1,6 +1,6 @@
-"""The connection of a device to its server: kept, measured, lost and found again, on a thread of its own.
+"""The connection of a device to its server: a thread keeps it, measures it, and finds the server again.
 
-There are two connections: frames have one for themselves, so that none of them waits behind a probe's reply.
+There are two TCP connections. Frames have one for themselves, so that no frame waits behind a probe's reply.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ FIRST_BACKOFF_S, MOST_BACKOFF_S = 0.05, 2.0
 _log = logging.getLogger(__name__)
 
 
-class Keeper:
-    """Keeps the link to a server. `ask` is for one thread at a time; the chooser is touched under `lock` only."""
+class ServerConnection:
+    """Keeps the connections to a server. `ask` is for one thread at a time; the chooser is used under `lock` only."""
 
     def __init__(self, address: tuple[str, int], fingerprint: str, chooser: Chooser, lock: threading.Lock) -> None:
         """Take the server's address, and the fingerprint of the bundle that it must have."""
@@ -136,7 +136,9 @@ class Keeper:
 
     def _measure(self, probes: ServerLink, size_bytes: int) -> tuple[float, float]:
         """Return the seconds of an empty probe, and of one of this size."""
-        return probes.ask(PROBE, b"", PROBE_LIMIT_S).wire_s, probes.ask(PROBE, bytes(size_bytes), PROBE_LIMIT_S).wire_s
+        return probes.ask(PROBE, b"", PROBE_LIMIT_S).network_s, probes.ask(
+            PROBE, bytes(size_bytes), PROBE_LIMIT_S
+        ).network_s
 
     def _tell(self, samples: list[tuple[float, float]], size_bytes: int) -> None:
         with self._lock:

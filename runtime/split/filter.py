@@ -1,7 +1,7 @@
-"""A filter on the device: which frames hold nothing of interest, so that nothing is sent for them.
+"""A filter on the device that finds frames without anything of interest, for which nothing is sent.
 
-A logistic regression on the means of the encoder's last features (after Matsubara et al., Neural Compression and
-Filtering, 2021, whose filter is a small network of its own). Its threshold is set by what it may miss.
+The filter is a logistic regression on the means of the encoder's last features (after Matsubara et al., Neural
+Compression and Filtering, 2021, whose filter is a small network). Its threshold follows from how many it may miss.
 """
 
 from __future__ import annotations

@@ -100,8 +100,9 @@ def read_bytes(path: Path) -> bytes:
 
 
 class ImageFolder:
-    """The images of a folder, and of the folders in it, as pixels. classes: its folders' names, in order; may be none.
+    """The images of a folder, and of the folders in it, as pixels.
 
+    classes: its folders' names, in order; may be none.
     labels: the class of each image, by number; -1 for one that lies in no folder of a class.
     """
 

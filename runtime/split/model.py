@@ -1,4 +1,4 @@
-"""`SplitModel`: a network whose frames go the fastest way: computed here, as a code, or as an image to a server."""
+"""`SplitModel`: answers each frame the fastest way: here, or as a code or an image sent to a server."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from edge_run.base.errors import ConfigError, ProtocolError
 from edge_run.base.split import FrameReport, SplitStats
 from edge_run.partition.split_choice import CODE, IMAGE, LOCAL, Chooser, Mode
-from edge_run.runtime.processes.forks import Home
+from edge_run.runtime.processes.forks import OwnerProcess
 from edge_run.runtime.split import protocol
 from edge_run.runtime.split.bundle import HEAD, MODEL, read_bundle
-from edge_run.runtime.split.connection import Keeper
-from edge_run.runtime.split.images import decode_image, encode_image, pixels_of, read_bytes
+from edge_run.runtime.split.connection import ServerConnection
+from edge_run.runtime.split.images import ImageSize, decode_image, encode_image, pixels_of, read_bytes
 from edge_run.runtime.split.onnx_session import median_s, open_session, run_session
 from edge_run.runtime.split.protocol import LinkLost, parse_address, unpack_arrays
 
@@ -32,7 +32,11 @@ _JPEG_START = b"\xff\xd8\xff"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """An answered frame. outputs: of the network, by name; none of a frame that the filter held back."""
+    """An answered frame.
+
+    outputs: of the network, by name; none of a frame that the filter held back.
+    report: how it was answered.
+    """
 
     outputs: dict[str, NDArray[Any]]
     report: FrameReport
@@ -43,6 +47,8 @@ class SplitModel:
 
     Every frame is answered: when the server does not answer in time, the device computes the frame itself, and all
     further ones until the server is back.
+
+    It is over 200 lines because a frame that fails on its way to the server goes on where it is on the device.
     """
 
     def __init__(
@@ -79,7 +85,7 @@ class SplitModel:
         address = None if server is None else parse_address(server)
         self._head = open_session(self._bundle.checked(HEAD), str(folder / HEAD), threads)
         self._model = open_session(self._bundle.checked(MODEL), str(folder / MODEL), threads)
-        self._home = Home()
+        self._owner_process = OwnerProcess()
         self._chooser = Chooser(modes, self._measure(), {})
         for number, rate in enumerate(self._bundle.code.rates):
             self._chooser.sized(Mode(CODE, number), rate.coded_bytes // max(rate.images, 1))
@@ -87,15 +93,15 @@ class SplitModel:
         self._chooser.sized(Mode(IMAGE), len(encode_image(pixels)))  # until the first frame says better
         self._lock = threading.Lock()  # of the chooser, which the keeper tells what it measures
         self._counts: dict[str, int] = dict.fromkeys((LOCAL, CODE, IMAGE, EMPTY, "bytes", "losses"), 0)
-        self._keeper = None
+        self._connection = None
         if address is not None:
-            self._keeper = Keeper(address, self._codec.fingerprint.hex(), self._chooser, self._lock)
-            self._keeper.start(min(deadline_s, 5.0))
+            self._connection = ServerConnection(address, self._codec.fingerprint.hex(), self._chooser, self._lock)
+            self._connection.start(min(deadline_s, 5.0))
 
     @property
     def problem(self) -> str:
         """Why there is no server; empty while there is one, or none was named."""
-        return "" if self._keeper is None else self._keeper.problem
+        return "" if self._connection is None else self._connection.problem
 
     @property
     def stats(self) -> SplitStats:
@@ -122,8 +128,8 @@ class SplitModel:
 
         Raises ModelFileError or ProtocolError for what is no image, ConfigError for pixels of another shape.
         """
-        self._home.check(self._bundle.folder)
-        encoded, pixels = self._open_image(image)
+        self._owner_process.check(self._bundle.folder)
+        encoded, pixels = _open_image(image, self._bundle.size)
         started_s = time.perf_counter()
         interest, latent = -1.0, None
         if self._threshold:
@@ -135,7 +141,7 @@ class SplitModel:
                 self._chooser.sized(Mode(IMAGE), len(encoded))
             mode = self._chooser.choose()
         lost = False
-        if mode.kind != LOCAL and self._keeper is not None:
+        if mode.kind != LOCAL and self._connection is not None:
             body, mode = self._body(mode, encoded, pixels, latent)
             outputs = self._ask(mode, body)
             if outputs is not None:
@@ -149,8 +155,8 @@ class SplitModel:
 
     def close(self) -> None:
         """End the connection to the server; again is no harm, nor is it in a forked child."""
-        if self._keeper is not None and self._home.is_here:
-            self._keeper.close()
+        if self._connection is not None and self._owner_process.is_here:
+            self._connection.close()
 
     def __enter__(self) -> SplitModel:
         return self
@@ -168,20 +174,6 @@ class SplitModel:
             CODE: median_s(lambda: self._codec.encode(self._compute_head(pixels)[0], 0)),
             IMAGE: 0.0,
         }
-
-    def _open_image(self, image: str | Path | bytes | NDArray[np.uint8]) -> tuple[bytes | None, NDArray[np.uint8]]:
-        """Return the image as it can be sent, None where it must be encoded first, and its pixels."""
-        size = self._bundle.size
-        if isinstance(image, np.ndarray):
-            if image.shape != size.shape or image.dtype != np.uint8:
-                raise ConfigError(
-                    f"image: {image.dtype} of shape {image.shape}; needed are bytes of shape {size.shape}"
-                )
-            return None, image
-        data = image if isinstance(image, bytes) else read_bytes(Path(image))
-        pixels = decode_image(data, size) if isinstance(image, bytes) else pixels_of(Path(image), data, size)
-        fits = data.startswith(_JPEG_START) and len(data) < protocol.MOST_BODY_BYTES[protocol.IMAGE] - 16
-        return (data if fits else None), pixels
 
     def _compute_head(self, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.float32], float]:
         """Return the latents (channels, positions), and how likely the frame is of interest, -1 without a filter."""
@@ -210,21 +202,21 @@ class SplitModel:
 
     def _ask(self, mode: Mode, body: bytes) -> list[NDArray[Any]] | None:
         """Return the server's answer; None where it did not answer in time, or not as it should."""
-        assert self._keeper is not None, "there is a server to ask"
+        assert self._connection is not None, "there is a server to ask"
         local_s = self._chooser.expected_s(Mode(LOCAL)) or 0.0
         patience_s = max(self._deadline_s - LOCAL_MARGIN * local_s, LEAST_PATIENCE * self._deadline_s)
         kind = protocol.CODE if mode.kind == CODE else protocol.IMAGE
         try:
-            reply = self._keeper.ask(kind, body, patience_s)
+            reply = self._connection.ask(kind, body, patience_s)
             outputs = unpack_arrays(reply.body)
             if len(outputs) != len(self._bundle.code.outputs):
                 raise ProtocolError(f"answer: {len(outputs)} arrays, needed are {len(self._bundle.code.outputs)}")
         except (LinkLost, ProtocolError) as error:
             self._counts["losses"] += 1
-            self._keeper.lose(str(error))
+            self._connection.lose(str(error))
             return None
         with self._lock:
-            self._chooser.crossed(len(body), reply.wire_s)
+            self._chooser.crossed(len(body), reply.network_s)
             self._chooser.served(mode.kind, reply.queue_s, reply.server_s)
         return outputs
 
@@ -239,6 +231,20 @@ class SplitModel:
         report = FrameReport(mode.name, sent_bytes, time.perf_counter() - started_s, lost, interest, answer)
         names = self._bundle.code.outputs if outputs else ()
         return Frame(dict(zip(names, outputs, strict=True)), report)
+
+
+def _open_image(
+    image: str | Path | bytes | NDArray[np.uint8], size: ImageSize
+) -> tuple[bytes | None, NDArray[np.uint8]]:
+    """Return the image as it can be sent, None where it must be encoded first, and its pixels in `size`."""
+    if isinstance(image, np.ndarray):
+        if image.shape != size.shape or image.dtype != np.uint8:
+            raise ConfigError(f"image: {image.dtype} of shape {image.shape}; needed are bytes of shape {size.shape}")
+        return None, image
+    data = image if isinstance(image, bytes) else read_bytes(Path(image))
+    pixels = decode_image(data, size) if isinstance(image, bytes) else pixels_of(Path(image), data, size)
+    fits = data.startswith(_JPEG_START) and len(data) < protocol.MOST_BODY_BYTES[protocol.IMAGE] - 16
+    return (data if fits else None), pixels
 
 
 def _modes(name: str, rates: int) -> Sequence[Mode]:

@@ -1,6 +1,6 @@
-"""ONNX files: read, run once for the shapes, cut in two. Needs the package `onnx`; what comes out does not.
+"""Reads ONNX files, runs them once for the shapes of their tensors, and cuts them in two. Needs the package `onnx`.
 
-Cutting is made before onnxruntime optimises: each half keeps the nodes of the file as they are.
+A network is cut before onnxruntime optimises it, so each half keeps the nodes of the file as they are.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ MOST_MODEL_BYTES = 2**31 - 1  # what protobuf can hold in one piece
 
 @dataclass(frozen=True, slots=True)
 class OnnxModel:
-    """An ONNX model and what a run of it showed. proto: an `onnx.ModelProto`; network: its graph as names and sizes.
+    """An ONNX model and what a run of it showed.
 
-    shapes: of each tensor that depends on the input, with a batch of one; types: their NumPy types. has_free_batch:
-    the file leaves the first dimension of its input open.
+    proto: an `onnx.ModelProto`.
+    network: its graph as names and sizes.
+    shapes: of each tensor that depends on the input, with a batch of one.
+    types: their NumPy types.
+    has_free_batch: the file leaves the first dimension of its input open.
     """
 
     path: Path

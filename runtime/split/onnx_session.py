@@ -1,4 +1,4 @@
-"""onnxruntime: sessions that are opened, run and timed, and its errors as ours."""
+"""Opens, runs and times onnxruntime sessions, and turns errors of onnxruntime into those of edge-run."""
 
 from __future__ import annotations
 

@@ -20,7 +20,10 @@ _SLICE_END = 1 << 31
 
 
 class TorchGraph:
-    """The nodes of an ONNX graph, run by PyTorch. weights: its initializers; floats of rank 1 or more learn."""
+    """The nodes of an ONNX graph, run by PyTorch.
+
+    weights: its initializers; floats of rank 1 or more learn.
+    """
 
     def __init__(self, graph: Any, name: str) -> None:
         """Take an `onnx.GraphProto`. Raises NotSupported, naming the operator, where one is not among those known."""

@@ -17,7 +17,7 @@ from edge_run.base.errors import NotSupported, TierReadError
 from edge_run.base.extras import need
 from edge_run.base.split import PatchReport
 from edge_run.partition.cuts import multiply_adds, operations_between, peak_bytes
-from edge_run.partition.patches import Span, Window, plan_spans, plan_tiles
+from edge_run.partition.patches import InputSpan, Window, plan_spans, plan_tiles
 from edge_run.runtime.split.networks import chain, preprocessing, read_network
 from edge_run.runtime.split.onnx_file import OnnxModel, describe, extract, finish, value_info
 from edge_run.runtime.split.onnx_session import largest_difference, open_session, run_session
@@ -214,7 +214,7 @@ def _assemble(model: OnnxModel, layers: Sequence[_Layer], tiles: int) -> Any:
 def _patch(
     model: OnnxModel,
     layers: Sequence[_Layer],
-    spans: tuple[Sequence[Span], Sequence[Span]],
+    spans: tuple[Sequence[InputSpan], Sequence[InputSpan]],
     nodes: list[Any],
     weights: dict[str, Any],
 ) -> str:

@@ -1,11 +1,11 @@
-"""What device and server say to each other over a TCP connection: sizes before bytes, and a deadline for every wait.
+"""The protocol of device and server over a TCP connection: sizes before bytes, and a deadline for every wait.
 
-The server begins with a hello: `length (4) | JSON`. Then requests and replies, little endian:
+The server begins with a hello: `length (4) | JSON`. Requests and replies follow, little endian:
 
     request   kind (1), number (4), length (4) | body: nothing that is looked at, a code, or an encoded image
     reply     status (1), number (4), queue seconds (4, float), computing seconds (4, float), length (4) | body
 
-The body of a reply is a list of arrays, or, with the status REFUSED, why. Nothing is unpickled or evaluated.
+The body of a reply is a list of arrays, or with the status REFUSED the reason. Nothing is unpickled or evaluated.
 """
 
 from __future__ import annotations
@@ -39,12 +39,17 @@ _ARRAY = struct.Struct("<BB")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A server's answer. wire_s: what the exchange took besides the server's queue and computing."""
+    """A server's answer.
+
+    queue_s: in the server's queue.
+    server_s: of the server's computing.
+    network_s: what the exchange took besides.
+    """
 
     body: bytes
     queue_s: float
     server_s: float
-    wire_s: float
+    network_s: float
 
 
 class LinkLost(OSError):

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, ProtocolError
 from edge_run.runtime.split.bundle import MODEL, TAIL, read_bundle
+from edge_run.runtime.split.connection_slots import ConnectionSlot, ConnectionSlots
 from edge_run.runtime.split.images import decode_image
 from edge_run.runtime.split.onnx_session import median_s, open_session, run_session
-from edge_run.runtime.split.places import Place, Places
 from edge_run.runtime.split.protocol import (
     CODE,
     DONE,
@@ -97,7 +97,7 @@ class SplitServer:
                 f"{host}:{port}: cannot be listened at ({error.strerror or error}); choose another --host or --port"
             ) from error
         self._turn = anyio.CapacityLimiter(1)  # two passes at once would only slow each other down
-        self._places = Places()
+        self._slots = ConnectionSlots()
         async with listener, anyio.create_task_group() as group:
             ready(listener.extra(anyio.abc.SocketAttribute.local_port))
             for one in listener.listeners:
@@ -112,7 +112,7 @@ class SplitServer:
             except OSError as error:
                 if error.errno in _EXHAUSTED:
                     _log.warning("a device cannot be let in now (%s)", error.strerror)
-                    self._places.make_room()
+                    self._slots.make_room()
                 await anyio.sleep(PAUSE_S)
             else:
                 group.start_soon(self._welcome, stream, name="split-device")
@@ -121,38 +121,38 @@ class SplitServer:
         async with stream:
             with anyio.CancelScope() as scope, contextlib.suppress(OSError, anyio.TypedAttributeLookupError):
                 address = str(stream.extra(anyio.abc.SocketAttribute.remote_address)[0])
-                place = self._places.enter(address, scope.cancel, time.monotonic())
-                if place is None:
-                    _log.info("a device is not let in: all places are taken")
+                slot = self._slots.enter(address, scope.cancel, time.monotonic())
+                if slot is None:
+                    _log.info("a device is not let in: all slots are taken")
                     return
                 try:
                     _keep_alive(stream.extra(anyio.abc.SocketAttribute.raw_socket))
-                    await self._talk(stream, place)
+                    await self._talk(stream, slot)
                 except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError):
                     _log.debug("a device has gone, or says nothing")
                 except ProtocolError as error:
                     _log.warning("a device was refused: %s", error)
                 finally:
-                    self._places.leave(place)
+                    self._slots.leave(slot)
 
-    async def _talk(self, stream: anyio.abc.SocketStream, place: Place) -> None:
+    async def _talk(self, stream: anyio.abc.SocketStream, slot: ConnectionSlot) -> None:
         """Answer the requests of one device, until it goes, is silent, or says what cannot be."""
         await _send(stream, self._hello)
         while True:
             with anyio.fail_after(SILENCE_S):
-                kind, number, length = REQUEST.unpack(await self._receive(stream, REQUEST.size, place))
+                kind, number, length = REQUEST.unpack(await self._receive(stream, REQUEST.size, slot))
             if length > MOST_BODY_BYTES.get(kind, -1):
                 message = f"a request of kind {kind} with {length} bytes; it is not of this protocol, or too large"
                 await _send(stream, _refusal(number, message))
                 raise ProtocolError(message)
             with anyio.fail_after(_patience_s(length)):
-                body = await self._receive(stream, length, place)
-            place.silent_since_s = None
+                body = await self._receive(stream, length, slot)
+            self._slots.begin_answer(slot)
             await _send(stream, await self._reply(kind, number, body))
             del body
-            self._places.answered(place, time.monotonic())
+            self._slots.answered(slot, time.monotonic())
 
-    async def _receive(self, stream: anyio.abc.SocketStream, length: int, place: Place) -> bytes:
+    async def _receive(self, stream: anyio.abc.SocketStream, length: int, slot: ConnectionSlot) -> bytes:
         """Return so many bytes, which count as they come: what is only announced takes no memory.
 
         They are gathered in pages of their own, which go back to the system at once: many that grow side by side on
@@ -161,7 +161,7 @@ class SplitServer:
         with mmap.mmap(-1, max(length, 1)) as pages:
             while (missing := length - pages.tell()) > 0:
                 piece = await stream.receive(min(missing, PIECE_BYTES))
-                self._places.hold(place, len(piece))
+                self._slots.hold(slot, len(piece))
                 pages.write(piece)
             return pages[:length]
 
@@ -201,7 +201,7 @@ def _refusal(number: int, message: str) -> bytes:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Let the system ask now and then whether the other side is there; else its place would be taken for longer."""
+    """Let the system ask now and then whether the other side is there; else its slot would be taken for longer."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():

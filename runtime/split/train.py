@@ -51,8 +51,9 @@ _Show = Callable[[str], None]
 class TrainTask:
     """What is to be trained: the network, its images, where it is cut, and the folder `out` that is written.
 
-    empty: names of classes that hold nothing of interest; with any, a filter is trained that misses about most_missed
-    of the others. most_images: to learn from; None is all.
+    empty: names of classes that hold nothing of interest; with any, a filter is trained.
+    most_missed: the share of the other frames that the filter misses, about.
+    most_images: to learn from; None is all.
     """
 
     model: Path

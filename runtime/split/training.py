@@ -1,11 +1,11 @@
-"""Training a bottleneck on a CPU: first to make the teacher's features, then to make its answers.
+"""Trains a bottleneck on a CPU: first to make the teacher's features, then to make the teacher's answers.
 
-The teacher is the network itself. Its layers before the cut stay as they are; encoder and decoder learn in both
-stages, the layers after the cut in the second, and a few numbers for each rate and channel: the gain, and a logistic
-distribution that stands in for the prior while training. Each image of a batch is coded at a rate drawn for it, so one
-training gives all rates. Rounding passes gradients straight through (Bengio et al., 2013); two stages as in Matsubara
-et al., 2022 (Supervised Compression); gains as in Cui et al., 2021. Unlike theirs, our loss has no trade-off to tune: a
-rate costs nothing until its codes exceed the bytes that were asked for.
+The teacher is the uncut network. Its layers before the cut stay as they are. Encoder and decoder learn in both stages,
+the layers after the cut learn in the second. For each rate and channel a gain is learnt, and a logistic distribution
+that stands in for the prior. Each image of a batch is coded at a rate drawn at random, so one training gives all rates.
+Rounding passes gradients straight through (Bengio et al., 2013); the two stages are those of Matsubara et al., 2022
+(Supervised Compression), the gains those of Cui et al., 2021. Unlike theirs, this loss has no trade-off to tune: a rate
+costs nothing until its codes exceed the bytes that were asked for.
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ _log = logging.getLogger(__name__)
 class TrainConfig:
     """How a bottleneck is trained.
 
-    rates_bytes: for each rate, what a code should have on average. mean, deviation: of pixels, on the scale of 0 to 1.
-    feature_epochs, answer_epochs: passes over the images in either stage. flips: mirror half of the images.
-    rate_weight: the loss where the codes of a rate have twice its bytes. threads: None is one for each core.
+    rates_bytes: for each rate, what a code should have on average.
+    mean, deviation: of pixels, on the scale of 0 to 1.
+    feature_epochs, answer_epochs: passes over the images in either stage.
+    flips: mirror half of the images.
+    rate_weight: the loss where the codes of a rate have twice its bytes.
+    threads: None is one for each core.
     """
 
     rates_bytes: tuple[int, ...] = (64, 128, 192, 256)
@@ -107,7 +110,11 @@ class Quantiser:
 
 @dataclass(slots=True)
 class Student:
-    """The networks of a training. front: pixels to the cut; teacher: an onnxruntime session of the uncut network."""
+    """The networks of a training.
+
+    front: pixels to the cut.
+    teacher: an onnxruntime session of the uncut network.
+    """
 
     front: TorchGraph
     encoder: TorchGraph

@@ -1,4 +1,4 @@
-"""Weights that stream: planned, and set going. By expert for a mixture with room for that, else in order."""
+"""Plans the weights that stream, and starts them: by expert if a mixture of experts has room for it, else in order."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_run.base.results import Plan
-from edge_run.partition.turns import LONG_RUN
-from edge_run.prefetch.experts import ExpertCache, Mixture
+from edge_run.partition.stage_visits import LONG_RUN
+from edge_run.prefetch.experts import ExpertCache, MoeShape
 from edge_run.prefetch.policies import make_policy
-from edge_run.prefetch.schedule import join_turns
+from edge_run.prefetch.schedule import join_stage_visits
 from edge_run.runtime.graph.nodes import GraphMap
-from edge_run.runtime.graph.segments import chunks_of, cut_into_stretches
-from edge_run.runtime.planning.expert_plan import MixturePlan, plan_mixture, token_bytes
+from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
+from edge_run.runtime.planning.expert_plan import MoePlan, plan_moe, token_bytes
 from edge_run.runtime.planning.memory_plan import RowRange, plan_streamed, row_ranges
 from edge_run.runtime.planning.routing import Usage
 from edge_run.runtime.planning.terms import Terms, used_experts
@@ -21,12 +21,12 @@ from edge_run.runtime.streaming.experts import Adaptation, ExpertRoom, ExpertStr
 from edge_run.runtime.streaming.prefetch import OFF, SETTINGS, ExpertPrefetch
 from edge_run.runtime.streaming.tuning import Tuning
 from edge_run.runtime.streaming.weights import PinnedWeights, WeightStreaming
+from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.residency import Residency
 from edge_run.tiers.rows import RowTable
 from edge_run.tiers.source import Source, SourceFile
-from edge_run.tiers.territory import Territory
 from edge_run.tiers.weights import MAX_READ_CHUNKS, READ_BYTES, Weights
 
 if TYPE_CHECKING:
@@ -39,15 +39,21 @@ Streams = Sequence[WeightStreaming | ExpertStreaming]
 
 @dataclass(frozen=True, slots=True)
 class WeightMemory:
-    """Where weights go and come from. check runs while a pass waits for weights, and may raise to stop it."""
+    """Where weights are read from, and to.
 
-    territory: Territory
+    address_space: where they lie in memory.
+    sources: the shards, by number.
+    readers: the threads that read.
+    check: runs while a pass waits for weights, and may raise to stop it.
+    """
+
+    address_space: AddressSpace
     sources: Sequence[SourceFile]
     readers: Readers
     check: Callable[[], None]
 
     def tables(self, ranges: Sequence[RowRange]) -> list[RowTable]:
-        """Return the tables of which only rows are read."""
+        """Return the tables that are only read by row."""
         return [
             RowTable(r.start, r.stop, r.file_offset, self.sources[r.shard], self.readers, r.budget_bytes)
             for r in ranges
@@ -59,64 +65,62 @@ def open_streams(
 ) -> tuple[Plan, Streams]:
     """Return the plan, and the features that carry it out, which have begun to read. Raises BudgetError.
 
-    grant: is given the plan before it takes any memory, and may raise.
+    grant: is called with the plan before any memory is taken, and may raise.
     """
-    mixture = plan_mixture(terms, graph, memory.territory)
-    if mixture is None:
+    moe = plan_moe(terms, graph, memory.address_space)
+    if moe is None:
         return _in_order(graph, terms, memory, grant)
-    grant(mixture.plan)
-    return mixture.plan, _by_expert(mixture, memory, terms)
+    grant(moe.plan)
+    return moe.plan, _by_expert(moe, memory, terms)
 
 
 def _in_order(
     graph: GraphMap, terms: Terms, memory: WeightMemory, grant: Callable[[Plan], None]
 ) -> tuple[Plan, Streams]:
-    """Let weights come and go in the order of the first pass."""
-    territory = memory.territory
-    ranges = row_ranges(graph, territory, terms.micro_batch_tokens)
-    stretches = cut_into_stretches(graph, lambda read: chunks_of(read, territory, ranges))
+    """Stream all weights in the order of a pass of one token."""
+    address_space = memory.address_space
+    ranges = row_ranges(graph, address_space, terms.micro_batch_tokens)
+    segments = cut_into_segments(graph, lambda read: chunks_of(read, address_space, ranges))
     # Where a GPU's parts begin are borders too, but nobody else computes in between.
     borders = [i for i, node in enumerate(graph) if node.is_border]
-    turns = [turn.needs for turn in join_turns(stretches, borders)] if terms.gpu is None else []
-    if len(turns) > 2 and graph[0].is_computed:  # with the head, and so the tail: the two follow each other
-        turns = [(*turns[0], *turns.pop()), *turns[1:]]
-    plan, residency = plan_streamed(terms, territory, [stretch.needs for stretch in stretches], ranges, turns)
+    visits = [visit.needs for visit in join_stage_visits(segments, borders)] if terms.gpu is None else []
+    if len(visits) > 2 and graph[0].is_computed:  # with the head, and so the tail: the two follow each other
+        visits = [(*visits[0], *visits.pop()), *visits[1:]]
+    plan, residency = plan_streamed(terms, address_space, [segment.needs for segment in segments], ranges, visits)
     grant(plan)
     tables = memory.tables(ranges)
-    order = [chunk for stretch in stretches for chunk in stretch.acquire]
-    states = Residency(territory.n_chunks, order, residency.pinned, residency.n_frames)
-    run_chunks = LONG_RUN if residency.by_turns else MAX_READ_CHUNKS
-    weights = Weights(territory, memory.sources, memory.readers, states, run_chunks=run_chunks, check=memory.check)
+    order = [chunk for segment in segments for chunk in segment.acquire]
+    states = Residency(address_space.n_chunks, order, residency.pinned, residency.n_frames)
+    run_chunks = LONG_RUN if residency.by_stage_visits else MAX_READ_CHUNKS
+    weights = Weights(address_space, memory.sources, memory.readers, states, run_chunks=run_chunks, check=memory.check)
     weights.start()
     if not residency.n_frames:  # nothing ever leaves, so no pass need stop for it
-        return plan, [PinnedWeights(weights, territory, tables)]
-    pinned, guests, by_turns = residency.pinned, residency.guests, residency.by_turns
-    return plan, [WeightStreaming(weights, territory, tables, pinned, guests, by_turns)]
+        return plan, [PinnedWeights(weights, address_space, tables)]
+    pinned, lent, by_stage_visits = residency.pinned, residency.lent, residency.by_stage_visits
+    return plan, [WeightStreaming(weights, address_space, tables, pinned, lent, by_stage_visits)]
 
 
-def _by_expert(mixture: MixturePlan, memory: WeightMemory, terms: Terms) -> Streams:
-    """Keep all but the experts, and let these come as they are chosen."""
+def _by_expert(moe: MoePlan, memory: WeightMemory, terms: Terms) -> Streams:
+    """Pin all weights but the experts, and stream these as they are chosen."""
     n_used = used_experts(terms.gguf)
-    territory, experts, n_frames = mixture.territory, mixture.experts, mixture.n_frames
-    n_dense_frames = len(mixture.dense) - len(territory.ragged)  # which are dense, and have memory of their own
-    states = OnDemand(territory.n_chunks, n_dense_frames + n_frames, territory.ragged)
-    run_chunks = READ_BYTES // territory.chunk_bytes
+    address_space, experts, n_frames = moe.address_space, moe.experts, moe.n_frames
+    n_dense_frames = len(moe.dense) - len(address_space.ragged)  # which are dense, and have memory of their own
+    states = OnDemand(address_space.n_chunks, n_dense_frames + n_frames, address_space.ragged)
+    run_chunks = READ_BYTES // address_space.chunk_bytes
     sources, blocks = _unpacking(memory.sources, terms)
-    weights = Weights(territory, sources, memory.readers, states, run_chunks=run_chunks, check=memory.check)
-    pinned = PinnedWeights(weights, territory, memory.tables(mixture.ranges), experts.at.keys(), mixture.dense)
-    weights.hold(mixture.dense)
-    shape = Mixture(tuple(range(len(experts.layers))), experts.n_experts, n_used)
+    weights = Weights(address_space, sources, memory.readers, states, run_chunks=run_chunks, check=memory.check)
+    pinned = PinnedWeights(weights, address_space, memory.tables(moe.ranges), experts.at.keys(), moe.dense)
+    weights.hold(moe.dense)
+    shape = MoeShape(tuple(range(len(experts.layers))), experts.n_experts, n_used)
     policy = make_policy(terms.expert_policy, shape)
     cache = ExpertCache(n_frames, dict(enumerate(experts.sizes)), policy, experts.size_of)
-    adaptation = _adaptation(
-        mixture, memory.readers, ExpertPrefetch(terms.gguf, shape, cache.__contains__), blocks, terms
-    )
+    adaptation = _adaptation(moe, memory.readers, ExpertPrefetch(terms.gguf, shape, cache.__contains__), blocks, terms)
     room = ExpertRoom(n_frames, n_used, terms.micro_batch_tokens)
     return [pinned, ExpertStreaming(experts, cache, weights, room, adaptation)]
 
 
 def _unpacking(sources: Sequence[SourceFile], terms: Terms) -> tuple[Sequence[Source], PackedBlocks | None]:
-    """Return where weights are read from, and the packed blocks among it."""
+    """Return the sources of the weights, and the packed blocks that they read, if any."""
     if not terms.packed:
         return sources, None
     from edge_run.tiers.packed import PackedBlocks, PackedSource
@@ -126,17 +130,17 @@ def _unpacking(sources: Sequence[SourceFile], terms: Terms) -> tuple[Sequence[So
 
 
 def _adaptation(
-    mixture: MixturePlan, readers: Readers, prefetch: ExpertPrefetch, packed: PackedBlocks | None, terms: Terms
+    moe: MoePlan, readers: Readers, prefetch: ExpertPrefetch, packed: PackedBlocks | None, terms: Terms
 ) -> Adaptation:
-    """Let what can be set be set by measuring, as far as nobody has said what it is to be."""
-    asked, tensors = terms.expert_prefetch, mixture.experts.at.values()
-    usage = Usage(mixture.room_share, token_bytes(terms, tensors, is_packed=True), readers)
+    """Return the adaptation: every tunable that the user has not set is to be found by measuring."""
+    asked, tensors = terms.expert_prefetch, moe.experts.at.values()
+    usage = Usage(moe.room_share, token_bytes(terms, tensors, is_packed=True), readers)
 
     def set_prefetch(setting: str) -> None:
         prefetch.setting = setting
 
     few = [str(terms.readers // 2)] if terms.readers > 1 else []
-    levers: dict[str, tuple[Sequence[str], Callable[[str], None]]] = {
+    tunables: dict[str, tuple[Sequence[str], Callable[[str], None]]] = {
         "prefetch": (list(SETTINGS) if asked == "auto" else [asked], set_prefetch),
         "readers": ([str(terms.readers), *few], lambda setting: readers.set_active(int(setting))),
     }
@@ -146,5 +150,5 @@ def _adaptation(
             packed.is_on = setting == ON
             usage.token_bytes = token_bytes(terms, tensors, is_packed=setting == ON)
 
-        levers = {"packed": ([ON] if packed.packed.is_named else [ON, OFF], set_packed), **levers}
-    return Adaptation(usage, prefetch, Tuning(levers, terms.experience.levers), packed)
+        tunables = {"packed": ([ON] if packed.packed.is_named else [ON, OFF], set_packed), **tunables}
+    return Adaptation(usage, prefetch, Tuning(tunables, terms.experience.tunables), packed)

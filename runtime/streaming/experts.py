@@ -1,8 +1,9 @@
-"""Streaming by expert as a feature of a pass: at each layer what the router has chosen is brought, and no more.
+"""Streaming by expert as a feature of a pass: each layer reads the experts that its router has chosen, and no others.
 
-The pass stops before a layer's first multiplication by experts, where the ids are known. What is missing is read,
-piece after piece in the order of use; what the cache of experts gives up makes room for it. Many tokens touch many
-experts, more than there may be room for: then one tensor after the other is brought, and the next meanwhile.
+The pass stops before a layer's first multiplication by experts, where the ids of the chosen experts are known. Missing
+experts are read piece by piece in the order of use, into the memory of experts that the cache evicts. A batch of many
+tokens may use more experts than have room. Then the tensors are read one after the other, each while the one before is
+computed.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from edge_run.prefetch.experts import ExpertCache, Unit
 from edge_run.runtime.decoding.driver import Steps
 from edge_run.runtime.graph.nodes import GraphMap, Node, choice_of_outputs
 from edge_run.runtime.graph.observer import chosen_experts, makes_ids
-from edge_run.runtime.planning.experts import MOST_SHARE, WIDE_SHARE, ExpertMap, ExpertTensor, routed_read
+from edge_run.runtime.planning.experts import CROWDED_SHARE, MOST_SHARE, ExpertMap, ExpertTensor, routed_read
 from edge_run.runtime.planning.routing import Usage
-from edge_run.runtime.streaming.prefetch import ExpertPrefetch, Foretold, Named
+from edge_run.runtime.streaming.prefetch import ExpertPrefetch, Named, PrefetchedUnits
 from edge_run.runtime.streaming.tuning import Tuning
 from edge_run.tiers.weights import Weights
 
@@ -32,10 +33,11 @@ GUESSED_TOKENS = 16  # at most, of a pass that verifies guesses; others come aft
 
 @dataclass(frozen=True, slots=True)
 class ExpertRoom:
-    """How much there is of experts.
+    """The memory of experts, and how many are used.
 
-    n_frames: what they have, kept and in use. n_used: of a layer, what a token uses. micro_batch_tokens: of a pass that
-    more of the same prompt follows.
+    n_frames: the frames of experts, cached and in use.
+    n_used: the experts of a layer that a token uses.
+    micro_batch_tokens: the tokens of a full pass, which more of the same prompt follows.
     """
 
     n_frames: int
@@ -45,10 +47,12 @@ class ExpertRoom:
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """What learns how experts are best read.
+    """The parts that adapt how experts are read.
 
-    usage: what passes took. prefetch names what next layers will choose; tuning sets what can be set. packed is what
-    experts are read from, where they are.
+    usage: measures what passes took.
+    prefetch: predicts the experts of the next layers.
+    tuning: sets the tunables.
+    packed: the packed file that experts are read from, if there is one.
     """
 
     usage: Usage
@@ -58,10 +62,14 @@ class Adaptation:
 
 
 class ExpertStreaming:
-    """The feature.
+    """The feature that streams experts.
 
-    wait_s counts the waits of passes for weights, choosing_s the time to find out what to read; foretold what came of
-    reading ahead.
+    wait_s: how long passes waited for weights.
+    choosing_s: how long it took to decide what to read.
+    prefetched: what became of the experts that were read ahead.
+
+    It is over 200 lines because each stop of a pass changes the cache, the frames in use and the reads ahead together,
+    and their sum must fit the frames at any time.
     """
 
     def __init__(
@@ -87,37 +95,37 @@ class ExpertStreaming:
         self._is_ahead = False
         self._in_use: list[int] = []
         self._ahead: list[int] = []
-        self.foretold = Foretold()
+        self.prefetched = PrefetchedUnits()
         self.wait_s = self.choosing_s = 0.0
 
     def close(self) -> None:
-        """Let go of what experts are read from besides the model, when nobody reads any more."""
+        """Close the packed file, when no reader is at work any more."""
         if self.packed:
             self.packed.close()
 
     def is_resident(self, address: int, expert: int) -> bool:
-        """Return whether `expert`, of the layer that has a tensor at `address`, is kept from an earlier token."""
+        """Return whether the cache has `expert` from an earlier token, in the layer with a tensor at `address`."""
         tensor = self._experts.at.get(address)
         if tensor is None:
             return True
         unit = tensor.layer, expert
-        return unit in self._cache and not self.foretold.is_new(unit)
+        return unit in self._cache and not self.prefetched.is_new(unit)
 
     @property
     def use(self) -> ExpertUse:
-        """What single tokens took so far, and what was done about it."""
+        """How experts were streamed so far, in passes of one token."""
         chunk_bytes, tuning = self._experts.chunk_bytes, self.tuning
         return ExpertUse(
             tokens=self.usage.n_tokens,
             hit_rate=self.usage.hit_rate,
-            foretold_bytes=self.foretold.n_read * chunk_bytes,
-            unused_bytes=self.foretold.n_unused * chunk_bytes,
-            levers=dict(tuning.settings) if tuning else {},
+            prefetched_bytes=self.prefetched.n_read * chunk_bytes,
+            unused_bytes=self.prefetched.n_unused * chunk_bytes,
+            tunables=dict(tuning.settings) if tuning else {},
             decisions=tuning.decisions if tuning else (),
         )
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
-        """Stop before each multiplication by experts; there the ids are known, and the one before is done."""
+        """Stop before each multiplication by experts: there the ids are known, and the one before it is computed."""
         choice = choice_of_outputs(graph)
         for i, node in enumerate(graph):
             if tensor := self._tensor(node):
@@ -128,7 +136,7 @@ class ExpertStreaming:
             self.prefetch.register(graph, steps, self._when_done)
 
     def before_unknown(self, node: Node, address: int) -> bool:
-        """Bring what `node` needs; stop where ids may have been made, and after each multiplication."""
+        """Read the experts that `node` needs; stop after nodes that may make ids, and after each multiplication."""
         if tensor := self._tensor(node):
             self._prepare(tensor, address)
             return True
@@ -138,7 +146,7 @@ class ExpertStreaming:
         """Nothing is done after a stop."""
 
     def abandon(self) -> None:
-        """Let go of what the pass used; the cache keeps what it has."""
+        """Release the experts in use; the cache keeps the others."""
         self._in_use, self._ahead = self._give_back(self._in_use), self._give_back(self._ahead)
         self._layer = -1
         if self.prefetch:
@@ -160,11 +168,11 @@ class ExpertStreaming:
             with self._choosing():
                 self._choose(tensor.layer, ids, len(rows))
                 if self.prefetch and len(rows) == 1:
-                    self._read_foretold(self.prefetch.when_chosen(tensor.layer, self._chosen, address))
+                    self._read_predicted(self.prefetch.when_chosen(tensor.layer, self._chosen, address))
         self._use(tensor)
 
     def _choose(self, layer: int, ids: list[int], n_tokens: int) -> None:
-        """Look the chosen experts up, and begin to read those that are missing."""
+        """Look up the chosen experts in the cache, and begin to read the missing ones."""
         if layer <= self._layer or self._layer < 0:
             self.usage.begin(n_tokens, self.wait_s, self.choosing_s)
             if self.tuning:
@@ -172,7 +180,7 @@ class ExpertStreaming:
             self._need = 0
         self._layer, self._ids = layer, ids
         self._chosen = sorted(set(ids)) if n_tokens > 1 else list(dict.fromkeys(ids))
-        n_right, wrong = self.foretold.judge(layer, self._chosen)
+        n_right, wrong = self.prefetched.judge(layer, self._chosen)
         self._withdraw(wrong)
         self._leave_room()
         if not self._is_ahead:
@@ -187,13 +195,13 @@ class ExpertStreaming:
             self._weights.hold([chunk for expert in kept for chunk in pieces[expert]])
 
     def _next_tokens(self, n_tokens: int) -> int:
-        """Return how many tokens the layer is expected to have at its next turn: as many, but after a prompt's end."""
+        """Return the tokens that the layer is expected to have in the next pass: as many, or 1 after a prompt's end."""
         return n_tokens if n_tokens <= GUESSED_TOKENS or n_tokens == self._full_tokens else 1
 
     def _when_done(self, layer: int, address: int) -> None:
         if self.prefetch and layer == self._layer and len(self._ids) == self._n_used:
             with self._choosing():
-                self._read_foretold(self.prefetch.when_done(layer, address))
+                self._read_predicted(self.prefetch.when_done(layer, address))
 
     @contextlib.contextmanager
     def _choosing(self) -> Iterator[None]:
@@ -201,22 +209,22 @@ class ExpertStreaming:
         yield
         self.choosing_s += time.monotonic() - started
 
-    def _read_foretold(self, named: Named) -> None:
-        """Begin to read what is expected to be chosen, in place of what is worth less."""
+    def _read_predicted(self, named: Named) -> None:
+        """Begin to read the predicted experts, in place of cached ones that are worth less."""
         for layer, experts in named:
             n_experts = self._experts.layers[layer][0].n_experts  # layers may have different numbers of them
             outcome = self._cache.admit(layer, [expert for expert in experts if expert < n_experts])
             self._drop(outcome.evicted)
             for expert in outcome.missing:
                 chunks = self._chunks((layer, expert))
-                self.foretold.add((layer, expert), len(chunks))
+                self.prefetched.add((layer, expert), len(chunks))
                 self._weights.hold(chunks, is_guess=True)
 
     def _withdraw(self, wrong: Sequence[Unit]) -> None:
-        """Do not read what was not chosen after all, as far as it is not read yet."""
+        """Cancel the reads of experts that were predicted and not chosen, as far as they have not begun."""
         for unit in wrong:
             if n_unread := self._weights.unread(self._chunks(unit)):
-                self.foretold.note_withdrawn(unit, n_unread)
+                self.prefetched.note_withdrawn(unit, n_unread)
                 self._cache.drop(unit)
                 self._drop([unit])
 
@@ -225,23 +233,26 @@ class ExpertStreaming:
         return [chunk for tensor in self._experts.layers[layer] for chunk in self._experts.pieces(tensor)[expert]]
 
     def _leave_room(self) -> None:
-        """Let the cache give up what leaves too little for what is used and not kept; that may be more of the same."""
+        """Shrink the cache until the experts that are used and not cached have enough frames.
+
+        Each eviction may make one more of the chosen experts uncached, so this is repeated.
+        """
         while evicted := self._cache.resize(self._n_frames - self._reserve()):
             self._drop(evicted)
 
     def _reserve(self) -> int:
-        """Return the chunks to leave for what is used and not kept, of one tensor at a time, or of two."""
+        """Return the frames for experts that are used and not cached: those of one tensor at a time, or of two."""
         layer = self._experts.layers[self._layer]
         piece, both = max(map(self._experts.piece_size, layer)), 2 * self._experts.largest_tensor
-        is_wide = len(self._chosen) >= WIDE_SHARE * layer[0].n_experts
-        self._is_ahead = is_wide and both + self._n_used * max(self._experts.sizes) <= self._n_frames
+        is_crowded = len(self._chosen) >= CROWDED_SHARE * layer[0].n_experts
+        self._is_ahead = is_crowded and both + self._n_used * max(self._experts.sizes) <= self._n_frames
         if not self._is_ahead:
             return piece * sum((self._layer, expert) not in self._cache for expert in self._chosen)
         passing = piece * sum((self._layer, expert) not in self._cache for expert in self._chosen)
         return min(both, passing + max(passing, len(self._ahead)))
 
     def _use(self, tensor: ExpertTensor) -> None:
-        """Wait for the chosen pieces of `tensor`, and let go of those of the tensor before."""
+        """Wait for the chosen pieces of `tensor`, and release those of the tensor before."""
         pieces, ready = self._experts.pieces(tensor), self._ready[tensor]
         wanted = [expert for expert in self._chosen if expert not in ready]
         self._in_use = self._give_back(self._in_use)
@@ -254,9 +265,9 @@ class ExpertStreaming:
             self._read_ahead(tensor)
 
     def _read_ahead(self, tensor: ExpertTensor) -> None:
-        """Begin to read what the next tensor will need; nearly all of it where this layer needs nearly all.
+        """Begin to read the next tensor's chosen experts; where this layer used nearly all experts, nearly all of them.
 
-        Not where only tokens go on whose logits are wanted.
+        A layer that only computes the tokens whose logits are wanted needs few experts: nothing is read ahead for it.
         """
         following = self._next[tensor]
         self._ahead = self._give_back(self._ahead)
@@ -272,13 +283,13 @@ class ExpertStreaming:
         self._weights.hold(self._ahead)
 
     def _not_kept(self, tensor: ExpertTensor, experts: Sequence[int]) -> list[int]:
-        """Return the chunks of these experts of `tensor` that the cache does not keep."""
+        """Return the chunks of the pieces in `tensor` of those `experts` that are not cached."""
         pieces, layer = self._experts.pieces(tensor), tensor.layer
         return [chunk for expert in experts if (layer, expert) not in self._cache for chunk in pieces[expert]]
 
     def _drop(self, units: Sequence[Unit]) -> None:
         for layer, expert in units:
-            self.foretold.note_gone((layer, expert))
+            self.prefetched.note_gone((layer, expert))
             for tensor in self._experts.layers[layer]:
                 self._ready[tensor].discard(expert)
                 self._weights.release(self._experts.pieces(tensor)[expert])

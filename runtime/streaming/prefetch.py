@@ -1,7 +1,7 @@
-"""Experts brought before their layer asks: what a predictor names, as far as its guesses turn out right.
+"""Experts read before their layer asks for them: those that a predictor names, while its guesses turn out right.
 
-Of each rank of a prediction it is counted how often what had to be read for it was then used. A rank whose reads were
-wrong too often is predicted and judged, and not read.
+For each rank of a prediction, the reads that were then used are counted. A rank whose reads were wrong too often is
+still predicted and judged, but no longer read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_run.prefetch.experts import Mixture, Unit
+from edge_run.prefetch.experts import MoeShape, Unit
 from edge_run.prefetch.predictors import CorrectedRouter, Predictor, Router, Vector
 from edge_run.runtime.decoding.driver import Steps
 from edge_run.runtime.graph.nodes import GraphMap
@@ -35,16 +35,17 @@ Kind = tuple[int, bool, int]  # of a guess: layers ahead, whether the layer was 
 
 
 class _Guess(NamedTuple):
-    """An expert that was named for a layer, and not in memory."""
+    """An expert that was predicted for a layer while it was not in memory."""
 
     expert: int
     kind: Kind
 
 
-class Foretold:
-    """Units that were read ahead, and what came of them, in chunks.
+class PrefetchedUnits:
+    """The units that were read ahead, and what became of them.
 
-    n_read: all that was. n_unused: of those, what was given up, and never used.
+    n_read: the chunks that were read ahead.
+    n_unused: those of them that were evicted before they were used.
     """
 
     def __init__(self) -> None:
@@ -53,33 +54,33 @@ class Foretold:
         self._sizes: dict[Unit, int] = {}  # of units not used yet
 
     def add(self, unit: Unit, n_chunks: int) -> None:
-        """`unit` is being read."""
+        """Note that `unit`, of `n_chunks` chunks, is being read ahead."""
         self._waiting.setdefault(unit[0], set()).add(unit[1])
         self._sizes[unit] = n_chunks
         self.n_read += n_chunks
 
     def is_new(self, unit: Unit) -> bool:
-        """Return whether `unit` came ahead, and was not used yet."""
+        """Return whether `unit` was read ahead and not used yet."""
         return unit in self._sizes
 
     def judge(self, layer: int, chosen: Sequence[int]) -> tuple[int, list[Unit]]:
-        """`layer` has chosen: return how many of these came ahead, and those that it was wrongly expected to choose."""
+        """Return how many of the experts `chosen` by `layer` were read ahead, and the units wrongly expected."""
         n_right = sum(self._sizes.pop((layer, expert), None) is not None for expert in chosen)
         return n_right, [(layer, expert) for expert in self._waiting.pop(layer, set()).difference(chosen)]
 
     def note_withdrawn(self, unit: Unit, n_unread: int) -> None:
-        """So many chunks of `unit` will not be read."""
+        """Note that `n_unread` chunks of `unit` will not be read."""
         self.n_read -= n_unread
         self._sizes[unit] -= n_unread
 
     def note_gone(self, unit: Unit) -> None:
-        """`unit` is given up, before its layer has chosen or after."""
+        """Note that `unit` was evicted, before its layer has chosen or after."""
         self.n_unused += self._sizes.pop(unit, 0)
         self._waiting.get(unit[0], set()).discard(unit[1])
 
 
 class Precision:
-    """How often guesses of each kind were right, of late."""
+    """How often guesses of each kind were right recently."""
 
     def __init__(self) -> None:
         self._right: dict[Kind, float] = {}
@@ -91,22 +92,23 @@ class Precision:
         self._judged[kind] = self._judged.get(kind, TRUST) * FADE + 1
 
     def of(self, kind: Kind) -> float:
-        """Return the share of right ones."""
+        """Return the share of right guesses of `kind`."""
         return self._right.get(kind, TRUST) / self._judged.get(kind, TRUST)
 
 
 class ExpertPrefetch:
-    """Names experts that are worth reading ahead. setting: one of SETTINGS; off costs nothing. Not thread-safe.
+    """Names experts that are worth reading ahead. Not thread-safe.
 
-    is_resident: whether a unit is in memory or on its way.
+    setting: one of SETTINGS; `off` costs nothing.
+    is_resident: returns whether a unit is in memory or on its way.
     """
 
-    def __init__(self, gguf: GgufModel, mixture: Mixture, is_resident: Callable[[Unit], bool]) -> None:
+    def __init__(self, gguf: GgufModel, moe: MoeShape, is_resident: Callable[[Unit], bool]) -> None:
         """Name experts of `gguf`."""
         self.setting = OFF
-        self._gguf, self._mixture, self._is_resident = gguf, mixture, is_resident
-        self._predictor: Predictor = CorrectedRouter(mixture, self._router)
-        self._layers: Sequence[RoutedLayer | None] = [None] * len(mixture.layers)
+        self._gguf, self._moe, self._is_resident = gguf, moe, is_resident
+        self._predictor: Predictor = CorrectedRouter(moe, self._router)
+        self._layers: Sequence[RoutedLayer | None] = [None] * len(moe.layers)
         self._routers: dict[int, Router | None] = {}
         self._last = -1  # the layers up to here have run, so that their routers are in memory
         self._precision = Precision()
@@ -123,7 +125,10 @@ class ExpertPrefetch:
                 steps.stop_before(layer.output.ordinal, _step(when_done, number))
 
     def when_chosen(self, layer: int, experts: Sequence[int], address: int) -> Named:
-        """Learn what `layer` chose for a token, when the node at `address` is about to use it; name what comes next."""
+        """Learn the experts that `layer` chose for a token, and name those to read ahead.
+
+        address: the node that is about to use the experts.
+        """
         self._last = max(self._last, layer)
         for guess in self._guesses.pop(layer, ()):
             self._precision.judge(guess.kind, guess.expert in experts)
@@ -135,7 +140,10 @@ class ExpertPrefetch:
         return self._name(layer, ahead, None)
 
     def when_done(self, layer: int, address: int) -> Named:
-        """Name what comes next, now that `layer` is done and the node at `address` goes on with what it made."""
+        """Name the experts to read ahead, now that `layer` is computed.
+
+        address: the node that goes on with the layer's output.
+        """
         _, ahead = SETTINGS[self.setting]
         found = self._layers[layer]
         if not ahead or found is None or found.output is None:
@@ -143,7 +151,7 @@ class ExpertPrefetch:
         return self._name(layer, ahead, found.output.read(address))
 
     def abandon(self) -> None:
-        """The pass ended early: nothing that was said of it can be judged."""
+        """Forget the guesses of a pass that ended early, which cannot be judged."""
         self._guesses.clear()
 
     def _name(self, layer: int, ahead: Sequence[int], state: Vector | None) -> Named:
@@ -154,7 +162,7 @@ class ExpertPrefetch:
             if scores is None:
                 continue
             wanted = []
-            for rank, expert in enumerate(np.argsort(-scores)[: self._mixture.used].tolist()):
+            for rank, expert in enumerate(np.argsort(-scores)[: self._moe.used].tolist()):
                 if not self._is_resident((target, expert)):
                     guess = _Guess(expert, (distance, state is not None, rank))
                     self._guesses.setdefault(target, []).append(guess)

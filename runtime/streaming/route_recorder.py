@@ -1,4 +1,4 @@
-"""Records which experts the routers choose, as a feature of passes: streamed or resident, nothing else changes."""
+"""Records which experts the routers choose, as a feature of passes; it changes nothing else in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 def route_header(gguf: GgufModel) -> RouteHeader:
-    """Return what a trace of `gguf` says first; its expert_bytes are empty where it has no experts."""
+    """Return the header of a trace of `gguf`; its `expert_bytes` are empty where the model has no experts."""
     experts, dense = dict[int, int](), dict[int, int]()
     count = gguf.value("expert_count")
     n_experts = count if isinstance(count, int) else 0
@@ -33,9 +33,11 @@ def route_header(gguf: GgufModel) -> RouteHeader:
 
 
 class RouteRecorder:
-    """The feature. phase: what passes are of now, PREFILL or DECODE. n_tokens: recorded so far, of each phase.
+    """The feature that records routes.
 
-    is_resident: whether an expert, given by the address of its layer's first tensor, is in memory when it is chosen.
+    phase: the phase of the passes to come, PREFILL or DECODE.
+    n_tokens: the tokens recorded so far, by phase.
+    is_resident: returns whether an expert is in memory, by the address of its layer's first tensor and its number.
     """
 
     def __init__(self, header: RouteHeader, writer: RouteWriter) -> None:
@@ -47,7 +49,7 @@ class RouteRecorder:
         self._layer = -1
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
-        """Stop where the ids of a layer are known, before they are used for the first time."""
+        """Stop before the first node of each layer that uses the ids of its experts."""
         seen: set[int | None] = set()
         for i, node in enumerate(graph):
             if routed_read(node) and node.expert_ids not in seen:
@@ -55,7 +57,7 @@ class RouteRecorder:
                 steps.stop_before(i, self._step(node))
 
     def before_unknown(self, node: Node, address: int) -> bool:
-        """Record at the first node that uses ids; stop where ids may have been made."""
+        """Record at the first node that uses ids; stop after nodes that may make ids."""
         if routed_read(node) and node.expert_ids != self._ids:
             self._ids = node.expert_ids
             self._record(node, address)
@@ -65,7 +67,7 @@ class RouteRecorder:
         """Nothing is done after a stop."""
 
     def abandon(self) -> None:
-        """What was recorded stays."""
+        """Keep what was recorded."""
 
     def _step(self, node: Node) -> Callable[[int], None]:
         return lambda address: self._record(node, address)

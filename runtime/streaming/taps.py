@@ -1,7 +1,8 @@
-"""Where a pass shows what the next layers' routers will see, found in the graph by structure: routers, norms, states.
+"""Where a pass shows the state that the next layers' routers will see, found in the graph by structure.
 
-A router multiplies what a norm made of the residual stream; so do the experts of its layer, and the first weights of
-the layer after it. There the state can be read, divided by the norm's weights, and given to another layer's router.
+A router multiplies a state, which a norm made from the residual stream. The experts of its layer multiply the same
+state, and the first weights of the next layer a similar one. There the state can be read, divided by the norm's
+weights, and given to another layer's router.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ _LEAST_SCALE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """Node `ordinal` multiplies a state by weights; `norm` holds those of the norm that made it."""
+    """A node that multiplies a state by weights.
+
+    ordinal: the node.
+    norm: the weights of the norm that made the state.
+    """
 
     ordinal: int
     norm: WeightRead
 
     def read(self, address: int) -> Vector:
-        """Return the state of the last token, (width,), when the node at `address` is asked about, and is at a stop."""
+        """Return the state of the last token, (width,); the pass must be stopped before the node at `address`."""
         source = ggml.tensor_at(ggml.tensor_at(address).src[1])
         width = source.ne[0]
         n_rows = source.ne[1] * source.ne[2] * source.ne[3]
@@ -43,8 +48,12 @@ class Tap:
 class RoutedLayer:
     """A layer with experts.
 
-    chosen: where its router's state can be read, when the ids are known; output: where the next layer begins, with what
-    this one made. Both are None where the graph is of another kind.
+    chosen: where its router's state can be read, once the ids are known; None in a graph of another kind.
+    output: where the next layer begins with this layer's output; None in a graph of another kind.
+    router: the router's weights.
+    bias: the router's bias, if it has one.
+    choice_bias: the bias of the choice of experts, if there is one.
+    has_sigmoid: whether the gates are sigmoids of the router's output.
     """
 
     chosen: Tap | None
@@ -55,7 +64,7 @@ class RoutedLayer:
     has_sigmoid: bool = False
 
     def open_router(self) -> Router | None:
-        """Return the router, on the weights where they lie, which must be readable; None where its state is not."""
+        """Return the router, which uses its weights in place, so they must be readable; None where `chosen` is None."""
         if self.chosen is None:
             return None
         scale = _floats(self.chosen.norm)
@@ -65,7 +74,7 @@ class RoutedLayer:
 
 
 def routed_layers(graph: GraphMap, gguf: GgufModel) -> list[RoutedLayer | None]:
-    """Return the layers with experts in their order; None for one whose router is not found, or not of float32."""
+    """Return the layers with experts, in order; None for a layer whose router is not found, or not of float32."""
     shapes = {tensor.name: tensor.shape for tensor in gguf.tensors if tensor.type_id == F32}
     uses: dict[int, list[int]] = {}
     for i, node in enumerate(graph):
@@ -79,7 +88,7 @@ def routed_layers(graph: GraphMap, gguf: GgufModel) -> list[RoutedLayer | None]:
 def _if_alike(
     graph: GraphMap, rows: Mapping[str, int], layer: RoutedLayer | None, uses: Sequence[int]
 ) -> RoutedLayer | None:
-    """Return `layer`; None where its experts see another state than its router, in a space of their own."""
+    """Return `layer`, or None where its experts see another state than its router."""
     if layer is None or rows.get(graph[uses[0]].reads[0].name) != rows.get(layer.router.name):
         return None
     return layer

@@ -1,4 +1,4 @@
-"""Sets the levers of a mixture that streams by expert, by measuring (`prefetch/controller.py`)."""
+"""Sets the tunables of streaming by expert, by measuring (`prefetch/controller.py`)."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from edge_run.base.protocols import Clock
-from edge_run.base.results import LeverDecision
-from edge_run.prefetch.controller import Controller, Lever
+from edge_run.base.results import TuningDecision
+from edge_run.prefetch.controller import Controller, Tunable
 
 
 class Tuning:
-    """Times passes of one token each, and sets levers before them. Not thread-safe.
+    """Times passes of one token each, and sets tunables before them. Not thread-safe.
 
-    levers: each with its settings, the one to begin with first, and what sets it. found: which of them an earlier run
-    found best: those are what is begun with.
+    tunables: for each, by name, its settings, the first of which is tried first, and the function that sets it.
+    found: the settings that an earlier run found best, which are tried first.
     """
 
     def __init__(
         self,
-        levers: Mapping[str, tuple[Sequence[str], Callable[[str], None]]],
+        tunables: Mapping[str, tuple[Sequence[str], Callable[[str], None]]],
         found: Mapping[str, str],
         clock: Clock = time.monotonic,
     ) -> None:
-        self._set = {name: set_lever for name, (_, set_lever) in levers.items()}
+        self._set = {name: set_tunable for name, (_, set_tunable) in tunables.items()}
         self._controller = Controller(
-            [Lever(name, _with_first(settings, found.get(name))) for name, (settings, _) in levers.items()]
+            [Tunable(name, _with_first(settings, found.get(name))) for name, (settings, _) in tunables.items()]
         )
         self._in_force: dict[str, str] = {}
         self._clock = clock
@@ -33,7 +33,11 @@ class Tuning:
         self._apply()
 
     def begin(self, is_token: bool, need: float) -> None:
-        """A pass begins, for which experts will be chosen; need: how many the one before needed and did not find."""
+        """Note that a pass begins, before its experts are chosen.
+
+        is_token: whether it has a single token.
+        need: the experts that the pass before needed and that had to be read.
+        """
         now_s = self._clock()
         if is_token and self._began_s is not None:
             self._controller.note(now_s - self._began_s, need)
@@ -44,17 +48,17 @@ class Tuning:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What was found best so far."""
+        """The best settings so far."""
         return dict(self._controller.chosen)
 
     @property
     def found(self) -> Mapping[str, str]:
-        """The same, of those levers alone of which settings were compared."""
-        return {decision.lever: self.settings[decision.lever] for decision in self.decisions}
+        """The best settings of the tunables whose settings were compared."""
+        return {decision.tunable: self.settings[decision.tunable] for decision in self.decisions}
 
     @property
-    def decisions(self) -> tuple[LeverDecision, ...]:
-        """The comparisons that came to an end."""
+    def decisions(self) -> tuple[TuningDecision, ...]:
+        """The comparisons that were decided."""
         return self._controller.decisions
 
     def _apply(self) -> None:

@@ -1,10 +1,10 @@
 """Grows a small trained GGUF to a chosen size without changing what it computes, to have something to stream.
 
-*Wider*: every feed-forward network (every expert, in a mixture) gets neurons whose gate and up rows are noise and
-whose down columns are exact zeros: they cost bytes and multiplications, and add nothing. *Deeper*: added layers are
-noise with zeros for the attention's output and for the down projection, so that what enters a layer leaves it
-unchanged; they are spread evenly before the trained ones and share norms and router with the trained layer after. The
-last layer stays the last: llama.cpp computes part of that one for fewer tokens, and bits depend on how many.
+*Wider*: every feed-forward network (in a mixture of experts, every expert) gets neurons whose gate and up rows are
+noise and whose down columns are exact zeros: they cost bytes and multiplications, and add nothing. *Deeper*: added
+layers are noise with zeros for the attention's output and for the down projection, so that what enters a layer leaves
+it unchanged; they are spread evenly before the trained ones and share norms and router with the trained layer after.
+The last layer stays the last: llama.cpp computes part of that one for fewer tokens, and bits depend on how many.
 
 Trained weights are copied as they are stored, each in its own type; what is added has the type of what it is added to,
 and an added layer the types of the trained layer after. Embeddings, the output matrix and all else around the layers
@@ -25,7 +25,7 @@ from pathlib import Path
 from edge_run.base.errors import ConfigError, NotSupported, TierReadError, system_errors
 from edge_run.base.units import format_size, round_up
 from edge_run.runtime.tools.inflate_blocks import Filler, GrownTensor, tensor_pieces
-from edge_run.runtime.tools.inflate_source import ROLES, Role, Source, read_source
+from edge_run.runtime.tools.inflate_source import ROLES, InflateSource, Role, read_source
 from edge_run.tiers.gguf import ArrayValue
 from edge_run.tiers.gguf_format import MAGIC, SCALARS
 
@@ -95,7 +95,7 @@ def inflate(
     return target
 
 
-def plan_growth(source: Source, size_bytes: int, layers: int | None = None) -> Growth:
+def plan_growth(source: InflateSource, size_bytes: int, layers: int | None = None) -> Growth:
     """Return the file with `layers` layers that is as wide as `size_bytes` allows. Raises like `inflate`."""
     n_trained = len(source.layers)
     n_layers = n_trained if layers is None else layers
@@ -137,7 +137,7 @@ def plan_growth(source: Source, size_bytes: int, layers: int | None = None) -> G
     return growth
 
 
-def _plan_width(source: Source, n_layers: int, width: int) -> Growth:
+def _plan_width(source: InflateSource, n_layers: int, width: int) -> Growth:
     tensors = [GrownTensor(tensor.name, tensor.shape, tensor, None, False) for tensor in source.before]
     trained_at = [(trained + 1) * n_layers // len(source.layers) - 1 for trained in range(len(source.layers))]
     for number in range(n_layers):
@@ -157,7 +157,7 @@ def _plan_width(source: Source, n_layers: int, width: int) -> Growth:
     return Growth(head, tuple(tensors), len(head) + data_bytes)
 
 
-def _head(source: Source, tensors: list[GrownTensor], changes: dict[str, int]) -> bytes:
+def _head(source: InflateSource, tensors: list[GrownTensor], changes: dict[str, int]) -> bytes:
     """Return header and padding: the source's metadata with `changes`, by key without the architecture; `tensors`."""
     header, raw = source.header, source.raw_header
     parts = [MAGIC, struct.pack("<IQQ", header.version, len(tensors), len(header.entries))]
@@ -178,7 +178,9 @@ def _head(source: Source, tensors: list[GrownTensor], changes: dict[str, int]) -
     return head.ljust(round_up(len(head), header.alignment_bytes), b"\0")
 
 
-def _write(growth: Growth, source: Source, draft: Path, seed: int, progress: Callable[[int, int], None] | None) -> None:
+def _write(
+    growth: Growth, source: InflateSource, draft: Path, seed: int, progress: Callable[[int, int], None] | None
+) -> None:
     filler, alignment_bytes = Filler(seed), source.header.alignment_bytes
     with source.header.shard.path.open("rb") as trained, draft.open("wb") as file:
         done_bytes = file.write(growth.head)

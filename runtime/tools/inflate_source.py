@@ -46,11 +46,17 @@ ROLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """The model to grow: each layer's tensors by their name within the layer, and those in the file around the layers.
+class InflateSource:
+    """The model to grow.
 
-    `width` is that of every feed-forward network (of every expert), in neurons; `width_keys` are the metadata keys,
-    without the architecture, that say so. `raw_header` are the file's bytes up to the header's end.
+    header: its header.
+    raw_header: the file's bytes up to the header's end.
+    architecture: its architecture.
+    layers: the tensors of each layer, by their name within the layer.
+    before: the tensors before the layers in the file.
+    after: the tensors after the layers in the file.
+    width: the neurons of every feed-forward network, or of every expert.
+    width_keys: the metadata keys, without the architecture, that hold the width.
     """
 
     header: Header
@@ -74,7 +80,7 @@ class Source:
         return max(LEAST_WIDTH_STEP, *blocks)
 
 
-def read_source(path: Path) -> Source:
+def read_source(path: Path) -> InflateSource:
     """Return the model in `path`; NotSupported when it cannot be grown, ModelFileError when it is broken."""
     model, header = read_gguf(path), read_header(path)
     if model.architecture not in SUPPORTED_ARCHITECTURES or len(model.shards) > 1:
@@ -110,7 +116,9 @@ def read_source(path: Path) -> Source:
         )
     with path.open("rb") as file:
         raw_header = file.read(header.shard.header_bytes)
-    return Source(header, raw_header, model.architecture, in_order, tuple(before), tuple(after), width, width_keys)
+    return InflateSource(
+        header, raw_header, model.architecture, in_order, tuple(before), tuple(after), width, width_keys
+    )
 
 
 def _check_part(path: Path, tensor: TensorInfo, part: str) -> None:

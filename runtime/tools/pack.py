@@ -1,4 +1,4 @@
-"""Makes the packed file of a mixture (`tiers/packed_file.py`): its experts, where they become smaller by it."""
+"""Makes a packed file (`tiers/packed_file.py`) of the experts of a model, where they become smaller by it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_SHARE = 0.95  # of its size that a tensor must come down to: less gained is
 LEVEL = 1  # higher ones find nothing more in weights
 SAMPLES = 4  # blocks of each tensor
 _BLOCKS_AT_ONCE = 32
-_SPARE_SHARE = 1.02  # of the size that samples foretell
+_SPARE_SHARE = 1.02  # of the size that samples predict
 
 Compress = Callable[[bytes], bytes]
 Frames = tuple[bytes, bytes]
@@ -61,7 +61,7 @@ def pack(
     is_replacing: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Packed:
-    """Write the packed file of the mixture at `model` to `target`, by default beside it, where runs look for it.
+    """Write the packed file of the model at `model` to `target`, by default beside it, where runs look for it.
 
     target: appears whole or not at all. is_replacing: also where it exists. progress: called with the bytes packed and
     the bytes in all. Raises NotSupported for a model without experts, or whose experts do not become smaller, or
@@ -73,7 +73,7 @@ def pack(
     _check_target(gguf, target, is_replacing=is_replacing)
     tensors = _expert_tensors(gguf)
     if not tensors:
-        raise NotSupported(f"{model}: has no experts, and only those of a mixture are packed; run it as it is")
+        raise NotSupported(f"{model}: has no experts, and only experts are packed; run it as it is")
     block_bytes = _block_bytes(gguf, tensors)
     shares = {tensor: _sampled_share(gguf, tensor, block_bytes, compress) for tensor in tensors}
     chosen = _alike([tensor for tensor in tensors if shares[tensor] <= MOST_SHARE])

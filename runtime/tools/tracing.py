@@ -1,4 +1,4 @@
-"""Traces of a mixture: a prompt and what the model makes of it, with the experts that every token was routed to."""
+"""Traces of a moe: a prompt and what the model makes of it, with the experts that every token was routed to."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def trace(
     gguf = read_gguf(Path(path))
     header = route_header(gguf)
     if not header.expert_bytes:
-        raise NotSupported(f"{path}: no mixture of experts, so nothing is routed; give a mixture's GGUF file")
+        raise NotSupported(f"{path}: no mixture of experts, so nothing is routed; give another GGUF file")
     settings = replace(config or make_config(ModelConfig, options), gpu_memory=0)  # its routers are not seen
     draft = output.with_name(f"{output.name}.{os.getpid()}.part")
     try:

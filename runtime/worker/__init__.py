@@ -1,1 +1,1 @@
-"""This device's part in the runs of others."""
+"""A device that computes for the runs of others."""

@@ -1,4 +1,4 @@
-"""The files of the model that a worker has open: its own, or pieces that it fetches as its share needs them."""
+"""The files of the model that a worker has open: its own files, or pieces that it fetches for its share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_PROVIDERS = 64
 
 
 class WorkerFiles:
-    """One model at a time. Orders come one at a time; the exchange has a thread of its own."""
+    """The files of one model at a time. For one thread at a time; the exchange of pieces has its own thread."""
 
     def __init__(self, link: Link, folders: Sequence[Path], config: ModelConfig, fetch_bytes: int) -> None:
         self._exchange = PieceExchange(link)
@@ -96,6 +96,7 @@ class WorkerFiles:
             "done_bytes": transfer.done_bytes,
             "is_over": transfer.over.is_set(),
             "why": transfer.why[:500],
+            "failures": {node: why[:500] for node, why in transfer.failures.items()},
             "wrong": sorted(transfer.wrong),
         }
 

@@ -1,4 +1,4 @@
-"""The models that a worker may run: files in its own folders, and, where it was allowed, what it fetches of others."""
+"""The models that a worker may run: files in its own folders and, where that is allowed, models that it fetches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ MOST_SHARDS, MOST_BYTES = 4096, 1 << 39  # of which the digests take 64 MiB
 
 @dataclass(frozen=True, slots=True)
 class ModelAsked:
-    """A model as a coordinator asks for it: its hash, and of each shard the bytes, and those of its header."""
+    """A model as a coordinator asks for it.
+
+    model: its hash.
+    sizes: the bytes of each shard.
+    head_bytes: the bytes of each shard's header.
+    """
 
     model: str
     name: str
@@ -50,7 +55,7 @@ def read_asked(order: Fields) -> ModelAsked:
 
 
 class WorkerModels:
-    """Finds them. Not thread-safe."""
+    """Finds the models that this worker may run. Not thread-safe."""
 
     def __init__(
         self, folders: Sequence[Path], config: ModelConfig, exchange: PieceExchange, fetch_bytes: int = 0

@@ -1,4 +1,4 @@
-"""The run that a worker takes part in, and what ends a pass of it before it is done."""
+"""A run that a worker takes part in, and the conditions that end a pass of it early."""
 
 from __future__ import annotations
 
@@ -6,30 +6,40 @@ from collections.abc import Callable
 
 from edge_run.base.errors import Cancelled, DeviceLost
 from edge_run.base.mesh import Message
-from edge_run.runtime.mesh.transport import LinkWire
+from edge_run.runtime.mesh.transport import LinkTransport
+from edge_run.runtime.slices.engine import SliceEngine
 
 
 class WorkerRun:
-    """Of a worker's run: who coordinates, over which wire, and how far it is.
+    """What a worker knows of a run.
 
-    done: the latest command that was begun. is_over: the coordinator is gone, or has a later plan.
+    coordinator: the device that the run is of.
+    engine: the slice that is computed here.
+    transport: of the activations and commands of the run.
+    done: the latest command that was begun.
+    is_over: the coordinator is gone, or has a later plan.
     """
 
-    def __init__(self, coordinator: str, make_wire: Callable[[Callable[[], None]], LinkWire]) -> None:
-        """make_wire: makes the wire of what runs while it waits, and may raise to stop."""
-        self.coordinator = coordinator
+    def __init__(
+        self,
+        coordinator: str,
+        engine: SliceEngine,
+        make_transport: Callable[[Callable[[], None]], LinkTransport],
+    ) -> None:
+        """make_transport: makes it of a function that it is to call while it waits, and that may raise to stop."""
+        self.coordinator, self.engine = coordinator, engine
         self.done, self.is_over = 0, False
         self._stopped = -1  # the latest command that its coordinator stopped
-        self.wire = make_wire(self.check)
+        self.transport = make_transport(self.check)
 
     @property
     def epoch(self) -> int:
         """Under which the run is."""
-        return self.wire.epoch
+        return self.transport.epoch
 
     def begin(self, number: int) -> None:
         """Command `number` is carried out from now on."""
-        self.wire.expect(number)
+        self.transport.expect(number)
         self.done = number
 
     def end(self) -> None:
@@ -40,7 +50,7 @@ class WorkerRun:
         """Raise Cancelled where the pass in progress is nobody's any more."""
         if self.is_over:
             raise Cancelled("the run has ended, or has a later plan")
-        if self._stopped == self.wire.number:
+        if self._stopped == self.transport.number:
             raise Cancelled("the coordinator has stopped the pass")
 
     def is_ended_by(self, item: Message | DeviceLost) -> bool:
@@ -55,4 +65,4 @@ class WorkerRun:
         if not is_ours or item.header.get("kind") != "stop" or not isinstance(number, int):
             return False
         self._stopped = number
-        return number == self.wire.number
+        return number == self.transport.number

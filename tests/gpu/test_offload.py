@@ -73,23 +73,23 @@ def test_uploads_go_through_pinned_memory_where_files_can_be_read_into_it(folder
 
 @pytest.mark.parametrize("name", ["llama", "qwen3moe", "gemma3", "jamba"])
 def test_logits_are_those_of_llama_cpp_with_the_same_part(name: str, folder: Path) -> None:
-    """Whole in memory, and streamed in as little as works: a mixture's experts, also where the GPU has all else.
+    """Whole in memory, and streamed in as little as works: experts, also where the GPU has all else.
 
     jamba has state instead of keys, gemma3 has a tensor twice. Where the processor plays the GPU, jamba's experts stay
     in DRAM: with them there llama.cpp ends with a segmentation fault after a few openings, with its own loader, under
     our settings, too.
     """
-    _logits_are_the_same(path=make_model(name, folder), is_mixture="moe" in name, is_frail=name == "jamba")
+    _logits_are_the_same(path=make_model(name, folder), is_moe="moe" in name, is_frail=name == "jamba")
 
 
 @in_child
-def _logits_are_the_same(path: Path, is_mixture: bool, is_frail: bool) -> None:
+def _logits_are_the_same(path: Path, is_moe: bool, is_frail: bool) -> None:
     choices = offloads(path, 4)
     if is_frail and choices[0].gpu.kind == SOFTWARE:
         narrow = (c for c in offloads(path, 40) if c.placement.n_narrow == max(0, c.placement.n_layers - 1))
         choices = list(narrow)[::2]
     assert len(choices) > 2
-    if is_mixture:
+    if is_moe:
         choices.append(next(c for c in offloads(path, 40) if c.placement.n_narrow == c.placement.n_layers - 1 > 2))
     modes, hit_rates = set(), []
     for choice in choices:
@@ -108,7 +108,7 @@ def _logits_are_the_same(path: Path, is_mixture: bool, is_frail: bool) -> None:
                 if engine.expert_use:
                     hit_rates.append(engine.expert_use.hit_rate)
     assert modes == {"resident", "streamed"}
-    assert not is_mixture or 0 < max(hit_rates) < 1
+    assert not is_moe or 0 < max(hit_rates) < 1
 
 
 @in_child
@@ -252,7 +252,7 @@ def test_ten_engines_one_after_the_other_leave_nothing(folder: Path) -> None:
 
 
 @in_child
-def test_measured_times_decide_how_much_of_a_mixture_is_there_and_runs_correct_them(folder: Path) -> None:
+def test_measured_times_decide_how_much_of_an_moe_is_there_and_runs_correct_them(folder: Path) -> None:
     probing.MODEL_TOKENS = probing.EXPERT_TOKENS = (1,)  # type: ignore[assignment]
     path = make_model("deepseek2", folder)
     cache, gpu_memory = folder / "times", 1 << 30

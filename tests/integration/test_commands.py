@@ -22,7 +22,7 @@ from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.runtime.slices.slice import Share
 from guarded import GuardedBatch
 from in_child import in_child
-from slices import QueueWire
+from slices import QueueTransport
 from tiny_models import make_model
 
 
@@ -30,7 +30,7 @@ from tiny_models import make_model
 def guarded(folder: Path, name: str = "llama") -> Iterator[tuple[SliceEngine, GuardedBatch]]:
     """A slice engine that computes all of a model, with canaries after llama.cpp's batch."""
     engine = SliceEngine.open(make_model(name, folder), ModelConfig(memory="2GiB", **OPTIONS, chunk_bytes=16384))
-    engine.assign(Share(("w",) * len(engine.layout.units), "w"), QueueWire({}, "w"))
+    engine.assign(Share(("w",) * len(engine.layout.units), "w"), QueueTransport({}, "w"))
     guard = GuardedBatch(engine.decoder)
     try:
         yield engine, guard

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 
 from edge_run.base.units import KIB
-from edge_run.tiers.territory import CHUNK_BYTES
+from edge_run.tiers.address_space import CHUNK_BYTES
 from tiny_models import make_model, split_model
 
 SCRIPT = Path(__file__).resolve().parents[1] / "exactness.py"
 KIT = Path(__file__).resolve().parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 
 DENSE = ["llama", "qwen3", "gemma3", "phi3", "granite", "gpt2", "command-r"]
-MIXTURES = ["llama-moe", "qwen3moe", "deepseek2", "gpt-oss", "smallthinker"]
+MOE_MODELS = ["llama-moe", "qwen3moe", "deepseek2", "gpt-oss", "smallthinker"]
 STATEFUL = ["mamba", "rwkv7", "jamba", "plamo2"]
 # Slow ones, and such that differ in memory alone: layers run twice, tensors in the file that nothing uses (so llama.cpp
-# gives back a part of the mapping), graphs that turn out otherwise than expected in the middle of a stretch.
+# gives back a part of the mapping), graphs that turn out otherwise than expected in the middle of a segment.
 MORE = ["gemma3n", "hrm_text", "falcon-h1", "lfm2", "qwen3next", "glm4moe", "minimax-m3", "qwen4exp"]
 SHORT = ("--prefill", "70", "--decode", "12")
 
@@ -68,8 +68,8 @@ def test_prompt_of_300_and_50_decoded_tokens(name: str, folder: Path) -> None:
     check(compare(make_model(name, folder)))
 
 
-@pytest.mark.parametrize("name", MIXTURES)
-def test_mixtures(name: str, folder: Path) -> None:
+@pytest.mark.parametrize("name", MOE_MODELS)
+def test_moe_models(name: str, folder: Path) -> None:
     """The same prompt; with room for little more than a tensor of experts, and for more of them."""
     figures = compare(make_model(name, folder), "--by-expert")
     check(figures)
@@ -92,7 +92,7 @@ def test_with_chunks_of_the_size_that_runs_have(grown: Path) -> None:
     assert all(run["streamed_bytes"] > 20 * CHUNK_BYTES for run in figures["runs"][:-1])
 
 
-def test_mixtures_with_chunks_of_the_size_that_runs_have(folder: Path) -> None:
+def test_moe_models_with_chunks_of_the_size_that_runs_have(folder: Path) -> None:
     path = make_model("qwen3moe", folder, scale=8)
     figures = compare(path, "--chunk-kib", str(CHUNK_BYTES // KIB), "--by-expert", *SHORT)
     check(figures)

@@ -25,7 +25,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("scenario", "kind", "caller", "error", "step", "most"),
     [
         ("dense", "read", "ours", errno.EIO, 131, 6),
-        ("mixture", "read", "ours", errno.EIO, 23, 7),
+        ("moe", "read", "ours", errno.EIO, 23, 7),
         ("packed", "read", "ours", errno.EIO, 29, 7),
         ("draft", "read", "ours", errno.EIO, 173, 4),
         ("slices", "read", "ours", errno.EIO, 71, 4),
@@ -35,7 +35,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("packing", "read", "ours", errno.EIO, 9, 40),  # the last of them when the file is whole
         ("tracing", "write", "ours", errno.ENOSPC, 3, 4),
         ("first", "open", "ours", errno.EMFILE, 7, 5),
-        ("mixture", "map", "ctypes", errno.ENOMEM, 61, 7),
+        ("moe", "map", "ctypes", errno.ENOMEM, 61, 7),
         ("dense", "thread", "ours", errno.EAGAIN, 1, 2),
     ],
 )

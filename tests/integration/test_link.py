@@ -16,13 +16,13 @@ import zmq
 from edge_run.base.errors import DeviceLost, MeshError, NotTrusted, ProtocolError
 from edge_run.base.mesh import Message
 from edge_run.devices.link import inbox as link_inbox
+from edge_run.devices.link.connection import Candidate, Keys, Peer
 from edge_run.devices.link.data_link import DataLink
-from edge_run.devices.link.frames import MOST_HEADER_BYTES, MOST_PARTS, Head, Kind, pack
-from edge_run.devices.link.lane import Candidate, Keys, Peer
+from edge_run.devices.link.frames import MOST_HEADER_BYTES, MOST_PARTS, FrameKind, Head, pack
 
 
-def peer(node: str, link: DataLink, *others: str, boot: str = "1") -> Peer:
-    return Peer(node, boot, link.key, (*others, f"tcp://127.0.0.1:{link.port}"))
+def peer(node: str, link: DataLink, *others: str, incarnation: str = "1") -> Peer:
+    return Peer(node, incarnation, link.key, (*others, f"tcp://127.0.0.1:{link.port}"))
 
 
 @contextlib.contextmanager
@@ -110,7 +110,7 @@ def relay(target: int, delay_s: float) -> tuple[int, Callable[[], None]]:
     return listener.getsockname()[1], end
 
 
-def test_of_two_ways_that_work_the_faster_is_taken() -> None:
+def test_of_two_connections_that_work_the_faster_is_taken() -> None:
     with contextlib.closing(DataLink()) as a, contextlib.closing(DataLink()) as b:
         slow, end = relay(b.port, 0.02)
         try:
@@ -172,11 +172,11 @@ def test_a_peer_that_started_anew_is_lost_and_works_again() -> None:
         get(b)
         with contextlib.closing(DataLink()) as again:
             again.set_peers({"a": peer("a", a)})
-            a.set_peers({"b": peer("b", again, boot="2")})
+            a.set_peers({"b": peer("b", again, incarnation="2")})
             with pytest.raises(DeviceLost):
                 a.receive(timeout_s=3)
-            a.send("b", {"life": 2}, timeout_s=5)
-            assert get(again).header == {"life": 2}
+            a.send("b", {"incarnation": 2}, timeout_s=5)
+            assert get(again).header == {"incarnation": 2}
 
 
 def test_a_receiver_that_does_not_fetch_stops_the_sender_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_what_cannot_be_sent_is_said_before() -> None:
         a.receive(timeout_s=1)
 
 
-def test_noise_at_the_door_harms_nobody() -> None:
+def test_noise_at_the_listener_harms_nobody() -> None:
     """500 connections of strangers: noise, half a greeting, a greeting without a key; then all goes on."""
     chance = random.Random(5)
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" + bytes(31)
@@ -232,16 +232,16 @@ def test_noise_at_the_door_harms_nobody() -> None:
 def test_a_member_that_sends_nonsense_is_refused_message_by_message() -> None:
     """500 messages of a member that went wrong: truncated, foreign, with gaps, too many parts: none is handed on."""
     chance = random.Random(9)
-    good = pack(Head(Kind.DATA, 5, 0, {"n": 0}))
+    good = pack(Head(FrameKind.DATA, 5, 0, {"n": 0}))
     context = zmq.Context()
     keys = Keys(*zmq.curve_keypair())
     with contextlib.closing(DataLink()) as b:
         rogue = Peer("rogue", "1", keys.public.decode(), ("tcp://127.0.0.1:1",))
         b.set_peers({"rogue": rogue})
-        way = Candidate(context, f"tcp://127.0.0.1:{b.port}", peer("b", b), keys)
+        candidate = Candidate(context, f"tcp://127.0.0.1:{b.port}", peer("b", b), keys)
         try:
             deadline = time.monotonic() + 5
-            while way.watch() != "ready":
+            while candidate.watch() != "ready":
                 assert time.monotonic() < deadline
             for number in range(500):
                 frame = bytearray(good)
@@ -251,27 +251,27 @@ def test_a_member_that_sends_nonsense_is_refused_message_by_message() -> None:
                 elif number % 5 == 1:
                     frame[chance.randrange(4)] ^= 1 + chance.randrange(255)
                 elif number % 5 == 2:
-                    frame = bytearray(pack(Head(Kind.DATA, 5, 7 + number, {})))
+                    frame = bytearray(pack(Head(FrameKind.DATA, 5, 7 + number, {})))
                 elif number % 5 == 3:
                     parts *= MOST_PARTS + 1
                 else:
                     frame = bytearray(good[:20] + b"{" * 30_000)
-                way.socket.send_multipart([bytes(frame), *parts])
+                candidate.socket.send_multipart([bytes(frame), *parts])
             deadline = time.monotonic() + 10
             while b.refused < 400 and time.monotonic() < deadline:
                 time.sleep(0.02)
             assert b.refused >= 400
             assert b.receive(timeout_s=0.2) is None
-            way.socket.send_multipart([pack(Head(Kind.DATA, 6, 0, {"n": 1}))])
+            candidate.socket.send_multipart([pack(Head(FrameKind.DATA, 6, 0, {"n": 1}))])
             assert get(b).header == {"n": 1}
         finally:
-            way.close()
+            candidate.close()
             context.destroy(0)
 
 
 @pytest.mark.parametrize("is_back", [True, False])
 def test_who_was_given_up_and_speaks_on_is_heard(is_back: bool) -> None:
-    """After a freeze, say: b has given a up, and a, whose lane lives, knows nothing of that."""
+    """After a freeze, say: b has given a up, and a, whose connection lives, knows nothing of that."""
     with contextlib.closing(DataLink()) as a:
         strangers: list[str] = []
 

@@ -16,8 +16,8 @@ import pytest
 import zmq
 
 from edge_run.base.errors import DeviceLost, NotTrusted
+from edge_run.devices.link.connection import OPEN_S, Peer
 from edge_run.devices.link.data_link import DataLink
-from edge_run.devices.link.lane import OPEN_S, Peer
 
 
 def peer(node: str, link: DataLink) -> Peer:
@@ -89,7 +89,7 @@ def test_who_shows_anothers_key_takes_nothing_from_him() -> None:
 
 
 @pytest.mark.parametrize("n_left", [0, 1, 2, 3])
-def test_where_no_files_are_left_a_way_is_opened_later(n_left: int) -> None:
+def test_where_no_files_are_left_a_connection_is_opened_later(n_left: int) -> None:
     with pair() as (a, b):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         free = os.dup(0)
@@ -113,7 +113,7 @@ VICTIM = """
 import resource, sys, threading, time
 resource.setrlimit(resource.RLIMIT_NOFILE, (96, 4096))
 from edge_run.devices.link.data_link import DataLink
-from edge_run.devices.link.lane import Peer
+from edge_run.devices.link.connection import Peer
 from edge_run.base.errors import DeviceLost
 link = DataLink()
 print(link.key, link.port, flush=True)
@@ -155,7 +155,7 @@ def test_more_connections_than_files_pass_by() -> None:
                     with contextlib.suppress(OSError):
                         stack.enter_context(socket.create_connection(("127.0.0.1", int(port)), 0.2))
                 time.sleep(0.5)
-                a.drop("b", "its way is opened anew, while no files are left there")
+                a.drop("b", "its connection is opened anew, while no files are left there")
             end_s = time.monotonic() + 20
             answer = None
             while answer is None and time.monotonic() < end_s:

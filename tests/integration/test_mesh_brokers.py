@@ -17,7 +17,7 @@ from cryptography.x509.oid import NameOID
 from edge_run.base.errors import MeshError
 from edge_run.devices.broker.discovery import Advertisement, find_broker
 from edge_run.devices.members.cluster import FIND_BROKER, Cluster, new_cluster, write_cluster
-from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from mosquitto import free_port, mosquitto
 
@@ -49,7 +49,7 @@ def certified(folder: Path) -> tuple[Path, Path]:
     return paths
 
 
-def member(folder: Path, cluster: Cluster) -> MeshNode:
+def member(folder: Path, cluster: Cluster) -> LocalNode:
     write_cluster(folder, cluster)
     return open_mesh(MeshConfig(folder, name=folder.name))
 

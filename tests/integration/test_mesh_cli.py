@@ -184,7 +184,7 @@ def test_the_doctor_names_what_is_wrong(tmp_path: Path, broker: Mosquitto) -> No
             state.link = {**state.link, "places": [f"tcp://127.0.0.1:{port}"]}
             state.announce()
         with nodes["late"].held() as state:
-            state._writer._wall_clock = lambda: time.time() - 3600
+            state._outbox._writer._wall_clock = lambda: time.time() - 3600
         soon = threading.Timer(1.0, nodes["stranger"].announce, ({},))
         soon.start()
         found = findings(tmp_path / "own")
@@ -194,8 +194,8 @@ def test_the_doctor_names_what_is_wrong(tmp_path: Path, broker: Mosquitto) -> No
     assert "behind this device's" in found["clocks"]
     assert "does not know the secret" in found["keys"]
     assert "has edge-run 0.0.1" in found["versions"]
-    assert "no address answers" in found["way to shut"]
-    assert "listens to itself only" in found["way to old"]
+    assert "no address answers" in found["link to shut"]
+    assert "listens to itself only" in found["link to old"]
 
 
 def test_the_doctor_and_a_broker_that_passes_nothing_on(tmp_path: Path) -> None:

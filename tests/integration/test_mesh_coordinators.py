@@ -9,7 +9,7 @@ import pytest
 
 from edge_run.base.errors import DeviceLost, MeshError
 from edge_run.base.mesh import Document, Unled
-from edge_run.runtime.mesh import run as mesh_run
+from edge_run.runtime.mesh import device_group
 from in_child import in_child
 from mesh_runs import alone, greedy, running
 from tiny_models import make_model
@@ -58,7 +58,7 @@ def test_a_coordinator_that_was_away_for_a_moment_has_those_back_who_gave_it_up(
             run.hub.members[node].put(DeviceLost("a: was silent", node="a"))
 
         def on_send(source: str, target: str, header: Document) -> None:
-            if (source, target, header.get("kind"), header.get("number")) == ("b", "c", "state", 8):
+            if (source, target, header.get("kind"), header.get("number")) == ("b", "c", "activation", 8):
                 run.hub.on_send = lambda source, target, header: None
                 give_up("c")
 
@@ -71,7 +71,7 @@ def test_a_coordinator_that_was_away_for_a_moment_has_those_back_who_gave_it_up(
 
         started = time.monotonic()
         assert greedy(run.engine, at=freeze) == wanted
-        assert time.monotonic() - started < mesh_run.LEAST_DEADLINE_S / 2
+        assert time.monotonic() - started < device_group.LEAST_DEADLINE_S / 2
         use = run.engine.mesh_use
         assert use is not None
         assert {node.node for node in use.nodes} == {"a", "b", "c"}

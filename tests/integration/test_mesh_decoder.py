@@ -18,9 +18,9 @@ from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Document, Unled
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.speculation_setup import open_session
-from edge_run.runtime.mesh import coordinator, offers
-from edge_run.runtime.mesh import run as mesh_run
-from edge_run.runtime.mesh.engine import open_mesh_engine
+from edge_run.runtime.mesh import coordinator, device_group, offers
+from edge_run.runtime.mesh import orders as run_orders
+from edge_run.runtime.mesh.engine import RunOptions, open_mesh_engine
 from fake_mesh import Hub
 from in_child import in_child
 from mesh_processes import round_robin
@@ -57,7 +57,7 @@ def test_a_device_that_dies_in_the_middle_of_a_pass(folder: Path) -> None:
 
                 def strike(source: str, target: str, header: Document, run: Run = run, sent: Iterator[int] = sent,
                            victim: str = victim, moment: int = moment) -> None:  # fmt: skip
-                    if header["kind"] == "state" and next(sent) == moment:
+                    if header["kind"] == "activation" and next(sent) == moment:
                         run.hub.kill(victim)
 
                 run.hub.on_send = strike
@@ -65,7 +65,7 @@ def test_a_device_that_dies_in_the_middle_of_a_pass(folder: Path) -> None:
 
 
 @in_child
-def test_a_way_between_two_workers_that_breaks_costs_no_more_than_a_device_that_dies(folder: Path) -> None:
+def test_a_link_between_two_workers_that_breaks_costs_no_more_than_a_device_that_dies(folder: Path) -> None:
     """Both are there, and the one that hands nothing on says so: else the coordinator would wait, a long time."""
     path = make_model("llama", folder)
     wanted = alone(path)
@@ -91,7 +91,7 @@ def test_an_opening_that_is_broken_off_leaves_no_lease_and_nothing_open_on_other
     fresh = ModelConfig(memory="4GiB", cache_folder=tmp_path, chunk_bytes=CHUNK_BYTES, **OPTIONS)  # type: ignore[arg-type]
 
     def open_with(**options: object) -> None:
-        open_mesh_engine(path, fresh, mesh, **options)  # type: ignore[arg-type]
+        open_mesh_engine(path, fresh, mesh, RunOptions(**options))  # type: ignore[arg-type]
 
     def interrupt(text: str) -> None:
         raise KeyboardInterrupt
@@ -118,8 +118,8 @@ def test_an_opening_that_is_broken_off_leaves_no_lease_and_nothing_open_on_other
 def test_a_worker_that_hangs_is_done_without(folder: Path) -> None:
     path = make_model("llama", folder)
     wanted = alone(path)
-    mesh_run.LEAST_DEADLINE_S, mesh_run.PATIENCE = 1.0, 0.0
-    coordinator.STATUS_TIMEOUT_S = 1.0
+    device_group.LEAST_DEADLINE_S, device_group.PATIENCE = 1.0, 0.0
+    run_orders.STATUS_TIMEOUT_S = 1.0
     with running(path) as run:
         freed = threading.Event()
         stuck = run.workers["b"]
@@ -127,9 +127,9 @@ def test_a_worker_that_hangs_is_done_without(folder: Path) -> None:
         def hang(i: int) -> None:
             if i == 4:
                 assert stuck._engine is not None
-                send = stuck._run.wire.send  # type: ignore[union-attr]
-                stuck._run.wire.send = lambda *a: (freed.wait(20), send(*a))[1]  # type: ignore[union-attr]
-                stuck._run.wire.place = "computing for ever"  # type: ignore[union-attr]
+                send = stuck._runs.run.transport.send  # type: ignore[union-attr]
+                stuck._runs.run.transport.send = lambda *a: (freed.wait(20), send(*a))[1]  # type: ignore[union-attr]
+                stuck._runs.run.transport.place = "computing for ever"  # type: ignore[union-attr]
 
         started = time.monotonic()
         assert greedy(run.engine, at=hang) == wanted
@@ -152,7 +152,7 @@ def test_a_device_that_joins_gets_its_part_when_a_conversation_begins(folder: Pa
 
 @in_child
 def test_a_device_that_was_started_anew_is_asked_at_once(folder: Path) -> None:
-    """Its loss and its new life may be heard together, and that its old connection broke after both."""
+    """Its loss and its new incarnation may be heard together, and that its old connection broke after both."""
     path = make_model("granite", folder)
     wanted = alone(path)
     with running(path) as run:
@@ -177,7 +177,10 @@ def test_a_device_without_the_model_or_with_other_kernels_is_left_out(folder: Pa
     offers.numerics_document = lambda numerics: {**real(numerics), "kernels": "AVX9"}
     hub_run.mesh = hub_run.hub.join("a")
     hub_run.engine = open_mesh_engine(
-        path, ModelConfig(memory="4GiB", chunk_bytes=CHUNK_BYTES, **OPTIONS), hub_run.mesh, say=hub_run.said.append
+        path,
+        ModelConfig(memory="4GiB", chunk_bytes=CHUNK_BYTES, **OPTIONS),
+        hub_run.mesh,
+        RunOptions(say=hub_run.said.append),
     )
     try:
         use = hub_run.engine.mesh_use
@@ -196,14 +199,14 @@ def test_who_stops_an_answer_stops_all_and_can_go_on(folder: Path) -> None:
     with running(path) as run:
 
         def stop(source: str, target: str, header: Document) -> None:
-            if header["kind"] == "state" and source == "b":
+            if header["kind"] == "activation" and source == "b":
                 run.engine.interrupt.cancel()
 
         run.hub.on_send = stop
         with pytest.raises(Cancelled):
             greedy(run.engine)
         run.hub.on_send = lambda *a: None
-        run.engine.interrupt.reset()  # another state may have been handed over meanwhile
+        run.engine.interrupt.reset()  # another activation may have been handed over meanwhile
         assert greedy(run.engine) == wanted
 
 
@@ -217,7 +220,7 @@ def test_a_worker_of_a_past_epoch_is_not_heard(folder: Path) -> None:
             if i == 5:
                 run.hub.kill("b")
             if i == 9:  # b was only cut off: it says what it had to say, late
-                header = {"kind": "state", "epoch": 65536, "number": 8, "round": 1, "unit": 2, "spent": {}}
+                header = {"kind": "activation", "epoch": 65536, "number": 8, "round": 1, "unit": 2, "spent": {}}
                 run.hub.gone.discard("b")
                 run.hub.members["b"].send("a", header, [memoryview(bytes(1024))], timeout_s=1)
                 run.hub.members["b"].send("c", header, [memoryview(bytes(1024))], timeout_s=1)
@@ -265,7 +268,7 @@ def test_guesses_are_verified_over_the_mesh(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["granite", "kimi-linear"])
 @in_child
-def test_states_are_packed_for_slow_links_and_rounded_only_when_asked(name: str, folder: Path) -> None:
+def test_activations_are_packed_for_slow_links_and_rounded_only_when_asked(name: str, folder: Path) -> None:
     """At 50 kB/s: whatever coding takes here, the link takes longer. A device dies, too."""
     path = make_model(name, folder)
     wanted = alone(path)
@@ -273,15 +276,15 @@ def test_states_are_packed_for_slow_links_and_rounded_only_when_asked(name: str,
         assert greedy(run.engine, at=lambda i: run.hub.kill("b") if i == 5 else None) == wanted
         use = run.engine.mesh_use
         assert use is not None
-        assert set(use.states) <= {"packed", "plain"}
-        assert use.states["packed"] > 16
+        assert set(use.activations) <= {"packed", "plain"}
+        assert use.activations["packed"] > 16
         assert 0.8 < use.sent_bytes / use.plain_bytes < 0.95
-        assert run.engine.numerics.mesh_states == "exact"
-    with running(path, options={**OPTIONS, "mesh_states": "compact"}, bytes_per_s=5e4) as run:
+        assert run.engine.numerics.mesh_activations == "exact"
+    with running(path, options={**OPTIONS, "mesh_activations": "compact"}, bytes_per_s=5e4) as run:
         assert len(greedy(run.engine, at=lambda i: run.hub.kill("b") if i == 5 else None)) == len(wanted)
         use = run.engine.mesh_use
         assert use is not None
-        assert use.states["compact"] > 16
+        assert use.activations["compact"] > 16
         assert use.sent_bytes / use.plain_bytes < 0.5
-        assert run.engine.numerics.mesh_states == "compact"
+        assert run.engine.numerics.mesh_activations == "compact"
         assert any("may differ" in line for line in run.said)

@@ -15,7 +15,7 @@ from gguf import GGUFReader
 from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import KernelError, ProtocolError
 from edge_run.base.mesh import Document
-from edge_run.partition.state_codec import encode_states
+from edge_run.partition.activation_codec import encode_activations
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.generation.sampling import Sampler
 from edge_run.runtime.mesh.transport import GRAPH_CHANGED
@@ -34,7 +34,7 @@ def says(**fields: Any) -> Alter:
 
 
 def with_numbers(value: float, every: int = 1) -> Alter:
-    """A liar whose states are `value`, or some of them."""
+    """A liar whose activations are `value`, or some of them."""
 
     def alter(header: dict[str, Any], parts: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
         numbers = np.frombuffer(parts[0], np.float32).copy()
@@ -44,7 +44,7 @@ def with_numbers(value: float, every: int = 1) -> Alter:
     return alter
 
 
-BOMB = encode_states(np.zeros((4096, 4096), np.float32))  # 64 MiB in a few kilobytes
+BOMB = encode_activations(np.zeros((4096, 4096), np.float32))  # 64 MiB in a few kilobytes
 LIES: dict[str, Alter] = {
     "a huge number": says(spent={"b": HUGE, "c": HUGE, "a": HUGE}),
     "no number": says(spent={"b": float("nan"), "c": float("nan")}),
@@ -88,11 +88,11 @@ def test_who_lies_in_a_header_or_a_state_is_left_out_and_the_text_goes_on(liar: 
 
 
 def _lie(run: Run, liar: str, lie: Alter, at_token: int) -> Callable[[int], None]:
-    """Have `liar` tell a lie with each state, from a token on; the function that is returned is told of each."""
+    """Have `liar` tell a lie with each activation, from a token on; the function that is returned is told of each."""
     reached: list[int] = []
 
     def alter(source: str, target: str, header: Document, parts: list[bytes]) -> tuple[Document, list[bytes]]:
-        is_lying = source == liar and header["kind"] == "state" and at_token in reached
+        is_lying = source == liar and header["kind"] == "activation" and at_token in reached
         return lie(dict(header), parts) if is_lying else (header, parts)
 
     run.hub.alter = alter
@@ -107,9 +107,9 @@ def test_who_blames_one_after_another_is_left_out_itself(folder: Path) -> None:
     with running(path, "bcde") as run:
 
         def blame(source: str, target: str, header: Document, parts: list[bytes]) -> tuple[Document, list[bytes]]:
-            if source != "e" or header["kind"] != "state" or len(parts) == 0:
+            if source != "e" or header["kind"] != "activation" or len(parts) == 0:
                 return header, parts
-            owners = run.workers["e"]._run.wire._owners  # type: ignore[union-attr]
+            owners = run.workers["e"]._runs.run.transport._owners  # type: ignore[union-attr]
             other = next(node for node in reversed(owners) if node not in ("a", "e"))
             return {**header, "kind": "failed", "why": "NaN", "code": ProtocolError.exit_code, "blames": other}, []
 
@@ -198,7 +198,7 @@ def test_who_answers_an_order_with_what_cannot_be_is_left_out_and_the_run_begins
 
 
 @in_child
-def test_ways_that_were_measured_to_be_what_cannot_be_count_for_nothing(folder: Path) -> None:
+def test_links_that_were_measured_to_be_what_cannot_be_count_for_nothing(folder: Path) -> None:
     path = make_model("llama", folder)
     wanted = alone(path, 3)
     links = {node: [value, value] for node, value in zip("acdefghijk", WILD, strict=True)}
@@ -264,7 +264,7 @@ def test_whatever_a_coordinator_commands_its_workers_live(folder: Path) -> None:
             assert greedy(run.engine, 6) == wanted, name
             assert commanded, name
             run.engine.close()
-            assert all(worker._thread.is_alive() for worker in run.workers.values()), name
+            assert all(worker._runs.is_alive for worker in run.workers.values()), name
             run.hub.alter = lambda source, target, header, parts: (header, parts)
             run.open()
             use = run.engine.mesh_use

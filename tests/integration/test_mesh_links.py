@@ -14,8 +14,8 @@ import pytest
 import namespaces
 from edge_run.base.config import ModelConfig
 from edge_run.base.mesh import LinkRate
+from edge_run.devices.link.connection import Peer
 from edge_run.devices.link.data_link import DataLink
-from edge_run.devices.link.lane import Peer
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.runtime.mesh import coordinator
 from edge_run.runtime.mesh.engine import open_mesh_engine
@@ -23,8 +23,8 @@ from edge_run.runtime.mesh.links import (
     UNREACHED_S,
     USUAL_RATE,
     Measured,
-    Ways,
-    measure_ways,
+    MeasuredLinks,
+    measure_links,
     measured_document,
     read_measured,
 )
@@ -37,7 +37,7 @@ from tiny_models import make_model
 
 
 @pytest.mark.parametrize("mbits", [1, 20])
-def test_a_slow_way_is_measured_in_a_second_or_so(mbits: int) -> None:
+def test_a_slow_link_is_measured_in_a_second_or_so(mbits: int) -> None:
     with (
         contextlib.closing(DataLink()) as a,
         contextlib.closing(DataLink()) as b,
@@ -53,7 +53,7 @@ def test_a_slow_way_is_measured_in_a_second_or_so(mbits: int) -> None:
         assert a.measure("b", timeout_s=5) is not rate
 
 
-def test_ways_are_measured_once_in_a_run_and_answers_are_checked() -> None:
+def test_links_are_measured_once_in_a_run_and_answers_are_checked() -> None:
     hub = Hub()
     here, _, _ = (hub.join(node) for node in "abc")
     hub.rates = {pair: LinkRate("", 0.002, 1e6 * i) for i, pair in enumerate(itertools.permutations("abc", 2), 1)}
@@ -62,23 +62,23 @@ def test_ways_are_measured_once_in_a_run_and_answers_are_checked() -> None:
     def order_all(orders: dict[str, dict[str, object]], timeout_s: float) -> dict[str, object]:
         given.extend(orders)
         return {
-            node: measured_document(measure_ways(hub.members[node], order["nodes"], timeout_s, 0))  # type: ignore[arg-type]
+            node: measured_document(measure_links(hub.members[node], order["nodes"], timeout_s, 0))  # type: ignore[arg-type]
             for node, order in orders.items()
         }
 
-    ways = Ways(here, order_all, 16384)  # type: ignore[arg-type]
-    assert ways.rate("a", "b") is USUAL_RATE
-    ways.measure("abc")
+    links = MeasuredLinks(here, order_all, 16384)  # type: ignore[arg-type]
+    assert links.rate("a", "b") is USUAL_RATE
+    links.measure("abc")
     assert sorted(given) == ["b", "c"]
     for pair, rate in hub.rates.items():
-        assert ways.rate(*pair).bytes_per_s == rate.bytes_per_s
-        assert ways.hop(*pair).token_s == pytest.approx(ways.handling_s + 0.001 + 16384 / rate.bytes_per_s)
-    ways.measure("abc")
+        assert links.rate(*pair).bytes_per_s == rate.bytes_per_s
+        assert links.hop(*pair).token_s == pytest.approx(links.handling_s + 0.001 + 16384 / rate.bytes_per_s)
+    links.measure("abc")
     assert sorted(given) == ["b", "c"], "nobody is asked twice"
-    before = ways.hop("a", "b").token_s
-    ways.correct("abba", before + 0.5)
+    before = links.hop("a", "b").token_s
+    links.correct("abba", before + 0.5)
     assert sorted(given) == ["b", "b", "c"], "hops that take longer than expected are measured anew"
-    assert ways.hop("a", "b").token_s > before + 0.4
+    assert links.hop("a", "b").token_s > before + 0.4
 
 
 def test_answers_of_other_devices_are_checked() -> None:
@@ -90,7 +90,7 @@ def test_answers_of_other_devices_are_checked() -> None:
     assert read_measured(measured_document(found)) == found
 
 
-def test_a_way_on_which_nobody_answers_is_no_hop_until_its_device_comes_anew() -> None:
+def test_a_link_on_which_nobody_answers_is_no_hop_until_its_device_comes_anew() -> None:
     hub = Hub()
     here, _, _ = (hub.join(node) for node in "abc")
     hub.rates = {pair: LinkRate("", 0.002, 1e6) for pair in itertools.permutations("abc", 2)}
@@ -98,25 +98,25 @@ def test_a_way_on_which_nobody_answers_is_no_hop_until_its_device_comes_anew() -
 
     def order_all(orders: dict[str, dict[str, object]], timeout_s: float) -> dict[str, object]:
         return {
-            node: measured_document(measure_ways(hub.members[node], order["nodes"], timeout_s, 0))  # type: ignore[arg-type]
+            node: measured_document(measure_links(hub.members[node], order["nodes"], timeout_s, 0))  # type: ignore[arg-type]
             for node, order in orders.items()
         }
 
-    ways = Ways(here, order_all, 16384)  # type: ignore[arg-type]
-    ways.measure("abc")
-    assert "it does not reach this device's data link (127.0.0.1:7: nothing listens there); " in ways.why_apart("b")
-    assert ways.why_apart("c") == ""
-    assert ways.hop("c", "b").token_s == UNREACHED_S
-    assert ways.hop("b", "c").token_s < 1
+    links = MeasuredLinks(here, order_all, 16384)  # type: ignore[arg-type]
+    links.measure("abc")
+    assert "it does not reach this device's data link (127.0.0.1:7: nothing listens there); " in links.why_apart("b")
+    assert links.why_apart("c") == ""
+    assert links.hop("c", "b").token_s == UNREACHED_S
+    assert links.hop("b", "c").token_s < 1
     hub.unreached = {("a", "c"): "does not answer"}
-    ways.measure("abc")
-    assert ways.why_apart("b"), "it was tried"
+    links.measure("abc")
+    assert links.why_apart("b"), "it was tried"
     for node in "bc":
-        ways.forget(node)
-    ways.measure("abc")
-    assert ways.why_apart("b") == ""
-    assert "its data link is not reached from here (does not answer)" in ways.why_apart("c")
-    assert ways.hop("c", "b").token_s < 1
+        links.forget(node)
+    links.measure("abc")
+    assert links.why_apart("b") == ""
+    assert "its data link is not reached from here (does not answer)" in links.why_apart("c")
+    assert links.hop("c", "b").token_s < 1
 
 
 @pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not() or "there can be namespaces")
@@ -127,9 +127,9 @@ def test_a_device_behind_a_slow_link_is_left_out(folder: Path, tmp_path: Path) -
     path = make_model("llama", folder)
     real = coordinator.plan_ring
 
-    def cramped(works, stations, hops):  # type: ignore[no-untyped-def]
+    def cramped(works, specs, hops):  # type: ignore[no-untyped-def]
         room = sum(work.weight_bytes + work.kept_bytes for work in works) * 55 // 100
-        return real(works, [replace(s, memory_bytes=room, window_bytes=room // 8) for s in stations], hops)
+        return real(works, [replace(s, memory_bytes=room, window_bytes=room // 8) for s in specs], hops)
 
     coordinator.plan_ring = cramped
     with namespaces.network(["near", "far"]) as net:

@@ -14,7 +14,7 @@ from edge_run.base.errors import DeviceLost, EdgeRunError, NotTrusted
 from edge_run.base.mesh import Message
 from edge_run.devices.members.cluster import Invited, parse_join_line, read_cluster
 from edge_run.devices.mesh.changes import make_change, spread
-from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.devices.messages.topics import Topic
 from mesh_devices import Device
@@ -33,7 +33,7 @@ def wait_for(is_so: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> fl
 
 
 @contextlib.contextmanager
-def nodes(folder: Path, *names: str) -> Iterator[list[MeshNode]]:
+def nodes(folder: Path, *names: str) -> Iterator[list[LocalNode]]:
     with contextlib.ExitStack() as stack:
         found = [open_mesh(MeshConfig(folder / name, name=name)) for name in names]
         for node in found:
@@ -98,7 +98,7 @@ def test_who_was_sent_away_and_does_not_go_is_refused_by_all(tmp_path: Path) -> 
                 message = node.link.receive(timeout_s=5)
                 assert message is not None
             defy(three)
-            make_change(tmp_path / "one", lambda keeper: keeper.remove("three"), lambda listed: True)
+            make_change(tmp_path / "one", lambda editor: editor.remove("three"), lambda listed: True)
             took_s = wait_for(
                 lambda: all(three.node not in [m.node for m in node.members()] for node in (one, two)), "it is gone"
             )
@@ -117,7 +117,7 @@ def test_who_was_sent_away_and_does_not_go_is_refused_by_all(tmp_path: Path) -> 
             assert not said_by(two, three.node)
 
 
-def said_by(node: MeshNode, other: str) -> list[Message]:
+def said_by(node: LocalNode, other: str) -> list[Message]:
     """Return the messages of `other` that `node` takes in."""
     found = []
     while (item := receive(node)) is not None:
@@ -126,14 +126,14 @@ def said_by(node: MeshNode, other: str) -> list[Message]:
     return found
 
 
-def receive(node: MeshNode) -> Message | DeviceLost | None:
+def receive(node: LocalNode) -> Message | DeviceLost | None:
     try:
         return node.link.receive(timeout_s=0.2)
     except DeviceLost as error:
         return error
 
 
-def can_send(node: MeshNode, to: MeshNode) -> bool:
+def can_send(node: LocalNode, to: LocalNode) -> bool:
     try:
         node.link.send(to.node, {"word": 2}, timeout_s=0.5)
     except EdgeRunError:
@@ -141,7 +141,7 @@ def can_send(node: MeshNode, to: MeshNode) -> bool:
     return True
 
 
-def speak(node: MeshNode, to: MeshNode, number: int) -> None:
+def speak(node: LocalNode, to: LocalNode, number: int) -> None:
     """Say something of every kind that would be obeyed of a member."""
     kinds = ("status", "caps", "lease", "plan", "rsp", "cmd")
     bodies = {
@@ -161,7 +161,7 @@ def test_who_was_away_learns_the_newest_list_before_anything_else(tmp_path: Path
         make_cluster(tmp_path, broker.url, ["one", "two", "three"])
         with nodes(tmp_path, "one", "three") as (one, three):
             defy(three)
-            make_change(tmp_path / "one", lambda keeper: keeper.remove("three"), lambda listed: True)
+            make_change(tmp_path / "one", lambda editor: editor.remove("three"), lambda listed: True)
             wait_for(lambda: len(one.members()) == 1, "it is gone")
             cluster = read_cluster(tmp_path / "two")
             assert cluster is not None
@@ -172,7 +172,7 @@ def test_who_was_away_learns_the_newest_list_before_anything_else(tmp_path: Path
                 wait_for(lambda: len(two.members()) == 2, "it is there")
                 assert {member.name for member in two.members()} == {"one", "two"}
                 assert two.state.roster.is_settled
-                assert not two.state._due.given, "no order of who was removed"
+                assert not two.state._due.inbound_orders, "no order of who was removed"
                 assert two.state.lease.epoch < 1 << 21
             kept = read_cluster(tmp_path / "two")
             assert kept is not None
@@ -185,7 +185,7 @@ def test_an_older_list_that_the_broker_keeps_is_replaced(tmp_path: Path) -> None
         old = cluster.listed
         assert old is not None
         with nodes(tmp_path, "one", "two") as (one, two):
-            make_change(tmp_path / "one", lambda keeper: keeper.remove("three"), lambda listed: True)
+            make_change(tmp_path / "one", lambda editor: editor.remove("three"), lambda listed: True)
             wait_for(lambda: two.cluster.version > old.version, "it is known")
             topic = str(Topic(cluster.id, "members"))
             with one.held() as state:

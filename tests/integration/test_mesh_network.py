@@ -18,12 +18,12 @@ import paho.mqtt.client as mqtt
 import pytest
 
 from edge_run import __version__
-from edge_run.base.errors import DeviceLost, MeshError, ProtocolError
+from edge_run.base.errors import DeviceLost, MeshError, NotTrusted, ProtocolError
 from edge_run.base.mesh import Joined, Lost, MeshEvent, Unled
 from edge_run.devices.broker.embedded import EmbeddedBroker
 from edge_run.devices.members.cluster import Cluster, new_cluster, write_cluster
 from edge_run.devices.members.identity import make_identity
-from edge_run.devices.mesh.node import MeshNode
+from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.devices.mesh.serving import access_of
 from mosquitto import Mosquitto, mosquitto
@@ -49,7 +49,7 @@ class Table:
     def __init__(self, folder: Path, cluster: Cluster) -> None:
         self.folder, self.cluster, self.stack = folder, cluster, contextlib.ExitStack()
 
-    def open(self, name: str, **settings: object) -> MeshNode:
+    def open(self, name: str, **settings: object) -> LocalNode:
         write_cluster(self.folder / name, self.cluster)
         node = open_mesh(MeshConfig(self.folder / name, name=name, **settings))  # type: ignore[arg-type]
         self.stack.callback(node.close)
@@ -88,7 +88,7 @@ def until(is_so: Callable[[], object], seconds: float = 10.0) -> float:
     return time.monotonic() - started
 
 
-def event_of(node: MeshNode, kind: type, seconds: float = 10.0) -> MeshEvent:
+def event_of(node: LocalNode, kind: type, seconds: float = 10.0) -> MeshEvent:
     """Return the next event of a kind."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -153,13 +153,13 @@ def test_one_leads_at_a_time_and_the_earlier_is_not_obeyed(table: Table) -> None
     first = a.lead(timeout_s=5)
     with pytest.raises(MeshError, match="leads"):
         b.lead(timeout_s=1)
-    stale = a.state.asked.number
+    stale = a.state.outbound.number
     a.resign()
     second = b.lead(timeout_s=5)
     assert second > first
     with a.held() as state:  # as somebody would who has not heard of it
-        life = next(one.boot for one in a.members() if one.node == node)
-        number, pending = state.asked.add(node, life, first, {"do": "old"})
+        incarnation = next(one.incarnation for one in a.members() if one.node == node)
+        number, pending = state.outbound.add(node, incarnation, first, {"do": "old"})
         state.send_order(number)
     assert number == stale + 1
     until(lambda: pending.is_done)
@@ -169,7 +169,7 @@ def test_one_leads_at_a_time_and_the_earlier_is_not_obeyed(table: Table) -> None
     assert third > second
 
 
-def a_leads_over(b: MeshNode, a: MeshNode) -> int:
+def a_leads_over(b: LocalNode, a: LocalNode) -> int:
     """Have `a` take the lease as it would where it had not heard that b renews it."""
     with a.held() as state:
         state.lease._holder, state.lease._retry_s = None, 0.0
@@ -183,7 +183,7 @@ def test_a_worker_that_dies_or_freezes_in_a_conversation(table: Table, how: sign
     process, node = table.start("worker")
     until(lambda: len(a.members()) == 2)
     a.lead(timeout_s=5)
-    a.link.send(node, {"n": 1}, [memoryview(b"state")], timeout_s=5)
+    a.link.send(node, {"n": 1}, [memoryview(b"activation")], timeout_s=5)
     assert a.link.receive(timeout_s=5) is not None
     started = time.monotonic()
     process.send_signal(how)
@@ -205,7 +205,7 @@ def test_a_worker_that_dies_or_freezes_in_a_conversation(table: Table, how: sign
         assert message is not None
 
 
-def test_a_worker_that_was_killed_comes_back_in_a_new_life(table: Table) -> None:
+def test_a_worker_that_was_killed_comes_back_in_a_new_incarnation(table: Table) -> None:
     a = table.open("a")
     process, node = table.start("worker")
     until(lambda: len(a.members()) == 2)
@@ -220,8 +220,8 @@ def test_a_worker_that_was_killed_comes_back_in_a_new_life(table: Table) -> None
     with contextlib.suppress(DeviceLost):
         while a.link.receive(timeout_s=0.2) is not None:
             pass
-    a.link.send(node, {"life": 2}, timeout_s=5)
-    until(lambda: (m := a.link.receive(timeout_s=1)) is not None and m.header == {"life": 2})
+    a.link.send(node, {"incarnation": 2}, timeout_s=5)
+    until(lambda: (m := a.link.receive(timeout_s=1)) is not None and m.header == {"incarnation": 2})
     assert a.order(node, {}, timeout_s=5)["echo"] == {}
 
 
@@ -315,7 +315,7 @@ def test_strangers_at_the_broker(table: Table, broker: Mosquitto, tmp_path: Path
     assert len(done) == 1, "an order is carried out once"
     assert (a.members(), b.members(), a.state.lease.holder, b.state.lease.epoch) == state
     assert a.state.lease.held == epoch
-    assert len(b.state.refusals.last) <= 64
+    assert len(b.state.refusals.latest) <= 64
     assert a.order(b.node, {"do": 2}, timeout_s=5) == {"count": 2}
 
 
@@ -325,7 +325,7 @@ def test_another_secret_is_refused(table: Table, broker: Mosquitto, tmp_path: Pa
     write_cluster(tmp_path / "false", false)
     with contextlib.closing(open_mesh(MeshConfig(tmp_path / "false"))) as other:
         a.announce({})
-        until(lambda: a.state.refusals.counts["NotTrusted"] and other.state.refusals.counts["NotTrusted"])
+        until(lambda: a.state.refusals.count(NotTrusted) and other.state.refusals.count(NotTrusted))
         assert len(a.members()) == len(other.members()) == 1
 
 

@@ -23,7 +23,7 @@ import namespaces
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled
 from edge_run.base.units import MIB
-from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork
+from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator as mesh_coordinator
@@ -174,8 +174,8 @@ def test_the_program_spreads_a_model_and_says_what_it_did(grown: Path, tmp_path:
 def test_a_stop_reaches_a_worker_in_the_middle_of_a_long_prompt(grown: Path, tmp_path: Path) -> None:
     """The worker computes all layers, of the whole prompt in one pass: it does not come to a border for seconds."""
 
-    def all_there(works: Sequence[UnitWork], stations: Sequence[Station], hops: object) -> MeshPlan:
-        here, there = (station.node for station in stations)
+    def all_there(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: object) -> MeshPlan:
+        here, there = (spec.node for spec in specs)
         return MeshPlan((here, *[there] * (len(works) - 2), here), 1, 0.05, {})
 
     mesh_coordinator.plan_ring = all_there

@@ -12,8 +12,7 @@ import pytest
 import mesh_rogue
 from edge_run.base.config import ModelConfig
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh import run as mesh_run
+from edge_run.runtime.mesh import coordinator, device_group
 from edge_run.runtime.mesh.engine import open_mesh_engine
 from edge_run.runtime.mesh.messages import Decode, command_parts
 from in_child import in_child
@@ -53,7 +52,7 @@ def test_a_worker_that_hands_over_nan_is_left_out_and_one_that_was_sent_4000_bra
         rogue.end()
 
         wild = np.array([1, 0, 0, 1, 4000, *[0x41414141] * 4000], np.int32).tobytes()
-        mesh_run.command_parts = lambda command: (
+        device_group.command_parts = lambda command: (
             [memoryview(wild)] if isinstance(command, Decode) else command_parts(command)
         )
         engine = open_mesh_engine(path, dataclasses.replace(config, chunk_bytes=16384), here)

@@ -133,10 +133,10 @@ def _tokens_are_the_same(name: str, folder: Path) -> None:
             use = engine.expert_use
             assert use is not None
             assert use.tokens >= 98
-            assert use.unused_bytes <= use.foretold_bytes
+            assert use.unused_bytes <= use.prefetched_bytes
             if prefetch not in ("auto", "off"):
-                assert use.foretold_bytes > 0, (policy, prefetch)
-                assert use.levers["prefetch"] == prefetch
+                assert use.prefetched_bytes > 0, (policy, prefetch)
+                assert use.tunables["prefetch"] == prefetch
             (streaming,) = (stream for stream in engine._supplied.streams if isinstance(stream, ExpertStreaming))
             streaming._weights._residency.check()
         finally:
@@ -163,7 +163,7 @@ def _tokens_are_the_same_packed(name: str, folder: Path) -> None:
                 assert greedy(engine) == wanted, prefetch
             assert read.call_count > 0
             assert engine.expert_use is not None
-            assert engine.expert_use.levers["packed"] == "on"
+            assert engine.expert_use.tunables["packed"] == "on"
             assert any(item.what == "packed" and item.size_bytes > 0 for item in engine.plan.items)
             streaming._weights._residency.check()
         finally:
@@ -185,7 +185,7 @@ def test_a_packed_file_beside_the_model_is_compared_with_the_model_itself(folder
     try:
         assert greedy(engine) == wanted
         assert engine.expert_use is not None
-        assert [found for found in engine.expert_use.decisions if found.lever == "packed"]
+        assert [found for found in engine.expert_use.decisions if found.tunable == "packed"]
     finally:
         engine.close()
 

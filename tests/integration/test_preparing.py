@@ -33,7 +33,7 @@ OF_ANY_BUDGET = ("kv", "buffers", "work", "reserve", "prediction", "packed")
 
 
 @pytest.mark.parametrize("options", [{}, {"expert_prefetch": "off"}, {"expert_policy": "lru"}, {"packed": "off"}])
-def test_the_plan_of_a_mixture_has_the_lines_of_the_run(options: dict[str, str], folder: Path, tmp_path: Path) -> None:
+def test_the_plan_of_an_moe_has_the_lines_of_the_run(options: dict[str, str], folder: Path, tmp_path: Path) -> None:
     path = make_model("qwen3moe", folder)
     _compare_lines(path=path, options={**OPTIONS, **options, "cache_folder": tmp_path})
 
@@ -43,8 +43,8 @@ def _compare_lines(path: Path, options: dict[str, Any]) -> None:
     engine = open_at(path, 0.3, options, by_expert=True)
     engine.close()
     plans = planner(path, ModelConfig(**options)).sweep()
-    foretold = next(plan for plan in plans if plan.expert_bytes)
-    found, said = ({item.what: item.size_bytes for item in plan.items} for plan in (engine.plan, foretold))
+    forecast = next(plan for plan in plans if plan.expert_bytes)
+    found, said = ({item.what: item.size_bytes for item in plan.items} for plan in (engine.plan, forecast))
     assert said.keys() == found.keys()
     differing = {what: (said.get(what), found.get(what)) for what in OF_ANY_BUDGET if said.get(what) != found.get(what)}
     assert not differing, f"planned and run: {differing}"

@@ -23,8 +23,8 @@ from edge_run.runtime.slices.engine import SliceEngine
 from in_child import in_child
 from tiny_models import make_model
 
-# Scales its input; reuses earlier layers' keys and values; has states that are prepared early; is a mixture; runs its
-# blocks several times; has several tensors alive at a cut; learns its positions.
+# Scales its input; reuses earlier layers' keys and values; has states that are prepared early; is a mixture of experts;
+# runs its blocks several times; has several tensors alive at a cut; learns its positions.
 ARCHITECTURES = ("granite", "gemma3n", "mamba", "granitehybrid", "qwen3moe", "nanbeige", "deepseek4", "gpt2")
 
 
@@ -68,11 +68,11 @@ def test_and_when_what_wide_passes_compute_in_is_lent_in_between(name: str, fold
 
 
 @pytest.mark.parametrize("name", ["granite", "mamba"])
-def test_and_when_what_streams_of_a_turn_is_held_for_all_of_it(name: str, folder: Path) -> None:
-    flags = ("--prefill", "150", "--decode", "12", "--turns")
+def test_and_when_what_streams_of_a_stage_visit_is_held_for_all_of_it(name: str, folder: Path) -> None:
+    flags = ("--prefill", "150", "--decode", "12", "--visits")
     found = compare(make_model(name, folder), "--owners", "1,1", *flags)
     assert found["different_rows"] == 0
-    assert found["takes_turns"] == [True, True]
+    assert found["holds_stage_visits"] == [True, True]
     assert min(found["streamed_bytes"]) > 0
     assert min(found["times_lent"]) > 2
 
@@ -107,7 +107,7 @@ def test_as_many_threads_as_cores_keep_one_each_and_leave_other_threads_all(fold
     wanted = plain.decoder.decode(batch).copy()
     plain.close()
     engine = SliceEngine.open(path, ModelConfig(**options))
-    engine.assign(slices.Share(("a",) * len(engine.layout.units), "a"), slices.QueueWire({}, "a"))
+    engine.assign(slices.Share(("a",) * len(engine.layout.units), "a"), slices.QueueTransport({}, "a"))
     found = engine.decoder.decode(batch)
     cores = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]
     assert np.array_equal(wanted, found)
@@ -129,6 +129,6 @@ def test_where_cores_cannot_be_chosen_it_computes_all_the_same(folder: Path) -> 
         patch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
         options = {"context_tokens": 64, "threads": 2, "memory": "1GiB", "cache_folder": folder / "cache"}
         engine = SliceEngine.open(make_model("llama", folder), ModelConfig(**options))
-        engine.assign(slices.Share(("a",) * len(engine.layout.units), "a"), slices.QueueWire({}, "a"))
+        engine.assign(slices.Share(("a",) * len(engine.layout.units), "a"), slices.QueueTransport({}, "a"))
         assert np.isfinite(engine.decoder.decode([BatchToken(1, 0, 0, True)])).all()
         engine.close()

@@ -289,10 +289,10 @@ def test_the_plan_counts_the_draft_model(grown: Path) -> None:
         with Model(grown, **streamed(), draft=draft) as model:
             plans[draft] = model.plan
         assert model.plan.mode == "streamed"
-    foretold = planner(grown, ModelConfig(**streamed(), draft=KIT)).plan()
+    forecast = planner(grown, ModelConfig(**streamed(), draft=KIT)).plan()
     sizes = {item.what: item.size_bytes for item in plans[KIT].items}
     assert KIT.stat().st_size < sizes["draft"] < 10 * KIT.stat().st_size
-    assert abs({item.what: item.size_bytes for item in foretold.items}["draft"] - sizes["draft"]) < 4 * 2**20
+    assert abs({item.what: item.size_bytes for item in forecast.items}["draft"] - sizes["draft"]) < 4 * 2**20
     assert sum(sizes.values()) <= plans[KIT].budget_bytes
     assert plans[KIT].minimum_bytes > plans[None].minimum_bytes + KIT.stat().st_size // 2
 

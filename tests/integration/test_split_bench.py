@@ -64,7 +64,7 @@ def test_ways_are_those_of_a_running_split(result: SplitBench) -> None:
     assert all(way.server_s > 0 for way in (image, *codes))
 
 
-def test_latency_is_computing_and_the_wire() -> None:
+def test_latency_is_computing_and_the_network() -> None:
     assert WayTime("code 0", 0.010, 0.004, 125.0).latency_s(12_500.0) == pytest.approx(0.024)
 
 

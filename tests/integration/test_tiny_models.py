@@ -127,9 +127,9 @@ def test_a_model_is_made_once(folder: Path) -> None:
     assert [entry.name for entry in folder.iterdir()] == ["llama-1-0.gguf"]
 
 
-def test_mixtures_have_experts_to_choose_from(folder: Path) -> None:
-    mixtures = [name for name, recipe in ARCHITECTURES.items() if recipe.n_expert]
-    assert len(mixtures) > 40
+def test_moe_models_have_experts_to_choose_from(folder: Path) -> None:
+    moe_models = [name for name, recipe in ARCHITECTURES.items() if recipe.n_expert]
+    assert len(moe_models) > 40
     for tensor in GGUFReader(make_model("llama-moe", folder)).tensors:
         if "_exps" in tensor.name:
             assert tensor.shape[2] == N_EXPERT

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_run.prefetch.experts import ExpertCache, Mixture
+from edge_run.prefetch.experts import ExpertCache, MoeShape
 from edge_run.prefetch.policies import POLICIES, make_policy
 from edge_run.runtime.planning.expert_plan import least_frames
 from edge_run.runtime.planning.experts import ExpertMap, ExpertTensor
 from edge_run.runtime.planning.routing import Usage
 from edge_run.runtime.streaming.experts import Adaptation, ExpertRoom, ExpertStreaming
+from edge_run.tiers.address_space import AddressSpace, MappedSpan
 from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import ReadTotals
 from edge_run.tiers.residency import Load
-from edge_run.tiers.territory import Span, Territory
 from frames_model import Memory
 
 CHUNK, STRIDE, LAYERS, EXPERTS, USED = 4096, 10_000, 4, 6, 2
@@ -95,13 +95,13 @@ class Bench:
 
     def __init__(self, n_extra: int, policy: str, seed: int) -> None:
         self.chance = random.Random(seed)
-        territory = Territory([Span(0, BASE, BASE + LAYERS * 2 * EXPERTS * STRIDE, BASE)], CHUNK)
-        self.experts = ExpertMap(TENSORS, territory, frozenset())
+        address_space = AddressSpace([MappedSpan(0, BASE, BASE + LAYERS * 2 * EXPERTS * STRIDE, BASE)], CHUNK)
+        self.experts = ExpertMap(TENSORS, address_space, frozenset())
         n_frames = least_frames(self.experts, USED) + n_extra
-        self.chunks = Chunks(territory.n_chunks, n_frames, self.chance)
-        mixture = Mixture(tuple(range(LAYERS)), EXPERTS, USED)
+        self.chunks = Chunks(address_space.n_chunks, n_frames, self.chance)
+        moe = MoeShape(tuple(range(LAYERS)), EXPERTS, USED)
         sizes = dict(enumerate(self.experts.sizes))
-        self.cache = ExpertCache(n_frames, sizes, make_policy(policy, mixture), self.experts.size_of)
+        self.cache = ExpertCache(n_frames, sizes, make_policy(policy, moe), self.experts.size_of)
         usage = Usage(0.5, 1, self.chunks)  # type: ignore[arg-type]
         self.streaming = ExpertStreaming(
             self.experts,
@@ -134,7 +134,7 @@ class Bench:
             if layer + ahead < LAYERS and self.chance.random() < 0.8:
                 right = [expert for expert in plan[layer + ahead] if self.chance.random() < 0.7]
                 wrong = [expert for expert in range(EXPERTS) if self.chance.random() < 0.2]
-                self.streaming._read_foretold([(layer + ahead, list(dict.fromkeys(right + wrong)))])
+                self.streaming._read_predicted([(layer + ahead, list(dict.fromkeys(right + wrong)))])
                 self.check()
 
     def check(self) -> None:
@@ -145,7 +145,7 @@ class Bench:
                     wanted.update(self.streaming._chunks((layer, expert)))
         assert +self.chunks.holders == +wanted
         self.chunks.state.check()
-        assert 0 <= self.streaming.foretold.n_unused <= self.streaming.foretold.n_read
+        assert 0 <= self.streaming.prefetched.n_unused <= self.streaming.prefetched.n_read
 
 
 @pytest.mark.parametrize("policy", POLICIES)

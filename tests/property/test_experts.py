@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_run.prefetch.experts import ExpertCache, Mixture, Outcome, Unit
+from edge_run.prefetch.experts import ExpertCache, MoeShape, Outcome, Unit
 from edge_run.prefetch.optimum import OptimalPolicy
 from edge_run.prefetch.policies import POLICIES, make_policy
 from edge_run.prefetch.routes import LookUp
 
 LAYERS, EXPERTS = 3, 6
-MIXTURE = Mixture(tuple(range(LAYERS)), EXPERTS, 2)
+MOE = MoeShape(tuple(range(LAYERS)), EXPERTS, 2)
 
 experts = st.lists(st.integers(0, EXPERTS - 1), min_size=1, max_size=8)
 layers = st.integers(0, LAYERS - 1)
@@ -37,7 +37,7 @@ class Checked:
 
     def __init__(self, capacity: int, sizes: list[int], name: str) -> None:
         self.sizes, self.capacity = dict(enumerate(sizes)), capacity
-        self.cache = ExpertCache(capacity, self.sizes, make_policy(name, MIXTURE), self.size_of)
+        self.cache = ExpertCache(capacity, self.sizes, make_policy(name, MOE), self.size_of)
         self.held: set[Unit] = set()
         self.layer, self.touched = -1, set[Unit]()
 
@@ -115,7 +115,7 @@ def test_no_policy_reads_less_than_the_optimum(
 ) -> None:
     """Of experts of one size; the optimum that may pass by what it reads, as a policy may."""
     look_ups = [LookUp(layer, tuple(experts), is_prefill=False) for layer, experts, _ in asked]
-    best, other = OptimalPolicy(look_ups, may_bypass=True), make_policy(name, MIXTURE)
+    best, other = OptimalPolicy(look_ups, may_bypass=True), make_policy(name, MOE)
     reads = []
     for policy in (best, other):
         cache = ExpertCache(capacity, dict.fromkeys(range(LAYERS), 1), policy)

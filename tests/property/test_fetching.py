@@ -50,7 +50,7 @@ class FetchingMachine(RuleBasedStateMachine):
         self.fetching.check()
         assert len(set(self.had)) == len(self.had), "a piece came twice"
         assert not self.fetching.is_done or sorted(self.had) == list(range(COUNT))
-        assert self.fetching.is_done or bool(self.fetching.problem) == (self.fetching.failures.keys() == self.nodes)
+        assert self.fetching.is_done or self.fetching.is_stuck == (self.fetching.failures.keys() == self.nodes)
 
     def teardown(self) -> None:
         for _ in range(4 * COUNT):
@@ -60,7 +60,7 @@ class FetchingMachine(RuleBasedStateMachine):
                 if self.fetching.was_asked(node, piece):
                     self.fetching.came(node, piece, self.now_s)
                     self.had.append(piece)
-        assert self.fetching.is_done != bool(self.fetching.problem)
+        assert self.fetching.is_done != self.fetching.is_stuck
         self.holds()
 
 

@@ -54,7 +54,7 @@ def hello(text: bytes) -> Callable[[Target], bytes]:
     return lambda _: struct.pack("<I", len(text)) + text
 
 
-def states_of_infinite_scale(_: Target) -> bytes:
+def activations_of_infinite_scale(_: Target) -> bytes:
     content = np.full(1, np.inf, "<f2").tobytes() + bytes(64)
     return b"\1ERS1" + struct.pack("<III", 1, 64, 0) + zstandard.ZstdCompressor().compress(content)
 
@@ -72,7 +72,7 @@ def states_of_infinite_scale(_: Target) -> bytes:
         ("bundles", symbols_beyond),
         ("split answers", hello(b'{"edge-run split":1,"tails":[{"fingerprint":"","code_s":1,"image_s":%s}]}' % HUGE)),
         ("split answers", hello(b'{"edge-run split":"a\\nb","tails":[]}')),
-        ("coded states", states_of_infinite_scale),
+        ("coded activations", activations_of_infinite_scale),
     ],
 )
 def test_what_once_went_wrong_is_refused(name: str, make: Callable[[Target], bytes], tmp_path: Path) -> None:

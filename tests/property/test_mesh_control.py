@@ -48,7 +48,12 @@ def test_what_a_member_says_is_understood(body: dict[str, object]) -> None:
     _, identity, writer, gate, topic = parties()
     payload, count = writer.seal(topic, 7, body)  # type: ignore[arg-type]
     envelope = gate.open(topic, payload)
-    assert (envelope.node, envelope.boot, envelope.count, envelope.epoch) == (identity.node, identity.boot, count, 7)
+    assert (envelope.node, envelope.incarnation, envelope.count, envelope.epoch) == (
+        identity.node,
+        identity.incarnation,
+        count,
+        7,
+    )
     assert canonical(envelope.body) == canonical(body)
 
 
@@ -61,7 +66,7 @@ def test_any_changed_byte_is_refused(data: st.DataObject) -> None:
     payload[place] ^= data.draw(st.integers(1, 255))
     with pytest.raises(REFUSED):
         gate.open(topic, bytes(payload))
-    assert not gate._lives
+    assert not gate._senders
 
 
 @given(st.binary(max_size=2000), st.booleans())
@@ -86,7 +91,7 @@ def test_another_topic_another_owner_another_cluster() -> None:
     assert gate.open(topic, payload).node == identity.node
 
 
-def test_replays_and_old_lives() -> None:
+def test_replays_and_old_incarnations() -> None:
     clock, identity, writer, gate, topic = parties()
     first, second = writer.seal(topic, 1, {})[0], writer.seal(topic, 1, {})[0]
     gate.open(topic, second)
@@ -94,9 +99,9 @@ def test_replays_and_old_lives() -> None:
         with pytest.raises(NotTrusted, match="again, or late"):
             gate.open(topic, payload)
     clock.now += 1
-    reborn = dataclasses.replace(identity, boot=make_identity(clock).boot)
+    reborn = dataclasses.replace(identity, incarnation=make_identity(clock).incarnation)
     gate.open(topic, Writer(reborn, CLUSTER, clock).seal(topic, 1, {})[0])
-    with pytest.raises(NotTrusted, match="a life that ended"):
+    with pytest.raises(NotTrusted, match="an incarnation that ended"):
         gate.open(topic, writer.seal(topic, 1, {})[0])
 
 
@@ -141,7 +146,7 @@ def test_a_will_counts_once_and_for_the_present_connection_only() -> None:
 def test_a_member_that_signs_nonsense() -> None:
     clock, identity, writer, gate, topic = parties()
     head = bytes([1]) + identity.public_key + CLUSTER.proof(identity.public_key)
-    fields = {"boot": identity.boot, "count": 1, "epoch": 0, "time_ms": int(clock.now * 1e3), "body": {}}
+    fields = {"incarnation": identity.incarnation, "count": 1, "epoch": 0, "time_ms": int(clock.now * 1e3), "body": {}}
     wrong = [
         b"",
         b"[]",
@@ -153,7 +158,7 @@ def test_a_member_that_signs_nonsense() -> None:
         canonical(fields | {"count": 1.5}),
         canonical(fields | {"count": True}),
         canonical(fields | {"epoch": 1 << 60}),
-        canonical(fields | {"boot": "short"}),
+        canonical(fields | {"incarnation": "short"}),
         canonical(fields | {"body": []}),
         canonical(fields | {"more": 1}),
         canonical(fields).replace(b"{}", b'{"x":NaN}'),
@@ -163,7 +168,7 @@ def test_a_member_that_signs_nonsense() -> None:
         signature = identity.sign(mesh_envelope._signed(topic, head, content))
         with pytest.raises(REFUSED):
             gate.open(topic, head + signature + content)
-    assert not gate._lives
+    assert not gate._senders
     with pytest.raises(ProtocolError, match="no JSON"):
         writer.seal(topic, 0, {"x": float("inf")})
     with pytest.raises(ProtocolError, match="at most"):
@@ -198,7 +203,7 @@ def test_a_thousand_attacks_and_bounded_memory() -> None:
         except REFUSED:
             pass
     assert accepted == 0
-    assert len(gate._lives) == 1
+    assert len(gate._senders) == 1
 
 
 def test_no_more_members_than_are_meant_to_be() -> None:
@@ -215,7 +220,7 @@ def test_no_more_members_than_are_meant_to_be() -> None:
         newcomer()
     clock.now += 3 * CLOCK_TOLERANCE_S
     newcomer()
-    assert len(gate._lives) == 1
+    assert len(gate._senders) == 1
 
 
 @pytest.mark.parametrize("kind", ["status", "caps", "load", "cmd", "rsp", "lease", "plan"])

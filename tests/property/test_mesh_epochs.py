@@ -20,8 +20,8 @@ from edge_run.devices.presence.lease import (
     EpochHeard,
     Heard,
     Lease,
+    LeaseTick,
     Say,
-    Tick,
     Wanted,
     Withdrawn,
     most_epoch,
@@ -103,7 +103,7 @@ def test_a_made_up_epoch_keeps_nobody_from_leading_for_long(
             for node in nodes:
                 mail += node.take(payload)
         for node in nodes:
-            mail += node.obey(node.lease.handle(Tick()))
+            mail += node.obey(node.lease.handle(LeaseTick()))
             if moment % 12 == 0:
                 status = node.status()
                 mail += [word for other in nodes for word in other.hear_status(*status)]

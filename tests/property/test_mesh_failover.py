@@ -25,8 +25,8 @@ from edge_run.runtime.mesh.failover import (
     Phase,
     Planned,
     Refused,
-    Replay,
     Replayed,
+    ReplayLog,
     Unfit,
 )
 
@@ -84,7 +84,7 @@ class World:
             return (
                 NotLed("away") if self.draw.draw(st.booleans()) and self.draw.draw(st.booleans()) else Led(self.lease)
             )
-        if isinstance(instruction, MakePlan | Open | Replay) and (fault := self.fault()):
+        if isinstance(instruction, MakePlan | Open | ReplayLog) and (fault := self.fault()):
             concerned = instruction.candidates if isinstance(instruction, MakePlan) else self.machine.nodes
             if isinstance(fault, Gone | Refused | GaveUp) and fault.node in concerned:
                 return fault
@@ -101,7 +101,7 @@ class World:
                     return Unfit("too little room")
             self.opened = instruction.epoch, instruction.nodes
             return Opened(instruction.epoch)
-        if isinstance(instruction, Replay):
+        if isinstance(instruction, ReplayLog):
             assert self.opened == (instruction.epoch, self.machine.nodes), "all is open before it is said again"
             return Replayed(instruction.epoch)
         return None

@@ -15,8 +15,8 @@ from edge_run.devices.presence.lease import (
     Heard,
     HolderLost,
     Lease,
+    LeaseTick,
     Say,
-    Tick,
     Unwanted,
     Wanted,
     Withdrawn,
@@ -79,7 +79,7 @@ class Cluster(RuleBasedStateMachine):
     def wait(self, wait_s: float) -> None:
         self.clock.now += wait_s
         for name in NAMES:
-            self.feed(name, Tick())
+            self.feed(name, LeaseTick())
 
     @rule()
     def deliver_all(self) -> None:
@@ -105,12 +105,12 @@ class Cluster(RuleBasedStateMachine):
     @rule(name=NODES)
     def lead_alone(self, name: str) -> None:
         """Let a node want to lead that hears nobody but itself for a while."""
-        for event in (Tick(), Wanted(), Tick()):
+        for event in (LeaseTick(), Wanted(), LeaseTick()):
             self.clock.now += 1.6
             self.feed(name, event)
             self.echo(name)
         self.clock.now += 0.3
-        self.feed(name, Tick())
+        self.feed(name, LeaseTick())
 
     @rule(data=st.data())
     def lose_one(self, data: st.DataObject) -> None:
@@ -173,7 +173,7 @@ def test_without_trouble_the_first_who_wants_leads_soon_and_the_second_waits() -
     def settle(seconds: float) -> None:
         for _ in range(int(seconds / 0.05)):
             clock.now += 0.05
-            said = [(name, done) for name in NAMES for done in nodes[name].handle(Tick()) if isinstance(done, Say)]
+            said = [(name, done) for name in NAMES for done in nodes[name].handle(LeaseTick()) if isinstance(done, Say)]
             share(said)
 
     def share(said: list[tuple[str, Say]]) -> None:

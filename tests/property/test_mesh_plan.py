@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from device_specs import MB, specs
 from edge_run.partition import mesh_plan
-from edge_run.partition.mesh_plan import ROUNDS, Station, UnitWork, plan_mesh, token_time
-from mesh_stations import MB, stations
+from edge_run.partition.mesh_plan import ROUNDS, DeviceSpec, UnitWork, plan_mesh, token_time
 
 
-def every_plan(n_blocks: int, among: list[Station]) -> list[tuple[str, ...]]:
+def every_plan(n_blocks: int, among: list[DeviceSpec]) -> list[tuple[str, ...]]:
     """Return the owners of all plans: counts for each, spread over any number of rounds."""
     found = set()
     for counts in itertools.product(range(n_blocks + 1), repeat=len(among)):
@@ -25,15 +25,15 @@ def every_plan(n_blocks: int, among: list[Station]) -> list[tuple[str, ...]]:
         for rounds in (r for r in ROUNDS if r <= n_blocks):
             owners = [among[0].node]
             for r in range(rounds):
-                for station, count in zip(among, counts, strict=True):
-                    owners += [station.node] * ((r + 1) * count // rounds - r * count // rounds)
+                for spec, count in zip(among, counts, strict=True):
+                    owners += [spec.node] * ((r + 1) * count // rounds - r * count // rounds)
             found.add((*owners, among[0].node))
     return sorted(found)
 
 
 @settings(max_examples=60, deadline=None)
-@given(stations(), st.integers(1, 6), st.integers(10, 200), st.integers(0, 10))
-def test_no_plan_of_all_is_faster(among: list[Station], n_blocks: int, weight: int, kept: int) -> None:
+@given(specs(), st.integers(1, 6), st.integers(10, 200), st.integers(0, 10))
+def test_no_plan_of_all_is_faster(among: list[DeviceSpec], n_blocks: int, weight: int, kept: int) -> None:
     units = [UnitWork(0), *[UnitWork(weight * MB, kept * MB)] * n_blocks, UnitWork(30 * MB)]
     best = min(token_time(units, among, owners) for owners in every_plan(n_blocks, among))
     plan = plan_mesh(units, among)
@@ -45,11 +45,11 @@ def test_no_plan_of_all_is_faster(among: list[Station], n_blocks: int, weight: i
 
 
 @settings(max_examples=60, deadline=None)
-@given(stations(), st.integers(1, 6), st.integers(10, 200), st.integers(0, 10))
+@given(specs(), st.integers(1, 6), st.integers(10, 200), st.integers(0, 10))
 def test_the_search_finds_the_best_plan_where_nothing_streams(
-    among: list[Station], n_blocks: int, weight: int, kept: int
+    among: list[DeviceSpec], n_blocks: int, weight: int, kept: int
 ) -> None:
-    among = [replace(station, memory_bytes=2000 * MB) for station in among]
+    among = [replace(spec, memory_bytes=2000 * MB) for spec in among]
     units = [UnitWork(0), *[UnitWork(weight * MB, kept * MB)] * n_blocks, UnitWork(30 * MB)]
     best = min(token_time(units, among, owners) for owners in every_plan(n_blocks, among))
     with pytest.MonkeyPatch.context() as patch:
@@ -60,27 +60,27 @@ def test_the_search_finds_the_best_plan_where_nothing_streams(
 
 
 @settings(max_examples=100, deadline=None)
-@given(stations(6), st.lists(st.tuples(st.integers(5, 200), st.integers(0, 5)), min_size=1, max_size=24))
-def test_every_plan_can_be_carried_out(among: list[Station], sizes: list[tuple[int, int]]) -> None:
+@given(specs(6), st.lists(st.tuples(st.integers(5, 200), st.integers(0, 5)), min_size=1, max_size=24))
+def test_every_plan_can_be_carried_out(among: list[DeviceSpec], sizes: list[tuple[int, int]]) -> None:
     units = [UnitWork(0), *(UnitWork(weight * MB, kept * MB) for weight, kept in sizes), UnitWork(30 * MB)]
     plan = plan_mesh(units, among)
     if plan is None:
         return
     assert len(plan.owners) == len(units)
     assert plan.owners[0] == plan.owners[-1] == among[0].node
-    for station in among:
-        own = [u for u, owner in zip(units, plan.owners, strict=True) if owner == station.node]
+    for spec in among:
+        own = [u for u, owner in zip(units, plan.owners, strict=True) if owner == spec.node]
         weights, kept = sum(u.weight_bytes for u in own), sum(u.kept_bytes for u in own)
         if own:
-            streamed = plan.read_bytes[station.node]
-            assert weights - streamed + kept <= station.memory_bytes
-            assert kept + (station.window_bytes if streamed else 0) <= station.memory_bytes
+            streamed = plan.read_bytes[spec.node]
+            assert weights - streamed + kept <= spec.memory_bytes
+            assert kept + (spec.window_bytes if streamed else 0) <= spec.memory_bytes
             assert streamed >= 0
 
 
 @settings(max_examples=40, deadline=None)
-@given(stations(), st.lists(st.integers(10, 200), min_size=2, max_size=6))
-def test_units_of_unequal_size_are_planned_as_well(among: list[Station], weights: list[int]) -> None:
+@given(specs(), st.lists(st.integers(10, 200), min_size=2, max_size=6))
+def test_units_of_unequal_size_are_planned_as_well(among: list[DeviceSpec], weights: list[int]) -> None:
     units = [UnitWork(0), *(UnitWork(weight * MB) for weight in weights), UnitWork(30 * MB)]
     best = min(token_time(units, among, owners) for owners in every_plan(len(weights), among))
     plan = plan_mesh(units, among)
@@ -97,7 +97,7 @@ def test_the_search_plans_units_of_unequal_size_nearly_as_well(monkeypatch: pyte
     chance, ratios = random.Random(3), []
     for _ in range(300):
         among = [
-            Station(
+            DeviceSpec(
                 f"n{i}",
                 chance.randint(20, 600) * MB,
                 chance.randint(200, 20_000) * MB,
@@ -122,8 +122,8 @@ def test_the_search_plans_units_of_unequal_size_nearly_as_well(monkeypatch: pyte
 
 def test_a_device_that_slows_the_rest_is_left_out() -> None:
     units = [UnitWork(0), *[UnitWork(50 * MB)] * 8, UnitWork(10 * MB)]
-    fast = Station("fast", 1000 * MB, 10_000 * MB, 500 * MB, 0.001, 30 * MB)
-    slow = Station("slow", 1000 * MB, 100 * MB, 500 * MB, 0.050, 30 * MB)
+    fast = DeviceSpec("fast", 1000 * MB, 10_000 * MB, 500 * MB, 0.001, 30 * MB)
+    slow = DeviceSpec("slow", 1000 * MB, 100 * MB, 500 * MB, 0.050, 30 * MB)
     plan = plan_mesh(units, [fast, slow])
     assert plan is not None
     assert plan.nodes == ("fast",)
@@ -132,10 +132,10 @@ def test_a_device_that_slows_the_rest_is_left_out() -> None:
 def test_rounds_keep_two_disks_busy() -> None:
     """Each streams half of what one would, and both at once."""
     units = [UnitWork(0), *[UnitWork(16 * MB)] * 64, UnitWork(10 * MB)]
-    alone = Station("a", 250 * MB, 10_000 * MB, 100 * MB, 0.0005, 40 * MB)
+    alone = DeviceSpec("a", 250 * MB, 10_000 * MB, 100 * MB, 0.0005, 40 * MB)
     one, two = (
         plan_mesh(units, [alone]),
-        plan_mesh(units, [alone, Station("b", *[250 * MB, 1e10, 1e8, 0.0005, 40 * MB])]),
+        plan_mesh(units, [alone, DeviceSpec("b", *[250 * MB, 1e10, 1e8, 0.0005, 40 * MB])]),
     )
     assert one is not None
     assert two is not None
@@ -146,7 +146,7 @@ def test_rounds_keep_two_disks_busy() -> None:
 def test_sixteen_devices_and_128_layers_take_under_a_second() -> None:
     units = [UnitWork(0), *[UnitWork(500 * MB, 4 * MB)] * 128, UnitWork(500 * MB)]
     among = [
-        Station(f"n{i}", (2 + i % 5) * 1000 * MB, (5 + i) * 1000 * MB, (200 + 50 * i) * MB, 0.001, 60 * MB)
+        DeviceSpec(f"n{i}", (2 + i % 5) * 1000 * MB, (5 + i) * 1000 * MB, (200 + 50 * i) * MB, 0.001, 60 * MB)
         for i in range(16)
     ]
     started = time.perf_counter()

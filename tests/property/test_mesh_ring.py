@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_run.partition.mesh_plan import Station, UnitWork, plan_mesh, token_time
+from device_specs import MB, specs
+from edge_run.partition.mesh_plan import DeviceSpec, UnitWork, plan_mesh, token_time
 from edge_run.partition.mesh_ring import Hop, Hops, own_shares, plan_ring, rings
-from mesh_stations import MB, stations
 
 SECONDS = st.sampled_from([0.0002, 0.001, 0.005, 0.03, 0.2])
 
@@ -21,8 +21,8 @@ def between(costs: dict[tuple[str, str], float]) -> Hops:
     return lambda a, b: Hop(costs[a, b])
 
 
-def around(order: tuple[Station, ...], hops: Hops) -> list[Station]:
-    """Return stations with what the hops next to each take of a round, halved between its ends."""
+def around(order: tuple[DeviceSpec, ...], hops: Hops) -> list[DeviceSpec]:
+    """Return devices with what the hops next to each take of a round, halved between its ends."""
     names = [s.node for s in order]
     if len(names) == 1:
         return list(order)
@@ -31,8 +31,8 @@ def around(order: tuple[Station, ...], hops: Hops) -> list[Station]:
 
 
 @settings(max_examples=30, deadline=None)
-@given(stations(4), st.integers(2, 6), st.integers(10, 200), st.data())
-def test_no_set_of_devices_is_faster(among: list[Station], n_blocks: int, weight: int, data: st.DataObject) -> None:
+@given(specs(4), st.integers(2, 6), st.integers(10, 200), st.data())
+def test_no_set_of_devices_is_faster(among: list[DeviceSpec], n_blocks: int, weight: int, data: st.DataObject) -> None:
     units = [UnitWork(0), *[UnitWork(weight * MB)] * n_blocks, UnitWork(30 * MB)]
     costs = {(a.node, b.node): data.draw(SECONDS) for a, b in itertools.permutations(among, 2)}
     plan = plan_ring(units, among, between(costs))
@@ -41,7 +41,7 @@ def test_no_set_of_devices_is_faster(among: list[Station], n_blocks: int, weight
     for others in itertools.chain.from_iterable(itertools.permutations(among[1:], n) for n in range(len(among))):
         names = [among[0].node, *(s.node for s in others)]
         one = plan_mesh(units, around((among[0], *others), between(costs)))
-        if one and list(one.nodes) == names:  # else its turns make another ring, which has its own plan
+        if one and list(one.nodes) == names:  # else its stage visits make another ring, which has its own plan
             found[names in rings(names, lambda a, b: costs[a, b])].append(one.token_s)
     if plan is None:
         assert not found[True]
@@ -52,8 +52,8 @@ def test_no_set_of_devices_is_faster(among: list[Station], n_blocks: int, weight
     assert plan.token_s <= min(*found[True], *found[False], 1e9) * 1.5, "in another order the rounds may fall better"
 
 
-def small(n: int, memory: int = 250) -> list[Station]:
-    return [Station(f"n{i}", memory * MB, 10_000 * MB, 100 * MB, 0.0, 20 * MB) for i in range(n)]
+def small(n: int, memory: int = 250) -> list[DeviceSpec]:
+    return [DeviceSpec(f"n{i}", memory * MB, 10_000 * MB, 100 * MB, 0.0, 20 * MB) for i in range(n)]
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_a_link_of_little_bandwidth_counts_for_prompts_too() -> None:
 @given(st.lists(st.floats(0.0, 1.0), min_size=2, max_size=8))
 def test_a_star_is_seen_as_one(own: list[float]) -> None:
     names = [f"n{i}" for i in range(len(own))]
-    ways = dict(zip(names, own, strict=True))
-    found = own_shares(names, lambda a, b: ways[a] + ways[b])
+    costs = dict(zip(names, own, strict=True))
+    found = own_shares(names, lambda a, b: costs[a] + costs[b])
     if len(own) == 2:
         assert sum(found.values()) == pytest.approx(2 * sum(own))
     else:
@@ -117,7 +117,7 @@ def test_a_ring_has_all_and_begins_with_the_first(n: int, draw: object) -> None:
 def test_sixteen_devices_on_uneven_links_take_under_a_second() -> None:
     units = [UnitWork(0), *[UnitWork(500 * MB, 4 * MB)] * 128, UnitWork(500 * MB)]
     among = [
-        Station(f"n{i}", (2 + i % 5) * 1000 * MB, (5 + i) * 1000 * MB, (200 + 50 * i) * MB, 0.0, 60 * MB)
+        DeviceSpec(f"n{i}", (2 + i % 5) * 1000 * MB, (5 + i) * 1000 * MB, (200 + 50 * i) * MB, 0.0, 60 * MB)
         for i in range(16)
     ]
     for devices in (among, among[:4]):

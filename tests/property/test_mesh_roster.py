@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from edge_run.base.errors import NotTrusted, ProtocolError
 from edge_run.devices.members.cluster import Cluster, new_cluster
 from edge_run.devices.members.identity import Identity, make_identity
-from edge_run.devices.members.keeping import Keeper, ask, found
+from edge_run.devices.members.keeping import ListEditor, ask, found
 from edge_run.devices.members.keys import DeviceKey
 from edge_run.devices.members.member_list import Invitation
 from edge_run.devices.members.roster import LEARN_S, MOST_WAITING, SAY_WITHIN_S, Roster
@@ -35,7 +35,7 @@ def member_cluster(founder: Identity, names: list[Identity]) -> Cluster:
     cluster = Cluster(cluster.id, cluster.secret, cluster.broker, founder=founder.device.public_key)
     listed = found(founder.device, cluster.id, "0", cluster.secret, runs_broker=False)
     for number, identity in enumerate(names):
-        listed = let_in(Keeper(founder.device, listed, cluster.secret), identity.device, f"{number + 1}", START_S)
+        listed = let_in(ListEditor(founder.device, listed, cluster.secret), identity.device, f"{number + 1}", START_S)
     return cluster.adopt(listed, founder.device)
 
 
@@ -48,7 +48,7 @@ class Lists(RuleBasedStateMachine):
         self.devices = [lasting() for _ in range(4)]
         cluster = member_cluster(self.devices[0], self.devices[1:])
         assert cluster.listed is not None
-        listed = Keeper(self.devices[0].device, cluster.listed, cluster.secret).change_role("1", "lead")
+        listed = ListEditor(self.devices[0].device, cluster.listed, cluster.secret).change_role("1", "lead")
         self.rosters = [self._roster(one, cluster.adopt(listed, one.device)) for one in self.devices]
         self.known = [one.cluster.listed.order for one in self.rosters if one.cluster.listed]
         self.air: list[bytes] = []
@@ -68,13 +68,13 @@ class Lists(RuleBasedStateMachine):
         listed = roster.listed
         assert listed is not None
         try:
-            keeper = Keeper(self.devices[by].device, listed, roster.cluster.secret)
+            editor = ListEditor(self.devices[by].device, listed, roster.cluster.secret)
             if what == "rotate":
-                changed = keeper.rotate(bytes([self.random.randrange(256)]) * 32)
+                changed = editor.rotate(bytes([self.random.randrange(256)]) * 32)
             elif what == "remove":
-                changed = keeper.remove(self.random.choice("123"))
+                changed = editor.remove(self.random.choice("123"))
             else:
-                changed = keeper.change_role(self.random.choice("23"), self.random.choice(("use", "compute", "lead")))
+                changed = editor.change_role(self.random.choice("23"), self.random.choice(("use", "compute", "lead")))
         except NotTrusted:
             return
         assert roster.take(changed.payload)
@@ -162,7 +162,7 @@ def test_nothing_is_believed_before_the_list_that_is_kept_was_heard() -> None:
     clock[0] += LEARN_S
     roster.pass_time()
     assert roster.is_settled, "the broker keeps none"
-    newer = Keeper(founder.device, cluster.listed, cluster.secret).rotate(bytes(32))
+    newer = ListEditor(founder.device, cluster.listed, cluster.secret).rotate(bytes(32))
     assert roster.hear(newer.version)
     assert not roster.is_settled, "there is a newer one"
     assert not roster.hear((1 << 40, 0, 0, 0)), "whoever says so all the time holds up nobody"
@@ -176,7 +176,7 @@ def test_who_asks_is_bounded_and_let_in_by_one() -> None:
     assert cluster.listed is not None
     guest = DeviceKey(secrets.token_bytes(32))
     invitation = Invitation(guest.public_key, guest.seal_key, "use", 3, int(START_S) + 100)
-    listed = Keeper(founder.device, cluster.listed, cluster.secret).invite(invitation, START_S)
+    listed = ListEditor(founder.device, cluster.listed, cluster.secret).invite(invitation, START_S)
     cluster = cluster.adopt(listed, founder.device)
     roster = Roster(founder, cluster, lambda: clock[0], lambda: START_S, random.Random(1))
     watching = Roster(
@@ -204,7 +204,7 @@ def test_a_secret_that_was_changed_is_good_for_a_moment_longer() -> None:
     wall = [START_S]
     _, founder, other, cluster = rosters()
     assert cluster.listed is not None
-    newer = cluster.adopt(Keeper(founder.device, cluster.listed, cluster.secret).rotate(bytes(32)), founder.device)
+    newer = cluster.adopt(ListEditor(founder.device, cluster.listed, cluster.secret).rotate(bytes(32)), founder.device)
     gate = Gate(cluster, lambda: wall[0])
     topic = Topic(cluster.id, "load", other.node)
     late = Writer(other, cluster.adopt(cluster.listed, other.device), lambda: wall[0])

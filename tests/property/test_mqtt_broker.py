@@ -14,7 +14,7 @@ from edge_run.devices.broker.broker import Close, MqttBroker, Send
 from edge_run.devices.broker.kept import MOST, MOST_BYTES, MOST_BYTES_OF_USER, MOST_OF_USER, KeptMessages
 from edge_run.devices.broker.packets import (
     Connect,
-    Kind,
+    PacketKind,
     Publish,
     Subscribe,
     Unsubscribe,
@@ -53,7 +53,7 @@ PACKETS = st.one_of(
     MESSAGES,
     st.builds(Subscribe, st.integers(1, 9), st.lists(st.tuples(TEXTS, st.booleans()), max_size=3).map(tuple)),
     st.builds(Unsubscribe, st.integers(1, 9), st.lists(TEXTS, max_size=3).map(tuple)),
-    st.sampled_from([Word(Kind.PINGREQ), Word(Kind.DISCONNECT), Word(Kind.PUBACK)]),
+    st.sampled_from([Word(PacketKind.PINGREQ), Word(PacketKind.DISCONNECT), Word(PacketKind.PUBACK)]),
 )
 EVENTS = st.one_of(st.tuples(st.integers(1, 5), PACKETS), st.integers(1, 5), st.sampled_from(ACCESSES))
 
@@ -82,7 +82,7 @@ def test_nobody_hears_or_says_what_he_may_not(events: list[object]) -> None:
             if isinstance(one, Close):
                 assert not broker.is_in(one.connection) or one.why, "who is closed without a word has been forgotten"
                 who.pop(one.connection, None)
-            elif one.data[0] >> 4 == Kind.PUBLISH:
+            elif one.data[0] >> 4 == PacketKind.PUBLISH:
                 message = read_packet(one.data[0], one.data[2:] + one.payload)
                 assert isinstance(message, Publish)
                 user, client = who[one.connection]

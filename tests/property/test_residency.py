@@ -1,7 +1,7 @@
 """Residency under every order of events: frames are conserved, what is held stays, and nothing is read in vain.
 
 The machine plays the part of `Weights`: it keeps a list of reads under way, a picture of memory (which frame is under
-which chunk, and whether the chunk's bytes are in it), and a consumer that walks over a pass stretch by stretch. Reads
+which chunk, and whether the chunk's bytes are in it), and a consumer that walks over a pass segment by segment. Reads
 end in any order, well or badly; the consumer may give up anywhere and start a new pass, or ask for chunks that no pass
 was expected to use.
 """
@@ -17,86 +17,86 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from edge_run.partition.plan import plan_residency
-from edge_run.prefetch.schedule import Stretch, join_turns, schedule_pass
+from edge_run.prefetch.schedule import Segment, join_stage_visits, schedule_pass
 from edge_run.tiers.residency import ChunkState, Load, Residency
 from frames_model import Memory
 
-Stretches = list[tuple[int, ...]]
+Segments = list[tuple[int, ...]]
 MAX_CHUNKS = 14
 
 
 @st.composite
-def passes(draw: st.DrawFn, max_chunks: int = MAX_CHUNKS) -> tuple[int, Stretches]:
-    """A number of chunks and the stretches of a pass over some of them; chunks may recur, nearby and far apart."""
+def passes(draw: st.DrawFn, max_chunks: int = MAX_CHUNKS) -> tuple[int, Segments]:
+    """A number of chunks and the segments of a pass over some of them; chunks may recur, nearby and far apart."""
     n_chunks = draw(st.integers(1, max_chunks))
-    stretch = st.lists(st.integers(0, n_chunks - 1), max_size=4, unique=True).map(tuple)
-    return n_chunks, draw(st.lists(stretch, min_size=1, max_size=10))
+    segment = st.lists(st.integers(0, n_chunks - 1), max_size=4, unique=True).map(tuple)
+    return n_chunks, draw(st.lists(segment, min_size=1, max_size=10))
 
 
-def acquired(stretches: Stretches, i: int) -> tuple[int, ...]:
-    """What stretch `i` asks for: all it needs that the one before did not hold, as `schedule_pass` says."""
-    return tuple(c for c in stretches[i] if i == 0 or c not in stretches[i - 1])
+def acquired(segments: Segments, i: int) -> tuple[int, ...]:
+    """What segment `i` asks for: all it needs that the one before did not hold, as `schedule_pass` says."""
+    return tuple(c for c in segments[i] if i == 0 or c not in segments[i - 1])
 
 
-def released(stretches: Stretches, i: int) -> tuple[int, ...]:
-    """What stretch `i` gives back: all but what the next one needs."""
-    return tuple(c for c in stretches[i] if i + 1 == len(stretches) or c not in stretches[i + 1])
+def released(segments: Segments, i: int) -> tuple[int, ...]:
+    """What segment `i` gives back: all but what the next one needs."""
+    return tuple(c for c in segments[i] if i + 1 == len(segments) or c not in segments[i + 1])
 
 
-def order_of(stretches: Stretches) -> list[int]:
-    return [chunk for i in range(len(stretches)) for chunk in acquired(stretches, i)]
+def order_of(segments: Segments) -> list[int]:
+    return [chunk for i in range(len(segments)) for chunk in acquired(segments, i)]
 
 
 class ResidencyMachine(RuleBasedStateMachine):
     """One consumer, any number of reads, in any order."""
 
     @initialize(shape=passes(), data=st.data())
-    def begin(self, shape: tuple[int, Stretches], data: st.DataObject) -> None:
-        n_chunks, self.stretches = shape
+    def begin(self, shape: tuple[int, Segments], data: st.DataObject) -> None:
+        n_chunks, self.segments = shape
         pinned = data.draw(st.frozensets(st.integers(0, n_chunks - 1)), "pinned")
         self.movable = [chunk for chunk in range(n_chunks) if chunk not in pinned]
-        largest = max(sum(c not in pinned for c in stretch) for stretch in self.stretches)
+        largest = max(sum(c not in pinned for c in segment) for segment in self.segments)
         n_frames = data.draw(st.integers(largest, max(largest, len(self.movable))), "frames")
         self.n_frames = n_frames
-        self.residency = Residency(n_chunks, order_of(self.stretches), pinned, n_frames)
+        self.residency = Residency(n_chunks, order_of(self.segments), pinned, n_frames)
         self.memory = Memory(pinned, n_frames)
         self.n_chunks = n_chunks
         self.held: set[int] = set()
         self.asked: tuple[int, ...] = ()
         self.position = 0
-        self.guests: frozenset[int] = frozenset()
+        self.lent: frozenset[int] = frozenset()
 
     # Between passes
 
-    @precondition(lambda self: not self.asked and not self.held and not self.guests)
+    @precondition(lambda self: not self.asked and not self.held and not self.lent)
     @rule(data=st.data())
-    def keep_more(self, data: st.DataObject) -> None:
+    def pin_more(self, data: st.DataObject) -> None:
         """Chunks that stream get memory of their own; a frame that is under one of them already is theirs."""
-        self.guests = data.draw(st.frozensets(st.sampled_from(self.movable)) if self.movable else st.just(frozenset()))
-        for chunk in self.guests:
+        self.lent = data.draw(st.frozensets(st.sampled_from(self.movable)) if self.movable else st.just(frozenset()))
+        for chunk in self.lent:
             self.memory.frame_under.pop(chunk, None)
-        self.memory.pinned |= self.guests
-        self._start(self.residency.keep(self.guests))
+        self.memory.pinned |= self.lent
+        self._start(self.residency.pin(self.lent))
 
-    @precondition(lambda self: not self.asked and not self.held and not self.residency.is_loading(self.guests))
+    @precondition(lambda self: not self.asked and not self.held and not self.residency.is_loading(self.lent))
     @rule()
-    def keep_no_more(self) -> None:
-        self.residency.give_up(self.guests)
-        self.memory.pinned -= self.guests
-        self.memory.readable -= self.guests
-        self.guests = frozenset()
+    def unpin(self) -> None:
+        self.residency.unpin(self.lent)
+        self.memory.pinned -= self.lent
+        self.memory.readable -= self.lent
+        self.lent = frozenset()
 
     # The consumer
 
     @precondition(lambda self: not self.asked)
     @rule()
-    def take_next_stretch(self) -> None:
-        """Give back what the last stretch does not share with the next, then ask for what is new."""
-        self._release(released(self.stretches, self.position - 1) if self.position > 0 else tuple(self.held))
-        if self.position == len(self.stretches):
+    def take_next_segment(self) -> None:
+        """Give back what the last segment does not share with the next, then ask for what is new."""
+        self._release(released(self.segments, self.position - 1) if self.position > 0 else tuple(self.held))
+        if self.position == len(self.segments):
             self.position = 0
             return
-        self._acquire(acquired(self.stretches, self.position))
+        self._acquire(acquired(self.segments, self.position))
         self.position += 1
 
     @precondition(lambda self: not self.asked and not self.held)
@@ -204,9 +204,9 @@ TestResidency = ResidencyMachine.TestCase
 class Drive:
     """Passes from end to end, with a queue of reads in the order of `Readers`: urgent ones in front."""
 
-    def __init__(self, n_chunks: int, schedule: Sequence[Stretch], pinned: Sequence[int], n_frames: int) -> None:
+    def __init__(self, n_chunks: int, schedule: Sequence[Segment], pinned: Sequence[int], n_frames: int) -> None:
         self.schedule = schedule
-        order = [chunk for stretch in schedule for chunk in stretch.acquire]
+        order = [chunk for segment in schedule for chunk in segment.acquire]
         self.residency = Residency(n_chunks, order, pinned, n_frames)
         self.queue: list[Load] = []
         self.untouched: set[int] = set()
@@ -214,18 +214,18 @@ class Drive:
         self._queue(self.residency.pump())
 
     def run_pass(self, eagerness: Sequence[int]) -> tuple[int, int]:
-        """Compute a pass while readers end `eagerness[i]` reads in stretch i; return reads, and those made in vain."""
+        """Compute a pass while readers end `eagerness[i]` reads in segment i; return reads, and those made in vain."""
         before = self.n_reads, self.n_in_vain
-        for i, stretch in enumerate(self.schedule):
-            self._queue(self.residency.acquire(stretch.acquire))
+        for i, segment in enumerate(self.schedule):
+            self._queue(self.residency.acquire(segment.acquire))
             while self.residency.is_waiting:
                 assert self.queue, "deadlock: a wait, and no read under way"
                 self._end_a_read()
-            assert all(self.residency.state(c) in (ChunkState.HELD, ChunkState.PINNED) for c in stretch.needs)
-            self.untouched.difference_update(stretch.needs)
+            assert all(self.residency.state(c) in (ChunkState.HELD, ChunkState.PINNED) for c in segment.needs)
+            self.untouched.difference_update(segment.needs)
             for _ in range(min(eagerness[i % len(eagerness)], len(self.queue))):
                 self._end_a_read()
-            self._queue(self.residency.release(stretch.release))
+            self._queue(self.residency.release(segment.release))
             self.residency.check()
         return self.n_reads - before[0], self.n_in_vain - before[1]
 
@@ -244,7 +244,7 @@ class Drive:
 
 
 @st.composite
-def schedules(draw: st.DrawFn) -> tuple[int, list[Stretch]]:
+def schedules(draw: st.DrawFn) -> tuple[int, list[Segment]]:
     """A pass as models have it: mostly in file order, boundary chunks shared, some met again, layers reused."""
     random_source = random.Random(draw(st.integers(0, 2**32)))
     n_chunks = draw(st.integers(2, 120))
@@ -267,14 +267,14 @@ def schedules(draw: st.DrawFn) -> tuple[int, list[Stretch]]:
 @given(model=schedules(), share=st.floats(0, 1), is_ragged=st.booleans())
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 def test_a_steady_cycle_reads_no_chunk_in_vain(
-    eagerness: list[int], model: tuple[int, list[Stretch]], share: float, is_ragged: bool
+    eagerness: list[int], model: tuple[int, list[Segment]], share: float, is_ragged: bool
 ) -> None:
     """Under any plan: no deadlock, no more reads in a pass than the plan says, and no chunk leaves unused."""
     n_chunks, schedule = model
     must_pin = frozenset(range(0, n_chunks, 30)) if is_ragged else frozenset()
-    largest = max(len(set(stretch.needs) - must_pin) for stretch in schedule)
+    largest = max(len(set(segment.needs) - must_pin) for segment in schedule)
     available = len(must_pin) + largest + int(share * n_chunks)
-    plan = plan_residency([stretch.needs for stretch in schedule], must_pin, 1, available, 0)
+    plan = plan_residency([segment.needs for segment in schedule], must_pin, 1, available, 0)
     drive = Drive(n_chunks, schedule, plan.pinned, plan.n_frames)
     drive.run_pass(eagerness)
     drive.run_pass(eagerness)
@@ -287,24 +287,24 @@ def test_a_steady_cycle_reads_no_chunk_in_vain(
 
 def test_a_chunk_met_twice_in_the_window_stays() -> None:
     """Its frame was given away, then a chunk read ahead was thrown out to read it again, and so on round the cycle."""
-    schedule = schedule_pass([{0}, {1}, {0, 2}, {3}, {4}, {5}], [True] * 6, stretch_chunks=1)
+    schedule = schedule_pass([{0}, {1}, {0, 2}, {3}, {4}, {5}], [True] * 6, segment_chunks=1)
     drive = Drive(6, schedule, (), 4)
     passes_run = [drive.run_pass([10**6]) for _ in range(4)]
     assert sum(n_in_vain for _, n_in_vain in passes_run) == 0
     assert sum(n_reads for n_reads, _ in passes_run) <= 4 * 7 + 4
 
 
-def test_what_streams_of_a_turn_is_all_read_before_it() -> None:
-    """Its last stretch uses a chunk again: taken for wanted once more, that one kept its frame, and a read was late."""
-    turns = join_turns(schedule_pass([{0}, {1}, {2, 3}, {0}, {4}, {5}, {6, 7}, {4}], [True] * 8, 1, [4]), [4])
-    assert [turn.acquire for turn in turns] == [(0, 1, 2, 3, 0), (4, 5, 6, 7, 4)]
-    drive = Drive(8, turns, (), 4)
+def test_what_streams_of_a_stage_visit_is_all_read_before_it() -> None:
+    """Its last segment uses a chunk again: taken for wanted once more, that one kept its frame, and a read was late."""
+    visits = join_stage_visits(schedule_pass([{0}, {1}, {2, 3}, {0}, {4}, {5}, {6, 7}, {4}], [True] * 8, 1, [4]), [4])
+    assert [visit.acquire for visit in visits] == [(0, 1, 2, 3, 0), (4, 5, 6, 7, 4)]
+    drive = Drive(8, visits, (), 4)
     drive.run_pass([0])
-    for turn in turns * 2:
+    for visit in visits * 2:
         while drive.queue:
             drive._end_a_read()
-        assert drive.residency.acquire(turn.acquire) == []
-        drive._queue(drive.residency.release(turn.release))
+        assert drive.residency.acquire(visit.acquire) == []
+        drive._queue(drive.residency.release(visit.release))
 
 
 def test_after_failed_reads_each_chunk_gets_its_own_frame_back() -> None:

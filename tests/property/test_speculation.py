@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from edge_run.base.errors import TierReadError
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
-from edge_run.partition.pass_costs import PassCosts
+from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses
 from edge_run.runtime.speculation.overlap import Overlap
 from edge_run.runtime.speculation.session import SpeculativeSession
-from edge_run.runtime.speculation.tally import Tally
+from edge_run.runtime.speculation.tally import SpeculationTally
 from edge_run.runtime.speculation.width_control import WidthControl
 
 VOCABULARY, CONTEXT = 5, 40
@@ -125,7 +125,7 @@ class AnyWidth(WidthControl):
     """Takes any width, and speculates whenever it is asked."""
 
     def __init__(self, chance: random.Random) -> None:
-        super().__init__(PassCosts(), 12)
+        super().__init__(WidthCosts(), 12)
         self._chance = chance
         self.draft_s: list[float] = []
 
@@ -144,7 +144,12 @@ def speculating(decoder: Cells, coming: list[int], seed: int, is_exact: bool) ->
     branches = range(1, 6) if decoder.capabilities.can_branch else ()
     drafters = [Always(Guesser(chance, coming)), Guesser(chance, coming)]
     return SpeculativeSession(
-        decoder, drafters, AnyWidth(chance), Tally("random", is_exact=is_exact), branches=branches, is_exact=is_exact
+        decoder,
+        drafters,
+        AnyWidth(chance),
+        SpeculationTally("random", is_exact=is_exact),
+        branches=branches,
+        is_exact=is_exact,
     )
 
 
@@ -237,7 +242,7 @@ def test_that_a_drafter_reads_the_prompt_first_is_not_what_guessing_takes() -> N
 
     chance = random.Random(1)
     control = AnyWidth(chance)
-    session = SpeculativeSession(Cells(False), [Slow(chance, [])], control, Tally("slow"), clock=lambda: now)
+    session = SpeculativeSession(Cells(False), [Slow(chance, [])], control, SpeculationTally("slow"), clock=lambda: now)
     session.feed([1])
     for token in (2, 3, 4, 1, 2, 3, 4):
         session.step(token)

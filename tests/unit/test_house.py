@@ -28,6 +28,7 @@ PRODUCT = sorted(
 CTYPES_FILES = {"runtime/llama/_ggml.py", "tiers/_libc.py"}
 BINDING_TABLES = {"runtime/llama/_ggml.py"}  # may be long
 LINES, MODULES = 400, 20
+CLASS_LINES, PARAMETERS = 200, 8
 
 
 def imported_packages(tree: ast.AST) -> set[str]:
@@ -95,6 +96,38 @@ def test_package_is_small(package: str) -> None:
     if package not in ("edge_run", "edge_run.cli"):
         (path,) = (path for path in PRODUCT if module_of(path) == package)
         assert len(ast.parse((ROOT / path).read_text(encoding="utf-8")).body) == 1, "more than a docstring"
+
+
+CLASSES = [
+    (path, node)
+    for path in PRODUCT
+    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+    if isinstance(node, ast.ClassDef)
+]
+
+
+def test_public_classes_have_names_of_their_own() -> None:
+    """One that another file has too would be found twice, and is another thing in each."""
+    places: dict[str, list[str]] = {}
+    for path, node in CLASSES:
+        if not node.name.startswith("_"):
+            places.setdefault(node.name, []).append(path)
+    shared = {name: paths for name, paths in places.items() if len(paths) > 1}
+    assert not shared, shared
+
+
+def parameters_of(node: ast.ClassDef) -> int:
+    """Return how many parameters the constructor written in a class has, `self` aside."""
+    made = [item.args for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
+    return sum(len(args.posonlyargs) + len(args.args) + len(args.kwonlyargs) - 1 for args in made)
+
+
+@pytest.mark.parametrize(("path", "node"), [pytest.param(*one, id=f"{one[0]}:{one[1].name}") for one in CLASSES])
+def test_a_large_class_says_why(path: str, node: ast.ClassDef) -> None:
+    """One of many lines, or whose constructor takes many parameters, has a sentence with "because" in its docstring."""
+    lines = (node.end_lineno or node.lineno) - node.lineno + 1
+    if lines > CLASS_LINES or parameters_of(node) > PARAMETERS:
+        assert " because " in " ".join((ast.get_docstring(node) or "").split()), f"{lines} lines, and no reason"
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -49,8 +49,13 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """A figure over all rounds."""
+class RunSpread:
+    """A figure over all rounds of a benchmark.
+
+    median: the median.
+    least: the smallest value.
+    most: the largest value.
+    """
 
     median: float
     least: float
@@ -71,8 +76,8 @@ class Comparison:
 
     name: str
     predicted: float | None
-    measured: Spread | None
-    mmap: Spread | None
+    measured: RunSpread | None
+    mmap: RunSpread | None
     deviation: float | None
     ratio: float | None
 
@@ -155,7 +160,7 @@ def same_tokens(measurements: Iterable[Measurement]) -> bool | None:
     return len(set(outcomes)) == 1 if len(outcomes) > 1 else None
 
 
-def _comparison(name: str, predicted: float | None, measured: Spread | None, mmap: Spread | None) -> Comparison:
+def _comparison(name: str, predicted: float | None, measured: RunSpread | None, mmap: RunSpread | None) -> Comparison:
     deviation = ratio = None
     if predicted is not None and measured is not None and measured.median:
         deviation = predicted / measured.median - 1
@@ -164,7 +169,7 @@ def _comparison(name: str, predicted: float | None, measured: Spread | None, mma
     return Comparison(name, predicted, measured, mmap, deviation, ratio)
 
 
-def _spread(measurements: Iterable[Measurement], backend: str, name: str) -> Spread | None:
+def _spread(measurements: Iterable[Measurement], backend: str, name: str) -> RunSpread | None:
     values = [getattr(measurement, name) for measurement in measurements if measurement.backend == backend]
     known = [float(value) for value in values if value is not None]
-    return Spread(statistics.median(known), min(known), max(known)) if known else None
+    return RunSpread(statistics.median(known), min(known), max(known)) if known else None

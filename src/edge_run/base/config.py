@@ -20,7 +20,7 @@ FLASH_ATTENTION = ("auto", "on", "off")
 EXPERT_POLICIES = ("default", "lru", "lfu", "layer-lru", "layer-lfu")
 EXPERT_PREFETCH = ("auto", "off", "1", "1+", "2")
 PACKED_OFF = "off"
-MESH_STATES = ("exact", "compact")
+MESH_ACTIVATIONS = ("exact", "compact")
 SPECULATE = ("auto", "off", "ngram", "draft")
 MOST_DRAFT_TOKENS = 127
 LEAST_CHUNK_BYTES, CHUNK_BYTES = 4096, 2 * MIB  # those of pages, and of huge pages
@@ -58,9 +58,9 @@ class ModelConfig:
     memory (a row of logits each).
     kv_type: type of both K and V, or of K and V when written `K/V` (`q8_0/q4_0`).
     backend: `edge-run` (our memory), `llama.cpp` (its own loader), or `auto` (ours where it works).
-    readers: reader threads; a mixture streamed by expert tries half as many too. expert_policy: what a mixture's memory
+    readers: reader threads; a model streamed by expert tries half as many too. expert_policy: what the memory for
     for experts keeps. expert_prefetch: how many layers ahead experts are read that are likely to be chosen (`1+`: one,
-    asked twice); `auto` compares them as it goes. packed: a file of a mixture's experts, compressed (`edge-run pack`),
+    asked twice); `auto` compares them as it goes. packed: a file of the experts, compressed (`edge-run pack`),
     to be read; None is the one beside the model, where it is there and measures faster; `off` is none. cache_folder:
     where what is known of models and devices is kept; None is `~/.cache/edge-run`, or where the system has caches.
     check_file: open a file that is not known in a child process first: llama.cpp ends over some broken files.
@@ -69,8 +69,8 @@ class ModelConfig:
     which is both with a draft model and nothing without one. draft_tokens: guesses in one pass at most.
     exact: compute so that tokens are the same, speculation or not: no flash attention, no pass of a single token.
     chunk_bytes: what weights are read and moved in, a power of two, a page or more; less than the default is for tests.
-    mesh_states: what devices of a mesh hand each other: `exact`, or `compact` where that saves time on a slow link:
-    rounded to 8 bits a number, so that tokens may differ from those of one device.
+    mesh_activations: what devices of a mesh hand each other: `exact`, or `compact` where that saves time on a slow
+    link: rounded to 8 bits a number, so that tokens may differ from those of one device.
     """
 
     memory: int | str | None = None
@@ -94,7 +94,7 @@ class ModelConfig:
     speculate: str = "auto"
     draft_tokens: int = 47
     exact: bool = False
-    mesh_states: str = "exact"
+    mesh_activations: str = "exact"
     chunk_bytes: int = CHUNK_BYTES
 
     def __post_init__(self) -> None:
@@ -128,8 +128,8 @@ class ModelConfig:
         for kind in self.kv_types:
             _require(kind in KV_TYPES, f"KV type {kind!r}: must be one of {', '.join(KV_TYPES)}, or two as K/V")
         _require(
-            self.mesh_states in MESH_STATES,
-            f"mesh states {self.mesh_states!r}: must be one of {', '.join(MESH_STATES)}",
+            self.mesh_activations in MESH_ACTIVATIONS,
+            f"mesh activations {self.mesh_activations!r}: must be one of {', '.join(MESH_ACTIVATIONS)}",
         )
         _require(
             LEAST_CHUNK_BYTES <= self.chunk_bytes <= CHUNK_BYTES and self.chunk_bytes & (self.chunk_bytes - 1) == 0,

@@ -21,13 +21,15 @@ Document: TypeAlias = Mapping[str, JsonValue]
 class Member:
     """A device of the mesh that is present.
 
-    node: its id, made from its public key. name: what people call it. boot: the id of this life of it. capabilities:
-    what it announced of itself (budgets, rates, numerics, models); the mesh carries it, runs understand it.
+    node: its id, made from its public key.
+    name: what people call it.
+    incarnation: the id of this start of it; a later start has the greater one.
+    capabilities: what it announced of itself (budgets, rates, numerics, models); the mesh carries that, runs read it.
     """
 
     node: str
     name: str
-    boot: str
+    incarnation: str
     capabilities: Document
 
 
@@ -59,7 +61,12 @@ def is_worker(member: Member) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a member sent over the data link: a small header, and bulk bytes in parts. `node` is authenticated."""
+    """What a member sent over the data link.
+
+    node: who sent it, which is authenticated.
+    header: small.
+    parts: bulk bytes.
+    """
 
     node: str
     header: Document
@@ -68,7 +75,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class LinkRate:
-    """What was measured of the way to a member: the address, there and back for a few bytes, and bulk one way."""
+    """What was measured of the link to a member.
+
+    place: the address.
+    round_trip_s: there and back for a few bytes.
+    bytes_per_s: in bulk, one way.
+    """
 
     place: str
     round_trip_s: float
@@ -116,9 +128,9 @@ class Link(Protocol):
         ...
 
     def measure(self, node: str, *, timeout_s: float, fresh_s: float = 0.0) -> LinkRate:
-        """Measure the way to `node`, unless that was done at most `fresh_s` ago. Raises as `send` does.
+        """Measure the link to `node`, unless that was done at most `fresh_s` ago. Raises as `send` does.
 
-        Takes a few megabytes, or, on a slow way, what passes in half a second.
+        Takes a few megabytes, or, on a slow link, what passes in half a second.
         """
         ...
 

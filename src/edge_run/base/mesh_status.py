@@ -9,9 +9,10 @@ from edge_run.base.mesh import Document
 
 @dataclass(frozen=True, slots=True)
 class MeshLink:
-    """The way from a member to another, as the member measured it last.
+    """The link from a member to another, as the member measured it last.
 
-    round_trip_s: for a few bytes, there and back. bytes_per_s: in bulk, one way.
+    round_trip_s: for a few bytes, there and back.
+    bytes_per_s: in bulk, one way.
     """
 
     node: str
@@ -24,7 +25,8 @@ class MeshLink:
 class MeshMember:
     """A device that is present: what it announced, the layers that it holds by the latest plan, what it measured.
 
-    layers: first and last of each range, both included. load: how busy it said last that it is.
+    layers: first and last of each range, both included.
+    load: how busy it said last that it is.
     """
 
     node: str
@@ -38,7 +40,10 @@ class MeshMember:
 
 @dataclass(frozen=True, slots=True)
 class MeshStatus:
-    """A mesh, as somebody sees it who looked on for a moment. coordinator: whose model runs now, empty for nobody's."""
+    """A mesh, as somebody sees it who looked on for a moment.
+
+    coordinator: whose model runs now, empty for nobody's.
+    """
 
     cluster: str
     broker: str
@@ -52,7 +57,9 @@ class MeshStatus:
 class MeshJoin:
     """What `mesh init` and `mesh invite` made: an invitation to a cluster.
 
-    join_line: a secret, empty unless it was asked for. role: what whoever comes in with it may do. uses: how many may.
+    join_line: a secret, empty unless it was asked for.
+    role: what whoever comes in with it may do.
+    uses: how many may.
     expires_s: when it ends, in seconds since 1970.
     """
 
@@ -67,7 +74,10 @@ class MeshJoin:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMember:
-    """A member by the list. role: founder, lead, use or compute."""
+    """A member by the list.
+
+    role: founder, lead, use or compute.
+    """
 
     node: str
     name: str
@@ -76,7 +86,10 @@ class ClusterMember:
 
 @dataclass(frozen=True, slots=True)
 class OpenInvitation:
-    """An invitation that somebody may still come in with. expires_s: when it ends, in seconds since 1970."""
+    """An invitation that somebody may still come in with.
+
+    expires_s: when it ends, in seconds since 1970.
+    """
 
     role: str
     uses: int
@@ -85,7 +98,11 @@ class OpenInvitation:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMembers:
-    """Who may take part in a cluster. changes: how often the list was changed. removed: nodes that were sent away."""
+    """Who may take part in a cluster.
+
+    changes: how often the list was changed.
+    removed: nodes that were sent away.
+    """
 
     cluster: str
     changes: tuple[int, int, int]

@@ -48,7 +48,7 @@ class KernelSpeed:
     """How fast llama.cpp's kernels go through weights: bytes of weights a second, in a pass of `tokens` tokens.
 
     type_name: ggml's name of the type, as `Q4_0`. row_elements: length of the weights' rows. threads: 0 on a GPU.
-    by_expert: as in a mixture, each expert multiplied with `tokens` tokens.
+    by_expert: as in a mixture of experts, each expert multiplied with `tokens` tokens.
     """
 
     type_name: str

@@ -35,7 +35,7 @@ class Numerics:
     sequences: int
     exact: bool = False
     gpu: str = ""
-    mesh_states: str = "exact"
+    mesh_activations: str = "exact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,19 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class GpuPlan:
-    """What lies on a GPU, llama.cpp's `device`, which is a `kind` of GPU as in `GpuProfile`.
+    """The part of a model on a GPU.
 
-    layers: of the model's, counted from the end, and the output as one more; narrow_layers: of those, the first ones,
-    which leave their widest weights in DRAM (experts, or the feed-forward network). draft_bytes: what a draft model
-    has there. wide_passes: passes of many tokens are computed there whole, with copies of the weights in DRAM.
+    device: the GPU, as llama.cpp names it.
+    kind: its kind, as in `GpuProfile`.
+    budget_bytes: the budget of its memory.
+    weights_bytes: the weights there.
+    kv_bytes: the keys and values there.
+    buffer_bytes: the buffers there.
+    layers: how many layers lie there, counted from the end of the model; the output counts as one.
+    narrow_layers: how many of these, the first ones, leave their widest weights in DRAM (experts, or the feed-forward
+        network).
+    draft_bytes: the draft model there.
+    op_offload: whether passes of many tokens run there whole, with copies of the weights in DRAM.
     """
 
     device: str
@@ -84,7 +92,7 @@ class GpuPlan:
     layers: int
     narrow_layers: int
     draft_bytes: int = 0
-    wide_passes: bool = False
+    op_offload: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,7 @@ class Plan:
 
     mode: `resident` (all in memory, llama.cpp at full speed), `streamed`, or `llama.cpp` (its own loader, nothing
     promised). items: what the budget is spent on; their sizes add up to at most budget_bytes. forecast: None where the
-    device was not measured. expert_bytes: of a mixture streamed by expert, what its experts have; a pass then reads
+    device was not measured. expert_bytes: what experts have, where they stream by expert; a pass then reads
     what it lacks of those it uses, and streamed_bytes_per_pass is for one token, if they are chosen as in earlier runs.
     lent_bytes: of the buffers, what weights have while passes are of one token; streamed_bytes_per_pass is for those.
     """
@@ -164,14 +172,21 @@ class IoUse:
 
 
 @dataclass(frozen=True, slots=True)
-class LeverDecision:
-    """Two settings of a lever, compared in turns over `tokens` tokens: `setting` is in force since, `other` is not.
+class TuningDecision:
+    """The result of comparing two settings of a tunable.
 
-    gain: how much faster tokens were with `tried`, the newer of the two, than without, as a share; gain_low and
-    gain_high: between which that lies, with this confidence.
+    tunable: its name.
+    setting: the setting that is used since.
+    other: the setting that is not used.
+    tried: which of the two was new.
+    gain: how much faster tokens were with `tried`, as a share.
+    gain_low: the least that the gain is, with this confidence.
+    gain_high: the most that the gain is, with this confidence.
+    confidence: the probability that the gain lies between these.
+    tokens: the tokens that were compared.
     """
 
-    lever: str
+    tunable: str
     setting: str
     other: str
     tried: str
@@ -184,19 +199,22 @@ class LeverDecision:
 
 @dataclass(frozen=True, slots=True)
 class ExpertUse:
-    """How a mixture was streamed by expert since it was opened, in `tokens` passes of one token each.
+    """How a mixture of experts was streamed since it was opened, in `tokens` passes of one token each.
 
-    hit_rate: the share of the bytes that tokens used which need not be read. foretold_bytes: read before they were
-    asked for; unused_bytes: of those, what was given up again without having been used. levers: what each is set to,
-    as far as is found; decisions: the comparisons that came to an end.
+    tokens: the passes of one token.
+    hit_rate: the share of the bytes used by tokens that was in memory.
+    prefetched_bytes: the bytes read before a layer asked for them.
+    unused_bytes: those of them that were evicted before they were used.
+    tunables: the settings found so far.
+    decisions: the comparisons that were decided.
     """
 
     tokens: int
     hit_rate: float
-    foretold_bytes: int
+    prefetched_bytes: int
     unused_bytes: int
-    levers: dict[str, str]
-    decisions: tuple[LeverDecision, ...]
+    tunables: dict[str, str]
+    decisions: tuple[TuningDecision, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +248,7 @@ class Speculation:
     expected_gain: float = 1.0
     noise: float = 0.0
     near_ties: int = 0
-    decisions: tuple[LeverDecision, ...] = ()
+    decisions: tuple[TuningDecision, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +268,17 @@ class MeshNode:
 class MeshUse:
     """How a model was spread over devices, at the end of an answer.
 
-    epoch: of the plan in force. nodes: in the order of the ring, which a token goes around `rounds` times.
-    predicted_token_s and token_s: what a token was expected to take, and took, the median of late. hop_s: from one
-    device to the next. sent_bytes: states that this device handed on, which had plain_bytes before they were coded;
-    states: how many of them went `plain`, `packed` (exact) and `compact` (rounded). recoveries: new plans since the
-    model was opened, each with all computed again. left_out: devices that do not take part, and why.
+    epoch: of the plan in force.
+    nodes: in the order of the ring.
+    rounds: how often a token goes around the ring.
+    predicted_token_s: what a token was expected to take.
+    token_s: what a token took, the median of late.
+    hop_s: what a hop from one device to the next took.
+    sent_bytes: of the activations that this device handed on.
+    plain_bytes: of the same activations before they were coded.
+    activations: how many of them went `plain`, `packed` (exact) and `compact` (rounded).
+    recoveries: new plans since the model was opened, each with all computed again.
+    left_out: devices that do not take part, and why.
     """
 
     epoch: int
@@ -265,7 +289,7 @@ class MeshUse:
     hop_s: float
     sent_bytes: int
     plain_bytes: int
-    states: dict[str, int]
+    activations: dict[str, int]
     recoveries: int
     left_out: dict[str, str]
 

@@ -9,10 +9,15 @@ from dataclasses import dataclass
 class Cut:
     """A tensor at which a network can be cut in two, and what the halves take with a batch of one.
 
-    shape: of the tensor; wire_bytes: as it is, uncompressed. head_multiply_adds and head_share: before it, and as a
-    share of the network's. head_s and tail_s: median seconds here. head_peak_bytes: the most bytes of tensors alive at
-    once before it; tail_peak_bytes: after it. difference: the largest between `tail(head(x))` and the uncut network,
-    both as onnxruntime optimises them; is_exact: no bit differs where onnxruntime optimises neither.
+    shape: of the tensor.
+    wire_bytes: of the tensor as it is, uncompressed.
+    head_multiply_adds: before it.
+    head_share: the same as a share of the network's.
+    head_s, tail_s: median seconds here.
+    head_peak_bytes: the most bytes of tensors alive at once before it.
+    tail_peak_bytes: the same after it.
+    difference: the largest between `tail(head(x))` and the uncut network, both as onnxruntime optimises them.
+    is_exact: no bit differs where onnxruntime optimises neither.
     """
 
     tensor: str
@@ -30,7 +35,11 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class CutReport:
-    """All cuts of a network, in order. whole_s: median seconds of the uncut network; threads: that computed it."""
+    """All cuts of a network, in order.
+
+    whole_s: median seconds of the uncut network.
+    threads: that computed it.
+    """
 
     model: str
     multiply_adds: int
@@ -44,9 +53,11 @@ class CutReport:
 class RateReport:
     """One rate of a trained bottleneck, measured on images that training did not see.
 
-    target_bytes: what was asked for; mean_bytes and largest_bytes: of the codes, headers included. agreement: share of
-    images with the uncut network's answer. accuracy, model_accuracy: share answered with the class of their folder, by
-    the split network and by the uncut one; 0 where folders are no classes of the network.
+    target_bytes: what was asked for.
+    mean_bytes, largest_bytes: of the codes, headers included.
+    agreement: the share of images with the uncut network's answer.
+    accuracy: the share answered with the class of their folder; 0 where folders are no classes of the network.
+    model_accuracy: the same by the uncut network.
     """
 
     target_bytes: int
@@ -59,9 +70,12 @@ class RateReport:
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """A trained bottleneck. folder: of its files; images: that it learned from.
+    """A trained bottleneck.
 
-    head_multiply_adds, head_share: of the device's part, encoder included, and as a share of the uncut network's.
+    folder: of its files.
+    images: that it learned from.
+    head_multiply_adds: of the device's part, encoder included.
+    head_share: the same as a share of the uncut network's.
     head_bytes: of head.onnx.
     """
 
@@ -75,11 +89,14 @@ class TrainReport:
 
 @dataclass(frozen=True, slots=True)
 class FrameReport:
-    """How a frame was answered. mode: `local`, `code N` (N is the rate), `image`, or `empty`: nothing was sent.
+    """How a frame was answered.
 
-    sent_bytes: the code or image, 0 for none; seconds: from pixels to answer; lost_server: the server did not answer,
-    and the device did. interest: what the filter said, -1 without one. answer: the class with the highest value, where
-    answers are classes, else -1.
+    mode: `local`, `code N` (N is the rate), `image`, or `empty`, which sent nothing.
+    sent_bytes: of the code or image, 0 for none.
+    seconds: from pixels to answer.
+    lost_server: the server did not answer, and the device did.
+    interest: what the filter said, -1 without one.
+    answer: the class with the highest value, where answers are classes, else -1.
     """
 
     mode: str
@@ -92,10 +109,12 @@ class FrameReport:
 
 @dataclass(frozen=True, slots=True)
 class SplitStats:
-    """Frames since a SplitModel was opened, by how they were answered. server_losses: how often the server was lost.
+    """Frames since a SplitModel was opened, by how they were answered.
 
-    has_server: whether it is there now; round_trip_s, bytes_per_s: of the link, 0 before they are known. expected_s: of
-    each mode by its name, how long a frame is expected to take now.
+    server_losses: how often the server was lost.
+    has_server: whether it is there now.
+    round_trip_s, bytes_per_s: of the link, 0 before they are known.
+    expected_s: of each mode by its name, how long a frame is expected to take now.
     """
 
     frames: int
@@ -113,7 +132,11 @@ class SplitStats:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """A way to the answers. name: `code N`, `jpeg Q` or `webp Q`; mean_bytes, largest_bytes: sent for an image."""
+    """A way to the answers.
+
+    name: `code N`, `jpeg Q` or `webp Q`.
+    mean_bytes, largest_bytes: sent for an image.
+    """
 
     name: str
     mean_bytes: float
@@ -123,9 +146,11 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class WayTime:
-    """What a frame takes one way. name: `local`, `image` (as it is) or `code N`; sent_bytes: mean.
+    """What a frame takes one way.
 
-    device_s, server_s: median seconds of computing before and after the wire, both on this machine.
+    name: `local`, `image` (as it is) or `code N`.
+    device_s, server_s: median seconds of computing before and after the network, both on this machine.
+    sent_bytes: mean.
     """
 
     name: str
@@ -140,10 +165,12 @@ class WayTime:
 
 @dataclass(frozen=True, slots=True)
 class SplitBench:
-    """Bytes against accuracy. model_accuracy: of the uncut network on the images as they are, of file_bytes on average.
+    """Bytes against accuracy.
 
-    worst_overhead_bytes: the most that a code has beyond 1.05 times what its prior says it takes. ways: what a frame
-    takes each way that it can go when it runs.
+    model_accuracy: of the uncut network on the images as they are.
+    file_bytes: of those images on average.
+    worst_overhead_bytes: the most that a code has beyond 1.05 times what its prior says it takes.
+    ways: what a frame takes each way that it can go when it runs.
     """
 
     head: str
@@ -160,9 +187,11 @@ class SplitBench:
 class PatchReport:
     """A network whose first layers, up to tensor `last`, run in patches.
 
-    prefix_peak_bytes, patched_prefix_peak_bytes: the most bytes of tensors alive at once up to `last`, the input and
-    `last` included; whole_peak_bytes, patched_peak_bytes: of the whole network. extra_share: of its multiply-adds,
-    computed again. difference: the largest between its answers and those of the network as it was.
+    prefix_peak_bytes: the most bytes of tensors alive at once up to `last`, the input and `last` included.
+    patched_prefix_peak_bytes: the same in patches.
+    whole_peak_bytes, patched_peak_bytes: the same of the whole network.
+    extra_share: of its multiply-adds, computed again.
+    difference: the largest between its answers and those of the network as it was.
     """
 
     model: str

@@ -12,7 +12,7 @@ from edge_run.base.error_codes import KINDS, error_document, error_of, read_erro
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError, ProtocolError
 from edge_run.base.fields import Fields
 from edge_run.devices.members.member_list import canonical
-from edge_run.devices.mesh.orders import Asked, Given, Servant
+from edge_run.devices.mesh.orders import InboundOrder, OrderExecutor, OutboundOrders
 from edge_run.runtime.decoding.driver import GraphChanged
 from edge_run.runtime.mesh.transport import GRAPH_CHANGED, PassFailed, code_of
 
@@ -62,9 +62,9 @@ def test_what_another_version_says_is_understood_as_far_as_it_can_be() -> None:
 def test_what_cannot_be_is_refused_and_ends_the_order(document: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         read_error(Fields(document, "an answer", "b"))
-    asked = Asked()
-    number, pending = asked.add("b", "life", 1, {})
-    asked.take_answer("b", {"number": number, **document})
+    outbound = OutboundOrders()
+    number, pending = outbound.add("b", "incarnation", 1, {})
+    outbound.take_answer("b", {"number": number, **document})
     assert isinstance(pending.error, ProtocolError)
     assert pending.error.node == "b"
 
@@ -76,12 +76,12 @@ def refused(raised: Exception) -> Exception:
     def fail(node: str, epoch: int, order: Any) -> Any:
         raise raised
 
-    servant = Servant(fail, lambda node, epoch: True, lambda given, answer: answers.append(answer))
-    asked = Asked()
-    number, pending = asked.add("b", "life", 1, {})
-    servant.give(Given("a", "life", 1, number, {}))
-    servant.close(timeout_s=10)
-    asked.take_answer("b", {"number": number, **json.loads(json.dumps(answers[0]))})
+    executor = OrderExecutor(fail, lambda node, epoch: True, lambda inbound, answer: answers.append(answer))
+    outbound = OutboundOrders()
+    number, pending = outbound.add("b", "incarnation", 1, {})
+    executor.give(InboundOrder("a", "incarnation", 1, number, {}))
+    executor.close(timeout_s=10)
+    outbound.take_answer("b", {"number": number, **json.loads(json.dumps(answers[0]))})
     assert pending.error is not None
     return pending.error
 
@@ -100,20 +100,20 @@ def test_a_refused_order_keeps_what_it_was_refused_for() -> None:
 def test_an_answer_that_cannot_be_sent_is_said_and_the_next_order_is_carried_out() -> None:
     answers: list[Any] = []
 
-    def send(given: Given, answer: Any) -> None:
+    def send(inbound: InboundOrder, answer: Any) -> None:
         if "answer" in answer and answer["answer"].get("size") == "too large":
             raise ProtocolError("an answer that is too large")
-        answers.append((given.number, canonical(answer)))
+        answers.append((inbound.number, canonical(answer)))
 
     def carry_out(node: str, epoch: int, order: Any) -> Any:
         if order.get("fail"):
             raise EdgeRunError(f"{Path(os.fsdecode(bytes([99, 233])))}: a file whose name is no text")
         return order
 
-    servant = Servant(carry_out, lambda node, epoch: True, send)
+    executor = OrderExecutor(carry_out, lambda node, epoch: True, send)
     for number, order in enumerate([{"size": "too large"}, {"fail": True}, {"size": "small"}]):
-        servant.give(Given("a", "life", 1, number, order))
-    servant.close(timeout_s=10)
+        executor.give(InboundOrder("a", "incarnation", 1, number, order))
+    executor.close(timeout_s=10)
     assert [number for number, _ in answers] == [0, 1, 2]
     assert b"too large" in answers[0][1]
     assert b"no text" in answers[1][1]

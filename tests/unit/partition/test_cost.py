@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from edge_run.base.profile import DeviceProfile, GpuProfile, KernelSpeed
-from edge_run.partition.cost import WIDE_TOKENS, CostModel, GpuWork, MatmulWork, PassWork, SharedCost
+from edge_run.partition.cost import OP_OFFLOAD_TOKENS, CostModel, GpuWork, MatmulWork, PassWork, SharedCost
 
 KERNELS = (
     KernelSpeed("Q4_0", 4096, 1, 2, False, 10e9),
@@ -46,7 +46,7 @@ def test_the_head_is_computed_for_the_outputs_only() -> None:
     assert COSTS.compute_s(head, 65, 0, n_outputs=0) == 0
 
 
-def test_a_mixture_touches_the_experts_that_are_chosen() -> None:
+def test_an_moe_touches_the_experts_that_are_chosen() -> None:
     """Of 32 experts 4 are used by one token; many tokens use them all, each for its share of the tokens."""
     experts = work(MatmulWork("Q4_0", 4096, int(32e9), 32, 4))
     costs = CostModel(dataclasses.replace(PROFILE, kernels=KERNELS[:2]), 2)
@@ -94,18 +94,18 @@ HERE = PassWork((MatmulWork("Q4_0", 4096, 10**9),), 0, 0, 0.0)
 THERE = PassWork((MatmulWork("Q4_0", 4096, 4 * 10**9),), 100, 0, 1e9)
 
 
-@pytest.mark.parametrize("is_wide", [False, True])
-def test_the_processor_and_a_gpu_take_turns(is_wide: bool) -> None:
+@pytest.mark.parametrize("has_op_offload", [False, True])
+def test_the_processor_and_a_gpu_take_turns(has_op_offload: bool) -> None:
     """One token: what each has to compute, at its own speed, and two ways."""
-    shared = SharedCost(PROFILE, 2, GPU, GpuWork(THERE, 2, is_wide))
+    shared = SharedCost(PROFILE, 2, GPU, GpuWork(THERE, 2, has_op_offload))
     there_s = 4e9 / 2e11 + 100e-6 + 1e9 * 11 / 1e12
     assert shared.compute_s(HERE, 1, 10) == pytest.approx(COSTS.compute_s(HERE, 1, 10) + there_s + 2e-4)
 
 
 def test_a_wide_pass_copies_what_is_not_on_the_gpu() -> None:
     """It costs the way there, and then what the GPU takes for it."""
-    narrow, wide = (SharedCost(PROFILE, 2, GPU, GpuWork(THERE, 2, is_wide)) for is_wide in (False, True))
+    narrow, wide = (SharedCost(PROFILE, 2, GPU, GpuWork(THERE, 2, has_op_offload)) for has_op_offload in (False, True))
     there_s = 4e9 / 1e10 + 100e-6 + 1e9 * 512 * 513 / 2 / 1e13
     assert wide.compute_s(HERE, 512, 0) == pytest.approx(1e9 / 4e9 + 1e9 / 1e10 + there_s + 2e-4)
     assert narrow.compute_s(HERE, 512, 0) == pytest.approx(COSTS.compute_s(HERE, 512, 0) + there_s + 2e-4)
-    assert wide.compute_s(HERE, WIDE_TOKENS - 1, 0) == narrow.compute_s(HERE, WIDE_TOKENS - 1, 0)
+    assert wide.compute_s(HERE, OP_OFFLOAD_TOKENS - 1, 0) == narrow.compute_s(HERE, OP_OFFLOAD_TOKENS - 1, 0)

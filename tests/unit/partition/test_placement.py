@@ -35,7 +35,7 @@ def on_gpu(placement: Placement, tensors: list[str], n_layers: int) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "parts", [FEED, (*EXPERTS, *SHARED), ()], ids=["dense", "mixture", "without a feed-forward network"]
+    "parts", [FEED, (*EXPERTS, *SHARED), ()], ids=["dense", "moe", "without a feed-forward network"]
 )
 def test_each_placement_holds_all_of_the_one_before_and_more(parts: tuple[str, ...]) -> None:
     tensors = names(4, *parts)
@@ -65,7 +65,7 @@ def test_experts_that_may_not_be_there_stay_in_memory() -> None:
     assert "blk.0.attn_q.weight" in on_gpu(found[-1], tensors, 3)
 
 
-def test_the_experts_of_a_mixture_come_after_all_else() -> None:
+def test_the_experts_of_an_moe_come_after_all_else() -> None:
     tensors = names(3, *EXPERTS, *SHARED)
     found = placements(tensors, 3)
     experts = [sum("_exps." in name for name in on_gpu(one, tensors, 3)) for one in found]
@@ -76,7 +76,7 @@ def test_the_experts_of_a_mixture_come_after_all_else() -> None:
     assert on_gpu(found[4], tensors, 3) == {n for n in tensors if "_exps." not in n and n != "token_embd.weight"}
 
 
-def test_layers_without_experts_in_a_mixture_are_as_narrow_as_whole() -> None:
+def test_layers_without_experts_in_an_moe_are_as_narrow_as_whole() -> None:
     tensors = [name for name in names(3, *EXPERTS) if not ("blk.0" in name and "_exps" in name)]
     steps = [on_gpu(placement, tensors, 3) for placement in placements(tensors, 3)]
     assert all(now < after for now, after in itertools.pairwise(steps))

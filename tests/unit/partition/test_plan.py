@@ -12,43 +12,41 @@ from hypothesis import strategies as st
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import GIB, MIB
-from edge_run.partition.mesh_plan import MeshPlan, Station, UnitWork, plan_mesh
+from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork, plan_mesh
 from edge_run.partition.plan import LOOKAHEAD_CHUNKS, MOST_RUNS, ResidencyPlan, plan_residency
-from edge_run.partition.turns import plan_turns
+from edge_run.partition.stage_visits import plan_stage_visits
 from edge_run.runtime.graph.nodes import Node, WeightRead
 from edge_run.runtime.planning.memory_plan import row_ranges
 from mapped import PAGE, mapped
 
 CHUNK = 2 * MIB
-Stretches = list[tuple[int, ...]]
-stretches_of_a_pass = st.lists(
-    st.lists(st.integers(0, 60), max_size=5, unique=True).map(tuple), min_size=1, max_size=30
-)
+Segments = list[tuple[int, ...]]
+segments_of_a_pass = st.lists(st.lists(st.integers(0, 60), max_size=5, unique=True).map(tuple), min_size=1, max_size=30)
 
 
-def chain(n_chunks: int, per_stretch: int = 4) -> Stretches:
+def chain(n_chunks: int, per_segment: int = 4) -> Segments:
     """Every chunk once, in order."""
-    return [tuple(range(i, min(i + per_stretch, n_chunks))) for i in range(0, n_chunks, per_stretch)]
+    return [tuple(range(i, min(i + per_segment, n_chunks))) for i in range(0, n_chunks, per_segment)]
 
 
-def plan_for(stretches: Stretches, n_places: int, must_pin: frozenset[int] = frozenset()) -> ResidencyPlan:
-    return plan_residency(stretches, must_pin, CHUNK, n_places * CHUNK, 0)
+def plan_for(segments: Segments, n_places: int, must_pin: frozenset[int] = frozenset()) -> ResidencyPlan:
+    return plan_residency(segments, must_pin, CHUNK, n_places * CHUNK, 0)
 
 
-def largest_of(stretches: Stretches, must_pin: frozenset[int]) -> int:
-    return max(len(set(stretch) - must_pin) for stretch in stretches)
+def largest_of(segments: Segments, must_pin: frozenset[int]) -> int:
+    return max(len(set(segment) - must_pin) for segment in segments)
 
 
-@given(stretches=stretches_of_a_pass, must_pin=st.frozensets(st.integers(0, 60)), extra=st.integers(0, 70))
-def test_no_plan_exceeds_what_is_available(stretches: Stretches, must_pin: frozenset[int], extra: int) -> None:
-    used = {chunk for stretch in stretches for chunk in stretch}
-    least = len(used & must_pin) + largest_of(stretches, must_pin)
-    plan = plan_for(stretches, least + extra, must_pin)
+@given(segments=segments_of_a_pass, must_pin=st.frozensets(st.integers(0, 60)), extra=st.integers(0, 70))
+def test_no_plan_exceeds_what_is_available(segments: Segments, must_pin: frozenset[int], extra: int) -> None:
+    used = {chunk for segment in segments for chunk in segment}
+    least = len(used & must_pin) + largest_of(segments, must_pin)
+    plan = plan_for(segments, least + extra, must_pin)
     assert len(plan.pinned) + plan.n_frames <= least + extra
     assert used & must_pin <= set(plan.pinned)
     assert sorted((*plan.pinned, *plan.streamed)) == sorted(used), "every chunk of the pass is planned once, no other"
     streamed = set(plan.streamed)
-    assert all(len(streamed.intersection(stretch)) <= plan.n_frames for stretch in stretches), "each fits the frames"
+    assert all(len(streamed.intersection(segment)) <= plan.n_frames for segment in segments), "each fits the frames"
     assert plan.minimum_chunks == least
 
 
@@ -61,39 +59,39 @@ def test_no_plan_exceeds_what_is_available(stretches: Stretches, must_pin: froze
 def test_a_pass_that_is_cut_elsewhere_fits_the_frames_too(
     n_chunks: int, most: int, share: float, lengths: Random
 ) -> None:
-    """A pass of more tokens may be cut at other nodes; its stretches are no larger, but not the same."""
+    """A pass of more tokens may be cut at other nodes; its segments are no larger, but not the same."""
 
-    def cut() -> Stretches:
+    def cut() -> Segments:
         ends = [0]
         while ends[-1] < n_chunks:
             ends.append(min(n_chunks, ends[-1] + lengths.randint(1, most)))
         return [tuple(range(a, b)) for a, b in pairwise(ends)]
 
-    planned = [tuple(range(most)), *[tuple(c + most for c in stretch) for stretch in cut()]]
+    planned = [tuple(range(most)), *[tuple(c + most for c in segment) for segment in cut()]]
     plan = plan_for(planned, most + int(share * n_chunks))
     streamed = set(plan.streamed)
-    other = [tuple(chunk + most // 2 for chunk in stretch) for stretch in cut()]
-    assert all(len(streamed.intersection(stretch)) <= plan.n_frames for stretch in other)
+    other = [tuple(chunk + most // 2 for chunk in segment) for segment in cut()]
+    assert all(len(streamed.intersection(segment)) <= plan.n_frames for segment in other)
 
 
 @given(
-    stretches=stretches_of_a_pass,
+    segments=segments_of_a_pass,
     must_pin=st.frozensets(st.integers(0, 60)),
     available=st.integers(0, 40 * MIB),
     other=st.integers(0, 4 * GIB),
 )
 def test_the_minimum_that_a_refusal_names_works(
-    stretches: Stretches, must_pin: frozenset[int], available: int, other: int
+    segments: Segments, must_pin: frozenset[int], available: int, other: int
 ) -> None:
-    used = {chunk for stretch in stretches for chunk in stretch}
-    least = len(used & must_pin) + largest_of(stretches, must_pin)
+    used = {chunk for segment in segments for chunk in segment}
+    least = len(used & must_pin) + largest_of(segments, must_pin)
     assume(available < least * CHUNK)
     with pytest.raises(BudgetError) as caught:
-        plan_residency(stretches, must_pin, CHUNK, available, other)
+        plan_residency(segments, must_pin, CHUNK, available, other)
     minimum = caught.value.minimum_bytes
     assert minimum > available + other == caught.value.found_bytes
     assert f"{minimum // MIB} MiB" in str(caught.value)
-    plan_residency(stretches, must_pin, CHUNK, minimum - other, other)
+    plan_residency(segments, must_pin, CHUNK, minimum - other, other)
 
 
 def test_what_fits_is_pinned_and_nothing_streams() -> None:
@@ -107,9 +105,9 @@ def test_with_room_for_all_but_one_only_a_window_streams() -> None:
     assert len(plan.streamed) == plan.n_frames + 1
 
 
-def test_what_is_pinned_of_a_stretch_needs_no_frame() -> None:
-    """Where little streams, a window for that is enough, however large a stretch is."""
-    plan = plan_for(chain(1000, per_stretch=200), 990)
+def test_what_is_pinned_of_a_segment_needs_no_frame() -> None:
+    """Where little streams, a window for that is enough, however large a segment is."""
+    plan = plan_for(chain(1000, per_segment=200), 990)
     assert plan.n_frames < 60
     assert plan.streamed_uses == len(plan.streamed) == plan.n_frames + 10
 
@@ -141,7 +139,7 @@ def test_chunks_that_would_be_read_twice_stay_first() -> None:
 
 
 def test_a_chunk_that_neighbours_share_is_read_once() -> None:
-    """The end of a matrix and the start of the next one lie in one chunk, which stays from stretch to stretch."""
+    """The end of a matrix and the start of the next one lie in one chunk, which stays from segment to segment."""
     plan = plan_for([(i, i + 1) for i in range(100)], 10)
     assert plan.streamed_uses == len(plan.streamed) == len(set(plan.streamed))
 
@@ -168,47 +166,47 @@ def test_too_little_is_refused_with_the_figures() -> None:
 
 def test_a_table_is_read_by_row_only_where_nothing_reads_it_whole() -> None:
     """Frames would be moved over its pages otherwise. A part of it that is a matrix counts, wherever it begins."""
-    with mapped([40 * PAGE], PAGE) as territory:
-        base = territory.spans[0].start
+    with mapped([40 * PAGE], PAGE) as address_space:
+        base = address_space.spans[0].start
         lookup = Node(b"embd", "GET_ROWS", (WeightRead("table", base + 100, 20 * PAGE, row_bytes=256),), True)
-        (table,) = row_ranges((lookup,), territory, micro_batch_tokens=2)
+        (table,) = row_ranges((lookup,), address_space, micro_batch_tokens=2)
         assert (table.start, table.stop) == (base + PAGE, base + 20 * PAGE), "what no other weight has a part in"
         assert table.file_offset == PAGE
         for start, length in ((base + 100, 20 * PAGE), (base + 15 * PAGE, PAGE)):
             matrix = Node(b"out", "MUL_MAT", (WeightRead("table", start, length),), True)
-            assert row_ranges((lookup, matrix), territory, micro_batch_tokens=2) == []
+            assert row_ranges((lookup, matrix), address_space, micro_batch_tokens=2) == []
         behind = Node(b"out", "MUL_MAT", (WeightRead("other", base + 100 + 20 * PAGE, PAGE),), True)
-        assert row_ranges((lookup, behind), territory, micro_batch_tokens=2) == [table]
+        assert row_ranges((lookup, behind), address_space, micro_batch_tokens=2) == [table]
 
 
 def test_a_small_table_is_not_worth_reading_by_row() -> None:
-    with mapped([40 * PAGE], PAGE) as territory:
-        start = territory.spans[0].start
+    with mapped([40 * PAGE], PAGE) as address_space:
+        start = address_space.spans[0].start
         lookup = Node(b"embd", "GET_ROWS", (WeightRead("table", start, 3 * PAGE, row_bytes=256),), True)
-        assert row_ranges((lookup,), territory, micro_batch_tokens=2) == []
+        assert row_ranges((lookup,), address_space, micro_batch_tokens=2) == []
 
 
-@given(n_chunks=st.integers(600, 6_000), per_stretch=st.integers(1, 20), share=st.floats(0.1, 0.9))
-def test_the_planner_of_a_mesh_foretells_what_streaming_takes(n_chunks: int, per_stretch: int, share: float) -> None:
+@given(n_chunks=st.integers(600, 6_000), per_segment=st.integers(1, 20), share=st.floats(0.1, 0.9))
+def test_the_planner_of_a_mesh_predicts_what_streaming_takes(n_chunks: int, per_segment: int, share: float) -> None:
     n_places = int(share * n_chunks)
-    plan = plan_for(chain(n_chunks, per_stretch), n_places)
-    station = Station(
+    plan = plan_for(chain(n_chunks, per_segment), n_places)
+    spec = DeviceSpec(
         node="n",
         memory_bytes=n_places * CHUNK,
         compute_bytes_per_s=1e15,
         disk_bytes_per_s=1e9,
         window_bytes=(LOOKAHEAD_CHUNKS + 2) * CHUNK,
-        pair_bytes=2 * per_stretch * CHUNK,
+        pair_bytes=2 * per_segment * CHUNK,
     )
     units = [UnitWork(0), UnitWork(n_chunks * CHUNK), UnitWork(0)]
-    told = plan_mesh(units, [station])
+    told = plan_mesh(units, [spec])
     assert told is not None
     assert told.read_bytes["n"] / CHUNK == pytest.approx(len(plan.streamed), abs=4 + len(plan.streamed) // 100)
 
 
 @settings(deadline=None)  # NumPy is imported in the first
 @given(rounds=st.integers(2, 6), whole=st.integers(10, 20), lacking=st.integers(1, 60))
-def test_and_what_it_takes_in_turns(rounds: int, whole: int, lacking: int) -> None:
+def test_and_what_it_takes_in_visits(rounds: int, whole: int, lacking: int) -> None:
     """The ends of a device's ranges lie within chunks, which it has whole."""
     per_unit = whole + 0.3
     unit = UnitWork(int(per_unit * CHUNK))
@@ -216,7 +214,7 @@ def test_and_what_it_takes_in_turns(rounds: int, whole: int, lacking: int) -> No
     n_places = int(4 * rounds * per_unit) - lacking
     assume((lacking + rounds) / (rounds - 1) < LOOKAHEAD_CHUNKS)
     here, there = (
-        Station(
+        DeviceSpec(
             node=name,
             memory_bytes=n_places * CHUNK,
             compute_bytes_per_s=1e12,
@@ -229,13 +227,13 @@ def test_and_what_it_takes_in_turns(rounds: int, whole: int, lacking: int) -> No
     )
     told = plan_mesh(units, [here, there], among=(rounds,))
     assert told is not None
-    turns = [
+    visits = [
         range(int((first - 1) * per_unit), math.ceil((end - 1) * per_unit)) for first, end in ranges_of(told, "there")
     ]
-    stretches = [tuple(turn[i : i + 2]) for turn in turns for i in range(0, len(turn), 2)]
-    plan = plan_turns(plan_for(stretches, n_places), stretches, [tuple(turn) for turn in turns], frozenset(), 0)
+    segments = [tuple(visit[i : i + 2]) for visit in visits for i in range(0, len(visit), 2)]
+    plan = plan_stage_visits(plan_for(segments, n_places), segments, [tuple(visit) for visit in visits], frozenset(), 0)
     assert plan is not None
-    assert len(turns) == rounds
+    assert len(visits) == rounds
     assert told.read_bytes["there"] / CHUNK == pytest.approx(len(plan.streamed), abs=rounds + 1)
 
 

@@ -1,4 +1,4 @@
-"""The controller of levers: what it finds in made-up times, and when it says that it found nothing."""
+"""The controller of tunables: what it finds in made-up times, and when it says that it found nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from edge_run.prefetch import controller as control
-from edge_run.prefetch.controller import Controller, Lever
+from edge_run.prefetch.controller import Controller, Tunable
 from edge_run.runtime.streaming.tuning import Tuning
 
 Cost = Callable[[str], float]
@@ -16,7 +16,7 @@ COSTS = {"off": 1.0, "1": 0.9, "2": 0.95, "4": 1.0, "8": 1.1}
 
 
 def drive(controller: Controller, n_tokens: int, cost: Cost, seed: int = 0, noise: float = 0.07) -> list[str]:
-    """Decode tokens that need 0 to 30 experts each; return what the first lever was set to."""
+    """Decode tokens that need 0 to 30 experts each; return what the first tunable was set to."""
     chance, seen = random.Random(seed), []
     for _ in range(n_tokens):
         need = chance.randint(0, 30)
@@ -31,7 +31,7 @@ def drive(controller: Controller, n_tokens: int, cost: Cost, seed: int = 0, nois
 def test_the_best_of_several_settings_is_found_and_kept() -> None:
     n_right = 0
     for seed in range(20):
-        controller = Controller([Lever("ahead", ("off", "1", "2")), Lever("readers", ("4", "8"))])
+        controller = Controller([Tunable("ahead", ("off", "1", "2")), Tunable("readers", ("4", "8"))])
         drive(controller, 1000, COSTS.__getitem__, seed)
         assert controller.chosen == {"ahead": "1", "readers": "4"}
         found = {decision.tried: decision for decision in controller.decisions}
@@ -47,7 +47,7 @@ def test_the_best_of_several_settings_is_found_and_kept() -> None:
 def test_settings_that_are_alike_are_rarely_taken_for_different() -> None:
     n_wrong = 0
     for seed in range(300):
-        controller = Controller([Lever("ahead", ("a", "b"))])
+        controller = Controller([Tunable("ahead", ("a", "b"))])
         while not controller.decisions:
             drive(controller, 10, lambda setting: 1.0, seed * 7919 + len(controller.decisions))
         n_wrong += controller.decisions[0].setting == "b"
@@ -55,27 +55,27 @@ def test_settings_that_are_alike_are_rarely_taken_for_different() -> None:
 
 
 def test_a_comparison_ends_where_nothing_can_be_found() -> None:
-    controller = Controller([Lever("ahead", ("a", "b"))])
+    controller = Controller([Tunable("ahead", ("a", "b"))])
     drive(controller, 2 * control.MOST_PAIRS * (control.WINDOW_TOKENS + 1), lambda setting: 1.0, noise=0.5)
     (decision,) = controller.decisions
     assert (decision.setting, decision.tried) == ("a", "b")
 
 
 def test_times_that_are_all_the_same_are_no_reason_to_change_anything() -> None:
-    controller = Controller([Lever("ahead", ("a", "b"))])
+    controller = Controller([Tunable("ahead", ("a", "b"))])
     for _ in range(2000):
         controller.note(0.1, 3)
     assert controller.chosen == {"ahead": "a"}
 
 
-def test_a_lever_with_one_setting_is_left_alone() -> None:
-    controller = Controller([Lever("ahead", ("2",))])
+def test_a_tunable_with_one_setting_is_left_alone() -> None:
+    controller = Controller([Tunable("ahead", ("2",))])
     assert set(drive(controller, 500, lambda setting: 1.0)) == {"2"}
     assert controller.decisions == ()
 
 
 def test_what_was_found_is_tried_again_later_and_can_change() -> None:
-    controller = Controller([Lever("ahead", ("off", "1"))])
+    controller = Controller([Tunable("ahead", ("off", "1"))])
     drive(controller, 200, COSTS.__getitem__)
     assert controller.chosen == {"ahead": "1"}
     drive(controller, 3000, lambda setting: {"off": 0.8, "1": 1.0}[setting])
@@ -83,14 +83,14 @@ def test_what_was_found_is_tried_again_later_and_can_change() -> None:
 
 
 def test_between_rounds_nothing_is_tried_for_ever_longer() -> None:
-    controller = Controller([Lever("ahead", ("off", "8"))])
+    controller = Controller([Tunable("ahead", ("off", "8"))])
     seen = drive(controller, 8000, {"off": 1.0, "8": 1.1}.__getitem__)
     assert seen[:400].count("8") > 0
     assert seen[-4000:].count("8") < 80
 
 
 def test_a_token_that_something_else_held_up_does_not_decide() -> None:
-    controller = Controller([Lever("ahead", ("off", "1"))])
+    controller = Controller([Tunable("ahead", ("off", "1"))])
     chance = random.Random(0)
     for number in range(200):
         seconds = 0.1 * COSTS[controller.settings["ahead"]] * chance.gauss(1, 0.03)

@@ -10,7 +10,7 @@ import pytest
 from edge_run.base.errors import ConfigError
 from edge_run.base.units import MIB
 from edge_run.prefetch import next_use, resemblance
-from edge_run.prefetch.experts import ExpertCache, Mixture, Outcome, Unit
+from edge_run.prefetch.experts import ExpertCache, MoeShape, Outcome, Unit
 from edge_run.prefetch.next_use import Frequencies
 from edge_run.prefetch.optimum import OptimalPolicy
 from edge_run.prefetch.policies import POLICIES, make_policy
@@ -19,21 +19,21 @@ from edge_run.prefetch.resemblance import Resemblance
 from edge_run.prefetch.routes import LookUp
 from routes import EXPERT_BYTES, look_ups
 
-TWO = Mixture((0, 1), 8, 2)
+TWO = MoeShape((0, 1), 8, 2)
 
 
-def cache_of(name: str, capacity: int, mixture: Mixture = TWO) -> ExpertCache:
-    return ExpertCache(capacity, dict.fromkeys(mixture.layers, 1), make_policy(name, mixture))
+def cache_of(name: str, capacity: int, moe: MoeShape = TWO) -> ExpertCache:
+    return ExpertCache(capacity, dict.fromkeys(moe.layers, 1), make_policy(name, moe))
 
 
 def resident(cache: ExpertCache) -> set[tuple[int, int]]:
     return {(layer, expert) for layer in (0, 1) for expert in range(64) if (layer, expert) in cache}
 
 
-def trace_of(mixture: Mixture, **options: float) -> Trace:
-    made = look_ups(mixture, **options)  # type: ignore[arg-type]
-    tokens = sum(not one.is_prefill for one in made) // len(mixture.layers)
-    return Trace(tuple(made), dict.fromkeys(mixture.layers, EXPERT_BYTES), mixture, "", 1, tokens)
+def trace_of(moe: MoeShape, **options: float) -> Trace:
+    made = look_ups(moe, **options)  # type: ignore[arg-type]
+    tokens = sum(not one.is_prefill for one in made) // len(moe.layers)
+    return Trace(tuple(made), dict.fromkeys(moe.layers, EXPERT_BYTES), moe, "", 1, tokens)
 
 
 def test_lru_evicts_what_was_used_longest_ago() -> None:
@@ -141,18 +141,18 @@ def test_admit_takes_room_from_what_is_expected_later_and_never_from_the_present
         cache.look_up(1, [0, 1])
     cache.look_up(0, [0, 1])
     outcome = cache.admit(1, [5, 1])
-    assert outcome == Outcome((5,), (), ((1, 0),)), "1 is foretold, 0 is not, and layer 0 computes"
-    assert cache.admit(1, [2, 3]) == Outcome(), "what is there was foretold too"
+    assert outcome == Outcome((5,), (), ((1, 0),)), "1 is predicted, 0 is not, and layer 0 computes"
+    assert cache.admit(1, [2, 3]) == Outcome(), "what is there was predicted too"
     assert resident(cache) == {(0, 0), (0, 1), (1, 1), (1, 5)}
 
 
-def test_wide_passes_read_what_has_no_room_and_no_more() -> None:
+def test_op_offload_read_what_has_no_room_and_no_more() -> None:
     """All experts are used in each pass; which of them are popular changes, and must push nothing out."""
-    chance, mixture = random.Random(4), Mixture((0, 1, 2, 3), 8, 2)
-    cache = cache_of("default", 24, mixture)
+    chance, moe = random.Random(4), MoeShape((0, 1, 2, 3), 8, 2)
+    cache = cache_of("default", 24, moe)
     missing = 0
     for turn in range(30):
-        for layer in mixture.layers:
+        for layer in moe.layers:
             weights = [1.5 ** chance.randrange(8) for _ in range(8)]
             experts = [expert for _ in range(64) for expert in chance.choices(range(8), weights, k=2)]
             missing += len(cache.look_up(layer, experts, next_tokens=64).missing) * (turn >= 2)
@@ -165,21 +165,21 @@ def test_unknown_policy() -> None:
 
 
 SHAPES = {
-    "many layers": Mixture(tuple(range(12)), 32, 4),
-    "few layers": Mixture(tuple(range(3)), 64, 6),
-    "few experts": Mixture(tuple(range(6)), 8, 2),
+    "many layers": MoeShape(tuple(range(12)), 32, 4),
+    "few layers": MoeShape(tuple(range(3)), 64, 6),
+    "few experts": MoeShape(tuple(range(6)), 8, 2),
 }
 
 
-@pytest.mark.parametrize("mixture", SHAPES.values(), ids=SHAPES)
-def test_the_default_is_best_and_has_no_cliff(mixture: Mixture) -> None:
+@pytest.mark.parametrize("moe", SHAPES.values(), ids=SHAPES)
+def test_the_default_is_best_and_has_no_cliff(moe: MoeShape) -> None:
     """On routing that it was not made for: Zipf's law, whose favourites drift."""
-    trace = trace_of(mixture, tokens=90, seed=3)
-    whole = len(mixture.layers) * mixture.experts
+    trace = trace_of(moe, tokens=90, seed=3)
+    whole = len(moe.layers) * moe.experts
     before = 0.0
     for share in (0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1):
         budget = max(1, int(whole * share)) * EXPERT_BYTES
-        found = {name: run_policy(trace, budget, name, make_policy(name, mixture)).hit_rate for name in POLICIES}
+        found = {name: run_policy(trace, budget, name, make_policy(name, moe)).hit_rate for name in POLICIES}
         best = run_policy(trace, budget, "", OptimalPolicy(trace.look_ups, may_bypass=True)).hit_rate
         assert max(found.values()) <= best
         assert found["default"] >= max(found.values()) - 0.02
@@ -203,7 +203,7 @@ def test_hits_are_those_of_the_plain_definition(name: str) -> None:
                 kept.remove(min(others, key=lambda one: (counts[one] if name == "lfu" else 0, used[one])))
             if len(kept) < capacity:
                 kept.add(unit)
-    found = run_policy(trace, capacity * EXPERT_BYTES, name, make_policy(name, trace.mixture))
+    found = run_policy(trace, capacity * EXPERT_BYTES, name, make_policy(name, trace.moe))
     assert found.hits == hits
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_run.prefetch.experts import Mixture, prediction_bytes
+from edge_run.prefetch.experts import MoeShape, prediction_bytes
 from edge_run.prefetch.predictors import (
     CorrectedRouter,
     Router,
@@ -13,7 +13,7 @@ from edge_run.prefetch.predictors import (
 )
 
 N_LAYERS, N_EXPERTS, N_USED, WIDTH = 4, 16, 2, 24
-MIXTURE = Mixture(tuple(range(N_LAYERS)), N_EXPERTS, N_USED)
+MOE = MoeShape(tuple(range(N_LAYERS)), N_EXPERTS, N_USED)
 
 
 class Model:
@@ -55,7 +55,7 @@ def recall(model: Model, ahead: int = 1, n_tokens: int = 300) -> tuple[float, fl
 
     In the second half of the tokens.
     """
-    predictor, n_right, n_plain, n_all = CorrectedRouter(MIXTURE, model.router, 2), 0, 0, 0
+    predictor, n_right, n_plain, n_all = CorrectedRouter(MOE, model.router, 2), 0, 0, 0
     for number in range(n_tokens):
         layers = model.token()
         for layer, (experts, state, _) in enumerate(layers):
@@ -90,7 +90,7 @@ def test_a_later_state_is_asked_about_where_there_is_one() -> None:
     model = Model()
     layers = model.token()
     (experts, state, after), (chosen, _, _) = layers[:2]
-    predictor = CorrectedRouter(MIXTURE, model.router)
+    predictor = CorrectedRouter(MOE, model.router)
     predictor.see(0, experts, state)
     scores = predictor.scores(1, after)
     assert scores is not None
@@ -102,7 +102,7 @@ def test_without_a_router_or_a_state_nothing_is_said() -> None:
     experts, state, _ = model.token()[0]
 
     def make(n_known: int) -> CorrectedRouter:
-        return CorrectedRouter(MIXTURE, lambda layer: model.router(layer) if layer < n_known else None)
+        return CorrectedRouter(MOE, lambda layer: model.router(layer) if layer < n_known else None)
 
     for predictor, seen in ((make(N_LAYERS), None), (make(1), state)):
         predictor.see(0, experts, seen)
@@ -128,5 +128,5 @@ def test_what_experts_are_chosen_by() -> None:
 
 
 def test_what_is_learnt_takes_no_more_than_is_planned() -> None:
-    held = [value for value in vars(CorrectedRouter(MIXTURE, Model().router)).values() if isinstance(value, np.ndarray)]
+    held = [value for value in vars(CorrectedRouter(MOE, Model().router)).values() if isinstance(value, np.ndarray)]
     assert 0 < sum(array.nbytes for array in held) <= prediction_bytes(N_LAYERS, N_EXPERTS)

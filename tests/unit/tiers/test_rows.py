@@ -60,8 +60,8 @@ def readers() -> Iterator[Readers]:
 
 @pytest.fixture
 def base() -> Iterator[int]:
-    with mapped([N_PAGES * PAGE], PAGE) as territory:
-        yield territory.spans[0].base
+    with mapped([N_PAGES * PAGE], PAGE) as address_space:
+        yield address_space.spans[0].base
 
 
 @pytest.fixture

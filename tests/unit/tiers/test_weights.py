@@ -12,7 +12,7 @@ import pytest
 
 from edge_run.base.errors import BudgetError, Cancelled, ModelFileError, TierReadError
 from edge_run.partition.plan import plan_residency
-from edge_run.prefetch.schedule import Stretch, schedule_pass
+from edge_run.prefetch.schedule import Segment, schedule_pass
 from edge_run.tiers import _libc
 from edge_run.tiers.residency import ChunkState
 from edge_run.tiers.weights import MAX_READ_CHUNKS
@@ -20,13 +20,13 @@ from mapped import PAGE, content, is_readable, mapped
 from weights_tier import CHUNK, WAIT_S, Tier, tier
 
 
-def run_pass(tier: Tier, schedule: Sequence[Stretch], *, is_soon: bool = False) -> None:
-    """Compute one pass: look at every byte of every stretch. is_soon: frames are given back by readers."""
+def run_pass(tier: Tier, schedule: Sequence[Segment], *, is_soon: bool = False) -> None:
+    """Compute one pass: look at every byte of every segment. is_soon: frames are given back by readers."""
     release = tier.weights.release_soon if is_soon else tier.weights.release
-    for stretch in schedule:
-        tier.weights.acquire(stretch.acquire)
-        assert all(tier.is_right(chunk) for chunk in stretch.needs)
-        release(stretch.release)
+    for segment in schedule:
+        tier.weights.acquire(segment.acquire)
+        assert all(tier.is_right(chunk) for chunk in segment.needs)
+        release(segment.release)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -43,12 +43,12 @@ def test_what_is_acquired_is_what_the_file_holds(tmp_path: Path, n_readers: int,
         first = choose.randrange(n_chunks)
         needs.append(frozenset(range(first, min(n_chunks, first + choose.randint(1, 6)))))
     schedule = schedule_pass(needs, [choose.random() < 0.8 for _ in needs])
-    used_ragged = ragged.intersection(*[{c for stretch in schedule for c in stretch.needs}])
-    least = len(used_ragged) + max(len(set(stretch.needs) - ragged) for stretch in schedule)
+    used_ragged = ragged.intersection(*[{c for segment in schedule for c in segment.needs}])
+    least = len(used_ragged) + max(len(set(segment.needs) - ragged) for segment in schedule)
     plan = plan_residency(
-        [stretch.needs for stretch in schedule], ragged, 1, least + choose.choice([0, 0, 1, 3, 8, 50]), 0
+        [segment.needs for segment in schedule], ragged, 1, least + choose.choice([0, 0, 1, 3, 8, 50]), 0
     )
-    order = [chunk for stretch in schedule for chunk in stretch.acquire]
+    order = [chunk for segment in schedule for chunk in segment.acquire]
     with tier(
         tmp_path, sizes, order, plan.pinned, plan.n_frames, n_readers=n_readers, shift_bytes=shift
     ) as weights_tier:
@@ -98,7 +98,7 @@ def test_neighbours_by_number_with_a_hole_between_them_are_not(tmp_path: Path) -
     hole = range(2 * CHUNK, 4 * CHUNK)
     everything = range(4)
     with tier(tmp_path, [6 * CHUNK], everything, everything, hole=hole) as all_pinned:
-        area = all_pinned.territory.spans[0].stop
+        area = all_pinned.address_space.spans[0].stop
         assert _libc.view(area, 1)[0] == 0
         all_pinned.weights.acquire(everything)
         assert all(all_pinned.is_right(chunk) for chunk in everything)
@@ -143,7 +143,7 @@ def test_reads_that_fail_now_and_then_never_give_wrong_bytes(tmp_path: Path, see
     """Each failure ends a pass, wherever it was; the next one starts over, as after a cable that shook."""
     choose, lock = random.Random(seed), threading.Lock()
     schedule = schedule_pass([frozenset({i, i + 1, i + 2}) for i in range(0, 27, 2)], [True] * 14)
-    order = [chunk for stretch in schedule for chunk in stretch.acquire]
+    order = [chunk for segment in schedule for chunk in segment.acquire]
     with tier(tmp_path, [29 * CHUNK], order, (7, 19), 6) as streamed:
 
         def fail(offset: int) -> None:
@@ -157,12 +157,12 @@ def test_reads_that_fail_now_and_then_never_give_wrong_bytes(tmp_path: Path, see
         while n_passes < 15 or (n_failures < 2 and n_passes < 500):  # a failure ahead of need ends no pass
             held: set[int] = set()
             try:
-                for stretch in schedule:
-                    streamed.weights.acquire(stretch.acquire)
-                    held |= set(stretch.acquire)
-                    assert all(streamed.is_right(chunk) for chunk in stretch.needs)
-                    streamed.weights.release(stretch.release)
-                    held -= set(stretch.release)
+                for segment in schedule:
+                    streamed.weights.acquire(segment.acquire)
+                    held |= set(segment.acquire)
+                    assert all(streamed.is_right(chunk) for chunk in segment.needs)
+                    streamed.weights.release(segment.release)
+                    held -= set(segment.release)
                 n_passes += 1
             except TierReadError:
                 streamed.weights.release(held)
@@ -280,37 +280,37 @@ def test_what_is_released_and_replaced_cannot_be_read(tmp_path: Path) -> None:
         streamed.weights.acquire([0])
         streamed.weights.release([0])
         streamed.weights.acquire([2])
-        assert not is_readable(streamed.territory.place(0).address)
+        assert not is_readable(streamed.address_space.place(0).address)
 
 
 def test_what_is_kept_is_read_once_and_what_is_given_up_is_not_there(tmp_path: Path) -> None:
     """Chunks come into memory of their own while others stream, and stream again afterwards; their memory is gone."""
     schedule = schedule_pass([frozenset([i]) for i in range(1, 11)], [True] * 10, 1)
-    order = [chunk for stretch in schedule for chunk in stretch.acquire]
-    guests = (2, 5, 6, 9)
+    order = [chunk for segment in schedule for chunk in segment.acquire]
+    lent = (2, 5, 6, 9)
     with tier(tmp_path, [12 * CHUNK], order, (), 2) as streamed:
         streamed.weights.start()
         for _ in range(3):
             run_pass(streamed, schedule)
-            streamed.weights.keep(guests)
+            streamed.weights.pin(lent)
             run_pass(streamed, schedule)
             streamed.settle()
             streamed.residency.check()
             streamed.reads.clear()
             run_pass(streamed, schedule)
             read = {offset // CHUNK + i for offset, length in streamed.reads for i in range(length // CHUNK)}
-            assert not read.intersection(guests)
-            assert all(streamed.is_right(chunk) for chunk in guests)
-            streamed.weights.give_up(guests)
+            assert not read.intersection(lent)
+            assert all(streamed.is_right(chunk) for chunk in lent)
+            streamed.weights.unpin(lent)
             streamed.residency.check()
-            assert not any(is_readable(streamed.territory.place(chunk).address) for chunk in guests)
+            assert not any(is_readable(streamed.address_space.place(chunk).address) for chunk in lent)
         run_pass(streamed, schedule)
 
 
 def test_giving_up_waits_for_reads_in_progress_and_can_be_stopped(tmp_path: Path) -> None:
     with tier(tmp_path, [8 * CHUNK], range(1, 7), (), 2) as streamed:
         may_read = streamed.hold_reads()
-        streamed.weights.keep([1, 2])
+        streamed.weights.pin([1, 2])
         streamed.await_read()
 
         def stop() -> None:
@@ -318,10 +318,10 @@ def test_giving_up_waits_for_reads_in_progress_and_can_be_stopped(tmp_path: Path
 
         streamed.check = stop
         with pytest.raises(Cancelled):
-            streamed.weights.give_up([1, 2])
+            streamed.weights.unpin([1, 2])
         streamed.check = lambda: None
         threading.Timer(0.05, may_read.set).start()
-        streamed.weights.give_up([1, 2])
+        streamed.weights.unpin([1, 2])
         assert streamed.residency.state(1) is streamed.residency.state(2) is ChunkState.ABSENT
         streamed.residency.check()
         run_pass(streamed, schedule_pass([frozenset([i]) for i in range(1, 7)], [True] * 6, 1))
@@ -332,7 +332,7 @@ def test_what_is_exposed_reads_as_zeros_and_what_is_in_memory_stays(tmp_path: Pa
     """Reads that were about to begin wait until it ends; then all is as before."""
     order = range(12)
     with tier(tmp_path, [12 * CHUNK], order, (), 4, is_on_demand=is_on_demand) as streamed:
-        weights, place = streamed.weights, streamed.territory.place
+        weights, place = streamed.weights, streamed.address_space.place
         weights.acquire([2, 3, 7])
         streamed.settle()
         weights.expose(but=[9])

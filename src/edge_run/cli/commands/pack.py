@@ -1,4 +1,4 @@
-"""`edge-run pack`: the experts of a mixture again, compressed, in a file beside the model."""
+"""`edge-run pack`: the experts of a model again, compressed, in a file beside the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 
 
-@click.command(cls=SettingsCommand, short_help="Compress a mixture's experts into a file beside it, to read less.")
+@click.command(cls=SettingsCommand, short_help="Compress a model's experts into a file beside it, to read less.")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
     "-o", "--output", "target", type=click.Path(path_type=Path), metavar="FILE",
@@ -22,7 +22,7 @@ from edge_run.cli.shared.terminal import Terminal
 @click.option("--force", is_flag=True, help="Replace FILE where it exists.")
 @click.pass_obj
 def pack(terminal: Terminal, model: Path, target: Path | None, force: bool) -> None:
-    """Compress the experts of the mixture MODEL without loss into a file of their own, which streaming then reads.
+    """Compress the experts of MODEL without loss into a file of their own, which streaming then reads.
 
     The model stays as it is, and is still needed. It is worth it on a drive that is slow against the processor, for
     models in 16-bit numbers (F16, BF16); a run finds out by measuring, and reads what is faster.

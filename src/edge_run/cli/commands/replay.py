@@ -42,7 +42,7 @@ _TRACE = click.Argument(["trace"], type=click.Path(path_type=Path))
 def replay(
     terminal: Terminal, /, trace: Path, budgets: tuple[int, ...], policy: str, plot: Path | None, **given: Any
 ) -> None:
-    """Replay TRACE, a record of which experts a mixture's routers chose, through each policy of the expert cache.
+    """Replay TRACE, a record of which experts a model's routers chose, through each policy of the expert cache.
 
     Beside them is the offline optimum: what a policy could do that knew every choice beforehand. Nothing is loaded.
     """

@@ -61,13 +61,14 @@ def run(context: click.Context, /, **given: Any) -> None:
 
 def mesh_options(settings: RunSettings, terminal: Terminal) -> MeshOptions:
     """Return how a run uses the mesh that this device joined; what happens to it is said on standard error."""
+    from edge_run.runtime.mesh.engine import RunOptions
     from edge_run.runtime.mesh.opening import MeshOptions
 
     def say(text: str) -> None:
         terminal.erase()
         terminal.say(f"mesh: {text}", NOTICE)
 
-    return MeshOptions("", takes_any_numerics=settings.takes_any_numerics, say=say)
+    return MeshOptions("", run=RunOptions(settings.takes_any_numerics, say))
 
 
 def _without_system_prompt(context: click.Context, settings: RunSettings) -> RunSettings:

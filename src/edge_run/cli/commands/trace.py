@@ -1,4 +1,4 @@
-"""`edge-run trace`: which experts a mixture's routers choose, as a file."""
+"""`edge-run trace`: which experts a model's routers choose, as a file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SETTINGS = (
 @click.command(
     cls=SettingsCommand,
     params=[_MODEL, *some_settings(*_SETTINGS)],
-    short_help="Record which experts a mixture's routers choose.",
+    short_help="Record which experts a model's routers choose.",
 )
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE.csv", help="Where to write it."
@@ -40,7 +40,7 @@ _SETTINGS = (
 @click.option("--force", is_flag=True, help="Replace FILE.csv where it exists.")
 @click.pass_context
 def trace(context: click.Context, /, model_file: Path, output: Path, tokens: int, force: bool, **given: Any) -> None:
-    """Let the mixture MODEL continue a prompt by its likeliest tokens, and write down every choice of its routers.
+    """Let MODEL continue a prompt by its likeliest tokens, and write down which experts its routers choose.
 
     The prompt comes from -p, -f or standard input. `edge-run replay` says what caches would have made of the trace.
     """

@@ -18,7 +18,7 @@ from edge_run.cli.shared.tables import align
 from edge_run.cli.shared.terminal import Terminal
 
 if TYPE_CHECKING:
-    from edge_run.devices.members.keeping import Keeper
+    from edge_run.devices.members.keeping import ListEditor
     from edge_run.devices.members.member_list import MemberList
 
 
@@ -71,7 +71,7 @@ def remove(terminal: Terminal, /, node: str) -> None:
     """
     gone = _change(
         terminal,
-        lambda keeper, member: keeper.remove(member) if _has(keeper.listed, member) else keeper.listed,
+        lambda editor, member: editor.remove(member) if _has(editor.listed, member) else editor.listed,
         lambda listed, member: not _has(listed, member),
         must_have=node,
     )
@@ -91,7 +91,7 @@ def role(terminal: Terminal, /, node: str, role: Any) -> None:
     """
     name = _change(
         terminal,
-        lambda keeper, member: keeper.change_role(member, role),
+        lambda editor, member: editor.change_role(member, role),
         lambda listed, member: listed.find(member).role == role,
         must_have=node,
     )
@@ -105,9 +105,9 @@ def rotate(terminal: Terminal, /) -> None:
     fresh = secrets.token_bytes(32)
     before: list[int] = []
 
-    def change(keeper: Keeper, _: str) -> MemberList:
-        before.append(keeper.listed.roll.generation)
-        return keeper.rotate(fresh)
+    def change(editor: ListEditor, _: str) -> MemberList:
+        before.append(editor.listed.roll.generation)
+        return editor.rotate(fresh)
 
     _change(terminal, change, lambda listed, _: listed.roll.generation != before[-1])
     terminal.say("The cluster has another secret.")
@@ -122,7 +122,7 @@ def hand_on(terminal: Terminal, /, node: str) -> None:
     """
     name = _change(
         terminal,
-        lambda keeper, member: keeper.hand_on(member),
+        lambda editor, member: editor.hand_on(member),
         lambda listed, member: listed.find(member).key in (listed.charter.heir, listed.charter.founder),
         must_have=node,
     )
@@ -131,7 +131,7 @@ def hand_on(terminal: Terminal, /, node: str) -> None:
 
 def _change(
     terminal: Terminal,
-    change: Callable[[Keeper, str], MemberList],
+    change: Callable[[ListEditor, str], MemberList],
     is_made: Callable[[MemberList, str], bool],
     must_have: str = "",
 ) -> str:
@@ -150,7 +150,7 @@ def _change(
         name, node = f"{member.name} ({member.node})", member.node
     terminal.show("telling the others")
     try:
-        _, untold = make_change(folder, lambda keeper: change(keeper, node), lambda listed: is_made(listed, node))
+        _, untold = make_change(folder, lambda editor: change(editor, node), lambda listed: is_made(listed, node))
     finally:
         terminal.erase()
     if untold:

@@ -1,4 +1,4 @@
-"""`edge-run mesh doctor`: what is in the way of the mesh, and what to do about it."""
+"""`edge-run mesh doctor`: finds what is wrong with a mesh, and says what to do about it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Exit code: 0 when nothing is a problem, notes or not; 1 when something is.
 )
 @click.pass_context
 def doctor(context: click.Context, /, broker: str | None, **given: Any) -> None:
-    """Examine the mesh from this device: the broker, the clocks, the keys, the way to each device.
+    """Examine the mesh from this device: the broker, the clocks, the keys, the link to each device.
 
     Each finding is one line, and then what to do. It listens for 11 seconds. Needs the `mesh` extra.
     """

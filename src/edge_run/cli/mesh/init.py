@@ -1,4 +1,4 @@
-"""`edge-run mesh init`: a cluster with a list of members, and the line that lets others join."""
+"""`edge-run mesh init`: makes a cluster with a list of members, and the line that lets other devices join."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An invitation made and shown: by `edge-run mesh init`, and by `edge-run mesh invite` later on."""
+"""Makes and shows an invitation, for `edge-run mesh init` and `edge-run mesh invite`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def show_invitation(terminal: Terminal, folder: Path, given: dict[str, Any], *, 
     expires_s = int(time.time()) + given["expires"]
     invitation, seed = new_invitation(given["role"], given["uses"], expires_s)
     if is_new:
-        cluster, untold = change_list(folder, lambda keeper: keeper.invite(invitation, time.time())), ""
+        cluster, untold = change_list(folder, lambda editor: editor.invite(invitation, time.time())), ""
     else:
         cluster, untold = make_change(
             folder,
-            lambda keeper: keeper.invite(invitation, time.time()),
+            lambda editor: editor.invite(invitation, time.time()),
             lambda listed: listed.invitation(invitation.key) is not None,
         )
     shown = shown_broker(cluster)

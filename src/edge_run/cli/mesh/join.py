@@ -33,7 +33,7 @@ from edge_run.cli.shared.terminal import Terminal
 
 if TYPE_CHECKING:
     from edge_run.devices.members.cluster import Cluster, Invited
-    from edge_run.devices.mesh.node import MeshNode
+    from edge_run.devices.mesh.node import LocalNode
 
 MEASURE_S, COME_IN_S = 10.0, 30.0
 MOST_LETTERS = 1 << 16
@@ -165,8 +165,8 @@ def _come_in(invited: Invited, folder: Path, given: dict[str, Any], terminal: Te
         terminal.erase()
 
 
-def _take_part(node: MeshNode, terminal: Terminal, let_in: Callable[[Cluster], None]) -> None:
-    """Say what happens, and measure the way to whoever comes, until Ctrl-C. Raises NotTrusted when sent away."""
+def _take_part(node: LocalNode, terminal: Terminal, let_in: Callable[[Cluster], None]) -> None:
+    """Say what happens, and measure the link to whoever comes, until Ctrl-C. Raises NotTrusted when sent away."""
     names: dict[str, str] = {}
     was_connected = True
     while True:

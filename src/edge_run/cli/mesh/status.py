@@ -1,4 +1,4 @@
-"""`edge-run mesh status`: who is there, what each has, which layers it holds, links measured."""
+"""`edge-run mesh status`: shows the devices, what each has, the layers that it holds, and the measured links."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_run.base.bench import Bench, Spread
+from edge_run.base.bench import Bench, RunSpread
 from edge_run.base.units import format_size
 from edge_run.cli.shared.plot_file import check_plot, write_figure
 
@@ -40,7 +40,7 @@ def _panel(axes: Axes, bench: Bench, name: str, title: str, unit: str) -> None:
     comparison = bench.comparison(name)
     predicted = comparison.predicted
     spreads = (
-        None if predicted is None else Spread(predicted, predicted, predicted),
+        None if predicted is None else RunSpread(predicted, predicted, predicted),
         comparison.measured,
         comparison.mmap,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edge_run.base.bench import MMAP, Bench, Comparison, Spread
+from edge_run.base.bench import MMAP, Bench, Comparison, RunSpread
 from edge_run.base.units import format_size
 from edge_run.cli.shared.figures import describe_decision, describe_plan
 
@@ -66,7 +66,7 @@ def _plain_lines(bench: Bench) -> Iterator[str]:
         yield f"{name}: {', '.join(told)}"
 
 
-def _spread(name: str, spread: Spread | None) -> str:
+def _spread(name: str, spread: RunSpread | None) -> str:
     if spread is None:
         return "-"
     text = amount(name, spread.median)
@@ -88,7 +88,7 @@ def _notes(bench: Bench) -> Iterator[str]:
         yield f"About that profile: {bench.profile_problem}."
     if bench.mmap_problem:
         yield f"llama.cpp's mmap was not measured to the end: {bench.mmap_problem}."
-    yield from _about_levers(bench)
+    yield from _about_tunables(bench)
     mmap_runs = [run for run in bench.measurements if run.backend == MMAP]
     if mmap_runs:
         yield _about_box(bench)
@@ -102,12 +102,12 @@ def _notes(bench: Bench) -> Iterator[str]:
             yield f"The tokens were the same in all {len(bench.measurements)} runs."
 
 
-def _about_levers(bench: Bench) -> Iterator[str]:
+def _about_tunables(bench: Bench) -> Iterator[str]:
     uses = [run.experts for run in bench.measurements if run.experts is not None]
     if not uses:
         return
-    levers = ", ".join(f"{name} {setting}" for name, setting in uses[-1].levers.items())
-    yield f"Experts came with {levers}: " + (
+    tunables = ", ".join(f"{name} {setting}" for name, setting in uses[-1].tunables.items())
+    yield f"Experts came with {tunables}: " + (
         "as compared in these runs."
         if any(use.decisions for use in uses)
         else "nothing else was compared in so few tokens."

@@ -27,8 +27,12 @@ _ENDS_IF = "if its file is cut or its drive fails meanwhile, the system ends the
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What was written. generation None: it was interrupted before it could be measured."""
+class WrittenAnswer:
+    """An answer that was written.
+
+    text: its text.
+    generation: its figures; None where it was interrupted before it could be measured.
+    """
 
     text: str
     generation: Generation | None
@@ -49,7 +53,7 @@ def opened(
 
     announce_end(partial(_end, path))
     terminal.show(f"Opening {path.name}")
-    interrupt = mesh.interrupt if mesh else Interrupt()
+    interrupt = mesh.run.interrupt if mesh else Interrupt()
     with interrupt.hearing_ctrl_c():
         model = Model(path, config=config, chat_template=chat_template, mesh=mesh)
     terminal.erase()
@@ -81,7 +85,7 @@ def _end(path: Path, what: str) -> None:
     )
 
 
-def show(stream: Stream, model: Model, terminal: Terminal, before: str = "") -> Answer:
+def show(stream: Stream, model: Model, terminal: Terminal, before: str = "") -> WrittenAnswer:
     """Write `before` and then the answer, piece by piece; see `follow`."""
     with terminal.showing(lambda: figures.describe_wait(model.plan, model.progress)) as stop_showing:
 
@@ -96,7 +100,7 @@ def show(stream: Stream, model: Model, terminal: Terminal, before: str = "") -> 
     return answer
 
 
-def follow(stream: Stream, model: Model, write: Callable[[str], None]) -> Answer:
+def follow(stream: Stream, model: Model, write: Callable[[str], None]) -> WrittenAnswer:
     """Run an answer to its end, passing pieces to `write`. Ctrl-C ends it; before the first token it has no text."""
     written: list[str] = []
     generation = None
@@ -111,10 +115,10 @@ def follow(stream: Stream, model: Model, write: Callable[[str], None]) -> Answer
                 generation = piece.generation
     except KeyboardInterrupt:
         stream.close()
-    return Answer("".join(written), generation)
+    return WrittenAnswer("".join(written), generation)
 
 
-def say_figures(answer: Answer, terminal: Terminal, is_chat: bool = False) -> None:
+def say_figures(answer: WrittenAnswer, terminal: Terminal, is_chat: bool = False) -> None:
     """Say why the answer ended and what it cost; in a chat, its speed only."""
     generation = answer.generation
     if generation is None:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import textwrap
 
-from edge_run.base.results import ExpertUse, Generation, GpuPlan, IoUse, LeverDecision, MemoryUse, Plan, Progress, Stats
+from edge_run.base.results import (
+    ExpertUse,
+    Generation,
+    GpuPlan,
+    IoUse,
+    MemoryUse,
+    Plan,
+    Progress,
+    Stats,
+    TuningDecision,
+)
 from edge_run.base.units import format_size
 
 LEAST_REASON_COLUMNS = 24
@@ -31,7 +41,7 @@ def describe_gpu(gpu: GpuPlan) -> str:
     parts = ", ".join(f"{format_size(size)} of {what}" for what, size in sizes)
     narrow = f", {gpu.narrow_layers} of them without their widest weights" if gpu.narrow_layers else ""
     layers = f"{gpu.layers - 1} layers and the output" if gpu.layers > 1 else "the output"
-    wide = "; passes of many tokens run there whole" if gpu.wide_passes else ""
+    wide = "; passes of many tokens run there whole" if gpu.op_offload else ""
     return f"{gpu.device} has {layers}{narrow}: {parts}, within {format_size(gpu.budget_bytes)}{wide}"
 
 
@@ -102,20 +112,22 @@ def describe_use(plan: Plan, memory: MemoryUse, io: IoUse, load_s: float) -> str
 
 
 def describe_experts(use: ExpertUse | None) -> list[str]:
-    """Return how a mixture's experts were streamed, and what was found about it; nothing for other models."""
+    """Return how experts were streamed, and what was found about it; nothing for other models."""
     if use is None or not use.tokens:
         return []
     text = f"experts: {use.hit_rate:.0%} of what a token needs was in memory"
-    if use.foretold_bytes:
-        text += f"; read ahead {format_size(use.foretold_bytes)}, {use.unused_bytes / use.foretold_bytes:.0%} in vain"
+    if use.prefetched_bytes:
+        text += (
+            f"; read ahead {format_size(use.prefetched_bytes)}, {use.unused_bytes / use.prefetched_bytes:.0%} in vain"
+        )
     return [text, *map(describe_decision, use.decisions)]
 
 
-def describe_decision(decision: LeverDecision) -> str:
+def describe_decision(decision: TuningDecision) -> str:
     """Return what a comparison of two settings found."""
     between = f"{decision.gain_low:+.1%} to {decision.gain_high:+.1%}, {decision.confidence:.0%} sure"
     return (
-        f"{decision.lever} {decision.tried}, tried for {decision.tokens} tokens: {decision.gain:+.1%} ({between}); "
+        f"{decision.tunable} {decision.tried}, tried for {decision.tokens} tokens: {decision.gain:+.1%} ({between}); "
         f"so it is {decision.setting}"
     )
 

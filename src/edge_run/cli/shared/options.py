@@ -17,7 +17,7 @@ from edge_run.base.config import (
     EXPERT_PREFETCH,
     FLASH_ATTENTION,
     KV_TYPES,
-    MESH_STATES,
+    MESH_ACTIVATIONS,
     SPECULATE,
     ModelConfig,
     SamplingConfig,
@@ -124,7 +124,7 @@ SETTINGS: tuple[Setting, ...] = (
     _memory("--readers", field="readers", help="Threads that read weights." + _default("readers"), **_NUMBER),
     _memory(
         "--expert-policy", field="expert_policy", type=click.Choice(EXPERT_POLICIES),
-        help="What memory for a mixture's experts keeps." + _default("expert_policy"),
+        help="What the memory for a model's experts keeps." + _default("expert_policy"),
     ),
     _memory(
         "--expert-prefetch", field="expert_prefetch", type=click.Choice(EXPERT_PREFETCH),
@@ -132,7 +132,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _memory(
         "--packed", field="packed", metavar="FILE",
-        help="A mixture's experts, compressed by edge-run pack; off: none. [default: MODEL.packed, where it is there]",
+        help="The model's experts, compressed by edge-run pack; off: none. [default: MODEL.packed, where it is there]",
     ),
     _memory(
         "--cache-dir", field="cache_folder", type=click.Path(path_type=Path), metavar="FOLDER",
@@ -169,9 +169,9 @@ SETTINGS: tuple[Setting, ...] = (
         help="Also use devices whose kernels may compute other last bits: tokens may then differ. [default: no]",
     ),
     _memory(
-        "--mesh-states", field="mesh_states", type=click.Choice(MESH_STATES),
+        "--mesh-activations", field="mesh_activations", type=click.Choice(MESH_ACTIVATIONS),
         help="What devices hand each other; compact: rounded to 8 bits a number where a link is slow, so that tokens "
-        "may differ." + _default("mesh_states"),
+        "may differ." + _default("mesh_activations"),
     ),
     _output("--json", is_flag=True, help="One JSON object on standard output, and nothing else."),
     _output("--display-prompt/--no-display-prompt", help="Repeat the prompt before the answer. [default: no]"),

@@ -1,4 +1,4 @@
-"""`edge-run split bench`: bytes against accuracy, latency against bandwidth, and what has to be beaten beside them."""
+"""`edge-run split bench`: bytes against accuracy, and latency against bandwidth, with JPEG and WebP beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags that are several numbers."""
+"""Flags whose values are several numbers."""
 
 from __future__ import annotations
 

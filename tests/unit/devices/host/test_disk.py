@@ -20,7 +20,7 @@ from control_groups import control_group
 from edge_run.base.errors import TierReadError
 from edge_run.base.units import GIB, MIB
 from edge_run.devices.host import disk, scratch
-from edge_run.devices.host.disk import BLOCK_SIZES, UNIT_BYTES, Effort, Pace, data_units, measure_disk, spread
+from edge_run.devices.host.disk import BLOCK_SIZES, UNIT_BYTES, Effort, ReadMeter, data_units, measure_disk, spread
 from edge_run.tiers.source import SourceFile
 from quick_probe import QUICK
 
@@ -30,11 +30,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="disks are measu
 
 
 def paced(times: list[float], block_bytes: int = UNIT_BYTES, readers: int = 4) -> float:
-    """Return what Pace makes of blocks that end at `times`; fail when they are not enough for it."""
-    pace = Pace(Effort(), readers)
+    """Return what ReadMeter makes of blocks that end at `times`; fail when they are not enough for it."""
+    meter = ReadMeter(Effort(), readers)
     for time_s in times:
-        if pace.note(time_s, block_bytes):
-            return pace.bytes_per_s
+        if meter.note(time_s, block_bytes):
+            return meter.bytes_per_s
     raise AssertionError("it wanted more")
 
 
@@ -57,11 +57,11 @@ def test_a_burst_at_the_beginning_does_not_count() -> None:
 
 def test_a_fast_disk_ends_by_bytes_and_a_slow_one_by_reads() -> None:
     for speed, most_s in ((20e9, 0.05), (5e6, 25)):
-        pace, now = Pace(Effort(), 4), 0.0
-        while not pace.note(now, UNIT_BYTES):
+        meter, now = ReadMeter(Effort(), 4), 0.0
+        while not meter.note(now, UNIT_BYTES):
             now += UNIT_BYTES / speed
         assert now < most_s
-        assert pace.bytes_per_s == pytest.approx(speed)
+        assert meter.bytes_per_s == pytest.approx(speed)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8, 32, 64, 1000])

@@ -18,16 +18,16 @@ from edge_run.devices.host.profile import (
     FORMAT_VERSION,
     CostsFigure,
     DiskFigure,
-    Identity,
     KernelFigure,
+    MeasuredSetup,
     Measurements,
-    PassCosts,
+    PassOverheads,
     ProfileStore,
     disk_of,
 )
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
-DEVICE = Identity("AMD EPYC", "x86_64", 2, "llama-cpp-python 0.3.36")
+DEVICE = MeasuredSetup("AMD EPYC", "x86_64", 2, "llama-cpp-python 0.3.36")
 MOUNT = Mount("/dev/vda", "ext4", "4711", "")
 
 
@@ -46,7 +46,7 @@ def disk(limit: str = "", readers: int = 4, date: str = at(), speed: float = 2.5
     )
 
 
-COSTS = CostsFigure(at(), False, PassCosts(2, 3e-7, 2.5e-6, (5.5e9, 4.7e10)))
+COSTS = CostsFigure(at(), False, PassOverheads(2, 3e-7, 2.5e-6, (5.5e9, 4.7e10)))
 ALL = Measurements((kernel(1), kernel(512)), (COSTS,), (disk(),))
 
 

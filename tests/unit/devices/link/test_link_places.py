@@ -11,7 +11,7 @@ from zmq.utils import z85
 
 from edge_run.base.errors import ProtocolError
 from edge_run.devices.link import places as link_places
-from edge_run.devices.link.places import Mark, Places, check_key, is_own, may_try, parse_place
+from edge_run.devices.link.places import AddressFilter, Mark, check_key, is_own, may_try, parse_place
 
 FIELD = 2**255 - 19
 
@@ -65,10 +65,10 @@ def test_a_place_that_is_none(place: str) -> None:
 
 def test_an_address_of_this_machine_is_tried_where_the_link_is_marked_only() -> None:
     places = ("tcp://127.0.0.1:5001", "tcp://[::1]:5001", "tcp://127.8.8.8:5001", "tcp://192.0.2.1:5001")
-    assert Places().usable("k", places) == ("tcp://192.0.2.1:5001",)
+    assert AddressFilter().usable("k", places) == ("tcp://192.0.2.1:5001",)
     with contextlib.closing(Mark("k", 5001)):
-        assert Places().usable("k", places) == places
-        assert Places().usable("other", places) == places[3:]
+        assert AddressFilter().usable("k", places) == places
+        assert AddressFilter().usable("other", places) == places[3:]
         assert not may_try("k", "tcp://127.0.0.1:5002")
     assert not may_try("k", places[0])
 
@@ -82,7 +82,7 @@ def test_addresses_of_network_cards_are_this_machine_s_too() -> None:
 
 
 def test_what_could_not_be_found_out_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    places = Places()
+    places = AddressFilter()
 
     def fail(key: str, port: int) -> bool:
         raise OSError("no files")

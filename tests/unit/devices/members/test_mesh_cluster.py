@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import stat
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from edge_run.devices.members.cluster import (
     read_cluster,
     write_cluster,
 )
-from edge_run.devices.members.identity import BOOT_DIGITS, make_identity, take_identity
+from edge_run.devices.members.identity import INCARNATION_DIGITS, make_identity, take_identity
 from edge_run.devices.members.keys import is_signed, node_of
 from edge_run.devices.mesh.opening import check_listen, known_cluster, reachable
 
@@ -93,12 +92,12 @@ def test_damaged_files_are_said_to_be(tmp_path: Path) -> None:
         read_cluster(tmp_path)
 
 
-def test_a_node_keeps_its_id_and_gets_later_lives(tmp_path: Path) -> None:
+def test_a_node_keeps_its_id_and_gets_later_incarnations(tmp_path: Path) -> None:
     first = take_identity(tmp_path, now)
     first.release()
     clock_went_back = take_identity(tmp_path, lambda: 1.6e9)
     assert (first.node, first.is_lasting) == (clock_went_back.node, True)
-    assert clock_went_back.boot > first.boot
+    assert clock_went_back.incarnation > first.incarnation
     other = take_identity(tmp_path, now)  # while the first of this device lives
     assert other.node != first.node
     assert not other.is_lasting
@@ -138,13 +137,14 @@ def test_places() -> None:
 
 @pytest.mark.parametrize("kept", ["99999999999999999999", "1" * 5000, "true", "1e15", '"7"', "-1", "[", ""])
 def test_the_last_start_that_was_kept_may_be_anything(kept: str, tmp_path: Path) -> None:
-    (tmp_path / "node.boot").write_text(kept)
-    boots = []
+    (tmp_path / "node.incarnation").write_text(kept)
+    incarnations = []
     for _ in range(2):
-        with contextlib.closing(take_identity(tmp_path, now)) as identity:
-            boots.append(identity.boot)
-    assert [len(boot) for boot in boots] == [BOOT_DIGITS, BOOT_DIGITS]
-    assert boots[0] < boots[1]
+        identity = take_identity(tmp_path, now)
+        identity.release()
+        incarnations.append(identity.incarnation)
+    assert [len(incarnation) for incarnation in incarnations] == [INCARNATION_DIGITS, INCARNATION_DIGITS]
+    assert incarnations[0] < incarnations[1]
 
 
 @pytest.mark.parametrize("port", [1, 80, 1023])

@@ -12,7 +12,7 @@ import pytest
 from edge_run.base.errors import EdgeRunError, NotTrusted, ProtocolError
 from edge_run.devices.members.keeping import (
     REQUEST_AGE_S,
-    Keeper,
+    ListEditor,
     Request,
     ask,
     found,
@@ -56,13 +56,13 @@ class Founded:
     def __post_init__(self) -> None:
         self.listed = found(self.founder, CLUSTER, "first", SECRET, runs_broker=True)
 
-    def keeper(self, device: DeviceKey | None = None, secret: bytes = SECRET) -> Keeper:
-        return Keeper(device or self.founder, self.listed, secret)
+    def editor(self, device: DeviceKey | None = None, secret: bytes = SECRET) -> ListEditor:
+        return ListEditor(device or self.founder, self.listed, secret)
 
     def add(self, name: str, role: Role = "use", by: DeviceKey | None = None) -> DeviceKey:
         guest, device = key(), key()
-        self.listed = self.keeper(by).invite(invitation(guest, role=role), NOW_S)
-        self.listed = self.keeper(by).admit(self.request(guest, device, name), NOW_S)
+        self.listed = self.editor(by).invite(invitation(guest, role=role), NOW_S)
+        self.listed = self.editor(by).admit(self.request(guest, device, name), NOW_S)
         return device
 
     def request(self, guest: DeviceKey, device: DeviceKey, name: str = "one", now_s: float = NOW_S) -> Request:
@@ -104,27 +104,27 @@ def test_what_is_sealed_is_opened_by_its_receiver_only() -> None:
 
 def test_an_invitation_lets_in_as_many_as_it_says_and_while_it_lasts() -> None:
     cluster, guest = Founded(), key()
-    cluster.listed = cluster.keeper().invite(invitation(guest, uses=2), NOW_S)
+    cluster.listed = cluster.editor().invite(invitation(guest, uses=2), NOW_S)
     for name in ("one", "two"):
-        cluster.listed = cluster.keeper().admit(cluster.request(guest, key(), name), NOW_S)
+        cluster.listed = cluster.editor().admit(cluster.request(guest, key(), name), NOW_S)
     with pytest.raises(NotTrusted, match="used up"):
-        cluster.keeper().admit(cluster.request(guest, key()), NOW_S)
+        cluster.editor().admit(cluster.request(guest, key()), NOW_S)
     late = key()
-    cluster.listed = cluster.keeper().invite(invitation(late, expires_s=NOW_S + 5), NOW_S)
+    cluster.listed = cluster.editor().invite(invitation(late, expires_s=NOW_S + 5), NOW_S)
     with pytest.raises(NotTrusted, match="has ended"):
-        cluster.keeper().admit(cluster.request(late, key(), now_s=NOW_S + 6), NOW_S + 6)
+        cluster.editor().admit(cluster.request(late, key(), now_s=NOW_S + 6), NOW_S + 6)
     with pytest.raises(NotTrusted, match="is not known"):
         cluster.request(key(), key())
     open_ = key()
-    cluster.listed = cluster.keeper().invite(invitation(open_), NOW_S)
+    cluster.listed = cluster.editor().invite(invitation(open_), NOW_S)
     old = cluster.request(open_, key(), now_s=NOW_S - REQUEST_AGE_S - 1)
     with pytest.raises(NotTrusted, match="clock"):
-        cluster.keeper().admit(old, NOW_S)
+        cluster.editor().admit(old, NOW_S)
 
 
 def test_a_request_is_signed_by_the_invitation_and_by_the_device() -> None:
     cluster, guest, device = Founded(), key(), key()
-    cluster.listed = cluster.keeper().invite(invitation(guest), NOW_S)
+    cluster.listed = cluster.editor().invite(invitation(guest), NOW_S)
     for words in (
         {"name": "another"},
         {"seal_key": json.loads(ask(guest, key(), CLUSTER, "one", NOW_S))["seal_key"]},
@@ -141,12 +141,12 @@ def test_a_request_is_signed_by_the_invitation_and_by_the_device() -> None:
 def test_who_was_removed_does_not_come_back_with_the_same_key() -> None:
     cluster, guest = Founded(), key()
     gone = cluster.add("gone")
-    cluster.listed = cluster.keeper().remove("gone")
+    cluster.listed = cluster.editor().remove("gone")
     assert gone.public_key not in cluster.read().members
     assert gone.node not in cluster.listed.roll.secrets
-    cluster.listed = cluster.keeper().invite(invitation(guest), NOW_S)
+    cluster.listed = cluster.editor().invite(invitation(guest), NOW_S)
     with pytest.raises(NotTrusted, match="was removed"):
-        cluster.keeper().admit(cluster.request(guest, gone), NOW_S)
+        cluster.editor().admit(cluster.request(guest, gone), NOW_S)
 
 
 def test_roles_are_kept() -> None:
@@ -154,33 +154,33 @@ def test_roles_are_kept() -> None:
     user, lead = cluster.add("user"), cluster.add("lead", "lead")
     cluster.add("other", "lead")
     with pytest.raises(NotTrusted, match="may not change it"):
-        cluster.keeper(user)
+        cluster.editor(user)
     assert cluster.add("by lead", by=lead)
     refused: list[Callable[[], MemberList]] = [
-        lambda: cluster.keeper(lead).change_role("user", "lead"),
-        lambda: cluster.keeper(lead).remove("other"),
-        lambda: cluster.keeper(lead).hand_on("user"),
-        lambda: cluster.keeper(lead).invite(invitation(key(), role="lead"), NOW_S),
+        lambda: cluster.editor(lead).change_role("user", "lead"),
+        lambda: cluster.editor(lead).remove("other"),
+        lambda: cluster.editor(lead).hand_on("user"),
+        lambda: cluster.editor(lead).invite(invitation(key(), role="lead"), NOW_S),
     ]
     for change in refused:
         with pytest.raises(NotTrusted, match="founder"):
             change()
-    for change in (lambda: cluster.keeper(lead).remove("first"), lambda: cluster.keeper().change_role("first", "use")):
+    for change in (lambda: cluster.editor(lead).remove("first"), lambda: cluster.editor().change_role("first", "use")):
         with pytest.raises(NotTrusted, match="founded"):
             change()
     with pytest.raises(NotTrusted, match="is no member"):
-        cluster.keeper().remove("nobody")
+        cluster.editor().remove("nobody")
 
 
 def test_a_lead_who_was_removed_signs_nothing_any_more() -> None:
     cluster = Founded()
     lead = cluster.add("lead", "lead")
-    theirs = cluster.keeper(lead)
-    cluster.listed = cluster.keeper().remove("lead")
+    theirs = cluster.editor(lead)
+    cluster.listed = cluster.editor().remove("lead")
     with pytest.raises(NotTrusted, match="may not change it"):
-        cluster.keeper(lead)
+        cluster.editor(lead)
     for _ in range(5):  # what he goes on to sign on his own is older, however often he changes it
-        theirs = Keeper(lead, theirs.invite(invitation(key()), NOW_S), SECRET)
+        theirs = ListEditor(lead, theirs.invite(invitation(key()), NOW_S), SECRET)
     assert theirs.listed.order < cluster.listed.order
     forged = signed(lead, cluster.listed.charter, cluster.listed.charter_signature, theirs.listed.roll)
     with pytest.raises(EdgeRunError):
@@ -191,62 +191,62 @@ def test_a_cluster_is_handed_on() -> None:
     cluster = Founded()
     heir = cluster.add("heir")
     before = cluster.listed
-    cluster.listed = cluster.keeper().hand_on("heir")
+    cluster.listed = cluster.editor().hand_on("heir")
     assert cluster.read().charter.founder == cluster.founder.public_key, "until the heir takes it"
     assert take_over(cluster.listed, cluster.founder) is None
     taken = take_over(cluster.listed, heir)
     assert taken is not None
-    old, cluster.listed = Keeper(cluster.founder, cluster.listed, SECRET), taken
+    old, cluster.listed = ListEditor(cluster.founder, cluster.listed, SECRET), taken
     assert cluster.read().charter.founder == heir.public_key
     assert cluster.listed.order > before.order
     for _ in range(4):  # the old founder's own lists stay older
-        old = Keeper(cluster.founder, old.rotate(SECRET), SECRET)
-    old = Keeper(cluster.founder, old.remove("heir"), SECRET)
+        old = ListEditor(cluster.founder, old.rotate(SECRET), SECRET)
+    old = ListEditor(cluster.founder, old.remove("heir"), SECRET)
     assert old.listed.charter.heir == b"", "who is removed inherits nothing"
     assert old.listed.order < cluster.listed.order
-    cluster.listed = cluster.keeper(heir).remove("first")
+    cluster.listed = cluster.editor(heir).remove("first")
     assert [one.name for one in cluster.read().roll.members] == ["heir"]
     founder = heir
     for number in range(MOST_FOUNDERS - 1):
         heir = cluster.add(f"heir {number}", by=founder)
-        taken = take_over(cluster.keeper(founder).hand_on(heir.node), heir)
+        taken = take_over(cluster.editor(founder).hand_on(heir.node), heir)
         assert taken is not None
         founder, cluster.listed = heir, taken
         assert cluster.read() == taken
     cluster.add("one more", by=founder)
     with pytest.raises(NotTrusted, match=f"{MOST_FOUNDERS} times"):
-        cluster.keeper(founder).hand_on("one more")
+        cluster.editor(founder).hand_on("one more")
 
 
 def test_a_cluster_is_handed_on_to_who_is_away_whatever_changes_meanwhile() -> None:
     cluster = Founded()
     heir = cluster.add("heir")
     cluster.add("other")
-    cluster.listed = cluster.keeper().hand_on("heir")
-    for change in (lambda: cluster.keeper().change_role("other", "lead"), lambda: cluster.keeper().rotate(SECRET)):
+    cluster.listed = cluster.editor().hand_on("heir")
+    for change in (lambda: cluster.editor().change_role("other", "lead"), lambda: cluster.editor().rotate(SECRET)):
         cluster.listed = change()
         assert cluster.read().charter.heir == heir.public_key
     assert take_over(cluster.listed, heir) is not None
     by_lead = dataclasses.replace(cluster.listed.roll, members=cluster.listed.roll.members[:1])
     without = signed(cluster.founder, cluster.listed.charter, cluster.listed.charter_signature, by_lead)
     assert take_over(without, heir) is None, "who is no member makes no list that nobody can read"
-    cluster.listed = cluster.keeper().remove("heir")
+    cluster.listed = cluster.editor().remove("heir")
     assert cluster.read().charter.heir == b""
 
 
 def test_whoever_goes_or_may_less_has_no_line_that_is_of_use() -> None:
     cluster, guest = Founded(), key()
     cluster.add("gone")
-    cluster.listed = cluster.keeper().invite(invitation(guest, uses=16), NOW_S)
-    cluster.listed = cluster.keeper().change_role("gone", "lead")
+    cluster.listed = cluster.editor().invite(invitation(guest, uses=16), NOW_S)
+    cluster.listed = cluster.editor().change_role("gone", "lead")
     assert cluster.listed.invitation(guest.public_key), "who may more knows nothing that is of use"
     lead = cluster.add("lead", "lead")
     secret_line = key()
-    cluster.listed = cluster.keeper(lead).invite(invitation(secret_line), NOW_S)
-    cluster.listed = cluster.keeper().change_role("lead", "compute")
+    cluster.listed = cluster.editor(lead).invite(invitation(secret_line), NOW_S)
+    cluster.listed = cluster.editor().change_role("lead", "compute")
     assert not cluster.read().roll.invitations
-    cluster.listed = cluster.keeper().invite(invitation(guest, uses=16), NOW_S)
-    cluster.listed = cluster.keeper().remove("gone")
+    cluster.listed = cluster.editor().invite(invitation(guest, uses=16), NOW_S)
+    cluster.listed = cluster.editor().remove("gone")
     with pytest.raises(NotTrusted, match="is not known"):
         cluster.request(guest, key(), "gone again")
 
@@ -263,21 +263,21 @@ def test_a_lead_cannot_keep_the_founder_from_changing_the_list() -> None:
 
     sign(number=MOST_NUMBER - 1, generation=MOST_NUMBER - 1)
     with pytest.raises(NotTrusted, match="founder"):
-        cluster.keeper(lead).rotate(SECRET)
-    cluster.listed = cluster.keeper().rotate(SECRET)
+        cluster.editor(lead).rotate(SECRET)
+    cluster.listed = cluster.editor().rotate(SECRET)
     assert cluster.read().roll.generation == 0
     first, *others = cluster.listed.roll.members
     sign(members=(dataclasses.replace(first, seal_key=lead.seal_key), *others), number=cluster.listed.roll.number + 1)
-    cluster.listed = cluster.keeper().rotate(b"n" * 32)
+    cluster.listed = cluster.editor().rotate(b"n" * 32)
     assert cluster.read().members[cluster.founder.public_key].seal_key == cluster.founder.seal_key
     assert secret_of(cluster.listed, cluster.founder) == b"n" * 32
     many = tuple(invitation(key(), uses=number % 2) for number in range(MOST_INVITATIONS))
     sign(invitations=many, number=cluster.listed.roll.number + 1)
-    cluster.listed = cluster.keeper().invite(invitation(key()), NOW_S)
+    cluster.listed = cluster.editor().invite(invitation(key()), NOW_S)
     assert len(cluster.read().roll.invitations) == MOST_INVITATIONS // 2 + 1, "what is used up makes room"
     sign(invitations=tuple(invitation(key()) for _ in many), number=cluster.listed.roll.number + 1)
-    cluster.listed = cluster.keeper().remove("lead")
-    assert cluster.keeper().invite(invitation(key()), NOW_S)
+    cluster.listed = cluster.editor().remove("lead")
+    assert cluster.editor().invite(invitation(key()), NOW_S)
 
 
 def test_no_list_is_made_that_nobody_reads() -> None:
@@ -292,18 +292,18 @@ def test_no_list_is_made_that_nobody_reads() -> None:
     )
     cluster.listed = signed(cluster.founder, cluster.listed.charter, b"", roll)
     with pytest.raises(ProtocolError, match="at most"):
-        cluster.keeper().rotate(SECRET)
+        cluster.editor().rotate(SECRET)
 
 
 def test_an_id_comes_before_a_name() -> None:
     cluster = Founded()
     guest, one = key(), key()
-    cluster.listed = cluster.keeper().invite(invitation(guest, uses=3), NOW_S)
+    cluster.listed = cluster.editor().invite(invitation(guest, uses=3), NOW_S)
     other = key()
     for device, name in ((one, other.node), (other, one.node), (key(), "twice"), (key(), "twice")):
         if name == "twice" and not cluster.listed.roll.invitations[0].uses:
-            cluster.listed = cluster.keeper().invite(invitation(guest := key()), NOW_S)
-        cluster.listed = cluster.keeper().admit(cluster.request(guest, device, name), NOW_S)
+            cluster.listed = cluster.editor().invite(invitation(guest := key()), NOW_S)
+        cluster.listed = cluster.editor().admit(cluster.request(guest, device, name), NOW_S)
     assert cluster.listed.find(one.node).key == one.public_key
     assert cluster.listed.find(other.node).key == other.public_key
     with pytest.raises(NotTrusted, match="more than one"):
@@ -315,12 +315,12 @@ def test_an_id_comes_before_a_name() -> None:
 def test_a_new_secret_is_for_members_only() -> None:
     cluster = Founded()
     second = cluster.add("second")
-    cluster.listed = cluster.keeper().rotate(b"n" * 32)
+    cluster.listed = cluster.editor().rotate(b"n" * 32)
     assert secret_of(cluster.read(), second) == secret_of(cluster.read(), cluster.founder) == b"n" * 32
     third = key()
     guest = key()
-    cluster.listed = cluster.keeper(secret=b"n" * 32).invite(invitation(guest), NOW_S)
-    cluster.listed = cluster.keeper(secret=b"n" * 32).admit(cluster.request(guest, third), NOW_S)
+    cluster.listed = cluster.editor(secret=b"n" * 32).invite(invitation(guest), NOW_S)
+    cluster.listed = cluster.editor(secret=b"n" * 32).admit(cluster.request(guest, third), NOW_S)
     assert secret_of(cluster.read(), third) == b"n" * 32
 
 
@@ -391,4 +391,4 @@ def test_the_largest_list_can_be_sent() -> None:
     roll = dataclasses.replace(roll, invitations=(invitation(guest),))
     cluster.listed = signed(cluster.founder, full.charter, b"", roll)
     with pytest.raises(NotTrusted, match="one too many"):
-        cluster.keeper().admit(cluster.request(guest, key()), NOW_S)
+        cluster.editor().admit(cluster.request(guest, key()), NOW_S)

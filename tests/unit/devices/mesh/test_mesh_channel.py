@@ -8,7 +8,7 @@ import time
 
 from edge_run.base.errors import MeshError
 from edge_run.devices.members.cluster import Broker
-from edge_run.devices.mesh.channel import Channel, Wiring
+from edge_run.devices.mesh.channel import Channel, ChannelCallbacks
 from edge_run.devices.messages.outgoing import Outgoing
 from edge_run.devices.messages.topics import Topic
 
@@ -23,7 +23,7 @@ def no_will() -> Outgoing:
 
 def test_it_ends_at_once_also_when_it_is_hurried_meanwhile() -> None:
     for _ in range(40):
-        channel = Channel("x", (), Wiring(nowhere, no_will, lambda *_: None, lambda *_: None, lambda: 60.0))
+        channel = Channel("x", (), ChannelCallbacks(nowhere, no_will, lambda *_: None, lambda *_: None, lambda: 60.0))
         channel.start()
         is_over = threading.Event()
 
@@ -52,7 +52,7 @@ def test_a_broker_that_ends_while_it_is_subscribed_to_is_left_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(5)
         broker = Broker("127.0.0.1", listener.getsockname()[1])
-        wiring = Wiring(
+        wiring = ChannelCallbacks(
             lambda: broker, lambda: will, lambda *_: None, lambda *change: changes.append(change), lambda: 60.0
         )
         channel = Channel("x", ("edge/v1/#",), wiring)

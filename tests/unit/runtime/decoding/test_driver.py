@@ -113,8 +113,8 @@ def test_after_a_failure_nothing_more_is_computed_and_the_next_pass_is_whole(
     feature.on_event = fail
     with pytest.raises(TierReadError, match=f"in step {step}"):
         run(driver, feature, graph)
-    is_in_mid_stretch = whole[until] in ("take w1", "take w2", "meet w1", "meet w2")
-    assert feature.events == [*whole[: until + 1], *(whole[until + 1 : until + 2] * is_in_mid_stretch), "abandon"]
+    is_in_mid_segment = whole[until] in ("take w1", "take w2", "meet w1", "meet w2")
+    assert feature.events == [*whole[: until + 1], *(whole[until + 1 : until + 2] * is_in_mid_segment), "abandon"]
     feature.on_event = lambda event: None
     assert run(driver, feature, graph) == whole
     assert run(driver, feature, graph) == BY_PROGRAM
@@ -139,10 +139,10 @@ def test_whatever_is_raised_is_raised_after_the_pass_and_never_inside(feature: F
 
 
 def test_a_guess_that_holds_too_much_is_not_made_again(feature: Feature) -> None:
-    """It held a stretch of the expected graph when the unexpected one needed more: node by node there is room."""
+    """It held a segment of the expected graph when the unexpected one needed more: node by node there is room."""
     graph, other = Graph(SMALL), Graph(("a", "w1", "w3", "b"))
     driver = driver_for(feature, graph, other)
-    driver.programs[ONE] = compile_program(graph.map, [_OneStretch(feature)])
+    driver.programs[ONE] = compile_program(graph.map, [_OneSegment(feature)])
 
     def refuse(event: str) -> None:
         if event == "meet w3" and feature.events[0] == "take all":
@@ -164,7 +164,7 @@ def test_a_guess_that_holds_too_much_is_not_made_again(feature: Feature) -> None
     ]
 
 
-class _OneStretch(Feature):
+class _OneSegment(Feature):
     """Holds everything from the first weight to the last."""
 
     def __init__(self, feature: Feature) -> None:
@@ -179,13 +179,13 @@ class _OneStretch(Feature):
 LONG = ("a", "b", "w1", "c", "d", "e")
 
 
-@pytest.mark.parametrize("knows_scratch", [False, True])
+@pytest.mark.parametrize("knows_buffer", [False, True])
 @pytest.mark.parametrize("other", [i for i, name in enumerate(LONG) if not name.startswith("w")])
-def test_another_node_is_noticed_wherever_it_is(feature: Feature, other: int, knows_scratch: bool) -> None:
+def test_another_node_is_noticed_wherever_it_is(feature: Feature, other: int, knows_buffer: bool) -> None:
     """Where nothing is to be done, too: the pass goes on node by node, and computes all of them."""
     names = (*LONG[:other], "x", *LONG[other + 1 :])
     graph, changed = Graph(LONG), Graph(names)
-    driver = driver_for(feature, graph, changed, knows_scratch=knows_scratch)
+    driver = driver_for(feature, graph, changed, knows_buffer=knows_buffer)
     run(driver, feature, graph)
     taken, met = ["take w1", *LONG[:3], "give w1"], ["meet w1", *names[:3], "part"]
     first = taken if other > 2 else met

@@ -57,13 +57,15 @@ def test_a_full_gpu_is_not_used() -> None:
 
 def test_what_is_copied_for_a_pass_takes_memory_of_the_machine_on_its_way() -> None:
     sizes = OffloadSizes(500, 20, 30, 4, 5, frozenset(), copied_bytes=700)
-    narrow, wide = (Offload(LARGE, 1000, Placement(3, 0), sizes, is_wide=is_wide) for is_wide in (False, True))
+    narrow, wide = (
+        Offload(LARGE, 1000, Placement(3, 0), sizes, has_op_offload=has_op_offload) for has_op_offload in (False, True)
+    )
     held = Holdings(100, kv_bytes=40, buffer_bytes=50)
     taken = [offload.added_to(held) for offload in (narrow, wide)]
     assert [holdings.upload_bytes for holdings in taken] == [STAGING_BYTES, STAGING_BYTES + 700]
     assert [(holdings.kv_bytes, holdings.buffer_bytes, holdings.gpu_bytes) for holdings in taken] == [(4, 5, 0)] * 2
-    assert "wide passes" in wide.key
-    assert "wide passes" not in narrow.key
+    assert "op offload" in wide.key
+    assert "op offload" not in narrow.key
 
 
 def test_where_no_memory_is_pinned_uploads_go_through_ordinary_memory(monkeypatch: pytest.MonkeyPatch) -> None:

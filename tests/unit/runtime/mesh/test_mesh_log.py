@@ -10,7 +10,7 @@ from edge_run.base.protocols import BatchToken
 from edge_run.runtime.decoding.batch_limits import Limits
 from edge_run.runtime.mesh.log import MeshLog
 from edge_run.runtime.mesh.messages import Decode, Operate, command_header, command_parts, read_command
-from edge_run.runtime.mesh.recovery_time import Pace, replay_s
+from edge_run.runtime.mesh.replay import PlanTimes, replay_s
 
 LIMITS = Limits(
     context_tokens=64, vocabulary=10, micro_batch_tokens=8, sequences=4, outputs_per_pass=2, can_branch=True
@@ -89,8 +89,8 @@ def test_a_promise_counts_usual_tokens_a_slower_plan_and_what_is_read_besides() 
     log.add_batch([BatchToken(i, i) for i in range(70)], 1.2)
     for i in range(70, 80):
         log.add_batch([BatchToken(i, i)], 5.0 if i == 75 else 0.05)  # one was disturbed
-    before = Pace(0.05, 0.05, 0.5)
-    assert replay_s(log, before, Pace(0.0, 0.05, 0.5)) == pytest.approx(1.2 + 10 * 0.05 + 0.05)
-    assert replay_s(log, before, Pace(0.0, 0.04, 0.2)) == pytest.approx(1.75), "a faster one promises no more"
-    assert replay_s(log, before, Pace(0.0, 0.10, 2.0)) == pytest.approx(2 * 1.75 + 1.5)
-    assert replay_s(log, before, Pace()) == pytest.approx(1.75)
+    before = PlanTimes(0.05, 0.05, 0.5)
+    assert replay_s(log, before, PlanTimes(0.0, 0.05, 0.5)) == pytest.approx(1.2 + 10 * 0.05 + 0.05)
+    assert replay_s(log, before, PlanTimes(0.0, 0.04, 0.2)) == pytest.approx(1.75), "a faster one promises no more"
+    assert replay_s(log, before, PlanTimes(0.0, 0.10, 2.0)) == pytest.approx(2 * 1.75 + 1.5)
+    assert replay_s(log, before, PlanTimes()) == pytest.approx(1.75)

@@ -8,7 +8,7 @@ from edge_run.partition.mesh_plan import MeshPlan
 from edge_run.runtime.mesh.rates import WINDOW_TOKENS, MeshRates
 
 
-class Planner:
+class Replanner:
     """Has a plan, and knows a better one of `better_s` seconds a token."""
 
     def __init__(self, expected_s: float, better_s: float | None) -> None:
@@ -30,25 +30,25 @@ def measured(token_s: float, tokens: int = 2 * WINDOW_TOKENS) -> MeshRates:
 
 
 def test_a_plan_that_keeps_its_word_is_kept() -> None:
-    planner = Planner(0.1, 0.01)
-    assert measured(0.11).why_replan(planner, 100) == ""
-    assert not planner.asked
+    replanner = Replanner(0.1, 0.01)
+    assert measured(0.11).why_replan(replanner, 100) == ""
+    assert not replanner.asked
 
 
 def test_a_plan_that_is_far_off_is_left_for_a_better_one() -> None:
-    planner = Planner(0.1, 0.08)
-    assert "200 ms" in measured(0.2).why_replan(planner, 100)
-    assert planner.asked[0]["b"] > planner.asked[0]["a"]
+    replanner = Replanner(0.1, 0.08)
+    assert "200 ms" in measured(0.2).why_replan(replanner, 100)
+    assert replanner.asked[0]["b"] > replanner.asked[0]["a"]
 
 
 def test_not_before_it_was_seen_for_a_while() -> None:
-    assert measured(0.2, WINDOW_TOKENS).why_replan(Planner(0.1, 0.05), 100) == ""
+    assert measured(0.2, WINDOW_TOKENS).why_replan(Replanner(0.1, 0.05), 100) == ""
 
 
 def test_not_for_little_and_not_when_saying_all_again_costs_more() -> None:
-    assert measured(0.2).why_replan(Planner(0.1, 0.19), 100) == ""
-    assert measured(0.2).why_replan(Planner(0.1, None), 100) == ""
-    assert measured(0.2).why_replan(Planner(0.1, 0.1), 100_000) == ""
+    assert measured(0.2).why_replan(Replanner(0.1, 0.19), 100) == ""
+    assert measured(0.2).why_replan(Replanner(0.1, None), 100) == ""
+    assert measured(0.2).why_replan(Replanner(0.1, 0.1), 100_000) == ""
 
 
 def test_hops_are_what_is_left_when_all_work_is_taken_off() -> None:

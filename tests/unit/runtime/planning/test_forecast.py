@@ -1,4 +1,4 @@
-"""From plans to seconds: what a token of a mixture takes, with and without what an earlier run found."""
+"""From plans to seconds: what a token of a mixture of experts takes, with and without what an earlier run found."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from kit_models import KIT
 DISK = PROFILE.disks[0]  # 1e9 bytes a second
 WORK = PassWork((MatmulWork("Q4_0", 512, int(1e8), 32, 4),), 0, 0, 0.0)
 COMPUTE_S = 0.0125  # an eighth of 0.1 s
-MIXTURE = replace(PLAN, expert_bytes=int(5e7), streamed_bytes_per_pass=int(2e7))
+MOE = replace(PLAN, expert_bytes=int(5e7), streamed_bytes_per_pass=int(2e7))
 
 
 def token_s(*earlier: Point) -> float:
-    times = PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, earlier)
+    times = PassTimes(MOE, WORK, PROFILE, DISK, 1, earlier)
     assert times.compute_s(1, 0) == pytest.approx(COMPUTE_S)
     return times.pass_s(1, 0, 1, is_first=False)
 
@@ -54,17 +54,17 @@ def test_what_this_drive_cannot_have_done_is_not_believed(seconds: float) -> Non
 
 
 def test_the_first_pass_and_wide_ones_do_not_hang_on_what_tokens_read() -> None:
-    known, unknown = (PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, e) for e in ([tokens_seen(0.5, 2e7, 0.04)], []))
+    known, unknown = (PassTimes(MOE, WORK, PROFILE, DISK, 1, e) for e in ([tokens_seen(0.5, 2e7, 0.04)], []))
     assert known.pass_s(1, 0, 1, is_first=True) == unknown.pass_s(1, 0, 1, is_first=True)
     assert known.pass_s(64, 0, 1, is_first=False) == unknown.pass_s(64, 0, 1, is_first=False)
 
 
 def test_what_wide_passes_take_beside_is_taken_from_wide_ones() -> None:
     """There: 0.005 s for 0.01 GB, of which a half is for each pass."""
-    plain = PassTimes(MIXTURE, WORK, PROFILE, DISK, 1)
+    plain = PassTimes(MOE, WORK, PROFILE, DISK, 1)
     compute_s, read_s = plain.compute_s(64, 0), plain._reading(64, 1, is_first=False).wall_s
-    wide = PassSeen(64, 1e7, compute_s + 0.505, wait_s=0.5)
-    times = PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, [tokens_seen(0.5, 2e7, 0.02)._replace(wide=wide)])
+    batch = PassSeen(64, 1e7, compute_s + 0.505, wait_s=0.5)
+    times = PassTimes(MOE, WORK, PROFILE, DISK, 1, [tokens_seen(0.5, 2e7, 0.02)._replace(batch=batch)])
     assert read_s > 0
     assert times.pass_s(64, 0, 1, is_first=False) == pytest.approx(math.hypot(read_s, compute_s + 0.0025 + read_s / 4))
 
@@ -74,7 +74,7 @@ def test_a_limit_of_the_control_group_is_made_up_for() -> None:
     limited = replace(DISK, limit="254:0 1000000000 bps")
     seen = tokens_seen(0.5, 2e7, 0.0001, 0.02)
     for earlier, busy_s in ([], COMPUTE_S), ([seen], COMPUTE_S + 0.02):
-        times = PassTimes(MIXTURE, WORK, PROFILE, limited, 1, earlier)
+        times = PassTimes(MOE, WORK, PROFILE, limited, 1, earlier)
         token_s = times.pass_s(1, 0, 1, is_first=False)
         assert max(0.02, busy_s) < token_s < 1.2 * max(0.02, busy_s)
 
@@ -84,7 +84,7 @@ def test_reading_and_computing_overlap_where_most_experts_are_used_anyway() -> N
         reading = times._reading(tokens, 1, is_first=False)
         return reading.wall_s, times.compute_s(tokens, 0), times.pass_s(tokens, 0, 1, is_first=False)
 
-    times = PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, ())
+    times = PassTimes(MOE, WORK, PROFILE, DISK, 1, ())
     read_s, compute_s, few_s = pass_s(8)  # of 32 experts some 21
     assert few_s == pytest.approx(read_s + compute_s, rel=0.01)
     read_s, compute_s, many_s = pass_s(64)
@@ -92,7 +92,7 @@ def test_reading_and_computing_overlap_where_most_experts_are_used_anyway() -> N
 
 
 def read_s(plan_bytes: float, tokens: int, work: PassWork) -> float:
-    plan = replace(MIXTURE, expert_bytes=int(plan_bytes))
+    plan = replace(MOE, expert_bytes=int(plan_bytes))
     return PassTimes(plan, work, PROFILE, DISK, 1)._reading(tokens, 1, is_first=False).wall_s
 
 
@@ -107,7 +107,7 @@ def test_a_prompt_uses_few_experts_after_the_choice_of_outputs_and_reads_nothing
 
 
 def first_s(*earlier: Point) -> float:
-    return PassTimes(MIXTURE, WORK, PROFILE, DISK, 1, earlier)._reading(1000, 1, is_first=True).wall_s
+    return PassTimes(MOE, WORK, PROFILE, DISK, 1, earlier)._reading(1000, 1, is_first=True).wall_s
 
 
 def first_seen(room_share: float, busy_s: float) -> Point:
@@ -116,7 +116,7 @@ def first_seen(room_share: float, busy_s: float) -> Point:
 
 def test_new_memory_is_as_fast_as_in_the_run_most_like_this() -> None:
     """Of 0.1 GB of experts half have room; the pinned share of the model is read into new memory too."""
-    used_s, new_bytes = 5e7 / 1e9, MIXTURE.pinned_bytes + 5e7
+    used_s, new_bytes = 5e7 / 1e9, MOE.pinned_bytes + 5e7
     assert first_s() == pytest.approx(new_bytes / DISK.first_use_bytes_per_s + used_s)
     near, far = first_seen(0.4, 4e7 / 8e8 + 6e7 / 1e9), first_seen(0.1, 1e7 / 3e8 + 9e7 / 1e9)
     assert first_s(far, near) == pytest.approx(new_bytes / 8e8 + used_s)
@@ -138,9 +138,9 @@ def test_what_a_gpu_has_is_counted_there_and_nothing_twice() -> None:
         )
     )
     names = {tensor.name for tensor in gguf.tensors if tensor.name.startswith(("blk.2.", "blk.3."))}
-    here, there = shared_work(gguf, graph, 5, names, is_wide=True)
+    here, there = shared_work(gguf, graph, 5, names, has_op_offload=True)
     whole = pass_work(gguf, graph, 5)
-    assert (there.n_borders, there.is_wide) == (1, True)
+    assert (there.n_borders, there.has_op_offload) == (1, True)
     assert (here.n_stops, there.work.n_stops) == (5, 0)
     assert here.n_nodes == there.work.n_nodes == whole.n_nodes / 2
     assert here.attention_flops == there.work.attention_flops == whole.attention_flops / 2 > 0
@@ -149,4 +149,4 @@ def test_what_a_gpu_has_is_counted_there_and_nothing_twice() -> None:
     assert sizes[0] > 0
     assert sizes[1] > 0
     narrow = {name for name in names if "ffn" not in name}
-    assert shared_work(gguf, graph, 5, narrow, is_wide=False)[1].n_borders == 4
+    assert shared_work(gguf, graph, 5, narrow, has_op_offload=False)[1].n_borders == 4

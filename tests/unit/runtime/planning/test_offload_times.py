@@ -13,13 +13,13 @@ from edge_run.tiers.gguf import read_gguf
 from kit_models import KIT
 
 
-def mixture(n_layers: int) -> list[Placement]:
+def moe(n_layers: int) -> list[Placement]:
     parts = "attn_q.weight", "ffn_up_exps.weight"
     return placements([f"blk.{i}.{part}" for i in range(n_layers) for part in parts], n_layers)
 
 
-def test_a_mixture_is_tried_with_its_experts_without_them_and_not_at_all() -> None:
-    choices = mixture(4)
+def test_an_moe_is_tried_with_its_experts_without_them_and_not_at_all() -> None:
+    choices = moe(4)
     largest = next(one for one in choices if one.n_layers == 5 and one.n_narrow == 2)
     narrow = next(one for one in choices if one.n_layers == 5 and one.n_narrow == 4)
     assert worth_timing(choices, largest, is_asked=False) == [largest, narrow, NOTHING]

@@ -1,4 +1,4 @@
-"""How evenly a mixture chooses: what runs leave behind, and what is made of it."""
+"""How evenly routers choose: what runs leave behind, and what is made of it."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def test_what_was_found_is_kept_under_the_file(tmp_path: Path) -> None:
         routing.remember(gguf, tmp_path, usage(share, rate), {"prefetch": str(share)})
     routing.remember(gguf, tmp_path, usage(0.5, 0.6), {"readers": "2"})
     known = routing.recall(gguf, tmp_path)
-    wide = routing.PassSeen(WIDTH, 50 * WIDTH, 3.0, 0.125, 0.0625, 0.2)
+    batch = routing.PassSeen(WIDTH, 50 * WIDTH, 3.0, 0.125, 0.0625, 0.2)
     for point, share, rate in zip(known.points, (0.26, 0.5), (0.4, 0.6), strict=True):
         assert point[:2] == pytest.approx((share, rate))
         assert point.token == pytest.approx((1, 1000 * (1 - rate), 0.25, 0.125, 0.0625, 0.2))
-        assert point.first == pytest.approx(wide)
-        assert point.wide == pytest.approx(wide)
-    assert known.levers == {"prefetch": "0.26", "readers": "2"}
+        assert point.first == pytest.approx(batch)
+        assert point.batch == pytest.approx(batch)
+    assert known.tunables == {"prefetch": "0.26", "readers": "2"}
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_a_file_that_is_broken_or_cannot_be_written(tmp_path: Path) -> None:
     for text in (
         "",
         "[[1]]",
-        '{"points": [["a", 1]], "levers": {}}',
-        '{"points": [[0.5, 0.5, 1.0, 1.0, 1.0, 1.0]], "levers": {}}',
-        '{"points": [[0.5, 0.5, [1, 1, 1, 1, 1, 1, 1], [], []]], "levers": {}}',
+        '{"points": [["a", 1]], "tunables": {}}',
+        '{"points": [[0.5, 0.5, 1.0, 1.0, 1.0, 1.0]], "tunables": {}}',
+        '{"points": [[0.5, 0.5, [1, 1, 1, 1, 1, 1, 1], [], []]], "tunables": {}}',
         '{"points": []}',
-        '{"points": [], "levers": 3}',
+        '{"points": [], "tunables": 3}',
         "7",
         "null",
     ):

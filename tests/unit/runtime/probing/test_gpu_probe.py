@@ -11,7 +11,7 @@ import pytest
 from edge_run.base.errors import NotSupported
 from edge_run.base.profile import KernelSpeed
 from edge_run.base.units import GIB
-from edge_run.devices.host.profile import Identity, Measurements, ProfileStore
+from edge_run.devices.host.profile import MeasuredSetup, Measurements, ProfileStore
 from edge_run.runtime.gpu.devices import DISCRETE, SOFTWARE, Gpu
 from edge_run.runtime.probing import gpu_probe
 from edge_run.runtime.probing.gpu_probe import gpu_profile, is_known, measure_gpu, missing_of
@@ -81,7 +81,7 @@ def test_a_gpu_that_the_processor_plays_is_given_less_to_do(benches: list[GpuBen
 
 
 def test_what_was_measured_is_kept(tmp_path: Path) -> None:
-    store, identity = ProfileStore(tmp_path), Identity("cpu", "x86_64", 2, "llama-cpp-python 0")
+    store, identity = ProfileStore(tmp_path), MeasuredSetup("cpu", "x86_64", 2, "llama-cpp-python 0")
     known = measured(REAL, WANTED)
     assert store.save(identity, known)
     assert store.load(identity) == known

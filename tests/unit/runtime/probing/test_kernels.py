@@ -22,7 +22,7 @@ WEIGHT_TYPES = [kind.name for kind in TENSOR_TYPES.values() if kind.name not in 
 @pytest.fixture(autouse=True)
 def _small_and_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "NARROW_BYTES", 4 * MIB)
-    monkeypatch.setattr(kernels, "WIDE_BYTES", MIB)
+    monkeypatch.setattr(kernels, "BATCH_BYTES", MIB)
     monkeypatch.setattr(kernels, "CACHE_MULTIPLE", 0)
     monkeypatch.setattr(workbench, "ENOUGH_S", 0.02)
 

@@ -121,7 +121,7 @@ def test_it_stays_where_it_was_measured_to_be_faster(beside_s: float, found: str
         noise = 0.001 * (number * 7919 % 13)
         overlap.note(0.3, 1.0 + noise - (beside_s if overlap.is_on else 0.0), 4)
     first, *later = overlap.decisions
-    assert (first.lever, first.setting, first.tried) == ("overlap", found, ON)
+    assert (first.tunable, first.setting, first.tried) == ("overlap", found, ON)
     assert (first.gain > 0) == (found == ON)
     assert all(decision.setting == found for decision in later)  # also when it is tried again the other way round
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_run.partition.pass_costs import PassCosts
+from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.speculation.width_control import LEAST_GAIN, PLAIN_EVERY, TRIAL_SHARE, WIDTHS, WidthControl
 
 
@@ -25,7 +25,7 @@ def resident(width: int) -> tuple[float, float, float, int]:
 
 
 def controlled(device: Callable[[int], tuple[float, float, float, int]], widths: tuple[int, ...]) -> WidthControl:
-    control = WidthControl(PassCosts(), 64)
+    control = WidthControl(WidthCosts(), 64)
     for width in widths:
         control.observe_pass(width, *device(width))
     return control
@@ -77,7 +77,7 @@ def test_plain_decoding_is_tried_again() -> None:
 
 
 def test_nothing_is_guessed_before_a_pass_was_seen() -> None:
-    assert not WidthControl(PassCosts(), 8).wants_guesses()
+    assert not WidthControl(WidthCosts(), 8).wants_guesses()
 
 
 @given(
@@ -98,7 +98,7 @@ def test_nothing_is_guessed_before_a_pass_was_seen() -> None:
 def test_the_choice_is_the_width_with_the_most_tokens_a_second(
     values: list[float], passes: list[tuple[int, float, float, float, int]], most_tokens: int, draft_s: float
 ) -> None:
-    costs, control = PassCosts(), WidthControl(PassCosts(), most_tokens)
+    costs, control = WidthCosts(), WidthControl(WidthCosts(), most_tokens)
     for one in passes:
         costs.observe(*one)
         control.observe_pass(*one)
@@ -117,7 +117,7 @@ def test_the_choice_is_the_width_with_the_most_tokens_a_second(
 
 
 def test_costs_between_widths_that_were_seen_lie_on_a_line() -> None:
-    costs = PassCosts()
+    costs = WidthCosts()
     for width in (1, 9):
         costs.observe(width, *resident(width))
     assert costs.pass_s(5) == pytest.approx(resident(5)[0])
@@ -125,7 +125,7 @@ def test_costs_between_widths_that_were_seen_lie_on_a_line() -> None:
 
 
 def test_reading_hides_computing_at_widths_that_were_not_seen() -> None:
-    costs = PassCosts()
+    costs = WidthCosts()
     for width in (1, 4):
         costs.observe(width, *streamed(width))
     assert costs.pass_s(16) == pytest.approx(4.0, rel=0.05)
@@ -136,21 +136,21 @@ def test_reading_grows_with_the_union_of_experts() -> None:
     def union(width: int) -> float:
         return float((1 - 0.875**width) / 0.125)
 
-    costs = PassCosts(union)
+    costs = WidthCosts(union)
     costs.observe(1, 1.0, 0.9, 1.0, 10**9)
     assert costs.pass_s(8) == pytest.approx(union(8), rel=0.02)
 
 
 def test_one_slow_pass_does_not_count() -> None:
-    costs = PassCosts()
+    costs = WidthCosts()
     for wall_s in (1.0, 1.0, 9.0, 1.0):
         costs.observe(1, wall_s, 0.0, 0.0, 0)
     assert costs.pass_s(1) == 1.0
 
 
 def test_a_drive_that_got_slower_is_known_for_all_widths() -> None:
-    """A byte takes longer in wide passes, here by a quarter: that is no change of the drive's."""
-    costs = PassCosts()
+    """A byte takes longer in large batches, here by a quarter: that is no change of the drive's."""
+    costs = WidthCosts()
     for pace in (1.0, 2.0):
         for width in (1, 8) if pace == 1 else (8,) * 8:
             read_s = pace * (1.0 if width == 1 else 1.25)
@@ -162,7 +162,7 @@ def test_a_drive_that_got_slower_is_known_for_all_widths() -> None:
 
 @given(st.integers(0, 10**9))
 def test_noise_does_not_let_the_costs_of_plain_passes_wander_off(seed: int) -> None:
-    chance, costs = random.Random(seed), PassCosts()
+    chance, costs = random.Random(seed), WidthCosts()
     for number in range(300):
         width = 1 if number in (0, 8, 40, 136, 232) else 12
         read_s = chance.gauss(1, 0.03) * (1.0 if width == 1 else 1.25)
@@ -171,12 +171,12 @@ def test_noise_does_not_let_the_costs_of_plain_passes_wander_off(seed: int) -> N
 
 
 def test_what_was_not_seen_is_tried_in_steps_of_at_most_twice_the_time() -> None:
-    """In a mixture a wide pass reads for many narrow ones: a hope that is wrong must not cost a hundred tokens."""
+    """With experts a batch reads as much as many single tokens: a wrong hope must not cost a hundred tokens."""
 
     def growth(width: int) -> float:
         return 8 * (1 - (1 - 1 / 8) ** width)
 
-    control = WidthControl(PassCosts(growth), 64)
+    control = WidthControl(WidthCosts(growth), 64)
 
     def pass_s(width: int) -> float:
         return 0.05 * width + 0.4 * growth(width)
@@ -197,7 +197,7 @@ def test_a_streamed_pass_is_wide_at_once() -> None:
 
 
 def test_where_wide_passes_cost_more_than_is_seen_they_must_promise_more() -> None:
-    control = WidthControl(PassCosts(), 64, least_gain=1.15)
+    control = WidthControl(WidthCosts(), 64, least_gain=1.15)
     for width in (1, 8):
         control.observe_pass(width, *resident(width))
     values = [0.35]  # 1.35 tokens in 0.5 s against one in 0.4 s: 1.08

@@ -2,45 +2,45 @@
 
 from __future__ import annotations
 
-from edge_run.runtime.streaming.prefetch import LEAST_PRECISION, Foretold, Precision
+from edge_run.runtime.streaming.prefetch import LEAST_PRECISION, Precision, PrefetchedUnits
 
 KIND = (1, False, 0)
 
 
 def test_what_came_ahead_and_was_used() -> None:
-    foretold = Foretold()
+    prefetched = PrefetchedUnits()
     for expert in (3, 5, 7):
-        foretold.add((2, expert), 10)
-    assert foretold.is_new((2, 5))
-    n_right, wrong = foretold.judge(2, [5, 9])
-    assert (foretold.is_new((2, 5)), foretold.is_new((2, 3))) == (False, True)
+        prefetched.add((2, expert), 10)
+    assert prefetched.is_new((2, 5))
+    n_right, wrong = prefetched.judge(2, [5, 9])
+    assert (prefetched.is_new((2, 5)), prefetched.is_new((2, 3))) == (False, True)
     assert (n_right, sorted(wrong)) == (1, [(2, 3), (2, 7)])
-    assert foretold.judge(2, [5]) == (0, [])
-    foretold.note_gone((2, 5))
-    assert (foretold.n_read, foretold.n_unused) == (30, 0)
+    assert prefetched.judge(2, [5]) == (0, [])
+    prefetched.note_gone((2, 5))
+    assert (prefetched.n_read, prefetched.n_unused) == (30, 0)
 
 
 def test_what_came_in_vain() -> None:
-    foretold = Foretold()
+    prefetched = PrefetchedUnits()
     for expert in (3, 5, 7):
-        foretold.add((2, expert), 10)
-    foretold.judge(2, [])
-    foretold.note_withdrawn((2, 3), 6)
+        prefetched.add((2, expert), 10)
+    prefetched.judge(2, [])
+    prefetched.note_withdrawn((2, 3), 6)
     for expert in (3, 5, 99):
-        foretold.note_gone((2, expert))
-    assert (foretold.n_read, foretold.n_unused) == (24, 14)
-    n_right, _ = foretold.judge(2, [7])  # late, but it was of use
+        prefetched.note_gone((2, expert))
+    assert (prefetched.n_read, prefetched.n_unused) == (24, 14)
+    n_right, _ = prefetched.judge(2, [7])  # late, but it was of use
     assert n_right == 1
-    foretold.note_gone((2, 7))
-    assert foretold.n_unused == 14
+    prefetched.note_gone((2, 7))
+    assert prefetched.n_unused == 14
 
 
 def test_what_is_given_up_before_its_layer_has_chosen_is_not_wrong_any_more() -> None:
-    foretold = Foretold()
-    foretold.add((2, 3), 10)
-    foretold.note_gone((2, 3))
-    assert foretold.judge(2, [4]) == (0, [])
-    assert foretold.n_unused == 10
+    prefetched = PrefetchedUnits()
+    prefetched.add((2, 3), 10)
+    prefetched.note_gone((2, 3))
+    assert prefetched.judge(2, [4]) == (0, [])
+    assert prefetched.n_unused == 10
 
 
 def test_a_kind_of_guess_loses_trust_with_its_mistakes_and_wins_it_back() -> None:

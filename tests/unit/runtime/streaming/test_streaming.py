@@ -1,4 +1,4 @@
-"""Streaming as a feature: the stretches of a graph, and what is held while nodes of known and other graphs compute."""
+"""Streaming as a feature: the segments of a graph, and what is held while nodes of known and other graphs compute."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
 from edge_run.runtime.graph.nodes import Node, WeightRead
 from edge_run.runtime.graph.segments import chunks_of
 from edge_run.runtime.streaming import weights as streaming_weights
-from edge_run.runtime.streaming.weights import InTurns, WeightStreaming
-from edge_run.tiers.territory import Territory
+from edge_run.runtime.streaming.weights import StageVisits, WeightStreaming
+from edge_run.tiers.address_space import AddressSpace
 from mapped import PAGE, mapped
 
 CHUNK = PAGE
@@ -66,7 +66,7 @@ class Table:
 
 
 @pytest.fixture
-def territory() -> Iterator[Territory]:
+def address_space() -> Iterator[AddressSpace]:
     with mapped([N_CHUNKS * CHUNK], CHUNK) as area:
         yield area
 
@@ -77,15 +77,15 @@ def weights() -> Weights:
 
 
 @pytest.fixture
-def feature(territory: Territory, weights: Weights) -> WeightStreaming:
-    return WeightStreaming(weights, territory)  # type: ignore[arg-type]
+def feature(address_space: AddressSpace, weights: Weights) -> WeightStreaming:
+    return WeightStreaming(weights, address_space)  # type: ignore[arg-type]
 
 
 class Nodes:
     """Makes nodes whose weights lie in the chunks named."""
 
-    def __init__(self, territory: Territory) -> None:
-        self.base = territory.spans[0].start
+    def __init__(self, address_space: AddressSpace) -> None:
+        self.base = address_space.spans[0].start
 
     def read(self, chunks: range, row_bytes: int = 0) -> WeightRead:
         return WeightRead("w", self.base + chunks.start * CHUNK, len(chunks) * CHUNK, row_bytes)
@@ -95,8 +95,8 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes(territory: Territory) -> Nodes:
-    return Nodes(territory)
+def nodes(address_space: AddressSpace) -> Nodes:
+    return Nodes(address_space)
 
 
 def test_a_graph_is_cut_only_before_matrix_multiplications(feature: WeightStreaming, nodes: Nodes) -> None:
@@ -109,23 +109,23 @@ def test_a_graph_is_cut_only_before_matrix_multiplications(feature: WeightStream
         nodes(range(6, 9), op="MUL_MAT_ID"),
         nodes(range(9, 10), op="MUL"),
     )
-    stretches = feature.stretches(graph)
-    assert [(stretch.first, stretch.last) for stretch in stretches] == [(0, 3), (4, 5)]
+    segments = feature.segments(graph)
+    assert [(segment.first, segment.last) for segment in segments] == [(0, 3), (4, 5)]
 
 
-def test_a_lookup_of_rows_needs_only_the_ends_of_its_table(territory: Territory, nodes: Nodes) -> None:
+def test_a_lookup_of_rows_needs_only_the_ends_of_its_table(address_space: AddressSpace, nodes: Nodes) -> None:
     """The inside is fetched row by row; the same table as a matrix is needed as a whole."""
     tables = [Table(nodes.base + 11 * CHUNK, nodes.base + 19 * CHUNK)]
 
     def needed(chunks: range, row_bytes: int = 0) -> list[int]:
-        return list(chunks_of(nodes.read(chunks, row_bytes), territory, tables))
+        return list(chunks_of(nodes.read(chunks, row_bytes), address_space, tables))
 
     assert needed(range(10, 20), row_bytes=64) == [10, 19]
     assert needed(range(10, 20)) == list(range(10, 20))
     assert needed(range(30, 33), row_bytes=64) == [30, 31, 32], "of another table"
 
 
-def test_a_pass_by_program_holds_each_stretch_while_it_computes(
+def test_a_pass_by_program_holds_each_segment_while_it_computes(
     feature: WeightStreaming, weights: Weights, nodes: Nodes
 ) -> None:
     graph = tuple(nodes(range(i, i + 5)) for i in range(0, 30, 4))
@@ -142,17 +142,17 @@ def test_a_pass_by_program_holds_each_stretch_while_it_computes(
     assert feature.wait_s == 0.5 * 8
 
 
-def test_a_pass_in_turns_stops_where_what_streams_of_a_turn_is_done_with(
-    territory: Territory, weights: Weights, nodes: Nodes
+def test_a_pass_in_visits_stops_where_what_streams_of_a_stage_visit_is_done_with(
+    address_space: AddressSpace, weights: Weights, nodes: Nodes
 ) -> None:
-    """The rest of a turn is computed on what stays, while readers are at the next one."""
+    """The rest of a stage visit is computed on what stays, while readers are at the next one."""
     graph = tuple(nodes(range(i, i + 5)) for i in range(0, 30, 5))
     graph = (*graph[:3], replace(graph[3], is_border=True), *graph[4:])
     leaving = {*range(0, 7), *range(15, 18)}
-    pinned, guests = frozenset(range(7, 25)) - leaving, tuple(range(25, 30))
-    feature = WeightStreaming(weights, territory, pinned=pinned, guests=guests, may_take_turns=True)  # type: ignore[arg-type]
+    pinned, lent = frozenset(range(7, 25)) - leaving, tuple(range(25, 30))
+    feature = WeightStreaming(weights, address_space, pinned=pinned, lent=lent, holds_stage_visits=True)  # type: ignore[arg-type]
     steps = Steps()
-    InTurns(feature).register(graph, steps)
+    StageVisits(feature).register(graph, steps)
     assert weights.asked == []
     assert set(steps.before) == {0, 3}
     assert set(steps.after) == {1, 3}
@@ -207,10 +207,10 @@ def test_abandoning_lets_go_of_everything(feature: WeightStreaming, weights: Wei
 
 
 def test_rows_are_fetched_before_the_lookup_in_both_kinds_of_pass(
-    territory: Territory, weights: Weights, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    address_space: AddressSpace, weights: Weights, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = Table(nodes.base, nodes.base + 10 * CHUNK)
-    feature = WeightStreaming(weights, territory, [table])  # type: ignore[arg-type, list-item]
+    feature = WeightStreaming(weights, address_space, [table])  # type: ignore[arg-type, list-item]
     monkeypatch.setattr(streaming_weights, "looked_up_rows", lambda address: [3, 5])
     lookup = Node(b"embd", "GET_ROWS", (nodes.read(range(0, 10), row_bytes=64),), True)
     wanted = [(nodes.base + 3 * 64, 64), (nodes.base + 5 * 64, 64)]
@@ -223,13 +223,13 @@ def test_rows_are_fetched_before_the_lookup_in_both_kinds_of_pass(
     assert feature.wait_s >= 0.5  # of the two fetches
 
 
-def test_what_is_copied_to_a_gpu_is_held_beside_stretches_and_by_no_stretch(
+def test_what_is_copied_to_a_gpu_is_held_beside_segments_and_by_no_segment(
     feature: WeightStreaming, weights: Weights, nodes: Nodes
 ) -> None:
     """A chunk may hold a part of what is copied and of what the processor reads: who ends first leaves it there."""
     copied = replace(nodes.read(range(2, 6)), is_copied=True)
     graph = (nodes(range(0, 3)), Node(b"on gpu", "MUL_MAT", (copied,), True, is_on_gpu=True), nodes(range(5, 8)))
-    assert {c for stretch in feature.stretches(graph) for c in stretch.needs} == {0, 1, 2, 5, 6, 7}
+    assert {c for segment in feature.segments(graph) for c in segment.needs} == {0, 1, 2, 5, 6, 7}
     feature.before_unknown(graph[0], 0)
     feature.bring([copied])
     assert weights.held == set(range(6))
@@ -244,10 +244,12 @@ def test_what_is_copied_to_a_gpu_is_held_beside_stretches_and_by_no_stretch(
     assert weights.held == set()
 
 
-def test_all_but_the_inside_of_tables_can_be_exposed(weights: Weights, nodes: Nodes, territory: Territory) -> None:
+def test_all_but_the_inside_of_tables_can_be_exposed(
+    weights: Weights, nodes: Nodes, address_space: AddressSpace
+) -> None:
     """A table's rows lie there, whatever the account of chunks says."""
     table = Table(nodes.base + 11 * CHUNK, nodes.base + 19 * CHUNK)
-    feature = WeightStreaming(weights, territory, [table])  # type: ignore[arg-type, list-item]
+    feature = WeightStreaming(weights, address_space, [table])  # type: ignore[arg-type, list-item]
     copies = WeightCopies(CopySchedule({}), feature)
     copies.give_up()
     copies.end(is_whole=False)

@@ -1,24 +1,24 @@
-"""Places of a split server: who is silent makes room, and no address takes more than its share."""
+"""ConnectionSlots of a split server: who is silent makes room, and no address takes more than its share."""
 
 from __future__ import annotations
 
 import random
 
-from edge_run.runtime.split.places import Place, Places
+from edge_run.runtime.split.connection_slots import ConnectionSlot, ConnectionSlots
 
 
 class Visitors:
-    """Who has a place, by name; time goes by one second with each of them."""
+    """Who has a slot, by name; time goes by one second with each of them."""
 
     def __init__(self, **limits: int) -> None:
-        self.places, self.inside, self.now_s = Places(**limits), {}, 0.0
+        self.slots, self.inside, self.now_s = ConnectionSlots(**limits), {}, 0.0
 
-    def come(self, name: str, address: str) -> Place | None:
+    def come(self, name: str, address: str) -> ConnectionSlot | None:
         self.now_s += 1
-        place = self.places.enter(address, lambda: self.inside.pop(name), self.now_s)
-        if place is not None:
-            self.inside[name] = place
-        return place
+        slot = self.slots.enter(address, lambda: self.inside.pop(name), self.now_s)
+        if slot is not None:
+            self.inside[name] = slot
+        return slot
 
 
 def test_who_is_silent_the_longest_makes_room_at_his_own_address_first() -> None:
@@ -26,7 +26,7 @@ def test_who_is_silent_the_longest_makes_room_at_his_own_address_first() -> None
     for name, address in (("a1", "1.1.1.1"), ("b1", "2.2.2.2"), ("a2", "1.1.1.1"), ("a3", "1.1.1.1")):
         assert hall.come(name, address)
     assert set(hall.inside) == {"b1", "a2", "a3"}
-    hall.places.answered(hall.inside["a2"], hall.now_s + 9)
+    hall.slots.answered(hall.inside["a2"], hall.now_s + 9)
     assert hall.come("a4", "1.1.1.1")
     assert set(hall.inside) == {"b1", "a2", "a4"}
 
@@ -38,23 +38,23 @@ def test_a_full_server_lets_newcomers_in_while_somebody_is_silent() -> None:
     hall.come("b", "2.2.2.2")
     assert hall.come("c", "3.3.3.3")
     assert set(hall.inside) == {"a1", "a2", "b", "c"}
-    for place in hall.inside.values():
-        place.silent_since_s = None
+    for slot in hall.inside.values():
+        hall.slots.begin_answer(slot)
     assert hall.come("d", "4.4.4.4") is None
-    hall.places.leave(hall.inside.pop("a1"))
+    hall.slots.leave(hall.inside.pop("a1"))
     assert hall.come("d", "4.4.4.4")
 
 
 def test_memory_for_requests_is_bounded_and_taken_from_who_holds_the_most() -> None:
     hall = Visitors(most_bytes=100)
     for name, address, count in (("a1", "1.1.1.1", 40), ("b", "2.2.2.2", 30), ("a2", "1.1.1.1", 30)):
-        place = hall.come(name, address)
-        assert place
-        hall.places.hold(place, count)
-    hall.places.hold(hall.inside["b"], 10)
+        slot = hall.come(name, address)
+        assert slot
+        hall.slots.hold(slot, count)
+    hall.slots.hold(hall.inside["b"], 10)
     assert set(hall.inside) == {"b", "a2"}
     hall.inside["a2"].silent_since_s = hall.inside["b"].silent_since_s = None
-    hall.places.hold(hall.inside["b"], 31)
+    hall.slots.hold(hall.inside["b"], 31)
     assert set(hall.inside) == {"a2"}
 
 
@@ -77,17 +77,17 @@ def test_limits_hold_whatever_happens() -> None:
         if act == 0 or not names:
             hall.come(str(step), f"10.0.0.{chance.randrange(5)}")
             continue
-        place = hall.inside[name := chance.choice(names)]
+        slot = hall.inside[name := chance.choice(names)]
         if act == 1:
-            hall.places.hold(place, chance.randrange(200))
+            hall.slots.hold(slot, chance.randrange(200))
         elif act == 2:
-            place.silent_since_s = None if chance.random() < 0.5 else place.silent_since_s
+            slot.silent_since_s = None if chance.random() < 0.5 else slot.silent_since_s
         elif chance.random() < 0.5:
-            hall.places.answered(place, hall.now_s)
+            hall.slots.answered(slot, hall.now_s)
         else:
-            hall.places.leave(hall.inside.pop(name))
+            hall.slots.leave(hall.inside.pop(name))
         taken = list(hall.inside.values())
-        assert sorted(map(id, taken)) == sorted(map(id, hall.places._taken))
+        assert sorted(map(id, taken)) == sorted(map(id, hall.slots._taken))
         assert len(taken) <= 8
         assert all(sum(one.address == other.address for one in taken) <= 3 for other in taken)
         assert sum(one.held_bytes for one in taken) <= 500

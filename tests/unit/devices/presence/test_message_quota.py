@@ -9,14 +9,15 @@ import pytest
 from edge_run.base.errors import ProtocolError
 from edge_run.devices.members.cluster import new_cluster
 from edge_run.devices.members.identity import make_identity
-from edge_run.devices.mesh.state import Clocks, MeshState
+from edge_run.devices.mesh.clocks import Clocks
+from edge_run.devices.mesh.state import MeshState
 from edge_run.devices.messages.envelope import Writer
 from edge_run.devices.messages.topics import Topic
-from edge_run.devices.presence.room import MOST_KEPT_BYTES, Room
+from edge_run.devices.presence.message_quota import MOST_KEPT_BYTES, MessageQuota
 
 
 def test_a_later_message_is_in_place_of_the_one_before_and_who_went_takes_no_room() -> None:
-    room, half = Room(), MOST_KEPT_BYTES // 2
+    room, half = MessageQuota(), MOST_KEPT_BYTES // 2
     for _ in range(3):
         room.take("one", "caps", half, {"one"})
     room.take("two", "caps", half, {"one", "two"})
@@ -32,7 +33,7 @@ def test_one_who_knows_the_secret_comes_as_many() -> None:
     for _ in range(8):
         rogue = make_identity(clocks.wall)
         writer = Writer(rogue, cluster, clocks.wall)
-        body = {"name": "x", "link": {}, "heard": [state.identity.boot], "capabilities": {"x": [[]] * 60_000}}
+        body = {"name": "x", "link": {}, "heard": [state.identity.incarnation], "capabilities": {"x": [[]] * 60_000}}
         for kind, words in (("caps", body), ("load", {"load": {"x": [[]] * 60_000}})):
             topic = Topic(cluster.id, kind, rogue.node)
             state.take_in(str(topic), writer.seal(topic, 1, words)[0])  # type: ignore[arg-type]
@@ -49,4 +50,4 @@ def test_orders_for_others_leave_nothing_behind() -> None:
     for _ in range(50):
         topic = Topic(cluster.id, "cmd", make_identity(clocks.wall).node)
         state.take_in(str(topic), writer.seal(topic, 1, {"number": 1, "order": {}})[0], sender=rogue.node)
-    assert not state._gate._lives
+    assert not state._gate._senders

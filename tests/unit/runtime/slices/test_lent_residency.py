@@ -1,4 +1,4 @@
-"""Lending what wide passes compute in: when it is lent, when it is taken back, and what is given back to the kernel."""
+"""Lent residency: when memory is lent, when it is taken back, and what is given back to the kernel."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import pytest
 
 from edge_run.base.units import KIB, MIB
 from edge_run.runtime.decoding import compute_buffer
-from edge_run.runtime.decoding.compute_buffer import Scratch
+from edge_run.runtime.decoding.compute_buffer import ComputeBuffer
 from edge_run.runtime.graph.flow import Flow, Storage
-from edge_run.runtime.slices import lending
-from edge_run.runtime.slices.lending import MARGIN_BYTES, Lending, lendable_bytes
+from edge_run.runtime.slices import lent_residency
+from edge_run.runtime.slices.lent_residency import MARGIN_BYTES, LentResidency, lendable_bytes
 from edge_run.tiers import _libc
 
 SIZE = 16 * MIB
 
 
-class Guests:
+class FakeWeights:
     """Notes what is kept and given up, as `Weights` is asked to."""
 
     def __init__(self) -> None:
         self.kept: set[int] = set()
         self.check: Callable[[], None] = lambda: None
 
-    def keep(self, chunks: Collection[int]) -> None:
+    def pin(self, chunks: Collection[int]) -> None:
         assert not self.kept
         self.kept = set(chunks)
 
-    def give_up(self, chunks: Collection[int]) -> None:
+    def unpin(self, chunks: Collection[int]) -> None:
         self.check()
         assert self.kept == set(chunks)
         self.kept = set()
@@ -45,8 +45,8 @@ def buffer(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     _libc.unmap(address, SIZE)
 
 
-def seen() -> Scratch:
-    found = Scratch()
+def seen() -> ComputeBuffer:
+    found = ComputeBuffer()
     assert not found.note(0)
     assert found.note(1)
     return found
@@ -81,35 +81,35 @@ def test_what_a_narrow_graph_does_not_touch_may_be_lent(buffer: int) -> None:
     flow = Flow((Storage(0, MIB, buffer + 2 * MIB), Storage(None, 64 * KIB, buffer + 8 * MIB)), (), ())
     assert lendable_bytes(seen(), flow) == SIZE - 2 * _libc.PAGE - MIB - 64 * KIB - MARGIN_BYTES
     assert lendable_bytes(seen(), Flow((Storage(0, 12 * MIB, buffer),), (), ())) == 0, "too little"
-    assert lendable_bytes(Scratch(), flow) == 0, "nothing was seen"
+    assert lendable_bytes(ComputeBuffer(), flow) == 0, "nothing was seen"
 
 
 def test_it_is_lent_for_single_tokens_and_taken_back_for_more(buffer: int) -> None:
-    weights, found = Guests(), seen()
-    lent = Lending(found, weights, (3, 4), 12 * MIB)  # type: ignore[arg-type]
+    weights, found = FakeWeights(), seen()
+    lent = LentResidency(found, weights, (3, 4), 12 * MIB)  # type: ignore[arg-type]
     for _ in range(3):
         touch(buffer, SIZE)
         lent.before_pass(32)
         assert not weights.kept
-        assert found.resident_bytes() == found.size_bytes, "wide passes keep what they have"
+        assert found.resident_bytes() == found.size_bytes, "prefill batches keep what they have"
         lent.before_pass(1)
         assert weights.kept == {3, 4}
         assert found.resident_bytes() == 0
         touch(buffer + MIB, MIB)
         lent.before_pass(1)
-        assert found.resident_bytes() == MIB, "what a narrow pass touches stays"
+        assert found.resident_bytes() == MIB, "what a pass of one token touches stays"
     assert lent.times_lent == 3
 
 
 def test_a_stop_while_taking_back_leaves_it_lent(buffer: int) -> None:
-    weights, stops = Guests(), [True]
+    weights, stops = FakeWeights(), [True]
 
     def stop() -> None:
         if stops:
             raise InterruptedError
 
     weights.check = stop
-    lent = Lending(seen(), weights, (3,), 12 * MIB)  # type: ignore[arg-type]
+    lent = LentResidency(seen(), weights, (3,), 12 * MIB)  # type: ignore[arg-type]
     lent.before_pass(1)
     with pytest.raises(InterruptedError):
         lent.before_pass(2)
@@ -121,8 +121,8 @@ def test_a_stop_while_taking_back_leaves_it_lent(buffer: int) -> None:
 
 def test_nothing_is_lent_of_what_is_not_known(buffer: int) -> None:
     """A pass that ended before its first node may have had another buffer."""
-    found, weights = seen(), Guests()
-    lent = Lending(found, weights, (3,), 12 * MIB)  # type: ignore[arg-type]
+    found, weights = seen(), FakeWeights()
+    lent = LentResidency(found, weights, (3,), 12 * MIB)  # type: ignore[arg-type]
     touch(buffer, SIZE)
     found.forget()
     lent.before_pass(1)
@@ -133,9 +133,9 @@ def test_nothing_is_lent_of_what_is_not_known(buffer: int) -> None:
 
 def test_lending_ends_where_narrow_passes_take_more_than_was_left_to_them(buffer: int) -> None:
     """Once is no more than another layout of the same tensors; again and again it is what a pass needs."""
-    weights, ended = Guests(), []
+    weights, ended = FakeWeights(), []
     end = lambda: ended.append(True)  # noqa: E731
-    lent = Lending(seen(), weights, (3,), 12 * MIB, on_end=end)  # type: ignore[arg-type]
+    lent = LentResidency(seen(), weights, (3,), 12 * MIB, on_end=end)  # type: ignore[arg-type]
     lent.before_pass(1)
     touch(buffer, 8 * MIB)
     lent.before_pass(1)
@@ -143,7 +143,7 @@ def test_lending_ends_where_narrow_passes_take_more_than_was_left_to_them(buffer
     touch(buffer + 8 * MIB, MIB)
     lent.before_pass(1)
     assert weights.kept
-    for _ in range(lending.MOST_EXCESSES):
+    for _ in range(lent_residency.MOST_EXCESSES):
         touch(buffer, 8 * MIB)
         lent.before_pass(1)
     assert not weights.kept

@@ -1,11 +1,11 @@
 """The address space of a model's weights: where each chunk of each file lives, and what memory is under it.
 
-llama.cpp maps a stub of each file; the territory takes those mappings over. Nothing is under a chunk until it is
-furnished: what is not resident is unmapped (PROT_NONE), so that a read of missing weights stops the process instead of
-giving wrong text. Chunks of 2 MiB are aligned to their size, so that a frame moves as one huge page; smaller ones lie
-at multiples of their size in the file, where a packed file has its blocks. Where a chunk sticks out of its mapping (the
-two ends of a file) only the part inside is ours; such chunks cannot change frames and are pinned. Whoever asks for
-it, no frame is moved from or to anywhere but whole chunks in a row.
+llama.cpp maps a stub of each file; the address space takes those mappings over. A chunk has no memory until it is
+mapped here: until then its pages are PROT_NONE, so that a read of missing weights stops the process instead of giving
+wrong text. Chunks of 2 MiB are aligned to their size, so that a frame moves as one huge page; smaller chunks lie at
+multiples of their size in the file, where a packed file has its blocks. The first and the last chunk of a file may
+stick out of the mapping. Only the part inside is ours, so such a chunk cannot change frames and is pinned. Frames are
+moved only from whole chunks to whole chunks, whoever asks for the move.
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ CHUNK_BYTES = 2 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A mapped part of one shard: addresses [start, stop), and the address where the shard's byte 0 would be."""
+class MappedSpan:
+    """A mapped part of one shard.
+
+    shard: the number of the shard.
+    start: the first address of the mapping.
+    stop: the address after the last one.
+    base: the address where the shard's byte 0 would be.
+    """
 
     shard: int
     start: int
@@ -32,8 +38,15 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where one chunk lives. is_whole: it fills its frame, so it may change frames."""
+class ChunkPlace:
+    """Where one chunk lies.
+
+    address: its first byte in memory.
+    length: its size in bytes.
+    shard: the number of its shard.
+    file_offset: its first byte in the file.
+    is_whole: whether the chunk fills its frame, and so may change frames.
+    """
 
     address: int
     length: int
@@ -42,26 +55,35 @@ class Place:
     is_whole: bool
 
 
-def clipped(spans: Sequence[Span], ranges: Iterable[tuple[int, int]]) -> list[Span]:
-    """Return of each span the pages from the first to the last of `ranges`, (address, length), that lie in it."""
+def clipped(spans: Sequence[MappedSpan], ranges: Iterable[tuple[int, int]]) -> list[MappedSpan]:
+    """Return the spans that hold any of `ranges`, each cut down to the pages from the first range to the last.
+
+    ranges: (address, length) pairs.
+    """
     ranges, found = list(ranges), []
     for span in spans:
         inside = [(address, length) for address, length in ranges if span.start <= address < span.stop]
         if inside:
             start = round_down(min(address for address, _ in inside), _libc.PAGE)
             stop = round_up(max(address + length for address, length in inside), _libc.PAGE)
-            found.append(Span(span.shard, max(span.start, start), min(span.stop, stop), span.base))
+            found.append(MappedSpan(span.shard, max(span.start, start), min(span.stop, stop), span.base))
     return found
 
 
 class MoveRefused(OSError):
-    """A frame was to be moved from or to memory that is not a whole chunk of ours: a mistake, found before the move."""
+    """A move would have taken a frame from, or put one under, memory that is not a whole chunk. Nothing was moved."""
 
 
-class Territory:
-    """All spans of one model, cut into numbered chunks; `ragged` are those that stick out of a mapping. Thread-safe."""
+class AddressSpace:
+    """The address space of one model's weights, cut into numbered chunks. Thread-safe.
 
-    def __init__(self, spans: Sequence[Span], chunk_bytes: int = CHUNK_BYTES) -> None:
+    spans: the mapped parts of all shards.
+    chunk_bytes: the size of a whole chunk.
+    n_chunks: how many chunks there are.
+    ragged: the chunks that stick out of a mapping.
+    """
+
+    def __init__(self, spans: Sequence[MappedSpan], chunk_bytes: int = CHUNK_BYTES) -> None:
         self.spans = tuple(spans)
         self.chunk_bytes = chunk_bytes
         self._first: list[int] = []
@@ -74,7 +96,7 @@ class Territory:
             count += -(-(span.stop - grid) // chunk_bytes)
         self.n_chunks = count
         self._starts = frozenset(self._first)
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, ChunkPlace] = {}
         ends = {
             chunk
             for first, last in zip(self._first, [*self._first[1:], count], strict=True)
@@ -82,35 +104,35 @@ class Territory:
         }
         self.ragged = frozenset(chunk for chunk in ends if not self.place(chunk).is_whole)
 
-    def claim(self) -> None:
-        """Take the spans over: drop what was mapped there and leave them unreadable."""
+    def reserve(self) -> None:
+        """Reserve the spans: drop what was mapped there, and leave the addresses unreadable."""
         for span in self.spans:
             _libc.map_anonymous(span.stop - span.start, _libc.PROT_NONE, at=span.start)
 
-    def blank(self) -> None:
-        """Let the spans read as zeros, which takes no memory."""
+    def map_zeros(self) -> None:
+        """Map zeros over all spans, for reading only; this takes no memory."""
         for span in self.spans:
             _libc.map_anonymous(span.stop - span.start, _libc.PROT_READ, at=span.start)
             _libc.prepare_for_weights(span.start, span.stop - span.start)
 
-    def border_before(self, address: int, span: Span) -> int:
-        """Return where the chunk at `address`, which is in `span`, begins, the mapping's end left aside."""
+    def border_before(self, address: int, span: MappedSpan) -> int:
+        """Return where the chunk that holds `address`, inside `span`, would begin if the mapping had no ends."""
         origin = span.base if self.chunk_bytes < CHUNK_BYTES else 0
         return origin + round_down(address - origin, self.chunk_bytes)
 
     def expose(self, chunks: Iterable[int]) -> None:
-        """Let `chunks`, under which nothing is, read as zeros, which takes no memory."""
+        """Map zeros over `chunks`, which have no memory, for reading only; this takes none."""
         for address, length in self._runs(chunks):
             _libc.map_anonymous(length, _libc.PROT_READ, at=address)
             _libc.prepare_for_weights(address, length)
 
     def hide(self, chunks: Iterable[int]) -> None:
-        """Leave `chunks` unreadable, with nothing under them."""
+        """Undo `expose`: leave `chunks` unreadable and without memory."""
         for address, length in self._runs(chunks):
             _libc.map_anonymous(length, _libc.PROT_NONE, at=address)
 
     def _runs(self, chunks: Iterable[int]) -> list[tuple[int, int]]:
-        """Return where `chunks` are, (address, length), those in a row as one."""
+        """Return (address, length) of `chunks`; neighbours are joined."""
         runs: list[tuple[int, int]] = []
         for chunk in sorted(chunks):
             place = self.place(chunk)
@@ -121,7 +143,7 @@ class Territory:
         return runs
 
     def chunks_of(self, address: int, length: int) -> range:
-        """Return the numbers of the chunks that hold [address, address + length). Raises ValueError outside."""
+        """Return the chunks that hold [address, address + length). Raises ValueError outside all spans."""
         for span, first, grid in zip(self.spans, self._first, self._grid, strict=True):
             if span.start <= address and address + length <= span.stop:
                 low = (address - grid) // self.chunk_bytes
@@ -130,41 +152,43 @@ class Territory:
         raise ValueError(f"address {address:#x} (+{length}) is in no mapping of the model")
 
     def holding(self, ranges: Iterable[tuple[int, int]]) -> list[int]:
-        """Return the chunks that hold any of `ranges`, (address, length), and those that stick out of a mapping."""
+        """Return the chunks that hold any of the (address, length) `ranges`, and all ragged chunks."""
         return sorted(self.ragged.union(*(self.chunks_of(*place) for place in ranges)))
 
-    def span_of(self, address: int) -> Span:
-        """Return the span that holds `address`. Raises ValueError outside."""
+    def span_of(self, address: int) -> MappedSpan:
+        """Return the span that holds `address`. Raises ValueError outside all spans."""
         for span in self.spans:
             if span.start <= address < span.stop:
                 return span
         raise ValueError(f"address {address:#x} is in no mapping of the model")
 
-    def place(self, chunk: int) -> Place:
-        """Return where `chunk` lives."""
+    def place(self, chunk: int) -> ChunkPlace:
+        """Return where `chunk` lies."""
         place = self._places.get(chunk)
         if place is None:
             place = self._places[chunk] = self._locate(chunk)
         return place
 
     def is_followed_by(self, chunk: int, other: int) -> bool:
-        """Return whether `other` begins where `chunk` ends, in memory and so in the file."""
+        """Return whether `other` begins where `chunk` ends, in memory and therefore in the file."""
         if other == chunk + 1 and other not in self._starts:
             return True
         place, next_place = self.place(chunk), self.place(other)
         return place.shard == next_place.shard and place.address + place.length == next_place.address
 
     def total_bytes(self, chunks: Collection[int]) -> int:
-        """Return the bytes of `chunks` together."""
+        """Return the total size of `chunks`."""
         missing = sum(self.chunk_bytes - self.place(chunk).length for chunk in self.ragged.intersection(chunks))
         return len(chunks) * self.chunk_bytes - missing
 
-    def furnish(self, chunk: int, source: int | None, count: int = 1) -> None:
-        """Put memory under `chunk`: the frame under chunk `source`, or fresh memory (None or negative).
+    def map(self, chunk: int, source: int | None, count: int = 1) -> None:
+        """Give `chunk` memory: the frame of chunk `source`, or fresh memory where `source` is None or negative.
 
-        count: so many chunks in a row, from as many others in a row. Raises OSError when the kernel refuses; then none
-        of them has memory, and what was under the sources is lost. Raises MoveRefused, and does nothing, where a frame
-        would come from or go to what is not whole chunks in a row.
+        count: how many chunks in a row are mapped, from `chunk` on; their frames come from as many chunks in a row,
+            from `source` on.
+
+        Raises OSError when the kernel refuses; then none of the chunks has memory, and the content of the sources is
+        lost. Raises MoveRefused, and does nothing, unless source and target are whole chunks in a row.
         """
         if source == chunk:
             return
@@ -184,21 +208,27 @@ class Territory:
             _libc.map_anonymous(length, _libc.PROT_NONE, at=address)  # the kernel may have left a hole
             raise
 
-    def vacate(self, chunks: Collection[int]) -> None:
-        """Give the memory under `chunks` back."""
+    def unmap(self, chunks: Collection[int]) -> None:
+        """Give the memory of `chunks` back to the kernel, and leave them unreadable."""
         for chunk in chunks:
             place = self.place(chunk)
             _libc.map_anonymous(place.length, _libc.PROT_NONE, at=place.address)
 
     def _check_whole(self, chunk: int, count: int) -> None:
-        """Refuse all but `count` whole chunks in a row: the kernel would move, or drop, whatever else lies there."""
+        """Raise MoveRefused unless `chunk` begins `count` whole chunks in a row.
+
+        The kernel would move, or drop, whatever else lies there.
+        """
         last = chunk + count - 1
         is_whole = chunk >= 0 and last < self.n_chunks and self.ragged.isdisjoint(range(chunk, last + 1))
         if not is_whole or self.place(last).address - self.place(chunk).address != (count - 1) * self.chunk_bytes:
             raise MoveRefused(errno.EFAULT, f"chunks {chunk} to {last} are not whole chunks of the model in a row")
 
     def _move_together(self, source: int, address: int, length: int) -> bool:
-        """Move the frames from chunk `source` on; return whether the kernel did: it moves one mapping at a time."""
+        """Move all frames, from chunk `source` on, in one call; return False where the kernel refuses.
+
+        It refuses where the frames lie in more than one mapping.
+        """
         old = self.place(source).address
         try:
             _libc.move_pages(old, address, length)
@@ -216,10 +246,10 @@ class Territory:
             # Replaced at once, so that it merges with its neighbours (vm.max_map_count) and stays unreadable.
             _libc.map_anonymous(old.length, _libc.PROT_NONE, at=old.address)
 
-    def _locate(self, chunk: int) -> Place:
+    def _locate(self, chunk: int) -> ChunkPlace:
         index = bisect_right(self._first, chunk) - 1
         span = self.spans[index]
         low = self._grid[index] + (chunk - self._first[index]) * self.chunk_bytes
         start, stop = max(low, span.start), min(low + self.chunk_bytes, span.stop)
         is_whole = stop - start == self.chunk_bytes
-        return Place(start, stop - start, span.shard, start - span.base, is_whole)
+        return ChunkPlace(start, stop - start, span.shard, start - span.base, is_whole)

@@ -1,4 +1,4 @@
-"""States in code come back near, in as few bytes as promised; what is no code is refused."""
+"""Activations in code come back near, in as few bytes as promised; what is no code is refused."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from edge_run.base.errors import ProtocolError
-from edge_run.partition.state_codec import (
+from edge_run.partition.activation_codec import (
     BLOCK,
     MOST_VALUES,
     STEPS,
-    decode_states,
-    encode_states,
+    decode_activations,
+    encode_activations,
     is_worthwhile,
     pack_floats,
     unpack_floats,
@@ -29,61 +29,61 @@ VALUES = st.floats(-60000, 60000, width=32)
 
 
 def trained_like(rows: int, columns: int, outliers: int) -> np.ndarray:
-    """Return states as models have them: even, but for a few channels."""
+    """Return activations as models have them: even, but for a few channels."""
     random = np.random.default_rng(3)
-    states = random.standard_normal((rows, columns)).astype(np.float32)
-    states[:, random.choice(columns, outliers, replace=False)] *= 300
-    return states
+    activations = random.standard_normal((rows, columns)).astype(np.float32)
+    activations[:, random.choice(columns, outliers, replace=False)] *= 300
+    return activations
 
 
 @given(arrays.arrays(np.float32, SHAPES, elements=VALUES))
-def test_what_comes_back_is_near(states: np.ndarray) -> None:
-    code = encode_states(states)
-    back = decode_states(code)
-    assert back.shape == states.shape
+def test_what_comes_back_is_near(activations: np.ndarray) -> None:
+    code = encode_activations(activations)
+    back = decode_activations(code)
+    assert back.shape == activations.shape
     assert back.dtype == np.float32
-    flat = np.zeros(-(-states.size // BLOCK) * BLOCK, np.float32)
-    flat[: states.size] = states.ravel()
-    largest = np.repeat(np.abs(flat.reshape(-1, BLOCK)).max(axis=1, initial=0.0), BLOCK)[: states.size]
-    allowed = np.maximum(largest / STEPS * 0.51, 1e-5) + np.abs(states.ravel()) * 2.0**-10
-    assert (np.abs(back.ravel() - states.ravel()) <= allowed).all()
+    flat = np.zeros(-(-activations.size // BLOCK) * BLOCK, np.float32)
+    flat[: activations.size] = activations.ravel()
+    largest = np.repeat(np.abs(flat.reshape(-1, BLOCK)).max(axis=1, initial=0.0), BLOCK)[: activations.size]
+    allowed = np.maximum(largest / STEPS * 0.51, 1e-5) + np.abs(activations.ravel()) * 2.0**-10
+    assert (np.abs(back.ravel() - activations.ravel()) <= allowed).all()
 
 
 def test_outliers_do_not_spoil_their_neighbours() -> None:
-    states = trained_like(64, 4096, 8)
-    back = decode_states(encode_states(states))
-    ordinary = np.abs(states) < 10
-    assert np.abs(back - states)[ordinary].max() < 0.05
-    assert (np.abs(back - states) / np.abs(states))[~ordinary].max() < 2.0**-10
-    assert len(encode_states(states)) < 0.27 * states.nbytes
+    activations = trained_like(64, 4096, 8)
+    back = decode_activations(encode_activations(activations))
+    ordinary = np.abs(activations) < 10
+    assert np.abs(back - activations)[ordinary].max() < 0.05
+    assert (np.abs(back - activations) / np.abs(activations))[~ordinary].max() < 2.0**-10
+    assert len(encode_activations(activations)) < 0.27 * activations.nbytes
 
 
 @given(st.binary(max_size=300))
 def test_noise_is_refused(noise: bytes) -> None:
     with pytest.raises(ProtocolError):
-        decode_states(noise)
+        decode_activations(noise)
 
 
 @given(st.data())
 def test_damage_is_refused_or_gives_finite_states(data: st.DataObject) -> None:
-    code = bytearray(encode_states(trained_like(2, 200, 3)))
+    code = bytearray(encode_activations(trained_like(2, 200, 3)))
     place = data.draw(st.integers(0, len(code) - 1))
     code[place] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(ProtocolError):
-        assert np.isfinite(decode_states(bytes(code))).all()
+        assert np.isfinite(decode_activations(bytes(code))).all()
 
 
 def test_claims_are_checked_before_memory_is_taken() -> None:
     packed = zstandard.compress(bytes(1 << 28))  # a quarter of a GiB in some kilobytes
     for rows, columns, outliers in ((1 << 31, 1 << 31, 0), (1, 64, 1 << 31), (1, 64, 0)):
         with pytest.raises(ProtocolError):
-            decode_states(struct.pack("<4sIII", b"ERS1", rows, columns, outliers) + packed)
+            decode_activations(struct.pack("<4sIII", b"ERS1", rows, columns, outliers) + packed)
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e6])
 def test_what_cannot_be_coded_is_said(wrong: float) -> None:
     with pytest.raises(ProtocolError):
-        encode_states(np.full((1, 64), wrong, np.float32))
+        encode_activations(np.full((1, 64), wrong, np.float32))
 
 
 def test_when_it_pays() -> None:
@@ -100,10 +100,10 @@ def test_packed_numbers_come_back_bit_for_bit(noise: bytes) -> None:
 
 
 def test_packed_states_are_a_seventh_shorter() -> None:
-    states = trained_like(64, 4096, 8)
-    code = pack_floats(memoryview(states).cast("B"))
-    assert len(code) < 0.88 * states.nbytes
-    assert bytes(unpack_floats(memoryview(code))) == states.tobytes()
+    activations = trained_like(64, 4096, 8)
+    code = pack_floats(memoryview(activations).cast("B"))
+    assert len(code) < 0.88 * activations.nbytes
+    assert bytes(unpack_floats(memoryview(code))) == activations.tobytes()
 
 
 @given(st.binary(max_size=300))

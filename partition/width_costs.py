@@ -1,8 +1,8 @@
-"""What a pass takes by its width, learned from the passes that were made. Pure: times in, seconds out.
+"""The seconds of a pass by its width (its tokens), learned from earlier passes. Pure: times in, seconds out.
 
-A pass takes about the longer of computing and reading; computing grows with the number of tokens, reading only in a
-mixture, with the union of the experts that the tokens choose. Between widths that were seen a straight line is drawn;
-what was seen at a width itself counts most, at the pace that the drive has now.
+A pass takes about as long as the longer of computing and reading. Computing grows with the number of tokens. Reading
+grows only in a mixture of experts, with the union of the experts that the tokens choose. Between widths that were seen,
+times are interpolated linearly. The latest passes of a width count most, at the drive's present pace.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SLOPE = 0.25  # of computing one token, for each further one, where only one wid
 
 
 class WidthCurve:
-    """A quantity by width: the median of the `latest` seen there, straight lines between."""
+    """A quantity by width: the median of the `latest` values at a width, and straight lines between widths."""
 
     def __init__(self, latest: int = LATEST) -> None:
         self._latest = latest
@@ -44,7 +44,7 @@ class WidthCurve:
         return width in self._medians
 
     def at(self, width: int, growth: Callable[[int], float] = lambda width: 1.0) -> float:
-        """Return the quantity at `width`; beyond what was seen it grows as `growth` (of a width) does."""
+        """Return the quantity at `width`; beyond the widths that were seen it grows in proportion to `growth`."""
         if width in self._medians:
             return self._medians[width]
         place = bisect_left(self._widths, width)
@@ -61,7 +61,7 @@ class WidthCurve:
         return self._widths[-1] if self._widths else 0
 
     def line(self) -> tuple[float, float] | None:
-        """Return (at width 1, for each token more) of the line through the narrowest and the widest that were seen."""
+        """Return the value at width 1 and the slope of the line through the smallest and the largest width seen."""
         if len(self._widths) < 2:
             return None
         low, high = self._widths[0], self._widths[-1]
@@ -69,12 +69,15 @@ class WidthCurve:
         return self._medians[low] - slope * (low - 1), slope
 
 
-class PassCosts:
-    """Seconds of a pass by its width. union_growth: what a pass of a width reads, over what one token does.
+class WidthCosts:
+    """Seconds of a pass by its width.
 
-    A drive may change its speed within minutes, and passes of one width may be long ago. A byte takes longer in wide
-    passes, too, which need the processor and the memory themselves. So what a byte takes is known for each width, at
-    a pace that all share: every pass tells how it compares with those of its own width before.
+    union_growth: the bytes that a pass of a width reads, over the bytes of a pass of one token.
+
+    A drive may change its speed within minutes, while the last pass of some width is long ago. Reading a byte also
+    takes longer in passes of many tokens, which use the processor and the memory more. So the time of a byte is
+    recorded for each width, relative to a pace that all widths share. Each pass updates the pace by comparing itself
+    with earlier passes of its width.
     """
 
     def __init__(self, union_growth: Callable[[int], float] = lambda width: 1.0) -> None:
@@ -84,7 +87,14 @@ class PassCosts:
         self._paces: deque[tuple[float, float]] = deque(maxlen=LATEST)  # over what was usual at the width, bytes
 
     def observe(self, width: int, wall_s: float, wait_s: float, read_s: float, read_bytes: int) -> None:
-        """Note a pass: how long it took, waited for weights, and had a read in flight, and what it read."""
+        """Record a pass.
+
+        width: its tokens.
+        wall_s: its duration.
+        wait_s: how long it waited for weights.
+        read_s: how long a read was in flight.
+        read_bytes: the bytes it read.
+        """
         compute_s, read_s = max(0.0, wall_s - wait_s), min(read_s, wall_s)
         self._compute.observe(width, compute_s)
         self._bytes.observe(width, read_bytes)
@@ -100,22 +110,23 @@ class PassCosts:
         return bool(self._compute)
 
     def pass_s(self, width: int) -> float:
-        """Return the seconds of a pass of `width` tokens now. Not before one was seen."""
+        """Return the seconds of a pass of `width` tokens now. At least one pass must have been recorded."""
         read_s = self._read_byte_s(width) * self._bytes.at(width, self._union_growth)
         compute_s = self._compute.at(width, self._compute_growth)
         return self._factor.at(width) * _together_s(compute_s, read_s)
 
     def is_within_reach(self, width: int) -> bool:
-        """Return whether a pass of `width` may be tried: what is expected of it may be wrong, and must not cost much.
+        """Return whether a pass of `width` tokens may be tried: the prediction may be wrong, and must not cost much.
 
-        In a mixture a wide pass can take as long as many narrow ones; in a dense model that is streamed, hardly longer.
+        In a mixture of experts, a verification batch can take as long as many passes of one token; in a dense model
+        that streams, it takes hardly longer than one.
         """
         widest = self._compute.widest
         return width <= widest or self.pass_s(width) <= MOST_STEP * self.pass_s(widest)
 
     @property
     def _pace(self) -> float:
-        """What reading a byte takes now, over what was usual: half of the bytes read last took longer."""
+        """The time of reading a byte now, over the usual time: the median over the bytes read last."""
         half, so_far = sum(n_bytes for _, n_bytes in self._paces) / 2, 0.0
         for pace, n_bytes in sorted(self._paces):
             so_far += n_bytes
@@ -133,5 +144,5 @@ class PassCosts:
 
 
 def _together_s(compute_s: float, read_s: float) -> float:
-    """Return what a pass takes that computes and reads for so long: about the longer of the two."""
+    """Return the seconds of a pass that computes for `compute_s` and reads for `read_s`: about the longer one."""
     return max(1e-9, math.sqrt(math.hypot(compute_s**2, read_s**2)))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from edge_run.partition.mesh_plan import Station
+from edge_run.partition.mesh_plan import DeviceSpec
 
 MB = 1_000_000
 
 
 @st.composite
-def stations(draw: st.DrawFn, most: int = 4) -> list[Station]:
+def specs(draw: st.DrawFn, most: int = 4) -> list[DeviceSpec]:
     count = draw(st.integers(1, most))
     return [
-        Station(
+        DeviceSpec(
             node=f"n{i}",
             memory_bytes=draw(st.integers(20, 600)) * MB,
             compute_bytes_per_s=draw(st.integers(200, 20_000)) * MB,

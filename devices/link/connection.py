@@ -1,7 +1,7 @@
-"""A way to one peer: found by measuring all its addresses, then used by one sender at a time.
+"""A connection to one peer, chosen by measuring all addresses of the peer, then used by one sender at a time.
 
-Several addresses of a device are several network cards, of which some may not be reachable, or be slow. `Opening`
-connects to all, sends each the same probes, and keeps the one whose echoes come back soonest.
+Several addresses of a device are several network cards, of which some may be slow or unreachable. `Opening` connects
+to all of them, sends the same probes to each, and keeps the connection whose echoes come back first.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 from edge_run.base.errors import DeviceLost
 from edge_run.base.extras import need
 from edge_run.base.mesh import Document, LinkRate
-from edge_run.devices.link.frames import Head, Kind, pack, unpack
+from edge_run.devices.link.frames import FrameKind, Head, pack, unpack
 
 if TYPE_CHECKING:
     import zmq
 
-PROBE_BYTES = (64, 64, 16 << 10, 16 << 10)  # the last is what a token's state has at width 4096
+PROBE_BYTES = (64, 64, 16 << 10, 16 << 10)  # the last is what a token's activation has at width 4096
 RATE_PROBE_BYTES = (*[64] * 8, 16 << 10, 64 << 10, 256 << 10, *[2 << 20] * 3)
 LONG_PROBE_S = 0.2  # what takes longer is not repeated, and larger ones are not tried: so much says enough
 OPEN_S, BETTER_S = 3.0, 0.25  # how long all may take; how long to wait for a better one than the first
@@ -38,17 +38,22 @@ _SLICE_MS = 50
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Where a member's data link is: its life, its public key, the addresses that it listens on."""
+    """The data link of a member.
+
+    incarnation: of the member.
+    key: the public key of its link.
+    places: the addresses on which it listens.
+    """
 
     node: str
-    boot: str
+    incarnation: str
     key: str
     places: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The key pair of this life of this device's link, in Z85."""
+    """The key pair of this device's link, made anew at each start, in Z85."""
 
     public: bytes
     secret: bytes = field(repr=False)
@@ -91,7 +96,7 @@ class Candidate:
             (zmq.SNDHWM, SEND_QUEUE),
             (zmq.RCVHWM, SEND_QUEUE),
             (zmq.IMMEDIATE, 1),
-            (zmq.MAXMSGSIZE, 1 << 10),  # nothing comes back this way but echoes
+            (zmq.MAXMSGSIZE, 1 << 10),  # nothing comes back on it but echoes
             (zmq.HEARTBEAT_IVL, int(HEARTBEAT_S * 1e3)),
             (zmq.HEARTBEAT_TIMEOUT, int(SILENCE_S * 1e3)),
             (zmq.HEARTBEAT_TTL, int(2 * SILENCE_S * 1e3)),
@@ -140,7 +145,7 @@ class Candidate:
             except zmq.Again:
                 return False
             head = unpack(memoryview(frames[0]))  # what is none costs its sender: `Opening` is told
-            if head.kind is not Kind.ECHO or head.sequence != self._next:
+            if head.kind is not FrameKind.ECHO or head.sequence != self._next:
                 continue
             took_s, size = time.perf_counter() - self._sent_s, sizes[self._next]
             self.times_s[size] = min(took_s, self.times_s.get(size, took_s))
@@ -158,7 +163,7 @@ class Candidate:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether nobody listens there any more: an address is for one life of a peer only."""
+        """Whether nobody listens there any more: an address is for one incarnation of a peer only."""
         return bool(self.error) and self._absences >= MOST_ABSENCES
 
     def close(self) -> None:
@@ -169,11 +174,11 @@ class Candidate:
 
     def _probe(self, size: int) -> None:
         self._sent_s = time.perf_counter()
-        self.socket.send_multipart([pack(Head(Kind.PROBE, 0, self._next, {})), bytes(size)])
+        self.socket.send_multipart([pack(Head(FrameKind.PROBE, 0, self._next, {})), bytes(size)])
 
 
 class Opening:
-    """The search for the best way to a peer: sockets that the link's thread polls, and a verdict."""
+    """The search for the best connection to a peer, on sockets that the link's thread polls."""
 
     def __init__(
         self,
@@ -221,17 +226,17 @@ class Opening:
             self._unopened.popleft()
 
     def best(self) -> Candidate | None:
-        """Return the way on which a token's state is soonest; None where no echo came."""
-        return min(self._done, key=lambda one: _state_s(one.rate), default=None)
+        """Return the connection over which a token's activation arrives soonest; None where no echo came."""
+        return min(self._done, key=lambda one: _activation_s(one.rate), default=None)
 
     @property
     def rate(self) -> LinkRate | None:
-        """What was measured of the best way."""
+        """What was measured of the best connection."""
         best = self.best()
         return best.rate if best else None
 
     def why_not(self) -> str:
-        """Return why there is no way, in words."""
+        """Return why there is no connection, in words."""
         reasons = [one.error or f"{one.place}: does not answer" for one in self.candidates]
         nowhere = "it announced no address that may be tried from here; on it, edge-run mesh join --listen 0.0.0.0"
         unopened = [f"{place}: cannot be tried now, too many files are open" for place in self._unopened]
@@ -244,20 +249,20 @@ class Opening:
                 candidate.close()
 
 
-class Lane:
-    """The chosen way to a peer. Senders take turns; the link's thread watches and closes."""
+class PeerConnection:
+    """The chosen connection to a peer. Senders take turns; the link's thread watches and closes it."""
 
-    def __init__(self, peer: Peer, way: Candidate, rate: LinkRate, *, is_talked_to: bool = False) -> None:
+    def __init__(self, peer: Peer, candidate: Candidate, rate: LinkRate, *, is_talked_to: bool = False) -> None:
         """is_talked_to: there is a conversation, so that its end is a loss."""
-        self.peer, self.way, self.rate, self.is_talked_to = peer, way, rate, is_talked_to
+        self.peer, self.candidate, self.rate, self.is_talked_to = peer, candidate, rate, is_talked_to
         self.used_s = time.monotonic()
         self._number = time.time_ns()
         self._sequence = 0
         self._turn = threading.Lock()
         self._why = ""
 
-    def send(self, kind: Kind, header: Document, parts: Sequence[memoryview | bytes], deadline_s: float) -> None:
-        """Hand over a message; parts are copied. Raises DeviceLost when it is not taken in time, or the lane broke."""
+    def send(self, kind: FrameKind, header: Document, parts: Sequence[memoryview | bytes], deadline_s: float) -> None:
+        """Hand over a message; parts are copied. Raises DeviceLost where it is not taken in time, or all is over."""
         zmq = need("zmq", "mesh")
         if not self._turn.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
             raise self._lost("another message takes too long")
@@ -265,15 +270,15 @@ class Lane:
             frames = [pack(Head(kind, self._number, self._sequence, header)), *parts]
             while not self._why:
                 try:
-                    self.way.socket.send_multipart(frames, zmq.NOBLOCK)
+                    self.candidate.socket.send_multipart(frames, zmq.NOBLOCK)
                 except zmq.Again:
                     if time.monotonic() >= deadline_s:
                         raise self._lost("it does not take messages in time") from None
-                    self.way.socket.poll(_SLICE_MS, zmq.POLLOUT)
+                    self.candidate.socket.poll(_SLICE_MS, zmq.POLLOUT)
                     continue
                 self._sequence += 1
                 self.used_s = time.monotonic()
-                self.is_talked_to |= kind in (Kind.DATA, Kind.BULK)
+                self.is_talked_to |= kind in (FrameKind.DATA, FrameKind.BULK)
                 return
             raise self._lost(self._why)
         finally:
@@ -283,10 +288,10 @@ class Lane:
         """End it; who is sending gets DeviceLost. Called by the link's thread."""
         self._why = why
         with self._turn:
-            self.way.close()
+            self.candidate.close()
 
     def _lost(self, why: str) -> DeviceLost:
-        return DeviceLost(f"{why}, at {self.way.place}", node=self.peer.node)
+        return DeviceLost(f"{why}, at {self.candidate.place}", node=self.peer.node)
 
 
 def _has_files() -> bool:
@@ -299,12 +304,12 @@ def _has_files() -> bool:
 
 
 def _next_probe(number: int, sizes: Sequence[int], took_s: float) -> int:
-    """Return which probe follows `number`: on a slow way one of the second size is enough."""
+    """Return which probe follows `number`: on a slow link one of the second size is enough."""
     if took_s <= LONG_PROBE_S:
         return number + 1
     larger = next((i for i, size in enumerate(sizes) if size > sizes[number]), len(sizes))
     return larger if sizes[number] == sizes[0] else len(sizes)
 
 
-def _state_s(rate: LinkRate) -> float:
+def _activation_s(rate: LinkRate) -> float:
     return rate.round_trip_s + PROBE_BYTES[-1] / rate.bytes_per_s

@@ -1,6 +1,7 @@
-"""How much is kept of what members say of themselves: so much in all, under however many names it is said.
+"""Bounds the bytes of messages that are kept of what members say of themselves, under however many names.
 
-JSON takes up to twenty times its size when it is read, and who knows the cluster's secret can come as 256 members.
+JSON takes up to twenty times its size once it is parsed, and a device that knows the cluster's secret can claim to be
+256 members.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from edge_run.base.errors import ProtocolError
 MOST_KEPT_BYTES = 2 << 20
 
 
-class Room:
-    """The bytes that messages take which are kept, by node and kind. A later message is in place of the one before."""
+class MessageQuota:
+    """The bytes of kept messages, by node and kind. A later message replaces the one before."""
 
     def __init__(self) -> None:
         self._taken: dict[tuple[str, str], int] = {}

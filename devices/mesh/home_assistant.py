@@ -1,6 +1,6 @@
-"""Showing devices to Home Assistant, by its MQTT discovery: configuration that the broker keeps, and plain states.
+"""Shows a device to Home Assistant by its MQTT discovery: configuration that the broker keeps, and plain states.
 
-Home Assistant knows nothing of our signatures: what it is shown is for people, and nothing of ours reads it back.
+Home Assistant knows nothing of edge-run's signatures. What it shows is for people, and edge-run never reads it back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _SENSORS = (
 
 @dataclass(frozen=True, slots=True)
 class PlainMessage:
-    """A message that is not signed. is_kept: the broker keeps it."""
+    """A message that is not signed.
+
+    is_kept: the broker keeps it.
+    """
 
     topic: str
     payload: bytes
@@ -29,8 +32,8 @@ class PlainMessage:
     is_confirmed: bool = True
 
 
-class Home:
-    """What Home Assistant is shown of one node."""
+class HomeAssistant:
+    """One node as Home Assistant is shown it."""
 
     def __init__(self, publish: Callable[[PlainMessage], object], cluster: str, node: str, name: str) -> None:
         self._publish, self._node = publish, node

@@ -49,7 +49,7 @@ def _logits_are_the_same(path: Path) -> None:
         with open_engine(path, budget, backend="llama.cpp", op_offload=True) as engine:
             wanted = logits_of(engine)
             key = engine.numerics
-        assert "wide passes" in key.gpu
+        assert "op offload" in key.gpu
         with open_engine(path, budget, op_offload=True) as engine:
             assert (engine.numerics, engine.plan.mode) == (key, "resident")
             assert differing(wanted, logits_of(engine)) == 0
@@ -66,7 +66,7 @@ def _logits_are_the_same(path: Path) -> None:
 
 
 @in_child
-def test_a_mixture_copies_its_experts_where_they_stay_and_not_where_they_stream(folder: Path) -> None:
+def test_an_moe_copies_its_experts_where_they_stay_and_not_where_they_stream(folder: Path) -> None:
     path = make_model("qwen3moe", folder)
     choice = offloads(path, 3, op_offload=True)[1]
     budget = choice.sizes.total_bytes
@@ -76,13 +76,13 @@ def test_a_mixture_copies_its_experts_where_they_stay_and_not_where_they_stream(
             wanted = logits_of(engine)
         with open_engine(path, budget, memory, op_offload=True) as engine:
             assert engine.plan.gpu
-            assert engine.plan.gpu.wide_passes == is_copied
+            assert engine.plan.gpu.op_offload == is_copied
             assert engine.plan.mode == ("resident" if is_copied else "streamed")
             assert differing(wanted, logits_of(engine)) == 0
 
 
 @in_child
-def test_after_reads_that_fail_in_a_wide_pass_the_logits_are_right(folder: Path) -> None:
+def test_after_reads_that_fail_in_a_prefill_batch_the_logits_are_right(folder: Path) -> None:
     """llama.cpp goes on copying after a failure: what is not there must be readable till it returns."""
     path = make_model("llama", folder)
     budget = smallest(path, op_offload=True)
@@ -106,7 +106,7 @@ def test_after_reads_that_fail_in_a_wide_pass_the_logits_are_right(folder: Path)
 
 
 @in_child
-def test_a_wide_pass_that_is_cancelled_leaves_the_next_one_right(folder: Path) -> None:
+def test_a_prefill_batch_that_is_cancelled_leaves_the_next_one_right(folder: Path) -> None:
     path = make_model("llama", folder)
     budget = smallest(path, op_offload=True)
     with open_engine(path, budget, 0, op_offload=True) as engine:

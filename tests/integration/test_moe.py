@@ -1,4 +1,4 @@
-"""Mixtures streamed by expert: what is read, what survives failing reads, and the traces of what routers choose."""
+"""Mixtures of experts, streamed: what is read, what survives failing reads, and the traces of what routers choose."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TEXT = "It was a dark night, and nobody knew which of them would be asked next."
 
 
 @pytest.fixture
-def mixture(folder: Path) -> Path:
+def moe(folder: Path) -> Path:
     return make_model("qwen3moe", folder)
 
 
@@ -53,14 +53,14 @@ def greedy(engine: Engine, n_tokens: int = 12) -> list[int]:
 
 
 @in_child
-def test_a_token_reads_no_more_than_the_experts_that_it_uses(mixture: Path) -> None:
+def test_a_token_reads_no_more_than_the_experts_that_it_uses(moe: Path) -> None:
     """Chunks are as large as pages are here, so that what is read beside is little."""
-    engine = open_at(mixture, 0.3, OPTIONS)
+    engine = open_at(moe, 0.3, OPTIONS)
     try:
         assert engine.plan.expert_bytes > 0
         session = Session(engine.decoder)
         logits, _ = session.feed(PROMPT)
-        gguf = read_gguf(mixture)
+        gguf = read_gguf(moe)
         experts = [tensor for tensor in gguf.tensors if len(tensor.shape) == 3]
         used = gguf.value("expert_used_count")
         assert isinstance(used, int)
@@ -112,11 +112,11 @@ class Impatient(Interrupt):
 
 
 @in_child
-def test_a_pass_that_is_cancelled_anywhere_leaves_the_next_one_right(mixture: Path) -> None:
-    plain = Engine.open(mixture, ModelConfig(**OPTIONS, backend="llama.cpp"))
+def test_a_pass_that_is_cancelled_anywhere_leaves_the_next_one_right(moe: Path) -> None:
+    plain = Engine.open(moe, ModelConfig(**OPTIONS, backend="llama.cpp"))
     wanted = greedy(plain)
     plain.close()
-    engine = open_at(mixture, 0.3, OPTIONS)
+    engine = open_at(moe, 0.3, OPTIONS)
     try:
         engine.interrupt.__class__ = Impatient
         for n_checks in (1, 3, 9, 20):
@@ -137,8 +137,8 @@ def rows_of(trace: Path) -> list[tuple[int, int, int, int, int]]:
 
 
 @in_child
-def test_a_trace_is_the_same_streamed_and_resident(mixture: Path, tmp_path: Path) -> None:
-    engine = open_at(mixture, 0.3, OPTIONS)
+def test_a_trace_is_the_same_streamed_and_resident(moe: Path, tmp_path: Path) -> None:
+    engine = open_at(moe, 0.3, OPTIONS)
     budget = engine.budget_bytes
     engine.close()
     found = []
@@ -148,12 +148,12 @@ def test_a_trace_is_the_same_streamed_and_resident(mixture: Path, tmp_path: Path
         "plain": {"backend": "llama.cpp"},
     }.items():
         path = tmp_path / f"{name}.csv"
-        recording = edge_run.trace(mixture, TEXT, path, max_tokens=9, config=ModelConfig(**OPTIONS, **options))
+        recording = edge_run.trace(moe, TEXT, path, max_tokens=9, config=ModelConfig(**OPTIONS, **options))
         found.append(rows_of(path))
         assert recording.decoded_tokens == 9
     assert found[0] == found[1] == found[2]
     prefill = Counter(layer for phase, _, layer, slot, _ in found[0] if (phase, slot) == (0, 0))
-    gguf = read_gguf(mixture)
+    gguf = read_gguf(moe)
     layers = sorted({tensor.name.split(".")[1] for tensor in gguf.tensors if len(tensor.shape) == 3})
     assert sorted(prefill) == [int(layer) for layer in layers]
     assert max(prefill.values()) == recording.prompt_tokens
@@ -162,36 +162,36 @@ def test_a_trace_is_the_same_streamed_and_resident(mixture: Path, tmp_path: Path
     assert {step for _, step, *_ in decoded} == set(range(9))
 
 
-def test_a_trace_can_be_replayed(mixture: Path, tmp_path: Path) -> None:
+def test_a_trace_can_be_replayed(moe: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
-    recording = edge_run.trace(mixture, TEXT, path, max_tokens=5, **OPTIONS)
+    recording = edge_run.trace(moe, TEXT, path, max_tokens=5, **OPTIONS)
     result = edge_run.replay(path)
     assert (result.decoded_tokens, result.layers, result.experts) == (5, recording.layers, recording.experts)
 
 
-def test_what_cannot_be_traced(mixture: Path, folder: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_traced(moe: Path, folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     with pytest.raises(NotSupported, match="no mixture of experts"):
         edge_run.trace(make_model("llama", folder), TEXT, path, **OPTIONS)
     with pytest.raises(ConfigError, match="prompt: is empty"):
-        edge_run.trace(mixture, "", path, **OPTIONS)
+        edge_run.trace(moe, "", path, **OPTIONS)
     with pytest.raises(TierReadError, match="cannot be written"):
-        edge_run.trace(mixture, TEXT, tmp_path / "nowhere" / "trace.csv", **OPTIONS)
+        edge_run.trace(moe, TEXT, tmp_path / "nowhere" / "trace.csv", **OPTIONS)
     assert list(tmp_path.iterdir()) == [], "nothing is left of a trace that was not finished"
     path.write_text("mine")
     with pytest.raises(ConfigError, match=r"exists.*--force"):
-        edge_run.trace(mixture, TEXT, path, **OPTIONS)
+        edge_run.trace(moe, TEXT, path, **OPTIONS)
     assert path.read_text() == "mine"
 
 
-def test_from_the_command_line(mixture: Path, tmp_path: Path) -> None:
+def test_from_the_command_line(moe: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     words = [
         sys.executable,
         "-m",
         "edge_run",
         "trace",
-        str(mixture),
+        str(moe),
         "-n",
         "4",
         "-o",
@@ -215,8 +215,8 @@ def test_from_the_command_line(mixture: Path, tmp_path: Path) -> None:
     assert rows_of(path), "what was there is there still"
 
 
-def test_a_trace_that_is_interrupted_leaves_nothing(mixture: Path, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "edge_run", "trace", str(mixture), "-p", TEXT, "-n", "100000", "-c", "100000"]
+def test_a_trace_that_is_interrupted_leaves_nothing(moe: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "edge_run", "trace", str(moe), "-p", TEXT, "-n", "100000", "-c", "100000"]
     process = subprocess.Popen([*words, "-o", str(tmp_path / "trace.csv")], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("*.part")) and time.monotonic() < deadline:
@@ -233,7 +233,7 @@ def test_parts_of_experts_in_chunks_that_stay_are_waited_for(folder: Path) -> No
     """The last chunk sticks out of the mapping, so that it stays, and only experts have a part in it."""
 
     def logits() -> np.ndarray:
-        with fault_scenarios.mixture(folder) as work:
+        with fault_scenarios.moe(folder) as work:
             rows, _ = work.args[0].feed(PROMPT)  # type: ignore[attr-defined]
             return rows.copy()
 

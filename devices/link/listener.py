@@ -1,4 +1,4 @@
-"""The data link's way in: the socket that listens, and who may come in through it."""
+"""The socket on which the data link listens, and the check of who may connect to it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from edge_run.base.errors import MeshError, ProtocolError
 from edge_run.base.extras import need
 from edge_run.base.mesh import Message
-from edge_run.devices.link.frames import MOST_FRAME_BYTES, Head, Kind, check_parts, pack, unpack
-from edge_run.devices.link.lane import HEARTBEAT_S, OPEN_S, SILENCE_S, Keys
+from edge_run.devices.link.connection import HEARTBEAT_S, OPEN_S, SILENCE_S, Keys
+from edge_run.devices.link.frames import MOST_FRAME_BYTES, FrameKind, Head, check_parts, pack, unpack
 
 if TYPE_CHECKING:
     import zmq
@@ -21,8 +21,8 @@ _ZAP = "inproc://zeromq.zap.01"
 _QUEUE = 64  # messages of a peer that wait in the socket
 
 
-class Door:
-    """Listens, and lets in who shows the key of a member. Used by the link's thread only, once it is made."""
+class LinkListener:
+    """Listens, and lets in peers that show the key of a member. Used by the link's thread only, once it is made."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys, places: Sequence[str], port: int) -> None:
         """Listen on the addresses `places`, all on one port; 0: any that is free. Raises MeshError."""
@@ -90,8 +90,8 @@ class Door:
             size = check_parts(parts)
         except ProtocolError as error:
             raise ProtocolError(str(error), node=node) from None
-        if head.kind is Kind.PROBE:
-            echo = pack(Head(Kind.ECHO, head.lane, head.sequence, {}))
+        if head.kind is FrameKind.PROBE:
+            echo = pack(Head(FrameKind.ECHO, head.connection_number, head.sequence, {}))
             self.socket.send_multipart([identity.bytes, echo], self._zmq.NOBLOCK)
             return None
         return head, Message(node, head.header, parts), size

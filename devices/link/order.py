@@ -1,0 +1,32 @@
+"""Checks that no message of a peer is missing: a connection that breaks may lose some."""
+
+from __future__ import annotations
+
+from edge_run.base.errors import ProtocolError
+from edge_run.devices.link.frames import Head
+
+
+class MessageOrder:
+    """Checks that the messages of each peer come in the order of its connection. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._expected: dict[str, tuple[int, int]] = {}  # number of a connection, place of its next message
+
+    def skip(self, node: str, head: Head) -> None:
+        """A message was refused that nobody waits for: what comes after it is in order."""
+        self._expected[node] = (head.connection_number, head.sequence + 1)
+
+    def take(self, node: str, head: Head) -> bool:
+        """Return whether a message counts; one of a connection before the latest does not.
+
+        Raises ProtocolError where messages before it are missing.
+        """
+        number, expected = self._expected.get(node, (0, 0))
+        if head.connection_number < number:
+            return False
+        if head.connection_number > number:
+            expected = 0
+        if head.sequence != expected:
+            raise ProtocolError(f"message {head.sequence} came where {expected} was to come", node=node)
+        self._expected[node] = (head.connection_number, expected + 1)
+        return True

@@ -1,0 +1,83 @@
+"""What this device says to its mesh: sealed, and left for whoever sends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from edge_run.base.mesh import Document
+from edge_run.devices.members.cluster import Cluster
+from edge_run.devices.members.identity import Identity
+from edge_run.devices.messages import bodies
+from edge_run.devices.messages.envelope import Writer
+from edge_run.devices.messages.outgoing import Outgoing
+from edge_run.devices.messages.topics import Topic
+
+
+class Outbox:
+    """The messages of one node. Not thread-safe.
+
+    session: the number of the will of the present connection to the broker, by which a heartbeat names it.
+    """
+
+    def __init__(self, identity: Identity, cluster: Cluster, wall_clock: Callable[[], float]) -> None:
+        self._node, self._cluster = identity.node, cluster.id
+        self._writer = Writer(identity, cluster, wall_clock)
+        self._waiting: list[Outgoing] = []
+        self._has_left = False
+        self.session = 0
+
+    def take(self) -> list[Outgoing]:
+        """Return what is to be sent; whoever takes it sends it."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def adopt(self, cluster: Cluster) -> None:
+        """Seal as `cluster` has it from now on."""
+        self._writer.adopt(cluster)
+
+    def make_will(self, epoch: int) -> Outgoing:
+        """Return what the broker is to say when the next connection breaks."""
+        topic = self._topic("status")
+        payload, self.session = self._writer.seal(topic, epoch, {"state": bodies.WILL})
+        return Outgoing(topic, payload)
+
+    def send(
+        self,
+        kind: str,
+        body: Document,
+        epoch: int,
+        *,
+        owner: str | None = None,
+        to: str | None = None,
+        is_direct: bool = False,
+    ) -> None:
+        """Have `body` sent under the topic of `kind`.
+
+        epoch: the latest that this device knows of, or that of the plan or lease that `body` is about.
+        owner: the node that the topic is of, this one where none is given.
+        to: the only node that it is for.
+        is_direct: it takes the data link.
+        """
+        if self._has_left and kind in ("status", "caps"):
+            return  # others would take this device for present again
+        topic = self._topic(kind, owner, epoch)
+        payload, _ = self._writer.seal(topic, epoch, body)
+        self._waiting.append(Outgoing(topic, payload, to or owner, is_direct))
+
+    def send_list(self, payload: bytes, nodes: Iterable[str]) -> None:
+        """Have a list of members, which is signed by itself, sent to the broker and straight to `nodes`."""
+        topic = Topic(self._cluster, "members")
+        self._waiting.append(Outgoing(topic, payload))
+        self._waiting += [Outgoing(topic, payload, node, is_direct=True) for node in nodes]
+
+    def forget_plan(self, epoch: int) -> None:
+        """Have the broker forget the plan of `epoch`."""
+        self._waiting.append(Outgoing(Topic(self._cluster, "plan", epoch=epoch), b""))
+
+    def leave(self) -> None:
+        """From now on this device says no more that it is there."""
+        self._has_left = True
+
+    def _topic(self, kind: str, owner: str | None = None, epoch: int = 0) -> Topic:
+        owner = None if kind in ("lease", "plan") else owner or self._node
+        return Topic(self._cluster, kind, owner, epoch if kind == "plan" else 0)

@@ -1,0 +1,53 @@
+"""Finds what an error of a pass means for the run: which device is gone or fails, and which device says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from edge_run.base.errors import DeviceLost, EdgeRunError, KernelError, ProtocolError
+from edge_run.runtime.mesh.failover import Deposed, Event, GaveUp, Gone, Refused
+from edge_run.runtime.mesh.run_events import LeaseLost
+from edge_run.runtime.mesh.transport import Overdue, PassFailed, RunEnded, Unreached
+from edge_run.runtime.slices.slice import NotNumbers
+
+FAULTS = (DeviceLost, PassFailed, ProtocolError, NotNumbers)  # which another device may be left out for
+
+
+class Blame:
+    """Finds the device that caused an error. `node` is this device. Not thread-safe."""
+
+    def __init__(self, node: str, who_is_stuck: Callable[[Sequence[str]], Gone]) -> None:
+        """who_is_stuck: asks devices which of them keeps the others waiting."""
+        self._node, self._who_is_stuck = node, who_is_stuck
+        self._tellers: set[str] = set()  # devices that have said of another one that it did wrong
+
+    def event_of(self, error: EdgeRunError, others: Sequence[str]) -> Event:
+        """Return what `error` means for a run with `others`. Raises it where it is this device's own."""
+        node = error.node if isinstance(error, FAULTS) else ""
+        if isinstance(error, LeaseLost):
+            return Deposed(error.message)
+        if isinstance(error, Overdue):
+            return self._who_is_stuck(others)
+        if isinstance(error, RunEnded):
+            return GaveUp(node, error.message)
+        if isinstance(error, NotNumbers):
+            return self._event_of_nan(error)
+        teller = error.teller if isinstance(error, PassFailed | Unreached) else ""
+        if isinstance(error, PassFailed) and teller:
+            if teller in self._tellers:
+                return Refused(teller, f"it blames one device after another; the last time: {error.message}")
+            self._tellers.add(teller)
+        if isinstance(error, PassFailed | ProtocolError):
+            return Refused(node or (*others, "")[0], error.message, teller)
+        if isinstance(error, DeviceLost) and node:
+            return Gone(node, error.message, teller)
+        raise error
+
+    def _event_of_nan(self, error: NotNumbers) -> Event:
+        """Return who is to blame for what is no number here. Raises KernelError where nobody else can be."""
+        node = error.after if error.node == self._node else error.node
+        if not node:
+            raise KernelError(
+                f"{error}: the weights or the computation are damaged; copy or download the model again"
+            ) from error
+        return Refused(node, f"{error}, after what it handed over")

@@ -1,0 +1,137 @@
+"""The devices that compute under one plan: told what to do, each in its part, and waited for."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_run.base.errors import DeviceLost
+from edge_run.base.mesh import Document, Mesh
+from edge_run.base.protocols import Logits
+from edge_run.partition.mesh_plan import MeshPlan
+from edge_run.runtime.mesh.activation_coding import ActivationCoder
+from edge_run.runtime.mesh.commands import carry_out
+from edge_run.runtime.mesh.messages import Command, Decode, command_header, command_parts
+from edge_run.runtime.mesh.offers import most_waiting_bytes
+from edge_run.runtime.mesh.run_events import RunEvents
+from edge_run.runtime.mesh.transport import SEND_TIMEOUT_S, LinkTransport
+from edge_run.runtime.slices.engine import SliceEngine
+from edge_run.runtime.slices.slice import NotNumbers, Share
+
+logger = logging.getLogger(__name__)
+
+LEAST_DEADLINE_S = 10.0
+PATIENCE = 20.0  # times what a pass is expected to take
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A plan that devices try to compute by.
+
+    plan: which device computes which units.
+    epoch: later than that of every attempt before.
+    lease: the epoch of the lease under which the plan was made.
+    """
+
+    plan: MeshPlan
+    epoch: int
+    lease: int
+
+
+class DeviceGroup:
+    """The devices of one attempt; the commands to them are numbered. Not thread-safe.
+
+    others: the devices of its plan besides this one.
+    number: that of the latest command.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        engine: SliceEngine,
+        events: RunEvents,
+        attempt: Attempt,
+        coder: ActivationCoder,
+    ) -> None:
+        """coder: of what this device hands on."""
+        self._mesh, self._engine, self._events, self._attempt = mesh, engine, events, attempt
+        self.others = [node for node in attempt.plan.nodes if node != mesh.node]
+        self.number = 0
+        room_bytes = most_waiting_bytes(engine)
+        self._transport = LinkTransport(
+            mesh.link,
+            attempt.epoch,
+            attempt.plan.owners,
+            mesh.node,
+            coder,
+            self._check,
+            most_waiting_bytes=room_bytes,
+        )
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """For how long each device computed in the latest pass, in seconds."""
+        return self._transport.spent
+
+    @property
+    def hops(self) -> int:
+        """How often an activation is handed on in a pass."""
+        return self._transport.hops
+
+    def assign(self) -> None:
+        """Have this device compute its part from now on. Raises BudgetError where it does not fit."""
+        self._transport.forget()
+        self._engine.assign(Share(self._attempt.plan.owners, self._mesh.node), self._transport)
+
+    def perform(self, command: Command, token_s: float) -> Logits | None:
+        """Have all devices carry out `command`, this one too; return the logits of a batch.
+
+        token_s: what a token took lately, 0 where that is not known.
+        """
+        if self.others:
+            self._transport.hear()
+        self.tell(command)
+        n_tokens = len(command.batch) if isinstance(command, Decode) else 0
+        deadline_s = self._deadline_s(n_tokens, token_s) if n_tokens and self.others else None
+        self._transport.expect(self.number, deadline_s)
+        if not isinstance(command, Decode):
+            carry_out(self._engine, command)
+            return None
+        rows = self._engine.decoder.decode(command.batch)
+        self._transport.finish()
+        if self.others and len(rows) and not np.isfinite(rows.max(axis=1)).all():
+            raise NotNumbers("the last layers gave logits that are no numbers", node=self._mesh.node, after=self._last)
+        return rows
+
+    def tell(self, command: Command) -> None:
+        """Have the other devices carry out `command`. Raises DeviceLost."""
+        self.number += 1
+        header, parts = command_header(command, self._attempt.epoch, self.number), command_parts(command)
+        for node in self.others:
+            self._mesh.link.send(node, header, parts, timeout_s=SEND_TIMEOUT_S)
+
+    def stop(self) -> None:
+        """Have the other devices take back the latest command; a device that is lost meanwhile is found out later."""
+        header: Document = {"kind": "stop", "epoch": self._attempt.epoch, "number": self.number}
+        for node in self.others:
+            try:
+                self._mesh.link.send(node, header, timeout_s=SEND_TIMEOUT_S)
+            except DeviceLost as error:
+                logger.info("%s", error)
+
+    @property
+    def _last(self) -> str:
+        """The last of the other devices to compute in a pass, an empty string where there is none."""
+        return next((node for node in reversed(self._attempt.plan.owners) if node != self._mesh.node), "")
+
+    def _deadline_s(self, n_tokens: int, token_s: float) -> float:
+        """Return what a pass may take before a device must be stuck."""
+        slowest_s = max(self._attempt.plan.token_s, token_s)
+        return max(LEAST_DEADLINE_S, PATIENCE * (slowest_s + 0.1 * n_tokens * slowest_s))
+
+    def _check(self) -> None:
+        """While an activation is waited for: was the pass stopped, is a device of the plan gone, does another lead?"""
+        self._engine.interrupt.check()
+        self._events.check(self.others, self._attempt.lease)

@@ -1,0 +1,59 @@
+"""The events of a mesh while a run computes: those that end a pass end it at once, the others are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from edge_run.base.errors import DeviceLost
+from edge_run.base.mesh import Joined, Lost, Mesh, MeshEvent, Unled, names_apart
+
+LED_BY_ANOTHER = "another device leads the mesh now"
+
+
+class LeaseLost(DeviceLost):
+    """Another coordinator leads."""
+
+
+class RunEvents:
+    """The events of a mesh, in their order, until the run has time for them. Not thread-safe."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._kept: list[MeshEvent] = []
+        self._members = {member.node: member for member in mesh.members()}
+
+    def check(self, others: Collection[str], lease: int) -> None:
+        """Raise DeviceLost where one of `others` is gone, LeaseLost where `lease` is; keep everything else."""
+        events = self._mesh.wait(timeout_s=0.0)
+        for number, event in enumerate(events):
+            later = events[number + 1 :]  # a device that was started anew is there again
+            if isinstance(event, Lost) and event.node in others:
+                self._kept += later
+                raise DeviceLost(event.why, node=event.node)
+            if others and is_end_of_lease(event, lease):
+                self._kept += later
+                raise LeaseLost(LED_BY_ANOTHER)
+            self._kept.append(event)
+
+    def take_end_of_lease(self, lease: int) -> bool:
+        """Return whether `lease` has ended as far as was heard; what said so is kept no more."""
+        self._kept += self._mesh.wait(timeout_s=0.0)
+        ends = [event for event in self._kept if is_end_of_lease(event, lease)]
+        self._kept = [event for event in self._kept if event not in ends]
+        return bool(ends)
+
+    def take(self) -> list[MeshEvent]:
+        """Return what has happened since the last call."""
+        taken, self._kept = [*self._kept, *self._mesh.wait(timeout_s=0.0)], []
+        self._members |= {event.member.node: event.member for event in taken if isinstance(event, Joined)}
+        return taken
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What people call the devices that were ever seen, by their ids."""
+        return names_apart(self._members.values())
+
+
+def is_end_of_lease(event: MeshEvent, lease: int) -> bool:
+    """Return whether `event` says that the lease of epoch `lease` has ended."""
+    return isinstance(event, Unled) and event.epoch >= lease

@@ -1,0 +1,175 @@
+"""The computing thread of a worker: carries out commands that come over the data link, for one run at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+
+from edge_run.base.errors import Cancelled, DeviceLost, EdgeRunError, MeshError, ProtocolError
+from edge_run.base.fields import MOST_WORDS, Fields, plain
+from edge_run.base.mesh import Document, Link, Message
+from edge_run.runtime.mesh.commands import carry_out
+from edge_run.runtime.mesh.messages import Command, Decode, Operate, read_command
+from edge_run.runtime.mesh.transport import SEND_TIMEOUT_S, code_of
+from edge_run.runtime.slices.slice import NotNumbers
+from edge_run.runtime.worker.run import WorkerRun
+
+logger = logging.getLogger(__name__)
+
+IDLE_POLL_S = 0.1
+TELL_EVERY_S = 0.5
+STOP_TIMEOUT_S = 30.0
+UNREACHED = "it is not reached"  # why not would tell who named the address which ports are open there
+
+
+class RunThread:
+    """Computes for one run at a time. `begin`, `end` and `close` are for one thread at a time."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._run: WorkerRun | None = None
+        self._busy_with: WorkerRun | None = None
+        self._changing = threading.Condition()
+        self._is_closed = False
+        self._given_up: tuple[str, int] | None = None  # whose run, under which epoch: its coordinator may not know yet
+        self._tell_s = 0.0
+        self._last: Command = Operate("clear")
+        self._thread = threading.Thread(target=self._serve, name="edge-run-worker", daemon=True)
+
+    @property
+    def run(self) -> WorkerRun | None:
+        """The run in force."""
+        return self._run
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread is there."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._link.overhear(self._overhear)
+        self._thread.start()
+
+    def begin(self, run: WorkerRun) -> None:
+        """Compute for `run` from now on; there is no other."""
+        with self._changing:
+            self._run = run
+            self._changing.notify_all()
+
+    def end(self) -> None:
+        """Stop the pass in progress, and wait until the thread is out of it. Raises MeshError where that takes long."""
+        with self._changing:
+            if self._run:
+                self._run.end()
+            self._run = self._given_up = None
+            if self._busy_with:
+                self._busy_with.engine.interrupt.cancel()
+            if threading.current_thread() is not self._thread and not self._changing.wait_for(
+                lambda: self._busy_with is None, STOP_TIMEOUT_S
+            ):
+                raise MeshError(f"the pass in progress did not stop in {STOP_TIMEOUT_S:.0f} s")
+
+    def close(self) -> None:
+        """End the run, and join the thread. Idempotent."""
+        self._is_closed = True
+        self.end()
+        if self._thread.is_alive():
+            self._thread.join(STOP_TIMEOUT_S)
+
+    def _overhear(self, item: Message | DeviceLost) -> None:
+        """Stop the pass in progress at once when what comes ends it; it is received afterwards as ever."""
+        run = self._run
+        if run is not None and run.is_ended_by(item):
+            run.engine.interrupt.cancel()
+
+    def _serve(self) -> None:
+        while not self._is_closed:
+            with self._changing:
+                self._changing.wait_for(lambda: self._run is not None or self._is_closed, IDLE_POLL_S)
+                run = self._busy_with = self._run
+            if run is None:
+                self._tell_that_it_is_over()
+                continue
+            try:
+                self._step(run)
+            except DeviceLost as error:
+                if error.node == run.coordinator:
+                    self._give_up(run)
+            except EdgeRunError as error:
+                logger.warning("%s", error)
+            except Exception:
+                logger.exception("a mistake of ours; the run is given up")
+                self._give_up(run)
+            finally:
+                with self._changing:
+                    self._busy_with = None
+                    self._changing.notify_all()
+
+    def _give_up(self, run: WorkerRun) -> None:
+        """The coordinator is gone: what was decoded is nobody's, and its weights need not stay."""
+        run.end()
+        self._given_up = run.coordinator, run.epoch
+        with self._changing:
+            if self._run is run:
+                self._run = None
+        run.engine.release()
+
+    def _tell_that_it_is_over(self) -> None:
+        """Tell a coordinator whose run was given up here, as soon as it is there again: it may be waiting."""
+        if self._given_up is None or time.monotonic() < self._tell_s:
+            return
+        (node, epoch), self._tell_s = self._given_up, time.monotonic() + TELL_EVERY_S
+        with contextlib.suppress(EdgeRunError):
+            self._link.send(node, {"kind": "over", "epoch": epoch}, timeout_s=IDLE_POLL_S)
+            self._given_up = None
+
+    def _step(self, run: WorkerRun) -> None:
+        """Carry out the next command, if one comes."""
+        message = run.transport.command(IDLE_POLL_S)
+        if message is None or run.is_over:
+            return
+        fields = Fields(message.header, "a command", message.node)
+        kind, number = fields.name("kind"), fields.integer("number")
+        if kind == "stop":
+            self._undo(run, number)
+        elif kind == "command":
+            try:
+                self._last = read_command(message, run.engine.decoder.limits)
+                run.engine.interrupt.reset()
+                run.begin(number)
+                carry_out(run.engine, self._last)
+            except Cancelled:
+                raise
+            except DeviceLost as error:  # the coordinator cannot know that an activation went nowhere
+                if error.node != run.coordinator:
+                    self._report(run, number, error)
+                raise
+            except EdgeRunError as error:
+                self._report(run, number, error)
+            finally:
+                run.transport.finish()
+
+    def _undo(self, run: WorkerRun, number: int) -> None:
+        """Take back a batch that was stopped when this device was done with it already."""
+        if run.done == number and isinstance(self._last, Decode):
+            run.engine.decoder.take_back(self._last.batch)
+            self._last = Operate("clear")
+
+    def _report(self, run: WorkerRun, number: int, error: EdgeRunError) -> None:
+        """Tell the coordinator that this device cannot do its part, or which other device keeps it from that."""
+        other = error.node if isinstance(error, DeviceLost | ProtocolError | NotNumbers) else ""
+        is_lost = isinstance(error, DeviceLost)
+        header: Document = {
+            "kind": "failed",
+            "epoch": run.epoch,
+            "number": number,
+            "code": code_of(error),
+            "why": UNREACHED if is_lost else plain(error.message, MOST_WORDS),
+            "lost": other if is_lost else "",
+            "blames": other if isinstance(error, ProtocolError | NotNumbers) else "",
+        }
+        logger.warning("%s", error)
+        self._link.send(run.coordinator, header, timeout_s=SEND_TIMEOUT_S)
