@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from _box import SHARED
+from _box import ROOT, SHARED
 
 from edge_run.base.config import ModelConfig
 from edge_run.devices.host.memory import process_memory
@@ -23,7 +23,10 @@ REPEATING = ("summarization", "rag")
 
 
 def prompts(kind: str) -> Iterator[str]:
-    """Return the prompts of a kind: `novels`, `gsm8k`, `repeating` or `random` (which are any text)."""
+    """Return the prompts of a kind: `novels`, `gsm8k`, `repeating`, `random` (any text), or `docs`, which are here."""
+    if kind == "docs":
+        text = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+        return (text[start : start + 600] for start in range(1000, len(text), 2000))
     if kind == "gsm8k":
         lines = (SHARED / "data" / "prompts" / "gsm8k.jsonl").read_text().splitlines()
         return (json.loads(line)["question"] + "\n" for line in lines[::61])

@@ -144,10 +144,11 @@ def groups(limits: Limits) -> Iterator[GroupsV1 | GroupsV2]:
 
 
 @contextlib.contextmanager
-def read_ahead(device: str, kilobytes: int) -> Iterator[None]:
-    """Have the disk `device` read ahead so far for a block; boxes that share a disk share it, the last restores it."""
-    setting = Path(f"/sys/dev/block/{device}").resolve() / "queue" / "read_ahead_kb"
-    state = Path("/run") / f"{PREFIX}read-ahead-{device.replace(':', '-')}"
+def shared_setting(setting: Path, state: Path, value: int) -> Iterator[None]:
+    """Have `setting`, a file of the kernel's, at `value` for a block; of all who do so at once, the last restores it.
+
+    state: a file that all of them know; it holds the usual value meanwhile, also after one of them was killed.
+    """
 
     def is_alone(users: int) -> bool:
         try:
@@ -158,10 +159,10 @@ def read_ahead(device: str, kilobytes: int) -> Iterator[None]:
 
     with state.open("a+") as users, Path(f"{state}-gate").open("a") as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
-        if is_alone(users.fileno()) and state.stat().st_size == 0:  # else what a killed box left is the usual value
+        if is_alone(users.fileno()) and state.stat().st_size == 0:
             state.write_text(setting.read_text())
         fcntl.flock(users, fcntl.LOCK_SH)
-        _write(setting, kilobytes)
+        _write(setting, value)
         fcntl.flock(gate, fcntl.LOCK_UN)
         try:
             yield
@@ -170,6 +171,12 @@ def read_ahead(device: str, kilobytes: int) -> Iterator[None]:
             if is_alone(users.fileno()):
                 _write(setting, state.read_text())
                 users.truncate(0)
+
+
+def read_ahead(device: str, kilobytes: int) -> contextlib.AbstractContextManager[None]:
+    """Return what has the disk `device` read ahead so far for a block."""
+    setting = Path(f"/sys/dev/block/{device}").resolve() / "queue" / "read_ahead_kb"
+    return shared_setting(setting, Path("/run") / f"{PREFIX}read-ahead-{device.replace(':', '-')}", kilobytes)
 
 
 def disk_of(path: Path) -> str | None:

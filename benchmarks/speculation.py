@@ -74,14 +74,14 @@ def main() -> None:
         mmap = run_worker([*short, *few], box, model, WORKER)
         row["mmap_tokens_per_s"] = mmap["tokens_per_s"]
         row["over_mmap"] = row["on_tokens_per_s"] / mmap["tokens_per_s"]
-    row |= _compared(off, on)
+    row |= compared(off, on)
     print(row, flush=True)
     rows = [old for old in _rows_of_today() if any(str(old[key]) != str(row[key]) for key in KEYS)]
     rows = sorted([*rows, row], key=lambda each: [str(each[key]) for key in KEYS])
     write_results("speculation", rows, "\n".join([__doc__ or "", *map(_line, rows)]))
 
 
-def _compared(off: dict[str, Any], on: dict[str, Any]) -> dict[str, Any]:
+def compared(off: dict[str, Any], on: dict[str, Any]) -> dict[str, Any]:
     """Return what the run with speculation did, and how its tokens compare."""
     speculations = on["speculations"]
     passes = sum(each["passes"] for each in speculations)

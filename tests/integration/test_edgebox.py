@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -22,7 +23,6 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "edgebox.py"
 READ_ALL = (
     "import sys; file = open(sys.argv[1], 'rb', 0); buffer = bytearray(1 << 20)\nwhile file.readinto(buffer): pass"
 )
-USUAL_KB = 96  # a read-ahead that no system has by itself
 
 InBox = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -115,36 +115,41 @@ def test_what_the_command_leaves_behind_ends_with_the_box(in_box: InBox, edgebox
     assert all(Path("/proc", box).exists() for box in boxes), "groups of boxes that have ended"
 
 
-@pytest.mark.root
-@pytest.mark.alone
-def test_boxes_at_once_share_the_read_ahead_and_the_last_restores_it(
-    in_box: InBox, edgebox: ModuleType, blob: Path
+def test_boxes_at_once_share_the_read_ahead_and_the_last_restores_it(edgebox: ModuleType, tmp_path: Path) -> None:
+    setting, state = tmp_path / "read_ahead_kb", tmp_path / "state"
+    setting.write_text("8192")
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+        first.enter_context(edgebox.shared_setting(setting, state, 128))
+        second.enter_context(edgebox.shared_setting(setting, state, 128))
+        first.close()
+        assert setting.read_text() == "128", "the other box still runs"
+        with edgebox.shared_setting(setting, state, 128):
+            second.close()
+            assert setting.read_text() == "128"
+        assert setting.read_text() == "8192"
+
+
+def test_the_read_ahead_that_a_killed_box_left_is_not_taken_for_the_usual_one(
+    edgebox: ModuleType, tmp_path: Path
 ) -> None:
-    in_box(["--readahead-kb", "128", "--cold", str(blob)], "")  # skips where there is no box
-    setting = Path(f"/sys/dev/block/{edgebox.disk_of(blob)}").resolve() / "queue" / "read_ahead_kb"
-    before = setting.read_text()
-    setting.write_text(str(USUAL_KB))
-    try:
-        flags = ["--readahead-kb=256", f"--cold={blob}"]
-        first, second = (
-            subprocess.Popen(
-                [sys.executable, str(SCRIPT), *flags, "--", "sh", "-c", "echo in; read line"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            for _ in range(2)
-        )
-        for box in (first, second):
-            assert box.stdout
-            assert box.stdout.readline() == b"in\n"
-        assert setting.read_text().strip() == "256"
-        first.communicate(b"\n", timeout=30)
-        assert setting.read_text().strip() == "256", "the other box still runs"
-        second.communicate(b"\n", timeout=30)
-        assert setting.read_text().strip() == str(USUAL_KB)
-    finally:
-        setting.write_text(before)
+    setting, state = tmp_path / "read_ahead_kb", tmp_path / "state"
+    setting.write_text("128")
+    state.write_text("8192")  # what the killed one had found
+    with edgebox.shared_setting(setting, state, 256):
+        assert setting.read_text() == "256"
+    assert setting.read_text() == "8192"
+
+
+@pytest.mark.root
+def test_the_read_ahead_of_the_disk_is_set(in_box: InBox, edgebox: ModuleType, blob: Path) -> None:
+    program = "import sys; print(open(sys.argv[1]).read())"
+    in_box([], "")  # skips where there is no box
+    if (disk := edgebox.disk_of(blob)) is None:
+        pytest.skip("no block device holds the test's folder")
+    setting = Path(f"/sys/dev/block/{disk}").resolve() / "queue" / "read_ahead_kb"
+    usual = int(setting.read_text())  # set to the same, so that no box beside this test is disturbed
+    done = in_box([f"--readahead-kb={usual}", f"--cold={blob}"], program, setting)
+    assert int(done.stdout) == usual
 
 
 @pytest.mark.root
