@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import NoReturn
 
 from edge_run.base.errors import ConfigError, ContextFull
 from edge_run.base.protocols import BatchToken
@@ -96,13 +97,17 @@ class Limits:
         """Check a position where a sequence is cut, which may be its end."""
         _check("position", position, 0, self.context_tokens)
 
+    def refuse_more(self) -> NoReturn:
+        """Raise ContextFull."""
+        raise ContextFull(
+            f"context of {self.context_tokens} tokens is full; start a new conversation, or raise "
+            f"{'--memory, which has no room for more' if self.is_short else '-c'}",
+            context_tokens=self.context_tokens,
+        )
+
     def _refuse_position(self, position: object) -> None:
         if _is_whole(position) and isinstance(position, int) and position >= self.context_tokens:
-            raise ContextFull(
-                f"context of {self.context_tokens} tokens is full; start a new conversation, or raise "
-                f"{'--memory, which has no room for more' if self.is_short else '-c'}",
-                context_tokens=self.context_tokens,
-            )
+            self.refuse_more()
         _check("position", position, 0, self.context_tokens - 1)
 
 

@@ -99,6 +99,7 @@ class LocalDecoder:
             self.rewind(sequence, min(token.position for token in batch if token.sequence == sequence))
         for branch in {branch for token in batch for branch in token.branches}:
             L.llama_memory_seq_rm(self._context.memory, branch, -1, -1)
+        self._recount()
 
     def rewind(self, sequence: int, position: int) -> int:
         """Cut `sequence` at `position`; return its new end, which is 0 where it cannot be cut there."""
@@ -158,16 +159,34 @@ class LocalDecoder:
             self._batch = None
 
     def _recount(self) -> None:
-        """Count the cells in use anew, where all are of one sequence; else what is not used any more still counts."""
-        memory, n_sequences = self._context.memory, self.limits.sequences
-        lengths = [L.llama_memory_seq_pos_max(memory, sequence) + 1 for sequence in range(n_sequences)]
-        if sum(length > 0 for length in lengths) <= 1:
+        """Count the cells in use anew; those that several sequences share count for each of them."""
+        lengths = self._lengths()
+        if sum(length > 0 for length in lengths) > 1:
+            self._count.lower(sum(lengths))
+        else:
             self._count.cut(max(lengths))
+
+    def _lengths(self) -> list[int]:
+        """Return the tokens of each sequence."""
+        memory = self._context.memory
+        return [L.llama_memory_seq_pos_max(memory, sequence) + 1 for sequence in range(self.limits.sequences)]
+
+    def _note_forks(self, batch: Sequence[BatchToken]) -> None:
+        """Have tokens counted that come beside those of other sequences. Raises ContextFull where all have no room."""
+        if self.limits.sequences == 1:
+            return
+        sequences = {sequence for token in batch for sequence in (token.sequence, *token.branches)}
+        sequences.update(sequence for sequence, length in enumerate(self._lengths()) if length)
+        if len(sequences) > 1:
+            self._count.fork(min(token.position for token in batch))
+        if self.limits.is_short and not self._count.has_room(len(batch)):
+            self.limits.refuse_more()
 
     def _run(self, batch: Sequence[BatchToken], logits: Logits | None) -> None:
         """Run a checked batch, and write the logits that it asks for to `logits`."""
         try:
             self._prepare(batch)
+            self._note_forks(batch)
             self._run_passes(batch, logits)
         except Cancelled:
             self._driver.interrupt.reset()  # it was for this batch

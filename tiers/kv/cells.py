@@ -79,16 +79,25 @@ class CellCount:
     top: up to which one anything is written.
     most_tokens: as many as there is room for.
 
-    A token takes the lowest free cell, so a pass of n tokens in a context of m never writes beyond cell m + n. Where
-    guesses are verified, cells of those that did not come true are free again, and what follows fills them first: a
-    token may lie as many cells higher as were verified beside it.
+    A token takes the lowest free cell, so a pass of n tokens in a context of m never writes beyond cell m + n, and the
+    tokens of a single sequence never lie higher than their positions. Tokens that come beside those of other sequences,
+    as guesses do, may: how much higher is kept in mind until the context is empty.
     """
 
     def __init__(self, most_tokens: int, verified_tokens: int = 0) -> None:
         """Count the cells of an empty context; at most `verified_tokens` guesses are verified in a pass."""
-        self.most_tokens, self._slack = most_tokens, verified_tokens
-        self._most = most_tokens + verified_tokens
+        self.most_tokens, self._most = most_tokens, most_tokens + verified_tokens
         self.used = self.top = 0
+        self._least_position: int | None = None  # of tokens that came beside others, since there was one sequence
+        self._rise = 0
+
+    def has_room(self, n_tokens: int) -> bool:
+        """Return whether `n_tokens` tokens more have room, those of all sequences together."""
+        return self.used + n_tokens <= self._most
+
+    def fork(self, position: int) -> None:
+        """Tokens from `position` on come next, of several sequences, or of one beside others."""
+        self._least_position = position if self._least_position is None else min(position, self._least_position)
 
     def after(self, n_tokens: int) -> int:
         """Return up to which cell anything may be written after a pass of `n_tokens` tokens more."""
@@ -98,8 +107,15 @@ class CellCount:
         """A pass of `n_tokens` tokens is computed."""
         self.top = self.after(n_tokens)
         self.used = min(self._most, self.used + n_tokens)
+        if self._least_position is not None:
+            self._rise = max(self._rise, self.used - self._least_position)
+
+    def lower(self, n_tokens: int) -> None:
+        """All sequences together have at most `n_tokens` tokens now."""
+        self.used = min(self.used, n_tokens)
 
     def cut(self, n_tokens: int) -> None:
         """The context is one sequence of `n_tokens` tokens now."""
-        self.used = n_tokens
-        self.top = min(self.top, n_tokens + self._slack if n_tokens else 0)
+        self.used, self._least_position = n_tokens, None
+        self._rise = self._rise if n_tokens else 0
+        self.top = min(self.top, n_tokens + self._rise)
