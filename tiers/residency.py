@@ -7,10 +7,13 @@ number before it is made.
 
     ABSENT -> LOADING -> FRESH -> HELD -> SPENT -> (its frame moves under another chunk) ABSENT
 
+That is the usual way. A chunk that somebody waits for goes from LOADING to HELD, one whose read fails back to ABSENT; a
+HELD or SPENT one that is used again soon becomes FRESH, and a SPENT one that is used at once HELD.
+
 In a cycle, LRU would evict exactly the chunk that is needed next. Here the victim is the chunk that was used last,
 whose next use is the farthest (Belady 1966). A chunk that was read ahead is evicted only for one that is needed now.
 
-The methods take events (`pump`, `acquire`, `release`, `loaded`, `failed`) and return the reads to start. There is one
+The methods take events (`pump`, `acquire`, `release`, `loaded`, `failed`, `retry`, `pin`, `unpin`) and return the reads to start. There is one
 consumer. Not thread-safe: the caller locks.
 """
 
@@ -26,7 +29,15 @@ NEW_FRAME = -1
 
 
 class ChunkState(Enum):
-    """The state of a chunk; one that is PINNED stays in memory."""
+    """The state of a chunk. A frame has none of its own: it is not made yet, free, or under a chunk.
+
+    ABSENT: not in memory. No frame is under it, but for one that is left since a read failed.
+    LOADING: a frame is under it, and its read is under way.
+    FRESH: in memory, and used again before the next read ahead of need; so it stays.
+    HELD: in use by the pass.
+    SPENT: in memory, and used last; its frame is the next to be taken.
+    PINNED: in memory of its own, for as long as it is pinned.
+    """
 
     ABSENT = 0
     LOADING = 1

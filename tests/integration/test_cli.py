@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pty
@@ -20,21 +21,17 @@ import pytest
 
 import edge_run
 from edge_run import Model
+from edge_run.base.results import Backend, Generation, IoUse, MemoryUse
 from edge_run.cli.commands.run import run as run_command
 
 KIT = Path(edge_run.__file__).parent / "models" / "kit-dense-q4_0.gguf"
 COMMAND = [sys.executable, "-m", "edge_run"]
 PROMPT = "It was a dark evening, and"
 GREEDY = ("--temp", "0", "-c", "256")
-KEYS = {
-    "text", "token_ids", "finish_reason", "seed", "prompt_tokens", "cached_tokens", "completion_tokens",
-    "load_s", "ttft_s", "prefill_tokens_per_s", "decode_tokens_per_s", "memory", "io", "numerics", "plan", "backend",
-    "experts", "speculation", "mesh",
-}  # fmt: skip
+KEYS = {field.name for field in dataclasses.fields(Generation)}
 NESTED_KEYS = {
-    "memory": {"budget_bytes", "peak_bytes", "pinned_bytes", "window_bytes", "kv_bytes"},
-    "io": {"bytes_read", "bytes_per_token", "bandwidth_bytes_per_s", "efficiency"},
-    "backend": {"name", "reason"},
+    name: {field.name for field in dataclasses.fields(kind)}
+    for name, kind in {"memory": MemoryUse, "io": IoUse, "backend": Backend}.items()
 }
 WAIT_S = 60
 
