@@ -13,8 +13,8 @@ HELD or SPENT one that is used again soon becomes FRESH, and a SPENT one that is
 In a cycle, LRU would evict exactly the chunk that is needed next. Here the victim is the chunk that was used last,
 whose next use is the farthest (Belady 1966). A chunk that was read ahead is evicted only for one that is needed now.
 
-The methods take events (`pump`, `acquire`, `release`, `loaded`, `failed`, `retry`, `pin`, `unpin`) and return the reads to start. There is one
-consumer. Not thread-safe: the caller locks.
+The methods take events (`pump`, `acquire`, `release`, `loaded`, `failed`, `retry`, `pin`, `unpin`) and return the
+reads to start. There is one consumer. Not thread-safe: the caller locks.
 """
 
 from __future__ import annotations

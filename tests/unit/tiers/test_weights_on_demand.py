@@ -12,8 +12,8 @@ import pytest
 
 from edge_run.base.errors import BudgetError, EdgeRunError, ModelFileError, TierReadError
 from edge_run.tiers.residency import ChunkState
-from mapped import PAGE
-from weights_tier import CHUNK, WAIT_S, tier
+from mapped import PAGE, is_readable
+from weights_tier import CHUNK, WAIT_S, Tier, tier
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -245,3 +245,84 @@ def test_what_leaves_the_content_alone_is_no_change(tmp_path: Path, how: str) ->
             streamed.weights.acquire([chunk])
             assert streamed.is_right(chunk)
             streamed.weights.release([chunk])
+
+
+def test_frames_that_come_and_go_never_take_what_is_held(tmp_path: Path) -> None:
+    """While readers are slow, and some of what is read is wanted by nobody any more."""
+    choose = random.Random(5)
+    with tier(tmp_path, [40 * CHUNK], (), n_frames=8, is_on_demand=True) as streamed:
+        streamed.fail = lambda offset: threading.Event().wait(choose.random() / 500) and None
+        kept: list[int] = []
+        n_frames = 8
+        for _ in range(60):
+            if choose.random() < 0.5:
+                more = choose.randrange(1, 6)
+                streamed.weights.grow(more)
+                n_frames += more
+            room = choose.randrange(1, n_frames)
+            while len(kept) > room:
+                streamed.weights.release([kept.pop(choose.randrange(len(kept)))])
+            n_less = n_frames - max(6, len(kept) + 4)
+            while n_less > 0:
+                n_gone = streamed.weights.shrink(n_less)
+                assert 0 < n_gone <= n_less
+                n_less, n_frames = n_less - n_gone, n_frames - n_gone
+            new = [chunk for chunk in choose.sample(range(40), 3) if chunk not in kept][: n_frames - 3 - len(kept)]
+            streamed.weights.hold(new)
+            kept += new
+            asked = [*choose.sample(kept, min(2, len(kept))), *choose.sample(range(40), 2)]
+            streamed.weights.acquire(asked)
+            assert all(streamed.is_right(chunk) for chunk in asked)
+            assert mapped_chunks(streamed) <= n_frames
+            streamed.weights.release(asked)
+            streamed.residency.check()
+        streamed.settle()
+        assert all(streamed.is_right(chunk) for chunk in kept)
+
+
+def test_frames_that_are_being_read_into_are_waited_for_and_that_can_be_stopped(tmp_path: Path) -> None:
+    with tier(tmp_path, [8 * CHUNK], (), n_frames=4, n_readers=1, is_on_demand=True) as streamed:
+        may_read = streamed.hold_reads()
+        streamed.weights.hold(range(4))
+        streamed.await_read()
+        streamed.weights.release(range(4))
+
+        def stop() -> None:
+            raise InterruptedError
+
+        streamed.check = stop
+        with pytest.raises(InterruptedError):
+            streamed.weights.shrink(3)
+        streamed.residency.check()
+        streamed.check = may_read.set
+        n_gone = 0
+        while n_gone < 3:
+            n_gone += streamed.weights.shrink(3 - n_gone)
+        streamed.settle()
+        assert mapped_chunks(streamed) <= 1
+        for chunk in (7, 0, 3):
+            streamed.weights.acquire([chunk])
+            assert streamed.is_right(chunk)
+            streamed.weights.release([chunk])
+        with pytest.raises(BudgetError, match="too few frames"):
+            streamed.weights.acquire([1, 2])
+
+
+def test_what_is_under_a_frame_that_went_cannot_be_read(tmp_path: Path) -> None:
+    with tier(tmp_path, [8 * CHUNK], (), n_frames=3, is_on_demand=True) as streamed:
+        streamed.weights.acquire([0, 1, 2])
+        streamed.weights.release([0, 2])
+        assert streamed.weights.shrink(5) == 2
+        readable = [is_readable(streamed.address_space.place(chunk).address) for chunk in range(3)]
+        assert readable == [False, True, False]
+        assert streamed.weights.shrink(0) == 0
+        streamed.weights.grow(1)
+        streamed.weights.acquire([2])
+        assert streamed.is_right(2)
+        assert streamed.is_right(1)
+
+
+def mapped_chunks(streamed: Tier) -> int:
+    """How many chunks have memory."""
+    places = (streamed.address_space.place(chunk) for chunk in range(streamed.address_space.n_chunks))
+    return sum(is_readable(place.address) for place in places)
