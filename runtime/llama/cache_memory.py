@@ -32,9 +32,14 @@ _HEADER_BYTES = 64  # of the allocator, and what ggml keeps before a buffer's ow
 
 
 class CacheMemory:
-    """Finds the caches of one context while llama.cpp makes it. ranges: where they are, (address, bytes)."""
+    """Finds the caches of one context while llama.cpp makes it. ranges: where they are, (address, bytes).
+
+    From the first one on, the allocator takes no cache from its heap: not even from the memory of an earlier context,
+    so one is made for every context.
+    """
 
     def __init__(self) -> None:
+        _libc.map_large_allocations(LEAST_SPARSE_BYTES)
         self.ranges: list[tuple[int, int]] = []
         self._before: list[tuple[int, int]] = []
         self._peak_bytes = 0
@@ -46,17 +51,17 @@ class CacheMemory:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Lay next to nothing under the caches that are made in this block, and fresh memory at its end."""
-        _libc.map_large_allocations(LEAST_SPARSE_BYTES)
+        """Lay next to nothing under the caches that are made in this block; `settle` follows."""
         with ggml.log.overhearing(self._hear):
-            try:
-                yield
-            finally:
-                for address, length in self.ranges:
-                    _libc.map_anonymous(length, at=address)
-                    _libc.prepare_for_weights(address, length, is_sparse=True)
-                if self.ranges:
-                    count_peak_anew(self._peak_bytes)
+            yield
+
+    def settle(self, *, is_made: bool) -> None:
+        """Lay fresh memory under the caches of a context that is made; those of one that failed are freed already."""
+        for address, length in self.ranges if is_made else ():
+            _libc.map_anonymous(length, at=address)
+            _libc.prepare_for_weights(address, length, is_sparse=True)
+        if self.ranges:
+            count_peak_anew(self._peak_bytes)
 
     def _hear(self, text: bytes) -> None:
         if _ABOUT_TO_ALLOCATE in text:

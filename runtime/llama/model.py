@@ -224,6 +224,7 @@ class LlamaContext:
             caches.watching() if is_sparse else contextlib.nullcontext(),
         ):
             self.handle = L.llama_init_from_model(model.handle, params)
+        caches.settle(is_made=bool(self.handle))
         if not self.handle:
             raise KernelError(
                 f"{model.path}: llama.cpp cannot make a context of {shape.context_tokens:,} tokens: {lines.reason()}; "

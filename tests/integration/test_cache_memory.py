@@ -1,0 +1,178 @@
+"""Caches that take no memory before they are written to: the logits are the same, and memory grows with the text."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from control_groups import control_group
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import KernelError
+from edge_run.base.protocols import BatchToken
+from edge_run.base.units import GIB, MIB
+from edge_run.devices.host.memory import process_memory
+from edge_run.runtime.decoding.decoder import LocalDecoder
+from edge_run.runtime.decoding.driver import Driver
+from edge_run.runtime.llama.context_shape import context_shape
+from edge_run.runtime.llama.model import LlamaContext, LlamaModel
+from in_child import in_child
+from kit_models import KIT
+from tiny_models import N_VOCAB, make_model
+
+TOKEN_BYTES = 2048  # of keys and values in the tiny model of llama
+# Of grouped heads, one of whose caches has a sliding window, of latent attention, with states beside one layer of
+# attention, and with nothing but states.
+MODELS = ["llama", "gemma3", "gemma3n", "deepseek2", "jamba", "mamba", "qwen4exp"]
+
+
+@contextmanager
+def decoder_of(path: Path, *, is_sparse: bool, **options: Any) -> Iterator[LocalDecoder]:
+    settings = {"context_tokens": 16_384, "micro_batch_tokens": 64, "outputs_per_pass": 64, "threads": 1, **options}
+    shape = context_shape(ModelConfig(**settings), 0, 1)
+    with LlamaModel([path]) as model:
+        context = LlamaContext(model, shape, is_sparse=is_sparse)
+        decoder = LocalDecoder(model, context, Driver(), shape)
+        try:
+            yield decoder
+        finally:
+            decoder.close()
+            context.close()
+
+
+def told(decoder: LocalDecoder) -> list[np.ndarray]:
+    """The logits of a prompt, of single tokens, of others in place of those, and of all anew."""
+    tokens = np.random.default_rng(0).integers(1, N_VOCAB, 300).tolist()
+    rows = []
+
+    def say(start: int, *sizes: int) -> None:
+        for size in sizes:
+            batch = [BatchToken(tokens[7 * i % 300], i, 0, True) for i in range(start, start + size)]
+            rows.append(decoder.decode(batch).copy())
+            start += size
+
+    say(0, 150, 1, 1, 1, 90, 1)
+    say(decoder.rewind(0, 120), 1, 1, 64, 1)
+    decoder.clear()
+    say(0, 30, 1, 200, 1)
+    return rows
+
+
+@in_child
+def compare_in_child(path: Path, least_bytes: int, options: dict[str, Any]) -> None:
+    """In a process whose allocator has nothing to spare, so that a cache is not taken from its heap."""
+    found_bytes = compare(path, **options)
+    assert found_bytes >= least_bytes
+
+
+def compare(path: Path, **options: Any) -> int:
+    """Assert that the logits are the same; return what takes no memory at first."""
+    with decoder_of(path, is_sparse=False, **options) as full:
+        wanted = told(full)
+        assert full._context.untouched_bytes == 0
+    with decoder_of(path, is_sparse=True, **options) as sparse:
+        found = told(sparse)
+        untouched_bytes = sparse._context.untouched_bytes
+    assert all(np.isfinite(rows).all() for rows in wanted)
+    assert all(np.array_equal(a, b) for a, b in zip(wanted, found, strict=True))
+    return untouched_bytes
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_logits_are_the_same(name: str, folder: Path) -> None:
+    least_bytes = 0 if name == "mamba" else 7 * MIB
+    compare_in_child(path=make_model(name, folder), least_bytes=least_bytes, options={})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"kv_type": "q8_0"}, {"kv_type": "q8_0/q4_0"}, {"flash_attention": "off"}, {"sequences": 4}],
+    ids=lambda options: "-".join(map(str, *options.items())),
+)
+def test_and_so_they_are_of_other_caches(options: dict[str, Any], llama: Path) -> None:
+    compare_in_child(path=llama, least_bytes=12 * MIB, options=options)
+
+
+def test_and_of_a_model_that_makes_sense() -> None:
+    compare_in_child(path=KIT, least_bytes=8 * MIB, options={})
+
+
+@in_child
+def test_memory_grows_with_the_text_and_no_faster(llama: Path) -> None:
+    before = process_memory().resident_bytes
+    with decoder_of(llama, is_sparse=True, context_tokens=1 << 17, micro_batch_tokens=512) as decoder:
+        assert decoder._context.untouched_bytes > 250 * MIB
+        assert process_memory().resident_bytes < before + 32 * MIB
+        assert process_memory().peak_bytes < before + 32 * MIB, "nor was more there for a moment"
+        tokens = [BatchToken(1 + i % 300, i, 0) for i in range(4096)]
+        decoder.follow(tokens[:1024])  # with what is computed in
+        for stop in (2048, 3072, 4096):
+            held = process_memory().resident_bytes
+            decoder.follow(tokens[stop - 1024 : stop])
+            grown = process_memory().resident_bytes - held
+            assert 0.9 * 1024 * TOKEN_BYTES < grown < 1.2 * 1024 * TOKEN_BYTES + MIB
+
+
+@in_child
+def test_closing_frees_all_of_it(llama: Path) -> None:
+    def held() -> tuple[int, int]:
+        return process_memory().resident_bytes, len(Path("/proc/self/maps").read_text().splitlines())
+
+    def once() -> None:
+        with decoder_of(llama, is_sparse=True) as decoder:
+            decoder.follow([BatchToken(1 + i, i, 0) for i in range(200)])
+
+    for _ in range(3):
+        once()
+    resident_bytes, n_mappings = held()
+    for _ in range(20):
+        once()
+    assert held()[0] < resident_bytes + MIB
+    assert held()[1] <= n_mappings + 3
+
+
+@in_child
+def test_a_context_that_cannot_be_made_leaves_nothing_behind(llama: Path) -> None:
+    """What it computes in has no room, when its caches are there already."""
+    options: dict[str, Any] = {"context_tokens": 1 << 15, "micro_batch_tokens": 512, "flash_attention": "off"}
+    with decoder_of(llama, is_sparse=True, context_tokens=1024, micro_batch_tokens=16):
+        pass
+    before, mapped = process_memory(), Path("/proc/self/statm").read_text()
+    usual = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (int(mapped.split()[0]) * resource.getpagesize() + 128 * MIB, usual[1]))
+    try:
+        with pytest.raises(KernelError, match="allocate"), decoder_of(llama, is_sparse=True, **options):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, usual)
+    after = process_memory()
+    assert after.data_bytes < before.data_bytes + 16 * MIB, "the caches are still mapped"
+    assert after.resident_bytes < before.resident_bytes + 8 * MIB
+    assert after.peak_bytes < before.peak_bytes + 32 * MIB
+    assert compare(llama) > 0, "and another one can be made"
+
+
+@in_child
+def _more_than_memory(path: Path, group: Path) -> None:
+    """Open a context of 1 GiB where 256 MiB is all there is, and use it."""
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    with decoder_of(path, is_sparse=True, context_tokens=1 << 19) as decoder:
+        assert decoder._context.untouched_bytes > 0.99 * GIB
+        rows = told(decoder)
+    with decoder_of(path, is_sparse=False, context_tokens=4096) as decoder:
+        wanted = told(decoder)
+    assert all(np.array_equal(a, b) for a, b in zip(wanted, rows, strict=True))
+
+
+@pytest.mark.root
+def test_a_context_that_is_larger_than_memory_opens(llama: Path) -> None:
+    limit = str(256 * MIB)
+    new = {"memory.max": limit, "memory.swap.max": "0"}
+    with control_group(new, "memory", {"memory.limit_in_bytes": limit, "memory.swappiness": "0"}) as group:
+        _more_than_memory(path=llama, group=group)
