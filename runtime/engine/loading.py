@@ -210,7 +210,7 @@ class _Loading:
             self._is_warm = True
         callback = self._driver.callback if stops or self._driver.features else None
         may_copy = self._offload is not None and self._offload.has_op_offload
-        context = LlamaContext(model, shape, callback, may_copy_weights=may_copy, is_sparse=stops and not self._offload)
+        context = LlamaContext(model, shape, callback, may_copy_weights=may_copy, is_sparse=not self._offload)
         self._stack.callback(context.close)
         context.stop_at(self._driver.stop)
         holdings = Holdings.since(before, context, work_bytes(gguf, shape.micro_batch_tokens))

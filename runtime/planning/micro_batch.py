@@ -17,6 +17,7 @@ from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
 from edge_run.base.strict_json import parse
+from edge_run.partition.plan import MARGIN_BYTES, MARGIN_SHARE
 from edge_run.runtime.inspection.cache import SHAPING
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
@@ -65,7 +66,10 @@ def choose(
             prepared = prepare(replace(config, micro_batch_tokens=width))
             if prepared.known is None or prepared.why_plain or prepared.offload:
                 return prepared
-            found.append(_Candidate(width, prepared, _cost_s(prepared, width, recall(prepared))))
+            plan = _planned(prepared)
+            cost_s = _cost_s(prepared, plan, width, recall(prepared))
+            if found or width == widths(config)[-1] or _has_margin(plan):
+                found.append(_Candidate(width, prepared, cost_s))
         except BudgetError as error:
             if refusal is None or error.minimum_bytes < refusal.minimum_bytes:
                 refusal = error
@@ -76,22 +80,31 @@ def choose(
     earlier = next((one for one in found if one.width == kept), None)
     if earlier and earlier.cost_s <= LEAST_GAIN * best.cost_s:
         return earlier.prepared
-    _remember(gguf, config, best.width)
+    if kept or best.width != WIDTHS[0]:
+        _remember(gguf, config, best.width)
     return best.prepared
+
+
+def _planned(prepared: Prepared) -> Plan:
+    return Planner(prepared).plan()
 
 
 def _is_easy(prepared: Prepared) -> bool:
     """Return whether narrower passes could not gain much: all weights fit, or buffers take little of the budget."""
-    plan = Planner(prepared).plan()
+    plan = _planned(prepared)
     buffers = sum(item.size_bytes for item in plan.items if item.what in ("buffers", "work"))
     is_whole = plan.context_tokens >= plan.wanted_context_tokens
     return plan.mode == "resident" or (is_whole and buffers <= SMALL_SHARE * plan.budget_bytes)
 
 
-def _cost_s(prepared: Prepared, width: int, profile: DeviceProfile | None) -> float:
-    """Return the seconds that a prompt and an answer are expected to take. Raises BudgetError."""
+def _has_margin(plan: Plan) -> bool:
+    """Return whether a run may hold a little more than its plan says, without being refused then."""
+    return plan.minimum_bytes + plan.minimum_bytes // MARGIN_SHARE + MARGIN_BYTES <= plan.budget_bytes
+
+
+def _cost_s(prepared: Prepared, plan: Plan, width: int, profile: DeviceProfile | None) -> float:
+    """Return the seconds that a prompt and an answer are expected to take."""
     planner = Planner(prepared)
-    plan = planner.plan()
     if profile and planner.can_time(profile):
         times = planner.times(plan, profile, prepared.gguf.shards[0].path)
         token_s = times.pass_s(1, PROMPT_TOKENS, 1, is_first=False)

@@ -7,11 +7,12 @@ llama.cpp, which takes long to load, unless a GPU is asked for.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from edge_run.base.config import WIDEST_MICRO_BATCH, ModelConfig
-from edge_run.base.errors import NotSupported
+from edge_run.base.errors import BudgetError, NotSupported
 from edge_run.base.profile import DeviceProfile
+from edge_run.base.units import round_down
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import Promised, available_bytes, default_budget_bytes
 from edge_run.runtime.inspection.cache import Inspection, inspect
@@ -26,18 +27,31 @@ from edge_run.runtime.planning.packed_choice import choose_packed
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.speculation_shape import speculation_config
+from edge_run.runtime.planning.terms import LEAST_CONTEXT_TOKENS
 from edge_run.tiers._libc import why_unavailable
 from edge_run.tiers.gguf import GgufModel
+
+CONTEXT_STEP_TOKENS = 256  # which llama.cpp rounds to as well
+MOST_SHORTENED = 16  # at a time, where not even the buffers fit
 
 logger = logging.getLogger(__name__)
 
 
-def prepare(gguf: GgufModel, config: ModelConfig, ledger: Ledger | None = None, *, is_opened: bool = True) -> Prepared:
+def prepare(
+    gguf: GgufModel,
+    config: ModelConfig,
+    ledger: Ledger | None = None,
+    *,
+    is_opened: bool = True,
+    is_slice: bool = False,
+) -> Prepared:
     """Return what is known of `gguf` before it is opened as `config` says; no weights are read.
 
     ledger: knows the memory that other runs were promised.
     is_opened: False for a plan alone, which needs sizes and a graph. A file that is to be opened is first tried in a
         child process, and its budget must suffice for opening it.
+    is_slice: this device computes a part of it, whose size is not known yet. So its passes and its context are as long
+        as asked for, and the same on all devices.
 
     Raises ModelFileError, ConfigError, NotSupported, KernelError or TierReadError; where it is to be opened, also
     BudgetError.
@@ -45,11 +59,10 @@ def prepare(gguf: GgufModel, config: ModelConfig, ledger: Ledger | None = None, 
     check_kind(gguf)
     check_kv_types(gguf, config)
     promised_bytes = (ledger or Ledger()).promised_bytes
-    if config.micro_batch_tokens:
-        return _prepare(gguf, config, promised_bytes, is_opened)
-    if config.gpu_memory != 0:  # whose buffers are of another kind
-        return _prepare(gguf, replace(config, micro_batch_tokens=WIDEST_MICRO_BATCH), promised_bytes, is_opened)
-    return choose(gguf, config, lambda asked: _prepare(gguf, asked, promised_bytes, is_opened), _recalled)
+    if not config.micro_batch_tokens and (is_slice or config.gpu_memory != 0):  # a GPU has buffers of another kind
+        config = replace(config, micro_batch_tokens=WIDEST_MICRO_BATCH)
+    opening = _Opening(gguf, promised_bytes, is_opened=is_opened, is_slice=is_slice)
+    return opening.prepare(config) if config.micro_batch_tokens else choose(gguf, config, opening.prepare, _recalled)
 
 
 def _recalled(prepared: Prepared) -> DeviceProfile | None:
@@ -59,24 +72,55 @@ def _recalled(prepared: Prepared) -> DeviceProfile | None:
     return recall(prepared.gguf, prepared.config)
 
 
-def _prepare(gguf: GgufModel, config: ModelConfig, promised_bytes: Promised, is_opened: bool) -> Prepared:
-    """Return what is known of `gguf` before it is opened with passes of a given width; see `prepare`."""
-    config = speculation_config(config, gguf)
-    budget_bytes = int(config.memory or default_budget_bytes(promised_bytes))
-    draft = DraftFile(config.draft_model, config, gguf) if config.draft_model else None
-    if draft and is_opened:
-        draft.check_budget(budget_bytes)
-    why_plain = why_not_ours(config, is_loaded=is_opened)
-    packed = None if why_plain else choose_packed(gguf, config)
-    prepared = Prepared(gguf, config, budget_bytes, why_plain, draft, packed)
-    if is_opened and not is_library_known():  # what it does cannot be said
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """How a model is prepared, whatever the width of its passes; see `prepare`."""
+
+    gguf: GgufModel
+    promised_bytes: Promised
+    is_opened: bool
+    is_slice: bool
+
+    def prepare(self, asked: ModelConfig) -> Prepared:
+        """Return what is known of the model before it is opened with passes of a given width."""
+        gguf = self.gguf
+        config = speculation_config(asked, gguf)
+        budget_bytes = int(config.memory or default_budget_bytes(self.promised_bytes))
+        draft = DraftFile(config.draft_model, config, gguf) if config.draft_model else None
+        if draft and self.is_opened:
+            draft.check_budget(budget_bytes)
+        why_plain = why_not_ours(config, is_loaded=self.is_opened)
+        packed = None if why_plain else choose_packed(gguf, config)
+        prepared = Prepared(gguf, config, budget_bytes, why_plain, draft, packed)
+        if self.is_opened and not is_library_known():  # what it does cannot be said
+            return prepared
+        prepared = replace(prepared, known=_tried(gguf, config) if self.is_opened else _outlined(gguf, config))
+        if config.gpu_memory != 0:
+            prepared = _with_offload(prepared)
+        if not prepared.known or why_plain:
+            return prepared
+        if (tokens := self._tokens_that_fit(prepared)) < prepared.known.context_tokens:
+            shorter = self.prepare(replace(asked, context_tokens=tokens))
+            return replace(shorter, wanted_context_tokens=prepared.known.context_tokens)
+        if self.is_opened:
+            _check_budget(prepared, self.promised_bytes)
         return prepared
-    prepared = replace(prepared, known=_tried(gguf, config) if is_opened else _outlined(gguf, config))
-    if config.gpu_memory != 0:
-        prepared = _with_offload(prepared)
-    if is_opened and prepared.known and not why_plain:
-        _check_budget(prepared, promised_bytes)
-    return prepared
+
+    def _tokens_that_fit(self, prepared: Prepared) -> int:
+        """Return how long a context the budget may have room for; a context is made no longer than that.
+
+        One that decides about a model's factors is as long as asked for: cells take memory only as they are written.
+        """
+        assert prepared.known is not None
+        wanted = prepared.known.context_tokens
+        has_factors = any("rope_factors" in tensor.name for tensor in self.gguf.tensors)
+        if self.is_slice or prepared.offload or has_factors or wanted <= LEAST_CONTEXT_TOKENS:
+            return wanted
+        try:
+            found = Planner(prepared).plan().context_tokens
+        except BudgetError:  # the buffers of a shorter context are smaller
+            found = wanted // MOST_SHORTENED
+        return max(LEAST_CONTEXT_TOKENS, round_down(found, CONTEXT_STEP_TOKENS)) if found < wanted else wanted
 
 
 def _tried(gguf: GgufModel, config: ModelConfig) -> Inspection | None:

@@ -33,6 +33,7 @@ class Prepared:
     offload: the part of the model that goes to a GPU.
     draft_offload: the part of the draft model that goes to a GPU.
     profile: the profile of this device, where it decided what goes to a GPU.
+    wanted_context_tokens: the context that was asked for, where the budget has room for a shorter one; else 0.
     """
 
     gguf: GgufModel
@@ -45,6 +46,7 @@ class Prepared:
     offload: Offload | None = None
     draft_offload: Offload | None = None
     profile: DeviceProfile | None = None
+    wanted_context_tokens: int = 0
 
     def terms(self, holdings: Holdings, context_tokens: int, micro_batch_tokens: int) -> Terms:
         """Return the terms of a plan, for a process that holds `holdings` besides weights."""
@@ -54,7 +56,7 @@ class Prepared:
             budget_bytes=self.budget_bytes,
             holdings=holdings,
             context_tokens=context_tokens,
-            wanted_context_tokens=context_tokens,
+            wanted_context_tokens=self.wanted_context_tokens or context_tokens,
             micro_batch_tokens=micro_batch_tokens,
             readers=config.readers,
             experience=routing.recall(self.gguf, config.cache),

@@ -95,7 +95,7 @@ class SliceEngine:
         ledger = Ledger()
         with garbage_collection_paused():
             gguf = gguf or read_gguf(path)
-        prepared = prepare(gguf, replace(config, gpu_memory=0, packed=PACKED_OFF), ledger)
+        prepared = prepare(gguf, replace(config, gpu_memory=0, packed=PACKED_OFF), ledger, is_slice=True)
         if prepared.why_plain:
             raise NotSupported(f"a mesh needs edge-run's own loader here: {prepared.why_plain}")
         with contextlib.ExitStack() as stack, one_opening():

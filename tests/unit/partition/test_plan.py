@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from random import Random
 
 import pytest
 from hypothesis import assume, given, settings
@@ -15,6 +14,7 @@ from edge_run.base.units import GIB, MIB
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork, plan_mesh
 from edge_run.partition.plan import LOOKAHEAD_CHUNKS, MOST_RUNS, ResidencyPlan, plan_residency
 from edge_run.partition.stage_visits import plan_stage_visits
+from edge_run.prefetch.schedule import schedule_pass
 from edge_run.runtime.graph.nodes import Node, WeightRead
 from edge_run.runtime.planning.memory_plan import row_ranges
 from mapped import PAGE, mapped
@@ -51,27 +51,20 @@ def test_no_plan_exceeds_what_is_available(segments: Segments, must_pin: frozens
 
 
 @given(
-    n_chunks=st.integers(20, 3000),
-    most=st.integers(1, 60),
+    sizes=st.lists(st.integers(1, 60) | st.integers(1, 3), min_size=5, max_size=60),
     share=st.floats(0, 1),
-    lengths=st.randoms(use_true_random=False),
+    left_out=st.sets(st.integers(0, 59), max_size=20),
 )
-def test_a_pass_that_is_cut_elsewhere_fits_the_frames_too(
-    n_chunks: int, most: int, share: float, lengths: Random
-) -> None:
-    """A pass of more tokens may be cut at other nodes; its segments are no larger, but not the same."""
-
-    def cut() -> Segments:
-        ends = [0]
-        while ends[-1] < n_chunks:
-            ends.append(min(n_chunks, ends[-1] + lengths.randint(1, most)))
-        return [tuple(range(a, b)) for a, b in pairwise(ends)]
-
-    planned = [tuple(range(most)), *[tuple(c + most for c in segment) for segment in cut()]]
-    plan = plan_for(planned, most + int(share * n_chunks))
+def test_a_pass_that_is_cut_elsewhere_fits_the_frames_too(sizes: list[int], share: float, left_out: set[int]) -> None:
+    """A pass of more tokens, or one without logits, may be cut before other matrices, but never within one."""
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    matrices = [frozenset(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
+    planned = [segment.needs for segment in schedule_pass(matrices, [True] * len(sizes))]
+    plan = plan_for(planned, max(map(len, planned)) + int(share * sum(sizes)))
     streamed = set(plan.streamed)
-    other = [tuple(chunk + most // 2 for chunk in segment) for segment in cut()]
-    assert all(len(streamed.intersection(segment)) <= plan.n_frames for segment in other)
+    others = [matrix for i, matrix in enumerate(matrices) if i not in left_out]
+    for segment in schedule_pass(others, [True] * len(others)) if others else ():
+        assert len(streamed.intersection(segment.needs)) <= max(plan.n_frames, 0), (plan.n_frames, segment.needs)
 
 
 @given(

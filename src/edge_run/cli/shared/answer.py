@@ -70,6 +70,8 @@ def opened(
                 f"a context of {config.context_tokens:,} tokens, the model was trained on "
                 f"{model.trained_context_tokens:,}: its text may be poor beyond them"
             )
+        if model.plan.context_tokens < model.plan.wanted_context_tokens:
+            terminal.say(f"a {figures.describe_context(model.plan)}")
         if limits := model.speculation.reason:
             terminal.say(limits)
         if backend.name == "edge-run" and terminal.shows_notices and not is_quiet:

@@ -39,7 +39,10 @@ def chosen(tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch) ->
                 raise BudgetError("too small", minimum_bytes=int(-costs[width]))
             return SimpleNamespace(known=True, why_plain="", offload=None, width=width)
 
-        monkeypatch.setattr(micro_batch, "_cost_s", lambda prepared, width, profile: costs[width])
+        monkeypatch.setattr(
+            micro_batch, "_planned", lambda prepared: SimpleNamespace(minimum_bytes=1, budget_bytes=1 << 30)
+        )
+        monkeypatch.setattr(micro_batch, "_cost_s", lambda prepared, plan, width, profile: costs[width])
         monkeypatch.setattr(micro_batch, "_is_easy", lambda prepared: prepared.width == easy)
         config = ModelConfig(cache_folder=tmp_path / "cache", **options)
         found: Any = choose(gguf, config, prepare, lambda prepared: None)
