@@ -10,13 +10,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from edge_run.base.errors import ConfigError, NotSupported, TierReadError
+from edge_run.cli.shared.answer import NOTICE
+from edge_run.cli.shared.terminal import Terminal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIX = ".png"
 INCHES, DOTS_PER_INCH = (9.0, 4.8), 150
+
+
+def plot_option() -> click.Option:
+    """Return the option that names the picture; its value was checked by `check_plot`."""
+
+    def check(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+        return None if path is None else check_plot(path)
+
+    kind = click.Path(path_type=Path)
+    return click.Option(["--plot"], type=kind, callback=check, metavar="FILE.png", help="Draw a picture.")
 
 
 def check_plot(path: Path) -> Path:
@@ -41,6 +55,13 @@ def check_plot(path: Path) -> Path:
     except OSError as error:
         raise TierReadError(f"--plot {path}: cannot be written ({error.strerror}); choose another name") from error
     return target
+
+
+def draw_plot(path: Path | None, draw: Callable[[Figure], None], terminal: Terminal) -> None:
+    """Write the picture that `draw` makes and say where it is, where a `path` was given."""
+    if path is not None:
+        write_figure(path, draw)
+        terminal.say(f"Drawn: {path}", NOTICE)
 
 
 def write_figure(path: Path, draw: Callable[[Figure], None]) -> None:
