@@ -14,9 +14,9 @@ import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
+from edge_run.base.closing import Closing
 from edge_run.base.errors import ModelFileError, TierReadError
 from edge_run.tiers.address_space import MappedSpan
 from edge_run.tiers.gguf import Shard
@@ -24,7 +24,7 @@ from edge_run.tiers.gguf import Shard
 _numbers = itertools.count()
 
 
-class Stubs:
+class Stubs(Closing):
     """The stubs of one model, which go away on closing. A context manager.
 
     paths: paths to the stubs, for this process only.
@@ -96,14 +96,6 @@ class Stubs:
     def close(self) -> None:
         """Close the stubs, which frees them. Idempotent."""
         self._stack.close()
-
-    def __enter__(self) -> Stubs:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _copy(source: BinaryIO, target: BinaryIO, size_bytes: int) -> None:
