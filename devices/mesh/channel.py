@@ -52,7 +52,10 @@ class ChannelCallbacks:
 
 
 class Channel:
-    """A thread that keeps one connection to the broker."""
+    """A thread that keeps one connection to the broker.
+
+    is_up: whether there is a connection.
+    """
 
     def __init__(
         self, name: str, topics: Sequence[str], callbacks: ChannelCallbacks, authority: str | None = None
@@ -63,14 +66,9 @@ class Channel:
         self._ended: asyncio.Event | None = None
         self._tick: asyncio.Event | None = None
         self._stale: asyncio.Event | None = None
-        self._is_up = self._was_up = self._is_ending = self._is_nobody = False
+        self.is_up = self._was_up = self._is_ending = self._is_nobody = False
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edge-run mesh", daemon=True)
-
-    @property
-    def is_up(self) -> bool:
-        """Whether there is a connection."""
-        return self._is_up
 
     def start(self) -> None:
         """Begin to connect."""
@@ -79,7 +77,7 @@ class Channel:
 
     def publish(self, message: Outgoing | PlainMessage) -> bool:
         """Send a message soon; return whether there is a connection to send it on. From any thread."""
-        if not self._is_up or self._is_ending:
+        if not self.is_up or self._is_ending:
             return False
         return self._call(self._put, message)
 
@@ -157,7 +155,7 @@ class Channel:
                 await self._stay_connected(await self._loop.run_in_executor(None, self._callbacks.find))
             except (EdgeRunError, OSError) as error:
                 why = str(error)
-            self._is_up = False
+            self.is_up = False
             self._callbacks.on_change(False, why)
             attempt = 0 if self._was_up else attempt + 1
             longest_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt)
@@ -199,7 +197,7 @@ class Channel:
                 await asyncio.wait_for(self._flush(), 1.0)
             raise
         finally:
-            self._is_up = False
+            self.is_up = False
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -215,7 +213,7 @@ class Channel:
 
     async def _take_in(self, client: Any, early: deque[Any]) -> None:
         async for message in client.messages:
-            if self._is_up:
+            if self.is_up:
                 self._hand_on(message)
             else:
                 early.append(message)
@@ -227,11 +225,11 @@ class Channel:
     async def _send_out(self, client: Any, broker: Broker, early: deque[Any]) -> None:
         assert self._outbox is not None
         await client.subscribe([(topic, 1) for topic in self._topics])
-        self._is_up = self._was_up = True
+        self.is_up = self._was_up = True
         self._callbacks.on_change(True, broker.place)
         while early:
             self._hand_on(early.popleft())
-        while self._is_up:
+        while self.is_up:
             message = await self._outbox.get()
             try:
                 await client.publish(

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge_run.base.closing import Closing
 from edge_run.base.bench import MMAP, OURS, Bench, Measurement, MemoryBox, compare, same_tokens
+from edge_run.base.closing import Closing
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError, ContextFull
 from edge_run.base.profile import DeviceProfile
