@@ -15,18 +15,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from edge_run.base.errors import MeshError, NotTrusted
 from edge_run.base.strict_json import parse
+from edge_run.devices.host.locks import fcntl
 from edge_run.devices.members.keys import KEY_BYTES, DeviceKey, is_signed
 
-try:
-    import fcntl as _fcntl
-except ImportError:  # not a POSIX system
-    _fcntl = None  # type: ignore[assignment]
-
-fcntl: Any = _fcntl
 INCARNATION_DIGITS = 20  # of the start in milliseconds 12, of chance 8: a later incarnation has the greater id
 LATEST_MS, MOST_INCARNATION_BYTES = 1 << 47, 40  # the year 6429; a later one would not fit the id
 _KEY_FILE, _INCARNATION_FILE = "node.key", "node.incarnation"
