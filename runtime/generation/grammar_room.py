@@ -70,11 +70,6 @@ class RoomedGrammar:
         self._fitting = None
         self._ask("accept", token=token)
 
-    def reset(self) -> None:
-        """Go back to the beginning."""
-        self._fitting = None
-        self._ask("reset")
-
     def close(self) -> None:
         """Leave the room as it is: the next grammar takes this one's place."""
 

@@ -102,13 +102,6 @@ class Sampler(Closing):
         for token in tokens[max(0, len(tokens) - self._last_n_tokens) :]:
             ggml.L.llama_sampler_accept(self._chain, token)
 
-    def reset(self) -> None:
-        """Begin a new answer: nothing accepted, the grammar at its start, the same seed again."""
-        self._check_open()
-        if self._grammar is not None:
-            self._grammar.reset()
-        ggml.L.llama_sampler_reset(self._chain)
-
     def close(self) -> None:
         """Free llama.cpp's samplers. Closing twice does nothing more."""
         if self._is_closed:
