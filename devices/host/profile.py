@@ -6,12 +6,10 @@ exactly as this version writes it counts as none.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
-import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -20,6 +18,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from edge_run.base.files import whole_file
 from edge_run.base.profile import DeviceProfile, DiskProfile, KernelSpeed
 from edge_run.base.strict_json import decode, parse
 from edge_run.devices.host.mount import Mount, find_mount
@@ -245,26 +244,17 @@ class ProfileStore:
 
         Of two processes at once, one may undo what the other saved in the same moment, and nothing else.
         """
-        draft = None
         with self._lock:
             try:
                 known = self.load(identity).with_later(measured)
                 text = json.dumps(dataclasses.asdict(_Content(FORMAT_VERSION, identity, known)), indent=1)
                 self._folder.mkdir(parents=True, exist_ok=True)
-                with tempfile.NamedTemporaryFile(
-                    "w", encoding="utf-8", dir=self._folder, suffix=".part", delete=False
-                ) as file:
-                    draft = Path(file.name)
-                    file.write(text)
-                draft.replace(self._path(identity))
+                with whole_file(self._path(identity), 0o600) as draft:
+                    draft.write_text(text, encoding="utf-8")
             except OSError as error:
                 self.problem = f"{self._folder}: cannot be written ({error.strerror}); measured again next time"
                 logger.info("%s", self.problem)
                 return False
-            finally:
-                if draft is not None:
-                    with contextlib.suppress(OSError):
-                        draft.unlink(missing_ok=True)
         self.problem = ""
         return True
 

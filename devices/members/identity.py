@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_run.base.errors import MeshError, NotTrusted
+from edge_run.base.files import whole_file
 from edge_run.base.strict_json import parse
 from edge_run.devices.host.locks import fcntl
 from edge_run.devices.members.keys import KEY_BYTES, DeviceKey, is_signed
@@ -109,15 +110,8 @@ def make_identity(wall_clock: Callable[[], float], device: DeviceKey | None = No
 def write_private(path: Path, content: bytes) -> None:
     """Write a file that only its owner can read, whole or not at all. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}.new")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    with whole_file(path, 0o600) as draft:
+        draft.write_bytes(content)
 
 
 def check_private(path: Path) -> None:
