@@ -41,10 +41,13 @@ class Tunable:
 
 
 class Controller:
-    """Compares settings, one tunable after the other. Not thread-safe."""
+    """Compares settings, one tunable after the other. Not thread-safe.
+
+    chosen: the setting of each tunable outside comparisons.
+    """
 
     def __init__(self, tunables: Sequence[Tunable]) -> None:
-        self._chosen = {tunable.name: tunable.settings[0] for tunable in tunables}
+        self.chosen = {tunable.name: tunable.settings[0] for tunable in tunables}
         self._candidates = [(tunable.name, setting) for tunable in tunables for setting in tunable.settings]
         self._untried: list[tuple[str, str]] = []
         self._rest, self._next_rest = 0, FIRST_REST_TOKENS
@@ -56,13 +59,8 @@ class Controller:
     def settings(self) -> Mapping[str, str]:
         """The setting of each tunable for the next token."""
         if self._trial is None or not self._trial.is_challenger:
-            return self._chosen
-        return {**self._chosen, self._trial.tunable: self._trial.setting}
-
-    @property
-    def chosen(self) -> Mapping[str, str]:
-        """The setting of each tunable outside comparisons."""
-        return self._chosen
+            return self.chosen
+        return {**self.chosen, self._trial.tunable: self._trial.setting}
 
     @property
     def decisions(self) -> tuple[TuningDecision, ...]:
@@ -96,16 +94,16 @@ class Controller:
         self._trial = None
         while self._untried and self._trial is None:
             tunable, setting = self._untried.pop(0)
-            if setting != self._chosen[tunable]:
+            if setting != self.chosen[tunable]:
                 self._trial = _Trial(tunable, setting)
         if self._trial is None:
             self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LAST_REST_TOKENS)
 
     def _conclude(self, trial: _Trial, is_better: bool) -> None:
-        before = self._chosen[trial.tunable]
+        before = self.chosen[trial.tunable]
         self._decisions[trial.tunable, trial.setting] = trial.decision(before, is_better)
         if is_better:
-            self._chosen[trial.tunable] = trial.setting
+            self.chosen[trial.tunable] = trial.setting
         self._begin_trial()
 
 

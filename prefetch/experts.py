@@ -103,6 +103,7 @@ class ExpertCache:
     sizes: the cost of a unit, by layer.
     policy: decides which units are kept.
     size_of: returns the cost of a unit, where units of a layer differ; it is at most the layer's in `sizes`.
+    cost: the cost of all resident units.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class ExpertCache:
         self._size_of = size_of or (lambda unit: sizes[unit[0]])
         self._policy = policy
         self._resident: dict[int, set[int]] = {layer: set() for layer in sizes}
-        self._cost = 0
+        self.cost = 0
         self._share = capacity // len(sizes) if policy.has_shares and sizes else None
 
     def __contains__(self, unit: object) -> bool:
@@ -124,11 +125,6 @@ class ExpertCache:
 
     def __len__(self) -> int:
         return sum(map(len, self._resident.values()))
-
-    @property
-    def cost(self) -> int:
-        """The cost of all resident units."""
-        return self._cost
 
     def look_up(self, layer: int, experts: Sequence[int], next_tokens: int = 1) -> Outcome:
         """Return the experts of `layer` that must be read; those that are kept count as resident from now on.
@@ -180,7 +176,7 @@ class ExpertCache:
         Units that were looked up last stay, so that less may become free.
         """
         evicted: list[Unit] = []
-        while self._cost + cost > self.capacity and (victim := self._policy.victim(None)) is not None:
+        while self.cost + cost > self.capacity and (victim := self._policy.victim(None)) is not None:
             self._forget(victim)
             evicted.append(victim)
         return tuple(evicted)
@@ -190,7 +186,7 @@ class ExpertCache:
         self.capacity = capacity
         evicted = list(self.make_room(0))
         for unit in [(layer, expert) for layer, experts in self._resident.items() for expert in experts]:
-            if self._cost <= capacity:
+            if self.cost <= capacity:
                 break
             self.drop(unit)
             evicted.append(unit)
@@ -201,9 +197,9 @@ class ExpertCache:
         layer, expert = unit
         size, resident = self._size_of(unit), self._resident[layer]
         while (
-            self._cost + size > self.capacity
+            self.cost + size > self.capacity
             if self._share is None
-            else (len(resident) + 1) * size > self._share or self._cost + size > self.capacity
+            else (len(resident) + 1) * size > self._share or self.cost + size > self.capacity
         ):
             victim = self._policy.victim(unit, is_prefetch) if size <= self.capacity else None
             if victim is None:
@@ -211,10 +207,10 @@ class ExpertCache:
             self._forget(victim)
             evicted.append(victim)
         resident.add(expert)
-        self._cost += size
+        self.cost += size
         self._policy.add(unit, is_prefetch)
         return True
 
     def _forget(self, unit: Unit) -> None:
         self._resident[unit[0]].discard(unit[1])
-        self._cost -= self._size_of(unit)
+        self.cost -= self._size_of(unit)

@@ -17,7 +17,10 @@ REFRESH_LOOK_UPS = 4
 
 
 class Resemblance:
-    """The experts of the latest tokens, for `n_layers` layers of `n_experts`, of which a token uses `n_used`."""
+    """The experts of the latest tokens, for `n_layers` layers of `n_experts`, of which a token uses `n_used`.
+
+    weight: what the votes weigh: the squares of how alike the like tokens are, each 0 to 1, added up.
+    """
 
     def __init__(self, n_layers: int, n_experts: int, n_used: int) -> None:
         self._n_used = n_used
@@ -32,7 +35,7 @@ class Resemblance:
         self._batch = 0
         self._age = 0
         self._followers: list[tuple[int, float]] = []
-        self._weight = 0.0
+        self.weight = 0.0
 
     def note_prompt(self, layer: int, experts: Sequence[int]) -> None:
         """Learn what a batch of tokens used in `layer`, `n_used` each; it may have routed only the last of them."""
@@ -44,7 +47,7 @@ class Resemblance:
             self._batch = len(rows)
         for back in range(self._batch):
             self._record(layer, (self._now - back) % TOKENS, rows[-1 - back] if back < len(rows) else ())
-        self._layer, self._was_prefill, self._followers, self._weight = layer, True, [], 0.0
+        self._layer, self._was_prefill, self._followers, self.weight = layer, True, [], 0.0
 
     def note(self, layer: int, experts: Sequence[int]) -> None:
         """Learn what the present token uses in `layer`; layers come in order, and the first begins a new token."""
@@ -60,11 +63,6 @@ class Resemblance:
         self._age -= 1
         if self._age < 0:
             self._find_followers()
-
-    @property
-    def weight(self) -> float:
-        """What the votes weigh: the squares of how alike the like tokens are, each 0 to 1, added up."""
-        return self._weight
 
     def vote(self, layer: int, scale: float, chances: list[float]) -> None:
         """Add to `chances`, by expert, the votes for using it in `layer` soon, times `scale`."""
@@ -109,4 +107,4 @@ class Resemblance:
                 if after < distance:
                     follower = (slot + after) % TOKENS
                     weights[follower] = weights.get(follower, 0.0) + weight * share
-        self._followers, self._weight = list(weights.items()), total
+        self._followers, self.weight = list(weights.items()), total

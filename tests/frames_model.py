@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edge_run.tiers.residency import NEW_FRAME, Load
+from edge_run.tiers.chunk_states import NEW_FRAME, Load
 
 
 @dataclass

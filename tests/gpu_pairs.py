@@ -18,8 +18,7 @@ from edge_run.runtime.gpu import offload
 from edge_run.runtime.gpu.devices import find_gpus
 from edge_run.runtime.gpu.offload import Offload, plan_offload
 from edge_run.tiers.gguf import read_gguf
-from edge_run.tiers.outline import outline_heads
-from edge_run.tiers.stub import Stubs
+from edge_run.tiers.stub import Stubs, outline_heads
 from exactness import run
 
 OPTIONS: dict[str, Any] = {

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edge_run.tiers.address_space import AddressSpace
+from edge_run.tiers.chunk_states import ChunkState
 from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers
-from edge_run.tiers.residency import ChunkState, Residency
+from edge_run.tiers.residency import Residency
 from edge_run.tiers.source import SourceFile
 from edge_run.tiers.weights import Weights
 from mapped import PAGE, content, mapped, write_random

@@ -50,7 +50,7 @@ class BrokerUser:
 
     def may_publish(self, topic: str, client: str) -> bool:
         """Whether the client `client` of this user may publish to `topic`."""
-        return any(matches(one, topic, client) for one in self.publish)
+        return any(covers(one, topic, client) for one in self.publish)
 
     def may_subscribe(self, filter_: str, client: str) -> bool:
         """Whether all that `filter_` matches may be heard by the client `client` of this user."""
@@ -137,11 +137,6 @@ def mosquitto_acl(cluster: str, user: str | None) -> str:
 def home_topics(cluster: str) -> tuple[str, ...]:
     """Return what Home Assistant listens to."""
     return ("homeassistant/#", f"{ROOT}/{cluster}/home/+")
-
-
-def matches(filter_: str, topic: str, client: str = "") -> bool:
-    """Whether `topic`, which has no wildcards, is among those that `filter_` names for `client`."""
-    return covers(filter_, topic, client)
 
 
 def covers(filter_: str, other: str, client: str = "") -> bool:

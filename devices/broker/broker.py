@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from edge_run.devices.broker.access import BrokerAccess, BrokerUser, is_filter, matches
+from edge_run.devices.broker.access import BrokerAccess, BrokerUser, covers, is_filter
 from edge_run.devices.broker.kept import KeptMessages
 from edge_run.devices.broker.packets import (
     LEVEL,
@@ -212,7 +212,7 @@ class MqttBroker:
         if found is None:
             if len(self._routes) >= MOST_ROUTES:
                 self._routes.clear()
-            heard = ((one, [c for f, c in one.filters.items() if matches(f, topic)]) for one in self._clients.values())
+            heard = ((one, [c for f, c in one.filters.items() if covers(f, topic)]) for one in self._clients.values())
             found = self._routes[topic] = tuple((one, any(confirmed)) for one, confirmed in heard if confirmed)
         return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from edge_run.devices.broker.access import matches
+from edge_run.devices.broker.access import covers
 from edge_run.devices.broker.packets import Publish
 
 MOST_OF_USER, MOST_BYTES_OF_USER = 128, 1 << 20
@@ -55,7 +55,7 @@ class KeptMessages:
 
     def matching(self, filter_: str) -> Iterator[Publish]:
         """Return what is kept of the topics that `filter_` matches."""
-        return (one.message for topic, one in self._messages.items() if matches(filter_, topic))
+        return (one.message for topic, one in self._messages.items() if covers(filter_, topic))
 
     def drop_user(self, user: str) -> None:
         """Forget all of a user."""

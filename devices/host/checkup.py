@@ -12,6 +12,7 @@ from edge_run.base.findings import NOTE, OK, PROBLEM, Finding
 from edge_run.base.units import KIB, MIB, format_size
 from edge_run.devices.host.ledger import Ledger, Run
 from edge_run.devices.host.memory import memory_groups
+from edge_run.devices.host.system_files import system_text
 
 USUAL_MAP_COUNT = 65530
 LEAST_BUDGET_BYTES = 256 * MIB
@@ -121,7 +122,7 @@ def check_map_count(root: Path = Path("/"), needed: int = 0) -> Finding | None:
 def check_huge_pages(root: Path = Path("/")) -> Finding | None:
     """Whether frames can be huge pages, which are read into with a quarter of the processor time."""
     path = root / "sys/kernel/mm/transparent_hugepage/enabled"
-    text = " ".join(_lines(path))
+    text = system_text(path)
     if not text:
         return None
     if "[never]" not in text:
@@ -145,9 +146,9 @@ def check_governor(root: Path = Path("/")) -> Finding | None:
     """Whether the processor is kept slow."""
     folders = sorted((root / "sys/devices/system/cpu").glob("cpu*/cpufreq"))
     governors = {
-        " ".join(_lines(folder / "scaling_governor"))
+        system_text(folder / "scaling_governor")
         for folder in folders
-        if " ".join(_lines(folder / "scaling_driver")) not in _SETS_ITS_OWN_SPEED
+        if system_text(folder / "scaling_driver") not in _SETS_ITS_OWN_SPEED
     }
     if not folders:
         return None
@@ -162,14 +163,9 @@ def check_governor(root: Path = Path("/")) -> Finding | None:
 
 
 def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
+    return system_text(path).splitlines()
 
 
 def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
+    text = system_text(path)
+    return int(text) if text.isdecimal() else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from edge_run.devices.host.memory import memory_groups
+from edge_run.devices.host.system_files import system_text
 
 _CPU_NAMES = ("model name", "Model", "Hardware", "cpu model", "uarch")  # x86, Raspberry Pi, older ARM, MIPS, RISC-V
 
@@ -78,15 +78,10 @@ def _usable_cpus() -> Collection[int]:
 
 def _cpu_name(root: Path) -> str:
     """Return the processor's name; a board's where the processor has none, as on ARM."""
-    try:
-        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    lines = [line.partition(":") for line in text.splitlines()]
+    lines = [line.partition(":") for line in system_text(root / "proc/cpuinfo").splitlines()]
     fields = {key.strip(): " ".join(value.split()) for key, _, value in reversed(lines)}
     names = [fields.get(name, "") for name in _CPU_NAMES]
-    with contextlib.suppress(OSError):
-        names.insert(1, (root / "proc/device-tree/model").read_text(encoding="utf-8", errors="replace").strip("\0 \n"))
+    names.insert(1, system_text(root / "proc/device-tree/model").strip("\0 \n"))
     return next(filter(None, names), "") or platform.processor() or platform.machine()
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.units import MIB
+from edge_run.devices.host.system_files import control_groups
 
 MARGIN_BYTES = 256 * MIB
 MARGIN_SHARE = 0.05
@@ -111,22 +112,9 @@ def default_budget_bytes(promised_bytes: Promised = _nothing) -> int:
 
 def memory_groups(process: int | str = "self", root: Path = Path("/")) -> Iterator[MemoryGroup]:
     """Yield the memory cgroups that `process` (an id) is in, innermost first; none where there are no cgroups."""
-    try:
-        lines = (root / "proc" / str(process) / "cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            base, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        folder = Path(os.path.normpath(base / path.lstrip("/")))  # `/../x` is outside of what we see of the tree
-        while folder == base or base in folder.parents:
-            yield MemoryGroup(folder, *names)
-            folder = folder.parent
+    for folder, is_unified in control_groups("memory", process, root):
+        names = ("memory.max", "memory.current") if is_unified else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        yield MemoryGroup(folder, *names)
 
 
 def _room(group: MemoryGroup, own: ProcessMemory) -> int | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-_READ_LIMITS = ("blkio.throttle.read_bps_device", "blkio.throttle.read_iops_device")
+from edge_run.devices.host.system_files import control_groups, system_text
+
+_UNIFIED_LIMITS = {"io.max": ""}  # files of limits, and what their lines lack
+_READ_LIMITS = {"blkio.throttle.read_bps_device": " bps", "blkio.throttle.read_iops_device": " iops"}
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
@@ -65,33 +67,7 @@ def read_limits(root: Path = Path("/")) -> str:
     As the kernel writes it, without the groups' names: equal texts are equal limits.
     """
     found: list[str] = []
-    for folder, names in _io_groups(root):
-        for name in names:
-            found += (f"{line}{names[name]}" for line in _text(folder / name).splitlines())
+    for folder, is_unified in control_groups("blkio", "self", root):
+        for name, unit in (_UNIFIED_LIMITS if is_unified else _READ_LIMITS).items():
+            found += (f"{line}{unit}" for line in system_text(folder / name).splitlines())
     return "; ".join(found)
-
-
-def _io_groups(root: Path) -> Iterator[tuple[Path, dict[str, str]]]:
-    """Yield the folder of each group that this process is in and of those above it, with its files of limits.
-
-    To each file belongs what its lines lack.
-    """
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, names = root / "sys/fs/cgroup", {"io.max": ""}
-        elif "blkio" in controllers.split(","):
-            base, names = root / "sys/fs/cgroup/blkio", {name: f" {name.split('_')[1]}" for name in _READ_LIMITS}
-        else:
-            continue
-        folder = Path(os.path.normpath(base / path.lstrip("/")))  # `/../x` is outside of what we see of the tree
-        while folder == base or base in folder.parents:
-            yield folder, names
-            folder = folder.parent
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

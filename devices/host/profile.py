@@ -6,19 +6,19 @@ exactly as this version writes it counts as none.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
-import tempfile
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from edge_run.base.files import whole_file
 from edge_run.base.profile import DeviceProfile, DiskProfile, KernelSpeed
 from edge_run.base.strict_json import decode, parse
 from edge_run.devices.host.mount import Mount, find_mount
@@ -65,31 +65,39 @@ class PassOverheads:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelFigure:
-    """The speed of a kernel, when it was measured (ISO 8601, UTC), and whether others were at work then."""
+class Figure(ABC):
+    """Something that was measured.
+
+    measured_at: when, in ISO 8601, UTC.
+    is_disturbed: whether others were at work then.
+    """
 
     measured_at: str
     is_disturbed: bool
+
+    @property
+    @abstractmethod
+    def key(self) -> Key:
+        """What it was measured on."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFigure(Figure):
+    """The speed of a kernel."""
+
     speed: KernelSpeed
 
     @property
     def key(self) -> Key:
         """What it was measured on."""
-        return (
-            self.speed.type_name,
-            self.speed.row_elements,
-            self.speed.tokens,
-            self.speed.by_expert,
-            self.speed.threads,
-        )
+        speed = self.speed
+        return speed.type_name, speed.row_elements, speed.tokens, speed.by_expert, speed.threads
 
 
 @dataclass(frozen=True, slots=True)
-class CostsFigure:
-    """The costs of a pass, measured as a `KernelFigure` is."""
+class CostsFigure(Figure):
+    """The costs of a pass."""
 
-    measured_at: str
-    is_disturbed: bool
     costs: PassOverheads
 
     @property
@@ -99,14 +107,12 @@ class CostsFigure:
 
 
 @dataclass(frozen=True, slots=True)
-class DiskFigure:
-    """The speed of a disk, measured as a `KernelFigure` is.
+class DiskFigure(Figure):
+    """The speed of a disk.
 
     volume: the number of its file system, as in `Mount`.
     """
 
-    measured_at: str
-    is_disturbed: bool
     volume: str
     disk: DiskProfile
 
@@ -127,14 +133,12 @@ class DiskFigure:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuKernelFigure:
-    """The speed of a kernel on the GPU of that name, measured as a `KernelFigure` is.
+class GpuKernelFigure(Figure):
+    """The speed of a kernel on the GPU of that name.
 
     is_there: else it has no such kernel, and the speed says nothing.
     """
 
-    measured_at: str
-    is_disturbed: bool
     gpu: str
     speed: KernelSpeed
     is_there: bool
@@ -156,11 +160,9 @@ class GpuCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuCostsFigure:
-    """The costs of a pass on the GPU of that name, measured as a `KernelFigure` is."""
+class GpuCostsFigure(Figure):
+    """The costs of a pass on the GPU of that name."""
 
-    measured_at: str
-    is_disturbed: bool
     gpu: str
     costs: GpuCosts
 
@@ -168,9 +170,6 @@ class GpuCostsFigure:
     def key(self) -> Key:
         """What it was measured on."""
         return (self.gpu,)
-
-
-_Figure = TypeVar("_Figure", KernelFigure, CostsFigure, DiskFigure, GpuKernelFigure, GpuCostsFigure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,32 +184,23 @@ class Measurements:
 
     def with_later(self, later: Measurements) -> Measurements:
         """Return both, `later` in place of what it measured again."""
-        return Measurements(
-            _latest((*self.kernels, *later.kernels)),
-            _latest((*self.costs, *later.costs)),
-            _latest((*self.disks, *later.disks)),
-            _latest((*self.gpu_kernels, *later.gpu_kernels)),
-            _latest((*self.gpu_costs, *later.gpu_costs)),
-        )
+        return Measurements(*map(_latest, self._by_kind(), later._by_kind()))
 
     def fresh_at(self, now: datetime) -> Measurements:
         """Return what is not too old. Raises ValueError for a date that is none."""
 
-        def fresh(figures: tuple[_Figure, ...]) -> tuple[_Figure, ...]:
-            ages = [(now - datetime.fromisoformat(figure.measured_at), figure) for figure in figures]
-            return tuple(
-                figure
-                for age, figure in ages
-                if -CLOCK_ERROR <= age <= (DISTURBED_LIFETIME if figure.is_disturbed else LIFETIME)
-            )
+        def is_fresh(figure: Figure) -> bool:
+            age = now - datetime.fromisoformat(figure.measured_at)
+            return -CLOCK_ERROR <= age <= (DISTURBED_LIFETIME if figure.is_disturbed else LIFETIME)
 
-        return Measurements(
-            fresh(self.kernels), fresh(self.costs), fresh(self.disks), fresh(self.gpu_kernels), fresh(self.gpu_costs)
-        )
+        return Measurements(*(tuple(filter(is_fresh, figures)) for figures in self._by_kind()))
+
+    def _by_kind(self) -> list[tuple[Any, ...]]:
+        return [getattr(self, field.name) for field in dataclasses.fields(self)]
 
 
-def _latest(figures: Iterable[_Figure]) -> tuple[_Figure, ...]:
-    return tuple({figure.key: figure for figure in figures}.values())
+def _latest(known: Iterable[Figure], later: Iterable[Figure]) -> tuple[Any, ...]:
+    return tuple({figure.key: figure for figure in (*known, *later)}.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,26 +244,17 @@ class ProfileStore:
 
         Of two processes at once, one may undo what the other saved in the same moment, and nothing else.
         """
-        draft = None
         with self._lock:
             try:
                 known = self.load(identity).with_later(measured)
                 text = json.dumps(dataclasses.asdict(_Content(FORMAT_VERSION, identity, known)), indent=1)
                 self._folder.mkdir(parents=True, exist_ok=True)
-                with tempfile.NamedTemporaryFile(
-                    "w", encoding="utf-8", dir=self._folder, suffix=".part", delete=False
-                ) as file:
-                    draft = Path(file.name)
-                    file.write(text)
-                draft.replace(self._path(identity))
+                with whole_file(self._path(identity), 0o600) as draft:
+                    draft.write_text(text, encoding="utf-8")
             except OSError as error:
                 self.problem = f"{self._folder}: cannot be written ({error.strerror}); measured again next time"
                 logger.info("%s", self.problem)
                 return False
-            finally:
-                if draft is not None:
-                    with contextlib.suppress(OSError):
-                        draft.unlink(missing_ok=True)
         self.problem = ""
         return True
 

@@ -26,7 +26,7 @@ from edge_run.base.errors import ConfigError, EdgeRunError, MeshError
 from edge_run.base.strict_json import parse
 from edge_run.devices.members.identity import check_private, write_private
 from edge_run.devices.members.keeping import secret_of
-from edge_run.devices.members.keys import KEY_BYTES, DeviceKey, node_of
+from edge_run.devices.members.keys import KEY_BYTES, DeviceKey, node_of, to_text
 from edge_run.devices.members.member_list import NO_VERSION, SECRET_BYTES, MemberList, Role, Version, read_list
 
 PROOF_BYTES = 32
@@ -160,13 +160,13 @@ def new_cluster(broker: str, serves: str | None = None, authority: str | None = 
 
 def join_line(cluster: Cluster) -> str:
     """Return one word that makes whoever has it a member of a cluster without a list: its secret."""
-    return _line(_SECRET_PREFIX, [cluster.id, _text(cluster.secret), cluster.broker])
+    return _line(_SECRET_PREFIX, [cluster.id, to_text(cluster.secret), cluster.broker])
 
 
 def invitation_line(invited: Invited) -> str:
     """Return one word that lets whoever has it ask to come in."""
     keys = (invited.founder, invited.broker_key, invited.seed)
-    return _line(_PREFIX, [invited.cluster, invited.broker, *map(_text, keys)])
+    return _line(_PREFIX, [invited.cluster, invited.broker, *map(to_text, keys)])
 
 
 def parse_join_line(line: str) -> Cluster | Invited:
@@ -201,10 +201,6 @@ def _line(prefix: str, content: list[str]) -> str:
     data = json.dumps(content).encode()
     checked = zlib.crc32(data).to_bytes(4, "big") + data
     return prefix + base64.urlsafe_b64encode(checked).decode().rstrip("=")
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
 
 
 def parse_broker(url: str) -> Broker:
@@ -243,7 +239,7 @@ def _is_address(text: str) -> bool:
 def write_cluster(folder: Path, cluster: Cluster) -> None:
     """Keep `cluster` in `folder`. Raises MeshError."""
     content = {one.name: getattr(cluster, one.name) for one in dataclasses.fields(cluster) if one.name != "listed"}
-    content |= {"secret": _text(cluster.secret), "founder": _text(cluster.founder)}
+    content |= {"secret": to_text(cluster.secret), "founder": to_text(cluster.founder)}
     try:
         if cluster.listed is not None:
             write_private(members_path(folder, cluster), cluster.listed.payload)

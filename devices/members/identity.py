@@ -15,18 +15,13 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from edge_run.base.errors import MeshError, NotTrusted
+from edge_run.base.files import whole_file
 from edge_run.base.strict_json import parse
+from edge_run.devices.host.locks import fcntl
 from edge_run.devices.members.keys import KEY_BYTES, DeviceKey, is_signed
 
-try:
-    import fcntl as _fcntl
-except ImportError:  # not a POSIX system
-    _fcntl = None  # type: ignore[assignment]
-
-fcntl: Any = _fcntl
 INCARNATION_DIGITS = 20  # of the start in milliseconds 12, of chance 8: a later incarnation has the greater id
 LATEST_MS, MOST_INCARNATION_BYTES = 1 << 47, 40  # the year 6429; a later one would not fit the id
 _KEY_FILE, _INCARNATION_FILE = "node.key", "node.incarnation"
@@ -115,15 +110,8 @@ def make_identity(wall_clock: Callable[[], float], device: DeviceKey | None = No
 def write_private(path: Path, content: bytes) -> None:
     """Write a file that only its owner can read, whole or not at all. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}.new")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    with whole_file(path, 0o600) as draft:
+        draft.write_bytes(content)
 
 
 def check_private(path: Path) -> None:

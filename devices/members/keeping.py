@@ -7,14 +7,21 @@ leading device is removed, and who the next founder is.
 from __future__ import annotations
 
 import dataclasses
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from edge_run.base.errors import NotTrusted, ProtocolError
 from edge_run.base.strict_json import parse
-from edge_run.devices.members.keys import KEY_BYTES, SIGNATURE_BYTES, DeviceKey, is_signed, node_of, seal
+from edge_run.devices.members.keys import (
+    SIGNATURE_BYTES,
+    DeviceKey,
+    from_text,
+    is_signed,
+    node_of,
+    seal,
+    to_text,
+)
 from edge_run.devices.members.member_list import (
     MOST_FOUNDERS,
     MOST_INVITATIONS,
@@ -220,14 +227,14 @@ def take_over(listed: MemberList, device: DeviceKey) -> MemberList | None:
 def ask(invitation: DeviceKey, device: DeviceKey, cluster: str, name: str, now_s: float) -> bytes:
     """Return what `device` says to come into `cluster` with an invitation, signed by both keys."""
     words: dict[str, Any] = {
-        "key": _text(device.public_key),
-        "seal_key": _text(device.seal_key),
+        "key": to_text(device.public_key),
+        "seal_key": to_text(device.seal_key),
         "name": fitting(name),
-        "invitation": _text(invitation.public_key),
+        "invitation": to_text(invitation.public_key),
         "time_s": int(now_s),
     }
     content = _asking(cluster, words)
-    return canonical(words | {"invited": _text(invitation.sign(content)), "signature": _text(device.sign(content))})
+    return canonical(words | {"invited": to_text(invitation.sign(content)), "signature": to_text(device.sign(content))})
 
 
 def read_request(payload: bytes, cluster: str, is_known: Callable[[bytes], bool]) -> Request:
@@ -239,8 +246,8 @@ def read_request(payload: bytes, cluster: str, is_known: Callable[[bytes], bool]
         words = parse(payload) if len(payload) <= MOST_REQUEST_BYTES else None
         if not isinstance(words, dict) or words.keys() != _REQUEST or canonical(words) != payload:
             raise ValueError
-        key, seal_key, invitation = (_read(words.pop(name), KEY_BYTES) for name in ("key", "seal_key", "invitation"))
-        invited, signature = (_read(words.pop(name), SIGNATURE_BYTES) for name in ("invited", "signature"))
+        key, seal_key, invitation = (from_text(words.pop(name)) for name in ("key", "seal_key", "invitation"))
+        invited, signature = (from_text(words.pop(name), SIGNATURE_BYTES) for name in ("invited", "signature"))
         name, time_s = words["name"], words["time_s"]
         if not isinstance(name, str) or fitting(name) != name or type(time_s) is not int or not 0 < time_s < 1 << 40:
             raise ValueError
@@ -251,7 +258,7 @@ def read_request(payload: bytes, cluster: str, is_known: Callable[[bytes], bool]
         raise NotTrusted("asks to come in with an invitation that is not known", node=node)
     content = _asking(
         cluster,
-        words | {"key": _text(key), "seal_key": _text(seal_key), "invitation": _text(invitation)},
+        words | {"key": to_text(key), "seal_key": to_text(seal_key), "invitation": to_text(invitation)},
     )
     if not is_signed(invitation, invited, content) or not is_signed(key, signature, content):
         raise NotTrusted("asks to come in, and did not sign that so", node=node)
@@ -268,14 +275,3 @@ def _sealed(members: Sequence[ListedMember], secret: bytes, cluster: str) -> dic
 
 def _purpose(cluster: str) -> bytes:
     return b"edge-run secret\0" + cluster.encode()
-
-
-def _text(data: bytes) -> str:
-    return b64encode(data).decode()
-
-
-def _read(text: object, length: int) -> bytes:
-    data = b64decode(text, validate=True) if isinstance(text, str) else b""
-    if len(data) != length:
-        raise ValueError
-    return data

@@ -22,6 +22,19 @@ _CIPHER = "cryptography.hazmat.primitives.ciphers.aead"
 _NO_NONCE = bytes(12)  # each sealing has a key of its own
 
 
+def to_text(data: bytes) -> str:
+    """Return `data` as documents of JSON have it: in base64."""
+    return base64.b64encode(data).decode()
+
+
+def from_text(value: object, length: int = KEY_BYTES) -> bytes:
+    """Return the `length` bytes that `value`, of a document, stands for. Raises ValueError where it does not."""
+    found = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
+    if len(found) != length:
+        raise ValueError(f"not {length} bytes")
+    return found
+
+
 class DeviceKey:
     """The key that a device keeps.
 

@@ -11,7 +11,6 @@ line, and follow the signatures from there.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import hashlib
 import json
@@ -21,7 +20,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from edge_run.base.errors import NotTrusted, ProtocolError
 from edge_run.base.strict_json import parse
-from edge_run.devices.members.keys import KEY_BYTES, SEAL_BYTES, SIGNATURE_BYTES, is_signed, node_of
+from edge_run.devices.members.keys import SEAL_BYTES, SIGNATURE_BYTES, from_text, is_signed, node_of, to_text
 
 Role: TypeAlias = Literal["compute", "use", "lead"]
 ROLES: tuple[Role, ...] = ("compute", "use", "lead")  # each may do what those before it may
@@ -259,7 +258,7 @@ def _signed_roll(charter: Charter, roll: Roll) -> bytes:
 def _plain(value: Any) -> Any:
     """Return a dataclass as JSON has it: bytes in base64, an object a row of its values."""
     if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
+        return to_text(value)
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
@@ -281,19 +280,19 @@ def _parse(value: Any) -> MemberList:
     charter = Charter(
         _text(cluster),
         _number(number),
-        _bytes(founder),
-        tuple(_bytes(one) for one in _rows(leads, MOST_MEMBERS)),
-        _bytes(broker_key) if broker_key else b"",
-        _bytes(heir) if heir else b"",
-        _bytes(heir_signature, SIGNATURE_BYTES) if heir_signature else b"",
+        from_text(founder),
+        tuple(from_text(one) for one in _rows(leads, MOST_MEMBERS)),
+        from_text(broker_key) if broker_key else b"",
+        from_text(heir) if heir else b"",
+        from_text(heir_signature, SIGNATURE_BYTES) if heir_signature else b"",
     )
     found = MemberList(
         charter,
-        _bytes(value["charter_signature"], SIGNATURE_BYTES),
+        from_text(value["charter_signature"], SIGNATURE_BYTES),
         _parse_roll(value["roll"]),
-        _bytes(value["signer"]),
-        _bytes(value["signature"], SIGNATURE_BYTES),
-        tuple((_bytes(key), _bytes(one, SIGNATURE_BYTES)) for key, one in _rows(value["handed"], MOST_FOUNDERS)),
+        from_text(value["signer"]),
+        from_text(value["signature"], SIGNATURE_BYTES),
+        tuple((from_text(key), from_text(one, SIGNATURE_BYTES)) for key, one in _rows(value["handed"], MOST_FOUNDERS)),
     )
     _check_members(found)
     return found
@@ -307,16 +306,16 @@ def _parse_roll(value: Any) -> Roll:
         _number(charter),
         _number(number),
         tuple(
-            ListedMember(_bytes(key), _bytes(seal_key), _text(name), _role(role))
+            ListedMember(from_text(key), from_text(seal_key), _text(name), _role(role))
             for key, seal_key, name, role in _rows(members, MOST_MEMBERS)
         ),
         tuple(_text(node) for node in _rows(removed, MOST_REMOVED)),
         tuple(
-            Invitation(_bytes(key), _bytes(seal_key), _role(role), _number(uses), _number(expires_s))
+            Invitation(from_text(key), from_text(seal_key), _role(role), _number(uses), _number(expires_s))
             for key, seal_key, role, uses, expires_s in _rows(invitations, MOST_INVITATIONS)
         ),
         _number(generation),
-        {_text(node): _bytes(one, SECRET_BYTES + SEAL_BYTES) for node, one in secrets.items()},
+        {_text(node): from_text(one, SECRET_BYTES + SEAL_BYTES) for node, one in secrets.items()},
     )
 
 
@@ -334,13 +333,6 @@ def _rows(value: Any, most: int) -> list[Any]:
     if not isinstance(value, list) or len(value) > most:
         raise ValueError(f"no list of at most {most}")
     return value
-
-
-def _bytes(value: Any, length: int = KEY_BYTES) -> bytes:
-    found = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
-    if len(found) != length:
-        raise ValueError(f"not {length} bytes")
-    return found
 
 
 def _text(value: Any) -> str:

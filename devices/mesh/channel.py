@@ -52,25 +52,21 @@ class ChannelCallbacks:
 
 
 class Channel:
-    """A thread that keeps one connection to the broker."""
+    """A thread that keeps one connection to the broker.
+
+    is_up: whether there is a connection.
+    """
 
     def __init__(
         self, name: str, topics: Sequence[str], callbacks: ChannelCallbacks, authority: str | None = None
     ) -> None:
         self._name, self._topics, self._callbacks, self._authority = name, tuple(topics), callbacks, authority
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._outbox: asyncio.Queue[Outgoing | PlainMessage] | None = None
-        self._ended: asyncio.Event | None = None
-        self._tick: asyncio.Event | None = None
-        self._stale: asyncio.Event | None = None
-        self._is_up = self._was_up = self._is_ending = self._is_nobody = False
+        self._outbox: asyncio.Queue[Outgoing | PlainMessage] = asyncio.Queue(MOST_QUEUED)
+        self._ended, self._tick, self._stale = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.is_up = self._was_up = self._is_ending = self._is_nobody = False
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edge-run mesh", daemon=True)
-
-    @property
-    def is_up(self) -> bool:
-        """Whether there is a connection."""
-        return self._is_up
 
     def start(self) -> None:
         """Begin to connect."""
@@ -79,30 +75,28 @@ class Channel:
 
     def publish(self, message: Outgoing | PlainMessage) -> bool:
         """Send a message soon; return whether there is a connection to send it on. From any thread."""
-        if not self._is_up or self._is_ending:
+        if not self.is_up or self._is_ending:
             return False
         return self._call(self._put, message)
 
     def hurry(self) -> None:
         """Call on_tick now. From any thread."""
-        if self._tick is not None:
-            self._call(self._tick.set)
+        self._call(self._tick.set)
 
     def reconnect(self) -> None:
         """End the connection to the broker, and make another one. From any thread."""
-        if self._stale is not None:
-            self._call(self._stale.set)
+        self._call(self._stale.set)
 
     def close(self) -> None:
         """Send what waits, for a second at most, then disconnect and end the thread. Idempotent."""
         self._is_ending = True
-        if self._ended is not None:
-            self._call(self._ended.set)
+        self._call(self._ended.set)
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join(timeout=CONNECT_S + 5)
 
     def _call(self, function: Callable[..., object], *arguments: object) -> bool:
-        assert self._loop is not None, "the channel was started"
+        if self._loop is None:  # it was not started
+            return False
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # it was closed meanwhile
@@ -110,7 +104,6 @@ class Channel:
         return True
 
     def _put(self, message: Outgoing | PlainMessage) -> None:
-        assert self._outbox is not None
         try:
             self._outbox.put_nowait(message)
         except asyncio.QueueFull:
@@ -122,8 +115,7 @@ class Channel:
         asyncio.run(self._main())
 
     async def _main(self) -> None:
-        self._loop, self._ended, self._tick = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-        self._outbox, self._stale = asyncio.Queue(MOST_QUEUED), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._started.set()
         tasks = [
             asyncio.create_task(self._keep_connected(), name="edge-run mesh connection"),
@@ -141,7 +133,6 @@ class Channel:
                 self._callbacks.on_change(False, f"a mistake of edge-run's own: {error!r}")
 
     async def _keep_ticking(self) -> None:
-        assert self._tick is not None
         while not self._is_ending:  # until Python 3.12, wait_for forgets to be cancelled when what it awaits comes
             wait_s = self._callbacks.on_tick()
             with contextlib.suppress(asyncio.TimeoutError):
@@ -153,11 +144,10 @@ class Channel:
         while True:
             self._was_up, why = False, "the connection to the broker ended"
             try:
-                assert self._loop is not None
-                await self._stay_connected(await self._loop.run_in_executor(None, self._callbacks.find))
+                await self._stay_connected(await asyncio.to_thread(self._callbacks.find))
             except (EdgeRunError, OSError) as error:
                 why = str(error)
-            self._is_up = False
+            self.is_up = False
             self._callbacks.on_change(False, why)
             attempt = 0 if self._was_up else attempt + 1
             longest_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt)
@@ -166,7 +156,6 @@ class Channel:
     async def _stay_connected(self, broker: Broker) -> None:
         """Serve one connection until it ends. Raises MeshError, which says why."""
         aiomqtt = need("aiomqtt", "mesh")
-        assert self._outbox is not None
         while not self._outbox.empty():  # of the connection before
             self._outbox.get_nowait()
             self._outbox.task_done()
@@ -182,7 +171,6 @@ class Channel:
 
     async def _serve(self, client: Any, broker: Broker) -> None:
         """Take in and send out. What ends the connection is noticed by taking in, whatever the other waits for."""
-        assert self._stale is not None
         self._stale.clear()
         early: deque[Any] = deque(maxlen=MOST_QUEUED)
         tasks = [
@@ -196,26 +184,21 @@ class Channel:
                 task.result()
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._flush(), 1.0)
+                await asyncio.wait_for(self._outbox.join(), 1.0)
             raise
         finally:
-            self._is_up = False
+            self.is_up = False
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _leave_when_stale(self, broker: Broker) -> None:
-        assert self._stale is not None
         await self._stale.wait()
         raise MeshError(f"broker {broker.place}: hands nothing back that this device says; connecting anew")
 
-    async def _flush(self) -> None:
-        assert self._outbox is not None
-        await self._outbox.join()
-
     async def _take_in(self, client: Any, early: deque[Any]) -> None:
         async for message in client.messages:
-            if self._is_up:
+            if self.is_up:
                 self._hand_on(message)
             else:
                 early.append(message)
@@ -225,13 +208,12 @@ class Channel:
         self._callbacks.on_message(str(message.topic), payload if isinstance(payload, bytes) else b"", message.retain)
 
     async def _send_out(self, client: Any, broker: Broker, early: deque[Any]) -> None:
-        assert self._outbox is not None
         await client.subscribe([(topic, 1) for topic in self._topics])
-        self._is_up = self._was_up = True
+        self.is_up = self._was_up = True
         self._callbacks.on_change(True, broker.place)
         while early:
             self._hand_on(early.popleft())
-        while self._is_up:
+        while self.is_up:
             message = await self._outbox.get()
             try:
                 await client.publish(

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 from edge_run.base.errors import EdgeRunError, MeshError, NotTrusted
-from edge_run.devices.members.cluster import FIND_BROKER, Broker, Cluster, Invited, parse_broker
+from edge_run.devices.members.cluster import Broker, Cluster, Invited
 from edge_run.devices.members.identity import device_key
 from edge_run.devices.members.keeping import ask
 from edge_run.devices.members.member_list import SECRET_BYTES, MemberList, read_list
 from edge_run.devices.mesh.channel import Channel, ChannelCallbacks
 from edge_run.devices.mesh.home_assistant import PlainMessage
-from edge_run.devices.mesh.opening import broker_password
+from edge_run.devices.mesh.opening import broker_password, locate_broker
 from edge_run.devices.messages.outgoing import Outgoing
 from edge_run.devices.messages.topics import Topic
 
@@ -94,12 +94,8 @@ class _Entry:
     def _find(self) -> Broker:
         """Where the broker is: as a guest, and in turn as the member that this device may be already."""
         invited = self._invited
-        if invited.broker == FIND_BROKER:
-            from edge_run.devices.broker.discovery import find_broker
-
-            broker = find_broker(Cluster(invited.cluster, bytes(SECRET_BYTES), FIND_BROKER, founder=invited.founder))
-        else:
-            broker = parse_broker(invited.broker)
+        cluster = Cluster(invited.cluster, bytes(SECRET_BYTES), invited.broker, founder=invited.founder)
+        broker = locate_broker(cluster)
         key = self.device if self._attempts % 2 else self._key
         self._attempts += 1
         if broker.user is not None or not invited.broker_key:

@@ -41,6 +41,10 @@ class LocalNode:
 
     It is long because it is all of `Mesh` and all callbacks of three threads: each takes the one lock, tells the state,
     and has done what the state asks for.
+
+    link: the data link to the other members.
+    broker: where the broker is, or was last.
+    state: what this device knows of its mesh; read it under `held()`.
     """
 
     def __init__(
@@ -59,17 +63,17 @@ class LocalNode:
         """
         self._changed = threading.Condition(threading.RLock())
         is_watching = places is None
-        self._state = MeshState(identity, cluster, name, Clocks(time.monotonic, time.time, Random()), is_watching)
+        self.state = MeshState(identity, cluster, name, Clocks(time.monotonic, time.time, Random()), is_watching)
         self._version = version("edge-run")
         self._file = file
         self._executor: OrderExecutor | None = None
         self._is_closed = False
-        self._why_down, self._broker = "the broker was not reached yet", ""
+        self._why_down, self.broker = "the broker was not reached yet", ""
         self._why_ended = ""  # of the data link, without which this device takes no part
         self._report = LoadReport(time.monotonic)
         self._places = AddressFilter()
         told = (self._change_link, self._take_control, self._hear_again, self._end_link)
-        self._link = DataLink(places or ("127.0.0.1",), port, *told)
+        self.link = DataLink(places or ("127.0.0.1",), port, *told)
         callbacks = ChannelCallbacks(find, self._make_will, self._take_in, self._change_broker, self._pass_time)
         topics = subscriptions(cluster.id, identity.node, is_watching=is_watching)
         self._channel = Channel(identity.node, topics, callbacks, cluster.authority)
@@ -77,28 +81,23 @@ class LocalNode:
     def start(self, link: Document, capabilities: Document) -> None:
         """Begin to connect. link: where others reach the data link, as `bodies.peer_of` reads it."""
         check_document(capabilities)
-        self._state.describe({**capabilities, "edge_run": self._version}, link)
+        self.state.describe({**capabilities, "edge_run": self._version}, link)
         self._channel.start()
 
     @property
     def node(self) -> str:
         """This device's id."""
-        return self._state.identity.node
+        return self.state.identity.node
 
     @property
     def cluster(self) -> Cluster:
         """The cluster as it is now, with the newest list of members."""
-        return self._state.roster.cluster
-
-    @property
-    def link(self) -> DataLink:
-        """The data link to the other members."""
-        return self._link
+        return self.state.roster.cluster
 
     @property
     def places(self) -> tuple[str, ...]:
         """The addresses at which others reach the data link."""
-        places = self._state.link.get("places")
+        places = self.state.link.get("places")
         return tuple(str(place) for place in places) if isinstance(places, (list, tuple)) else ()
 
     @property
@@ -111,27 +110,17 @@ class LocalNode:
         """Why the broker is not there; empty when it is."""
         return self._why_ended or ("" if self._channel.is_up else self._why_down)
 
-    @property
-    def broker(self) -> str:
-        """Where the broker is, or was last."""
-        return self._broker
-
-    @property
-    def state(self) -> MeshState:
-        """What this device knows of its mesh; read it under `held()`."""
-        return self._state
-
     @contextlib.contextmanager
     def held(self) -> Iterator[MeshState]:
         """Nothing of the state changes in this block; what it asks to have sent is sent at its end."""
         with self._changed:
-            yield self._state
+            yield self.state
             self._carry_on()
 
     def members(self) -> tuple[Member, ...]:
         """Return who is present, this device included, in order of their ids."""
         with self._changed:
-            return self._state.members()
+            return self.state.members()
 
     def wait(self, *, timeout_s: float) -> tuple[MeshEvent, ...]:
         """Return what happened since the last call, waiting until something did; empty when nothing did in time.
@@ -139,10 +128,10 @@ class LocalNode:
         Raises MeshError where this device takes part no more.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._state.events or self._is_closed or self._why_ended, timeout_s)
+            self._changed.wait_for(lambda: self.state.events or self._is_closed or self._why_ended, timeout_s)
             self._check_link()
-            events = tuple(self._state.events)
-            self._state.events.clear()
+            events = tuple(self.state.events)
+            self.state.events.clear()
             return events
 
     def wait_connected(self, *, timeout_s: float) -> None:
@@ -185,15 +174,15 @@ class LocalNode:
         is_led = False
         try:
             with self._changed:
-                is_led = self._changed.wait_for(lambda: bool(self._state.lease.held) or self._is_closed, timeout_s)
+                is_led = self._changed.wait_for(lambda: bool(self.state.lease.held) or self._is_closed, timeout_s)
         finally:
-            holder = self._state.lease.holder
-            name = names_apart(self._state.members()).get(holder or "", f"node {holder}")
+            holder = self.state.lease.holder
+            name = names_apart(self.state.members()).get(holder or "", f"node {holder}")
             if not is_led:  # Ctrl-C, too: it must not come later, when nobody waits for it
                 with self.held() as state:
                     state.free_lease()
         if is_led:
-            return self._state.lease.held
+            return self.state.lease.held
         if not self.is_connected:
             raise MeshError(f"mesh: no lease without the broker ({self._why_down})")
         raise MeshError(
@@ -216,7 +205,7 @@ class LocalNode:
         """Have `node` carry out an order under this coordinator's epoch, and return its answer; see base.mesh.Mesh."""
         with self._changed:
             self._check_open()
-            state = self._state
+            state = self.state
             if not state.lease.held:
                 raise MeshError("mesh: this device does not lead, so nobody would obey; lead() first")
             incarnation = next((member.incarnation for member in state.members() if member.node == node), None)
@@ -256,15 +245,15 @@ class LocalNode:
             self._is_closed = True
             self._changed.notify_all()
         self._channel.close()
-        self._link.close()
+        self.link.close()
         if self._executor is not None:
             self._executor.close(timeout_s=10)
-        self._state.identity.release()
+        self.state.identity.release()
 
     def check_member(self) -> None:
         """Raise NotTrusted where this device was removed from its cluster."""
-        if not self._state.roster.is_member:
-            why = self._state.roster.cluster.why_not(self._state.identity.device.public_key)
+        if not self.state.roster.is_member:
+            why = self.state.roster.cluster.why_not(self.state.identity.device.public_key)
             raise NotTrusted(
                 f"mesh: this device {why}; to come back it needs a new line (`edge-run mesh invite`, on a device that "
                 "leads) and a new key: remove node.key from its folder of the mesh"
@@ -287,7 +276,7 @@ class LocalNode:
 
     def _obeys(self, node: str, epoch: int) -> bool:
         with self._changed:
-            return self._state.obeys(node, epoch)
+            return self.state.obeys(node, epoch)
 
     def _answer(self, inbound: InboundOrder, answer: Document) -> None:
         with self.held() as state:
@@ -297,7 +286,7 @@ class LocalNode:
 
     def _make_will(self) -> Outgoing:
         with self._changed:
-            return self._state.make_will()
+            return self.state.make_will()
 
     def _take_in(self, topic: str, payload: bytes, is_kept: bool) -> None:
         with self.held() as state:
@@ -309,7 +298,7 @@ class LocalNode:
 
     def _change_broker(self, is_up: bool, why: str) -> None:
         with self.held() as state:
-            self._why_down, self._broker = (self._why_down, why) if is_up else (why, self._broker)
+            self._why_down, self.broker = (self._why_down, why) if is_up else (why, self.broker)
             state.connect(is_up)
             if is_up:
                 self._report.introduce()
@@ -340,39 +329,39 @@ class LocalNode:
             if due_s is None:
                 return wait_s
             if not due_s:
-                state.report(self._report.take(self._link.rates(), len(state.members())))
+                state.report(self._report.take(self.link.rates(), len(state.members())))
             return min(wait_s, due_s or wait_s)
 
     def _carry_on(self) -> None:
         """Do what the state asks for, and wake who waits; the lock is held, and nothing here waits."""
-        state = self._state
+        state = self.state
         due = state.take_due()
         if due.is_list_new and self._file is not None:
             self._file.keep(state.roster.cluster)
         for message in due.outgoing:
             is_sent = not message.is_direct and self._channel.publish(message)
             if not is_sent and message.node is not None:
-                self._link.send_control_soon(message.node, str(message.topic), message.payload)
+                self.link.send_control_soon(message.node, str(message.topic), message.payload)
         for one in due.inbound_orders:
             if self._executor is not None:
                 self._executor.give(one)
             else:
                 state.answer(one, error_document(MeshError("this device carries out no orders")))
         if due.is_reconnecting:
-            logger.warning("this device does not hear itself through broker %s; it connects anew", self._broker)
+            logger.warning("this device does not hear itself through broker %s; it connects anew", self.broker)
             self._channel.reconnect()
         if state.is_urgent:
             self._channel.hurry()
         for node in due.unlinked:
-            self._link.drop(node, "it left the mesh, or was started anew")
+            self.link.drop(node, "it left the mesh, or was started anew")
         for node in due.sent_away:
-            self._link.send_away(node)
+            self.link.send_away(node)
         self._update_link()
         self._changed.notify_all()
 
     def _update_link(self) -> None:
-        state = self._state
+        state = self.state
         found = {node: state.membership.link_of(node) for node in state.membership.present()}
         peers = {node: peer_of(node, *where, self._places) for node, where in found.items() if where is not None}
-        self._link.set_peers({node: peer for node, peer in peers.items() if peer is not None})
-        self._link.hold(state.lease.holder is not None)
+        self.link.set_peers({node: peer for node, peer in peers.items() if peer is not None})
+        self.link.hold(state.lease.holder is not None)

@@ -119,17 +119,21 @@ def broker_finder(cluster: Cluster, device: DeviceKey) -> Callable[[], Broker]:
         user, password = device.node, broker_password(device, cluster.id, cluster.listed.charter.broker_key)
 
     def find() -> Broker:
-        if cluster.broker == FIND_BROKER:
-            from edge_run.devices.broker.discovery import find_broker
-
-            broker = find_broker(cluster)
-        else:
-            broker = parse_broker(cluster.broker)
+        broker = locate_broker(cluster)
         if broker.user is not None or not password:
             return broker
         return dataclasses.replace(broker, user=user, password=password, is_offered=True)
 
     return find
+
+
+def locate_broker(cluster: Cluster) -> Broker:
+    """Return where the broker of `cluster` is: at its address, or where it is found on the local network."""
+    if cluster.broker != FIND_BROKER:
+        return parse_broker(cluster.broker)
+    from edge_run.devices.broker.discovery import find_broker
+
+    return find_broker(cluster)
 
 
 def broker_password(device: DeviceKey, cluster: str, other_key: bytes) -> str:

@@ -102,41 +102,35 @@ Instruction: TypeAlias = Say | Withdrawn
 
 
 class Lease:
-    """The lease as `node` sees it."""
+    """The lease as `node` sees it.
+
+    epoch: the highest epoch that was heard of.
+    held: the epoch under which this device leads; 0 while it does not.
+    """
 
     def __init__(self, node: str, clock: Callable[[], float], random: Random) -> None:
         self._node, self._clock, self._random = node, clock, random
-        self._highest = 0  # epoch, of whomever
+        self.epoch = 0  # epoch, of whomever
         self._holder: str | None = None  # who said last that it holds the highest
         self._heard_s = self._said_s = clock()
-        self._claim = self._held = 0
+        self._claim = self.held = 0
         self._echo_s: float | None = None
         self._is_wanted = False
         self._retry_s = 0.0
 
     @property
-    def epoch(self) -> int:
-        """The highest epoch that was heard of."""
-        return self._highest
-
-    @property
-    def held(self) -> int:
-        """The epoch under which this device leads; 0 while it does not."""
-        return self._held
-
-    @property
     def holder(self) -> str | None:
         """Who leads, as far as was heard; None while nobody does."""
-        return self._node if self._held else self._holder
+        return self._node if self.held else self._holder
 
     @property
     def wait_s(self) -> float:
         """In how many seconds something may be due."""
-        return CLAIMING_TICK_S if self._is_wanted and not self._held else RENEW_S / 2 if self._held else RENEW_S
+        return CLAIMING_TICK_S if self._is_wanted and not self.held else RENEW_S / 2 if self.held else RENEW_S
 
     def obeys(self, node: str, epoch: int) -> bool:
         """Whether an order of `node` under `epoch`, which was heard of, is to be carried out now."""
-        return epoch == self._highest and self.holder in (None, node)
+        return epoch == self.epoch and self.holder in (None, node)
 
     def handle(self, event: Event) -> list[Instruction]:
         """Take in what happened; return what is to be done."""
@@ -165,9 +159,9 @@ class Lease:
                 self._echo_s = now_s
             return []
         done = self._hear_epoch(event.epoch)
-        if event.epoch < self._highest:
-            return [*done, self._say(now_s)] if self._held else done  # who is behind learns where we are
-        if event.epoch in (self._claim, self._held):  # against all odds the same: the greater name has it
+        if event.epoch < self.epoch:
+            return [*done, self._say(now_s)] if self.held else done  # who is behind learns where we are
+        if event.epoch in (self._claim, self.held):  # against all odds the same: the greater name has it
             if event.node < self._node:
                 return done
             done += self._yield(event.epoch)
@@ -176,48 +170,48 @@ class Lease:
         return done
 
     def _hear_epoch(self, epoch: int) -> list[Instruction]:
-        if epoch <= self._highest:
+        if epoch <= self.epoch:
             return []
         done = self._yield(epoch)
-        self._highest, self._holder = epoch, None
+        self.epoch, self._holder = epoch, None
         return done
 
     def _yield(self, epoch: int) -> list[Instruction]:
         """Give up a claim or a lease before `epoch`."""
         self._retry_s = self._clock() + RETRY_S * (0.5 + self._random.random())
-        self._claim, held, self._held = 0, self._held, 0
+        self._claim, held, self.held = 0, self.held, 0
         if held:
             self._is_wanted = False  # who led is told, and decides himself whether to lead again
         return [Withdrawn(held)] if held else []
 
     def _give_back(self) -> list[Instruction]:
-        epoch, self._held, self._claim, self._is_wanted = self._held or self._claim, 0, 0, False
+        epoch, self.held, self._claim, self._is_wanted = self.held or self._claim, 0, 0, False
         return [Say(epoch, "free")] if epoch else []
 
     def _pass_time(self, now_s: float) -> list[Instruction]:
         if self._holder is not None and now_s - self._heard_s > EXPIRES_S:
             self._holder = None
-        if self._held:
+        if self.held:
             return [self._say(now_s)] if now_s - self._said_s >= RENEW_S else []
         if self._claim:
             if self._echo_s is not None and now_s - self._echo_s >= SETTLE_S:
-                self._held, self._claim, self._holder = self._claim, 0, None
+                self.held, self._claim, self._holder = self._claim, 0, None
                 return [self._say(now_s)]
             if now_s - self._said_s > RETRY_S:  # it was lost on the way
                 self._claim = 0
         if self._is_wanted and not self._claim and self._holder is None and now_s >= self._retry_s:
-            round_number = (self._highest >> BALLOT_BITS) + 1
-            self._claim = self._highest = round_number << BALLOT_BITS | self._random.getrandbits(BALLOT_BITS)
+            round_number = (self.epoch >> BALLOT_BITS) + 1
+            self._claim = self.epoch = round_number << BALLOT_BITS | self._random.getrandbits(BALLOT_BITS)
             self._echo_s, self._said_s = None, now_s
             return [Say(self._claim, "claim")]
         return []
 
     def _say(self, now_s: float) -> Say:
         self._said_s = now_s
-        return Say(self._held, "hold")
+        return Say(self.held, "hold")
 
     def check(self) -> None:
         """Assert what always holds; tests call it after every event."""
-        assert not (self._claim and self._held), "a lease is no claim any more"
-        assert self._held in (0, self._highest), "who leads knows of no later epoch"
-        assert self._claim in (0, self._highest), "nor does who claims"
+        assert not (self._claim and self.held), "a lease is no claim any more"
+        assert self.held in (0, self.epoch), "who leads knows of no later epoch"
+        assert self._claim in (0, self.epoch), "nor does who claims"

@@ -78,6 +78,9 @@ class Membership:
 
     It is long because it is one state machine: each event changes who is heard, who is linked and how often heartbeats
     are sent, and only together do these say who is lost.
+
+    is_hearing: whether this device hears itself through the broker.
+    is_rare: whether it sends heartbeats as if nobody led, though somebody does.
     """
 
     def __init__(self, node: str, incarnation: str, clock: Callable[[], float]) -> None:
@@ -85,26 +88,16 @@ class Membership:
         self._peers: dict[str, _Peer] = {}
         self._timing = IDLE
         self._holder: str | None = None
-        self._is_up = self._is_rare = False
+        self._is_up = self.is_rare = False
         self._sent_s = self._echo_s = self._deaf_s = clock()
-        self._is_hearing = False
+        self.is_hearing = False
         self._doubted_s: float | None = None  # since when a heartbeat is waited for that was sent for that
         self._patience_s, self._patient_until_s, self._reconnected_s = FIRST_PATIENCE_S, 0.0, clock()
 
     @property
-    def is_hearing(self) -> bool:
-        """Whether this device hears itself through the broker."""
-        return self._is_hearing
-
-    @property
-    def is_rare(self) -> bool:
-        """Whether it sends heartbeats as if nobody led, though somebody does."""
-        return self._is_rare
-
-    @property
     def heartbeat_s(self) -> float:
         """How often it sends a heartbeat now."""
-        return (IDLE if self._is_rare else self._timing).heartbeat_s
+        return (IDLE if self.is_rare else self._timing).heartbeat_s
 
     def present(self) -> dict[str, Member]:
         """Return the other members that are present."""
@@ -183,7 +176,7 @@ class Membership:
 
     def _doubt(self, now_s: float) -> list[Instruction]:
         """Send a heartbeat out of turn, to know soon whether this device hears itself."""
-        if not self._is_hearing or self._doubted_s is not None:
+        if not self.is_hearing or self._doubted_s is not None:
             return []
         self._doubted_s = now_s
         return [self._heartbeat(now_s, asks=False)]
@@ -191,11 +184,11 @@ class Membership:
     def _hear_self(self, event: Event, now_s: float) -> list[Instruction]:
         if not isinstance(event, Heartbeat) or event.incarnation != self._incarnation:
             return []
-        if not self._is_hearing:
+        if not self.is_hearing:
             self._grant_time(now_s)
         if now_s - self._reconnected_s > LONGEST_PATIENCE_S:
             self._patience_s = FIRST_PATIENCE_S
-        self._echo_s, self._is_hearing, self._doubted_s = now_s, self._is_up, None
+        self._echo_s, self.is_hearing, self._doubted_s = now_s, self._is_up, None
         return []
 
     def _part(self, event: Left, now_s: float) -> list[Instruction]:
@@ -218,7 +211,7 @@ class Membership:
             was_linked, peer.is_linked = peer.is_linked, event.is_up
             if event.is_up:
                 peer.heard_s, peer.due_s, peer.why = now_s, None, ""
-            if (was_linked or not self._is_hearing) and not event.is_up and event.why:  # or else its heartbeat is heard
+            if (was_linked or not self.is_hearing) and not event.is_up and event.why:  # or else its heartbeat is heard
                 self._bring_near(peer, now_s, event.why)
         return self._review(now_s)
 
@@ -241,14 +234,14 @@ class Membership:
         self._timing = timing
         self._grant_time(now_s)
         self._echo_s = now_s
-        self._is_rare = self._may_be_rare()
+        self.is_rare = self._may_be_rare()
         return [self._heartbeat(now_s, asks=False)] if self._is_up else []
 
     def _review(self, now_s: float) -> list[Instruction]:
         """Say so where from now on this device sends heartbeats as if nobody led, or no more."""
-        if self._is_rare == self._may_be_rare():
+        if self.is_rare == self._may_be_rare():
             return []
-        self._is_rare, self._echo_s = not self._is_rare, now_s
+        self.is_rare, self._echo_s = not self.is_rare, now_s
         self._grant_time(now_s)
         return [self._heartbeat(now_s, asks=False)] if self._is_up else []
 
@@ -263,15 +256,15 @@ class Membership:
     def _pass_time(self, now_s: float) -> list[Instruction]:
         done: list[Instruction] = []
         every_s = (
-            self.heartbeat_s if self._is_hearing else min(self.heartbeat_s, self._patience_s / 3)
+            self.heartbeat_s if self.is_hearing else min(self.heartbeat_s, self._patience_s / 3)
         )  # one may be lost
         if self._is_up and now_s - self._sent_s >= every_s:
             done.append(self._heartbeat(now_s, asks=False))
         due_s = self._echo_s + self.heartbeat_s if self._doubted_s is None else self._doubted_s
-        if self._is_hearing and now_s - due_s > 1.0:
+        if self.is_hearing and now_s - due_s > 1.0:
             self._turn_deaf(now_s)
             self._patient_until_s = now_s + self._patience_s
-        elif self._is_up and not self._is_hearing and now_s > self._patient_until_s:
+        elif self._is_up and not self.is_hearing and now_s > self._patient_until_s:
             self._patience_s = min(LONGEST_PATIENCE_S, 2 * self._patience_s)
             self._patient_until_s, self._reconnected_s = now_s + self._patience_s, now_s
             done.append(Reconnect())
@@ -289,7 +282,7 @@ class Membership:
             return ""
         if peer.due_s is not None and now_s > peer.due_s:
             return peer.why
-        if self._is_hearing:
+        if self.is_hearing:
             return f"silent for {silent_s:.1f} s" if silent_s > self._lost_s(peer) else ""
         is_over = now_s - self._deaf_s > self._timing.grace_s
         return f"the broker has been away for {self._timing.grace_s:.0f} s" if is_over else ""
@@ -301,15 +294,15 @@ class Membership:
 
     def _lost_s(self, peer: _Peer) -> float:
         """Return after how long a silence a peer is lost: long where heartbeats are rare, here or there."""
-        return (IDLE if self._is_rare or peer.is_rare else self._timing).lost_s
+        return (IDLE if self.is_rare or peer.is_rare else self._timing).lost_s
 
     def _bring_near(self, peer: _Peer, now_s: float, why: str) -> None:
         if peer.is_present and not peer.is_linked and peer.due_s is None:
             peer.due_s, peer.why = now_s + NEAR_S, why
 
     def _turn_deaf(self, now_s: float) -> None:
-        if self._is_hearing:
-            self._is_hearing, self._deaf_s, self._doubted_s = False, now_s, None
+        if self.is_hearing:
+            self.is_hearing, self._deaf_s, self._doubted_s = False, now_s, None
 
     def _grant_time(self, now_s: float) -> None:
         """Silence until now counts for nothing."""
@@ -318,7 +311,7 @@ class Membership:
 
     def _heartbeat(self, now_s: float, asks: bool) -> SendHeartbeat:
         self._sent_s = now_s
-        return SendHeartbeat(asks, self._is_rare)
+        return SendHeartbeat(asks, self.is_rare)
 
     def check(self) -> None:
         """Assert what always holds; tests call it after every event."""
@@ -327,4 +320,4 @@ class Membership:
             assert not peer.is_present or peer.member is not None, "who is present has said what he is"
             known = peer.member.incarnation if peer.member else peer.incarnation
             assert known == peer.incarnation, "what is known is of this incarnation"
-            assert not self._is_hearing or self._is_up, "nothing is heard without a broker"
+            assert not self.is_hearing or self._is_up, "nothing is heard without a broker"

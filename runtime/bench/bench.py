@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 
 from edge_run.base.bench import MMAP, OURS, Bench, Measurement, MemoryBox, compare, same_tokens
+from edge_run.base.closing import Closing
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError, ContextFull
 from edge_run.base.profile import DeviceProfile
@@ -42,7 +42,7 @@ class Task:
     has_mmap: bool = True
 
 
-class Bencher:
+class Bencher(Closing):
     """Predicts, then measures. A context manager; `close` ends a running measurement and leaves nothing.
 
     on_step is told what runs, every half second.
@@ -97,14 +97,6 @@ class Bencher:
         """End what runs, and leave nothing. Idempotent."""
         if self._runs is not None:
             self._runs.close()
-
-    def __enter__(self) -> Bencher:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_context(self, context_tokens: int) -> None:
         needed = self._task.prompt_tokens + self._task.predict_tokens

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from edge_run.devices.host.memory import MemoryGroup, memory_groups
+from edge_run.devices.host.system_files import system_text
 
 PREFIX = "edge-run-bench-"
 NEWER_LIMIT = "memory.max"  # of version 2
@@ -89,17 +90,17 @@ def _places(root: Path) -> Iterator[MemoryGroup]:
         if group.limit_name != NEWER_LIMIT:
             yield group
             return
-        if "memory" in _text(group.folder / "cgroup.subtree_control").split():
+        if "memory" in system_text(group.folder / "cgroup.subtree_control").split():
             yield group
         if any(_limits(group.folder)):
             return
 
 
 def _limits(folder: Path) -> Iterator[bool]:
-    yield _text(folder / "io.max") != ""
+    yield system_text(folder / "io.max") != ""
     for name in ("cpu.max", "memory.max", "memory.high"):
-        yield not _text(folder / name).startswith("max") and (folder / name).exists()
-    yield _text(folder / "cpuset.cpus") != ""
+        yield not system_text(folder / name).startswith("max") and (folder / name).exists()
+    yield system_text(folder / "cpuset.cpus") != ""
 
 
 def _remove_left_over(place: Path) -> None:
@@ -128,10 +129,3 @@ def _why(error: OSError | subprocess.CalledProcessError) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return "a process may not be moved into it"
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -29,6 +29,8 @@ class LocalDecoder:
 
     It is over 200 lines because a batch is rolled back when one of its passes fails: all that changes the cache has to
     know what the other calls left in it.
+
+    capabilities: the abilities of this decoder.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class LocalDecoder:
             has_padding=has_padding,
             is_short=self._count.most_tokens < context.context_tokens,
         )
-        self._capabilities = Capabilities(
+        self.capabilities = Capabilities(
             context_tokens=self.limits.context_tokens,
             micro_batch_tokens=self._width,
             sequences=shape.sequences,
@@ -73,11 +75,6 @@ class LocalDecoder:
             can_branch=self.limits.can_branch,
             outputs_per_pass=shape.outputs_per_pass,
         )
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The abilities of this decoder."""
-        return self._capabilities
 
     @system_errors("computing a pass")
     def decode(self, batch: Sequence[BatchToken]) -> Logits:

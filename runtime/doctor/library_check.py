@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.findings import NOTE, OK, PROBLEM, Finding
+from edge_run.devices.host.system_files import system_text
 
 LONGEST_S = 20
 LIBRARY = "llama-cpp-python"
@@ -166,9 +167,5 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _processor_flags(root: Path) -> set[str]:
-    try:
-        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return set()
-    match = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", system_text(root / "proc/cpuinfo"), re.MULTILINE)
     return set(match[1].split()) if match else set()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError
+from edge_run.base.files import whole_file
 from edge_run.tiers.pieces import DIGEST_BYTES, PIECE_BYTES, model_hash, piece_digest
 
 
@@ -57,9 +58,8 @@ def _digests(path: Path, cache_folder: Path, check: Callable[[], None]) -> tuple
         raise ModelFileError(f"{path}: cannot be read ({error})") from error
     with contextlib.suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True)
-        fresh = kept.with_suffix(f".{os.getpid()}")
-        fresh.write_bytes(digests + _seal(key, digests))
-        fresh.replace(kept)
+        with whole_file(kept) as draft:
+            draft.write_bytes(digests + _seal(key, digests))
     return found.st_size, digests
 
 

@@ -7,19 +7,17 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from edge_run.base.errors import ConfigError
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Generation, Piece, Plan, Progress, Stats
 from edge_run.runtime.generation.model import Message, Model
 from edge_run.runtime.generation.stream import Stream
-from edge_run.runtime.processes.forks import OwnerProcess
+from edge_run.runtime.processes.async_owner import AsyncOwner
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
@@ -27,7 +25,7 @@ if sys.version_info < (3, 11):
 _Result = TypeVar("_Result")
 
 
-class AsyncModel:
+class AsyncModel(AsyncOwner[Model]):
     """A model shared by tasks. An async context manager: `async with AsyncModel(path) as model`.
 
     Generations run one after the other, first come first served. Cancelling a task, or leaving the loop over its
@@ -36,12 +34,9 @@ class AsyncModel:
 
     def __init__(self, path: str | Path, **options: Any) -> None:
         """Take the arguments of `Model`; the file is opened by `async with`."""
-        self._open = partial(Model, path, **options)
-        self._model: Model | None = None
+        super().__init__(partial(Model, path, **options), "AsyncModel(path)")
         # No lock: a generator that was left half way is closed by another task than the one that holds the turn.
         self._turn = anyio.Semaphore(1, max_value=1)
-        self._thread = anyio.CapacityLimiter(1)
-        self._owner_process = OwnerProcess()
 
     @property
     def plan(self) -> Plan:
@@ -79,25 +74,10 @@ class AsyncModel:
         assert generation is not None, "a stream ends with its generation"
         return generation
 
-    async def __aenter__(self) -> AsyncModel:
-        self._model = await anyio.to_thread.run_sync(self._open, limiter=self._thread)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        model, self._model = self._opened, None
-        model.cancel()
-        with anyio.CancelScope(shield=True):
-            # Not in turn: a generator that was left half way may hold it for ever. The thread is free between passes.
-            await anyio.to_thread.run_sync(model.close, limiter=self._thread)
-
-    @property
-    def _opened(self) -> Model:
-        if self._model is None:
-            raise ConfigError("AsyncModel: is not open; use it as `async with AsyncModel(path) as model`")
-        self._owner_process.check("this AsyncModel")
-        return self._model
+    async def __aexit__(self, *_: object) -> None:
+        # Not in turn: a generator that was left half way may hold it for ever. The thread is free between passes.
+        self._opened.cancel()
+        await super().__aexit__()
 
     async def _stream(self, start: Callable[[], Stream]) -> AsyncGenerator[Piece, None]:
         model = self._opened

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from edge_run.base.errors import ConfigError, ModelFileError
-from edge_run.base.text_file import read_text_file
+from edge_run.base.files import read_text_file
 from edge_run.runtime.processes.cell import Cell, Overrun
 
 TEMPLATE_KEY = "tokenizer.chat_template"

@@ -40,10 +40,6 @@ class Grammar(Protocol):
         """Go on by `token`, which must fit."""
         ...
 
-    def reset(self) -> None:
-        """Go back to the beginning."""
-        ...
-
     def close(self) -> None:
         """Free it. Idempotent."""
         ...
@@ -74,10 +70,6 @@ class LocalGrammar:
     def accept(self, token: int) -> None:
         """Go on by `token`, which must fit."""
         ggml.L.llama_sampler_accept(self._handle, token)
-
-    def reset(self) -> None:
-        """Go back to the beginning."""
-        ggml.L.llama_sampler_reset(self._handle)
 
     def close(self) -> None:
         """Free it. Idempotent."""

@@ -75,12 +75,6 @@ def accept(token: int) -> bytes:
     return b""
 
 
-def reset() -> bytes:
-    """Go back to the grammar's beginning."""
-    _open[0].reset()
-    return b""
-
-
 def close_grammar() -> bytes:
     """Free the grammar that is open, if one is."""
     while _open:

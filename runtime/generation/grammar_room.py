@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_run.base.closing import Closing
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.runtime.processes.cell import Cell, Overrun
 
@@ -18,7 +18,7 @@ MOST_GRAMMAR_BYTES = 8 << 20
 _JOBS = "edge_run.runtime.generation.grammar_jobs"
 
 
-class GrammarRoom:
+class GrammarRoom(Closing):
     """Where the grammars of one model run; the process is started for the first. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
@@ -43,14 +43,6 @@ class GrammarRoom:
     def close(self) -> None:
         """End the process. A later grammar starts another one."""
         self._cell.close()
-
-    def __enter__(self) -> GrammarRoom:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class RoomedGrammar:
@@ -77,11 +69,6 @@ class RoomedGrammar:
         """Go on by `token`, which must fit."""
         self._fitting = None
         self._ask("accept", token=token)
-
-    def reset(self) -> None:
-        """Go back to the beginning."""
-        self._fitting = None
-        self._ask("reset")
 
     def close(self) -> None:
         """Leave the room as it is: the next grammar takes this one's place."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from edge_run.base.closing import Closing
 from edge_run.base.config import ModelConfig, SamplingConfig, make_config
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.mesh import Mesh
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Message = Mapping[str, str]
 
 
-class Model:
+class Model(Closing):
     """A model that generates text, inside a memory budget.
 
     A context manager. A model belongs to the process that opened it: in a forked child its methods raise NotSupported,
@@ -199,14 +199,6 @@ class Model:
         self._finalizer()
         self._templates.close()
         self._grammars.close()
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _prompt_tokens(self, text: str) -> list[int]:
         return tokenize_prompt(self._opened.model, text, self._engine.front.capabilities.context_tokens)

@@ -16,11 +16,11 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edge_run.base.closing import Closing
 from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import ConfigError, KernelError, NotSupported
 from edge_run.base.protocols import Logits
@@ -34,7 +34,7 @@ _ANY_SEED = 2**32 - 1  # llama.cpp's word for "draw one": never passed, so that 
 _MIN_KEEP = 0
 
 
-class Sampler:
+class Sampler(Closing):
     """Chooses tokens of one answer. Close it, or use it in a `with`.
 
     vocab: llama.cpp's vocabulary, which must outlive the sampler. n_vocab: tokens in it.
@@ -102,13 +102,6 @@ class Sampler:
         for token in tokens[max(0, len(tokens) - self._last_n_tokens) :]:
             ggml.L.llama_sampler_accept(self._chain, token)
 
-    def reset(self) -> None:
-        """Begin a new answer: nothing accepted, the grammar at its start, the same seed again."""
-        self._check_open()
-        if self._grammar is not None:
-            self._grammar.reset()
-        ggml.L.llama_sampler_reset(self._chain)
-
     def close(self) -> None:
         """Free llama.cpp's samplers. Closing twice does nothing more."""
         if self._is_closed:
@@ -117,14 +110,6 @@ class Sampler:
         ggml.L.llama_sampler_free(self._chain)
         if self._grammar is not None:
             self._grammar.close()
-
-    def __enter__(self) -> Sampler:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -21,6 +21,8 @@ class TextStream:
 
     stop: strings, none of them empty; the order does not matter. Raises ConfigError for an empty one.
     Not thread-safe.
+
+    is_stopped: True once a stop string has ended the answer; nothing more comes.
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
@@ -30,12 +32,7 @@ class TextStream:
         self._longest = max(map(len, self._stop), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
-        self._is_stopped = False
-
-    @property
-    def is_stopped(self) -> bool:
-        """True once a stop string has ended the answer; nothing more comes."""
-        return self._is_stopped
+        self.is_stopped = False
 
     def push(self, data: bytes) -> str:
         """Take the bytes of the next token; return the text that is now certain, often empty."""
@@ -46,13 +43,13 @@ class TextStream:
         return self._advance(b"", is_last=True)
 
     def _advance(self, data: bytes, is_last: bool) -> str:
-        if self._is_stopped:
+        if self.is_stopped:
             return ""
         text = self._held + self._decoder.decode(data, is_last)
         end, found_at = len(text), self._find_stop(text)
         pending_at = end if is_last else self._find_beginning(text)
         if found_at is not None and found_at <= pending_at:
-            self._held, self._is_stopped = "", True
+            self._held, self.is_stopped = "", True
             return text[:found_at]
         self._held = text[pending_at:]
         return text[:pending_at]

@@ -36,8 +36,7 @@ from edge_run.runtime.llama.holdings import Holdings
 from edge_run.runtime.llama.load_placement import LoadPlacement
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.tiers.gguf import GgufModel
-from edge_run.tiers.outline import outline_heads, outline_metadata
-from edge_run.tiers.stub import Stubs
+from edge_run.tiers.stub import Stubs, outline_heads, outline_metadata
 from edge_run.tiers.upload import STAGING_BYTES
 
 logger = logging.getLogger(__name__)

@@ -14,12 +14,12 @@ import gzip
 import json
 import logging
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge_run.base.config import ModelConfig
+from edge_run.base.files import whole_file
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
 from edge_run.runtime.inspection.launcher import ask_child
 from edge_run.tiers._libc import PAGE
@@ -152,14 +152,8 @@ def _remember(place: Path, text: str) -> None:
     """Keep an outcome, and as many others as are worth it; without a folder to write to, nothing is kept."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=place.parent, delete=False) as draft:
-            try:
-                draft.write(gzip.compress(text.encode(), 1, mtime=0))
-                draft.close()
-                os.replace(draft.name, place)
-            except BaseException:
-                Path(draft.name).unlink(missing_ok=True)
-                raise
+        with whole_file(place, 0o600) as draft:
+            draft.write_bytes(gzip.compress(text.encode(), 1, mtime=0))
         known = sorted(place.parent.iterdir(), key=lambda path: path.stat().st_mtime)
         for path in known[:-MOST_REMEMBERED]:
             path.unlink(missing_ok=True)

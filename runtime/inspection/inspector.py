@@ -34,8 +34,7 @@ from edge_run.tiers import _libc
 from edge_run.tiers.address_space import AddressSpace, MappedSpan
 from edge_run.tiers.gguf import ArrayValue, GgufModel, read_gguf
 from edge_run.tiers.kv.cells import CellTensor
-from edge_run.tiers.outline import outline_heads, outline_metadata
-from edge_run.tiers.stub import Stubs
+from edge_run.tiers.stub import Stubs, outline_heads, outline_metadata
 
 SHORT_CONTEXT_TOKENS = 64
 LONG_CONTEXT_TOKENS = 1 << 20  # llama.cpp keeps some 50 bytes for each, even where it allocates no cache

@@ -7,9 +7,9 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from edge_run.base.closing import Closing
 from edge_run.base.errors import BudgetError, EdgeRunError, KernelError, ModelFileError, NotSupported
 from edge_run.base.units import MIB
 from edge_run.runtime.llama import _ggml as ggml
@@ -67,7 +67,7 @@ def _refusal(path: Path, reason: str) -> EdgeRunError:
     )
 
 
-class LlamaModel:
+class LlamaModel(Closing):
     """A loaded model: weights described, vocabulary read. A context manager; closing is idempotent."""
 
     def __init__(
@@ -163,14 +163,6 @@ class LlamaModel:
         if self.handle:
             L.llama_model_free(self.handle)
             self.handle = None
-
-    def __enter__(self) -> LlamaModel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class LlamaContext:

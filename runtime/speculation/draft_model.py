@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from edge_run.base.closing import Closing
 from edge_run.base.errors import NotSupported
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.devices.host.memory import process_memory
@@ -33,7 +34,7 @@ MOST_TOKENS_MISSING = 128  # llama.cpp's own tolerance: vocabularies are padded 
 _RATES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 
 
-class DraftModel:
+class DraftModel(Closing):
     """The drafter. A context manager; one thread at a time. held_bytes: what the process grew by.
 
     context_tokens: the longest text that it can follow.
@@ -155,12 +156,6 @@ class DraftModel:
     def close(self) -> None:
         """Free it. Idempotent."""
         self._stack.close()
-
-    def __enter__(self) -> DraftModel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _follow(self, history: Sequence[int]) -> Logits:
         """Let the cache hold `history`; return the logits after it, in a row."""

@@ -27,27 +27,23 @@ class WidthControl:
     """Decides for one conversation after the other. Not thread-safe.
 
     most_tokens: in a pass, the certain one included. least_gain: expected of a wider pass, over plain decoding.
+    is_on: whether the pass decided last was wider than one token, or may have been.
     """
 
     def __init__(self, costs: WidthCosts, most_tokens: int, least_gain: float = LEAST_GAIN) -> None:
         self._costs, self._most_tokens, self._least_gain = costs, most_tokens, least_gain
         self._draft_s = 0.0
-        self._is_on = True
+        self.is_on = True
         self._since_draft = self._since_plain = 0
         self._plain_after = PLAIN_FIRST
         self._gain = 1.0
-
-    @property
-    def is_on(self) -> bool:
-        """Whether the pass decided last was wider than one token, or may have been."""
-        return self._is_on
 
     def wants_guesses(self) -> bool:
         """Return whether to make guesses for the next pass; while plain decoding is better, only now and then."""
         self._since_draft += 1
         if not self._costs.is_known:
             return False
-        if not self._is_on:
+        if not self.is_on:
             trial_s = TRIAL_SHARE * self._costs.pass_s(1)
             if self._since_draft < self._draft_s / max(trial_s, 1e-9):
                 return False
@@ -68,8 +64,8 @@ class WidthControl:
         rates = self.rates(values)
         best = max(rates, key=rates.__getitem__)
         self._gain = rates[best] / rates[1]
-        self._is_on = self._gain >= self._least_gain
-        if not self._is_on:
+        self.is_on = self._gain >= self._least_gain
+        if not self.is_on:
             return 1
         every = PLAIN_EVERY_IF_CLOSE if self._gain < CLOSE_GAIN else PLAIN_EVERY
         if self._since_plain >= min(every, self._plain_after):

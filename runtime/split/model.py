@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_run.base.closing import Closing
 from edge_run.base.errors import ConfigError, ProtocolError
 from edge_run.base.split import FrameReport, SplitStats
 from edge_run.partition.split_choice import CODE, IMAGE, LOCAL, Chooser, Mode
@@ -42,7 +42,7 @@ class Frame:
     report: FrameReport
 
 
-class SplitModel:
+class SplitModel(Closing):
     """A trained split on its device. A context manager. For one thread at a time.
 
     Every frame is answered: when the server does not answer in time, the device computes the frame itself, and all
@@ -157,14 +157,6 @@ class SplitModel:
         """End the connection to the server; again is no harm, nor is it in a forked child."""
         if self._connection is not None and self._owner_process.is_here:
             self._connection.close()
-
-    def __enter__(self) -> SplitModel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _measure(self) -> dict[str, float]:
         """Return the seconds that the device computes for each kind of mode."""

@@ -6,7 +6,6 @@ patches of the last layer are put together. onnxruntime runs them patch after pa
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,6 +14,7 @@ from typing import Any
 
 from edge_run.base.errors import NotSupported, TierReadError
 from edge_run.base.extras import need
+from edge_run.base.files import whole_file
 from edge_run.base.split import PatchReport
 from edge_run.partition.cuts import multiply_adds, operations_between, peak_bytes
 from edge_run.partition.patches import InputSpan, Window, plan_spans, plan_tiles
@@ -253,14 +253,11 @@ def _join(nodes: list[Any], parts: list[str], axis: int, name: str) -> str:
 
 
 def _write(proto: Any, out: Path) -> None:
-    draft = out.with_name(f"{out.name}.{os.getpid()}.part")
     try:
-        draft.write_bytes(proto.SerializeToString())
-        draft.replace(out)
+        with whole_file(out) as draft:
+            draft.write_bytes(proto.SerializeToString())
     except OSError as error:
         raise TierReadError(f"{out}: cannot be written ({error.strerror}); choose another name") from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _report(model: OnnxModel, made: OnnxModel, chosen: tuple[str, int, float], out: str) -> PatchReport:

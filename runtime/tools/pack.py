@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, NotSupported, TierReadError, system_errors
 from edge_run.base.extras import need
+from edge_run.base.files import whole_file
 from edge_run.base.units import format_size
 from edge_run.runtime.planning.experts import CHUNKS_PER_PIECE
 from edge_run.tiers.gguf import GgufModel, TensorInfo, read_gguf
@@ -86,11 +87,10 @@ def pack(
         )
     needed_bytes = int(sum(shares[tensor] * tensor.size_bytes for tensor in chosen) * _SPARE_SHARE)
     _check_room(target, needed_bytes)
-    draft = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
-        raw_bytes, packed_bytes = _write(draft, gguf, chosen, block_bytes, compress, progress)
-        size_bytes = draft.stat().st_size
-        draft.replace(target)  # last: what fails leaves no file behind
+        with whole_file(target) as draft:
+            raw_bytes, packed_bytes = _write(draft, gguf, chosen, block_bytes, compress, progress)
+            size_bytes = draft.stat().st_size
     except EdgeRunError:  # of the model's file, and an OSError perhaps
         raise
     except OSError as error:
@@ -99,8 +99,6 @@ def pack(
             "folder's permissions",
             needed_bytes=needed_bytes,
         ) from error
-    finally:
-        draft.unlink(missing_ok=True)
     return Packed(target, size_bytes, raw_bytes, packed_bytes, len(chosen), left_out)
 
 

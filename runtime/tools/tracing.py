@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 
 from edge_run.base.config import ModelConfig, make_config
 from edge_run.base.errors import ConfigError, NotSupported, TierReadError, system_errors
+from edge_run.base.files import whole_file
 from edge_run.base.replay import Recording
 from edge_run.prefetch.routes import DECODE, RouteWriter
 from edge_run.runtime.decoding.session import Session
@@ -51,9 +51,8 @@ def trace(
     if not header.expert_bytes:
         raise NotSupported(f"{path}: no mixture of experts, so nothing is routed; give another GGUF file")
     settings = replace(config or make_config(ModelConfig, options), gpu_memory=0)  # its routers are not seen
-    draft = output.with_name(f"{output.name}.{os.getpid()}.part")
     try:
-        with draft.open("w", encoding="utf-8") as file:
+        with whole_file(output) as draft, draft.open("w", encoding="utf-8") as file:
             recorder = RouteRecorder(header, RouteWriter(file, header))
             with opening or nullcontext():
                 engine = Engine.open(Path(path), settings, recorder=recorder, gguf=gguf)
@@ -61,11 +60,8 @@ def trace(
                 _generate(engine, prompt, max_tokens, recorder, on_token)
             finally:
                 engine.close()
-        draft.replace(output)
     except OSError as error:
         raise TierReadError(f"{output}: cannot be written ({error.strerror}); give another name") from error
-    finally:
-        draft.unlink(missing_ok=True)
     layers = len(header.expert_bytes)
     return Recording(str(output), layers, header.n_experts, *recorder.n_tokens.values())
 

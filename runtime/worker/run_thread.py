@@ -25,11 +25,14 @@ UNREACHED = "it is not reached"  # why not would tell who named the address whic
 
 
 class RunThread:
-    """Computes for one run at a time. `begin`, `end` and `close` are for one thread at a time."""
+    """Computes for one run at a time. `begin`, `end` and `close` are for one thread at a time.
+
+    run: the run in force.
+    """
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._run: WorkerRun | None = None
+        self.run: WorkerRun | None = None
         self._busy_with: WorkerRun | None = None
         self._changing = threading.Condition()
         self._is_closed = False
@@ -37,11 +40,6 @@ class RunThread:
         self._tell_s = 0.0
         self._last: Command = Operate("clear")
         self._thread = threading.Thread(target=self._serve, name="edge-run-worker", daemon=True)
-
-    @property
-    def run(self) -> WorkerRun | None:
-        """The run in force."""
-        return self._run
 
     @property
     def is_alive(self) -> bool:
@@ -56,15 +54,15 @@ class RunThread:
     def begin(self, run: WorkerRun) -> None:
         """Compute for `run` from now on; there is no other."""
         with self._changing:
-            self._run = run
+            self.run = run
             self._changing.notify_all()
 
     def end(self) -> None:
         """Stop the pass in progress, and wait until the thread is out of it. Raises MeshError where that takes long."""
         with self._changing:
-            if self._run:
-                self._run.end()
-            self._run = self._given_up = None
+            if self.run:
+                self.run.end()
+            self.run = self._given_up = None
             if self._busy_with:
                 self._busy_with.engine.interrupt.cancel()
             if threading.current_thread() is not self._thread and not self._changing.wait_for(
@@ -81,15 +79,15 @@ class RunThread:
 
     def _overhear(self, item: Message | DeviceLost) -> None:
         """Stop the pass in progress at once when what comes ends it; it is received afterwards as ever."""
-        run = self._run
+        run = self.run
         if run is not None and run.is_ended_by(item):
             run.engine.interrupt.cancel()
 
     def _serve(self) -> None:
         while not self._is_closed:
             with self._changing:
-                self._changing.wait_for(lambda: self._run is not None or self._is_closed, IDLE_POLL_S)
-                run = self._busy_with = self._run
+                self._changing.wait_for(lambda: self.run is not None or self._is_closed, IDLE_POLL_S)
+                run = self._busy_with = self.run
             if run is None:
                 self._tell_that_it_is_over()
                 continue
@@ -113,8 +111,8 @@ class RunThread:
         run.end()
         self._given_up = run.coordinator, run.epoch
         with self._changing:
-            if self._run is run:
-                self._run = None
+            if self.run is run:
+                self.run = None
         run.engine.release()
 
     def _tell_that_it_is_over(self) -> None:

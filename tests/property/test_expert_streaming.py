@@ -21,9 +21,9 @@ from edge_run.runtime.planning.experts import ExpertMap, ExpertTensor
 from edge_run.runtime.planning.routing import Usage
 from edge_run.runtime.streaming.experts import Adaptation, ExpertRoom, ExpertStreaming
 from edge_run.tiers.address_space import AddressSpace, MappedSpan
+from edge_run.tiers.chunk_states import Load
 from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import ReadTotals
-from edge_run.tiers.residency import Load
 from frames_model import Memory
 
 CHUNK, STRIDE, LAYERS, EXPERTS, USED = 4096, 10_000, 4, 6, 2

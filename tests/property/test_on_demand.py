@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from edge_run.tiers.chunk_states import ChunkState, Load
 from edge_run.tiers.on_demand import OnDemand
-from edge_run.tiers.residency import ChunkState, Load
 from frames_model import Memory
 
 MAX_CHUNKS = 12

@@ -18,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from edge_run.partition.plan import plan_residency
 from edge_run.prefetch.schedule import Segment, join_stage_visits, schedule_pass
-from edge_run.tiers.residency import ChunkState, Load, Residency
+from edge_run.tiers.chunk_states import ChunkState, Load
+from edge_run.tiers.residency import Residency
 from frames_model import Memory
 
 Segments = list[tuple[int, ...]]

@@ -23,6 +23,14 @@ EXPERT_PREFETCH = ("auto", "off", "1", "1+", "2")
 PACKED_OFF = "off"
 MESH_ACTIVATIONS = ("exact", "compact")
 SPECULATE = ("auto", "off", "ngram", "draft")
+_CHOICES = {
+    "backend": BACKENDS,
+    "flash_attention": FLASH_ATTENTION,
+    "expert_policy": EXPERT_POLICIES,
+    "expert_prefetch": EXPERT_PREFETCH,
+    "mesh_activations": MESH_ACTIVATIONS,
+    "speculate": SPECULATE,
+}
 MOST_DRAFT_TOKENS = 127
 LEAST_CHUNK_BYTES, CHUNK_BYTES = 4096, 2 * MIB  # those of pages, and of huge pages
 
@@ -121,25 +129,11 @@ class ModelConfig:
         _require(1 <= self.sequences <= 256, f"sequences {self.sequences}: must be 1 to 256")
         _require(self.outputs_per_pass >= 1, f"outputs per pass {self.outputs_per_pass}: must be at least 1")
         _require(1 <= self.readers <= 64, f"readers {self.readers}: must be 1 to 64 threads")
-        _require(self.backend in BACKENDS, f"backend {self.backend!r}: must be one of {', '.join(BACKENDS)}")
-        _require(
-            self.flash_attention in FLASH_ATTENTION,
-            f"flash attention {self.flash_attention!r}: must be one of {', '.join(FLASH_ATTENTION)}",
-        )
-        _require(
-            self.expert_policy in EXPERT_POLICIES,
-            f"expert policy {self.expert_policy!r}: must be one of {', '.join(EXPERT_POLICIES)}",
-        )
-        _require(
-            self.expert_prefetch in EXPERT_PREFETCH,
-            f"expert prefetch {self.expert_prefetch!r}: must be one of {', '.join(EXPERT_PREFETCH)}",
-        )
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            _require(value in choices, f"{name.replace('_', ' ')} {value!r}: must be one of {', '.join(choices)}")
         for kind in self.kv_types:
             _require(kind in KV_TYPES, f"KV type {kind!r}: must be one of {', '.join(KV_TYPES)}, or two as K/V")
-        _require(
-            self.mesh_activations in MESH_ACTIVATIONS,
-            f"mesh activations {self.mesh_activations!r}: must be one of {', '.join(MESH_ACTIVATIONS)}",
-        )
         _require(
             LEAST_CHUNK_BYTES <= self.chunk_bytes <= CHUNK_BYTES and self.chunk_bytes & (self.chunk_bytes - 1) == 0,
             f"chunk of {self.chunk_bytes} bytes: must be a power of two from {LEAST_CHUNK_BYTES} to {CHUNK_BYTES}",
@@ -149,7 +143,6 @@ class ModelConfig:
     def _check_speculation(self) -> None:
         if self.draft is not None:
             object.__setattr__(self, "draft", Path(self.draft))
-        _require(self.speculate in SPECULATE, f"speculate {self.speculate!r}: must be one of {', '.join(SPECULATE)}")
         _require(
             1 <= self.draft_tokens <= MOST_DRAFT_TOKENS,
             f"draft tokens {self.draft_tokens}: must be 1 to {MOST_DRAFT_TOKENS}",

@@ -9,7 +9,7 @@ import pytest
 from edge_run.base.units import round_up
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace, MappedSpan, MoveRefused
-from edge_run.tiers.residency import NEW_FRAME
+from edge_run.tiers.chunk_states import NEW_FRAME
 from mapped import PAGE, advice_at, content, is_readable, mapped
 
 CHUNK = 4 * PAGE

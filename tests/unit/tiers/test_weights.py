@@ -14,7 +14,7 @@ from edge_run.base.errors import BudgetError, Cancelled, ModelFileError, TierRea
 from edge_run.partition.plan import plan_residency
 from edge_run.prefetch.schedule import Segment, schedule_pass
 from edge_run.tiers import _libc
-from edge_run.tiers.residency import ChunkState
+from edge_run.tiers.chunk_states import ChunkState
 from edge_run.tiers.weights import MAX_READ_CHUNKS
 from mapped import PAGE, content, is_readable, mapped
 from weights_tier import CHUNK, WAIT_S, Tier, tier

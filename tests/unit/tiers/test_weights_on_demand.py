@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge_run.base.errors import BudgetError, EdgeRunError, ModelFileError, TierReadError
-from edge_run.tiers.residency import ChunkState
+from edge_run.tiers.chunk_states import ChunkState
 from mapped import PAGE, is_readable
 from weights_tier import CHUNK, WAIT_S, Tier, tier
 

@@ -8,10 +8,9 @@ from typing import Any
 import click
 
 from edge_run.base.errors import KernelError
-from edge_run.base.results import to_json
-from edge_run.cli.reports import bench_table
-from edge_run.cli.shared.answer import NOTICE
+from edge_run.cli.reports import bench_plot, bench_table
 from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.plot_file import draw_plot, plot_option
 from edge_run.cli.shared.process import cleaned_up
 from edge_run.cli.shared.settings import model_config, report
 from edge_run.cli.shared.settings_command import SettingsCommand
@@ -43,20 +42,14 @@ def _count(name: str, *short: str, least: int, default: int, help: str) -> click
         _count("--predict", "-n", least=2, default=PREDICT_TOKENS, help="Tokens after it."),
         _count("--rounds", least=1, default=ROUNDS, help="How often each is measured."),
         click.Option(["--mmap/--no-mmap", "has_mmap"], default=True, help="Measure llama.cpp's mmap too."),
-        click.Option(["--plot"], type=click.Path(path_type=Path), metavar="FILE.png", help="Draw a picture."),
+        plot_option(),
         *some_settings(*_SETTINGS),
     ],
     short_help="Predict a model's speed, measure it, and compare with mmap.",
     epilog=_EPILOG,
 )
 @click.pass_context
-def bench(
-    context: click.Context,
-    /,
-    model_file: Path,
-    plot: Path | None,
-    **given: Any,
-) -> None:
+def bench(context: click.Context, /, model_file: Path, plot: Path | None, **given: Any) -> None:
     """Predict how fast the GGUF file MODEL runs here, then measure it, and llama.cpp's mmap beside it.
 
     Each measurement is a process of its own that finds the file cold; edge-run and llama.cpp take turns. Both must give
@@ -65,28 +58,17 @@ def bench(
     terminal: Terminal = context.obj
     config = model_config(context, given)
     report(context, terminal, config)
-    if plot is not None:
-        from edge_run.cli.reports.bench_plot import check_plot
-
-        plot = check_plot(plot)
     from edge_run.runtime.bench.bench import Bencher, Task
 
     task = Task(given["prompt_tokens"], given["predict"], given["rounds"], given["has_mmap"])
     with Bencher(model_file, config, task, terminal.show) as bencher, cleaned_up(bencher.close):
         result = bencher.run()
     terminal.erase()
-    if given["json"]:
-        terminal.write_json(to_json(result))
-    else:
-        columns = terminal.console.width if terminal.shows_answer else None
-        terminal.write(bench_table.describe(result, columns))
+    columns = terminal.console.width if terminal.shows_answer else None
+    terminal.write_result(result, given["json"], lambda found: bench_table.describe(found, columns))
     if result.has_same_tokens is False:
         raise KernelError(
             f"{model_file}: edge-run and llama.cpp gave DIFFERENT TOKENS under one numerics key: the figures "
             "compare nothing; please report this, with what --json says"
         )
-    if plot is not None:
-        from edge_run.cli.reports.bench_plot import draw
-
-        draw(result, plot)
-        terminal.say(f"Drawn: {plot}", NOTICE)
+    draw_plot(plot, lambda figure: bench_plot.draw(result, figure), terminal)

@@ -11,18 +11,13 @@ import click
 from edge_run.base.errors import ConfigError
 from edge_run.base.findings import OK, PROBLEM, Finding, Report
 from edge_run.base.folders import cache_folder
-from edge_run.base.results import to_json
-from edge_run.cli.reports.findings import show_report, tidy
+from edge_run.cli.reports.findings import EXIT_CODES, end_with_report
 from edge_run.cli.shared.config_file import config_path
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
-from edge_run.cli.shared.terminal import Terminal
 
 _MISTAKE = "edge_run.mistake"
 _MODEL = click.Argument(["model_file"], metavar="[MODEL]", required=False, type=click.Path(path_type=Path))
-_EPILOG = """
-Exit code: 0 when nothing is a problem, notes or not; 1 when something is.
-"""
 
 
 class TolerantCommand(SettingsCommand):
@@ -41,7 +36,7 @@ class TolerantCommand(SettingsCommand):
     cls=TolerantCommand,
     params=[_MODEL, *some_settings("memory", "cache_dir", "json")],
     short_help="Say what is wrong here, and what to do.",
-    epilog=_EPILOG,
+    epilog=EXIT_CODES,
 )
 @click.pass_context
 def doctor(context: click.Context, /, **given: Any) -> None:
@@ -52,7 +47,6 @@ def doctor(context: click.Context, /, **given: Any) -> None:
     """
     from edge_run.runtime.doctor.doctor import examine
 
-    terminal: Terminal = context.obj
     findings = [check_configuration(context)]
     folder = None
     try:
@@ -61,12 +55,7 @@ def doctor(context: click.Context, /, **given: Any) -> None:
         findings.append(Finding("cache folder", PROBLEM, str(error)))
     model = given["model_file"] and Path(os.path.expanduser(given["model_file"]))
     report = examine(model, folder, given["memory"])
-    report = tidy(Report((*findings, *report.findings)))
-    if given["json"]:
-        terminal.write_json(to_json(report))
-    else:
-        show_report(report, terminal)
-    context.exit(1 if report.problems else 0)
+    end_with_report(context, Report((*findings, *report.findings)), given["json"])
 
 
 def check_configuration(context: click.Context) -> Finding:

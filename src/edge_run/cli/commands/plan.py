@@ -67,7 +67,8 @@ def plan(
         return planned.timed(plan, profile, model_file, prompt_tokens) if profile else plan
 
     if sweep:
-        _show_sweep(Sweep(tuple(timed(p) for p in planned.sweep())), bool(given["json"]), terminal)
+        budgets = Sweep(tuple(timed(p) for p in planned.sweep()))
+        terminal.write_result(budgets, given["json"], lambda found: f"{forecasts.table(found.plans)}\n")
         return
     one = timed(planned.plan())
     if given["json"]:
@@ -132,10 +133,3 @@ def _advise(plan: Plan, planned: Planner, model: Path, profile: DeviceProfile, t
                 f"{other.forecast.decode_tokens_per_s:.3g}; the last bits of the logits may change.\n"
             )
             return
-
-
-def _show_sweep(sweep: Sweep, is_json: bool, terminal: Terminal) -> None:
-    if is_json:
-        terminal.write_json(to_json(sweep))
-    else:
-        terminal.write(forecasts.table(sweep.plans) + "\n")

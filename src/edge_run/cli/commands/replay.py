@@ -10,10 +10,12 @@ import click
 
 from edge_run.base.replay import PolicyReplay, Replay
 from edge_run.base.units import format_size
-from edge_run.cli.shared.answer import NOTICE
+from edge_run.cli.reports import replay_plot
 from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.plot_file import draw_plot, plot_option
 from edge_run.cli.shared.setting import sizes_option
 from edge_run.cli.shared.settings_command import SettingsCommand
+from edge_run.cli.shared.tables import align
 from edge_run.cli.shared.terminal import Terminal
 
 ALL = "all"
@@ -33,7 +35,7 @@ _TRACE = click.Argument(["trace"], type=click.Path(path_type=Path))
             ["--policy"], default=ALL, metavar="NAME",
             help="One policy (lru, lfu, layer-lru, layer-lfu, default, or the optimum), or all.  [default: all]",
         ),
-        click.Option(["--plot"], type=click.Path(path_type=Path), metavar="FILE.png", help="Draw a picture."),
+        plot_option(),
         *some_settings("json"),
     ],
     short_help="Say how often each cache policy would have had an expert in memory.",
@@ -48,20 +50,12 @@ def replay(
     """
     from edge_run.prefetch.replay import replay as replay_trace
 
-    if plot is not None:
-        from edge_run.cli.shared.plot_file import check_plot
-
-        plot = check_plot(plot)
     try:
         result = replay_trace(trace, budgets, () if policy == ALL else (policy,), terminal.show)
     finally:
         terminal.erase()
     terminal.write_result(result, given["json"], describe)
-    if plot is not None:
-        from edge_run.cli.reports.replay_plot import draw
-
-        draw(result, plot)
-        terminal.say(f"Drawn: {plot}", NOTICE)
+    draw_plot(plot, lambda figure: replay_plot.draw(result, figure), terminal)
 
 
 def describe(result: Replay) -> str:
@@ -84,5 +78,4 @@ def _table(result: Replay, cell: Callable[[PolicyReplay], str]) -> list[str]:
     rows = [("budget", *result.policies)]
     for budget in result.budgets_bytes:
         rows.append((format_size(budget), *(cell(result.of(policy, budget)) for policy in result.policies)))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["   " + "  ".join(map(str.rjust, row, widths)) for row in rows]
+    return [f"   {line}" for line in align(rows, str.rjust)]

@@ -11,7 +11,6 @@ import click
 
 from edge_run.base.folders import mesh_folder
 from edge_run.base.mesh_status import ClusterMember, ClusterMembers, OpenInvitation
-from edge_run.base.results import to_json
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.tables import align
@@ -48,9 +47,11 @@ def members(terminal: Terminal, /, **given: Any) -> None:
             if one.is_open(time.time())
         ),
     )
-    if given["json"]:
-        terminal.write_json(to_json(found))
-        return
+    terminal.write_result(found, given["json"], describe)
+
+
+def describe(found: ClusterMembers) -> str:
+    """Return the members as a table, and the open invitations below, each on a line."""
     rows = [(one.name, one.node, one.role) for one in found.members]
     lines = [f"cluster {found.cluster}", "", *align([("device", "id", "role"), *rows])]
     lines += [
@@ -58,7 +59,7 @@ def members(terminal: Terminal, /, **given: Any) -> None:
         f"{time.strftime('%d %b %H:%M', time.localtime(one.expires_s))}"
         for one in found.invitations
     ]
-    terminal.write("\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
 
 
 @click.command(cls=SettingsCommand, params=[_node_argument()], short_help="Send a device away, for good.")

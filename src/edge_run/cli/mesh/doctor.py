@@ -8,23 +8,18 @@ import click
 
 import edge_run
 from edge_run.base.folders import mesh_folder
-from edge_run.base.results import to_json
 from edge_run.cli.mesh.options import broker_option
-from edge_run.cli.reports.findings import show_report, tidy
+from edge_run.cli.reports.findings import EXIT_CODES, end_with_report
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
-
-_EPILOG = """
-Exit code: 0 when nothing is a problem, notes or not; 1 when something is.
-"""
 
 
 @click.command(
     cls=SettingsCommand,
     params=[broker_option("Another address of the broker than the join line's."), *some_settings("json")],
     short_help="Say what is wrong with the mesh, and what to do.",
-    epilog=_EPILOG,
+    epilog=EXIT_CODES,
 )
 @click.pass_context
 def doctor(context: click.Context, /, broker: str | None, **given: Any) -> None:
@@ -36,10 +31,6 @@ def doctor(context: click.Context, /, broker: str | None, **given: Any) -> None:
 
     terminal: Terminal = context.obj
     terminal.show("listening for 11 seconds")
-    report = tidy(examine(mesh_folder(), edge_run.__version__, broker))
+    report = examine(mesh_folder(), edge_run.__version__, broker)
     terminal.erase()
-    if given["json"]:
-        terminal.write_json(to_json(report))
-    else:
-        show_report(report, terminal)
-    context.exit(1 if report.problems else 0)
+    end_with_report(context, report, given["json"])

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_run.base.bench import Bench, RunSpread
 from edge_run.base.units import format_size
-from edge_run.cli.shared.plot_file import check_plot, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-__all__ = ["check_plot", "draw"]
 
 _COLOURS = {"predicted": "#9aa5b1", "measured": "#1f6fb2", "llama.cpp\nmmap": "#d1873a"}
 _PANELS = (
@@ -23,12 +19,8 @@ _PANELS = (
 _LONGEST_NAME = 60
 
 
-def draw(bench: Bench, path: Path) -> None:
-    """Write the picture of `bench` to `path`, which `check_plot` returned; all of it or nothing."""
-    write_figure(path, lambda figure: _draw(bench, figure))
-
-
-def _draw(bench: Bench, figure: Figure) -> None:
+def draw(bench: Bench, figure: Figure) -> None:
+    """Draw `bench` into an empty figure."""
     for axes, (name, title, unit) in zip(figure.subplots(1, len(_PANELS)), _PANELS, strict=True):
         _panel(axes, bench, name, title, unit)
     figure.suptitle(_title(bench), fontsize=12, fontweight="bold", parse_math=False)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from edge_run.base.bench import MMAP, Bench, Comparison, RunSpread
 from edge_run.base.units import format_size
 from edge_run.cli.shared.figures import describe_decision, describe_plan
+from edge_run.cli.shared.tables import align
 
 NAMES = {
     "load_s": "open",
@@ -43,8 +44,7 @@ def _table(bench: Bench) -> list[str]:
     has_mmap = any(comparison.mmap for comparison in bench.comparisons)
     n_columns = len(HEADINGS) if has_mmap else HEADINGS.index("llama.cpp mmap")
     rows = [HEADINGS[:n_columns], *(_cells(comparison)[:n_columns] for comparison in bench.comparisons)]
-    widths = [max(len(row[i]) for row in rows) for i in range(n_columns)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    return align(rows)
 
 
 def _cells(comparison: Comparison) -> tuple[str, ...]:

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NoReturn
+
+import click
 
 from edge_run.base.findings import NOTE, OK, PROBLEM, Finding, Report
+from edge_run.base.results import to_json
 from edge_run.cli.shared.printable import one_line
 from edge_run.cli.shared.terminal import Terminal
 
+EXIT_CODES = """
+Exit code: 0 when nothing is a problem, notes or not; 1 when something is.
+"""
 STYLES = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
 
 
-def tidy(report: Report) -> Report:
-    """Return `report` with each of its texts in one line."""
-    return Report(tuple(_in_one_line(finding) for finding in report.findings))
+def end_with_report(context: click.Context, report: Report, is_json: bool) -> NoReturn:
+    """Write `report`, each of its texts in one line, and end the command with its exit code (`EXIT_CODES`)."""
+    terminal: Terminal = context.obj
+    report = Report(tuple(_in_one_line(finding) for finding in report.findings))
+    if is_json:
+        terminal.write_json(to_json(report))
+    else:
+        _show(report, terminal)
+    context.exit(1 if report.problems else 0)
 
 
-def show_report(report: Report, terminal: Terminal) -> None:
-    """Write `report`, a finding on a line."""
+def _show(report: Report, terminal: Terminal) -> None:
     width = max(len(finding.topic) for finding in report.findings)
     for finding in report.findings:
         advice = f" -> {finding.advice}" if finding.advice else ""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from edge_run.base.results import Plan
 from edge_run.base.units import format_size
-from edge_run.cli.shared.figures import LEAST_REASON_COLUMNS
+from edge_run.cli.shared.tables import align, with_reasons
 
 
 def headline(plan: Plan) -> str:
@@ -41,15 +40,7 @@ def describe(plan: Plan, micro_batch_tokens: int, columns: int | None) -> str:
         ("prompt", f"{rate(forecast.prefill_tokens_per_s)} tokens/s", "of another one, when the model has been read"),
         ("answer", f"{rate(forecast.decode_tokens_per_s)} tokens/s", reason),
     ]
-    width, value_width = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
-    lines = ["Expected on this device:"]
-    for name, value, why in rows:
-        start = f"   {name:{width}} {value:>{value_width}}"
-        room = (columns or 1000) - len(start) - 2
-        whys = textwrap.wrap(why, room) if room >= LEAST_REASON_COLUMNS else [""]
-        lines.append(f"{start}  {whys[0]}".rstrip())
-        lines.extend(" " * (len(start) + 2) + more for more in whys[1:])
-    return "\n".join(lines)
+    return "\n".join(["Expected on this device:", *with_reasons(rows, columns)])
 
 
 def by_context(plan: Plan) -> str:
@@ -63,7 +54,7 @@ def by_context(plan: Plan) -> str:
         sizes = (format_size(point.weights_bytes), format_size(point.streamed_bytes_per_pass))
         rows.append((f"{point.tokens:,}", *sizes, speed))
     what = "Keys, values and buffers that are not in use hold weights meanwhile:"
-    return f"{what}\n{_columns(rows)}"
+    return "\n".join([what, *align(rows, str.rjust)])
 
 
 def table(plans: Sequence[Plan]) -> str:
@@ -77,14 +68,7 @@ def table(plans: Sequence[Plan]) -> str:
             times = (_seconds(forecast.first_token_s), *(f"{rate(speed)} tokens/s" for speed in speeds))
         sizes = (format_size(plan.pinned_bytes), format_size(plan.streamed_bytes_per_pass))
         rows.append((format_size(plan.budget_bytes), plan.mode, *sizes, *times))
-    return _columns(rows)
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> str:
-    """Return a table of `rows`, flush right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(align(rows, str.rjust))
 
 
 def rate(tokens_per_s: float) -> str:

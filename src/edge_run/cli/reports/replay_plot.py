@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from edge_run.base.replay import Replay
 from edge_run.base.units import GIB
-from edge_run.cli.shared.plot_file import write_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,12 +21,8 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def draw(result: Replay, path: Path) -> None:
-    """Write the picture of `result` to `path`, which `check_plot` returned; all of it or nothing."""
-    write_figure(path, lambda figure: _draw(result, figure))
-
-
-def _draw(result: Replay, figure: Figure) -> None:
+def draw(result: Replay, figure: Figure) -> None:
+    """Draw `result` into an empty figure."""
     axes = figure.subplots()
     budgets = sorted(result.budgets_bytes)
     for policy in result.policies:

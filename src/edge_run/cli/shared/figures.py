@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-
 from edge_run.base.results import (
     ExpertUse,
     Generation,
@@ -16,8 +14,7 @@ from edge_run.base.results import (
     TuningDecision,
 )
 from edge_run.base.units import format_size
-
-LEAST_REASON_COLUMNS = 24
+from edge_run.cli.shared.tables import with_reasons
 
 
 def describe_plan(name: str, plan: Plan) -> str:
@@ -59,15 +56,7 @@ def describe_items(plan: Plan, columns: int | None) -> str:
     items = [(item.what, format_size(item.size_bytes), item.reason) for item in plan.items]
     total = format_size(sum(item.size_bytes for item in plan.items))
     items.append(("in all", total, f"of a budget of {format_size(plan.budget_bytes)}"))
-    width = max(len(what) for what, _, _ in items)
-    lines = []
-    for what, size, reason in items:
-        start = f"   {what:{width}} {size:>9}"
-        room = (columns or 1000) - len(start) - 2
-        reasons = textwrap.wrap(reason, room) if room >= LEAST_REASON_COLUMNS else [""]
-        lines.append(f"{start}  {reasons[0]}".rstrip() if room > 0 else f"{what} {size}")
-        lines.extend(" " * (len(start) + 2) + more for more in reasons[1:])
-    return "\n".join(lines)
+    return "\n".join(with_reasons(items, columns))
 
 
 def describe_wait(plan: Plan, progress: Progress | None) -> str:

@@ -6,6 +6,7 @@ Every one is None when it is not given, so that the defaults stand in one place:
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from edge_run.base.config import (
     ModelConfig,
     SamplingConfig,
 )
-from edge_run.cli.shared.setting import Setting, size_option, size_or_nothing_option
+from edge_run.cli.shared.setting import Setting, size_option
 
 _DEFAULTS = {field.name: field.default for kind in (ModelConfig, SamplingConfig) for field in dataclasses.fields(kind)}
 _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
@@ -91,7 +92,7 @@ SETTINGS: tuple[Setting, ...] = (
         help="Budget of the whole process, as 4GiB. [default: what is available, less a margin]",
     ),
     _memory(
-        "--gpu-memory", field="gpu_memory", callback=size_or_nothing_option, metavar="SIZE",
+        "--gpu-memory", field="gpu_memory", callback=functools.partial(size_option, least_bytes=0), metavar="SIZE",
         help="Budget of the GPU's memory, where llama.cpp is built for it; 0: leave it out. [default: 0]",
     ),
     _memory(

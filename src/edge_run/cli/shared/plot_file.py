@@ -5,18 +5,34 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from edge_run.base.errors import ConfigError, NotSupported, TierReadError
+from edge_run.base.files import whole_file
+from edge_run.cli.shared.answer import NOTICE
+from edge_run.cli.shared.terminal import Terminal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIX = ".png"
 INCHES, DOTS_PER_INCH = (9.0, 4.8), 150
+
+
+def plot_option() -> click.Option:
+    """Return the option that names the picture; its value was checked by `check_plot`."""
+
+    def check(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+        return None if path is None else check_plot(path)
+
+    kind = click.Path(path_type=Path)
+    return click.Option(["--plot"], type=kind, callback=check, metavar="FILE.png", help="Draw a picture.")
 
 
 def check_plot(path: Path) -> Path:
@@ -34,20 +50,24 @@ def check_plot(path: Path) -> Path:
         raise ConfigError(f"--plot {path}: is there, and is no file; choose another name")
     if target.exists() and not os.access(target, os.W_OK):
         raise TierReadError(f"--plot {path}: cannot be written (Permission denied); choose another name")
-    draft = _draft_of(target)
     try:
-        draft.open("xb").close()
-        draft.unlink()
+        tempfile.TemporaryFile(dir=target.parent).close()
     except OSError as error:
         raise TierReadError(f"--plot {path}: cannot be written ({error.strerror}); choose another name") from error
     return target
 
 
+def draw_plot(path: Path | None, draw: Callable[[Figure], None], terminal: Terminal) -> None:
+    """Write the picture that `draw` makes and say where it is, where a `path` was given."""
+    if path is not None:
+        write_figure(path, draw)
+        terminal.say(f"Drawn: {path}", NOTICE)
+
+
 def write_figure(path: Path, draw: Callable[[Figure], None]) -> None:
     """Write what `draw` makes of an empty figure to `path`, which `check_plot` returned; all of it or nothing."""
-    draft = _draft_of(path)
     try:
-        with draft.open("xb") as file, warnings.catch_warnings():
+        with whole_file(path) as draft, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a name with characters that the font lacks
             logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it would speak of its font cache
             from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -56,13 +76,6 @@ def write_figure(path: Path, draw: Callable[[Figure], None]) -> None:
             figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
             FigureCanvasAgg(figure)
             draw(figure)
-            figure.savefig(file, format="png")
-        draft.replace(path)
+            figure.savefig(draft, format="png")
     except OSError as error:
         raise TierReadError(f"--plot {path}: cannot be written ({error.strerror}); choose another name") from error
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _draft_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -47,18 +47,12 @@ class Setting(click.Option):
         return "true or false" if self.is_flag else "a list of texts" if self.multiple else "one text or number"
 
 
-def size_option(context: click.Context, parameter: click.Parameter, text: str | int | None) -> int | None:
+def size_option(
+    context: click.Context, parameter: click.Parameter, text: str | int | None, least_bytes: int = 1
+) -> int | None:
     """Return the bytes that a size means, as people write it: a click callback."""
     try:
-        return None if text is None else parse_size(text)
-    except ConfigError as error:
-        raise click.BadParameter(str(error), context, parameter) from error
-
-
-def size_or_nothing_option(context: click.Context, parameter: click.Parameter, text: str | int | None) -> int | None:
-    """Return the bytes that a size means, which may be 0: a click callback."""
-    try:
-        return None if text is None else parse_size(text, least_bytes=0)
+        return None if text is None else parse_size(text, least_bytes)
     except ConfigError as error:
         raise click.BadParameter(str(error), context, parameter) from error
 

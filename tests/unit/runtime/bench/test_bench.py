@@ -101,9 +101,10 @@ def test_table_says_what_was_not_fair() -> None:
 
 @pytest.mark.parametrize("name", ["model.gguf", "a$b$_^{.gguf", "語" * 100])
 def test_picture_is_a_png_and_nothing_else_is_left(tmp_path: Path, name: str) -> None:
-    path = bench_plot.check_plot(tmp_path / "picture.png")
+    path = plot_file.check_plot(tmp_path / "picture.png")
     assert not list(tmp_path.iterdir())
-    bench_plot.draw(samples.bench(*BOTH, samples.measurement(decode_tokens_per_s=1.0), model=name), path)
+    drawn = samples.bench(*BOTH, samples.measurement(decode_tokens_per_s=1.0), model=name)
+    plot_file.write_figure(path, lambda figure: bench_plot.draw(drawn, figure))
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = (int.from_bytes(data[start : start + 4], "big") for start in (16, 20))
@@ -116,34 +117,34 @@ def test_picture_is_a_png_and_nothing_else_is_left(tmp_path: Path, name: str) ->
 def test_picture_of_edge_run_alone_replaces_a_file(tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     path.write_text("old")
-    bench_plot.draw(samples.bench(samples.measurement()), bench_plot.check_plot(path))
+    alone = samples.bench(samples.measurement())
+    plot_file.write_figure(plot_file.check_plot(path), lambda figure: bench_plot.draw(alone, figure))
     assert path.stat().st_size > 10_000
 
 
-def test_picture_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_picture_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     path.write_text("old")
 
-    def full(bench: object, file: object) -> None:
+    def full(figure: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(bench_plot, "_draw", full)
     with pytest.raises(TierReadError, match="No space left"):
-        bench_plot.draw(samples.bench(*BOTH), path)
+        plot_file.write_figure(path, full)
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("picture.png", "old")]
 
 
 def test_pictures_that_cannot_be_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(ConfigError, match=r"must be a PNG"):
-        bench_plot.check_plot(tmp_path / "picture.svg")
+        plot_file.check_plot(tmp_path / "picture.svg")
     with pytest.raises(ConfigError, match="is no file"):
-        bench_plot.check_plot(tmp_path / "folder.png")
+        plot_file.check_plot(tmp_path / "folder.png")
     with pytest.raises(TierReadError, match="cannot be written"):
-        bench_plot.check_plot(tmp_path / "nowhere" / "picture.png")
+        plot_file.check_plot(tmp_path / "nowhere" / "picture.png")
     monkeypatch.setattr(plot_file.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(NotSupported, match=r"pip install 'edge-run\[plot\]'"):
-        bench_plot.check_plot(tmp_path / "picture.png")
+        plot_file.check_plot(tmp_path / "picture.png")
 
 
 def test_read_ahead(tmp_path: Path) -> None:

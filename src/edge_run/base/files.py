@@ -1,8 +1,11 @@
-"""Text that a caller names by its file, read without trust in its size."""
+"""Files: texts of others, read within limits, and files of ours, written as a whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -38,3 +41,19 @@ def read_text(file: BinaryIO, what: str, most_bytes: int) -> str:
         return b"".join(pieces).decode("utf-8")
     except ValueError as error:
         raise ConfigError(f"{what}: not UTF-8 text ({error})") from error
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
+    """Yield the path of an empty draft beside `path`, which takes its place unless the block fails; else it is removed.
+
+    mode: who may read and write it, less the umask. Raises OSError.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+    try:
+        yield draft
+        draft.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
