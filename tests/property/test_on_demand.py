@@ -108,7 +108,7 @@ class OnDemandMachine(RuleBasedStateMachine):
         n_gone, chunks = self.states.shrink(n_frames)
         assert len(chunks) <= n_gone <= n_frames
         assert self.fixed.isdisjoint(chunks)
-        assert not any(self.holders[chunk] > 0 for chunk in chunks)
+        assert not any(self.holders[chunk] > 0 and chunk in self.memory.readable for chunk in chunks)
         self.n_frames -= n_gone
         self.memory.shrink(n_gone, chunks)
 
