@@ -78,20 +78,22 @@ def test_and_when_what_streams_of_a_stage_visit_is_held_for_all_of_it(name: str,
 
 
 @in_child
-def test_a_budget_without_room_for_the_whole_context_is_refused_before_that_is_made(folder: Path) -> None:
-    """While a slice opens, the keys and values of all layers are there; they must not be more than was allowed."""
+def test_a_context_takes_no_memory_before_it_is_assigned_and_must_fit_then(folder: Path) -> None:
+    """A slice opens with the keys and values of all layers; what it does not compute never takes any memory."""
     path = make_model("llama", folder)
     options = {"context_tokens": 1 << 18, "micro_batch_tokens": 8, "threads": 1, "cache_folder": folder / "cache"}
     held = process_memory().resident_bytes
-    engine = SliceEngine.open(path, ModelConfig(memory="2GiB", **options))
-    kv_bytes, buffer_bytes = engine.holdings.kv_bytes, engine.holdings.buffer_bytes
-    engine.close()
-    assert kv_bytes > 64 * MIB
-    assert process_memory().peak_bytes > held + kv_bytes, "all of it was there for a moment"
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
+    engine = SliceEngine.open(path, ModelConfig(memory=held + 320 * MIB, **options))
+    kv_bytes, n_units = engine.holdings.kv_bytes, len(engine.layout.units)
+    assert kv_bytes > 400 * MIB
+    assert process_memory().peak_bytes < held + 64 * MIB, "not even for a moment"
+    transport = slices.QueueTransport({}, "a")
     with pytest.raises(BudgetError, match="context of 262,144 tokens"):
-        SliceEngine.open(path, ModelConfig(memory=kv_bytes + buffer_bytes + 16 * MIB, **options))
-    assert process_memory().peak_bytes < held + kv_bytes
+        engine.assign(slices.Share(("a",) * n_units, "a"), transport)
+    engine.assign(slices.Share(tuple("a" if unit < 2 else "b" for unit in range(n_units)), "a"), transport)
+    assert 0 < engine.plan.kv_bytes < 0.6 * kv_bytes
+    assert process_memory().peak_bytes < held + 80 * MIB
+    engine.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux is told which cores threads use")

@@ -1,0 +1,349 @@
+"""The merge gate for lent memory: logits are llama.cpp's while room changes hands before every pass.
+
+Models stream with little memory and a context that is a large part of it. Texts grow by prompts and by single tokens,
+are cut and cleared; guesses are verified, in a row and in trees. What nobody has lent is unreadable, so a read of
+weights that are not there ends the child process that a test runs in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import Cancelled, ContextFull
+from edge_run.base.protocols import BatchToken
+from edge_run.base.units import KIB
+from edge_run.runtime.decoding.decoder import LocalDecoder
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.streaming.experts import ExpertStreaming
+from edge_run.runtime.streaming.lent_residency import LentResidency
+from edge_run.tiers import _libc
+from exactness import open_at
+from in_child import in_child
+from slices import least_lent
+from tiny_models import N_VOCAB, make_model
+
+WIDTH, VERIFIED, SEQUENCES = 64, 6, 4
+OPTIONS: dict[str, Any] = {
+    "context_tokens": 8192,
+    "micro_batch_tokens": WIDTH,
+    "outputs_per_pass": VERIFIED,
+    "threads": 1,
+    "check_file": False,
+}
+TEXT = np.random.default_rng(0).integers(1, N_VOCAB, 8192).tolist()
+_WRITABLE = re.compile(r"^(\w+)-(\w+) rw", re.MULTILINE)
+
+
+@dataclass
+class Talk:
+    """Says the same to any decoder. rows: the logits of all that was asked for; position: the end of the text."""
+
+    decoder: LocalDecoder
+    after_pass: Callable[[], None] = lambda: None
+    rows: list[np.ndarray] = field(default_factory=list)
+    position: int = 0
+
+    def token(
+        self, position: int, sequence: int = 0, wants_logits: bool = True, branches: Sequence[int] = ()
+    ) -> BatchToken:
+        return BatchToken(
+            TEXT[(position + 31 * sequence) % len(TEXT)], position, sequence, wants_logits, tuple(branches)
+        )
+
+    def decode(self, batch: Sequence[BatchToken]) -> None:
+        self.rows.append(self.decoder.decode(batch).copy())
+        self.after_pass()
+
+    def prompt(self, n_tokens: int) -> None:
+        stop = self.position + n_tokens
+        while self.position < stop:
+            part = range(self.position, min(self.position + WIDTH, stop))
+            self.decode([self.token(i, wants_logits=i == part[-1]) for i in part])
+            self.position = part.stop
+
+    def step(self, n_tokens: int = 1) -> None:
+        for _ in range(n_tokens):
+            self.decode([self.token(self.position)])
+            self.position += 1
+
+    def verify(self, n_tokens: int, n_true: int) -> None:
+        """Verify guesses in a row, of which some come true."""
+        self.decode([self.token(self.position + i) for i in range(n_tokens)])
+        self.rewind(self.position + n_true)
+
+    def verify_tree(self, chosen: int, n_true: int) -> None:
+        """Verify a token, and guesses in three sequences after it; the text goes on in one of them."""
+        start, others = self.position, range(1, SEQUENCES - 1)
+        self.decoder.branch(0, others)
+        tree = [self.token(start + 1 + i // 3, i % 3) for i in range(VERIFIED - 1)]
+        self.decode([self.token(start, branches=others), *tree])
+        self.decoder.keep(0, start, chosen, others)
+        self.rewind(start + n_true)
+
+    def rewind(self, position: int) -> None:
+        self.position = self.decoder.rewind(0, position)
+        self.rows.append(np.array([self.position]))
+
+    def clear(self) -> None:
+        self.decoder.clear()
+        self.position = 0
+
+
+def say(talk: Talk) -> None:
+    """A text that grows, shrinks and begins anew."""
+    talk.prompt(200)
+    talk.step(3)
+    talk.verify(5, 2)
+    talk.step(2)
+    talk.prompt(300)
+    talk.step(2)
+    talk.rewind(150)
+    talk.step(2)
+    talk.prompt(130)
+    talk.verify(6, 0)
+    talk.step(1)
+    talk.clear()
+    talk.step(2)
+    talk.prompt(64)
+    talk.step(1)
+
+
+def say_in_branches(talk: Talk) -> None:
+    """A text, guesses in trees, and another sequence beside it, which is then all that is left."""
+    talk.prompt(150)
+    for chosen, n_true in ((0, 1), (2, 2), (1, 3), (2, 1)):
+        talk.verify_tree(chosen, n_true)
+        talk.step(1)
+    talk.prompt(100)
+    talk.verify_tree(1, 2)
+    talk.rewind(90)
+    talk.verify_tree(2, 3)
+    talk.step(2)
+    for start in (0, 40):
+        talk.decode([talk.token(i, 3, wants_logits=i == start + 39) for i in range(start, start + 40)])
+    talk.rewind(0)
+    for i in range(80, 84):
+        talk.decode([talk.token(i, 3)])
+    talk.decoder.rewind(3, 10)
+    talk.decode([talk.token(10, 3)])
+    talk.clear()
+    talk.prompt(70)
+
+
+@dataclass
+class Witness:
+    """Looks, after each pass, whether what is lent and what is written go together. counts: the loans then."""
+
+    engine: Engine
+    counts: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        hook = self.engine.decoder._driver.before_pass  # type: ignore[attr-defined]
+        cells = [cell.cell_contents for cell in hook.__closure__ or ()]
+        self.lender = next(cell for cell in cells if isinstance(cell, LentResidency))
+
+    def look(self) -> None:
+        loans, plan = self.lender.loans, self.engine.plan
+        loans.check()
+        self.counts.append(loans.n_loans)
+        assert not any(self.written_above())
+        own_bytes = plan.pinned_bytes + plan.window_bytes + plan.expert_bytes
+        assert self.weight_bytes() <= own_bytes + loans.n_loans * loans.loan_bytes
+
+    def weight_bytes(self) -> int:
+        """The memory under weights, but for tables, of which only some rows are there."""
+        backing = self.engine._loaded.backing
+        assert backing is not None
+        inside: set[int] = set()
+        for span in backing.address_space.spans:
+            inside.update(range(span.start, span.stop, _libc.PAGE))
+        for stream in self.engine._supplied.streams:
+            for table in getattr(stream, "_tables", ()):
+                inside.difference_update(range(table.start, table.stop, _libc.PAGE))
+        least, most, n_pages = min(inside), max(inside), 0
+        with ExitStack() as stack:
+            for stream in self.engine._supplied.streams:  # no frame is on its way meanwhile
+                weights = stream._weights if isinstance(stream, ExpertStreaming) else stream.weights
+                stack.enter_context(weights._changed)
+            maps = Path("/proc/self/maps").read_text()
+        for start, stop in _WRITABLE.findall(maps):
+            pages = range(max(least, int(start, 16)), min(most + 1, int(stop, 16)), _libc.PAGE)
+            n_pages += len(inside.intersection(pages))
+        return n_pages * _libc.PAGE
+
+    def written_above(self) -> Iterator[bool]:
+        """Whether anything is written where the keys and values of cells that are counted as unused would lie."""
+        room = self.lender._cells
+        if room is not None:
+            for tensor in room._cells.tensors:
+                for address, length in tensor.unused(room._dirty_cells, _libc.PAGE):
+                    yield bool(np.frombuffer(_libc.view(address, length), np.uint64).any())
+
+
+def open_lending(path: Path, share: float, settings: dict[str, Any], by_expert: bool) -> tuple[Engine, Witness]:
+    """Open `path` under the smallest budget that works plus `share` of it; a good part of that changes hands."""
+    engine = open_at(path, share, settings, by_expert, chunk_bytes=16 * KIB)
+    plan = engine.plan
+    assert plan.lent_bytes > 0.1 * (plan.pinned_bytes + plan.window_bytes + plan.expert_bytes)
+    assert plan.streamed_bytes_per_batch > 0 or plan.expert_bytes > 0
+    assert (plan.expert_bytes > 0) == by_expert
+    return engine, Witness(engine)
+
+
+def compare(
+    path: Path, script: Callable[[Talk], None], share: float = 0.3, *, by_expert: bool = False, **options: Any
+) -> None:
+    """Assert that a streamed run of `script` is llama.cpp's, in its budget, and that loans come and go."""
+    settings = {**OPTIONS, **options}
+    engine, witness = open_lending(path, share, settings, by_expert)
+    found = Talk(engine.decoder, witness.look)
+    script(found)
+    loans, lent_bytes = witness.lender.loans, engine.plan.lent_bytes
+    assert engine.memory_use.peak_bytes <= engine.budget_bytes
+    assert max(witness.counts) > 0.5 * lent_bytes / loans.loan_bytes
+    assert loans.times_granted > 2
+    assert (np.diff(witness.counts) < 0).sum() > 2, witness.counts
+    engine.close()
+    check_rows(path, script, settings, found)
+
+
+def check_rows(path: Path, script: Callable[[Talk], None], settings: dict[str, Any], found: Talk) -> None:
+    """Assert that `found` is what llama.cpp says, all of whose memory is there."""
+    plain = Engine.open(path, ModelConfig(**settings, backend="llama.cpp"))
+    wanted = Talk(plain.decoder)
+    script(wanted)
+    assert all(np.isfinite(rows).all() for rows in wanted.rows)
+    different = [i for i, (a, b) in enumerate(zip(wanted.rows, found.rows, strict=True)) if not np.array_equal(a, b)]
+    assert not different
+    plain.close()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "falcon-h1", "minicpm3"])
+@in_child
+def test_models_that_stream_in_order(name: str, folder: Path) -> None:
+    """A plain one; one with a cache for a sliding window; with states beside keys and values; with latent attention."""
+    compare(make_model(name, folder), say)
+
+
+@pytest.mark.parametrize(("name", "scale"), [("qwen3moe", 1), ("deepseek2", 4), ("jamba", 4)])
+@in_child
+def test_models_that_stream_by_expert(name: str, scale: int, folder: Path) -> None:
+    """A plain one; one with latent attention, whose other weights stream too; with states."""
+    compare(make_model(name, folder, scale=scale), say, by_expert=True, context_tokens=32_768)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama", {"kv_type": "q8_0"}),
+        ("qwen3", {"kv_type": "q8_0/q4_0"}),
+        ("llama", {"flash_attention": "off"}),
+        ("llama", {"exact": True, "flash_attention": "off"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
+)
+@in_child
+def test_other_caches(name: str, options: dict[str, Any], folder: Path) -> None:
+    """Quantised ones, and values that lie in columns, so that a token touches a page of each row."""
+    compare(make_model(name, folder), say, context_tokens=16_384, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "flash_attention", "by_expert"),
+    [("llama", "auto", False), ("llama", "off", False), ("qwen3moe", "auto", True)],
+)
+@in_child
+def test_trees_of_guesses(name: str, flash_attention: str, by_expert: bool, folder: Path) -> None:
+    """And sequences with texts of their own."""
+    path, options = make_model(name, folder), {"flash_attention": flash_attention, "sequences": SEQUENCES}
+    compare(path, say_in_branches, by_expert=by_expert, context_tokens=16_384, **options)
+
+
+@pytest.mark.parametrize("flash_attention", ["auto", "off"])
+@in_child
+def test_buffers_that_are_idle_are_lent_too(flash_attention: str, folder: Path) -> None:
+    with least_lent():
+        compare(make_model("llama", folder, scale=2), say, 0.5, flash_attention=flash_attention)
+
+
+@in_child
+def test_a_stop_while_weights_give_back(folder: Path) -> None:
+    """The pass is not made and the text is as it was; the next one takes what it needs."""
+    path = make_model("llama", folder)
+    engine, witness = open_lending(path, 0.3, OPTIONS, by_expert=False)
+    talk = Talk(engine.decoder, witness.look)
+    talk.prompt(100)
+    talk.step(1)
+    unpin, before = engine._supplied.streams[0].weights.unpin, witness.counts[-1]
+
+    def stop(chunks: object) -> None:
+        engine._supplied.streams[0].weights.unpin = unpin
+        raise Cancelled("stopped")
+
+    engine._supplied.streams[0].weights.unpin = stop
+    with pytest.raises(Cancelled):
+        talk.prompt(200)
+    assert talk.decoder._lengths() == [talk.position]
+    assert witness.lender.loans.n_loans >= witness.counts[-1]
+    talk.prompt(200)
+    talk.step(1)
+    assert witness.counts[-1] < before
+    assert engine.memory_use.peak_bytes <= engine.budget_bytes
+    n_first = talk.position - 201
+    engine.close()
+
+    def again(wanted: Talk) -> None:
+        wanted.prompt(100)
+        wanted.step(1)
+        if n_first > 101:
+            wanted.prompt(n_first - 101)
+        wanted.prompt(200)
+        wanted.step(1)
+
+    check_rows(path, again, OPTIONS, talk)
+
+
+@pytest.mark.parametrize(("name", "by_expert"), [("llama", False), ("qwen3moe", True), ("falcon-h1", False)])
+@in_child
+def test_a_context_that_does_not_fit_opens_shorter(name: str, by_expert: bool, folder: Path) -> None:
+    path = make_model(name, folder)
+    engine, witness = open_lending(path, 0.1, OPTIONS, by_expert)
+    promised = engine.plan.context_tokens
+    assert 512 <= promised < engine.plan.wanted_context_tokens == OPTIONS["context_tokens"]
+    assert engine.decoder.capabilities.context_tokens == promised
+
+    def fill(talk: Talk) -> None:
+        """To the last token but nine, which come one by one; then all begins again, from the middle if it can."""
+        talk.prompt(promised - 9)
+        talk.step(9)
+        talk.rewind(promised // 2)
+        talk.step(2)
+        talk.prompt(promised - talk.position)
+
+    talk = Talk(engine.decoder, witness.look)
+    fill(talk)
+    assert min(witness.counts) <= 1, "a full context leaves nothing"
+    with pytest.raises(ContextFull, match="--memory") as refusal:
+        talk.step()
+    assert refusal.value.context_tokens == promised
+    talk.rewind(100)
+    talk.step(3)
+    assert witness.counts[-1] > witness.counts[0] // 2
+    assert engine.memory_use.peak_bytes <= engine.budget_bytes
+    engine.close()
+
+    def fill_and_go_on(wanted: Talk) -> None:
+        fill(wanted)
+        wanted.rewind(100)
+        wanted.step(3)
+
+    check_rows(path, fill_and_go_on, OPTIONS, talk)
