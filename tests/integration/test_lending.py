@@ -268,11 +268,10 @@ def test_trees_of_guesses(name: str, flash_attention: str, by_expert: bool, fold
     compare(path, say_in_branches, by_expert=by_expert, context_tokens=16_384, **options)
 
 
-@pytest.mark.parametrize("flash_attention", ["auto", "off"])
 @in_child
-def test_buffers_that_are_idle_are_lent_too(flash_attention: str, folder: Path) -> None:
+def test_buffers_that_are_idle_are_lent_too(llama: Path) -> None:
     with least_lent():
-        compare(make_model("llama", folder, scale=2), say, 0.5, flash_attention=flash_attention)
+        compare(llama, say, 0.5)
 
 
 @in_child
