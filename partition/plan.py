@@ -94,6 +94,21 @@ def plan_residency(
     return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, len(fixed) + largest)
 
 
+def frames_in_use(segments: Sequence[Sequence[int]]) -> int:
+    """Return the frames that two segments in a row take where nearly everything streams, those for reading ahead aside.
+
+    Large matrices are pinned first, so these are fewer than the chunks of the largest two segments. They are taken from
+    the plan for half of what the largest segment leaves.
+    """
+    n_chunks = len(set(chain.from_iterable(segments)))
+    n_lacking = (n_chunks - max(map(len, segments), default=0)) // 2
+    if not n_lacking:
+        return n_chunks
+    plan = plan_residency(segments, frozenset(), 1, n_chunks - n_lacking, 0, lookahead_chunks=0)
+    n_in_use = plan.n_frames - 2 * -(-n_chunks // MOST_RUNS)
+    return min(n_chunks, max(1, round(n_in_use * n_chunks / n_lacking)))
+
+
 def with_lent(plan: ResidencyPlan, segments: Sequence[Sequence[int]], most_lent: int) -> ResidencyPlan:
     """Return `plan` with lent memory for at most `most_lent` of its streamed chunks.
 
@@ -165,7 +180,8 @@ def _choose(
             high = most_of_two - 1
         most_of_two = (low + high) // 2
     if chosen is None:
-        pins = pins_for(groups, n_pinned) or frozenset()
+        pins = pins_for(groups, n_pinned)
+        assert pins is not None, "so many chunks cannot be pinned"
         return _choose_streamed([chunk for chunk in movable if chunk not in pins], uses, count, run)
     return chosen
 

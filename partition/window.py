@@ -49,7 +49,7 @@ def frames_needed(
     """
     chosen = frozenset(streamed)
     most = max((len(chosen.intersection(segment)) for segment in segments), default=0)
-    return max(most, min(segment_chunks, len(chosen), max(map(len, segments), default=0)))
+    return max(most, min(segment_chunks, len(chosen)))
 
 
 def groups_of(
@@ -77,7 +77,7 @@ def groups_of(
     cycle = [*segments[start:], *segments[:start]]
     last = {chunk: i for i, segment in enumerate(cycle) for chunk in segment}
     orders = [sorted(segment, key=lambda chunk: (uses[chunk], last[chunk]), reverse=True) for segment in cycle]
-    groups = [Group((), n_places - min(segment_chunks, max(sizes)))]
+    groups = [Group((), max(0, n_places - segment_chunks))]
     for order, after in zip(orders, [*orders[1:], orders[0]], strict=True):
         groups.append(Group(tuple(order), n_places - len(order)))
         both = tuple(dict.fromkeys([*after, *order]))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from edge_run.base.errors import NotSupported
 from edge_run.base.protocols import BatchToken
+from edge_run.partition.plan import frames_in_use
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
 from edge_run.runtime.graph.nodes import GraphMap
@@ -41,11 +42,10 @@ class SliceMaps:
 
     @property
     def pair_chunks(self) -> int:
-        """The most chunks of two segments in a row, which streaming holds at once."""
+        """The frames that streaming takes besides those to read ahead through, where nearly everything streams."""
         graph, _ = self._maps[ONE_TOKEN]
         segments = cut_into_segments(graph, lambda read: chunks_of(read, self._address_space, ()))
-        sizes = [len(segment.needs) for segment in segments]
-        return max((a + b for a, b in itertools.pairwise(sizes)), default=0)
+        return frames_in_use([segment.needs for segment in segments])
 
     def unknown_shape(self, batch: Sequence[BatchToken]) -> PassShape | None:
         """Return the shape of a pass of `batch` whose graph was not mapped yet; where all were, that of the first."""
