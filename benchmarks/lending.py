@@ -66,7 +66,7 @@ def smallest(model: Path, context: str) -> str:
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows for a reader."""
     lines = [
-        "| model | budget | context | passes | mode | held at first | read per token | planned | model less held | peak |",
+        "| model | budget | context | passes | mode | held at first | read per token | planned | not held | peak |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
