@@ -197,9 +197,10 @@ def _mapped(loaded: Loaded) -> tuple[GraphMap, Terms]:
     """Return the graph of a pass of one token, and the terms of a plan that may lend what passes leave."""
     driver, shape = loaded.driver, loaded.shape
     with contextlib.closing(LocalDecoder(loaded.model, loaded.context, driver, shape)) as decoder:
-        narrow = map_narrow_pass(decoder, driver, shape.narrow_tokens)
+        is_lendable = not loaded.prepared.offload  # what is copied to a GPU has an order of its own
+        narrow = map_narrow_pass(decoder, driver, shape.narrow_tokens if is_lendable else 1)
     terms = loaded.terms(loaded.holdings)
-    if loaded.prepared.offload:  # what is copied to a GPU has an order of its own
+    if not is_lendable:
         return narrow.graph, terms
     cells = Cells(narrow.flow.cells, PAGE) if loaded.context.untouched_bytes else None
     idle = idle_bytes(narrow.buffer_bytes, narrow.touched_bytes)
