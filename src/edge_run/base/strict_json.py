@@ -77,8 +77,9 @@ def _refuse(name: str) -> NoReturn:
 
 
 def _whole(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
-        raise ValueError(f"a number of {len(digits)} digits, at most {MOST_DIGITS} make sense")
+    n_digits = len(digits.lstrip("-"))
+    if n_digits > MOST_DIGITS:
+        raise ValueError(f"a number of {n_digits} digits, at most {MOST_DIGITS} make sense")
     return int(digits)
 
 
