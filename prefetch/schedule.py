@@ -22,6 +22,7 @@ class Segment:
     needs: the chunks that the nodes need.
     acquire: the chunks acquired before the first node, which the segment before did not hold.
     release: the chunks released after the last node, which the next segment does not need.
+    rows: where the segment is a slice of one node, the rows of that node's matrix.
     """
 
     first: int
@@ -29,6 +30,7 @@ class Segment:
     needs: tuple[int, ...]
     acquire: tuple[int, ...]
     release: tuple[int, ...]
+    rows: range | None = None
 
 
 def join_stage_visits(segments: Sequence[Segment], borders: Collection[int]) -> list[Segment]:

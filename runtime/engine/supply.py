@@ -17,6 +17,7 @@ from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
 from edge_run.runtime.engine.loading import Loaded, WeightBacking
 from edge_run.runtime.gpu.loading import host_weights, open_upload
 from edge_run.runtime.graph.nodes import GraphMap
+from edge_run.runtime.llama.row_products import RowProducts
 from edge_run.runtime.planning import routing
 from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident
 from edge_run.runtime.planning.terms import Terms
@@ -164,7 +165,9 @@ def _streamed(
     graph, terms = _mapped(loaded)
     if cuts:
         backing.address_space.reserve()
-    memory = WeightMemory(backing.address_space, backing.sources, readers, driver.interrupt.check)
+    products = RowProducts(loaded.shape.threads)
+    stack.callback(products.close)
+    memory = WeightMemory(backing.address_space, backing.sources, readers, driver.interrupt.check, products)
     grant = partial(loaded.enter_in_ledger, ledger=ledger, stack=stack)
     plan, streams = open_streams(graph, terms, memory, grant)
     for stream in streams:
@@ -204,7 +207,8 @@ def _mapped(loaded: Loaded) -> tuple[GraphMap, Terms]:
         return narrow.graph, terms
     cells = Cells(narrow.flow.cells, PAGE) if loaded.context.untouched_bytes else None
     idle = idle_bytes(narrow.buffer_bytes, narrow.touched_bytes)
-    return narrow.graph, replace(terms, cells=cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
+    lent = replace(terms, cells=cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
+    return narrow.graph, replace(lent, has_row_slices=True)
 
 
 def _follow_cuts(loaded: Loaded, backing: WeightBacking) -> CopySchedule | None:

@@ -13,6 +13,7 @@ class WeightRead:
     address: where it lies.
     length: its size in bytes.
     row_bytes: the size of a row, where only rows are looked up; else 0.
+    product_row_bytes: the size of a row of a matrix that the processor multiplies by, row for row; else 0.
     is_copied: whether the node, on a GPU, reads a copy, which llama.cpp makes before it asks about the node.
     """
 
@@ -20,6 +21,7 @@ class WeightRead:
     address: int
     length: int
     row_bytes: int = 0
+    product_row_bytes: int = 0
     is_copied: bool = False
 
 

@@ -54,7 +54,10 @@ class Observer:
         if op == "GET_ROWS" and index == 0 and part.ne[2] == part.ne[3] == 1 and self._is_input(tensor.src[1]):
             row_bytes = part.nb[1]
         length = ggml.functions().ggml_nbytes(source)
-        return WeightRead(ggml.tensor_name(root).decode("utf-8", "replace"), part.data, length, row_bytes)
+        is_matrix = op == "MUL_MAT" and index == 0 and part.nb[1] * part.ne[1] == length
+        product_row_bytes = part.nb[1] if is_matrix else 0
+        name = ggml.tensor_name(root).decode("utf-8", "replace")
+        return WeightRead(name, part.data, length, row_bytes, product_row_bytes)
 
     def _copied_weight(self, source: int) -> WeightRead | None:
         """Return the weight that `source` is a copy of. Raises NotSupported where it is a copy of no known weight."""

@@ -30,7 +30,7 @@ from edge_run.tiers.kv.cells import Cells, CellTensor
 logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 1 << 46  # a file address: the shard's number times this, plus the offset in it
-FORMAT = 6
+FORMAT = 7
 MOST_REMEMBERED = 200
 SHAPING = (
     "context_tokens",
@@ -162,7 +162,7 @@ def _remember(place: Path, text: str) -> None:
 
 
 def _pack(node: Node) -> list[Any]:
-    reads = [[read.name, read.address, read.length, read.row_bytes] for read in node.reads]
+    reads = [[read.name, read.address, read.length, read.row_bytes, read.product_row_bytes] for read in node.reads]
     return [node.name.decode("latin-1"), node.op, node.is_computed, node.expert_ids, *reads]
 
 

@@ -106,7 +106,7 @@ def _sharing(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> _Sha
     dense = tuple(dict.fromkeys((*whole, *sorted(address_space.ragged))))
     experts = ExpertMap(tensors, address_space, frozenset(dense))
 
-    part = DensePart.of(experts, dense)
+    part = DensePart.of(experts, dense, has_row_slices=terms.has_row_slices)
     needs = [segment.needs for segment in part.segments(graph, address_space, ranges)]
     return _Sharing(terms, address_space, experts, dense, ranges, needs, part.segment_chunks)
 

@@ -117,16 +117,19 @@ class DensePart:
     routed: the addresses of the tensors of experts.
     chunks: the chunks that dense weights lie in, which may hold ends of those tensors too.
     segment_chunks: the most chunks of a segment that is more than one matrix.
+    has_row_slices: as of `Terms`.
     """
 
     routed: Collection[int]
     chunks: frozenset[int]
     segment_chunks: int
+    has_row_slices: bool
 
     @classmethod
-    def of(cls, experts: ExpertMap, dense: Collection[int]) -> DensePart:
+    def of(cls, experts: ExpertMap, dense: Collection[int], *, has_row_slices: bool) -> DensePart:
         """Return the part that is not of `experts`, in the chunks `dense`."""
-        return cls(experts.at.keys(), frozenset(dense), max(SEGMENT_CHUNKS, SEGMENT_BYTES // experts.chunk_bytes))
+        most_chunks = max(SEGMENT_CHUNKS, SEGMENT_BYTES // experts.chunk_bytes)
+        return cls(experts.at.keys(), frozenset(dense), most_chunks, has_row_slices)
 
     def needs(self, read: WeightRead, chunks: Iterable[int]) -> Iterable[int]:
         """Return those of the `chunks` of `read` that are dense."""
@@ -134,6 +137,7 @@ class DensePart:
 
     def segments(self, graph: GraphMap, address_space: AddressSpace, tables: Sequence[LookupTable]) -> list[Segment]:
         """Return the segments of `graph`, of which only this part counts."""
+        sliced = address_space if self.has_row_slices else None
         return cut_into_segments(
-            graph, lambda read: self.needs(read, chunks_of(read, address_space, tables)), self.segment_chunks
+            graph, lambda read: self.needs(read, chunks_of(read, address_space, tables)), self.segment_chunks, sliced
         )

@@ -101,7 +101,8 @@ class Planner:
         output_bytes = 4 * known.vocabulary * shape.outputs_per_pass
         idle = idle_bytes(known.buffer_bytes - output_bytes, known.narrow_bytes)
         cells = known.cells if known.cell_bytes >= LEAST_SPARSE_BYTES else None
-        return replace(terms, cells=cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
+        lent = replace(terms, cells=cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
+        return replace(lent, has_row_slices=True)
 
     @functools.cached_property
     def _ranges(self) -> list[RowRange]:
@@ -109,7 +110,8 @@ class Planner:
 
     @functools.cached_property
     def _segments(self) -> list[Segment]:
-        return cut_into_segments(self._graph, lambda read: chunks_of(read, self._address_space, self._ranges))
+        address_space, sliced = self._address_space, self._address_space if self._terms.has_row_slices else None
+        return cut_into_segments(self._graph, lambda read: chunks_of(read, address_space, self._ranges), sliced=sliced)
 
     def plan(self, budget_bytes: int | None = None) -> Plan:
         """Return the plan under a budget, by default the configured one. Raises BudgetError when it is too small."""

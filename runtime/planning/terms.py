@@ -36,6 +36,7 @@ class Terms:
     idle_bytes: the part of the buffers that passes of few tokens do not touch.
     verified_tokens: the guesses in a pass at most, each of which takes a cell.
     wanted_context_tokens: the context that was asked for; the budget may have room for fewer tokens.
+    has_row_slices: whether products with large matrices are computed in slices of rows.
     """
 
     gguf: GgufModel
@@ -53,6 +54,7 @@ class Terms:
     idle_bytes: int = 0
     verified_tokens: int = 0
     wanted_context_tokens: int = 0
+    has_row_slices: bool = False
 
     @property
     def lent_bytes(self) -> int:

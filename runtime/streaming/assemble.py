@@ -14,6 +14,7 @@ from edge_run.prefetch.policies import make_policy
 from edge_run.prefetch.schedule import join_stage_visits
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
+from edge_run.runtime.llama.row_products import RowProducts
 from edge_run.runtime.planning.expert_plan import MoePlan, least_by_expert, plan_moe, token_bytes
 from edge_run.runtime.planning.experts import DensePart
 from edge_run.runtime.planning.memory_plan import RowRange, plan_streamed, row_ranges
@@ -47,12 +48,14 @@ class WeightMemory:
     sources: the shards, by number.
     readers: the threads that read.
     check: runs while a pass waits for weights, and may raise to stop it.
+    products: computes products with large matrices in slices, where the plan has slices.
     """
 
     address_space: AddressSpace
     sources: Sequence[SourceFile]
     readers: Readers
     check: Callable[[], None]
+    products: RowProducts | None = None
 
     def weights(self, state: Residency | OnDemand, run_chunks: int, sources: Sequence[Source] = ()) -> Weights:
         """Return the weights whose chunks `state` keeps account of; a read is of at most `run_chunks` chunks.
@@ -91,7 +94,8 @@ def _in_order(
     """Stream all weights in the order of a pass of one token."""
     address_space = memory.address_space
     ranges = row_ranges(graph, address_space, terms.micro_batch_tokens)
-    segments = cut_into_segments(graph, lambda read: chunks_of(read, address_space, ranges))
+    sliced = address_space if terms.has_row_slices else None
+    segments = cut_into_segments(graph, lambda read: chunks_of(read, address_space, ranges), sliced=sliced)
     # Where a GPU's parts begin are borders too, but nobody else computes in between.
     borders = [i for i, node in enumerate(graph) if node.is_border]
     visits = [visit.needs for visit in join_stage_visits(segments, borders)] if terms.gpu is None else []
@@ -107,8 +111,12 @@ def _in_order(
     weights.start()
     if not residency.n_frames:  # nothing ever leaves, so no pass need stop for it
         return plan, [PinnedWeights(weights, address_space, tables)]
-    pinned, lent, by_stage_visits = residency.pinned, residency.lent, residency.by_stage_visits
-    return plan, [WeightStreaming(weights, address_space, tables, pinned, lent, by_stage_visits)]
+    products = memory.products if terms.has_row_slices else None
+    by_stage_visits = residency.by_stage_visits
+    streaming = WeightStreaming(
+        weights, address_space, tables, residency.pinned, residency.lent, by_stage_visits, products=products
+    )
+    return plan, [streaming]
 
 
 def _by_expert(graph: GraphMap, moe: MoePlan, memory: WeightMemory, terms: Terms) -> Streams:
@@ -121,7 +129,7 @@ def _by_expert(graph: GraphMap, moe: MoePlan, memory: WeightMemory, terms: Terms
     n_dense_frames = 0 if moe.residency else len(moe.dense) - len(address_space.ragged)
     states = OnDemand(address_space.n_chunks, n_dense_frames + n_frames, address_space.ragged)
     weights = memory.weights(states, READ_BYTES // address_space.chunk_bytes, sources)
-    part, tables = DensePart.of(experts, moe.dense), memory.tables(moe.ranges)
+    part, tables = DensePart.of(experts, moe.dense, has_row_slices=terms.has_row_slices), memory.tables(moe.ranges)
     dense: WeightStreaming
     if moe.residency:
         dense = _dense_in_order(graph, moe.residency, part, tables, memory)
@@ -145,7 +153,10 @@ def _dense_in_order(
     states = Residency(address_space.n_chunks, order, residency.pinned, residency.n_frames)
     weights = memory.weights(states, READ_BYTES // address_space.chunk_bytes)
     weights.start()
-    return WeightStreaming(weights, address_space, tables, residency.pinned, residency.lent, part=part)
+    products = memory.products if part.has_row_slices else None
+    return WeightStreaming(
+        weights, address_space, tables, residency.pinned, residency.lent, part=part, products=products
+    )
 
 
 def _unpacking(sources: Sequence[SourceFile], terms: Terms) -> tuple[Sequence[Source], PackedBlocks | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ from edge_run.prefetch.schedule import Segment, join_stage_visits
 from edge_run.runtime.decoding.driver import Step, Steps
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
 from edge_run.runtime.graph.observer import looked_up_rows
-from edge_run.runtime.graph.segments import chunks_of, cut_into_segments, table_of
+from edge_run.runtime.graph.segments import SLICED_SEGMENTS, chunks_of, cut_into_segments, slices_of, table_of
+from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.llama.row_products import RowProducts
 from edge_run.runtime.planning.experts import DensePart
 from edge_run.runtime.planning.memory_plan import with_page_tables
 from edge_run.tiers.address_space import AddressSpace
@@ -38,14 +41,18 @@ class WeightStreaming:
         lent: Sequence[int] = (),
         holds_stage_visits: bool = False,
         part: DensePart | None = None,
+        products: RowProducts | None = None,
     ) -> None:
         """Stream `weights`, except the chunks inside the `tables`, whose rows are fetched one by one.
 
         part: the only part of the model that is streamed; None for all of it.
+        products: computes products with large matrices in slices of rows; None where such a matrix is held whole.
         """
         self.weights, self._address_space, self._tables = weights, address_space, tables
         self._pinned, self.lent, self.holds_stage_visits = frozenset(pinned), lent, holds_stage_visits
-        self._n_borrowed, self._part = 0, part
+        self._n_borrowed, self._part, self._products = 0, part, products
+        self._most_chunks = part.segment_chunks if part else SEGMENT_CHUNKS
+        self._unknown_product: tuple[int, list[tuple[range, WeightRead]]] | None = None
         self._held: Counter[int] = Counter()  # how often: a segment may need what is copied to a GPU
         self._being_copied: Counter[int] = Counter()
         self._cut: tuple[GraphMap, list[Segment]] | None = None
@@ -64,8 +71,8 @@ class WeightStreaming:
     def segments(self, graph: GraphMap) -> list[Segment]:
         """Return the segments of `graph`; those of the last graph are cached."""
         if self._cut is None or self._cut[0] is not graph:
-            most_chunks = self._part.segment_chunks if self._part else SEGMENT_CHUNKS
-            self._cut = graph, cut_into_segments(graph, self._chunks_of, most_chunks)
+            sliced = self._address_space if self._products else None
+            self._cut = graph, cut_into_segments(graph, self._chunks_of, self._most_chunks, sliced)
         return self._cut[1]
 
     def borrow(self, n_loans: int) -> None:
@@ -79,9 +86,16 @@ class WeightStreaming:
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Acquire chunks before each segment, and release them after it; fetch rows where rows are looked up."""
         self._register_fetches(graph, steps)
+        products: dict[int, list[Segment]] = {}
         for segment in self.segments(graph):
-            steps.add_before(segment.first, self._acquire_step(segment.acquire))
-            steps.add_after(segment.last, self._release_step(segment.release))
+            if segment.rows:
+                products.setdefault(segment.first, []).append(segment)
+            else:
+                steps.add_before(segment.first, self._acquire_step(segment.acquire))
+                steps.add_after(segment.last, self._release_step(segment.release))
+        for ordinal, slices in products.items():
+            steps.add_before(ordinal, _leave_out)
+            steps.add_after(ordinal, self._product_step(slices))
 
     def register_stage_visits(self, graph: GraphMap, steps: Steps) -> None:
         """Acquire all chunks before each stage visit; release them after the last node that needs a streamed one."""
@@ -101,15 +115,28 @@ class WeightStreaming:
         """Acquire the chunks that `node` reads; stop after it when it reads weights that are not copied."""
         if fetch := self._fetch_step(node):
             fetch(address)
+        if self._products and (slices := slices_of(node, self._address_space, SLICED_SEGMENTS * self._most_chunks)):
+            _leave_out(address)
+            self._unknown_product = address, slices
+            return True
         self._acquire(list(dict.fromkeys(chunk for read in node.reads for chunk in self._chunks_of(read))))
         return any(not read.is_copied for read in node.reads)
 
     def after_unknown(self) -> None:
-        """Release all chunks but those that are being copied."""
+        """Release all chunks but those that are being copied; compute a product that is computed in slices."""
+        if self._unknown_product:
+            (address, slices), self._unknown_product = self._unknown_product, None
+            for rows, read in slices:
+                chunks = tuple(self._chunks_of(read))
+                self._acquire(chunks)
+                self._multiply(address, rows)
+                self._release(chunks)
+            ggml.set_compute_flag(address, True)
         self._release(tuple((self._held - self._being_copied).elements()))
 
     def abandon(self) -> None:
         """Release all chunks."""
+        self._unknown_product = None
         self._being_copied.clear()
         self._release(tuple(self._held.elements()))
 
@@ -163,6 +190,37 @@ class WeightStreaming:
 
         return fetch
 
+    def _product_step(self, slices: Sequence[Segment]) -> Step:
+        """Return the step that computes the product of a node whose matrix streams in `slices`.
+
+        Slices in a row whose chunks all stay are one.
+        """
+        rank = {chunk: number for number, chunk in enumerate(self.lent, 1)}
+        # How many chunks must be borrowed for each slice to stay: where no number is enough, one more than there are.
+        ranks = [max(0 if c in self._pinned else rank.get(c, len(rank) + 1) for c in one.needs) for one in slices]
+        steps = [(one.rows, self._acquire_step(one.acquire), self._release_step(one.release)) for one in slices]
+
+        def multiply(address: int) -> None:
+            first, held = 0, list[Step]()
+            for (rows, acquire, release), stays_from in zip(
+                steps, itertools.pairwise([*ranks, len(rank) + 1]), strict=True
+            ):
+                acquire(address)
+                held.append(release)
+                if rows and max(stays_from) > self._n_borrowed:
+                    self._multiply(address, range(first, rows.stop))
+                    first = rows.stop
+                    for let_go in held:
+                        let_go(address)
+                    held.clear()
+            ggml.set_compute_flag(address, True)
+
+        return multiply
+
+    def _multiply(self, address: int, rows: range) -> None:
+        assert self._products
+        self._products.multiply(address, rows)
+
     def _acquire_step(self, chunks: tuple[int, ...]) -> Step:
         leaving, may_lack = self._leaving(chunks), True
 
@@ -193,6 +251,11 @@ class WeightStreaming:
         for chunk in gone:
             del self._held[chunk]
         (self.weights.release_soon if is_visit_end else self.weights.release)(gone)
+
+
+def _leave_out(address: int) -> None:
+    """Have llama.cpp not compute the node at `address`."""
+    ggml.set_compute_flag(address, False)
 
 
 @dataclass(frozen=True, slots=True)

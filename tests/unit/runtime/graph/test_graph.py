@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,10 +94,10 @@ def whole(name: str, tensor: int) -> WeightRead:
     return WeightRead(name, _ggml.tensor_at(tensor).data, _ggml.functions().ggml_nbytes(tensor))
 
 
-def test_a_multiplication_reads_its_weight_as_a_whole(ggml: Any) -> None:
+def test_a_multiplication_reads_its_weight_row_for_row(ggml: Any) -> None:
     (node,) = observe(ggml.node("out", "ggml_mul_mat", ggml.table, ggml.state))
     assert (node.name, node.op) == (b"out", "MUL_MAT")
-    assert node.reads == (whole("token_embd.weight", ggml.table),)
+    assert node.reads == (replace(whole("token_embd.weight", ggml.table), product_row_bytes=WIDTH * 4),)
     assert node.reads[0].length == ROWS * WIDTH * 4
 
 
@@ -126,7 +127,7 @@ def test_a_part_of_a_weight_is_read_where_it_lies(ggml: Any) -> None:
     part = ggml.node("part", "ggml_view_2d", ggml.table, WIDTH, 10, row, 20 * row)
     (node,) = observe(ggml.node("out", "ggml_mul_mat", part, ggml.state))
     start = _ggml.tensor_at(ggml.table).data + 20 * row
-    assert node.reads == (WeightRead("token_embd.weight", start, 10 * row),)
+    assert node.reads == (WeightRead("token_embd.weight", start, 10 * row, product_row_bytes=row),)
 
 
 def test_making_a_view_of_a_weight_reads_nothing(ggml: Any) -> None:

@@ -1,0 +1,88 @@
+"""The merge gate for products in slices: logits are llama.cpp's while no large matrix is ever in memory as a whole.
+
+Chunks are of a page, so that most matrices of small models are large. What is released is unreadable at once when there
+are as few frames as can be, so a slice that reads other rows than its own ends the child process.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_run.runtime.llama.row_products import RowProducts
+from edge_run.runtime.planning import experts
+from edge_run.tiers._libc import PAGE
+from exactness import fewest_frames, open_at
+from in_child import in_child
+from talks import OPTIONS, SEQUENCES, Talk, check_rows, say, say_in_branches
+from tiny_models import make_model
+
+
+@pytest.mark.parametrize("share", [0, 0.4])
+@pytest.mark.parametrize(
+    ("name", "quantisation", "options"),
+    [
+        ("llama", None, {}),
+        ("llama", "Q4_0", {}),
+        ("llama", "Q8_0", {"exact": True, "flash_attention": "off"}),
+        ("llama", "Q4_K_M", {"threads": 2}),
+        ("gemma3", "Q6_K", {}),
+        ("falcon-h1", None, {}),
+        ("minicpm3", None, {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@in_child
+def test_rows_by_slice(
+    name: str, quantisation: str | None, options: dict[str, object], share: float, folder: Path
+) -> None:
+    """A plain model in several types; one whose table is its output too; states; latent attention."""
+    path, settings = make_model(name, folder, quantisation=quantisation), {**OPTIONS, **options}
+    slices = count_slices()
+    with fewest_frames(share):
+        engine = open_at(path, share, settings, chunk_bytes=PAGE)
+    found = Talk(engine.decoder)
+    say(found)
+    assert sum(rows.start > 0 for rows in slices) > 50
+    assert all(rows.start % 64 == 0 for rows in slices)
+    engine.close()
+    check_rows(path, say, settings, found)
+
+
+@in_child
+def test_matrices_beside_experts(folder: Path) -> None:
+    """What every token reads streams in order, and in slices, while experts stream as they are chosen."""
+    experts.SEGMENT_BYTES = 0
+    path, settings = make_model("deepseek2", folder, scale=4), {**OPTIONS, "context_tokens": 1024}
+    slices = count_slices()
+    engine = open_at(path, 0, settings, by_expert=True, chunk_bytes=PAGE)
+    found = Talk(engine.decoder)
+    say(found)
+    assert sum(rows.start > 0 for rows in slices) > 50
+    engine.close()
+    check_rows(path, say, settings, found)
+
+
+@in_child
+def test_branches_by_slice(folder: Path) -> None:
+    path, settings = make_model("llama", folder), {**OPTIONS, "sequences": SEQUENCES}
+    slices = count_slices()
+    engine = open_at(path, 0.1, settings, chunk_bytes=PAGE)
+    found = Talk(engine.decoder)
+    say_in_branches(found)
+    assert len(slices) > 100
+    engine.close()
+    check_rows(path, say_in_branches, settings, found)
+
+
+def count_slices() -> list[range]:
+    """The rows of every slice that is multiplied by from now on."""
+    multiply, slices = RowProducts.multiply, list[range]()
+
+    def count(self: RowProducts, address: int, rows: range) -> None:
+        slices.append(rows)
+        multiply(self, address, rows)
+
+    RowProducts.multiply = count  # type: ignore[method-assign]
+    return slices
