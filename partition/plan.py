@@ -14,7 +14,7 @@ from itertools import chain, islice
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import MIB, format_size, round_up
-from edge_run.partition.window import SEGMENT_CHUNKS, Group, groups_of, is_enough, most_pinned, pins_for
+from edge_run.partition.window import SEGMENT_CHUNKS, Group, frames_needed, groups_of, is_enough, most_pinned, pins_for
 
 LOOKAHEAD_CHUNKS = 16
 MARGIN_SHARE, MARGIN_BYTES = 256, 2 * MIB  # of the smallest budget named: what was measured varies from run to run
@@ -68,8 +68,7 @@ def plan_residency(
     movable = [chunk for chunk in uses if chunk not in must_pin]
     fixed = must_pin.intersection(uses)
     n_places = available_bytes // chunk_bytes - len(fixed)
-    sizes = [len(segment) - len(must_pin.intersection(segment)) for segment in segments]
-    largest = max(sizes, default=0)
+    largest = frames_needed(segments, movable, segment_chunks)
     least = other_bytes + (len(fixed) + largest) * chunk_bytes
     minimum = round_up(least + least // MARGIN_SHARE + MARGIN_BYTES, MIB)
     if n_places < largest:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable
 from functools import partial
@@ -23,21 +24,39 @@ class RowTable:
 
     start: the first address, page-aligned.
     stop: the address after the last one, page-aligned.
-    file_offset: where the byte at `start` lies in the file.
-    budget_bytes: the most that stays in memory between calls; one call may need more.
+    is_apart: whether the rows lie in memory of their own (`place_of`), as weights come and go at their addresses.
     """
 
     def __init__(
-        self, start: int, stop: int, file_offset: int, source: SourceFile, readers: Readers, budget_bytes: int
+        self,
+        start: int,
+        stop: int,
+        file_offset: int,
+        source: SourceFile,
+        readers: Readers,
+        budget_bytes: int,
+        is_apart: bool = False,
     ) -> None:
-        self.start, self.stop = start, stop
+        """Read the table from `source`.
+
+        file_offset: where the byte at `start` lies in the file.
+        budget_bytes: the most that stays in memory between calls; one call may need more.
+        """
+        self.start, self.stop, self.is_apart = start, stop, is_apart
         self._file_offset = file_offset
         self._source = source
         self._readers = readers
         self._max_pages = budget_bytes // _libc.PAGE
         self._pages: OrderedDict[int, None] = OrderedDict()
-        _libc.map_anonymous(stop - start, _libc.PROT_READ_WRITE, at=start)
-        _libc.prepare_for_weights(start, stop - start, is_sparse=True)
+        length = stop - start
+        self._memory = _libc.map_anonymous(length, _libc.PROT_READ_WRITE, at=None if is_apart else start)
+        _libc.prepare_for_weights(self._memory, length, is_sparse=True)
+        if is_apart:
+            weakref.finalize(self, _libc.unmap, self._memory, length)
+
+    def place_of(self, address: int) -> int:
+        """Return where the byte at `address` of the table lies."""
+        return self._memory + address - self.start
 
     def fetch(self, rows: Iterable[tuple[int, int]]) -> float:
         """Make rows readable and return the seconds waited for reads.
@@ -69,7 +88,8 @@ class RowTable:
 
     def _pages_of(self, address: int, length: int) -> range:
         first = address - address % _libc.PAGE
-        return range(max(first, self.start), min(address + length, self.stop), _libc.PAGE)
+        start, stop = max(first, self.start), min(address + length, self.stop)
+        return range(self.place_of(start), self.place_of(stop), _libc.PAGE)
 
     def _read(self, runs: list[tuple[int, int]]) -> None:
         done = threading.Semaphore(0)
@@ -77,7 +97,7 @@ class RowTable:
 
         def read(address: int, length: int) -> int:
             try:
-                return self._source.read_into(address, length, self._file_offset + address - self.start)
+                return self._source.read_into(address, length, self._file_offset + address - self._memory)
             except Exception as error:  # rows that were not read must not count as read
                 errors.append(as_read_error(error))
                 return 0

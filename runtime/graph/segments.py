@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from edge_run.base.units import round_down
+from edge_run.base.units import round_down, round_up
 from edge_run.partition.window import SEGMENT_CHUNKS
 from edge_run.prefetch.schedule import Segment, schedule_pass
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
+from edge_run.tiers._libc import PAGE
 from edge_run.tiers.address_space import AddressSpace
 
 CUT_BEFORE = frozenset({"MUL_MAT", "MUL_MAT_ID"})
@@ -38,20 +39,34 @@ class LookupTable(Protocol):
         """The address after the last one."""
         ...
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether its rows are looked up in memory elsewhere."""
+        ...
+
 
 def table_of(read: WeightRead, tables: Sequence[LookupTable]) -> int | None:
-    """Return the number of the table that overlaps with `read`, or None."""
+    """Return the number of the table that `read` looks up rows in, or None."""
     end = read.address + read.length
-    return next((i for i, table in enumerate(tables) if table.start < end and read.address < table.stop), None)
+    pages = round_down(read.address, PAGE), round_up(end, PAGE)
+
+    def is_of(table: LookupTable) -> bool:
+        if table.is_apart:
+            return pages == (table.start, table.stop)
+        return table.start < end and read.address < table.stop
+
+    return next((i for i, table in enumerate(tables) if is_of(table)), None)
 
 
 def chunks_of(read: WeightRead, address_space: AddressSpace, tables: Sequence[LookupTable]) -> Iterable[int]:
-    """Return the chunks that `read` needs in memory; a lookup of rows needs only the ends of its table."""
+    """Return the chunks that `read` needs in memory; a lookup of rows needs at most the ends of its table."""
     chunks = address_space.chunks_of(read.address, read.length)
     number = table_of(read, tables) if read.row_bytes else None
     if number is None:
         return chunks
     table = tables[number]
+    if table.is_apart:
+        return ()
     return [c for c in chunks if not table.start <= address_space.place(c).address < table.stop]
 
 

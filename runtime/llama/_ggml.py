@@ -135,6 +135,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_view_1d": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t]),
     "ggml_new_graph": (ctypes.c_void_p, [ctypes.c_void_p]),
     "ggml_build_forward_expand": (None, [ctypes.c_void_p] * 2),
+    "ggml_get_rows": (ctypes.c_void_p, [ctypes.c_void_p] * 3),
     "ggml_mul_mat": (ctypes.c_void_p, [ctypes.c_void_p] * 3),
     "ggml_mul_mat_id": (ctypes.c_void_p, [ctypes.c_void_p] * 4),
     "ggml_flash_attn_ext": (ctypes.c_void_p, [*[ctypes.c_void_p] * 5, *[ctypes.c_float] * 3]),

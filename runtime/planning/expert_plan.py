@@ -99,7 +99,7 @@ def _sharing(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> _Sha
         return None
     chunk_bytes = expert_chunk_bytes(tensors, terms.budget_bytes)
     address_space = AddressSpace(address_space.spans, min(address_space.chunk_bytes, chunk_bytes))
-    ranges = row_ranges(graph, address_space, terms.micro_batch_tokens)
+    ranges = row_ranges(graph, address_space, terms.micro_batch_tokens, has_row_slices=terms.has_row_slices)
     routed = {tensor.address for tensor in tensors}
     reads = (read for node in graph for read in node.reads if read.address not in routed)
     whole = (chunk for read in reads for chunk in chunks_of(read, address_space, ranges))

@@ -8,7 +8,7 @@ from typing import Any
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.results import ContextPoint, Plan, PlanItem
-from edge_run.base.units import MIB, round_up
+from edge_run.base.units import MIB, round_down, round_up
 from edge_run.partition.plan import ResidencyPlan, plan_residency, with_lent
 from edge_run.partition.stage_visits import plan_stage_visits
 from edge_run.runtime.graph.nodes import GraphMap
@@ -24,33 +24,52 @@ LEAST_TABLE_BUDGET_BYTES = 4 * MIB
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """The inside of a table that is only read by row: whole chunks, and the memory for its rows."""
+    """The part of a table that is read by row, and the memory for its rows.
+
+    start: its first address.
+    stop: the address after its last one.
+    shard: the number of the file.
+    file_offset: where it begins in the file.
+    budget_bytes: the memory for its rows.
+    is_apart: whether that memory lies elsewhere, as the table is also a matrix that streams. Else it is the inside of
+        the table, whole chunks, where no weights come and go.
+    """
 
     start: int
     stop: int
     shard: int
     file_offset: int
     budget_bytes: int
+    is_apart: bool = False
 
 
-def row_ranges(graph: GraphMap, address_space: AddressSpace, micro_batch_tokens: int) -> list[RowRange]:
-    """Return the tables that are only read by row, and large enough for that to be worth it."""
+def row_ranges(
+    graph: GraphMap, address_space: AddressSpace, micro_batch_tokens: int, *, has_row_slices: bool = False
+) -> list[RowRange]:
+    """Return the tables that are read by row, and large enough for that to be worth it.
+
+    Those that a pass also reads as a whole are among them where that is done in row slices.
+    """
     reads = {read for node in graph for read in node.reads}
     whole = [(read.address, read.address + read.length) for read in reads if not read.row_bytes]
     ranges = []
     for read in reads:
         if not read.row_bytes:
             continue
-        if any(start < read.address + read.length and read.address < stop for start, stop in whole):
+        end = read.address + read.length
+        is_apart = any(start < end and read.address < stop for start, stop in whole)
+        if is_apart and not has_row_slices:
             continue
         span = address_space.span_of(read.address)
         start = address_space.border_before(read.address + address_space.chunk_bytes - 1, span)
-        stop = address_space.border_before(read.address + read.length, span)
+        stop = address_space.border_before(end, span)
+        if is_apart:
+            start, stop = round_down(read.address, PAGE), round_up(end, PAGE)
         if stop - start < LEAST_TABLE_CHUNKS * address_space.chunk_bytes:
             continue
         wanted = micro_batch_tokens * (round_up(read.row_bytes, PAGE) + PAGE)
         budget = min(max(wanted, LEAST_TABLE_BUDGET_BYTES), stop - start)
-        ranges.append(RowRange(start, stop, span.shard, start - span.base, budget))
+        ranges.append(RowRange(start, stop, span.shard, start - span.base, budget, is_apart))
     return ranges
 
 

@@ -106,7 +106,8 @@ class Planner:
 
     @functools.cached_property
     def _ranges(self) -> list[RowRange]:
-        return row_ranges(self._graph, self._address_space, self.known.micro_batch_tokens)
+        tokens, has_row_slices = self.known.micro_batch_tokens, self._terms.has_row_slices
+        return row_ranges(self._graph, self._address_space, tokens, has_row_slices=has_row_slices)
 
     @functools.cached_property
     def _segments(self) -> list[Segment]:

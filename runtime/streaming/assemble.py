@@ -21,6 +21,7 @@ from edge_run.runtime.planning.memory_plan import RowRange, plan_streamed, row_r
 from edge_run.runtime.planning.routing import Usage
 from edge_run.runtime.planning.terms import Terms, used_experts
 from edge_run.runtime.streaming.experts import Adaptation, ExpertRoom, ExpertStreaming
+from edge_run.runtime.streaming.lookups import Lookups
 from edge_run.runtime.streaming.prefetch import OFF, SETTINGS, ExpertPrefetch
 from edge_run.runtime.streaming.tuning import Tuning
 from edge_run.runtime.streaming.weights import PinnedWeights, WeightStreaming
@@ -65,12 +66,13 @@ class WeightMemory:
         chosen = sources or self.sources
         return Weights(self.address_space, chosen, self.readers, state, run_chunks=run_chunks, check=self.check)
 
-    def tables(self, ranges: Sequence[RowRange]) -> list[RowTable]:
-        """Return the tables that are only read by row."""
-        return [
-            RowTable(r.start, r.stop, r.file_offset, self.sources[r.shard], self.readers, r.budget_bytes)
+    def lookups(self, ranges: Sequence[RowRange]) -> Lookups:
+        """Return the lookups of rows in the tables that are read by row."""
+        tables = [
+            RowTable(r.start, r.stop, r.file_offset, self.sources[r.shard], self.readers, r.budget_bytes, r.is_apart)
             for r in ranges
         ]
+        return Lookups(tables, self.products)
 
 
 def open_streams(
@@ -93,7 +95,7 @@ def _in_order(
 ) -> tuple[Plan, Streams]:
     """Stream all weights in the order of a pass of one token."""
     address_space = memory.address_space
-    ranges = row_ranges(graph, address_space, terms.micro_batch_tokens)
+    ranges = row_ranges(graph, address_space, terms.micro_batch_tokens, has_row_slices=terms.has_row_slices)
     sliced = address_space if terms.has_row_slices else None
     segments = cut_into_segments(graph, lambda read: chunks_of(read, address_space, ranges), sliced=sliced)
     # Where a GPU's parts begin are borders too, but nobody else computes in between.
@@ -103,18 +105,18 @@ def _in_order(
         visits = [(*visits[0], *visits.pop()), *visits[1:]]
     plan, residency = plan_streamed(terms, address_space, [segment.needs for segment in segments], ranges, visits)
     grant(plan)
-    tables = memory.tables(ranges)
+    lookups = memory.lookups(ranges)
     order = [chunk for segment in segments for chunk in segment.acquire]
     states = Residency(address_space.n_chunks, order, residency.pinned, residency.n_frames)
     run_chunks = LONG_RUN if residency.by_stage_visits else MAX_READ_CHUNKS
     weights = memory.weights(states, run_chunks)
     weights.start()
     if not residency.n_frames:  # nothing ever leaves, so no pass need stop for it
-        return plan, [PinnedWeights(weights, address_space, tables)]
+        return plan, [PinnedWeights(weights, address_space, lookups)]
     products = memory.products if terms.has_row_slices else None
     by_stage_visits = residency.by_stage_visits
     streaming = WeightStreaming(
-        weights, address_space, tables, residency.pinned, residency.lent, by_stage_visits, products=products
+        weights, address_space, lookups, residency.pinned, residency.lent, by_stage_visits, products=products
     )
     return plan, [streaming]
 
@@ -129,12 +131,12 @@ def _by_expert(graph: GraphMap, moe: MoePlan, memory: WeightMemory, terms: Terms
     n_dense_frames = 0 if moe.residency else len(moe.dense) - len(address_space.ragged)
     states = OnDemand(address_space.n_chunks, n_dense_frames + n_frames, address_space.ragged)
     weights = memory.weights(states, READ_BYTES // address_space.chunk_bytes, sources)
-    part, tables = DensePart.of(experts, moe.dense, has_row_slices=terms.has_row_slices), memory.tables(moe.ranges)
+    part, lookups = DensePart.of(experts, moe.dense, has_row_slices=terms.has_row_slices), memory.lookups(moe.ranges)
     dense: WeightStreaming
     if moe.residency:
-        dense = _dense_in_order(graph, moe.residency, part, tables, memory)
+        dense = _dense_in_order(graph, moe.residency, part, lookups, memory)
     else:
-        dense = PinnedWeights(weights, address_space, tables, part)
+        dense = PinnedWeights(weights, address_space, lookups, part)
         weights.hold(moe.dense)
     shape = MoeShape(tuple(range(len(experts.layers))), experts.n_experts, n_used)
     policy = make_policy(terms.expert_policy, shape)
@@ -145,17 +147,17 @@ def _by_expert(graph: GraphMap, moe: MoePlan, memory: WeightMemory, terms: Terms
 
 
 def _dense_in_order(
-    graph: GraphMap, residency: ResidencyPlan, part: DensePart, tables: Sequence[RowTable], memory: WeightMemory
+    graph: GraphMap, residency: ResidencyPlan, part: DensePart, lookups: Lookups, memory: WeightMemory
 ) -> WeightStreaming:
     """Stream the dense part of a model in the order of a pass, through frames of its own."""
     address_space = memory.address_space
-    order = [chunk for segment in part.segments(graph, address_space, tables) for chunk in segment.acquire]
+    order = [chunk for segment in part.segments(graph, address_space, lookups.tables) for chunk in segment.acquire]
     states = Residency(address_space.n_chunks, order, residency.pinned, residency.n_frames)
     weights = memory.weights(states, READ_BYTES // address_space.chunk_bytes)
     weights.start()
     products = memory.products if part.has_row_slices else None
     return WeightStreaming(
-        weights, address_space, tables, residency.pinned, residency.lent, part=part, products=products
+        weights, address_space, lookups, residency.pinned, residency.lent, part=part, products=products
     )
 
 

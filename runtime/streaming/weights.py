@@ -11,21 +11,20 @@ from edge_run.partition.window import SEGMENT_CHUNKS
 from edge_run.prefetch.schedule import Segment, join_stage_visits
 from edge_run.runtime.decoding.driver import Step, Steps
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
-from edge_run.runtime.graph.observer import looked_up_rows
-from edge_run.runtime.graph.segments import SLICED_SEGMENTS, chunks_of, cut_into_segments, slices_of, table_of
+from edge_run.runtime.graph.segments import SLICED_SEGMENTS, chunks_of, cut_into_segments, slices_of
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.row_products import RowProducts
 from edge_run.runtime.planning.experts import DensePart
 from edge_run.runtime.planning.memory_plan import with_page_tables
+from edge_run.runtime.streaming.lookups import Lookups
+from edge_run.runtime.streaming.row_slices import RowSlice, leave_out, product_step
 from edge_run.tiers.address_space import AddressSpace
-from edge_run.tiers.rows import RowTable
 from edge_run.tiers.weights import Weights
 
 
 class WeightStreaming:
     """The feature that streams weights in order; it also acquires the weights that are copied to a GPU (`Carrier`).
 
-    wait_s: how long passes waited for weights.
     pinned: the chunks that stay.
     lent: the chunks that stay while they have lent memory.
     holds_stage_visits: whether all chunks of a stage visit are held from its start in passes in which the lent chunks
@@ -36,19 +35,19 @@ class WeightStreaming:
         self,
         weights: Weights,
         address_space: AddressSpace,
-        tables: Sequence[RowTable] = (),
+        lookups: Lookups | None = None,
         pinned: Collection[int] = (),
         lent: Sequence[int] = (),
         holds_stage_visits: bool = False,
         part: DensePart | None = None,
         products: RowProducts | None = None,
     ) -> None:
-        """Stream `weights`, except the chunks inside the `tables`, whose rows are fetched one by one.
+        """Stream `weights`, except what is only looked up by row.
 
-        part: the only part of the model that is streamed; None for all of it.
+        lookups: the lookups of rows. part: the only part of the model that is streamed; None for all of it.
         products: computes products with large matrices in slices of rows; None where such a matrix is held whole.
         """
-        self.weights, self._address_space, self._tables = weights, address_space, tables
+        self.weights, self._address_space, self._lookups = weights, address_space, lookups or Lookups(())
         self._pinned, self.lent, self.holds_stage_visits = frozenset(pinned), lent, holds_stage_visits
         self._n_borrowed, self._part, self._products = 0, part, products
         self._most_chunks = part.segment_chunks if part else SEGMENT_CHUNKS
@@ -56,7 +55,12 @@ class WeightStreaming:
         self._held: Counter[int] = Counter()  # how often: a segment may need what is copied to a GPU
         self._being_copied: Counter[int] = Counter()
         self._cut: tuple[GraphMap, list[Segment]] | None = None
-        self.wait_s = 0.0
+        self._wait_s = 0.0
+
+    @property
+    def wait_s(self) -> float:
+        """How long passes waited for weights."""
+        return self._wait_s + self._lookups.wait_s
 
     @property
     def most_loans(self) -> int:
@@ -85,7 +89,7 @@ class WeightStreaming:
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Acquire chunks before each segment, and release them after it; fetch rows where rows are looked up."""
-        self._register_fetches(graph, steps)
+        self._lookups.register(graph, steps)
         products: dict[int, list[Segment]] = {}
         for segment in self.segments(graph):
             if segment.rows:
@@ -94,12 +98,12 @@ class WeightStreaming:
                 steps.add_before(segment.first, self._acquire_step(segment.acquire))
                 steps.add_after(segment.last, self._release_step(segment.release))
         for ordinal, slices in products.items():
-            steps.add_before(ordinal, _leave_out)
+            steps.add_before(ordinal, leave_out)
             steps.add_after(ordinal, self._product_step(slices))
 
     def register_stage_visits(self, graph: GraphMap, steps: Steps) -> None:
         """Acquire all chunks before each stage visit; release them after the last node that needs a streamed one."""
-        self._register_fetches(graph, steps)
+        self._lookups.register(graph, steps)
         segments = self.segments(graph)
         for visit in join_stage_visits(segments, [i for i, node in enumerate(graph) if node.is_border]):
             steps.add_before(visit.first, self._acquire_step(visit.acquire))
@@ -113,23 +117,23 @@ class WeightStreaming:
 
     def before_unknown(self, node: Node, address: int) -> bool:
         """Acquire the chunks that `node` reads; stop after it when it reads weights that are not copied."""
-        if fetch := self._fetch_step(node):
-            fetch(address)
+        is_left_out = self._lookups.before_unknown(node, address)
         if self._products and (slices := slices_of(node, self._address_space, SLICED_SEGMENTS * self._most_chunks)):
-            _leave_out(address)
+            leave_out(address)
             self._unknown_product = address, slices
             return True
-        self._acquire(list(dict.fromkeys(chunk for read in node.reads for chunk in self._chunks_of(read))))
-        return any(not read.is_copied for read in node.reads)
+        self._acquire_for(node)
+        return is_left_out or any(not read.is_copied for read in node.reads)
 
     def after_unknown(self) -> None:
         """Release all chunks but those that are being copied; compute a product that is computed in slices."""
-        if self._unknown_product:
+        self._lookups.after_unknown()
+        if self._products and self._unknown_product:
             (address, slices), self._unknown_product = self._unknown_product, None
             for rows, read in slices:
                 chunks = tuple(self._chunks_of(read))
                 self._acquire(chunks)
-                self._multiply(address, rows)
+                self._products.multiply(address, rows)
                 self._release(chunks)
             ggml.set_compute_flag(address, True)
         self._release(tuple((self._held - self._being_copied).elements()))
@@ -153,7 +157,8 @@ class WeightStreaming:
 
     def expose(self) -> None:
         """Make all chunks but those inside tables readable until `hide`; missing ones read as zeros."""
-        self.weights.expose(frozenset(chunk for table in self._tables for chunk in self._chunks_inside(table)))
+        inside = (self._address_space.chunks_of(t.start, t.stop - t.start) for t in self._lookups.tables)
+        self.weights.expose(frozenset(itertools.chain(*inside)))
 
     def hide(self) -> None:
         """Undo `expose`."""
@@ -163,63 +168,26 @@ class WeightStreaming:
         return () if read.is_copied else self._copied_chunks(read)
 
     def _copied_chunks(self, read: WeightRead) -> Iterable[int]:
-        chunks = chunks_of(read, self._address_space, self._tables)
+        chunks = chunks_of(read, self._address_space, self._lookups.tables)
         return self._part.needs(read, chunks) if self._part else chunks
 
     def _chunks_copied(self, reads: Sequence[WeightRead]) -> list[int]:
         return sorted({chunk for read in reads for chunk in self._copied_chunks(read)})
 
-    def _chunks_inside(self, table: RowTable) -> Iterable[int]:
-        return self._address_space.chunks_of(table.start, table.stop - table.start)
-
-    def _register_fetches(self, graph: GraphMap, steps: Steps) -> None:
-        for i, node in enumerate(graph):
-            if fetch := self._fetch_step(node):
-                steps.add_before(i, fetch)
-
-    def _fetch_step(self, node: Node) -> Step | None:
-        read = next((read for read in node.reads if read.row_bytes), None)
-        number = table_of(read, self._tables) if read else None
-        if read is None or number is None:
-            return None
-        table = self._tables[number]
-
-        def fetch(address: int) -> None:
-            rows = looked_up_rows(address)
-            self.wait_s += table.fetch((read.address + row * read.row_bytes, read.row_bytes) for row in rows)
-
-        return fetch
-
     def _product_step(self, slices: Sequence[Segment]) -> Step:
-        """Return the step that computes the product of a node whose matrix streams in `slices`.
-
-        Slices in a row whose chunks all stay are one.
-        """
-        rank = {chunk: number for number, chunk in enumerate(self.lent, 1)}
-        # How many chunks must be borrowed for each slice to stay: where no number is enough, one more than there are.
-        ranks = [max(0 if c in self._pinned else rank.get(c, len(rank) + 1) for c in one.needs) for one in slices]
-        steps = [(one.rows, self._acquire_step(one.acquire), self._release_step(one.release)) for one in slices]
-
-        def multiply(address: int) -> None:
-            first, held = 0, list[Step]()
-            for (rows, acquire, release), stays_from in zip(
-                steps, itertools.pairwise([*ranks, len(rank) + 1]), strict=True
-            ):
-                acquire(address)
-                held.append(release)
-                if rows and max(stays_from) > self._n_borrowed:
-                    self._multiply(address, range(first, rows.stop))
-                    first = rows.stop
-                    for let_go in held:
-                        let_go(address)
-                    held.clear()
-            ggml.set_compute_flag(address, True)
-
-        return multiply
-
-    def _multiply(self, address: int, rows: range) -> None:
+        """Return the step that computes the product of a node whose matrix streams in `slices`."""
         assert self._products
-        self._products.multiply(address, rows)
+        rank = {chunk: number for number, chunk in enumerate(self.lent, 1)}
+        row_slices = [
+            RowSlice(
+                one.rows or range(0),
+                self._acquire_step(one.acquire),
+                self._release_step(one.release),
+                max(0 if c in self._pinned else rank.get(c, len(rank) + 1) for c in one.needs),
+            )
+            for one in slices
+        ]
+        return product_step(self._products, row_slices, lambda: self._n_borrowed)
 
     def _acquire_step(self, chunks: tuple[int, ...]) -> Step:
         leaving, may_lack = self._leaving(chunks), True
@@ -240,8 +208,11 @@ class WeightStreaming:
     def _leaving(self, chunks: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(chunk for chunk in chunks if chunk not in self._pinned)
 
+    def _acquire_for(self, node: Node) -> None:
+        self._acquire(list(dict.fromkeys(chunk for read in node.reads for chunk in self._chunks_of(read))))
+
     def _acquire(self, chunks: Sequence[int]) -> None:
-        self.wait_s += self.weights.acquire([chunk for chunk in chunks if chunk not in self._held])
+        self._wait_s += self.weights.acquire([chunk for chunk in chunks if chunk not in self._held])
         self._held.update(dict.fromkeys(chunks, 1))
 
     def _release(self, chunks: Sequence[int], is_visit_end: bool = False) -> None:
@@ -251,11 +222,6 @@ class WeightStreaming:
         for chunk in gone:
             del self._held[chunk]
         (self.weights.release_soon if is_visit_end else self.weights.release)(gone)
-
-
-def _leave_out(address: int) -> None:
-    """Have llama.cpp not compute the node at `address`."""
-    ggml.set_compute_flag(address, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,22 +243,22 @@ class PinnedWeights(WeightStreaming):
         self,
         weights: Weights,
         address_space: AddressSpace,
-        tables: Sequence[RowTable],
+        lookups: Lookups,
         part: DensePart | None = None,
     ) -> None:
         """Read the weights once; of a model whose experts stream, only its dense `part`."""
-        super().__init__(weights, address_space, tables, part=part)
+        super().__init__(weights, address_space, lookups, part=part)
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
         """Wait for the weights of each segment, the first time; fetch rows where rows are looked up."""
-        self._register_fetches(graph, steps)
+        self._lookups.register(graph, steps)
         for segment in self.segments(graph):
             steps.add_before(segment.first, self._acquire_step(segment.acquire))
 
     def before_unknown(self, node: Node, address: int) -> bool:
-        """Acquire the chunks that `node` reads; no stop is needed."""
-        super().before_unknown(node, address)
-        return False
+        """Acquire the chunks that `node` reads; a stop is needed only where the node is left out."""
+        self._acquire_for(node)
+        return self._lookups.before_unknown(node, address)
 
     def _acquire(self, chunks: Sequence[int]) -> None:
         super()._acquire([chunk for chunk in chunks if chunk not in self._held])

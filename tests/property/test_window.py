@@ -96,7 +96,7 @@ def test_look_ahead_costs_no_more_than_its_frames(segments: Segments, extra: int
 @given(segments=passes(400), n_ahead=st.sampled_from((2, 6, 18)))
 def test_a_larger_budget_never_means_more_reading(segments: Segments, n_ahead: int) -> None:
     n_chunks = len(set(chain.from_iterable(segments)))
-    largest = max(map(len, segments))
+    largest = frames_needed(segments, range(n_chunks))
     plans = [plan_for(segments, n_places, n_ahead) for n_places in range(largest, n_chunks + 1, max(1, n_chunks // 40))]
     reads = [plan.streamed_uses for plan in plans]
     assert reads == sorted(reads, reverse=True)
@@ -105,7 +105,7 @@ def test_a_larger_budget_never_means_more_reading(segments: Segments, n_ahead: i
 @given(segments=passes(400, uses_again=True), share=st.floats(0, 1), n_ahead=st.sampled_from((2, 6, 18)))
 def test_frames_and_pinned_chunks_never_exceed_the_places(segments: Segments, share: float, n_ahead: int) -> None:
     chunks = set(chain.from_iterable(segments))
-    n_places = max(map(len, segments)) + int(share * len(chunks))
+    n_places = frames_needed(segments, chunks) + int(share * len(chunks))
     plan = plan_for(segments, n_places, n_ahead)
     assert len(plan.pinned) + plan.n_frames <= n_places
     assert sorted((*plan.pinned, *plan.streamed)) == sorted(chunks)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from edge_run.base.errors import BudgetError
@@ -14,8 +15,10 @@ from edge_run.base.units import GIB, MIB
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork, plan_mesh
 from edge_run.partition.plan import LOOKAHEAD_CHUNKS, MOST_RUNS, ResidencyPlan, plan_residency
 from edge_run.partition.stage_visits import plan_stage_visits
+from edge_run.partition.window import frames_needed
 from edge_run.prefetch.schedule import schedule_pass
 from edge_run.runtime.graph.nodes import Node, WeightRead
+from edge_run.runtime.graph.segments import chunks_of
 from edge_run.runtime.planning.memory_plan import row_ranges
 from mapped import PAGE, mapped
 
@@ -34,7 +37,8 @@ def plan_for(segments: Segments, n_places: int, must_pin: frozenset[int] = froze
 
 
 def largest_of(segments: Segments, must_pin: frozenset[int]) -> int:
-    return max(len(set(segment) - must_pin) for segment in segments)
+    """The frames that any segment needs, wherever a pass is cut."""
+    return frames_needed(segments, {chunk for segment in segments for chunk in segment} - must_pin)
 
 
 @given(segments=segments_of_a_pass, must_pin=st.frozensets(st.integers(0, 60)), extra=st.integers(0, 70))
@@ -50,6 +54,7 @@ def test_no_plan_exceeds_what_is_available(segments: Segments, must_pin: frozens
     assert plan.minimum_chunks == least
 
 
+@example(sizes=[1, 2, 2, 1, 2], share=0.0, left_out={0})
 @given(
     sizes=st.lists(st.integers(1, 60) | st.integers(1, 3), min_size=5, max_size=60),
     share=st.floats(0, 1),
@@ -60,7 +65,7 @@ def test_a_pass_that_is_cut_elsewhere_fits_the_frames_too(sizes: list[int], shar
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     matrices = [frozenset(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
     planned = [segment.needs for segment in schedule_pass(matrices, [True] * len(sizes))]
-    plan = plan_for(planned, max(map(len, planned)) + int(share * sum(sizes)))
+    plan = plan_for(planned, frames_needed(planned, range(sum(sizes))) + int(share * sum(sizes)))
     streamed = set(plan.streamed)
     others = [matrix for i, matrix in enumerate(matrices) if i not in left_out]
     for segment in schedule_pass(others, [True] * len(others)) if others else ():
@@ -170,6 +175,21 @@ def test_a_table_is_read_by_row_only_where_nothing_reads_it_whole() -> None:
             assert row_ranges((lookup, matrix), address_space, micro_batch_tokens=2) == []
         behind = Node(b"out", "MUL_MAT", (WeightRead("other", base + 100 + 20 * PAGE, PAGE),), True)
         assert row_ranges((lookup, behind), address_space, micro_batch_tokens=2) == [table]
+
+
+def test_a_table_that_row_slices_read_whole_is_read_by_row_elsewhere() -> None:
+    """Its lookups need no chunk, and are told from those in a table that begins on its last page."""
+    with mapped([40 * PAGE], PAGE) as address_space:
+        base = address_space.spans[0].start
+        read = WeightRead("table", base + 100, 20 * PAGE, row_bytes=256)
+        matrix = Node(b"out", "MUL_MAT", (replace(read, row_bytes=0, product_row_bytes=256),), True)
+        lookup = Node(b"embd", "GET_ROWS", (read,), True)
+        (table,) = row_ranges((lookup, matrix), address_space, micro_batch_tokens=2, has_row_slices=True)
+        assert (table.start, table.stop, table.file_offset, table.is_apart) == (base, base + 21 * PAGE, 0, True)
+        assert list(chunks_of(read, address_space, [table])) == []
+        assert list(chunks_of(matrix.reads[0], address_space, [table])) == list(range(21))
+        behind = WeightRead("positions", base + 100 + 20 * PAGE, 300, row_bytes=100)
+        assert list(chunks_of(behind, address_space, [table])) == [20]
 
 
 def test_a_small_table_is_not_worth_reading_by_row() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from edge_run.partition.plan import ResidencyPlan, plan_residency, with_lent
 from edge_run.partition.stage_visits import plan_stage_visits
+from edge_run.partition.window import frames_needed
 
 Segments = list[tuple[int, ...]]
 
@@ -41,7 +42,7 @@ def test_a_stage_visit_fits_the_frames_and_all_fits_the_places(
     segments: Segments, must_pin: frozenset[int], extra: int, n_visits: int, most_lent: int
 ) -> None:
     used = {chunk for segment in segments for chunk in segment}
-    largest = max(len(set(segment) - must_pin) for segment in segments)
+    largest = frames_needed(segments, used - must_pin)
     n_places = len(used & must_pin) + largest + extra
     usual = plan_for(segments, n_places, must_pin)
     visits = visits_of(segments, n_visits)

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from edge_run.base.errors import ModelFileError, TierReadError
+from edge_run.tiers import _libc
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.rows import RowTable
 from edge_run.tiers.source import SourceFile
-from mapped import PAGE, advice_at, content, mapped, write_random
+from mapped import PAGE, advice_at, content, is_readable, mapped, write_random
 
 N_PAGES = 64
 FIRST_PAGE = 2  # of the file; the table begins there
@@ -162,3 +163,22 @@ def test_a_table_is_kept_out_of_huge_pages_forks_and_core_dumps(path: Path, base
     setting = Setting(path, base, readers, 8, PAGE)
     huge = {"nh"} if Path("/sys/kernel/mm/transparent_hugepage").exists() else set()
     assert {"dc", "dd", *huge} <= advice_at(setting.table.start)
+
+
+def test_a_table_apart_has_the_same_rows_elsewhere(path: Path, base: int, readers: Readers) -> None:
+    """Nothing of it comes to the table's own addresses, and its memory goes when it does."""
+    data, source = path.read_bytes(), SourceFile(path)
+    start, stop = base + FIRST_PAGE * PAGE, base + N_PAGES * PAGE
+    table = RowTable(start, stop, FIRST_PAGE * PAGE, source, readers, 8 * PAGE, is_apart=True)
+    for row in (5, 60, 33):
+        address = base + row * PAGE + 100
+        table.fetch([(address, PAGE // 2)])
+        place = table.place_of(address)
+        assert not start <= place < stop
+        assert content(place, PAGE // 2) == data[row * PAGE + 100 :][: PAGE // 2]
+    assert _libc.resident_bytes(start, stop - start) == 0
+    place = table.place_of(start)
+    readers.close()  # a thread may not have forgotten its last job
+    del table
+    assert not is_readable(place)
+    source.close()

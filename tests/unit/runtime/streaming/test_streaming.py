@@ -15,7 +15,8 @@ from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
 from edge_run.runtime.graph.nodes import Node, WeightRead
 from edge_run.runtime.graph.segments import chunks_of
 from edge_run.runtime.llama import _ggml
-from edge_run.runtime.streaming import weights as streaming_weights
+from edge_run.runtime.streaming import lookups as lookups_module
+from edge_run.runtime.streaming.lookups import Lookups
 from edge_run.runtime.streaming.weights import StageVisits, WeightStreaming
 from edge_run.tiers.address_space import AddressSpace
 from mapped import PAGE, mapped
@@ -62,6 +63,7 @@ class Table:
     start: int
     stop: int
     fetched: list[tuple[int, int]] = field(default_factory=list)
+    is_apart: bool = False
 
     def fetch(self, rows: Iterable[tuple[int, int]]) -> float:
         self.fetched.extend(rows)
@@ -213,8 +215,8 @@ def test_rows_are_fetched_before_the_lookup_in_both_kinds_of_pass(
     address_space: AddressSpace, weights: Weights, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = Table(nodes.base, nodes.base + 10 * CHUNK)
-    feature = WeightStreaming(weights, address_space, [table])  # type: ignore[arg-type, list-item]
-    monkeypatch.setattr(streaming_weights, "looked_up_rows", lambda address: [3, 5])
+    feature = WeightStreaming(weights, address_space, Lookups([table]))  # type: ignore[arg-type, list-item]
+    monkeypatch.setattr(lookups_module, "looked_up_rows", lambda address: [3, 5])
     lookup = Node(b"embd", "GET_ROWS", (nodes.read(range(0, 10), row_bytes=64),), True)
     wanted = [(nodes.base + 3 * 64, 64), (nodes.base + 5 * 64, 64)]
     feature.before_unknown(lookup, 0)
@@ -252,7 +254,7 @@ def test_all_but_the_inside_of_tables_can_be_exposed(
 ) -> None:
     """A table's rows lie there, whatever the account of chunks says."""
     table = Table(nodes.base + 11 * CHUNK, nodes.base + 19 * CHUNK)
-    feature = WeightStreaming(weights, address_space, [table])  # type: ignore[arg-type, list-item]
+    feature = WeightStreaming(weights, address_space, Lookups([table]))  # type: ignore[arg-type, list-item]
     copies = WeightCopies(CopySchedule({}), feature)
     copies.give_up()
     copies.end(is_whole=False)
