@@ -175,7 +175,8 @@ def _adaptation(
     moe: MoePlan, readers: Readers, prefetch: ExpertPrefetch, packed: PackedBlocks | None, terms: Terms
 ) -> Adaptation:
     """Return the adaptation: every tunable that the user has not set is to be found by measuring."""
-    asked, tensors = terms.expert_prefetch, moe.experts.at.values()
+    # Predictions look at routers where they lie: no router may come and go.
+    asked, tensors = OFF if moe.residency else terms.expert_prefetch, moe.experts.at.values()
     usage = Usage(moe.room_share, token_bytes(terms, tensors, is_packed=True), readers)
 
     def set_prefetch(setting: str) -> None:

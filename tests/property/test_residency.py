@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from edge_run.partition.plan import plan_residency
+from edge_run.partition.window import frames_needed
 from edge_run.prefetch.schedule import Segment, join_stage_visits, schedule_pass
 from edge_run.tiers.chunk_states import ChunkState, Load
 from edge_run.tiers.residency import Residency
@@ -232,7 +233,7 @@ def test_a_steady_cycle_reads_no_chunk_in_vain(
     """Under any plan: no deadlock, no more reads in a pass than the plan says, and no chunk leaves unused."""
     n_chunks, schedule = model
     must_pin = frozenset(range(0, n_chunks, 30)) if is_ragged else frozenset()
-    largest = max(len(set(segment.needs) - must_pin) for segment in schedule)
+    largest = frames_needed([segment.needs for segment in schedule], set(range(n_chunks)) - must_pin)
     available = len(must_pin) + largest + int(share * n_chunks)
     plan = plan_residency([segment.needs for segment in schedule], must_pin, 1, available, 0)
     drive = Drive(n_chunks, schedule, plan.pinned, plan.n_frames)
