@@ -23,6 +23,7 @@ from edge_run.base.units import MIB
 from edge_run.prefetch.routes import RouteReader
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.streaming.experts import ExpertStreaming
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.source import SourceFile
 from exactness import CHUNK_BYTES, open_at
@@ -275,6 +276,9 @@ def test_dense_weights_that_do_not_fit_stream_beside_the_experts(moe: Path) -> N
             n_streamed += is_both
             assert all(map(np.array_equal, rows(engine), wanted)), engine.plan
             if is_both:
+                (stream,) = (one for one in engine._supplied.streams if isinstance(one, ExpertStreaming))
+                assert stream.prefetch
+                assert stream.prefetch.setting == "off", "routers come and go, so nothing may look at them"
                 read = engine.read_totals.bytes_read
                 engine.decoder.clear()
                 Session(engine.decoder).step(3)
