@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Iterable
 from functools import partial
@@ -51,8 +50,12 @@ class RowTable:
         length = stop - start
         self._memory = _libc.map_anonymous(length, _libc.PROT_READ_WRITE, at=None if is_apart else start)
         _libc.prepare_for_weights(self._memory, length, is_sparse=True)
-        if is_apart:
-            weakref.finalize(self, _libc.unmap, self._memory, length)
+
+    def close(self) -> None:
+        """Free memory of its own, when no reader is at work any more. Idempotent."""
+        if self.is_apart and self._memory:
+            _libc.unmap(self._memory, self.stop - self.start)
+            self._memory = 0
 
     def place_of(self, address: int) -> int:
         """Return where the byte at `address` of the table lies."""

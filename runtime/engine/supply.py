@@ -108,8 +108,8 @@ class Supply:
             self._upload.close()
         prepared, streams, self.streams = self._loaded.prepared, self.streams, ()
         for stream in streams:
+            stream.close()
             if isinstance(stream, ExpertStreaming):
-                stream.close()
                 tunables = stream.tuning.found if stream.tuning else {}
                 routing.remember(prepared.gguf, prepared.config.cache, stream.usage, tunables)
 
@@ -208,7 +208,7 @@ def _mapped(loaded: Loaded) -> tuple[GraphMap, Terms]:
     cells = Cells(narrow.flow.cells, PAGE) if loaded.context.untouched_bytes else None
     idle = idle_bytes(narrow.buffer_bytes, narrow.touched_bytes)
     lent = replace(terms, cells=cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
-    return narrow.graph, replace(lent, has_row_slices=True)
+    return narrow.graph, lent.with_row_slices()
 
 
 def _follow_cuts(loaded: Loaded, backing: WeightBacking) -> CopySchedule | None:

@@ -102,7 +102,7 @@ class Planner:
         idle = idle_bytes(known.buffer_bytes - output_bytes, known.narrow_bytes)
         cells = known.cells if known.cell_bytes >= LEAST_SPARSE_BYTES else None
         lent = replace(terms, cells=cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
-        return replace(lent, has_row_slices=True)
+        return lent.with_row_slices()
 
     @functools.cached_property
     def _ranges(self) -> list[RowRange]:
@@ -120,7 +120,7 @@ class Planner:
         if self._prepared.why_plain:
             return plan_plain(replace(terms, holdings=Holdings(0, self._holdings.kv_bytes)))
         if self._whole_bytes <= terms.budget_bytes:
-            return plan_resident(terms, self._address_space, self._chunks)
+            return plan_resident(replace(terms, holdings=self._holdings), self._address_space, self._chunks)
         terms = replace(terms, gpu=self.offload.streamed(self.gguf).plan if self.offload else None)
         if moe := plan_moe(terms, self._graph, self._address_space):
             return moe.plan

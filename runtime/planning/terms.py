@@ -79,6 +79,11 @@ class Terms:
         """The tokens in a context for which a plan says what it holds: none, all, and some between."""
         return [*(tokens for tokens in _CONTEXT_STEPS if tokens < self.context_tokens - 1), self.context_tokens - 1]
 
+    def with_row_slices(self) -> Terms:
+        """Return these terms with row slices, whose products convert their inputs in memory of their own."""
+        holdings = replace(self.holdings, work_bytes=2 * self.holdings.work_bytes)
+        return replace(self, holdings=holdings, has_row_slices=True)
+
     def shortened(self, lacking_bytes: int) -> Terms | None:
         """Return these terms with a context that takes `lacking_bytes` less; None where it cannot be shorter.
 

@@ -58,6 +58,11 @@ class Lookups:
         if look_up:
             look_up(self._unknown_address)
 
+    def close(self) -> None:
+        """Free the memory of tables that lie apart, when no reader is at work any more. Idempotent."""
+        for table in self.tables:
+            table.close()
+
     def _steps(self, node: Node) -> tuple[Step | None, Step | None]:
         """Return what to do before `node` and, where llama.cpp is to leave it out, instead of it."""
         read = next((read for read in node.reads if read.row_bytes), None)

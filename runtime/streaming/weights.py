@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from edge_run.partition.window import SEGMENT_CHUNKS
 from edge_run.prefetch.schedule import Segment, join_stage_visits
 from edge_run.runtime.decoding.driver import Step, Steps
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
 from edge_run.runtime.graph.segments import SLICED_SEGMENTS, chunks_of, cut_into_segments, slices_of
-from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.row_products import RowProducts
 from edge_run.runtime.planning.experts import DensePart
 from edge_run.runtime.planning.memory_plan import with_page_tables
@@ -24,6 +24,9 @@ from edge_run.tiers.weights import Weights
 
 class WeightStreaming:
     """The feature that streams weights in order; it also acquires the weights that are copied to a GPU (`Carrier`).
+
+    It is over 200 lines because segments, row slices, nodes of unknown graphs and copies share one account of what is
+    held.
 
     pinned: the chunks that stay.
     lent: the chunks that stay while they have lent memory.
@@ -51,7 +54,7 @@ class WeightStreaming:
         self._pinned, self.lent, self.holds_stage_visits = frozenset(pinned), lent, holds_stage_visits
         self._n_borrowed, self._part, self._products = 0, part, products
         self._most_chunks = part.segment_chunks if part else SEGMENT_CHUNKS
-        self._unknown_product: tuple[int, list[tuple[range, WeightRead]]] | None = None
+        self._unknown_product: Callable[[], None] | None = None
         self._held: Counter[int] = Counter()  # how often: a segment may need what is copied to a GPU
         self._being_copied: Counter[int] = Counter()
         self._cut: tuple[GraphMap, list[Segment]] | None = None
@@ -120,7 +123,9 @@ class WeightStreaming:
         is_left_out = self._lookups.before_unknown(node, address)
         if self._products and (slices := slices_of(node, self._address_space, SLICED_SEGMENTS * self._most_chunks)):
             leave_out(address)
-            self._unknown_product = address, slices
+            parts = [(rows, tuple(self._chunks_of(read))) for rows, read in slices]
+            product = self._product_step([Segment(0, 0, chunks, chunks, chunks, rows) for rows, chunks in parts])
+            self._unknown_product = partial(product, address)
             return True
         self._acquire_for(node)
         return is_left_out or any(not read.is_copied for read in node.reads)
@@ -128,14 +133,9 @@ class WeightStreaming:
     def after_unknown(self) -> None:
         """Release all chunks but those that are being copied; compute a product that is computed in slices."""
         self._lookups.after_unknown()
-        if self._products and self._unknown_product:
-            (address, slices), self._unknown_product = self._unknown_product, None
-            for rows, read in slices:
-                chunks = tuple(self._chunks_of(read))
-                self._acquire(chunks)
-                self._products.multiply(address, rows)
-                self._release(chunks)
-            ggml.set_compute_flag(address, True)
+        product, self._unknown_product = self._unknown_product, None
+        if product:
+            product()
         self._release(tuple((self._held - self._being_copied).elements()))
 
     def abandon(self) -> None:
@@ -143,6 +143,10 @@ class WeightStreaming:
         self._unknown_product = None
         self._being_copied.clear()
         self._release(tuple(self._held.elements()))
+
+    def close(self) -> None:
+        """Free what is looked up by row, when no reader is at work any more. Idempotent."""
+        self._lookups.close()
 
     def bring(self, reads: Sequence[WeightRead]) -> None:
         """Acquire the weights that are copied to a GPU."""

@@ -6,15 +6,20 @@ are as few frames as can be, so a slice that reads other rows than its own ends 
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from edge_run.base.errors import Cancelled, TierReadError
+from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.llama.row_products import RowProducts
 from edge_run.runtime.planning import experts
 from edge_run.tiers._libc import PAGE
 from exactness import fewest_frames, open_at
 from in_child import in_child
+from sabotage import sabotage
 from talks import OPTIONS, SEQUENCES, Talk, check_rows, say, say_in_branches
 from tiny_models import make_model
 
@@ -74,6 +79,47 @@ def test_branches_by_slice(folder: Path) -> None:
     assert len(slices) > 100
     engine.close()
     check_rows(path, say_in_branches, settings, found)
+
+
+@in_child
+def test_a_pass_that_ends_between_slices_leaves_nothing_behind(folder: Path) -> None:
+    """Reads that fail, or another thread cancels: what is decoded afterwards is right, also where llama.cpp is asked to
+    compute the same graph again, in which nodes were left out.
+    """
+    path, saboteur = make_model("gemma3", folder), sabotage()
+    with fewest_frames(0):
+        engine = open_at(path, 0, OPTIONS, chunk_bytes=PAGE)
+    wanted, n_errors, n_cancelled = decode_anew(engine), 0, 0
+    for fails_at in (1, 2, 30, 31, 100, 333):
+        saboteur.set(fails_at, 60)  # reads ahead are tried again
+        try:
+            decode_anew(engine)
+        except TierReadError:
+            n_errors += 1
+        saboteur.set(-(10**9))
+        assert np.array_equal(decode_anew(engine), wanted)
+    for moment in range(10):
+        timer = threading.Timer(0.004 * moment, engine.interrupt.cancel)
+        timer.start()
+        try:
+            decode_anew(engine)
+        except Cancelled:
+            n_cancelled += 1
+        timer.join()
+        engine.interrupt.reset()
+        assert np.array_equal(decode_anew(engine), wanted)
+    assert n_errors >= 3
+    assert n_cancelled >= 3
+    engine.close()
+
+
+def decode_anew(engine: Engine) -> np.ndarray:
+    """The logits of a prompt, and of tokens after it one by one."""
+    engine.decoder.clear()
+    talk = Talk(engine.decoder)
+    talk.prompt(20)
+    talk.step(3)
+    return np.concatenate(talk.rows)
 
 
 def count_slices() -> list[range]:

@@ -178,7 +178,7 @@ def test_a_table_apart_has_the_same_rows_elsewhere(path: Path, base: int, reader
         assert content(place, PAGE // 2) == data[row * PAGE + 100 :][: PAGE // 2]
     assert _libc.resident_bytes(start, stop - start) == 0
     place = table.place_of(start)
-    readers.close()  # a thread may not have forgotten its last job
-    del table
+    table.close()
+    table.close()
     assert not is_readable(place)
     source.close()
