@@ -116,11 +116,11 @@ def test_models_that_stream_in_order(name: str, folder: Path) -> None:
     compare(make_model(name, folder), say)
 
 
-@pytest.mark.parametrize(("name", "scale"), [("qwen3moe", 1), ("deepseek2", 4), ("jamba", 4)])
+@pytest.mark.parametrize(("name", "scale", "share"), [("qwen3moe", 1, 0.3), ("deepseek2", 4, 0.45), ("jamba", 4, 0.3)])
 @in_child
-def test_models_that_stream_by_expert(name: str, scale: int, folder: Path) -> None:
+def test_models_that_stream_by_expert(name: str, scale: int, share: float, folder: Path) -> None:
     """A plain one; one with latent attention, whose other weights stream too; with states."""
-    compare(make_model(name, folder, scale=scale), say, by_expert=True, context_tokens=32_768)
+    compare(make_model(name, folder, scale=scale), say, share, by_expert=True, context_tokens=32_768)
 
 
 @pytest.mark.parametrize(
