@@ -20,8 +20,20 @@ from edge_run.tiers._libc import PAGE
 from exactness import fewest_frames, open_at
 from in_child import in_child
 from sabotage import sabotage
-from talks import OPTIONS, SEQUENCES, Talk, check_rows, say, say_in_branches
+from talks import OPTIONS, SEQUENCES, Talk, check_rows, say_in_branches
 from tiny_models import make_model
+
+
+def say(talk: Talk) -> None:
+    """A text of passes of all widths: chunks of a page are many, so it is short."""
+    talk.prompt(70)
+    talk.step(2)
+    talk.verify(5, 2)
+    talk.rewind(30)
+    talk.step(2)
+    talk.clear()
+    talk.prompt(9)
+    talk.step(1)
 
 
 @pytest.mark.parametrize("share", [0, 0.2])
