@@ -10,6 +10,7 @@ from edge_run.base.errors import BudgetError
 from edge_run.base.results import ContextPoint, Plan, PlanItem
 from edge_run.base.units import MIB, format_size, round_up
 from edge_run.partition.plan import MARGIN_BYTES, MARGIN_SHARE, ResidencyPlan, plan_residency, with_lent
+from edge_run.partition.window import frames_needed
 from edge_run.prefetch.experts import prediction_bytes
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of
@@ -154,7 +155,9 @@ class _Sharing:
     @property
     def _least_chunks(self) -> int:
         """The chunks of the fewest frames for experts, and of the largest segment of dense weights."""
-        return self._least + max(map(len, self._needs), default=0) + len(self._address_space.ragged)
+        ragged = self._address_space.ragged
+        window = frames_needed(self._needs, set(self._dense) - set(ragged), self._segment_chunks)
+        return self._least + window + len(ragged)
 
     def plan(self) -> MoePlan | None:
         """Return the plan, for a shorter context where that asked for has no room; None where even that has none."""
