@@ -24,7 +24,7 @@ from edge_run.devices.host.memory import process_memory
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.mesh.engine import RunOptions, open_mesh_engine
+from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 
 
 def asked(n_tokens: int, seconds: list[float]) -> Iterator[int]:
@@ -75,7 +75,7 @@ def main() -> None:
         while sum(is_worker(member) for member in mesh.members()) < arguments.workers:
             assert time.monotonic() < until, "workers are missing"
             mesh.wait(timeout_s=0.1)
-        engine = open_mesh_engine(arguments.model, config, mesh, RunOptions(say=said.append))
+        engine = open_mesh_engine(arguments.model, config, mesh, MeshOptions(say=said.append))
     session = Session(engine.front)
     started = time.monotonic()
     logits, _ = session.feed([(7 * i * i + 3) % 200 + 1 for i in range(arguments.prompt)])

@@ -42,6 +42,8 @@ def main() -> None:
     parser.add_argument("--backend", default="edge-run")
     parser.add_argument("--memory", default="1024GiB")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--micro-batch", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--decode", type=int, default=40)
     parser.add_argument("--skip", type=int, default=200_000, help="characters of the text before the prompt")
@@ -54,9 +56,9 @@ def main() -> None:
     arguments = parser.parse_args()
     config = ModelConfig(
         memory=None if arguments.backend == "llama.cpp" else arguments.memory,
-        context_tokens=512,
+        context_tokens=arguments.context,
         threads=arguments.threads,
-        micro_batch_tokens=64,
+        micro_batch_tokens=arguments.micro_batch,
         backend=arguments.backend,
         readers=arguments.readers,
         expert_policy=arguments.policy,

@@ -87,7 +87,7 @@ def measure(model: Path, fault: str, wanted: list[int]) -> dict[str, Any]:
     from edge_run.base.config import ModelConfig
     from edge_run.devices.mesh.opening import MeshConfig, open_mesh
     from edge_run.runtime.mesh import coordinator
-    from edge_run.runtime.mesh.engine import RunOptions, open_mesh_engine
+    from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
     from mesh_processes import MeshOfProcesses
 
     coordinator.plan_ring = in_equal_parts
@@ -109,7 +109,7 @@ def measure(model: Path, fault: str, wanted: list[int]) -> dict[str, Any]:
                 memory=budget, context_tokens=256, micro_batch_tokens=32, threads=2, cache_folder=Path(folder)
             )
             engine = open_mesh_engine(
-                model, config, here, RunOptions(say=lambda text: said.append((time.monotonic(), text)))
+                model, config, here, MeshOptions(say=lambda text: said.append((time.monotonic(), text)))
             )
             struck = 0.0
 

@@ -99,11 +99,7 @@ def main() -> None:
 
 def extract_peak(path: Path, last: str) -> int:
     """Return the bytes of tensors alive at once up to `last` in the network as it is."""
-    from edge_run.partition.cuts import operations_between, peak_bytes
-
-    model = read_onnx(path)
-    operations = operations_between(model.network, None, last)
-    return peak_bytes(model.network, operations, (last,), model.sizes_bytes)
+    return read_onnx(path).peak_bytes(end=last)
 
 
 if __name__ == "__main__":

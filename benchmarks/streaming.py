@@ -3,7 +3,8 @@
 Model: the kit model grown to 4 GB (32 layers, Q4_0). Budget and cgroup: half the model. Per disk speed, interleaved in
 each round: edge-run and mmap, both cold, in the same box with 128 KiB read-ahead; compute alone is the same model all
 resident, no box. The bound is max(compute alone, bytes read per token / bandwidth of plain direct reads, measured in
-the same run).
+the same run). Passes of a prompt are 32 wide and the context 512 long; with `--defaults` all have what they have where
+nobody asks for anything.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--decode", type=int, default=6)
     parser.add_argument("--size", default="4G")
+    parser.add_argument("--defaults", action="store_true", help="the width of passes and the context are the default")
+    parser.add_argument("--mbps", type=int, nargs="+", default=[500, 0], help="0: not throttled")
     arguments = parser.parse_args()
     model = grown_model(arguments.size, 32)
     budget = int(model.stat().st_size * BUDGET_SHARE)
     rows, lines = [], []
-    for mbps in (500, None):
+    for mbps in (given or None for given in arguments.mbps):
         per_round = []
         for number in range(arguments.rounds):
             box = {"memory": budget, "disk_mbps": mbps}
             decode = ["--decode", arguments.decode, "--prompt", 4]
+            decode += ["--context", 0, "--micro-batch", 0] if arguments.defaults else []
             ours = run_worker([model, "--memory", budget, "--direct-read", 1024, *decode], box, model)
             mmap = run_worker([model, "--backend", "llama.cpp", *decode], box, model)
             alone = run_worker([model, *decode])
@@ -59,7 +63,7 @@ def main() -> None:
             rows.append(row)
             per_round.append(row)
         lines.append(_summary(per_round))
-    write_results("streaming", rows, "\n".join([__doc__ or "", *lines]))
+    write_results("streaming-defaults" if arguments.defaults else "streaming", rows, "\n".join([__doc__ or "", *lines]))
 
 
 def _summary(rows: list[dict[str, object]]) -> str:
