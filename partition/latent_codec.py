@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ProtocolError
-from edge_run.partition.entropy_coding import RANGE, ZSTD, EntropyCoder, FrequencyTable, best_coder, fit_table
+from edge_run.partition.entropy_coding import EntropyCoder, FrequencyTable, best_coder, fit_table
 
 VERSION = 1
 MOST_RATES = 16
@@ -67,31 +67,27 @@ class LatentCodec:
     cut: the name of the tensor.
     rates: the settings, in ascending order of the bytes they take.
     coder: the entropy coder.
+    fingerprint: five bytes that identify model, cut and prior in each code.
     """
 
     model: str
     cut: str
     rates: tuple[Rate, ...]
     coder: int = field(default_factory=best_coder)
+    fingerprint: bytes = field(init=False, repr=False, compare=False)
     _coders: tuple[EntropyCoder, ...] = field(init=False, repr=False, compare=False)
-    _fingerprint: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.rates) <= MOST_RATES or len({len(rate.gains) for rate in self.rates}) != 1:
             raise ValueError(f"a codec needs 1 to {MOST_RATES} rates of as many channels each")
         object.__setattr__(self, "_coders", tuple(EntropyCoder(rate.tables) for rate in self.rates))
         digests = (_digest(self.model)[:2], _digest(self.cut)[:1], _digest(repr(self.rates))[:2])
-        object.__setattr__(self, "_fingerprint", b"".join(digests))
+        object.__setattr__(self, "fingerprint", b"".join(digests))
 
     @property
     def channels(self) -> int:
         """How many channels a tensor has."""
         return len(self.rates[0].gains)
-
-    @property
-    def fingerprint(self) -> bytes:
-        """Five bytes that identify model, cut and prior in each code."""
-        return self._fingerprint
 
     def encode(self, tensor: NDArray[np.float32], rate: int) -> bytes:
         """Return `tensor` (channels, positions) as a code. Symbols beyond a channel's table are clipped to its ends."""
@@ -100,7 +96,7 @@ class LatentCodec:
             raise ValueError(f"a tensor of shape {tensor.shape} does not fit one code; send it in pieces")
         first = VERSION << 5 | self.coder << 4 | rate
         length = min(len(payload), _LENGTH_FOLLOWS)
-        model, cut, prior = struct.unpack("<HBH", self._fingerprint)
+        model, cut, prior = struct.unpack("<HBH", self.fingerprint)
         header = _HEADER.pack(first, model, cut, prior, length)
         return header + (_LONG.pack(len(payload)) if length == _LENGTH_FOLLOWS else b"") + payload
 
@@ -109,11 +105,9 @@ class LatentCodec:
 
         Where the lowest rate takes more, the code is of the lowest rate.
         """
-        for lower in range(rate, -1, -1):
-            code = self.encode(tensor, lower)
-            if len(code) <= most_bytes or lower == 0:
-                return code, lower
-        raise ValueError(f"rate {rate}: must be 0 or more")
+        while len(code := self.encode(tensor, rate)) > most_bytes and rate > 0:
+            rate -= 1
+        return code, rate
 
     def decode(self, code: bytes, positions: int) -> tuple[NDArray[np.float32], int]:
         """Return the tensor (channels, positions) of a code, and its rate.
@@ -144,7 +138,7 @@ class LatentCodec:
             raise ProtocolError(f"code: of version {version}, known is {VERSION}; update the older side")
         names = (("model", 1, 3), ("cut", 3, 4), ("prior", 4, 6))
         for name, start, end in names:
-            if code[start:end] != self._fingerprint[start - 1 : end - 1]:
+            if code[start:end] != self.fingerprint[start - 1 : end - 1]:
                 raise ProtocolError(f"code: of another {name}; give both sides the files of one training")
         if rate >= len(self.rates):
             raise ProtocolError(f"code: of rate {rate}, there are {len(self.rates)}; it is damaged")
@@ -211,6 +205,3 @@ def fit_codec(
 
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
-
-
-__all__ = ["RANGE", "ZSTD", "LatentCodec", "Rate", "fit_codec", "fit_rate", "fit_rate_to_size"]

@@ -109,7 +109,8 @@ def plan_mesh(units: Sequence[UnitWork], specs: Sequence[DeviceSpec], among: Seq
     among: numbers of rounds to try. None when the model does not fit all of them together: each needs room for its
     window and what is kept.
     """
-    plans = [plan for rounds in _useful_rounds(units, specs, among) if (plan := _plan_rounds(units, specs, rounds))]
+    useful = [rounds for rounds in among if rounds <= len(units) - 2 and len(specs) > 1]
+    plans = [plan for rounds in useful if (plan := _plan_rounds(units, specs, rounds))]
     alone = token_time(units, specs, (specs[0].node,) * len(units))
     if alone < _NEVER:
         plans.append(_made(units, specs, (specs[0].node,) * len(units), alone))
@@ -191,14 +192,6 @@ def _at_work_s(spec: DeviceSpec, work: UnitWork, streaming: _Streaming, rounds: 
 
 def _together(units: Sequence[UnitWork]) -> UnitWork:
     return functools.reduce(UnitWork.plus, units, UnitWork(0))
-
-
-def _useful_rounds(units: Sequence[UnitWork], specs: Sequence[DeviceSpec], among: Sequence[int]) -> list[int]:
-    """Return the numbers of rounds to try: no more than there are blocks."""
-    n_blocks = len(units) - 2
-    if len(specs) < 2 or n_blocks < 1:
-        return []
-    return [rounds for rounds in among if rounds <= n_blocks]
 
 
 def _plan_rounds(units: Sequence[UnitWork], specs: Sequence[DeviceSpec], rounds: int) -> MeshPlan | None:

@@ -17,6 +17,7 @@ from edge_run.base.units import MIB, format_size, round_up
 from edge_run.partition.window import SEGMENT_CHUNKS, Group, frames_needed, groups_of, is_enough, most_pinned, pins_for
 
 LOOKAHEAD_CHUNKS = 16
+LOOKAHEAD_SHARE = 8  # of the memory for weights beyond what must be there at once: the most that is for reading ahead
 MARGIN_SHARE, MARGIN_BYTES = 256, 2 * MIB  # of the smallest budget named: what was measured varies from run to run
 MOST_RUNS = 512  # longer reads cost less CPU; and each run is a mapping, of which Linux allows 65,530
 
@@ -49,7 +50,7 @@ def plan_residency(
     chunk_bytes: int,
     available_bytes: int,
     other_bytes: int,
-    lookahead_chunks: int = LOOKAHEAD_CHUNKS,
+    lookahead_chunks: int | None = None,
     segment_chunks: int = SEGMENT_CHUNKS,
 ) -> ResidencyPlan:
     """Decide for one pass which chunks stay.
@@ -59,7 +60,8 @@ def plan_residency(
     chunk_bytes: the size of a chunk.
     available_bytes: what the budget leaves for weights.
     other_bytes: the rest of the budget, for the error message.
-    lookahead_chunks: the frames to read ahead through, besides those of two segments in a row.
+    lookahead_chunks: the frames to read ahead through, besides those of two segments in a row; None: at most
+        LOOKAHEAD_CHUNKS, and fewer where memory is so short that they would take what saves reading.
     segment_chunks: the most chunks of a segment that may be more than one matrix.
 
     Raises BudgetError, with the smallest budget that works, when the largest segment does not fit.
@@ -70,7 +72,7 @@ def plan_residency(
     n_places = available_bytes // chunk_bytes - len(fixed)
     largest = frames_needed(segments, movable, segment_chunks)
     least = other_bytes + (len(fixed) + largest) * chunk_bytes
-    minimum = round_up(least + least // MARGIN_SHARE + MARGIN_BYTES, MIB)
+    minimum = named_minimum(least)
     if n_places < largest:
         raise BudgetError(
             f"memory budget {format_size(available_bytes + other_bytes)}: too small for this model, it needs at least "
@@ -81,6 +83,8 @@ def plan_residency(
         )
     if n_places >= len(movable):
         return ResidencyPlan(tuple(uses), (), 0, 0, len(fixed) + largest)
+    if lookahead_chunks is None:
+        lookahead_chunks = min(LOOKAHEAD_CHUNKS, (n_places - largest) // LOOKAHEAD_SHARE)
     moving = [[chunk for chunk in segment if chunk not in must_pin] for segment in segments]
     run = -(-len(movable) // MOST_RUNS)
     groups = groups_of(moving, uses, n_places, lookahead_chunks + 2 * run, 2 * run, segment_chunks)
@@ -91,6 +95,11 @@ def plan_residency(
     n_frames = n_places - n_pinned
     n_reads = _count_reads(segments, chosen, uses, n_frames)
     return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, len(fixed) + largest)
+
+
+def named_minimum(least_bytes: int) -> int:
+    """Return the smallest budget to name where `least_bytes` are needed: whole MiB, and a margin."""
+    return round_up(least_bytes + least_bytes // MARGIN_SHARE + MARGIN_BYTES, MIB)
 
 
 def frames_in_use(segments: Sequence[Sequence[int]]) -> int:

@@ -169,16 +169,14 @@ class _Trial:
         groups = [_within_reason(group) for group in self._tokens]
         means = [tuple(map(statistics.fmean, zip(*group, strict=True))) for group in groups]
         apart = [(x - mx, y - my) for group, (mx, my) in zip(groups, means, strict=True) for x, y in group]
-        xx, xy, yy = (sum(a * b for a, b in pairs) for pairs in _products(apart))
+        xx = sum(x * x for x, _ in apart)
+        xy = sum(x * y for x, y in apart)
+        yy = sum(y * y for _, y in apart)
         slope = xy / xx if xx else 0.0
         need_apart = means[1][0] - means[0][0]
         variance = max(yy - slope * xy, 0.0) / (len(apart) - 3)
         spread = sum(1 / len(group) for group in groups) + (need_apart**2 / xx if xx else 0.0)
         return means[0][1], means[1][1] - means[0][1] - slope * need_apart, math.sqrt(variance * spread)
-
-
-def _products(pairs: Sequence[tuple[float, float]]) -> tuple[list[tuple[float, float]], ...]:
-    return [(x, x) for x, _ in pairs], list(pairs), [(y, y) for _, y in pairs]
 
 
 def _within_reason(tokens: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

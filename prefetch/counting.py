@@ -9,13 +9,13 @@ import heapq
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from edge_run.prefetch.experts import MoeShape, Unit
+from edge_run.prefetch.experts import MoeShape, Policy, Unit
 
 _LARGEST = 1e100
 _STALE = 4
 
 
-class CountingPolicy:
+class CountingPolicy(Policy):
     """Evicts the unit with the lowest count; of equal ones, the one used longest ago.
 
     A use counts 1, and is multiplied by `decay` at every later look-up of its layer. Every unit that was looked up is
@@ -48,10 +48,6 @@ class CountingPolicy:
             counts[expert] = counts[expert] + weight if self._decay else float(self._clock)
             if expert in resident:
                 self._enter((layer, expert))
-
-    def ranked(self, layer: int, experts: Sequence[int]) -> Sequence[int]:
-        """Return `experts` as they are."""
-        return experts
 
     def expect(self, layer: int, experts: Collection[int]) -> None:
         """Keep predicted experts from being evicted for others predicted with them."""

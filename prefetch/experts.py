@@ -8,9 +8,9 @@ are kept (`policies.py`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 Unit = tuple[int, int]
 
@@ -52,14 +52,15 @@ class Outcome:
     evicted: tuple[Unit, ...] = ()
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """Decides which units a cache keeps; it is told of every look-up, and of units that come and go.
 
     has_shares: whether every layer has an equal part of the capacity, and evicts its own units.
     """
 
-    has_shares: bool
+    has_shares = False
 
+    @abstractmethod
     def note(self, layer: int, experts: Sequence[int], resident: Collection[int], next_tokens: int) -> None:
         """Learn the experts that `layer` looks up; none of them is a victim until the next note.
 
@@ -67,16 +68,15 @@ class Policy(Protocol):
         resident: the layer's experts in the cache.
         next_tokens: the tokens that the layer is expected to have next time.
         """
-        ...
 
     def ranked(self, layer: int, experts: Sequence[int]) -> Sequence[int]:
-        """Return `experts`, which have just been noted, ordered by worth, the greatest first."""
-        ...
+        """Return `experts`, which have just been noted, ordered by worth, the greatest first, or as they are."""
+        return experts
 
-    def expect(self, layer: int, experts: Collection[int]) -> None:
+    def expect(self, layer: int, experts: Collection[int]) -> None:  # noqa: B027  all look-ups may be known
         """Learn the experts that `layer` is predicted to look up next; its next look-up ends the prediction."""
-        ...
 
+    @abstractmethod
     def victim(self, newcomer: Unit | None, is_prefetch: bool = False) -> Unit | None:
         """Return the unit to evict for `newcomer`, and forget it as resident; None where the newcomer is worth least.
 
@@ -85,15 +85,14 @@ class Policy(Protocol):
         is_prefetch: whether the newcomer is predicted. Then the victim is no unit of the layer noted last, and none
             that is predicted in the newcomer's own layer.
         """
-        ...
 
+    @abstractmethod
     def add(self, unit: Unit, is_prefetch: bool = False) -> None:
         """Take `unit`, which has just been noted or predicted, as resident."""
-        ...
 
+    @abstractmethod
     def remove(self, unit: Unit) -> None:
         """Forget `unit` as resident."""
-        ...
 
 
 class ExpertCache:
@@ -196,10 +195,8 @@ class ExpertCache:
         """Make `unit` resident, and return whether it has room; the units evicted for it are added to `evicted`."""
         layer, expert = unit
         size, resident = self._size_of(unit), self._resident[layer]
-        while (
-            self.cost + size > self.capacity
-            if self._share is None
-            else (len(resident) + 1) * size > self._share or self.cost + size > self.capacity
+        while self.cost + size > self.capacity or (
+            self._share is not None and (len(resident) + 1) * size > self._share
         ):
             victim = self._policy.victim(unit, is_prefetch) if size <= self.capacity else None
             if victim is None:

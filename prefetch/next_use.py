@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from edge_run.prefetch.experts import MoeShape, Unit
+from edge_run.prefetch.experts import MoeShape, Policy, Unit
 from edge_run.prefetch.resemblance import Resemblance
 
 HALF_LIVES_TOKENS = (128, 16, 1)
@@ -63,10 +63,8 @@ class Frequencies:
         self._weights = [1.0] * len(self._weights)
 
 
-class NextUsePolicy:
+class NextUsePolicy(Policy):
     """Evicts the unit, of all layers, whose next use is expected the latest."""
-
-    has_shares = False
 
     def __init__(self, moe: MoeShape) -> None:
         n_layers = len(moe.layers)

@@ -11,19 +11,17 @@ import heapq
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from edge_run.prefetch.experts import Unit
+from edge_run.prefetch.experts import Policy, Unit
 from edge_run.prefetch.routes import LookUp
 
 NEVER = 1 << 62
 
 
-class OptimalPolicy:
+class OptimalPolicy(Policy):
     """The optimal policy for `look_ups`, which must be noted in this order.
 
     may_bypass: whether a unit that is looked up may be dropped, whether it was resident or read.
     """
-
-    has_shares = False
 
     def __init__(self, look_ups: Sequence[LookUp], may_bypass: bool = False) -> None:
         self._may_bypass = may_bypass
@@ -49,9 +47,6 @@ class OptimalPolicy:
     def ranked(self, layer: int, experts: Sequence[int]) -> Sequence[int]:
         """Return those first whose next use is the soonest; where all are kept, in the order given."""
         return sorted(experts, key=lambda expert: self._next[layer, expert]) if self._may_bypass else experts
-
-    def expect(self, layer: int, experts: Collection[int]) -> None:
-        """Do nothing: all look-ups are known."""
 
     def victim(self, newcomer: Unit | None, is_prefetch: bool = False) -> Unit | None:
         """Return the unit whose next use is the latest."""

@@ -6,6 +6,7 @@ warms the cache, as one batch for each layer, and is not counted; a miss costs t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,8 +116,8 @@ def run_policy(trace: Trace, budget_bytes: int, name: str, policy: Policy) -> Po
 
 def _passes(look_ups: Sequence[LookUp]) -> int:
     """Return how often the layers begin anew."""
-    layers = [-1 if i == 0 else look_ups[i - 1].layer for i in range(len(look_ups))]
-    return sum(i == 0 or one.layer <= before for i, (one, before) in enumerate(zip(look_ups, layers, strict=True)))
+    layers = [look_up.layer for look_up in look_ups]
+    return bool(layers) + sum(layer <= before for before, layer in itertools.pairwise(layers))
 
 
 def _check_budget(budget_bytes: int, largest_bytes: int) -> None:

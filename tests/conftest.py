@@ -6,6 +6,7 @@ Ctrl-C works also where the suite itself was started in the background, and igno
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import signal
 from collections.abc import Generator
@@ -15,12 +16,63 @@ from tempfile import gettempdir
 import pytest
 from hypothesis import HealthCheck, settings
 
+DOOR = Path(gettempdir()) / f"edge-run-tests-{os.getuid()}"  # of all runs of the suite on this machine
+
+# Children share the cores with other tests, so their threads let others run while they wait. And hundreds of them
+# import the same: what is compiled is kept, apart from the sources where it was asked to leave those alone.
+os.environ.update(OMP_WAIT_POLICY="passive", OPENBLAS_NUM_THREADS="1", GGML_NO_BACKTRACE="1")
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "bytecode")
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("on a busy machine too", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("on a busy machine too")
-DOOR = Path(gettempdir()) / f"edge-run-tests-{os.getuid()}"  # of all runs of the suite on this machine
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each tiny model is made once in a run of the suite, and copied from there."""
+    own = tmp_path_factory.getbasetemp()
+    run = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    os.environ["TINY_MODELS"] = str(run / "tiny-models")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let each of several workers begin with its share of what takes long, and none wait for another in the end.
+
+    Workers begin with equal numbers of tests in a row, and take over what others have last. Some files wait more than
+    they compute, and are neighbours: workers begin at different places, so that not all wait at the same time. What
+    must be alone comes first, when nobody has to end something for that.
+    """
+    n_workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    if n_workers == 1:
+        return
+    alone = [item for item in items if item.get_closest_marker("alone")]
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        if item in alone:
+            continue
+        files.setdefault(item.path, []).append(item)
+    long = [path for path in files if path.parent.name in ("integration", "property")]
+    short = [item for path in files if path not in long for item in files[path]]
+    n_tests = len(items)
+    items[:] = alone
+    for number in range(n_workers):
+        part = long[number::n_workers]
+        start = len(part) * number // n_workers
+        items += [item for path in part[start:] + part[:start] for item in files[path]]
+        n_lacking = max(0, n_tests * (number + 1) // n_workers - len(items))
+        items += short[:n_lacking]
+        del short[:n_lacking]
+    items += short
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected out of all garbage collections to come: it stays until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def run(engine: Engine, tokens: list[int], prefill: int) -> list[np.ndarray]:
     return rows
 
 
-CHUNK_BYTES = 16 * KIB  # small ones, for small models
+CHUNK_BYTES = 64 * KIB  # small ones, for small models: two and a half to the smallest matrix, with its neighbours
 
 
 def open_at(
@@ -56,9 +56,11 @@ def open_at(
 
     The smallest budget is the one that a refusal names. What the process holds besides weights changes a little from
     engine to engine, as the allocator keeps memory: a budget may turn out to hold everything, to be refused again, or,
-    `by_expert`, to have no room for experts one by one: then it is changed step by step.
+    `by_expert`, to have no room for experts one by one: then it is changed in steps that grow until it was too much.
+    What the process held before, as for making the model, is not in its peak.
     """
-    budget, extra = 40 * MIB, int(share * path.stat().st_size)
+    count_peak_from_here()
+    budget, extra, step = 40 * MIB, int(share * path.stat().st_size), 0
     for _ in range(40):
         try:
             chosen = {**options, "chunk_bytes": chunk_bytes or CHUNK_BYTES}
@@ -69,10 +71,34 @@ def open_at(
         streams_as_wanted = engine.plan.mode == "streamed" and (engine.plan.expert_bytes > 0 or not by_expert)
         if share >= 1 or streams_as_wanted:
             return engine
-        step = MIB // 2 if engine.plan.mode == "streamed" else -MIB // 2
+        if engine.plan.mode == "streamed":
+            step = step + MIB // 2 if step > 0 else MIB // 2
+        else:
+            step = -max(MIB // 4, abs(step) // 2)
         engine.close()
         budget, extra = budget + step, 0
     raise AssertionError(f"no streamed run at {share} of the model above the smallest budget")
+
+
+@contextmanager
+def places(choose: Callable[[Sequence[Sequence[int]], int], int]) -> Iterator[None]:
+    """Let plans in this block have room for as many chunks as `choose` says, whatever the budget.
+
+    choose: is given the chunks of each segment, and the fewest that work.
+    """
+    real = memory_plan.plan_residency
+
+    def plan(
+        segments: Sequence[Sequence[int]], fixed: frozenset[int], chunk_bytes: int, available: int, *others: Any
+    ) -> ResidencyPlan:
+        fewest = real(segments, fixed, chunk_bytes, available, *others).minimum_chunks
+        return real(segments, fixed, chunk_bytes, choose(segments, fewest) * chunk_bytes, *others)
+
+    memory_plan.plan_residency = plan
+    try:
+        yield
+    finally:
+        memory_plan.plan_residency = real
 
 
 @contextmanager
@@ -81,27 +107,20 @@ def fewest_frames(share: float) -> Iterator[None]:
 
     Those of mixtures of experts streamed by expert at a share of 0.25, others at 0.
     """
-    real, real_moe = memory_plan.plan_residency, assemble.plan_moe
-
-    def plan(
-        segments: Sequence[Sequence[int]], must_pin: frozenset[int], chunk_bytes: int, available: int, other: int
-    ) -> ResidencyPlan:
-        fewest = real(segments, must_pin, chunk_bytes, available, other).minimum_chunks
-        return real(segments, must_pin, chunk_bytes, fewest * chunk_bytes, other)
+    real = assemble.plan_moe
 
     def plan_moe(terms: Terms, *arguments: Any) -> MoePlan | None:
-        planned = real_moe(terms, *arguments)
+        planned = real(terms, *arguments)
         fewest = least_frames(planned.experts, used_experts(terms.gguf)) if planned else 0
         return planned and replace(planned, n_frames=fewest)
 
-    if share == 0:
-        memory_plan.plan_residency = plan
-    elif share == 0.25:
-        assemble.plan_moe = plan_moe
-    try:
-        yield
-    finally:
-        memory_plan.plan_residency, assemble.plan_moe = real, real_moe
+    with places(lambda segments, fewest: fewest) if share == 0 else nullcontext():
+        if share == 0.25:
+            assemble.plan_moe = plan_moe
+        try:
+            yield
+        finally:
+            assemble.plan_moe = real
 
 
 def count_peak_from_here() -> None:

@@ -1,25 +1,33 @@
-"""Tests in a process of their own: one that reads weights that are not resident ends only that process, and fails.
+"""Tests and scripts in a process of their own: a read of weights that are not resident ends only that process.
 
 `@in_child` runs a test function there, with the same arguments (fixtures, parameters), which must be picklable. What
-the child prints is shown when it fails.
+the child prints is shown when it fails. Children are forks of one process that has everything imported but has begun
+nothing: to import it takes as long as many of these tests.
 """
 
 from __future__ import annotations
 
-import base64
 import functools
+import gc
+import importlib
 import inspect
+import multiprocessing
 import os
-import pickle
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
 TIMEOUT_S = 110
 SKIPPED = 77
+PRELOADED = [
+    *("edge_run.runtime.engine.engine", "edge_run.runtime.generation.model", "numpy", "numpy.random", "pytest"),
+    *("unittest.mock", "in_child", "tiny_models", "slices", "small_engines", "talks"),  # and what these import
+]
 
 
 def in_child(test: Callable[..., None]) -> Callable[..., None]:
@@ -27,15 +35,7 @@ def in_child(test: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(test)
     def run(**arguments: object) -> None:
-        packed = base64.b64encode(pickle.dumps(arguments)).decode()
-        done = subprocess.run(
-            [sys.executable, __file__, inspect.getfile(test), test.__name__, packed],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-            env={**os.environ, "OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"},
-        )
+        done = _forked(_test, (inspect.getfile(test), test.__name__, arguments))
         if done.returncode == SKIPPED:
             pytest.skip(done.stdout.strip())
         if done.returncode != 0:
@@ -45,17 +45,64 @@ def in_child(test: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def main() -> int:
+def run_script(path: str | Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as `python PATH ARGUMENTS` would, in a child process. Raises TimeoutExpired."""
+    return _forked(_script, (str(path), arguments))
+
+
+def _forked(work: Callable[..., None], arguments: tuple[object, ...]) -> subprocess.CompletedProcess[str]:
+    """Run `work(*arguments)` in a child with this process's environment; return its exit status and what it said."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = (Path(folder) / name for name in ("out", "err"))
+        place = dict(os.environ), os.getcwd(), str(out), str(err)
+        child = _context().Process(target=_begin, args=(place, work, arguments))
+        child.start()
+        try:
+            child.join(TIMEOUT_S)
+            if child.exitcode is None:
+                raise subprocess.TimeoutExpired(work.__name__, TIMEOUT_S, err.read_bytes())
+        finally:
+            child.kill()
+            child.join()
+        said = [file.read_text("utf-8", "replace") if file.exists() else "" for file in (out, err)]
+        assert child.exitcode is not None
+        return subprocess.CompletedProcess([work.__name__, *map(str, arguments)], child.exitcode, *said)
+
+
+@functools.cache
+def _context() -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
+def _begin(
+    place: tuple[dict[str, str], str, str, str], work: Callable[..., None], arguments: tuple[object, ...]
+) -> None:
+    gc.freeze()  # what was preloaded
+    environment, folder, *files = place
+    for number, file in enumerate(files, 1):
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
+        os.dup2(handle, number)
+        os.close(handle)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    work(*arguments)
+
+
+def _test(path: str, name: str, arguments: dict[str, object]) -> None:
     """Run one test function of one file."""
-    path, name, packed = sys.argv[1:]
-    test = inspect.unwrap(runpy.run_path(path)[name])
+    sys.path[:0] = [str(Path(path).parent), str(Path(__file__).parent)]
+    test = inspect.unwrap(getattr(importlib.import_module(Path(path).stem), name))
     try:
-        test(**pickle.loads(base64.b64decode(packed)))
+        test(**arguments)
     except pytest.skip.Exception as reason:
         print(reason)
-        return SKIPPED
-    return 0
+        sys.exit(SKIPPED)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _script(path: str, arguments: Sequence[str]) -> None:
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, str(Path(path).parent))
+    runpy.run_path(path, run_name="__main__")

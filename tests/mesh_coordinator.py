@@ -20,7 +20,7 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.mesh import is_worker
 from edge_run.devices.mesh.opening import MeshConfig, open_mesh
 from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh.engine import RunOptions, open_mesh_engine
+from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from mesh_faults import OPTIONS, greedy
 from mesh_processes import START_S, round_robin
 
@@ -51,7 +51,7 @@ def main() -> None:
             arguments.model,
             dataclasses.replace(config, chunk_bytes=16384),
             mesh,
-            RunOptions(say=lambda text: tell(say=text)),
+            MeshOptions(say=lambda text: tell(say=text)),
         )
         stack.callback(engine.close)
         tell(token=0)  # as somebody who thinks about what to ask

@@ -31,7 +31,7 @@ from edge_run.devices.mesh.node import LocalNode
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator as mesh_coordinator
-from edge_run.runtime.mesh.engine import RunOptions, open_mesh_engine
+from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from mesh_processes import CoordinatorProcess, MeshOfProcesses, mesh_of, round_robin
 from mesh_schedules import COORDINATOR, HERE, ON_LINKS, SERVER, WORKERS, Fault, Schedule, draw_schedule
 from namespaces import Network
@@ -267,7 +267,7 @@ class Table:
             worker.wait_ready()
         self._mesh.wait_for(here, len(sure))
         engine = open_mesh_engine(
-            path, ModelConfig(memory="4GiB", **OPTIONS, chunk_bytes=16384), here, RunOptions(say=lambda text: None)
+            path, ModelConfig(memory="4GiB", **OPTIONS, chunk_bytes=16384), here, MeshOptions(say=lambda text: None)
         )
         try:
             said, longest_s = greedy(engine, len(wanted), lambda i: wake() if i == len(wanted) // 3 else None)

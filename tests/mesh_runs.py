@@ -16,7 +16,7 @@ from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.fetch import exchange as piece_exchange
 from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh.engine import RunOptions, open_mesh_engine
+from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from edge_run.runtime.worker.worker import Worker
 from fake_mesh import Hub
 from mesh_processes import round_robin
@@ -70,9 +70,16 @@ class Run:
         self.config = ModelConfig(memory="4GiB", chunk_bytes=CHUNK_BYTES, **(options or OPTIONS))
         self.open()
 
+    def open_anew(self) -> None:
+        """End the run and begin another one with the same workers, over a hub that alters nothing."""
+        self.engine.close()
+        self.hub.alter = lambda source, target, header, parts: (header, parts)
+        self.said.clear()
+        self.open()
+
     def open(self) -> None:
         """Open the coordinator's engine, for the first time or again."""
-        self.engine = open_mesh_engine(self.path, self.config, self.mesh, RunOptions(say=self._say))
+        self.engine = open_mesh_engine(self.path, self.config, self.mesh, MeshOptions(say=self._say))
 
     def _say(self, text: str) -> None:
         self.on_say(text)

@@ -24,17 +24,15 @@ import numpy as np
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled
 from edge_run.base.protocols import BatchToken
-from edge_run.base.units import KIB
-from edge_run.partition.plan import ResidencyPlan
+from edge_run.base.units import KIB, MIB
 from edge_run.runtime.decoding.driver import GraphChanged, PassShape
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.planning import memory_plan
 from edge_run.runtime.slices.engine import SliceEngine
 from edge_run.runtime.slices.slice import Share
 from edge_run.tiers.kv import loans
-from exactness import fewest_frames
+from exactness import fewest_frames, places
 
-CHUNK_BYTES = 16 * KIB
+CHUNK_BYTES = 64 * KIB
 
 
 class QueueTransport:
@@ -125,23 +123,9 @@ def alternating(tokens: Sequence[int], prefill: int, width: int) -> list[list[Ba
     return [batch for batch in batches if batch]
 
 
-@contextlib.contextmanager
-def room_for_most() -> Iterator[None]:
-    """Let plans in this block lack a little room, whatever the budget."""
-    real = memory_plan.plan_residency
-
-    def plan(
-        segments: Sequence[Sequence[int]], must_pin: frozenset[int], chunk_bytes: int, available: int, other: int
-    ) -> ResidencyPlan:
-        n_chunks = len({chunk for segment in segments for chunk in segment})
-        places = max(n_chunks - 64, real(segments, must_pin, chunk_bytes, available, other).minimum_chunks)
-        return real(segments, must_pin, chunk_bytes, places * chunk_bytes, other)
-
-    memory_plan.plan_residency = plan
-    try:
-        yield
-    finally:
-        memory_plan.plan_residency = real
+def most_places(segments: Sequence[Sequence[int]], fewest: int) -> int:
+    """Return how many chunks there is room for where a MiB of it is lacking."""
+    return max(len({chunk for segment in segments for chunk in segment}) - MIB // CHUNK_BYTES, fewest)
 
 
 @contextlib.contextmanager
@@ -192,7 +176,7 @@ def compare(path: Path, counts: Sequence[int], options: dict[str, Any]) -> dict[
         }
     layout = engines["a"].layout
     owners = owners_of(len(layout.units), counts)
-    rooms = [(options["streams"] or options["lends"], fewest_frames(0.0)), (options["visits"], room_for_most())]
+    rooms = [(options["streams"] or options["lends"], fewest_frames(0.0)), (options["visits"], places(most_places))]
     with next((room for is_wanted, room in rooms if is_wanted), contextlib.nullcontext()):
         together = Together(engines, owners)
     found = run_slices(together, batches)

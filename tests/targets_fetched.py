@@ -104,7 +104,7 @@ def fetched_journals(folder: Path, stack: ExitStack) -> Target:
         with mock.patch.object(os, "fdatasync"), mock.patch.object(os, "fsync"):
             found = model()
         try:
-            assert 0 <= found.held_bytes <= sum(pieces.sizes)
+            assert 0 <= pieces.total_bytes(found.beyond(())) <= sum(pieces.sizes)
             return found.missing(range(pieces.count)) == [1, 2, 3, 4]
         finally:
             found.close()
@@ -131,6 +131,7 @@ def profiles(folder: Path, stack: ExitStack) -> Target:
         (profile.DiskFigure(when, False, "8:1", disk),),
         (profile.GpuKernelFigure(when, False, "a GPU", speed, True),),
         (profile.GpuCostsFigure(when, False, "a GPU", profile.GpuCosts(1e9, 1e-6, 1e-6, (1e9, 1e10))),),
+        (profile.RepackedFigure(when, False, speed, True),),
     )
     store = profile.ProfileStore(folder, lambda: datetime(2026, 1, 2, 4, tzinfo=timezone.utc))
     identity = profile.MeasuredSetup("a processor", "x86_64", 4, "a library")

@@ -178,7 +178,9 @@ class _Queue:
 def headers_of_a_run(folder: Path, stack: ExitStack) -> Target:
     """What comes while an activation is waited for, by the coordinator and by a worker."""
     from edge_run.base.errors import DeviceLost
+    from edge_run.runtime.mesh.activation_coding import ActivationCoder
     from edge_run.runtime.mesh.transport import LinkTransport, PassFailed
+    from edge_run.runtime.slices.slice import Share
 
     link = _Queue()
 
@@ -191,7 +193,8 @@ def headers_of_a_run(folder: Path, stack: ExitStack) -> Target:
             return False
         node = "c" if message.header.get("unit") == 2 else "a"
         owners = ("a", "b", "c", "a")
-        transport = LinkTransport(link, 65536, owners, node, check=stop, most_waiting_bytes=MIB)  # type: ignore[arg-type]
+        coder = ActivationCoder("exact", {})
+        transport = LinkTransport(link, 65536, Share(owners, node), coder, stop, MIB)  # type: ignore[arg-type]
         transport.expect(7)
         transport._round = 1
         sender, unit = ("b", 2) if transport.node == "c" else ("c", 3)  # whose activation is waited for

@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -456,7 +457,8 @@ ARCHITECTURES: dict[str, Recipe] = {recipe.name or recipe.architecture: recipe f
 def make_model(name: str, folder: Path, *, scale: int = 1, seed: int = 0, quantisation: str | None = None) -> Path:
     """Write `folder/name-scale-seed.gguf`, unless it exists, and return its path.
 
-    The same arguments give the same bytes. The file appears whole or not at all. `quantisation` is a file type of
+    The same arguments give the same bytes, so a model that was made before in the folder that the environment variable
+    TINY_MODELS names is copied from there. The file appears whole or not at all. `quantisation` is a file type of
     llama.cpp ("Q8_0", "Q4_0", "Q4_K_M", "MXFP4_MOE"...): the F16 file is made first and the quantised one beside it,
     with the type after the seed.
 
@@ -464,11 +466,17 @@ def make_model(name: str, folder: Path, *, scale: int = 1, seed: int = 0, quanti
     """
     path = folder / f"{name}-{scale}-{seed}.gguf"
     if quantisation is not None:
-        quantised = path.with_name(f"{path.stem}-{quantisation}.gguf")
-        if not quantised.exists():
-            _quantise(make_model(name, folder, scale=scale, seed=seed), quantised, quantisation)
-        return quantised
-    if not path.exists():
+        path = path.with_name(f"{path.stem}-{quantisation}.gguf")
+    store = os.environ.get("TINY_MODELS")
+    if path.exists():
+        return path
+    if store and Path(store) != folder:
+        made = make_model(name, Path(store), scale=scale, seed=seed, quantisation=quantisation)
+        with _writing(path) as draft:
+            shutil.copyfile(made, draft)
+    elif quantisation is not None:
+        _quantise(make_model(name, folder, scale=scale, seed=seed), path, quantisation)
+    else:
         recipe = ARCHITECTURES[name]
         metadata = _metadata(recipe, scale)
         shapes = _shapes(recipe, metadata)

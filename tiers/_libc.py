@@ -60,11 +60,11 @@ _madvise = _function("madvise", _ADDRESS, _LENGTH, _INT)
 _has_64 = hasattr(_C, "fallocate64")  # musl has only the other one
 _fallocate = _function("fallocate64" if _has_64 else "fallocate", _INT, _INT, ctypes.c_int64, ctypes.c_int64)
 
-_FAILED = ctypes.c_void_p(-1).value
+_FAILED = (-1, ctypes.c_void_p(-1).value, None)  # of calls that return a code, and an address
 
 
-def _checked(result: int | None, what: str) -> int:
-    if result is None or result == _FAILED:
+def _checked(result: int, what: str) -> int:
+    if result in _FAILED:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
     return result
@@ -84,8 +84,7 @@ def map_shared(descriptor: int, length: int, at: int) -> None:
 
 def unmap(address: int, length: int) -> None:
     """Give the range back to the kernel."""
-    if _munmap(address, length) != 0:
-        _checked(None, f"munmap of {length} bytes")
+    _checked(_munmap(address, length), f"munmap of {length} bytes")
 
 
 def move_pages(source: int, target: int, length: int) -> None:
@@ -96,22 +95,19 @@ def move_pages(source: int, target: int, length: int) -> None:
 
 def drop_pages(address: int, length: int) -> None:
     """Free the pages of an anonymous range, which reads as zeros afterwards."""
-    if _madvise(address, length, _MADV_DONTNEED) != 0:
-        _checked(None, f"madvise of {length} bytes")
+    _checked(_madvise(address, length, _MADV_DONTNEED), f"madvise of {length} bytes")
 
 
 def resident_bytes(address: int, length: int) -> int:
     """Return how much of a range is in memory."""
     pages = (ctypes.c_ubyte * -(-length // PAGE))()
-    if _mincore(address, length, pages) != 0:
-        _checked(None, f"mincore of {length} bytes")
+    _checked(_mincore(address, length, pages), f"mincore of {length} bytes")
     return PAGE * (len(pages) - bytes(pages).count(0))
 
 
 def punch_hole(descriptor: int, offset: int, length: int) -> None:
     """Free the whole disk blocks in a range of a file, which read as zeros afterwards; the file keeps its length."""
-    if _fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, length) != 0:
-        _checked(None, f"fallocate of {length} bytes")
+    _checked(_fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, length), f"fallocate of {length} bytes")
 
 
 def prepare_for_weights(address: int, length: int, *, is_sparse: bool = False) -> None:

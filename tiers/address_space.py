@@ -70,6 +70,17 @@ def clipped(spans: Sequence[MappedSpan], ranges: Iterable[tuple[int, int]]) -> l
     return found
 
 
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return (address, length) `ranges`, which are in order, with those joined that follow each other."""
+    runs: list[tuple[int, int]] = []
+    for address, length in ranges:
+        if runs and sum(runs[-1]) == address:
+            runs[-1] = runs[-1][0], runs[-1][1] + length
+        else:
+            runs.append((address, length))
+    return runs
+
+
 class MoveRefused(OSError):
     """A move would have taken a frame from, or put one under, memory that is not a whole chunk. Nothing was moved."""
 
@@ -126,21 +137,15 @@ class AddressSpace:
             _libc.map_anonymous(length, _libc.PROT_READ, at=address)
             _libc.prepare_for_weights(address, length)
 
-    def hide(self, chunks: Iterable[int]) -> None:
-        """Undo `expose`: leave `chunks` unreadable and without memory."""
+    def unmap(self, chunks: Iterable[int]) -> None:
+        """Give the memory of `chunks` back to the kernel, and leave them unreadable."""
         for address, length in self._runs(chunks):
             _libc.map_anonymous(length, _libc.PROT_NONE, at=address)
 
     def _runs(self, chunks: Iterable[int]) -> list[tuple[int, int]]:
         """Return (address, length) of `chunks`; neighbours are joined."""
-        runs: list[tuple[int, int]] = []
-        for chunk in sorted(chunks):
-            place = self.place(chunk)
-            if runs and sum(runs[-1]) == place.address:
-                runs[-1] = runs[-1][0], runs[-1][1] + place.length
-            else:
-                runs.append((place.address, place.length))
-        return runs
+        places = map(self.place, sorted(chunks))
+        return joined((place.address, place.length) for place in places)
 
     def chunks_of(self, address: int, length: int) -> range:
         """Return the chunks that hold [address, address + length). Raises ValueError outside all spans."""
@@ -207,12 +212,6 @@ class AddressSpace:
         except OSError:
             _libc.map_anonymous(length, _libc.PROT_NONE, at=address)  # the kernel may have left a hole
             raise
-
-    def unmap(self, chunks: Collection[int]) -> None:
-        """Give the memory of `chunks` back to the kernel, and leave them unreadable."""
-        for chunk in chunks:
-            place = self.place(chunk)
-            _libc.map_anonymous(place.length, _libc.PROT_NONE, at=place.address)
 
     def _check_whole(self, chunk: int, count: int) -> None:
         """Raise MoveRefused unless `chunk` begins `count` whole chunks in a row.

@@ -124,15 +124,22 @@ class ChunkStates(ABC):
         """Return the reads that can start, of those that someone waits for."""
 
     @abstractmethod
-    def _take_spent_frame(self) -> int | None:
-        """Return the frame of a chunk that nobody holds, which is absent then; None where there is none."""
+    def _take_frame(self, is_urgent: bool) -> int | None:
+        """Return the frame of a chunk that nobody holds, which is absent then; None where there is none.
 
-    def _start(self, chunk: int, source: int | None, is_urgent: bool = False) -> Load:
+        is_urgent: whether somebody waits for the chunk that gets the frame.
+        """
+
+    def _start(self, chunk: int, is_urgent: bool = False) -> Load | None:
+        """Return the read of `chunk`, which is absent, and count it as under way; None where there is no frame."""
+        source = None
+        if chunk not in self._own and (source := self._find_frame(chunk, is_urgent)) is None:
+            return None
         self._state[chunk] = ChunkState.LOADING
         self._n_loading += 1
         return Load(chunk, source, is_urgent)
 
-    def _take_idle_frame(self, chunk: int) -> int | None:
+    def _find_frame(self, chunk: int, is_urgent: bool) -> int | None:
         """Return a frame for `chunk`: the one that is under it since a read failed, or any that nobody holds."""
         if chunk in self._vacant:
             self._vacant.remove(chunk)
@@ -140,4 +147,4 @@ class ChunkStates(ABC):
         if self._n_unmade:
             self._n_unmade -= 1
             return NEW_FRAME
-        return self._vacant.pop() if self._vacant else self._take_spent_frame()
+        return self._vacant.pop() if self._vacant else self._take_frame(is_urgent)

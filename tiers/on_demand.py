@@ -138,14 +138,13 @@ class OnDemand(ChunkStates):
                 chunk = asked[0]
                 is_needed = chunk in self._wanted if asked is self._starved else self._holders[chunk] > 0
                 if is_needed and self._state[chunk] is ChunkState.ABSENT:
-                    source = None
-                    if chunk not in self._own and (source := self._take_idle_frame(chunk)) is None:
+                    if (load := self._start(chunk, is_urgent=chunk in self._wanted)) is None:
                         return loads
-                    loads.append(self._start(chunk, source, is_urgent=chunk in self._wanted))
+                    loads.append(load)
                 asked.popleft()
         return loads
 
-    def _take_spent_frame(self) -> int | None:
+    def _take_frame(self, is_urgent: bool) -> int | None:
         if not self._spent:
             return None
         victim, _ = self._spent.popitem()

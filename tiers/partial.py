@@ -8,10 +8,11 @@ through a `PartialSource`, which refuses missing pieces: a hole is never taken f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import zlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError, TierReadError
@@ -36,12 +37,11 @@ class PartialModel:
         self._fresh: list[int] = []
         self._head = _MAGIC + model.encode() + b"\n"
         self._files: list[int] = []
-        try:
+        with _writing(folder), contextlib.ExitStack() as undo:
+            undo.callback(self.close)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._open()
-        except OSError as error:
-            self.close()
-            raise _refused(folder, error) from error
+            undo.pop_all()
 
     def _open(self) -> None:
         journal = self.folder / JOURNAL
@@ -79,11 +79,6 @@ class PartialModel:
             end += _RECORD.size
         return end
 
-    @property
-    def held_bytes(self) -> int:
-        """The bytes of the pieces that are present."""
-        return self.pieces.total_bytes(self._good)
-
     def missing(self, pieces: Iterable[int]) -> list[int]:
         """Return those of `pieces` that are missing."""
         return [piece for piece in pieces if piece not in self._good]
@@ -96,10 +91,8 @@ class PartialModel:
         """Write `data`, which was verified, as `piece`, which is present after `sync`. Raises TierReadError."""
         place = self.pieces.place(piece)
         assert len(data) == place.length, "a piece of another length"
-        try:
+        with _writing(self.folder):
             _write_all(self._files[place.shard], data, place.offset)
-        except OSError as error:
-            raise _refused(self.folder, error) from error
         self._fresh.append(piece)
 
     def sync(self) -> None:
@@ -107,26 +100,22 @@ class PartialModel:
         fresh, self._fresh = self._fresh, []
         if not fresh:
             return
-        try:
+        with _writing(self.folder):
             for shard in {self.pieces.place(piece).shard for piece in fresh}:
                 os.fdatasync(self._files[shard])
                 os.posix_fadvise(self._files[shard], 0, 0, os.POSIX_FADV_DONTNEED)
             self._note(fresh, is_good=True)
-        except OSError as error:
-            raise _refused(self.folder, error) from error
         self._good.update(fresh)
 
     def give_up(self, pieces: Iterable[int]) -> None:
         """Remove `pieces`, and free their disk space. Raises TierReadError."""
         gone = sorted(self._good.intersection(pieces))
         self._good.difference_update(gone)
-        try:
+        with _writing(self.folder):
             self._note(gone, is_good=False)
             for piece in gone:
                 place = self.pieces.place(piece)
                 _libc.punch_hole(self._files[place.shard], place.offset, place.length)
-        except OSError as error:
-            raise _refused(self.folder, error) from error
 
     def check(self, shard: int, offset: int, length: int) -> None:
         """Raise ModelFileError unless `length` bytes at `offset` of `shard`, up to its end, are present."""
@@ -195,5 +184,10 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _refused(folder: Path, error: OSError) -> TierReadError:
-    return TierReadError(f"{folder}: cannot keep fetched weights there ({error.strerror or error})")
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Raise TierReadError where the system refuses what is done in this block."""
+    try:
+        yield
+    except OSError as error:
+        raise TierReadError(f"{folder}: cannot keep fetched weights there ({error.strerror or error})") from error

@@ -61,10 +61,9 @@ class Residency(ChunkStates):
             chunk = self._order[self._frontier % len(self._order)]
             state = self._state[chunk]
             if state is ChunkState.ABSENT:
-                source = None
-                if chunk not in self._own and (source := self._take_idle_frame(chunk)) is None:
+                if (load := self._start(chunk)) is None:
                     break
-                loads.append(self._start(chunk, source))
+                loads.append(load)
             elif state is ChunkState.SPENT:
                 self._set_fresh(chunk)
             elif state is ChunkState.HELD:
@@ -177,17 +176,18 @@ class Residency(ChunkStates):
         i = bisect_left(uses, here)
         return lap * n + uses[i] if i < len(uses) else (lap + 1) * n + first
 
-    def _take_spent_frame(self) -> int | None:
+    def _take_frame(self, is_urgent: bool) -> int | None:
+        """Take the frame of the chunk used last.
+
+        Where there is none and somebody waits, take that of the chunk whose use is the farthest of those read ahead,
+        which is read again later.
+        """
         while self._spent:
             victim = self._spent.pop()
             if self._state[victim] is ChunkState.SPENT:
                 self._state[victim] = ChunkState.ABSENT
                 return victim
-        return None
-
-    def _take_fresh_frame(self) -> int | None:
-        """Take the frame of the chunk whose use is the farthest of those read ahead; the chunk is read again later."""
-        if not self._fresh:
+        if not is_urgent or not self._fresh:
             return None
         victim = max(self._fresh, key=self._next_use)
         self._fresh.discard(victim)
@@ -198,14 +198,7 @@ class Residency(ChunkStates):
     def _feed(self) -> list[Load]:
         """Return the reads that someone waits for, as far as there are frames."""
         loads: list[Load] = []
-        while self._starved:
-            chunk = self._starved[0]
-            source: int | None = None
-            if chunk not in self._own:
-                source = self._take_idle_frame(chunk)
-                if source is None:
-                    source = self._take_fresh_frame()
-                if source is None:
-                    break
-            loads.append(self._start(self._starved.popleft(), source, is_urgent=True))
+        while self._starved and (load := self._start(self._starved[0], is_urgent=True)) is not None:
+            self._starved.popleft()
+            loads.append(load)
         return loads

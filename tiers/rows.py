@@ -14,6 +14,7 @@ from functools import partial
 
 from edge_run.base.errors import EdgeRunError
 from edge_run.tiers import _libc
+from edge_run.tiers.address_space import joined
 from edge_run.tiers.readers import Readers, as_read_error
 from edge_run.tiers.source import SourceFile
 
@@ -78,7 +79,7 @@ class RowTable:
                 break
             del self._pages[oldest]
             _libc.drop_pages(oldest, _libc.PAGE)
-        runs = _runs(missing)
+        runs = joined((page, _libc.PAGE) for page in missing)
         started = time.monotonic()
         try:
             self._read(runs)
@@ -113,14 +114,3 @@ class RowTable:
             done.acquire()
         if errors:
             raise errors[0]
-
-
-def _runs(pages: list[int]) -> list[tuple[int, int]]:
-    """Join sorted page addresses into (address, length) runs."""
-    runs: list[tuple[int, int]] = []
-    for page in pages:
-        if runs and sum(runs[-1]) == page:
-            runs[-1] = (runs[-1][0], runs[-1][1] + _libc.PAGE)
-        else:
-            runs.append((page, _libc.PAGE))
-    return runs

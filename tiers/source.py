@@ -17,21 +17,18 @@ def changed(path: Path) -> ModelFileError:
 
 
 class Source(Protocol):
-    """The bytes of one shard, from whichever file. Thread-safe."""
+    """The bytes of one shard, from whichever file. Thread-safe.
 
-    @property
-    def size_bytes(self) -> int:
-        """The length of the shard."""
-        ...
+    path: the shard's file.
+    size_bytes: its length.
+    """
+
+    path: Path
+    size_bytes: int
 
     @property
     def is_doubtful(self) -> bool:
         """Whether the file may have changed, so that chunks read again are to be compared with their first content."""
-        ...
-
-    @property
-    def path(self) -> Path:
-        """The shard's file."""
         ...
 
     def read_into(self, address: int, length: int, offset: int) -> int:
@@ -62,23 +59,20 @@ class SourceFile:
 
     @staticmethod
     def _open(path: Path) -> tuple[int, bool]:
-        direct = getattr(os, "O_DIRECT", 0)
-        if direct:
-            try:
-                fd = os.open(path, os.O_RDONLY | direct | os.O_CLOEXEC)
-            except OSError:
-                return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
-            try:
+        """Return a descriptor, and whether it reads directly, which is tried with a page."""
+        flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+        if direct := getattr(os, "O_DIRECT", 0):
+            with contextlib.suppress(OSError), contextlib.ExitStack() as undo:
+                fd = os.open(path, flags | direct)
+                undo.callback(os.close, fd)
                 page = _libc.map_anonymous(_libc.PAGE)
                 try:
                     os.preadv(fd, [_libc.view(page, _libc.PAGE)], 0)
                 finally:
                     _libc.unmap(page, _libc.PAGE)
-            except OSError:
-                os.close(fd)
-            else:
+                undo.pop_all()
                 return fd, True
-        return os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)), False
+        return os.open(path, flags), False
 
     def _identify(self) -> tuple[int, int, int]:
         status = os.fstat(self._fd)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from edge_run.base.errors import EdgeRunError
 from edge_run.base.units import MIB, round_down, round_up
@@ -23,21 +22,8 @@ SLOT_BYTES = PIECE_BYTES + 2 * _libc.PAGE
 STAGING_BYTES = STAGED_PIECES * SLOT_BYTES
 
 
-class Staging(Protocol):
-    """`STAGING_BYTES` of page-aligned memory that files can be read into."""
-
-    @property
-    def address(self) -> int:
-        """The first byte."""
-        ...
-
-    def close(self) -> None:
-        """Free the memory. Idempotent."""
-        ...
-
-
-class PlainStaging:
-    """Staging in ordinary memory."""
+class Staging:
+    """`STAGING_BYTES` of ordinary memory, page-aligned, that files can be read into. address: its first byte."""
 
     def __init__(self) -> None:
         self.address = _libc.map_anonymous(STAGING_BYTES)
@@ -105,7 +91,7 @@ class Upload:
         self._changed = threading.Condition()
         self._read: dict[int, EdgeRunError | None] = {}  # pieces that were read, or why not
         self._next = self._submitted = 0
-        self._staging = staging or PlainStaging()
+        self._staging = staging or Staging()
         self._submit()
 
     @property

@@ -82,11 +82,6 @@ def digest(password: str) -> str:
     return hashlib.sha256(password.encode()).hexdigest()
 
 
-def shared_access(cluster: str, password: str, home_password: str) -> BrokerAccess:
-    """Return the access of a cluster whose members share one password; Home Assistant has a user of its own."""
-    return BrokerAccess({MEMBER: member_user(cluster, password, CONNECTIONS), HOME: home_user(cluster, home_password)})
-
-
 def member_user(cluster: str, password: str, connections: int = 32) -> BrokerUser:
     """Return what a member of `cluster` may do; each program on its device is a connection."""
     return BrokerUser(digest(password), member_topics(cluster), (f"{ROOT}/{cluster}/#",), connections)
@@ -99,7 +94,7 @@ def guest_user(cluster: str, password: str) -> BrokerUser:
 
 def home_user(cluster: str, password: str) -> BrokerUser:
     """Return what Home Assistant may do."""
-    return BrokerUser(digest(password), ("homeassistant/status",), home_topics(cluster))
+    return BrokerUser(digest(password), ("homeassistant/status",), ("homeassistant/#", f"{ROOT}/{cluster}/home/+"))
 
 
 def member_topics(cluster: str) -> tuple[str, ...]:
@@ -132,11 +127,6 @@ def mosquitto_acl(cluster: str, user: str | None) -> str:
         *(f"pattern write {topic}" for topic in topics if "%c" in topic),
     ]
     return "\n".join(lines) + "\n"
-
-
-def home_topics(cluster: str) -> tuple[str, ...]:
-    """Return what Home Assistant listens to."""
-    return ("homeassistant/#", f"{ROOT}/{cluster}/home/+")
 
 
 def covers(filter_: str, other: str, client: str = "") -> bool:

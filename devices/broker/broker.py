@@ -93,12 +93,12 @@ class MqttBroker:
         """Whether a connection was let in."""
         return connection in self._clients
 
-    def set_access(self, access: BrokerAccess) -> list[Instruction]:
+    def set_access(self, access: BrokerAccess) -> list[Close]:
         """Let in whom `access` names, from now on; who is in and may not be any more is sent away at once."""
         before, self._access = self._access, access
         for name in before.users.keys() - access.users.keys():
             self.kept.drop_user(name)
-        done: list[Instruction] = []
+        done: list[Close] = []
         for client in list(self._clients.values()):
             user, old = access.users.get(client.user), before.users[client.user]
             if user is None or user.password_sha256 != old.password_sha256 or not self._fits(client, user):

@@ -45,18 +45,13 @@ def find_broker(cluster: Cluster, search_s: float = SEARCH_S, interfaces: list[s
     zeroconf = need("zeroconf", "mesh")
     wanted, found = f"{_word(cluster)}.{SERVICE}", threading.Event()
 
-    class Listener(zeroconf.ServiceListener):  # type: ignore[misc, name-defined]
-        def add_service(self, zc: Any, type_: str, name: str) -> None:
-            if name == wanted:
-                found.set()
-
-        update_service = add_service
-
-        def remove_service(self, zc: Any, type_: str, name: str) -> None: ...
+    def note(name: str, state_change: Any, **_: Any) -> None:
+        if name == wanted and state_change is not zeroconf.ServiceStateChange.Removed:
+            found.set()
 
     own = zeroconf.Zeroconf(interfaces=interfaces or zeroconf.InterfaceChoice.All)
     try:
-        browser = zeroconf.ServiceBrowser(own, SERVICE, listener=Listener())
+        browser = zeroconf.ServiceBrowser(own, SERVICE, handlers=[note])
         found.wait(search_s)
         info = own.get_service_info(SERVICE, wanted, timeout=int(search_s * 1e3)) if found.is_set() else None
         browser.cancel()

@@ -18,6 +18,7 @@ from collections import deque
 
 from edge_run.base.errors import MeshError
 from edge_run.devices.broker.access import BrokerAccess
+from edge_run.devices.members.cluster import place_text
 
 START_S, LONGEST_WAIT_S, STUCK_S = 10.0, 30.0, 5.0
 MOST_FINDINGS, MOST_LETTERS = 64, 300
@@ -32,7 +33,7 @@ class EmbeddedBroker:
     def __init__(self, host: str, port: int, access: BrokerAccess) -> None:
         """Start it. Raises MeshError where it cannot listen there."""
         self._host, self._port, self._access = host, port, access
-        self._place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._place = place_text(host, port)
         self._lock, self._started, self._ended = threading.Lock(), threading.Event(), threading.Event()
         self._said = ""
         self._process: subprocess.Popen[bytes] | None = None

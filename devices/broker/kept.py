@@ -6,6 +6,7 @@ or the plan of another.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,13 +46,13 @@ class KeptMessages:
             return
         size = EACH_BYTES + len(message.topic) + len(message.payload)
         self._messages[message.topic] = _Kept(user, message, size)
-        self._drop_oldest(user, MOST_OF_USER, MOST_BYTES_OF_USER)
+        self._drop_oldest(user)
         while len(self._messages) > MOST or self.total_bytes > MOST_BYTES:
-            of_users: dict[str, int] = {}
+            of_users = Counter[str]()
             for one in self._messages.values():
-                of_users[one.user] = of_users.get(one.user, 0) + one.size
+                of_users[one.user] += one.size
             greediest = max(of_users, key=of_users.__getitem__)
-            self._forget(next(topic for topic, one in self._messages.items() if one.user == greediest))
+            del self._messages[next(topic for topic, one in self._messages.items() if one.user == greediest)]
 
     def matching(self, filter_: str) -> Iterator[Publish]:
         """Return what is kept of the topics that `filter_` matches."""
@@ -61,14 +62,11 @@ class KeptMessages:
         """Forget all of a user."""
         self._messages = {topic: one for topic, one in self._messages.items() if one.user != user}
 
-    def _drop_oldest(self, user: str, most: int, most_bytes: int) -> None:
+    def _drop_oldest(self, user: str) -> None:
         own = [(topic, one.size) for topic, one in self._messages.items() if one.user == user]
         size = sum(bytes_ for _, bytes_ in own)
         for topic, bytes_ in own[:-1]:
-            if len(own) <= most and size <= most_bytes:
+            if len(own) <= MOST_OF_USER and size <= MOST_BYTES_OF_USER:
                 return
-            self._forget(topic)
+            del self._messages[topic]
             own, size = own[1:], size - bytes_
-
-    def _forget(self, topic: str) -> None:
-        del self._messages[topic]

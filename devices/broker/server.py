@@ -40,7 +40,7 @@ class Connection(asyncio.BufferedProtocol):
         self.silence_s = UNKNOWN_S
         self._allowance, self._filled_s = float(BURST_BYTES), self.since_s
         self.is_closing = self._is_paused = False
-        self.transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport  # from `connection_made` on
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
@@ -65,7 +65,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def work(self) -> None:
         """Carry out the packets that are whole, as fast as this connection may speak."""
-        assert self.transport is not None
         try:
             while not self.is_closing and (packet := self._next()) is not None:
                 first, content = packet
@@ -83,7 +82,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def send(self, *data: bytes) -> None:
         """Hand over `data`; a connection that takes nothing is ended."""
-        if self.is_closing or self.transport is None:
+        if self.is_closing:
             return
         self.transport.writelines(data)
         waiting = self.transport.get_write_buffer_size()
@@ -92,7 +91,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self, why: str = "") -> None:
         """End it after what was sent before; `why` is for the log."""
-        if not self.is_closing and self.transport is not None:
+        if not self.is_closing:
             self._server.note(self.address, why)
             self.is_closing, self.data = True, bytearray()
             self.transport.close()
@@ -100,7 +99,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def abort(self, why: str = "") -> None:
         """End it at once."""
-        if self.transport is not None and not self.is_closing:
+        if not self.is_closing:
             self._server.note(self.address, why)
             self.is_closing, self.data = True, bytearray()
             self.transport.abort()
@@ -129,7 +128,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def _rest(self) -> None:
         """Read nothing more until this connection may speak again."""
-        assert self.transport is not None
         self._is_paused = True
         self.transport.pause_reading()
         asyncio.get_running_loop().call_later(max(0.05, -self._allowance / BYTES_PER_S), self._go_on)
@@ -138,7 +136,7 @@ class Connection(asyncio.BufferedProtocol):
         now_s = time.monotonic()
         self._allowance = min(BURST_BYTES, self._allowance + (now_s - self._filled_s) * BYTES_PER_S)
         self._filled_s, self._is_paused = now_s, False
-        if not self.is_closing and self.transport is not None:
+        if not self.is_closing:
             self.heard_s = now_s
             self.work()
             if not self._is_paused and not self.is_closing:
@@ -181,7 +179,7 @@ class MqttServer:
         for one in self.broker.set_access(access):
             connection = self._connections.get(one.connection)
             if connection is not None:
-                connection.abort("" if isinstance(one, Send) else one.why)
+                connection.abort(one.why)
 
     def admit(self, connection: Connection) -> None:
         """Note a new connection, and make room for it among those that have not said who they are."""
@@ -210,12 +208,7 @@ class MqttServer:
 
     def has_too_much_to_send(self, connection: Connection) -> bool:
         """Whether more waits for all together than may, and the most for `connection`."""
-        waiting = [
-            one.transport.get_write_buffer_size()
-            for one in self._connections.values()
-            if one.transport is not None and not one.is_closing
-        ]
-        assert connection.transport is not None
+        waiting = [one.transport.get_write_buffer_size() for one in self._connections.values() if not one.is_closing]
         return sum(waiting) > MOST_TO_SEND_IN_ALL and connection.transport.get_write_buffer_size() == max(waiting)
 
     def has_taken_too_much(self) -> bool:

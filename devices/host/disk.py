@@ -77,7 +77,7 @@ def measure_disk(folder: Path, model: Path | None, readers: int, effort: Effort 
             target = functools.partial(_used, ring, effort.ring_bytes // block_bytes, block_bytes)
             speed, used_cpu = _measure(source, deal.next(block_bytes), block_bytes, target, readers, effort)
             reads.append(ReadSpeed(block_bytes, readers, speed))
-        n_units = _fresh_units(effort)
+        n_units = max(LEAST_FRESH_UNITS, min(effort.fresh_bytes, available_bytes() // FRESH_SHARE) // UNIT_BYTES)
         with _new_memory(2 * n_units * UNIT_BYTES) as fresh:
             whole = replace(effort, most_bytes=n_units * UNIT_BYTES, duration_s=math.inf)
 
@@ -97,11 +97,6 @@ def measure_disk(folder: Path, model: Path | None, readers: int, effort: Effort 
             cpu_s_per_byte=(used_cpu, new_cpu),
             reads=tuple(reads),
         )
-
-
-def _fresh_units(effort: Effort) -> int:
-    """Return how much new memory is used up, twice: a share of what is available, and enough to tell."""
-    return max(LEAST_FRESH_UNITS, min(effort.fresh_bytes, available_bytes() // FRESH_SHARE) // UNIT_BYTES)
 
 
 @contextlib.contextmanager

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from edge_run.base.errors import BudgetError
 from edge_run.base.strict_json import LARGEST, parse
 from edge_run.base.units import MIB, format_size
@@ -162,6 +160,10 @@ def _runs(entries: Iterable[_Entry]) -> list[Run]:
     by_process: dict[int, list[_Entry]] = {}
     for entry in entries:
         by_process.setdefault(entry.pid, []).append(entry)
+    if not by_process:
+        return []
+    import psutil  # which takes long to load
+
     runs = []
     for pid, own in by_process.items():
         with contextlib.suppress(psutil.Error, OSError):

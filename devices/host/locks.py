@@ -17,8 +17,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 try:
     import fcntl as _fcntl
 except ImportError:  # not a POSIX system
@@ -151,7 +149,15 @@ def _may_live(name: str) -> bool:
     """Return whether the process that a file is named after is there, as far as can be told."""
     pid, _, rest = name.partition("-")
     namespace = rest.partition("-")[0]
-    return namespace != str(pid_namespace()) or not pid.isdigit() or psutil.pid_exists(int(pid))
+    if namespace != str(pid_namespace()) or not pid.isdecimal():
+        return True
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # somebody else's
+    return True
 
 
 def _close(descriptor: int) -> None:

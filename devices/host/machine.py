@@ -9,9 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
-from edge_run.devices.host.memory import memory_groups
+from edge_run.devices.host.memory import machine_memory, memory_groups
 from edge_run.devices.host.system_files import system_text
 
 _CPU_NAMES = ("model name", "Model", "Hardware", "cpu model", "uarch")  # x86, Raspberry Pi, older ARM, MIPS, RISC-V
@@ -35,14 +33,14 @@ class Machine:
 
 def describe_machine(root: Path = Path("/")) -> Machine:
     """Return what this machine is. Reads procfs and sysfs under `root`; measures nothing."""
-    usable = _usable_cpus()
+    usable = usable_cpus()
     limits = [group.limit_bytes for group in memory_groups(root=root)]
     return Machine(
         cpu=_cpu_name(root),
         architecture=platform.machine(),
         physical_cores=_physical_cores(usable, root),
         logical_cores=len(usable),
-        memory_bytes=psutil.virtual_memory().total,
+        memory_bytes=machine_memory(root).total_bytes,
         memory_limit_bytes=min((limit for limit in limits if limit is not None), default=0),
     )
 
@@ -51,7 +49,7 @@ class OtherLoad:
     """How much of this process's cores others take, from the moment when this is made."""
 
     def __init__(self) -> None:
-        self._cpus = _usable_cpus()
+        self._cpus = usable_cpus()
         self._started_s, self._others_s = time.monotonic(), self._count_s()
 
     @property
@@ -62,6 +60,8 @@ class OtherLoad:
 
     def _count_s(self) -> float:
         """Return the seconds for which the cores worked for others since some fixed moment."""
+        import psutil  # which takes long to load
+
         cores = psutil.cpu_times(percpu=True)
         idle = ("idle", "iowait", "guest", "guest_nice")  # guests are part of user and nice
         busy = (
@@ -72,8 +72,19 @@ class OtherLoad:
         return float(sum(busy)) - time.process_time()
 
 
-def _usable_cpus() -> Collection[int]:
+def usable_cpus() -> Collection[int]:
+    """Return the logical cores that this process may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+
+
+def machine_cores(root: Path = Path("/")) -> int:
+    """Return the physical cores of the machine, also those that this process may not use; 0 where nobody says."""
+    siblings = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list")
+    if found := set(map(system_text, siblings)):
+        return len(found)
+    import psutil  # which takes long to load
+
+    return psutil.cpu_count(logical=False) or 0
 
 
 def _cpu_name(root: Path) -> str:
@@ -94,4 +105,4 @@ def _physical_cores(usable: Collection[int], root: Path) -> int:
         }
         return len(cores)
     except OSError:
-        return max(1, min(len(usable), psutil.cpu_count(logical=False) or len(usable)))
+        return max(1, min(len(usable), machine_cores(root) or len(usable)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.units import MIB
-from edge_run.devices.host.system_files import control_groups
+from edge_run.devices.host.system_files import control_groups, system_text
 
 MARGIN_BYTES = 256 * MIB
 MARGIN_SHARE = 0.05
@@ -86,17 +86,36 @@ def process_memory() -> ProcessMemory:
     return ProcessMemory(resident, max(peak, _Peak.earlier_bytes), swapped, data, files)
 
 
+@dataclass(frozen=True, slots=True)
+class MachineMemory:
+    """The memory of the whole machine, and what of it is available without swapping, in bytes."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+def machine_memory(root: Path = Path("/")) -> MachineMemory:
+    """Return what memory this machine has. Reads procfs under `root`; asks psutil where that does not say."""
+    lines = (line.split() for line in system_text(root / "proc/meminfo").splitlines())
+    counts = {words[0]: int(words[1]) << 10 for words in lines if words[-1] == "kB"}
+    total, available = counts.get("MemTotal:", 0), counts.get("MemAvailable:", 0)
+    if 0 < available <= total:
+        return MachineMemory(total, available)
+    import psutil  # which takes long to load
+
+    found = psutil.virtual_memory()
+    return MachineMemory(found.total, found.available)
+
+
 def available_bytes(root: Path = Path("/"), promised_bytes: Promised = _nothing) -> int:
     """Return what this process may hold in all: what is available, itself included, or its cgroup's limit.
 
     promised_bytes: what is spoken for already, of the machine's memory (for None) or of that of a cgroup (for its
     folder); the result may then be negative.
     """
-    import psutil  # which takes long to load, and is only needed here where there is procfs
-
     own = process_memory()
     rooms: list[tuple[Path | None, int]] = [
-        (None, psutil.virtual_memory().available + own.resident_bytes - own.file_bytes)
+        (None, machine_memory(root).available_bytes + own.resident_bytes - own.file_bytes)
     ]
     for group in memory_groups("self", root):
         if (room := _room(group, own)) is not None:

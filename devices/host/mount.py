@@ -7,8 +7,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from edge_run.devices.host.system_files import control_groups, system_text
 
 _UNIFIED_LIMITS = {"io.max": ""}  # files of limits, and what their lines lack
@@ -47,6 +45,8 @@ def _mounts(root: Path) -> list[tuple[Path, str, str]]:
     try:
         lines = (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
+        import psutil  # which takes long to load
+
         return [(Path(p.mountpoint), p.device, p.fstype) for p in reversed(psutil.disk_partitions(all=True))]
     mounts = []
     for line in reversed(lines):

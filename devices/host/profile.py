@@ -23,7 +23,7 @@ from edge_run.base.profile import DeviceProfile, DiskProfile, KernelSpeed
 from edge_run.base.strict_json import decode, parse
 from edge_run.devices.host.mount import Mount, find_mount
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 LIFETIME, DISTURBED_LIFETIME = timedelta(days=30), timedelta(minutes=10)
 CLOCK_ERROR = timedelta(days=1)  # a figure from later than this is of a clock that was wrong
 MOST_FILE_BYTES = 4 << 20
@@ -92,6 +92,16 @@ class KernelFigure(Figure):
         """What it was measured on."""
         speed = self.speed
         return speed.type_name, speed.row_elements, speed.tokens, speed.by_expert, speed.threads
+
+
+@dataclass(frozen=True, slots=True)
+class RepackedFigure(KernelFigure):
+    """The speed of a repacked kernel.
+
+    is_there: else there is no such kernel for the weights, and the speed says nothing.
+    """
+
+    is_there: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +191,7 @@ class Measurements:
     disks: tuple[DiskFigure, ...] = ()
     gpu_kernels: tuple[GpuKernelFigure, ...] = ()
     gpu_costs: tuple[GpuCostsFigure, ...] = ()
+    repacked: tuple[RepackedFigure, ...] = ()
 
     def with_later(self, later: Measurements) -> Measurements:
         """Return both, `later` in place of what it measured again."""

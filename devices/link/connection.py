@@ -70,12 +70,13 @@ class Candidate:
         self._sent_s, self._next, self._is_ready = 0.0, 0, False
         self._retry_s: float | None = None
         self._absences = 0
-        self._refusals = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
         self._events = {
             zmq.EVENT_HANDSHAKE_SUCCEEDED: "ready",
             zmq.EVENT_DISCONNECTED: "broken",
             zmq.EVENT_CONNECT_RETRIED: "absent",
-            **dict.fromkeys((*self._refusals, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL), "refused"),
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH: "refused",
+            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "refused",
+            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "refused",
         }
         self.socket = context.socket(zmq.DEALER)
         try:
@@ -229,12 +230,6 @@ class Opening:
         """Return the connection over which a token's activation arrives soonest; None where no echo came."""
         return min(self._done, key=lambda one: _activation_s(one.rate), default=None)
 
-    @property
-    def rate(self) -> LinkRate | None:
-        """What was measured of the best connection."""
-        best = self.best()
-        return best.rate if best else None
-
     def why_not(self) -> str:
         """Return why there is no connection, in words."""
         reasons = [one.error or f"{one.place}: does not answer" for one in self.candidates]
@@ -252,9 +247,9 @@ class Opening:
 class PeerConnection:
     """The chosen connection to a peer. Senders take turns; the link's thread watches and closes it."""
 
-    def __init__(self, peer: Peer, candidate: Candidate, rate: LinkRate, *, is_talked_to: bool = False) -> None:
+    def __init__(self, peer: Peer, candidate: Candidate, *, is_talked_to: bool) -> None:
         """is_talked_to: there is a conversation, so that its end is a loss."""
-        self.peer, self.candidate, self.rate, self.is_talked_to = peer, candidate, rate, is_talked_to
+        self.peer, self.candidate, self.rate, self.is_talked_to = peer, candidate, candidate.rate, is_talked_to
         self.used_s = time.monotonic()
         self._number = time.time_ns()
         self._sequence = 0

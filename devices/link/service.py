@@ -66,7 +66,7 @@ class LinkService:
         on_change: Callable[[str, bool, str], None],
         on_control: Callable[[str, str, bytes], None],
         on_stranger: Callable[[str], None],
-        on_end: Callable[[str], None] = lambda why: None,
+        on_end: Callable[[str], None],
     ) -> None:
         """Listen; the callbacks are called on the link's thread. Raises MeshError.
 
@@ -131,11 +131,7 @@ class LinkService:
 
     def close(self) -> None:
         """End the thread and close all. Idempotent."""
-        with self.changed:
-            self.is_closed = True
-            self.changed.notify_all()
-        self.inbox.close()
-        self.bulk.close()
+        self._say_closed()
         self.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=10)
@@ -152,11 +148,7 @@ class LinkService:
             self._on_end(f"a mistake of edge-run's own: {type(error).__name__}: {error}")
         finally:
             self._mark.close()
-            with self.changed:
-                self.is_closed = True
-                self.changed.notify_all()
-            self.inbox.close()
-            self.bulk.close()
+            self._say_closed()
             for opening in self._openings.values():
                 opening.close()
             for connection in self.connections.values():
@@ -164,6 +156,13 @@ class LinkService:
             self._listener.close()
             self._context.destroy(0)
             self._wakeup.close()
+
+    def _say_closed(self) -> None:
+        with self.changed:
+            self.is_closed = True
+            self.changed.notify_all()
+        self.inbox.close()
+        self.bulk.close()
 
     def _poll(self) -> None:
         """Wait until something is to be done, and take in what came to the listener."""
@@ -279,33 +278,32 @@ class LinkService:
             if node in self.connections:
                 with contextlib.suppress(DeviceLost):
                     self.connections[node].send(FrameKind.CONTROL, {"topic": topic}, (payload,), time.monotonic())
-            elif (node, False) in self._openings:
+            elif (node, False) in self._openings or node in self.peers:
                 self._unsent.append((node, topic, payload))
-            elif node in self.peers:
-                self._unsent.append((node, topic, payload))
-                self._openings[node, False] = Opening(self._context, self.peers[node], self.keys)
+                if (node, False) not in self._openings:
+                    self._openings[node, False] = Opening(self._context, self.peers[node], self.keys)
 
     def _advance_openings(self) -> None:
         for key, opening in list(self._openings.items()):
             try:
                 if not opening.advance():
                     continue
-                best, rate = opening.best(), opening.rate
+                best = opening.best()
             except (self._zmq.ZMQError, ProtocolError) as error:  # it costs this peer this connection, and nobody else
                 self.refused += 1
                 opening.failures.append(f"{key[0]}: {error}")
-                best = rate = None
+                best = None
             del self._openings[key]
             node, is_measure = key
             opening.close(but=None if is_measure else best)
             with self.changed:
-                if best is None or rate is None:
+                if best is None:
                     self.failures[node] = opening.why_not()
                     self._unsent = [one for one in self._unsent if one[0] != node]
                 elif is_measure:
-                    self.rates[node], self.measured_s[node] = rate, time.monotonic()
+                    self.rates[node], self.measured_s[node] = best.rate, time.monotonic()
                 else:
-                    self.connections[node] = PeerConnection(opening.peer, best, rate, is_talked_to=node in self.watched)
+                    self.connections[node] = PeerConnection(opening.peer, best, is_talked_to=node in self.watched)
                 self.changed.notify_all()
             if not is_measure:
                 self._send_controls()

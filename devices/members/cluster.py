@@ -228,6 +228,11 @@ def parse_place(text: str, default_port: int) -> tuple[str, int]:
     return host, int(port) if port else default_port
 
 
+def place_text(host: str, port: int) -> str:
+    """Return HOST:PORT, as `parse_place` reads it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _is_address(text: str) -> bool:
     try:
         ip_address(text)

@@ -72,32 +72,22 @@ def take_identity(folder: Path, wall_clock: Callable[[], float]) -> Identity:
 
     Raises NotTrusted where others may read the key, MeshError where it cannot be read or written.
     """
-    try:
-        lock = _lock(folder / _KEY_FILE)
-        if lock is None:
-            return make_identity(wall_clock, device_key(folder))
+    with _key_file(folder) as descriptor:
+        key = DeviceKey(_seed(descriptor, folder / _KEY_FILE))
         try:
-            key = DeviceKey(_seed(lock, folder / _KEY_FILE))
-            return Identity(
-                key.node, _next_incarnation(folder / _INCARNATION_FILE, wall_clock), True, key, b"", key, lock
-            )
-        except BaseException:
-            os.close(lock)
-            raise
-    except OSError as error:
-        raise _unkept(folder, error) from error
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # another process is the device's own node
+            return make_identity(wall_clock, key)
+        incarnation = _next_incarnation(folder / _INCARNATION_FILE, wall_clock)
+        lock = os.dup(descriptor)  # a copy has the lock, too
+        return Identity(key.node, incarnation, True, key, b"", key, lock)
 
 
 def device_key(folder: Path) -> DeviceKey:
     """Return the key of this device, also while another process is its node. Raises as `take_identity`."""
-    try:
-        descriptor = _open(folder / _KEY_FILE)
-        try:
-            return DeviceKey(_seed(descriptor, folder / _KEY_FILE))
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise _unkept(folder, error) from error
+    with _key_file(folder) as descriptor:
+        return DeviceKey(_seed(descriptor, folder / _KEY_FILE))
 
 
 def make_identity(wall_clock: Callable[[], float], device: DeviceKey | None = None) -> Identity:
@@ -124,20 +114,19 @@ def _certified(public_key: bytes) -> bytes:
     return b"edge-run passing node\0" + public_key
 
 
-def _unkept(folder: Path, error: OSError) -> MeshError:
-    return MeshError(f"{folder}: the key of this device cannot be kept ({error.strerror})")
-
-
-def _open(path: Path) -> int:
-    """Return a descriptor of the key file, made where there is none. Raises OSError, NotTrusted."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+@contextlib.contextmanager
+def _key_file(folder: Path) -> Iterator[int]:
+    """Open the key file, made where there is none, for this block. Raises NotTrusted, and MeshError for an OSError."""
     try:
-        check_private(path)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(folder / _KEY_FILE, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        try:
+            check_private(folder / _KEY_FILE)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise MeshError(f"{folder}: the key of this device cannot be kept ({error.strerror})") from error
 
 
 def _seed(descriptor: int, path: Path) -> bytes:
@@ -163,21 +152,6 @@ def brief_lock(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _lock(path: Path) -> int | None:
-    """Return the descriptor of the key file, locked; None while another process has it."""
-    descriptor = _open(path)
-    try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _next_incarnation(path: Path, wall_clock: Callable[[], float]) -> str:

@@ -45,7 +45,8 @@ class DeviceKey:
     def __init__(self, seed: bytes) -> None:
         """`seed` (32 bytes) is the secret that both keys are made from."""
         self._signer = need(_ED25519, "mesh").Ed25519PrivateKey.from_private_bytes(seed)
-        self._opener = _x25519(hashlib.sha256(b"edge-run seal\0" + seed).digest())
+        opener = hashlib.sha256(b"edge-run seal\0" + seed).digest()
+        self._opener = need(_X25519, "mesh").X25519PrivateKey.from_private_bytes(opener)
         self.public_key: bytes = self._signer.public_key().public_bytes_raw()
         self.seal_key: bytes = self._opener.public_key().public_bytes_raw()
         self.node = node_of(self.public_key)
@@ -90,10 +91,6 @@ def is_signed(public_key: bytes, signature: bytes, data: bytes) -> bool:
     except (exceptions.InvalidSignature, ValueError):
         return False
     return True
-
-
-def _x25519(private: bytes) -> Any:
-    return need(_X25519, "mesh").X25519PrivateKey.from_private_bytes(private)
 
 
 def _cipher(key: bytes) -> Any:

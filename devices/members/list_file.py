@@ -64,11 +64,6 @@ class ListFile:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def editor(folder: Path, cluster: Cluster) -> ListEditor:
-    """Return what changes the list of `cluster` on this device. Raises NotTrusted where it may not, MeshError."""
-    return ListEditor(device_key(folder), listed_in(cluster), cluster.secret)
-
-
 def listed_in(cluster: Cluster) -> MemberList:
     """Return the list of `cluster`. Raises MeshError where it has none, and says what to do."""
     if cluster.listed is None:
@@ -82,7 +77,7 @@ def change_list(folder: Path, change: Callable[[ListEditor], MemberList]) -> Clu
         cluster = read_cluster(folder)
         if cluster is None:
             raise MeshError("mesh: this device belongs to none; `edge-run mesh init` makes one")
-        own = editor(folder, cluster)
+        own = ListEditor(device_key(folder), listed_in(cluster), cluster.secret)
         changed = cluster.adopt(change(own), own.device)
         write_cluster(folder, changed)
         return changed

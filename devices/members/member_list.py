@@ -151,7 +151,7 @@ class MemberList:
     @cached_property
     def payload(self) -> bytes:
         """The list as it is kept and sent."""
-        return canonical(_document(self))
+        return canonical({one.name: _plain(getattr(self, one.name)) for one in dataclasses.fields(self)})
 
     @cached_property
     def order(self) -> tuple[Version, bytes]:
@@ -266,10 +266,6 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return [_plain(getattr(value, one.name)) for one in dataclasses.fields(value)]
     return value
-
-
-def _document(found: MemberList) -> dict[str, Any]:
-    return {one.name: _plain(getattr(found, one.name)) for one in dataclasses.fields(found)}
 
 
 def _parse(value: Any) -> MemberList:

@@ -160,10 +160,6 @@ class Roster:
         if self.listed is not None:
             self.said.append(self.listed.payload)
 
-    def pass_on(self, payload: bytes) -> None:
-        """Say a list that came from elsewhere on this device."""
-        self.said.append(payload)
-
     def take_said(self) -> list[bytes]:
         """Return what is to be said; whoever takes it says it."""
         said, self.said = self.said, []

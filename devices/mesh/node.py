@@ -219,7 +219,7 @@ class LocalNode:
                 self._changed.wait_for(lambda: pending.is_done or self._is_closed, timeout_s)
         finally:
             with self._changed:
-                state.outbound.forget(number)
+                del state.outbound.pending[number]
         if pending.error is not None:
             raise pending.error
         if pending.answer is None:
@@ -276,7 +276,7 @@ class LocalNode:
 
     def _obeys(self, node: str, epoch: int) -> bool:
         with self._changed:
-            return self.state.obeys(node, epoch)
+            return self.state.lease.obeys(node, epoch)
 
     def _answer(self, inbound: InboundOrder, answer: Document) -> None:
         with self.held() as state:

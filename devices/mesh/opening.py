@@ -24,6 +24,7 @@ from edge_run.devices.members.cluster import (
     Cluster,
     parse_broker,
     parse_place,
+    place_text,
     read_cluster,
 )
 from edge_run.devices.members.identity import device_key, make_identity, take_identity
@@ -146,15 +147,14 @@ def broker_password(device: DeviceKey, cluster: str, other_key: bytes) -> str:
 
 def reachable(listen: tuple[str, ...], port: int) -> list[str]:
     """Return where others may reach what listens on `listen`: on every network card, where it does."""
-    places: list[str] = []
-    for address in listen:
-        found = own_addresses(address) if address in EVERYWHERE else [address]
-        places += [f"tcp://[{one}]:{port}" if ":" in one else f"tcp://{one}:{port}" for one in found]
+    places = (f"tcp://{place_text(one, port)}" for address in listen for one in own_addresses(address))
     return list(dict.fromkeys(places))[:16]
 
 
 def own_addresses(listen: str) -> list[str]:
-    """Return the addresses of this device's network cards that are up, loopback last."""
+    """Return the addresses behind `listen`: itself, or those of all network cards that are up, loopback last."""
+    if listen not in EVERYWHERE:
+        return [listen]
     family = socket.AF_INET6 if ":" in listen else socket.AF_INET
     states = psutil.net_if_stats()
     found = [
@@ -186,5 +186,4 @@ def shown_broker(cluster: Cluster) -> str:
     if cluster.serves is None:
         return cluster.broker
     host, port = parse_place(cluster.serves, PORT)
-    reached = next(iter(own_addresses(host)), host) if host in EVERYWHERE else host
-    return f"mqtt://[{reached}]:{port}" if ":" in reached else f"mqtt://{reached}:{port}"
+    return f"mqtt://{place_text(next(iter(own_addresses(host)), host), port)}"

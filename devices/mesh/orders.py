@@ -59,10 +59,6 @@ class OutboundOrder:
     answer: Document | None = None
     error: Exception | None = None
 
-    def send(self, now_s: float, is_direct: bool) -> None:
-        """Note that it is sent now, for the first time or again."""
-        self.sent_s, self.is_direct = now_s, is_direct
-
     @property
     def is_done(self) -> bool:
         """Whether there is an answer, or will be none."""
@@ -83,10 +79,6 @@ class OutboundOrders:
             node, epoch, {"number": self.number, "incarnation": incarnation, "order": order}
         )
         return self.number, self.pending[self.number]
-
-    def forget(self, number: int) -> None:
-        """Wait for the answer of an order no more."""
-        del self.pending[number]
 
     def take_answer(self, node: str, body: Document) -> None:
         """Note the answer of `node`. Raises ProtocolError where it is none."""

@@ -37,32 +37,22 @@ class Outbox:
 
     def make_will(self, epoch: int) -> Outgoing:
         """Return what the broker is to say when the next connection breaks."""
-        topic = self._topic("status")
+        topic = self._topic("status", self._node)
         payload, self.session = self._writer.seal(topic, epoch, {"state": bodies.WILL})
         return Outgoing(topic, payload)
 
-    def send(
-        self,
-        kind: str,
-        body: Document,
-        epoch: int,
-        *,
-        owner: str | None = None,
-        to: str | None = None,
-        is_direct: bool = False,
-    ) -> None:
+    def send(self, kind: str, body: Document, epoch: int, *, node: str | None = None, is_direct: bool = False) -> None:
         """Have `body` sent under the topic of `kind`.
 
         epoch: the latest that this device knows of, or that of the plan or lease that `body` is about.
-        owner: the node that the topic is of, this one where none is given.
-        to: the only node that it is for.
+        node: the only one that it is for.
         is_direct: it takes the data link.
         """
         if self._has_left and kind in ("status", "caps"):
             return  # others would take this device for present again
-        topic = self._topic(kind, owner, epoch)
+        topic = self._topic(kind, node if kind == "cmd" else self._node, epoch)
         payload, _ = self._writer.seal(topic, epoch, body)
-        self._waiting.append(Outgoing(topic, payload, to or owner, is_direct))
+        self._waiting.append(Outgoing(topic, payload, node, is_direct))
 
     def send_list(self, payload: bytes, nodes: Iterable[str]) -> None:
         """Have a list of members, which is signed by itself, sent to the broker and straight to `nodes`."""
@@ -78,6 +68,6 @@ class Outbox:
         """From now on this device says no more that it is there."""
         self._has_left = True
 
-    def _topic(self, kind: str, owner: str | None = None, epoch: int = 0) -> Topic:
-        owner = None if kind in ("lease", "plan") else owner or self._node
-        return Topic(self._cluster, kind, owner, epoch if kind == "plan" else 0)
+    def _topic(self, kind: str, owner: str | None, epoch: int = 0) -> Topic:
+        is_owned = kind not in ("lease", "plan")
+        return Topic(self._cluster, kind, owner if is_owned else None, epoch if kind == "plan" else 0)

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Iterator
 
 from edge_run.base.errors import NotTrusted
-from edge_run.devices.broker.access import HOME, BrokerAccess, guest_user, home_user, member_user, shared_access
+from edge_run.devices.broker.access import CONNECTIONS, HOME, MEMBER, BrokerAccess, guest_user, home_user, member_user
 from edge_run.devices.broker.discovery import Advertisement
 from edge_run.devices.broker.embedded import EmbeddedBroker
 from edge_run.devices.link.data_link import LOOPBACK
 from edge_run.devices.members.cluster import BROKER_PASSWORD, HOME_PASSWORD, PORT, Cluster, parse_place
 from edge_run.devices.members.keys import DeviceKey
-from edge_run.devices.mesh.opening import EVERYWHERE, broker_password, own_addresses
+from edge_run.devices.mesh.opening import broker_password, own_addresses
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def serving(cluster: Cluster, device: DeviceKey) -> Iterator[EmbeddedBroker | No
     with contextlib.ExitStack() as stack:
         broker = EmbeddedBroker(host, port, access_of(cluster, device))
         stack.callback(broker.close)
-        addresses = [one for one in (own_addresses(host) if host in EVERYWHERE else [host]) if one != LOOPBACK]
+        addresses = [one for one in own_addresses(host) if one != LOOPBACK]
         if addresses:
             try:
                 stack.callback(Advertisement(cluster, addresses, port).close)
@@ -43,9 +43,9 @@ def access_of(cluster: Cluster, device: DeviceKey) -> BrokerAccess:
     Without a list of members they share a password; with one, each has its own.
     """
     name, listed = cluster.id, cluster.listed
-    if listed is None:
-        return shared_access(name, cluster.derive(BROKER_PASSWORD), home_password(cluster, device))
     users = {HOME: home_user(name, home_password(cluster, device))}
+    if listed is None:
+        return BrokerAccess(users | {MEMBER: member_user(name, cluster.derive(BROKER_PASSWORD), CONNECTIONS)})
     keys = [(one.node, one.seal_key, guest_user) for one in listed.roll.invitations]
     keys += [(one.node, one.seal_key, member_user) for one in listed.roll.members]
     for node, seal_key, user in keys:

@@ -18,7 +18,7 @@ from edge_run.devices.members.roster import Roster
 from edge_run.devices.mesh.clocks import Clocks
 from edge_run.devices.mesh.due import Due
 from edge_run.devices.mesh.early import EarlyMessage, EarlyMessages
-from edge_run.devices.mesh.orders import InboundOrder, OutboundOrder, OutboundOrders
+from edge_run.devices.mesh.orders import InboundOrder, OutboundOrders
 from edge_run.devices.mesh.outbox import Outbox
 from edge_run.devices.messages import bodies
 from edge_run.devices.messages.envelope import MOST_MEMBERS, CameAgain, Envelope, ForeignMessage, Gate
@@ -224,14 +224,14 @@ class MeshState:
 
     def send_order(self, number: int, *, is_direct: bool = False) -> None:
         """Send an order, for the first time or again."""
-        pending: OutboundOrder = self.outbound.pending[number]
-        pending.send(self._clocks.steady(), is_direct)
-        self._send("cmd", pending.body, owner=pending.node, epoch=pending.epoch, is_direct=is_direct)
+        pending = self.outbound.pending[number]
+        pending.sent_s, pending.is_direct = self._clocks.steady(), is_direct
+        self._send("cmd", pending.body, node=pending.node, epoch=pending.epoch, is_direct=is_direct)
 
     def answer(self, inbound: InboundOrder, answer: Document) -> None:
         """Send the answer of an order that was carried out."""
         body = {"to": inbound.node, "incarnation": inbound.incarnation, "number": inbound.number, **answer}
-        self._send("rsp", body, to=inbound.node, is_direct=inbound.is_direct)
+        self._send("rsp", body, node=inbound.node, is_direct=inbound.is_direct)
 
     def leave(self) -> None:
         """Say that this device leaves."""
@@ -239,17 +239,13 @@ class MeshState:
         self._send("status", {"state": bodies.LEFT})
         self._outbox.leave()
 
-    def obeys(self, node: str, epoch: int) -> bool:
-        """Whether an order is of the coordinator, and of no past epoch."""
-        return self.lease.obeys(node, epoch)
-
     def take_file(self, payload: bytes) -> None:
         """Take in the list that another process of this device has kept."""
         with contextlib.suppress(EdgeRunError):  # a file that is damaged is no reason to stop
             is_newer = self.roster.take(payload)
             self._follow_list(is_newer)
             if is_newer:
-                self.roster.pass_on(payload)
+                self.roster.said.append(payload)
                 self._say_lists()
 
     def say_list(self) -> None:
@@ -383,15 +379,8 @@ class MeshState:
             self.is_urgent = True
 
     def _send(
-        self,
-        kind: str,
-        body: Document,
-        *,
-        owner: str | None = None,
-        epoch: int | None = None,
-        to: str | None = None,
-        is_direct: bool = False,
+        self, kind: str, body: Document, *, node: str | None = None, epoch: int | None = None, is_direct: bool = False
     ) -> None:
         if self.roster.is_member:  # else nobody would listen
             epoch = self.lease.epoch if epoch is None else epoch
-            self._outbox.send(kind, body, epoch, owner=owner, to=to, is_direct=is_direct)
+            self._outbox.send(kind, body, epoch, node=node, is_direct=is_direct)

@@ -41,15 +41,13 @@ class Topic:
     epoch: int = 0
 
     def __str__(self) -> str:
-        if self.kind == "lease":
-            return f"{ROOT}/{self.cluster}/coord/lease"
-        if self.kind == "plan":
-            return f"{ROOT}/{self.cluster}/plan/{self.epoch}"
-        if self.kind == "members":
-            return f"{ROOT}/{self.cluster}/members"
-        if self.kind == "join":
-            return f"{ROOT}/{self.cluster}/join/{self.owner}"
-        return f"{ROOT}/{self.cluster}/node/{self.owner}/{self.kind}"
+        ends = {
+            "lease": "coord/lease",
+            "plan": f"plan/{self.epoch}",
+            "members": "members",
+            "join": f"join/{self.owner}",
+        }
+        return f"{ROOT}/{self.cluster}/{ends.get(self.kind, f'node/{self.owner}/{self.kind}')}"
 
     @property
     def is_kept(self) -> bool:

@@ -164,7 +164,7 @@ class Lease:
         if event.epoch in (self._claim, self.held):  # against all odds the same: the greater name has it
             if event.node < self._node:
                 return done
-            done += self._yield(event.epoch)
+            done += self._yield()
         self._holder = None if event.state == "free" else event.node
         self._heard_s = now_s - (EXPIRES_S - 2.5 * RENEW_S if event.is_old else 0)  # who lives renews it soon
         return done
@@ -172,12 +172,12 @@ class Lease:
     def _hear_epoch(self, epoch: int) -> list[Instruction]:
         if epoch <= self.epoch:
             return []
-        done = self._yield(epoch)
+        done = self._yield()
         self.epoch, self._holder = epoch, None
         return done
 
-    def _yield(self, epoch: int) -> list[Instruction]:
-        """Give up a claim or a lease before `epoch`."""
+    def _yield(self) -> list[Instruction]:
+        """Give up a claim or a lease before a later epoch."""
         self._retry_s = self._clock() + RETRY_S * (0.5 + self._random.random())
         self._claim, held, self.held = 0, self.held, 0
         if held:

@@ -62,13 +62,12 @@ class Bencher(Closing):
         itself was ended for want of memory.
         """
         started_at = utc_now().isoformat(timespec="seconds")
-        planned = planner(self._path, self._config)
-        self._check_context(planned.known.context_tokens)
-        plan = planned.plan()
+        self._check_context(planner(self._path, self._config).known.context_tokens)
         profile = profile or probe(
             [self._path.absolute().parent], self._path, self._config, on_step=self._on_step, store=self._store
         )
-        plan = planned.timed(plan, profile, self._path, self._task.prompt_tokens)
+        planned = planner(self._path, self._config)  # what was measured may decide what is repacked
+        plan = planned.timed(planned.plan(), profile, self._path, self._task.prompt_tokens)
         self._runs = runs = ColdRuns([shard.path for shard in planned.gguf.shards], plan.budget_bytes)
         measurements, problem = self._measure(runs, planned, plan)
         limit_bytes = 0 if runs.group.reason else plan.budget_bytes

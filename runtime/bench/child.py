@@ -1,19 +1,17 @@
 """The process of one measurement: `python -m edge_run.runtime.bench.child`.
 
-The request comes on standard input as a line of JSON; when that input ends, so does this process. The answer on
-standard output is `ok` and a `Measurement`, or `error` and what to raise, each on a line of its own.
+Its answer is a `Measurement`, or an error.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from edge_run.runtime.processes.child_answer import give_answer, take_request
 
 if TYPE_CHECKING:
     from edge_run.base.bench import Measurement
@@ -22,31 +20,20 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Answer one request."""
-    request = json.loads(sys.stdin.buffer.readline().decode("utf-8", "surrogateescape"))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    request = take_request()
     if request["group"]:  # first of all: what is allocated from here on counts
         (Path(request["group"]) / "cgroup.procs").write_text(str(os.getpid()))
     from edge_run.base.config import ModelConfig
-    from edge_run.base.error_codes import error_document
-    from edge_run.base.errors import EdgeRunError
     from edge_run.base.results import to_json
 
     fields = request["config"]
     fields["cache_folder"] = fields["cache_folder"] and Path(fields["cache_folder"])
-    try:
-        config = ModelConfig(**fields)
-        measured = measure(Path(request["path"]), config, request["prompt"], request["predict"], request["limit_bytes"])
-        answer, text = "ok", to_json(measured)
-    except EdgeRunError as error:
-        answer, text = "error", json.dumps(error_document(error))
-    sys.stdout.write(f"{answer}\n{text}")
-    sys.stdout.flush()
-    os._exit(0)  # what is loaded need not be freed piece by piece
 
+    def answer() -> str:
+        config, path = ModelConfig(**fields), Path(request["path"])
+        return to_json(measure(path, config, request["prompt"], request["predict"], request["limit_bytes"]))
 
-def _end_with_parent() -> None:
-    os.read(0, 1)
-    os._exit(1)
+    give_answer(answer)
 
 
 def measure(
@@ -95,11 +82,10 @@ def measure(
 
 def stored_bytes() -> int | None:
     """Return the bytes that storage has read for this process, page faults included; None where nobody counts."""
-    try:
-        lines = Path("/proc/self/io").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
-    except (OSError, StopIteration):
-        return None
+    from edge_run.devices.host.system_files import system_text
+
+    lines = system_text(Path("/proc/self/io")).splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes")), None)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,12 @@ from pathlib import Path
 
 from edge_run.base.bench import Measurement
 from edge_run.base.config import ModelConfig
-from edge_run.base.error_codes import error_of
 from edge_run.base.errors import KernelError
 from edge_run.base.results import ExpertUse, Numerics, TuningDecision
 from edge_run.base.units import KIB
+from edge_run.devices.host.system_files import system_text
 from edge_run.runtime.bench.memory_group import OwnMemoryGroup
+from edge_run.runtime.processes.child_answer import read_answer
 
 TICK_S = 0.5
 ENDING_S = 10.0
@@ -64,11 +65,8 @@ class ColdRuns:
             kills = self.group.kills
         finally:
             self.close()
-        kind, _, text = answer.partition("\n")
-        if code == 0 and kind == "ok":
+        if code == 0 and (text := read_answer(answer)) is not None:
             return parse_measurement(text)
-        if code == 0 and kind == "error":
-            raise error_of(json.loads(text))
         if kills:
             raise OutOfMemory
         raise KernelError(
@@ -84,7 +82,7 @@ class ColdRuns:
                 self._child.wait(ENDING_S)
         self.group.close()
 
-    def _run_child(self, request: str, on_tick: Callable[[float], None]) -> tuple[int, str, str]:
+    def _run_child(self, request: str, on_tick: Callable[[float], None]) -> tuple[int, bytes, str]:
         """Return how a child ended, its standard output and its standard error. It ends when its input does."""
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as notices:
             self._child = child = subprocess.Popen(
@@ -101,8 +99,7 @@ class ColdRuns:
                 _wait(child, on_tick)
             output.seek(0)
             notices.seek(0)
-            texts = [file.read().decode("utf-8", "replace") for file in (output, notices)]
-            return child.wait(), texts[0], texts[1]
+            return child.wait(), output.read(), notices.read().decode("utf-8", "replace")
 
 
 def _wait(child: subprocess.Popen[bytes], on_tick: Callable[[float], None]) -> None:
@@ -131,10 +128,8 @@ def read_ahead_bytes(path: Path, root: Path = Path("/")) -> int:
     """Return how much the kernel reads ahead of a page fault in the file at `path`, 0 where it does not say."""
     device = path.stat().st_dev
     place = root / f"sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
-    try:
-        return int(place.read_text()) * KIB
-    except (OSError, ValueError):
-        return 0
+    text = system_text(place)
+    return int(text) * KIB if text.isdecimal() else 0
 
 
 def parse_measurement(text: str) -> Measurement:

@@ -62,9 +62,8 @@ class OwnMemoryGroup:
         if self._folder is None:
             return 0
         for name in ("memory.events", "memory.oom_control"):
-            with contextlib.suppress(OSError):
-                words = dict(line.split() for line in (self._folder / name).read_text().splitlines())
-                return int(words.get("oom_kill", 0))
+            if text := system_text(self._folder / name):
+                return int(dict(line.split() for line in text.splitlines()).get("oom_kill", 0))
         return 0
 
     def close(self) -> None:

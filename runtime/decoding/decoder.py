@@ -20,6 +20,19 @@ from edge_run.tiers.kv.cells import CellCount
 _STOPPED = 2  # what llama.cpp returns when it was told to stop
 
 
+class RowWatcher:
+    """What is told of the rows in a context's cells as they come and go; this one does nothing with it."""
+
+    def ran(self, tokens: Sequence[BatchToken]) -> None:
+        """A pass has computed rows for `tokens`."""
+
+    def cut(self, sequence: int, position: int) -> None:
+        """`sequence` is about to lose its rows from `position` on."""
+
+    def branched(self, position: int) -> None:
+        """Several sequences have tokens from `position` on: cells need not be in the order of the text there."""
+
+
 class LocalDecoder:
     """A `Decoder` on this device. Not thread-safe.
 
@@ -30,7 +43,7 @@ class LocalDecoder:
     It is over 200 lines because a batch is rolled back when one of its passes fails: all that changes the cache has to
     know what the other calls left in it.
 
-    capabilities: the abilities of this decoder.
+    capabilities: the abilities of this decoder. watcher: is told what happens to the rows in the cells.
     """
 
     def __init__(
@@ -55,6 +68,7 @@ class LocalDecoder:
         self._width = shape.micro_batch_tokens
         self._batch: Any = L.llama_batch_init(self._width, 0, shape.sequences)
         self._logits: Logits | None = None
+        self.watcher = RowWatcher()
         has_padding = shape.is_exact and not model.is_recurrent
         self.limits = Limits(
             context_tokens=min(context.context_tokens, self._count.most_tokens) - has_padding,
@@ -95,7 +109,7 @@ class LocalDecoder:
         for sequence in {token.sequence for token in batch}:
             self.rewind(sequence, min(token.position for token in batch if token.sequence == sequence))
         for branch in {branch for token in batch for branch in token.branches}:
-            L.llama_memory_seq_rm(self._context.memory, branch, -1, -1)
+            self._empty(branch)
         self._recount()
 
     def rewind(self, sequence: int, position: int) -> int:
@@ -103,10 +117,12 @@ class LocalDecoder:
         self.limits.check_sequences((sequence,))
         self.limits.check_position(position)
         memory = self._context.memory
+        self.watcher.cut(sequence, position)
         window = self._model.sliding_window_tokens
         # A sliding-window cache has dropped what the tokens before `position` would look at: such a cut starts anew.
         is_lost = window and position and L.llama_memory_seq_pos_min(memory, sequence) > max(0, position - window)
         if is_lost or not L.llama_memory_seq_rm(memory, sequence, position, -1):
+            self.watcher.cut(sequence, 0)
             L.llama_memory_seq_rm(memory, sequence, -1, -1)
             position = 0
         self._recount()
@@ -116,7 +132,7 @@ class LocalDecoder:
         """Make each of `branches` share the tokens of `sequence`, and hold no others; nothing is copied."""
         self.limits.check_branches(sequence, branches)
         for branch in branches:
-            L.llama_memory_seq_rm(self._context.memory, branch, -1, -1)
+            self._empty(branch)
             L.llama_memory_seq_cp(self._context.memory, sequence, branch, -1, -1)
 
     def keep(self, sequence: int, position: int, branch: int, branches: Sequence[int]) -> None:
@@ -125,11 +141,30 @@ class LocalDecoder:
         self.limits.check_position(position)
         memory = self._context.memory
         if branch != sequence:
+            self.watcher.branched(position)
             L.llama_memory_seq_rm(memory, sequence, position, -1)
             L.llama_memory_seq_cp(memory, branch, sequence, position, -1)
         for other in branches:
-            L.llama_memory_seq_rm(memory, other, -1, -1)
+            self._empty(other)
         self._recount()
+
+    def place(self, tokens: Sequence[int], position: int, look: Callable[[int], None]) -> None:
+        """Put `tokens`, of one pass, into the cells of sequence 0 from `position` on, and compute nothing.
+
+        The rows of these cells must be filled before anything looks at them. look: is called with each node of the
+        graph that is skipped. Raises what `decode` raises.
+        """
+        batch = [BatchToken(token, position + i) for i, token in enumerate(tokens)]
+        self.limits.check_batch(batch)
+        self._fill(batch)
+        with self._driver.placing(PassShape(len(batch), 0), look):
+            code = self._context.decode(self._batch)
+        self._check_code(code, len(batch))
+        self.watcher.ran(batch)
+
+    def cells_in_use(self) -> int:
+        """Return how many tokens sequence 0 has."""
+        return self._lengths()[0]
 
     def map_graph(self, shape: PassShape = ONE_TOKEN) -> GraphMap:
         """Return the graph of a pass of `shape`, without computing it. The context must be empty, and is left empty."""
@@ -138,7 +173,7 @@ class LocalDecoder:
         self._fill([BatchToken(token=0, position=i, wants_logits=i >= first) for i in range(shape.tokens)])
         with self._driver.mapping():
             code = self._context.decode(self._batch)
-        L.llama_memory_clear(self._context.memory, self._model.is_recurrent)
+        L.llama_memory_clear(self._context.memory, False)  # nothing was computed, so nothing was written
         graph = self._driver.take_map()
         if code != 0 or not any(node.reads for node in graph):
             raise KernelError(f"llama.cpp showed no weights in its graph (code {code}); --backend llama.cpp may work")
@@ -146,6 +181,7 @@ class LocalDecoder:
 
     def clear(self) -> None:
         """Empty all sequences, as if nothing had ever been decoded."""
+        self.watcher.cut(0, 0)
         L.llama_memory_clear(self._context.memory, False)
         self._recount()
 
@@ -154,6 +190,10 @@ class LocalDecoder:
         if self._batch is not None:
             L.llama_batch_free(self._batch)
             self._batch = None
+
+    def _empty(self, sequence: int) -> None:
+        self.watcher.cut(sequence, 0)
+        L.llama_memory_seq_rm(self._context.memory, sequence, -1, -1)
 
     def _recount(self) -> None:
         """Count the cells in use anew; those that several sequences share count for each of them."""
@@ -175,6 +215,7 @@ class LocalDecoder:
         sequences = {sequence for token in batch for sequence in (token.sequence, *token.branches)}
         sequences.update(sequence for sequence, length in enumerate(self._lengths()) if length)
         if len(sequences) > 1:
+            self.watcher.branched(min(token.position for token in batch))
             self._count.fork(min(token.position for token in batch))
         if self.limits.is_short and not self._count.has_room(len(batch)):
             self.limits.refuse_more()
@@ -219,16 +260,8 @@ class LocalDecoder:
             code = self._context.decode(self._batch)
             if code == _STOPPED:
                 raise Cancelled("the pass was cancelled")
-        if code == 1:
-            raise ContextFull(
-                f"context of {self._context.context_tokens} tokens is full; start a new conversation, or raise -c",
-                context_tokens=self._context.context_tokens,
-            )
-        if code != 0:
-            raise KernelError(
-                f"llama.cpp failed to decode {len(tokens)} tokens (code {code}); -v shows what it says, and "
-                "`edge-run doctor` looks at the installation"
-            )
+        self._check_code(code, len(tokens))
+        self.watcher.ran(tokens)
         if logits is None:
             return filled
         for i in outputs:
@@ -237,12 +270,25 @@ class LocalDecoder:
             filled += 1
         return filled
 
+    def _check_code(self, code: int, n_tokens: int) -> None:
+        if code == 1:
+            raise ContextFull(
+                f"context of {self._context.context_tokens} tokens is full; start a new conversation, or raise -c",
+                context_tokens=self._context.context_tokens,
+            )
+        if code != 0:
+            raise KernelError(
+                f"llama.cpp failed to decode {n_tokens} tokens (code {code}); -v shows what it says, and "
+                "`edge-run doctor` looks at the installation"
+            )
+
     def _padded_pass(self, token: BatchToken, logits: Logits | None, filled: int) -> int:
         import numpy as np
 
         padding = BatchToken(token.token, token.position + 1, token.sequence, token.wants_logits)
         rows = None if logits is None else np.empty((2, self._model.vocabulary), np.float32)
         n_rows = self._pass([token, padding], rows, 0) // 2
+        self.watcher.cut(token.sequence, padding.position)
         L.llama_memory_seq_rm(self._context.memory, token.sequence, padding.position, -1)
         self._recount()
         if logits is not None and rows is not None:

@@ -162,6 +162,7 @@ class Driver:
         self.before_pass: Callable[[PassShape], None] = lambda shape: None
         self.stop = ggml.StopFlag()
         self._flow: FlowObserver | None = None
+        self._look: Step = _only_stop
         self._observer = Observer()
         self._program = _EMPTY
         self._quiet = _EMPTY.quiet  # of the program, while the pass goes as expected
@@ -215,15 +216,31 @@ class Driver:
     @contextlib.contextmanager
     def mapping(self) -> Iterator[None]:
         """Let passes in this block compute nothing; `take_map` then returns the graph. Raises the callback's errors."""
-        self._is_mapping, self._seen, self._failure, self._quiet = True, [], None, _EMPTY.quiet
+        self._flow = FlowObserver()
+        with self._computing_nothing([]):
+            yield
+
+    @contextlib.contextmanager
+    def placing(self, shape: PassShape, look: Step) -> Iterator[None]:
+        """Let one pass of the given shape put its tokens into cells in this block, and compute nothing.
+
+        look: is called with each node of the graph. Raises its errors, and those of the callback.
+        """
+        self.before_pass(shape)
+        self._look = look
+        with self._computing_nothing(None):
+            yield
+
+    @contextlib.contextmanager
+    def _computing_nothing(self, seen: list[Node] | None) -> Iterator[None]:
+        self._is_mapping, self._seen, self._failure, self._quiet = True, seen, None, _EMPTY.quiet
         self.compute_buffer.forget()
         self.stop.set(False)
-        self._flow = FlowObserver()
         try:
             with self._overhearing():
                 yield
         finally:
-            self._is_mapping = False
+            self._is_mapping, self._look = False, _only_stop
             self._must_restore = True
             self.stop.set(self.interrupt.is_set)
         if self._failure is not None:
@@ -363,10 +380,13 @@ class Driver:
         return True
 
     def _skip(self, address: int) -> bool:
-        if self._is_mapping and self._seen is not None:
-            self._note(address, self._seen)
-            if self._flow:
-                self._flow.observe(address)
+        if self._is_mapping and self._failure is None:
+            if self._seen is None:
+                self._look(address)
+            else:
+                self._note(address, self._seen)
+                if self._flow:
+                    self._flow.observe(address)
         ggml.set_compute_flag(address, False)
         return False
 

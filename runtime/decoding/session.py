@@ -6,6 +6,7 @@ A new prompt that begins like the conversation so far costs only its new tokens:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -14,18 +15,39 @@ from edge_run.base.protocols import BatchToken, Decoder, Logits
 from edge_run.base.results import Speculation
 
 
+class Keeper(Protocol):
+    """What keeps prompts beyond this process."""
+
+    def resume(self, prompt: Sequence[int], held: int) -> int | None:
+        """Make the sequence hold what is kept of `prompt`, if that is more than its first `held` tokens.
+
+        Returns how many tokens it holds then, None where it was not touched. What raises leaves it empty.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Note that an answer is complete."""
+        ...
+
+
 class Session:
-    """One sequence of a decoder. Not thread-safe. After an error its tokens are those that the decoder still holds."""
+    """One sequence of a decoder. Not thread-safe. After an error its tokens are those that the decoder still holds.
+
+    keeper: the prompt cache, where there is one.
+    """
 
     def __init__(self, decoder: Decoder, sequence: int = 0, why_plain: str = "") -> None:
         """Begin an empty conversation. why_plain: why it does not speculate although the user asked for it."""
+        self.keeper: Keeper | None = None
         self._decoder = decoder
         self._sequence = sequence
         self._why_plain = why_plain
         self.history: list[int] = []
 
     def feed(self, prompt: Sequence[int]) -> tuple[Logits, int]:
-        """Make `prompt` the conversation; return the logits after it, `(vocabulary,)`, and how many tokens were kept.
+        """Make `prompt` the conversation; return the logits after it, `(vocabulary,)`, and how many tokens were there.
+
+        Those were in memory, or in the prompt cache.
 
         Raises ContextFull when the prompt and one more token do not fit, and the errors of `Decoder.decode`.
         """
@@ -42,7 +64,7 @@ class Session:
             if ours != theirs:
                 break
             common += 1
-        cached = self._cut(common)
+        cached = self._resume(prompt, common)
         return self._append(prompt[cached:]), cached
 
     def step(self, token: int) -> Logits:
@@ -57,6 +79,25 @@ class Session:
     def is_full(self) -> bool:
         """Whether there is no room for another token."""
         return len(self.history) >= self._decoder.capabilities.context_tokens
+
+    def _resume(self, prompt: Sequence[int], common: int) -> int:
+        """Hold what is there of `prompt`, of which `common` tokens are in memory; return how much that is."""
+        if self.keeper is None:
+            return self._cut(common)
+        try:
+            held = self.keeper.resume(prompt, common)
+        except BaseException:
+            self.history.clear()
+            raise
+        if held is None:
+            return self._cut(common)
+        self.history[:] = prompt[:held]
+        return held
+
+    def finish(self) -> None:
+        """The answer is complete: nothing follows it before the next prompt."""
+        if self.keeper is not None:
+            self.keeper.finish()
 
     def _cut(self, position: int) -> int:
         if position < len(self.history):

@@ -68,6 +68,7 @@ def _installation(facts: dict[str, Any]) -> Iterator[Check]:
     yield library.LIBRARY, lambda: library.check_version(library.installed_version(), needed)
     yield "llama.cpp", lambda: library.check_loading(facts, needed)
     yield "instructions", lambda: library.check_instructions(str(facts.get("system_info", "")), needed)
+    yield "kernels", lambda: library.check_kernels(facts.get("repacked"))
     yield "gpu", lambda: library.check_gpu(facts.get("has_gpu_support"), facts.get("gpus", ()), needed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -12,6 +13,7 @@ from edge_run.base.errors import EdgeRunError
 from edge_run.base.findings import NOTE, OK, PROBLEM, Finding
 from edge_run.base.units import MIB, format_size
 from edge_run.devices.host.mount import find_mount
+from edge_run.devices.host.system_files import system_text
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.source import SourceFile
@@ -114,8 +116,7 @@ def check_drive(path: Path, root: Path = Path("/")) -> list[Finding]:
     if not is_direct:
         findings.append(Finding("drive", NOTE, f"{where}: no direct reads, so they are buffered, and slower", move))
     if is_rotational(os.stat(path).st_dev, root):
-        text = f"{where}, a rotating disk"
-        findings.append(Finding("drive", NOTE, text, move))
+        findings.append(Finding("drive", NOTE, f"{where}, a rotating disk", move))
     return findings or [Finding("drive", OK, f"{where}, read directly")]
 
 
@@ -125,10 +126,8 @@ def is_rotational(device: int, root: Path = Path("/")) -> bool:
     if "virtio" in str(folder):
         return False
     for queue in (folder / "queue", folder.parent / "queue"):  # of a drive, or of the one it is a part of
-        try:
-            return (queue / "rotational").read_text().strip() == "1"
-        except OSError:
-            continue
+        if said := system_text(queue / "rotational"):
+            return said == "1"
     return False
 
 
@@ -142,8 +141,5 @@ def _mount(path: Path) -> tuple[str, str]:
 
 
 def _reads_directly(path: Path) -> bool:
-    source = SourceFile(path)
-    try:
+    with contextlib.closing(SourceFile(path)) as source:
         return source.is_direct
-    finally:
-        source.close()

@@ -102,6 +102,16 @@ def check_instructions(system_info: str, needed: str, root: Path = Path("/")) ->
     return Finding("instructions", state, text, rebuild("-DGGML_NATIVE=on", needed))
 
 
+def check_kernels(repacked: Mapping[str, int] | None) -> Finding | None:
+    """Which weights have kernels that compute several rows at once. repacked: how many, by type; None: not known."""
+    if repacked is None:
+        return None
+    if not repacked:
+        return Finding("kernels", OK, "llama.cpp has none for repacked weights on this processor")
+    types = ", ".join(f"{name} ({rows} rows at once)" for name, rows in repacked.items())
+    return Finding("kernels", OK, f"for repacked weights: {types}; edge-run probe measures which are faster")
+
+
 def check_gpu(
     has_gpu_support: bool | None, offered: Sequence[tuple[str, str]], needed: str, root: Path = Path("/")
 ) -> list[Finding]:

@@ -23,9 +23,17 @@ def main() -> None:
     _tell("system_info", L.llama_print_system_info().decode("utf-8", "replace"))
     _tell("has_gpu_support", bool(L.llama_supports_gpu_offload()))
     _tell("gpus", [(gpu.description, gpu.name) for gpu in ggml.gpu_devices()])
+    _tell("repacked", _repacked_kernels())
     if sys.argv[1:]:
         _tell("model_error", _load_vocabulary(sys.argv[1]))
     return None
+
+
+def _repacked_kernels() -> dict[str, int]:
+    """Return the types of weights with repacked kernels here, and the rows that these compute at once."""
+    from edge_run.runtime.llama.repacking import types_with_kernels
+
+    return types_with_kernels()
 
 
 def _load_vocabulary(path: str) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -31,6 +31,7 @@ from edge_run.runtime.decoding.driver import Driver
 from edge_run.runtime.engine.loading import Loaded, load
 from edge_run.runtime.engine.passes import Passes
 from edge_run.runtime.engine.supply import open_supply
+from edge_run.runtime.graph.flow import Flow
 from edge_run.runtime.planning.offload_times import note_paces, part_of
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.processes.forks import forkable_lock
@@ -186,6 +187,16 @@ class Engine:
         return self._loaded.driver.interrupt
 
     @property
+    def context_tokens(self) -> int:
+        """The tokens that llama.cpp's context has cells for, in which no more may fit the budget."""
+        return self._loaded.context.context_tokens
+
+    def flow(self) -> Flow:
+        """Return the data flow of a pass of one token, which is not computed. Nothing may have been decoded yet."""
+        self.decoder.map_graph()
+        return self._loaded.driver.take_flow()
+
+    @property
     def front(self) -> Decoder:
         """The decoder that answers are generated with."""
         return self._mesh or self.decoder
@@ -214,6 +225,10 @@ class Engine:
         """Report progress in seconds, expected from `profile`; on a mesh, progress is reported in shares."""
         if self._mesh is None:
             self._passes.expect(profile)
+
+    def before_closing(self, action: Callable[[], object]) -> None:
+        """Have `action` done first when this is closed."""
+        self._stack.callback(action)
 
     def close(self) -> None:
         """Stop the readers and free everything. Idempotent."""

@@ -16,16 +16,20 @@ from edge_run.base.results import Backend, Numerics, Plan
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.driver import Driver
+from edge_run.runtime.decoding.repacked_weights import RepackedWeights
+from edge_run.runtime.decoding.short_pass import map_short_pass
 from edge_run.runtime.decoding.warm_up import warm_up
 from edge_run.runtime.gpu.loading import host_ranges, load_stubs
 from edge_run.runtime.gpu.offload import OffloadTooLarge, shrink_offload
+from edge_run.runtime.inspection.draft_file import DraftFile
 from edge_run.runtime.inspection.model_kind import check_decoder_only
 from edge_run.runtime.llama.context_shape import ContextShape, context_shape
-from edge_run.runtime.llama.holdings import Holdings
+from edge_run.runtime.llama.holdings import Holdings, text_reserve_bytes
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.planning.prepared import Prepared
+from edge_run.runtime.planning.repack_choice import choose_kinds
 from edge_run.runtime.planning.terms import Terms, work_bytes
 from edge_run.runtime.speculation.draft_model import DraftModel
 from edge_run.tiers import _libc
@@ -44,12 +48,14 @@ class WeightBacking:
     sources: the shards, by number.
     chunks: the chunks with weights that the processor reads.
     is_whole: whether all weights fit, so that no pass stops for them.
+    repacked: the weights that are repacked as they are read; None where there are none.
     """
 
     address_space: AddressSpace
     sources: Sequence[SourceFile]
     chunks: Sequence[int]
     is_whole: bool
+    repacked: RepackedWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +86,23 @@ class Loaded:
     @property
     def numerics(self) -> Numerics:
         """The numerics key, on this device alone."""
-        offload = self.prepared.offload
-        return self.shape.numerics(library_version(), offload.key if offload else "")
+        offload, is_plain = self.prepared.offload, self.backing is None
+        return self.shape.numerics(
+            library_version(),
+            offload.key if offload else "",
+            repacked=", ".join(self.repacked),
+            use_extra_bufts=is_plain and self.prepared.config.repack == "on",
+        )
+
+    @property
+    def repacked(self) -> tuple[str, ...]:
+        """The kinds of weights that are repacked."""
+        return self.backing.repacked.kinds if self.backing and self.backing.repacked else ()
 
     def terms(self, holdings: Holdings) -> Terms:
         """Return the terms of a plan, for a process that holds `holdings` besides weights."""
-        return self.prepared.terms(holdings, self.context.context_tokens, self.shape.micro_batch_tokens)
+        terms = self.prepared.terms(holdings, self.context.context_tokens, self.shape.micro_batch_tokens)
+        return replace(terms, repacked=self.repacked)
 
     def enter_in_ledger(self, plan: Plan, ledger: Ledger, stack: ExitStack) -> None:
         """Enter the memory of `plan` in the ledger of this user's runs. Raises BudgetError when too little is free."""
@@ -130,16 +147,21 @@ class _Loading:
     def __init__(self, prepared: Prepared, driver: Driver, stack: ExitStack) -> None:
         self._prepared, self._driver, self._stack = prepared, driver, stack
         self._offload, self._is_warm = prepared.offload, False
-        self._draft = (
-            stack.enter_context(DraftModel(prepared.draft, prepared.draft_offload)) if prepared.draft else None
-        )
+        self._draft = stack.enter_context(self._open_draft(prepared.draft)) if prepared.draft else None
+
+    def _open_draft(self, file: DraftFile) -> DraftModel:
+        offload = self._prepared.draft_offload
+        config = replace(file.config, repack="off" if offload else self._prepared.config.repack)
+        return DraftModel(file, offload, choose_kinds(file.gguf, config))
 
     def plain(self) -> Loaded:
         """Let llama.cpp's own loader read the weights."""
         model = self._model([shard.path for shard in self._prepared.gguf.shards])
         context, _ = self._context(model, stops=False)
         backend = Backend("llama.cpp", self._prepared.why_plain)
-        return self._loaded(model, context, Holdings(0, context.kv_bytes), backend)
+        return self._loaded(
+            model, context, Holdings(0, text_reserve_bytes(model.vocabulary), context.kv_bytes), backend
+        )
 
     def ours(self, partial: PartialModel | None, may_be_whole: bool) -> Loaded:
         """Load a stub, and reserve the address space of the weights."""
@@ -152,14 +174,30 @@ class _Loading:
         address_space.reserve()
         chunks = address_space.holding(host_ranges(model)) if self._offload else range(address_space.n_chunks)
         room_bytes = budget_bytes - len(chunks) * address_space.chunk_bytes
-        is_whole = may_be_whole and self._with_draft(Holdings.now()).total_bytes <= room_bytes
+        is_whole = may_be_whole and self._with_draft(Holdings.now(model.vocabulary)).total_bytes <= room_bytes
+        repacked = self._repacked(model) if is_whole else None
         context, holdings = self._context(model, stops=not is_whole)
+        if repacked:
+            copy_bytes = repacked.copy_bytes(self._prepared.config.readers)
+            holdings = replace(holdings, work_bytes=holdings.work_bytes + copy_bytes)
         if is_whole and holdings.total_bytes > room_bytes:
             context.close()
-            is_whole = False
+            if repacked:
+                repacked.undo()
+            is_whole, repacked = False, None
             context, holdings = self._context(model, stops=True)
-        backing = WeightBacking(address_space, sources, chunks, is_whole)
+        backing = WeightBacking(address_space, sources, chunks, is_whole, repacked)
         return self._loaded(model, context, holdings, Backend("edge-run", why), backing)
+
+    def _repacked(self, model: LlamaModel) -> RepackedWeights | None:
+        """Give weights the repacked kernels that were chosen; a context comes after that."""
+        prepared, kinds = self._prepared, self._prepared.repacked
+        if not kinds:
+            return None
+        graph = prepared.known.graph if prepared.known else map_short_pass(model, self._shape(model))
+        repacked = RepackedWeights(model, prepared.gguf, graph, kinds)
+        self._stack.callback(repacked.close)
+        return repacked
 
     def _loaded(
         self,
@@ -187,7 +225,15 @@ class _Loading:
         gguf = self._prepared.gguf
         path = gguf.shards[0].path
         placement = self._offload.load_placement if self._offload else None
-        model = LlamaModel(paths, on_header_read, path=path, placement=placement, on_upload=on_upload)
+        is_plain = bool(self._prepared.why_plain)
+        model = LlamaModel(
+            paths,
+            on_header_read,
+            path=path,
+            placement=placement,
+            on_upload=on_upload,
+            is_repacked=is_plain and self._prepared.config.repack == "on",
+        )
         self._stack.enter_context(model)
         check_decoder_only(gguf, model.has_encoder, model.has_decoder)
         if self._draft:
@@ -208,12 +254,13 @@ class _Loading:
         if self._offload and not self._is_warm:
             warm_up(model, shape, self._prepared.budget_bytes)
             self._is_warm = True
-        callback = self._driver.callback if stops or self._driver.features else None
+        is_followed = stops or self._driver.features or self._prepared.config.keeps_prompts
+        callback = self._driver.callback if is_followed else None
         may_copy = self._offload is not None and self._offload.has_op_offload
         context = LlamaContext(model, shape, callback, may_copy_weights=may_copy, is_sparse=not self._offload)
         self._stack.callback(context.close)
         context.stop_at(self._driver.stop)
-        holdings = Holdings.since(before, context, work_bytes(gguf, shape.micro_batch_tokens))
+        holdings = Holdings.since(before, context, work_bytes(gguf, shape.micro_batch_tokens), model.vocabulary)
         return context, self._with_draft(self._with_gpu(holdings, context))
 
     def _with_gpu(self, holdings: Holdings, context: LlamaContext) -> Holdings:

@@ -152,7 +152,10 @@ def _whole(
     plan = plan_resident(loaded.terms(loaded.holdings), backing.address_space, everything)
     loaded.enter_in_ledger(plan, ledger, stack)
     states = Residency(backing.address_space.n_chunks, everything, everything, 0)
-    weights = Weights(backing.address_space, backing.sources, readers, states, check=loaded.driver.interrupt.check)
+    check, on_read = loaded.driver.interrupt.check, lambda chunks: None
+    if backing.repacked:
+        on_read = backing.repacked.conversions(backing.address_space).note_read
+    weights = Weights(backing.address_space, backing.sources, readers, states, check=check, on_read=on_read)
     weights.start()
     return plan, (), lambda: weights.acquire(everything), None
 

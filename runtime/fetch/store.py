@@ -57,26 +57,24 @@ class FetchedModels:
     def open(self, model: str, sizes: Collection[int], digests: bytes) -> FetchedModel:
         """Return what is here of a model, perhaps nothing yet. Raises MeshError where another process uses it."""
         folder = self._folder / model
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with locked(self._folder / "lock"):
-                if any(read_living(folder, _USER)):
-                    raise MeshError(f"{folder}: another process computes with it now")
-                user = LivingFile(folder, _USER, b"in use")
-        except OSError as error:
-            raise MeshError(f"{folder}: cannot keep fetched weights there ({error.strerror})") from error
-        try:
-            if self.known_digests(model, sizes) is None:
-                (folder / DIGESTS).write_bytes(digests)
-            found = FetchedModel(folder, model, sizes, digests, user)
-            os.utime(folder / JOURNAL)
+        with contextlib.ExitStack() as undo:
+            try:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                with locked(self._folder / "lock"):
+                    if any(read_living(folder, _USER)):
+                        raise MeshError(f"{folder}: another process computes with it now")
+                    user = LivingFile(folder, _USER, b"in use")
+                undo.callback(user.remove)
+                if self.known_digests(model, sizes) is None:
+                    (folder / DIGESTS).write_bytes(digests)
+                found = FetchedModel(folder, model, sizes, digests, user)
+                os.utime(folder / JOURNAL)
+            except EdgeRunError:  # some of which are errors of the system, too
+                raise
+            except OSError as error:
+                raise MeshError(f"{folder}: cannot keep fetched weights there ({error.strerror})") from error
+            undo.pop_all()
             return found
-        except EdgeRunError:
-            user.remove()
-            raise
-        except OSError as error:
-            user.remove()
-            raise MeshError(f"{folder}: cannot keep fetched weights there ({error.strerror})") from error
 
     def make_room(self, fetched: FetchedModel, needed: Collection[int]) -> None:
         """See that the pieces `needed` of a model may be fetched. Raises BudgetError where there is no room for them.

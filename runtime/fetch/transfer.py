@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 from edge_run.base.units import MIB
 from edge_run.runtime.fetch.schedule import Fetching
@@ -17,29 +17,6 @@ logger = logging.getLogger(__name__)
 
 SYNC_BYTES, SYNC_S = 32 * MIB, 1.0
 PIECE, DIGESTS = "piece", "digests"
-
-
-class Sink(Protocol):
-    """Where fetched parts of one kind go.
-
-    what: the kind.
-    model: the hash of the model that they are of.
-    """
-
-    what: str
-    model: str
-
-    def length(self, number: int) -> int:
-        """Return the bytes of part `number`."""
-        ...
-
-    def put(self, number: int, data: memoryview) -> bool:
-        """Take a part; return whether it is what it should be."""
-        ...
-
-    def sync(self) -> None:
-        """Have what was taken kept for good."""
-        ...
 
 
 class PieceSink:
@@ -97,6 +74,9 @@ class DigestSink:
 
     def sync(self) -> None:
         """It is in memory only."""
+
+
+Sink: TypeAlias = PieceSink | DigestSink  # where fetched parts go: `what` they are, and of which `model`
 
 
 class Transfer:

@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,38 +22,25 @@ from edge_run.runtime.llama import _ggml as ggml
 
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
+JSON_SCHEMA = "JSON schema"
 _stderr_lock = threading.Lock()
 
 
-class Grammar(Protocol):
-    """What an answer must follow; it stands after the tokens accepted so far. Not thread-safe."""
-
-    def fits(self, token: int) -> bool:
-        """Return whether `token` may come next."""
-        ...
-
-    def refused(self) -> NDArray[np.bool_]:
-        """Return which tokens must not come next, `(n_vocab,)`."""
-        ...
-
-    def accept(self, token: int) -> None:
-        """Go on by `token`, which must fit."""
-        ...
-
-    def close(self) -> None:
-        """Free it. Idempotent."""
-        ...
-
-
 class LocalGrammar:
-    """llama.cpp's grammar in this process. Raises ConfigError for text that llama.cpp cannot use."""
+    """llama.cpp's grammar in this process, which stands after the tokens accepted so far. Not thread-safe.
+
+    Raises ConfigError for text that llama.cpp cannot use.
+    """
 
     def __init__(self, vocab: Any, n_vocab: int, text: str, name: str = "grammar") -> None:
-        """Open GBNF on llama.cpp's vocabulary, which must outlive this. name: what errors call it."""
+        """Open GBNF on llama.cpp's vocabulary, which must outlive this.
+
+        name: what errors call it, `JSON schema` where `text` is one.
+        """
         self._ids = np.arange(n_vocab, dtype=np.int32)
         self._table = np.zeros(n_vocab, CANDIDATE)
         self._single = np.zeros(1, CANDIDATE)
-        self._handle = _open(vocab, text, name)
+        self._handle = _open(vocab, schema_grammar(text) if name == JSON_SCHEMA else text, name)
 
     def fits(self, token: int) -> bool:
         """Return whether `token` may come next."""
@@ -81,13 +68,8 @@ class LocalGrammar:
 def grammar_text(config: SamplingConfig) -> tuple[str, str]:
     """Return what errors call the grammar of `config`, and its text; both empty where it has none."""
     if config.json_schema:
-        return "JSON schema", config.json_schema
+        return JSON_SCHEMA, config.json_schema
     return ("grammar", config.grammar) if config.grammar else ("", "")
-
-
-def open_local(vocab: Any, n_vocab: int, name: str, text: str) -> LocalGrammar:
-    """Open a grammar, or a JSON schema where `name` says that it is one. Raises ConfigError."""
-    return LocalGrammar(vocab, n_vocab, schema_grammar(text) if name == "JSON schema" else text, name)
 
 
 def schema_grammar(schema: str) -> str:

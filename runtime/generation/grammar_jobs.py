@@ -17,12 +17,13 @@ if is_cell():
 
 import numpy as np
 
-from edge_run.runtime.generation.grammar import LocalGrammar, open_local
+from edge_run.runtime.generation.grammar import LocalGrammar
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 
 VOCABULARY_BYTES = 2 * GIB  # as for every opening of a file: 150,000 tokens take 80 MB
 GRAMMAR_BYTES = 64 * MIB
+GRAMMAR_BYTES_OF_A_TOKEN = 2048  # inside a string, where all tokens are candidates, llama.cpp takes 550 to 700 for each
 
 _models: dict[str, object] = {}
 _open: list[LocalGrammar] = []
@@ -54,8 +55,8 @@ def open_grammar(n_vocab: int, name: str, text: str) -> bytes:
     vocab = L.llama_model_get_vocab(model)
     if (found := L.llama_vocab_n_tokens(vocab)) != n_vocab:
         raise KernelError(f"grammar: the model file has {found} tokens by now, and had {n_vocab}; open it again")
-    allow_memory(GRAMMAR_BYTES)
-    _open.append(open_local(vocab, n_vocab, name, text))
+    allow_memory(GRAMMAR_BYTES + GRAMMAR_BYTES_OF_A_TOKEN * n_vocab)
+    _open.append(LocalGrammar(vocab, n_vocab, text, name))
     return b""
 
 

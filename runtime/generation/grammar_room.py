@@ -46,7 +46,7 @@ class GrammarRoom(Closing):
 
 
 class RoomedGrammar:
-    """A `Grammar` whose rules run in another process. Every method raises NotSupported where they take too much."""
+    """A `LocalGrammar` in another process. Every method raises NotSupported where its rules take too much."""
 
     def __init__(self, cell: Cell, name: str, n_vocab: int) -> None:
         self._cell, self._name, self._n_vocab = cell, name, n_vocab

@@ -19,6 +19,8 @@ from edge_run.runtime.generation.grammar_room import GrammarRoom
 from edge_run.runtime.generation.meter import Meter
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.generation.stream import Answer, Stream
+from edge_run.runtime.keeping.keeper import ConversationRows
+from edge_run.runtime.keeping.opening import open_keeper
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.prompt_text import CLEARLY_IN_A_CHAT, refuse_what_is_too_long, tokenize_prompt
@@ -26,7 +28,7 @@ from edge_run.runtime.probing.probe import recall
 from edge_run.runtime.processes.forks import OwnerProcess
 
 if TYPE_CHECKING:
-    from edge_run.runtime.mesh.opening import MeshOptions
+    from edge_run.runtime.mesh.engine import MeshOptions
 
 Message = Mapping[str, str]
 
@@ -69,9 +71,14 @@ class Model(Closing):
         self._templates, self._grammars = template_cell(), GrammarRoom(self.path)
         self._engine = _open(self.path, config or make_config(ModelConfig, {"memory": memory, **options}), mesh)
         self._owner_process = OwnerProcess()
+        self._notices: list[str] = []
         self._finalizer = weakref.finalize(self, self._owner_process.only_here(self._engine.close))
         try:
             self._session = open_session(self._engine)
+            self._keeper = open_keeper(self._engine, self._notices.append)
+            if self._keeper:
+                self._session.keeper = self._keeper
+                self._engine.before_closing(self._keeper.close)
             self._template = ChatTemplate.from_model(
                 self._engine.model.metadata,
                 self._special(L.llama_vocab_bos(self._vocab)),
@@ -103,6 +110,26 @@ class Model(Closing):
     def speculation(self) -> Speculation:
         """What speculation did since the last prompt; before one, its mode and why it is off or limited."""
         return self._session.speculation()
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What could not be done since the model was opened, and the work goes on without, a line each."""
+        return tuple(self._notices)
+
+    def keep_answers(self, rows: ConversationRows | None = None) -> None:
+        """Keep answers in the prompt cache too, from here on; without such a cache, do nothing.
+
+        rows: `conversation_rows` of a conversation that goes on: they come back with its next prompt.
+        """
+        if self._keeper:
+            self._keeper.keeps_answers = True
+            if rows:
+                self._keeper.expect(rows)
+
+    @property
+    def conversation_rows(self) -> ConversationRows | None:
+        """What the prompt cache knows the conversation so far by; None without such a cache."""
+        return self._keeper.rows if self._keeper else None
 
     @property
     def progress(self) -> Progress | None:
@@ -234,7 +261,7 @@ class Model(Closing):
 def _open(path: Path, config: ModelConfig, mesh: MeshOptions | Mesh | str | None) -> Engine:
     if mesh is None:
         return Engine.open(path, config)
-    from edge_run.runtime.mesh.opening import MeshOptions, open_over
+    from edge_run.runtime.mesh.engine import MeshOptions, open_over
 
     return open_over(path, config, mesh if isinstance(mesh, MeshOptions) else MeshOptions(mesh))
 

@@ -24,11 +24,11 @@ from edge_run.base.closing import Closing
 from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import ConfigError, KernelError, NotSupported
 from edge_run.base.protocols import Logits
-from edge_run.runtime.generation.grammar import CANDIDATE, Grammar, grammar_text, open_local
+from edge_run.runtime.generation.grammar import CANDIDATE, LocalGrammar, grammar_text
 from edge_run.runtime.llama import _ggml as ggml
 
 if TYPE_CHECKING:
-    from edge_run.runtime.generation.grammar_room import GrammarRoom
+    from edge_run.runtime.generation.grammar_room import GrammarRoom, RoomedGrammar
 
 _ANY_SEED = 2**32 - 1  # llama.cpp's word for "draw one": never passed, so that the seed can be reported
 _MIN_KEEP = 0
@@ -161,9 +161,11 @@ def _open_chain(config: SamplingConfig, n_vocab: int, last_n_tokens: int, seed: 
     return chain
 
 
-def _open_grammar(vocab: Any, config: SamplingConfig, n_vocab: int, room: GrammarRoom | None) -> Grammar | None:
+def _open_grammar(
+    vocab: Any, config: SamplingConfig, n_vocab: int, room: GrammarRoom | None
+) -> LocalGrammar | RoomedGrammar | None:
     """Return what the answer must follow, or None where the configuration has no grammar."""
     name, text = grammar_text(config)
     if not name:
         return None
-    return room.open(name, text, n_vocab) if room else open_local(vocab, n_vocab, name, text)
+    return room.open(name, text, n_vocab) if room else LocalGrammar(vocab, n_vocab, text, name)

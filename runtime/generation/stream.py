@@ -112,6 +112,7 @@ class Answer:
                     reason = "stop" if self._max_tokens else "length"
             except Cancelled:
                 reason = "cancelled"
+        self._session.finish()
         rest = self._text.finish()
         if self._text.is_stopped:
             reason = "stop"

@@ -46,17 +46,13 @@ class TextStream:
         if self.is_stopped:
             return ""
         text = self._held + self._decoder.decode(data, is_last)
-        end, found_at = len(text), self._find_stop(text)
-        pending_at = end if is_last else self._find_beginning(text)
+        found_at = min((at for stop in self._stop if (at := text.find(stop)) >= 0), default=None)
+        pending_at = len(text) if is_last else self._find_beginning(text)
         if found_at is not None and found_at <= pending_at:
             self._held, self.is_stopped = "", True
             return text[:found_at]
         self._held = text[pending_at:]
         return text[:pending_at]
-
-    def _find_stop(self, text: str) -> int | None:
-        """Return where the leftmost stop string begins in `text`."""
-        return min((at for stop in self._stop if (at := text.find(stop)) >= 0), default=None)
 
     def _find_beginning(self, text: str) -> int:
         """Return where the leftmost unfinished stop string may begin: its length where there is none."""

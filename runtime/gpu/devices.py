@@ -12,7 +12,7 @@ from edge_run.base.units import MIB, round_up
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.tiers import _libc
 from edge_run.tiers.source import Source
-from edge_run.tiers.upload import STAGING_BYTES, PlainStaging, Staging
+from edge_run.tiers.upload import STAGING_BYTES, Staging
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +91,8 @@ def choose_gpu(wanted_bytes: int | None, gpus: Sequence[Gpu]) -> tuple[Gpu, int]
     return (gpus[0], budget) if budget else None
 
 
-class PinnedStaging:
-    """A `Staging` in pinned memory, which a GPU copies from without a copy in between."""
+class PinnedStaging(Staging):
+    """Staging in pinned memory, which a GPU copies from without a copy in between."""
 
     def __init__(self, gpu: Gpu, source: Source) -> None:
         """Allocate it. Raises NotSupported where `gpu` has none, or files like `source` cannot be read into it."""
@@ -115,7 +115,7 @@ def open_staging(gpu: Gpu, source: Source) -> Staging:
         return PinnedStaging(gpu, source)
     except NotSupported as error:
         logger.info("%s: uploads go through ordinary memory: %s", gpu.name, error)
-        return PlainStaging()
+        return Staging()
 
 
 def measure_upload(gpu: Gpu) -> float:

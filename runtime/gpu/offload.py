@@ -223,18 +223,13 @@ def plan_offload(
     has_op_offload = gpu.has_own_memory if config.op_offload is None else config.op_offload
     if wanted is None and not gpu.has_own_memory:
         budget_bytes = min(budget_bytes, memory_bytes // 2)
+    fitted = functools.partial(_fitted, gguf, config, gpu, has_op_offload=has_op_offload, token_s=token_s)
     draft = _fitted(draft_file.gguf, draft_file.config, gpu, budget_bytes, is_asked=False) if draft_file else None
     if draft and draft_file and draft.placement == _choices(draft_file.gguf, gpu)[-1]:
         taken_bytes = draft.sizes.total_bytes
-        left_bytes = budget_bytes - taken_bytes
-        if beside := _fitted(
-            gguf, config, gpu, left_bytes, is_asked=False, has_op_offload=has_op_offload, token_s=token_s
-        ):
+        if beside := fitted(budget_bytes - taken_bytes, is_asked=False):
             return Offloads(replace(beside, budget_bytes=budget_bytes, draft_bytes=taken_bytes), draft)
-    is_asked = wanted is not None
-    return Offloads(
-        _fitted(gguf, config, gpu, budget_bytes, is_asked=is_asked, has_op_offload=has_op_offload, token_s=token_s)
-    )
+    return Offloads(fitted(budget_bytes, is_asked=wanted is not None))
 
 
 def _choices(gguf: GgufModel, gpu: Gpu) -> list[Placement]:

@@ -30,7 +30,7 @@ from edge_run.tiers.kv.cells import Cells, CellTensor
 logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 1 << 46  # a file address: the shard's number times this, plus the offset in it
-FORMAT = 7
+FORMAT = 8
 MOST_REMEMBERED = 200
 SHAPING = (
     "context_tokens",
@@ -140,12 +140,19 @@ def _key(gguf: GgufModel, config: ModelConfig, library: str) -> str:
 
     facts: list[object] = [FORMAT, library, *(getattr(config, field) for field in SHAPING)]
     for shard in gguf.shards:
-        status = shard.path.stat()
-        with shard.path.open("rb") as file:
-            start = hashlib.blake2b(file.read(_HASHED_BYTES), digest_size=16).hexdigest()
-        facts += [os.fsencode(shard.path.resolve()).hex(), status.st_size, status.st_ino, start]
-        facts += [status.st_mtime_ns, status.st_ctime_ns]
+        facts += file_facts(shard.path)
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+
+
+def file_facts(path: Path) -> list[object]:
+    """Return what tells a model file from others, and from what it was before a change. Raises OSError."""
+    import hashlib
+
+    status = path.stat()
+    with path.open("rb") as file:
+        start = hashlib.blake2b(file.read(_HASHED_BYTES), digest_size=16).hexdigest()
+    place = os.fsencode(path.resolve()).hex()
+    return [place, status.st_size, status.st_ino, start, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _remember(place: Path, text: str) -> None:

@@ -10,8 +10,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from edge_run.base.error_codes import error_of
 from edge_run.base.errors import Cancelled, KernelError, ModelFileError, NotSupported
+from edge_run.runtime.processes.child_answer import read_answer
 from edge_run.runtime.processes.child_process import QUIET, how_ended, last_words, start_command, why_no_child
 
 LONGEST_S = 120
@@ -37,15 +37,12 @@ def ask_child(path: Path, config: Mapping[str, object], *, is_tried: bool) -> st
     request = json.dumps({"path": os.fspath(path), "config": config, "is_tried": is_tried})
     try:
         code, output, notices = _run(request.encode("utf-8", "surrogateescape") + b"\n")
-        answer, _, text = output.decode("utf-8", "surrogateescape").partition("\n")
     except OSError as error:
         raise NoInspector(f"{path}: no process can be started to open it first: {error}") from error
     except subprocess.TimeoutExpired as error:
         raise ModelFileError(f"{path}: llama.cpp did not finish opening it in {LONGEST_S} s; {_ADVICE}") from error
-    if (code, answer) == (0, "ok"):
+    if code == 0 and (text := read_answer(output)) is not None:
         return text
-    if (code, answer) == (0, "error"):
-        raise error_of(json.loads(text))
     if code == -signal.SIGINT:
         raise Cancelled(f"{path}: opening it was stopped")
     if code in (-signal.SIGKILL, -signal.SIGTERM):

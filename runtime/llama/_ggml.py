@@ -16,11 +16,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import llama_cpp.llama_cpp as _llama
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from edge_run.base.errors import KernelError, NotSupported
+from edge_run.runtime.llama.bindings import low_level
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.processes.forks import before_forks
 
@@ -28,8 +27,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-L: Any = _llama
+L: Any = low_level()
 logger = logging.getLogger("edge_run.llama")
+_Said = TypeVar("_Said", str, bytes)
 
 _LOG_LEVEL_DEBUG = 1
 FLAG_COMPUTE = 16
@@ -46,11 +46,11 @@ TYPE_IDS = {
 }  # fmt: skip
 
 
-def _library(name: str) -> ctypes.CDLL:
-    folder = Path(_llama.__file__).parent / "lib"
+def _library(name: str, kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
+    folder = Path(L.__file__).parent / "lib"
     for pattern in (f"lib{name}.so", f"lib{name}.dylib", f"{name}.dll"):
         if (folder / pattern).exists():
-            return ctypes.CDLL(str(folder / pattern))
+            return kind(str(folder / pattern))
     raise KernelError(f"lib{name}: not found beside llama-cpp-python in {folder}; reinstall llama-cpp-python")
 
 
@@ -111,6 +111,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_buft_get_alignment": (ctypes.c_size_t, [ctypes.c_void_p]),
     "ggml_backend_buft_get_alloc_size": (ctypes.c_size_t, [ctypes.c_void_p] * 2),
     "ggml_backend_buft_get_max_size": (ctypes.c_size_t, [ctypes.c_void_p]),
+    "ggml_backend_buft_name": (ctypes.c_char_p, [ctypes.c_void_p]),
+    "ggml_backend_buffer_set_usage": (None, [ctypes.c_void_p, ctypes.c_int]),
     "ggml_backend_cpu_buffer_type": (ctypes.c_void_p, []),
     "ggml_backend_dev_buffer_type": (ctypes.c_void_p, [ctypes.c_void_p]),
     "ggml_backend_dev_host_buffer_type": (ctypes.c_void_p, [ctypes.c_void_p]),
@@ -161,12 +163,25 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
+# They describe a graph in well under a microsecond. To let other threads run meanwhile could cost one a thousand times
+# that: readers hold Python's lock for as long as they find something to do.
+_DESCRIBING = frozenset(
+    f"ggml_{name}"
+    for name in (
+        *("tensor_overhead", "graph_overhead_custom", "init", "free", "new_tensor_2d", "new_tensor_3d"),
+        *("get_rows", "mul_mat", "mul_mat_id", "new_graph_custom", "build_forward_expand"),
+    )
+)
+
+
 class _Ggml:
     """ggml's functions by name, looked up in the libraries that define them."""
 
     def __init__(self) -> None:
-        libraries = [_library("ggml-base"), _library("ggml")]
+        names = "ggml-base", "ggml"
+        free, locked = ([_library(name, kind) for name in names] for kind in (ctypes.CDLL, ctypes.PyDLL))
         for name, (result, arguments) in _SIGNATURES.items():
+            libraries = locked if name in _DESCRIBING else free
             function = next((getattr(lib, name) for lib in libraries if hasattr(lib, name)), None)
             if function is None:
                 raise KernelError(f"this llama.cpp has no {name}; {_advice()}")
@@ -236,6 +251,22 @@ def set_compute_flag(address: int, is_computed: bool) -> None:
     """Let llama.cpp compute the node at `address`, or skip it."""
     flags = ctypes.c_int32.from_address(address + FLAGS_OFFSET)
     flags.value = flags.value | FLAG_COMPUTE if is_computed else flags.value & ~FLAG_COMPUTE
+
+
+def rows_written(address: int) -> tuple[int, npt.NDArray[np.int64]] | None:
+    """Return where the node at `address` writes rows, and which, `(n_rows,)`; None where it writes none.
+
+    It must be asked about, when the graph's inputs are set, and the rows be an input.
+    """
+    import numpy as np
+
+    tensor = tensor_at(address)
+    if op_name(tensor.op) != "SET_ROWS" or not tensor.view_src:
+        return None
+    ids = tensor_at(tensor.src[1])
+    kind = np.int32 if ids.type == I32 else np.int64
+    rows = np.frombuffer(ctypes.string_at(ids.data, ids.ne[0] * kind().itemsize), kind)
+    return tensor_at(tensor.view_src).data, rows.astype(np.int64)
 
 
 def clear_data(address: int) -> None:
@@ -352,8 +383,10 @@ def get_tensor(tensor: int, target: int, offset: int, length: int) -> None:
 
 def is_on_host(address: int) -> bool:
     """Return whether what the tensor at `address` holds is in memory that the processor reads."""
-    buffer = tensor_at(address).buffer
-    return not buffer or functions().ggml_backend_buffer_is_host(buffer)
+    buffer, ggml = tensor_at(address).buffer, functions()
+    if not buffer or ggml.ggml_backend_buffer_is_host(buffer):
+        return True
+    return ggml.ggml_backend_buffer_get_type(buffer) in repacked_buffer_types()
 
 
 def model_tensors(model: Any) -> list[int]:
@@ -407,6 +440,62 @@ def _cpu_function(backend: int, name: str, result: Any, arguments: list[Any]) ->
     registry = ggml.ggml_backend_dev_backend_reg(ggml.ggml_backend_get_device(backend))
     address = ggml.ggml_backend_reg_get_proc_address(registry, name.encode())
     return ctypes.CFUNCTYPE(result, *arguments)(address) if address else None
+
+
+@functools.cache
+def processor() -> int:
+    """Return ggml's handle of the processor. Raises KernelError where it has none."""
+    ggml = functions()
+    for index in range(ggml.ggml_backend_dev_count()):
+        device: int = ggml.ggml_backend_dev_get(index)
+        if ggml.ggml_backend_dev_type(device) == 0:
+            return device
+    raise KernelError("ggml has no CPU backend here; reinstall llama-cpp-python")
+
+
+@functools.cache
+def repacked_buffer_types() -> tuple[int, ...]:
+    """Return the types of buffers in which the processor's kernels find weights repacked, none in most builds but one.
+
+    llama.cpp prefers the first that has a kernel.
+    """
+    ggml = functions()
+    registry = ggml.ggml_backend_dev_backend_reg(processor())
+    address = ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
+    if not address:
+        return ()
+    listed = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(address)(processor())
+    found: list[int] = []
+    while listed and (kind := listed[len(found)]):
+        found.append(kind)
+    return tuple(found)
+
+
+def buffer_type_name(kind: int) -> str:
+    """Return ggml's name of a type of buffers, as `CPU_REPACK`."""
+    name: bytes = functions().ggml_backend_buft_name(kind)
+    return name.decode()
+
+
+class RowCopy:
+    """A copy of some rows of a weight, which they are repacked from. One thread at a time."""
+
+    def __init__(self, size_bytes: int) -> None:
+        """Make room for rows of `size_bytes` bytes together."""
+        self._memory = ctypes.create_string_buffer(size_bytes)
+
+    def repack(self, weight: int, first_row: int, n_rows: int) -> None:
+        """Repack rows of the weight at `weight`, whose `buffer` and `extra` say how, where they lie.
+
+        Experts' rows are numbered on. `n_rows` is a multiple of the rows that the kernel computes together.
+        """
+        rows = Tensor.from_buffer_copy(tensor_at(weight))
+        row_bytes = rows.nb[1]
+        size_bytes = n_rows * row_bytes
+        rows.ne[1:], rows.nb[2:] = (n_rows, 1, 1), (size_bytes, size_bytes)
+        rows.data += first_row * row_bytes
+        ctypes.memmove(self._memory, rows.data, size_bytes)
+        functions().ggml_backend_tensor_set(ctypes.addressof(rows), ctypes.addressof(self._memory), 0, size_bytes)
 
 
 class ThreadPool:
@@ -522,6 +611,13 @@ def _check_compute_flag(ggml: Any, backend: int, graph: int, a: int, b: int, tot
     return is_skipped and set(values[2]) == {3.0}
 
 
+def _tell(listeners: Iterable[tuple[int, Callable[[_Said], None]]], said: _Said) -> None:
+    """Pass `said` to those of `listeners` that belong to this thread."""
+    for thread, listener in listeners:
+        if thread == threading.get_ident():
+            listener(said)
+
+
 class _Log:
     """llama.cpp has one log for the whole process. Its lines go to our logger, and to listeners of the same thread."""
 
@@ -532,25 +628,14 @@ class _Log:
         self._failure: BaseException | None = None
 
     def _on_line(self, level: int, text: bytes, _: Any) -> None:
-        if self._overhearers:
-            self._tell_overhearers(text)
-        if level <= _LOG_LEVEL_DEBUG and not logger.isEnabledFor(logging.DEBUG):
-            return  # thousands of lines while a large model loads
         try:
+            _tell(self._overhearers, text)
+            if level <= _LOG_LEVEL_DEBUG and not logger.isEnabledFor(logging.DEBUG):
+                return  # thousands of lines while a large model loads
             line = text.decode("utf-8", "replace").rstrip("\n")
-            for thread, listener in self._listeners:
-                if thread == threading.get_ident():
-                    listener(line)
+            _tell(self._listeners, line)
             logger.debug("%s", line)
         except BaseException as error:  # it cannot travel through llama.cpp: raised when the listening ends
-            self._failure = error
-
-    def _tell_overhearers(self, text: bytes) -> None:
-        try:
-            for thread, overhear in self._overhearers:
-                if thread == threading.get_ident():
-                    overhear(text)
-        except BaseException as error:
             self._failure = error
 
     @contextlib.contextmanager
@@ -671,7 +756,7 @@ def _strlen() -> Any:
         library = ctypes.CDLL(None)
     except TypeError:  # Windows has no library without a name
         library = ctypes.CDLL("msvcrt")
-    return ctypes.cast(library.strlen, _llama.ggml_abort_callback)
+    return ctypes.cast(library.strlen, L.ggml_abort_callback)
 
 
 _PAUSE_SOFT = 1

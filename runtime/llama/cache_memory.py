@@ -49,11 +49,9 @@ class CacheMemory:
         """All that was found."""
         return sum(length for _, length in self.ranges)
 
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> contextlib.AbstractContextManager[None]:
         """Lay next to nothing under the caches that are made in this block; `settle` follows."""
-        with ggml.log.overhearing(self._hear):
-            yield
+        return ggml.log.overhearing(self._hear)
 
     def settle(self, *, is_made: bool) -> None:
         """Lay fresh memory under the caches of a context that is made; those of one that failed are freed already."""

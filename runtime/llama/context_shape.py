@@ -35,11 +35,14 @@ class ContextShape:
         """Guesses that a pass verifies at most, each of which takes a cell beside those of the text."""
         return self.narrow_tokens if self.sequences > 1 else 0
 
-    def numerics(self, library: str, gpu: str) -> Numerics:
-        """Return the numerics key of a context of this shape, of `library`, with what `gpu` says on a GPU."""
+    def numerics(self, library: str, gpu: str, *, repacked: str, use_extra_bufts: bool) -> Numerics:
+        """Return the numerics key of a context of this shape, of `library`, with what `gpu` says on a GPU.
+
+        repacked, use_extra_bufts: as in `Numerics`.
+        """
         return Numerics(
             library=library,
-            use_extra_bufts=False,
+            use_extra_bufts=use_extra_bufts,
             threads=self.threads,
             flash_attention=self.flash_attention,
             kv_type_k=self.kv_type_k,
@@ -48,6 +51,7 @@ class ContextShape:
             sequences=self.sequences,
             exact=self.is_exact,
             gpu=gpu,
+            repacked=repacked,
         )
 
 

@@ -12,59 +12,72 @@ from edge_run.devices.host.memory import ProcessMemory, process_memory
 if TYPE_CHECKING:
     from edge_run.runtime.llama.model import LlamaContext
 
-RESERVE_BYTES = 32 * MIB
+REPACKED_AT_ONCE_BYTES = 256 << 10  # by each reader: rows that stay in the core's cache
 WORKER_RESERVE_BYTES = 20 * MIB  # of a device that computes layers for others, and makes no text
+COORDINATOR_RESERVE_BYTES = 32 * MIB  # of one that makes the text, and talks to the others
+TEXT_BYTES, TEXT_BYTES_OF_A_TOKEN = 10 * MIB, 40  # for each token of a vocabulary, what one is drawn from
+
+
+def text_reserve_bytes(vocabulary: int) -> int:
+    """Return what is allocated while a text is made, besides what plans know: text, samplers, thread stacks.
+
+    vocabulary: the number of its tokens.
+    """
+    return TEXT_BYTES + TEXT_BYTES_OF_A_TOKEN * vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
     """What the process holds besides weights.
 
-    program_bytes: resident, Python and llama.cpp with its graphs. kv_bytes and buffer_bytes: allocated by llama.cpp's
-    context, and counted in full, touched yet or not. work_bytes: what matrix multiplications will allocate for their
-    inputs. draft_bytes: all that a draft model takes. upload_bytes: through which weights reach a GPU; gpu_bytes: what
-    lies on a GPU without memory of its own.
+    program_bytes: resident, Python and llama.cpp with its graphs. reserve_bytes: for what is allocated later. kv_bytes
+    and buffer_bytes: allocated by llama.cpp's context, and counted in full, touched yet or not. work_bytes: what matrix
+    multiplications will allocate for their inputs. draft_bytes: all that a draft model takes. upload_bytes: through
+    which weights reach a GPU; gpu_bytes: what lies on a GPU without memory of its own.
     """
 
     program_bytes: int
+    reserve_bytes: int
     kv_bytes: int = 0
     buffer_bytes: int = 0
     work_bytes: int = 0
     draft_bytes: int = 0
     upload_bytes: int = 0
     gpu_bytes: int = 0
-    reserve_bytes: int = RESERVE_BYTES
 
     @classmethod
-    def now(cls) -> Holdings:
+    def now(cls, vocabulary: int) -> Holdings:
         """Return what is held before there is a context."""
-        return cls(process_memory().resident_bytes)
+        return cls(process_memory().resident_bytes, text_reserve_bytes(vocabulary))
 
     @classmethod
-    def since(cls, before: ProcessMemory, context: LlamaContext, work_bytes: int) -> Holdings:
+    def since(cls, before: ProcessMemory, context: LlamaContext, work_bytes: int, vocabulary: int) -> Holdings:
         """Return what is held after `context` was made; besides its buffers it takes what memory grew by."""
         after, cleared_bytes = process_memory(), context.kv_bytes - context.untouched_bytes
+        reserve_bytes = text_reserve_bytes(vocabulary)
         if not context.buffer_bytes:
             buffers = max(after.data_bytes - before.data_bytes, after.resident_bytes - before.resident_bytes)
-            return cls(before.resident_bytes, context.kv_bytes, max(0, buffers - context.kv_bytes), work_bytes)
+            return cls(
+                before.resident_bytes, reserve_bytes, context.kv_bytes, max(0, buffers - context.kv_bytes), work_bytes
+            )
         graphs = max(0, after.resident_bytes - before.resident_bytes - cleared_bytes)
-        return cls(before.resident_bytes + graphs, context.kv_bytes, context.buffer_bytes, work_bytes)
+        program_bytes = before.resident_bytes + graphs
+        return cls(program_bytes, reserve_bytes, context.kv_bytes, context.buffer_bytes, work_bytes)
 
     @property
     def total_bytes(self) -> int:
-        """All of it, with a reserve for what Python and the tokenizer still allocate."""
+        """All of it."""
         return sum(item.size_bytes for item in self.items())
 
     def items(self) -> tuple[PlanItem, ...]:
         """Return the plan's lines for all but weights."""
-        draft = PlanItem("draft", self.draft_bytes, "the draft model: weights, keys and values, buffers, vocabulary")
-        gpu = (
+        for_some_runs = (
+            PlanItem("draft", self.draft_bytes, "the draft model: weights, keys and values, buffers, vocabulary"),
             PlanItem("gpu", self.gpu_bytes, "what lies on the GPU, which has no memory of its own"),
             PlanItem("upload", self.upload_bytes, "through which weights reach the GPU"),
         )
         return (
-            *([draft] if self.draft_bytes else []),
-            *(item for item in gpu if item.size_bytes),
+            *(item for item in for_some_runs if item.size_bytes),
             PlanItem("program", self.program_bytes, "Python, llama.cpp and the vocabulary"),
             PlanItem("kv", self.kv_bytes, "the context's keys and values"),
             PlanItem("buffers", self.buffer_bytes, "llama.cpp's compute and output buffers, as it reports them"),

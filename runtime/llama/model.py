@@ -79,13 +79,15 @@ class LlamaModel(Closing):
         path: Path | None = None,
         placement: LoadPlacement | None = None,
         on_upload: Callable[[], None] | None = None,
+        is_repacked: bool = False,
     ) -> None:
-        """Load from the shards at `paths`, mapped, nothing repacked, on the CPU but for what `placement` says.
+        """Load from the shards at `paths`, mapped, on the CPU but for what `placement` says.
 
         on_header_read is called once between the reading of the header and the mapping, on_upload before the first
         tensor is copied to a GPU or left where it was mapped. metadata: instead of the file's own. mode: `mapped`;
         `read`, into memory of llama.cpp's own; `sized`, of which contexts allocate nothing and only tell their sizes;
-        `vocabulary`, which has nothing else. path: the file that errors name, the first of `paths` by default. Raises
+        `vocabulary`, which has nothing else. is_repacked: whether llama.cpp repacks what it has kernels for, into
+        memory of its own. path: the file that errors name, the first of `paths` by default. Raises
         ModelFileError with llama.cpp's own reason when it refuses the file, NotSupported when it does not know the
         architecture.
         """
@@ -102,13 +104,10 @@ class LlamaModel(Closing):
                 on_header_read()
 
         params = L.llama_model_default_params()
-        params.load_mode, params.lazy_mode = ggml.LOAD_MODE_MMAP, ggml.LAZY_MODE_OFF
-        params.use_extra_bufts, params.n_gpu_layers = False, 0
+        params.load_mode = ggml.LOAD_MODE_MMAP if mode in ("mapped", "vocabulary") else ggml.LOAD_MODE_NONE
+        params.lazy_mode, params.no_alloc = ggml.LAZY_MODE_OFF, mode == "sized"
+        params.use_extra_bufts, params.n_gpu_layers = is_repacked, 0
         params.vocab_only = mode == "vocabulary"
-        if mode == "read":
-            params.load_mode = ggml.LOAD_MODE_NONE
-        if mode == "sized":
-            params.load_mode, params.no_alloc = ggml.LOAD_MODE_NONE, True
         if metadata:
             params.kv_overrides = ggml.overrides(metadata)
         self.placement = placement

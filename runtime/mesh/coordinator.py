@@ -27,13 +27,13 @@ from edge_run.runtime.mesh.offers import (
     shared_settings,
 )
 from edge_run.runtime.mesh.orders import Failed, RunOrders, judged
-from edge_run.runtime.mesh.rates import PAYS_BACK_TOKENS
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.planning.terms import used_experts
 from edge_run.runtime.slices.engine import SliceEngine
 
 PREPARE_TIMEOUT_S, ASSIGN_TIMEOUT_S = 120.0, 120.0
 FETCH_TIMEOUT_S = 30.0  # of an order to fetch, which only begins it
+PAYS_BACK_TOKENS = 100  # what a new plan costs, computing again what was said, is to be saved within so many tokens
 FETCH_TOKENS = 1000  # of this run and later ones, which find there what was fetched
 
 
@@ -91,7 +91,7 @@ class LayerCoordinator:
         self.links = MeasuredLinks(
             mesh, self.orders.give, max((unit.entry_bytes for unit in engine.layout.units[1:]), default=0)
         )
-        self.plan: MeshPlan | None = None
+        self.plan = self.alone()
 
     def prepare(self, candidates: Sequence[str]) -> None:
         """Ask all candidates at once what they have. Raises Failed for the first that cannot take part."""
@@ -108,7 +108,7 @@ class LayerCoordinator:
             lack = self.fetch.lacks.get(node)
             self.specs[node] = replace(found, most_weight_bytes=lack.most_bytes if lack else None)
 
-    def make_plan(self, fetch_tokens: int = FETCH_TOKENS) -> MeshPlan:
+    def make_plan(self, fetch_tokens: int) -> MeshPlan:
         """Return the best plan over the devices that were asked, and this one; this one alone where none fits.
 
         The links between them are measured before. Raises Failed for the first that is not there, or not reached.
@@ -128,7 +128,7 @@ class LayerCoordinator:
 
     def better(self, spent: Mapping[str, float], hop_s: float) -> MeshPlan | None:
         """Return the best plan by what devices really took for a token, if it is another one than that in force."""
-        if self.plan is None or len(self.specs) < 2:
+        if len(self.specs) < 2:
             return None
         try:
             self.links.correct(self.plan.owners, hop_s)
@@ -206,8 +206,6 @@ class LayerCoordinator:
 
     def describe(self) -> tuple[MeshNode, ...]:
         """Return who computes what."""
-        if self.plan is None:
-            return ()
         names = names_apart(self._mesh.members())
         units = self._engine.layout.units
         return tuple(
@@ -227,13 +225,13 @@ class LayerCoordinator:
         layers: dict[str, JsonValue] = {
             part.node: [[first, last + 1] for first, last in runs(part.blocks)] for part in self.describe()
         }
-        per_s = round(self.plan.tokens_per_s, 3) if self.plan and self.plan.token_s else 0.0
+        per_s = round(self.plan.tokens_per_s, 3) if self.plan.token_s else 0.0
         return {"model": plain(self._engine.gguf.shards[0].path.name), "layers": layers, "tokens_per_s": per_s}
 
     def plan_text(self) -> str:
         """Return the plan in words."""
         parts = [f"{part.name} computes {_layers(part.blocks)}" for part in self.describe()]
-        per_s = f"; {self.plan.tokens_per_s:.1f} tokens/s expected" if self.plan and self.plan.token_s else ""
+        per_s = f"; {self.plan.tokens_per_s:.1f} tokens/s expected" if self.plan.token_s else ""
         return ", ".join(parts) + per_s
 
     def _check(self, node: str, answer: Document) -> None:

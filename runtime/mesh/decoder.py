@@ -55,10 +55,11 @@ class MeshDecoder:
         """Run a batch; see `Decoder.decode`. Devices that are lost meanwhile are done without."""
         self._local.limits.check_batch(batch)
         self._run.look_around()
+        command = Decode(tuple(batch))
         while True:
             started_s = time.monotonic()
             try:
-                rows = self._run.perform(Decode(tuple(batch)))
+                rows = self._run.perform(command)
             except (*FAULTS, GraphChanged) as error:
                 self._run.recover(error, batch)
                 continue
@@ -67,7 +68,7 @@ class MeshDecoder:
                 raise
             assert rows is not None, "a batch has logits, or none of its tokens wants any"
             seconds = time.monotonic() - started_s
-            self._run.log.add_batch(batch, seconds)
+            self._run.log.add(command, seconds)
             self._run.note(len(batch), seconds)
             self._report()
             return rows

@@ -59,16 +59,9 @@ class DeviceGroup:
         self._mesh, self._engine, self._events, self._attempt = mesh, engine, events, attempt
         self.others = [node for node in attempt.plan.nodes if node != mesh.node]
         self.number = 0
+        self._share = Share(attempt.plan.owners, mesh.node)
         room_bytes = most_waiting_bytes(engine)
-        self._transport = LinkTransport(
-            mesh.link,
-            attempt.epoch,
-            attempt.plan.owners,
-            mesh.node,
-            coder,
-            self._check,
-            most_waiting_bytes=room_bytes,
-        )
+        self._transport = LinkTransport(mesh.link, attempt.epoch, self._share, coder, self._check, room_bytes)
 
     @property
     def spent(self) -> dict[str, float]:
@@ -83,7 +76,7 @@ class DeviceGroup:
     def assign(self) -> None:
         """Have this device compute its part from now on. Raises BudgetError where it does not fit."""
         self._transport.forget()
-        self._engine.assign(Share(self._attempt.plan.owners, self._mesh.node), self._transport)
+        self._engine.assign(self._share, self._transport)
 
     def perform(self, command: Command, token_s: float) -> Logits | None:
         """Have all devices carry out `command`, this one too; return the logits of a batch.

@@ -1,4 +1,4 @@
-"""Opens a model that is spread over the devices of a mesh, this device among them."""
+"""Opens a model over the mesh of this device, or on this device alone where no other device is there."""
 
 from __future__ import annotations
 
@@ -10,56 +10,79 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
+from edge_run.base.errors import ConfigError
+from edge_run.base.folders import mesh_folder
 from edge_run.base.interrupt import Interrupt
-from edge_run.base.mesh import Mesh
+from edge_run.base.mesh import Mesh, is_worker
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.fetch.exchange import PieceExchange
-from edge_run.runtime.llama.holdings import RESERVE_BYTES
+from edge_run.runtime.llama.holdings import COORDINATOR_RESERVE_BYTES
 from edge_run.runtime.mesh.coordinator import LayerCoordinator
 from edge_run.runtime.mesh.decoder import MeshDecoder
 from edge_run.runtime.mesh.run import MeshRun
 from edge_run.runtime.slices.engine import SliceEngine
-from edge_run.tiers.gguf import GgufModel
+from edge_run.tiers.gguf import GgufModel, read_gguf
 
 logger = logging.getLogger(__name__)
 
+MEET_S = 3.0  # to hear who is there
+
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
-    """How a run over a mesh goes.
+class MeshOptions:
+    """How a run uses a mesh.
 
+    mesh: an open one, which stays open, or the address of its broker; an empty one is what this device joined with.
+    folder: where this device's key and cluster are kept; None is where `edge-run mesh` keeps them.
     takes_any_numerics: devices whose kernels may compute other bits take part too.
     say: is told what the user should see.
     interrupt: of the model that is opened; it ends the opening too, which takes long where a device fetches its layers.
     """
 
+    mesh: Mesh | str = ""
+    folder: Path | None = None
     takes_any_numerics: bool = False
     say: Callable[[str], None] = logger.warning
     interrupt: Interrupt = field(default_factory=Interrupt)
+
+
+def open_over(path: Path, config: ModelConfig, options: MeshOptions) -> Engine:
+    """Return the open model at `path`, spread over the mesh. Raises as `Engine`, and MeshError, NotTrusted."""
+    if config.backend == "llama.cpp":
+        raise ConfigError("mesh: excludes --backend llama.cpp, which computes whole models only")
+    gguf = read_gguf(path)  # what is wrong with the file is said before others are asked for anything
+    mesh = _connect(options) if isinstance(options.mesh, str) else options.mesh
+    with ExitStack() as stack:
+        if mesh is not options.mesh:
+            stack.callback(mesh.close)
+        if not _meet(mesh, options.interrupt.check):
+            options.say("nobody else is in the mesh: this device runs the model alone")
+            return Engine.open(path, config, gguf=gguf, interrupt=options.interrupt)
+        return open_mesh_engine(path, config, mesh, options, gguf=gguf, after=stack)
 
 
 def open_mesh_engine(
     path: Path,
     config: ModelConfig,
     mesh: Mesh,
-    options: RunOptions | None = None,
+    options: MeshOptions | None = None,
     *,
     gguf: GgufModel | None = None,
     after: ExitStack | None = None,
 ) -> Engine:
-    """Open the model and spread it over who is there. Raises as `Engine.open`, and MeshError.
+    """Open the model and spread it over who is in `mesh`. Raises as `Engine.open`, and MeshError.
 
     gguf: as of `Engine.open`.
     after: what is closed after the model, or here where opening it fails.
     """
-    options = options or RunOptions()
+    options = options or MeshOptions()
     started_s = time.monotonic()
     with ExitStack() as stack:
         if after:
             stack.push(after.pop_all())
         # It makes the text, which takes more memory later.
         slices = SliceEngine.open(
-            path, config, gguf=gguf, least_reserve_bytes=RESERVE_BYTES, interrupt=options.interrupt
+            path, config, gguf=gguf, least_reserve_bytes=COORDINATOR_RESERVE_BYTES, interrupt=options.interrupt
         )
         stack.callback(slices.close)
         if config.mesh_activations == "compact":
@@ -72,3 +95,22 @@ def open_mesh_engine(
         decoder = MeshDecoder(mesh, slices, MeshRun(mesh, slices, coordinator, options.say))
         stack.callback(decoder.close)
         return Engine(slices.loaded, slices, slices.passes, stack, started_s, decoder)
+
+
+def _meet(mesh: Mesh, check: Callable[[], None]) -> bool:
+    """Return whether there is another device that computes, having waited a little for it."""
+    until = time.monotonic() + MEET_S
+    while True:
+        check()
+        if any(is_worker(member) for member in mesh.members() if member.node != mesh.node):
+            return True
+        left = until - time.monotonic()
+        if left <= 0:
+            return False
+        mesh.wait(timeout_s=min(left, 0.1))
+
+
+def _connect(options: MeshOptions) -> Mesh:
+    from edge_run.devices.mesh.opening import MeshConfig, open_mesh
+
+    return open_mesh(MeshConfig(folder=options.folder or mesh_folder(), broker=str(options.mesh) or None))

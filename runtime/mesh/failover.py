@@ -38,9 +38,11 @@ class Appeared:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """A device is not there any more, or does not answer.
+class Missing:
+    """The run has to do without a device.
 
+    node: the device.
+    why: the reason.
     teller: the device that says so, where that is another one.
     about: the device that `why` is said of, where that is another one.
     """
@@ -51,17 +53,12 @@ class Gone:
     about: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A device cannot take part, or does not want to.
+class Gone(Missing):
+    """A device is not there any more, or does not answer."""
 
-    teller, about: as of `Gone`.
-    """
 
-    node: str
-    why: str
-    teller: str = ""
-    about: str = ""
+class Refused(Missing):
+    """A device cannot take part, or does not want to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +203,11 @@ class Failover:
 
     def start(self) -> list[Instruction]:
         """Begin, or begin again after something was broken off."""
-        return self._begin()
+        self.wants_more = False
+        if not self.candidates:
+            return self._alone()
+        self.nodes, self.phase = (), Phase.LEADING
+        return [Lead()]
 
     def handle(self, event: Event) -> list[Instruction]:
         """Return what is to be done now; what was said before and is not done yet is void when there is anything."""
@@ -267,13 +268,11 @@ class Failover:
         self.candidates.discard(node)
         is_of_plan = node in self.nodes
         self.nodes = tuple(other for other in self.nodes if other != node)
+        is_left_out = isinstance(event, Refused) or self.phase is Phase.PLANNING
+        told = TellUser("is left out" if is_left_out else "is lost", node, event.why, event.about, event.teller)
         if self.phase is Phase.PLANNING:
-            told = TellUser("is left out", node, event.why, event.about, event.teller)
             return [told, MakePlan(tuple(sorted(self.candidates)))]
-        if is_of_plan and self.phase is not Phase.LEADING:
-            what = "left out" if isinstance(event, Refused) else "lost"
-            return self._anew(TellUser(f"is {what}", node, event.why, event.about, event.teller))
-        return []
+        return self._anew(told) if is_of_plan and self.phase is not Phase.LEADING else []
 
     def _given_up(self, event: GaveUp) -> list[Instruction]:
         self._ends[event.node] += 1
@@ -290,14 +289,7 @@ class Failover:
 
     def _anew(self, told: TellUser) -> list[Instruction]:
         self.recoveries += 1
-        return [told, *self._begin()]
-
-    def _begin(self) -> list[Instruction]:
-        self.wants_more = False
-        if not self.candidates:
-            return self._alone()
-        self.nodes, self.phase = (), Phase.LEADING
-        return [Lead()]
+        return [told, *self.start()]
 
     def _alone(self) -> list[Instruction]:
         self.epoch += 1

@@ -75,14 +75,11 @@ class MeshFetch:
             missing = fields.integers("missing_bytes", self._n_units, MOST_BYTES)
             self.lacks[node] = Lack(missing, fields.integer("most_weight_bytes", 0, MOST_BYTES))
 
-    def missing_bytes(self, plan: MeshPlan, node: str) -> int:
-        """Return what `node` has to fetch under `plan`."""
-        lack = self.lacks.get(node)
-        return sum(m for m, owner in zip(lack.missing, plan.owners, strict=True) if owner == node) if lack else 0
-
     def seconds(self, plan: MeshPlan, node: str, rate: LinkRate) -> float:
         """Return how long `node` will fetch under `plan`, over a link of `rate`."""
-        return self.missing_bytes(plan, node) / max(1.0, rate.bytes_per_s)
+        missing = self.lacks[node].missing if node in self.lacks else (0,) * self._n_units
+        missing_bytes = sum(size for size, owner in zip(missing, plan.owners, strict=True) if owner == node)
+        return missing_bytes / max(1.0, rate.bytes_per_s)
 
     def run(self, plan: MeshPlan, order: Document, give_orders: Orders) -> Refused | None:
         """Have the devices of `plan` fetch what they lack, and wait for it; return which of them cannot.

@@ -6,9 +6,8 @@ wholly is removed from the log; a batch that is taken back in part stays, follow
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from edge_run.base.protocols import BatchToken
 from edge_run.runtime.mesh.messages import Command, Decode, Operate
 
 
@@ -16,50 +15,36 @@ class MeshLog:
     """The commands that lead from empty caches to what they hold. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._commands: list[Command] = []
-        self._seconds: list[float] = []
+        self._entries: list[tuple[Command, float]] = []  # and the seconds that each took
 
     def __iter__(self) -> Iterator[Command]:
-        return iter(tuple(self._commands))
+        return iter([command for command, _ in self._entries])
 
     def __len__(self) -> int:
-        return len(self._commands)
+        return len(self._entries)
 
     @property
     def tokens(self) -> int:
         """Tokens to be computed when all is said again."""
-        return sum(len(command.batch) for command in self._commands if isinstance(command, Decode))
+        return sum(len(command.batch) for command in self if isinstance(command, Decode))
 
     def seconds(self, usual_token_s: float) -> float:
         """Return what all that takes to be said again: wide passes what they took, those of one token the usual."""
-        single = [isinstance(command, Decode) and len(command.batch) == 1 for command in self._commands]
-        wide_s = sum(seconds for seconds, is_single in zip(self._seconds, single, strict=True) if not is_single)
-        return wide_s + sum(single) * usual_token_s
+        return sum(
+            usual_token_s if isinstance(command, Decode) and len(command.batch) == 1 else seconds
+            for command, seconds in self._entries
+        )
 
-    def add_batch(self, batch: Sequence[BatchToken], seconds: float = 0.0) -> None:
-        """A batch was decoded, in so many seconds."""
-        self._note(Decode(tuple(batch)), seconds)
-
-    def add(self, command: Operate) -> None:
-        """The caches were changed otherwise than by decoding or rewinding."""
-        self._note(command)
+    def add(self, command: Command, seconds: float = 0.0) -> None:
+        """A command other than a rewind was carried out, in so many seconds."""
+        self._entries.append((command, seconds))
 
     def rewind(self, sequence: int, position: int, end: int) -> None:
         """`sequence` was to be cut at `position`, and ends at `end` now."""
-        while self._commands and _is_of(self._commands[-1], sequence) and _first(self._commands[-1]) >= end:
-            self._commands.pop()
-            self._seconds.pop()
-        if any(_touches(command, sequence, end) for command in self._commands):
-            self._note(Operate("rewind", (sequence, position)))
-
-    def clear(self) -> None:
-        """The caches are empty."""
-        self._commands.clear()
-        self._seconds.clear()
-
-    def _note(self, command: Command, seconds: float = 0.0) -> None:
-        self._commands.append(command)
-        self._seconds.append(seconds)
+        while self._entries and _is_of(last := self._entries[-1][0], sequence) and _first(last) >= end:
+            self._entries.pop()
+        if any(_touches(command, sequence, end) for command in self):
+            self.add(Operate("rewind", (sequence, position)))
 
 
 def _is_of(command: Command, sequence: int) -> bool:

@@ -26,19 +26,9 @@ from edge_run.runtime.planning.memory_plan import with_page_tables
 from edge_run.runtime.probing.probe import recall
 from edge_run.runtime.slices.engine import SliceEngine
 
-# What decides the logits, and the size of what is sent: the coordinator's settings hold on all devices of a run.
-SHARED_FIELDS = (
-    "context_tokens",
-    "threads",
-    "micro_batch_tokens",
-    "sequences",
-    "outputs_per_pass",
-    "kv_type",
-    "flash_attention",
-    "exact",
-    "mesh_activations",
-)
 _WHOLE = ("context_tokens", "threads", "micro_batch_tokens", "sequences", "outputs_per_pass")
+# What decides the logits, and the size of what is sent: the coordinator's settings hold on all devices of a run.
+SHARED_FIELDS = (*_WHOLE, "kv_type", "flash_attention", "exact", "mesh_activations")
 PASSES_AHEAD = 16  # of a device that is quicker than the one after it
 GUESSED_COMPUTE_BYTES_PER_S = 5e9  # where nobody has measured; live rates replace it
 GUESSED_DISK_BYTES_PER_S = 500e6
@@ -74,7 +64,7 @@ def read_settings(order: Fields) -> dict[str, JsonValue]:
     fields = Fields(order.table("settings"), f"{order.what}, in settings,", order.node)
     if set(fields.document) != set(SHARED_FIELDS):
         raise ProtocolError("the settings of a run: not those that devices share; they have different versions")
-    wholes = {name: fields.integer(name, 1, MOST_CONTEXT_TOKENS) for name in SHARED_FIELDS if name in _WHOLE}
+    wholes = {name: fields.integer(name, 1, MOST_CONTEXT_TOKENS) for name in _WHOLE}
     texts = {name: fields.name(name) for name in ("kv_type", "flash_attention", "mesh_activations")}
     # No pass asks for more, and what was asked for takes memory.
     most_outputs = max(2, wholes["micro_batch_tokens"], wholes["sequences"])
@@ -109,11 +99,6 @@ def room_bytes(engine: SliceEngine) -> int:
     return max(0, engine.budget_bytes - with_page_tables(besides) - engine.budget_bytes // 512)
 
 
-def window_bytes(engine: SliceEngine) -> int:
-    """Return what streaming runs ahead through, besides what is in use, as a plan gives it."""
-    return (LOOKAHEAD_CHUNKS + 2) * engine.config.chunk_bytes
-
-
 def rates(engine: SliceEngine) -> tuple[float, float, bool]:
     """Return weights computed and read per second, in bytes, and whether that was measured (`edge-run probe`)."""
     profile = recall(engine.gguf, engine.config)
@@ -131,7 +116,7 @@ def room_document(engine: SliceEngine) -> Document:
     compute, disk, is_measured = rates(engine)
     return {
         "room_bytes": room_bytes(engine),
-        "window_bytes": window_bytes(engine),
+        "window_bytes": (LOOKAHEAD_CHUNKS + 2) * engine.config.chunk_bytes,  # as a plan gives to what runs ahead
         "pair_bytes": engine.maps.pair_chunks * engine.config.chunk_bytes,
         "range_bytes": engine.config.chunk_bytes,  # half a chunk at each end
         "compute_bytes_per_s": compute,

@@ -5,23 +5,11 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Mapping
-from typing import Protocol
 
-from edge_run.partition.mesh_plan import MeshPlan
+from edge_run.runtime.mesh.coordinator import PAYS_BACK_TOKENS, LayerCoordinator
 
 WINDOW_TOKENS = 16
 TOLERANCE = 0.2
-PAYS_BACK_TOKENS = 100  # what a new plan costs, computing again what was said, is to be saved within so many tokens
-
-
-class Replanner(Protocol):
-    """What makes another plan."""
-
-    plan: MeshPlan | None
-
-    def better(self, spent: Mapping[str, float], hop_s: float) -> MeshPlan | None:
-        """Return a better plan by what was measured, None where there is none."""
-        ...
 
 
 class MeshRates:
@@ -60,18 +48,20 @@ class MeshRates:
         if hops:
             self._hops.append(max(0.0, seconds - sum(spent.values())) / hops)
 
-    def why_replan(self, replanner: Replanner, tokens: int) -> str:
+    def why_replan(self, coordinator: LayerCoordinator, tokens: int) -> str:
         """Return why another plan is worth computing `tokens` tokens again, an empty string when none is."""
-        plan = replanner.plan
-        if plan is None or not self._hops or self._since_check < 2 * WINDOW_TOKENS:
+        if not self._hops or self._since_check < 2 * WINDOW_TOKENS:
             return ""
         self._since_check = WINDOW_TOKENS
-        measured, expected = self.token_s, plan.token_s
+        measured, expected = self.token_s, coordinator.plan.token_s
         if not expected or abs(measured / expected - 1) <= TOLERANCE:
             return ""
-        better = replanner.better({node: statistics.median(found) for node, found in self._spent.items()}, self.hop_s)
-        saved = measured - better.token_s if better else 0.0
-        again = tokens * (self._wide_token_s or measured)
+        spent = {node: statistics.median(found) for node, found in self._spent.items()}
+        better = coordinator.better(spent, self.hop_s)
+        if better is None:
+            return ""
+        saved = measured - better.token_s
+        again = tokens * (self._wide_token_s or better.token_s)
         if saved <= TOLERANCE * measured or saved * PAYS_BACK_TOKENS < again:
             return ""
         return f"a token takes {measured * 1e3:.0f} ms, and could take {measured * 1e3 - saved * 1e3:.0f} ms"

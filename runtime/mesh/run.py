@@ -15,37 +15,15 @@ from edge_run.base.mesh import Joined, Lost, Mesh, is_worker
 from edge_run.base.protocols import BatchToken, Logits
 from edge_run.base.results import MeshUse
 from edge_run.partition.mesh_plan import MeshPlan
+from edge_run.runtime.mesh import failover
 from edge_run.runtime.mesh.activation_coding import ActivationCoder, SentActivations
 from edge_run.runtime.mesh.blame import FAULTS, Blame
-from edge_run.runtime.mesh.coordinator import LayerCoordinator, reading_s
+from edge_run.runtime.mesh.coordinator import FETCH_TOKENS, PAYS_BACK_TOKENS, LayerCoordinator, reading_s
 from edge_run.runtime.mesh.device_group import Attempt, DeviceGroup
-from edge_run.runtime.mesh.failover import (
-    Appeared,
-    Better,
-    Deposed,
-    Ended,
-    Event,
-    Failover,
-    Gone,
-    Instruction,
-    Lead,
-    Led,
-    MakePlan,
-    NotLed,
-    Open,
-    Opened,
-    Phase,
-    Planned,
-    Refused,
-    Replayed,
-    ReplayLog,
-    TellUser,
-    Unfit,
-)
 from edge_run.runtime.mesh.log import MeshLog
 from edge_run.runtime.mesh.messages import Command
 from edge_run.runtime.mesh.orders import Failed
-from edge_run.runtime.mesh.rates import PAYS_BACK_TOKENS, MeshRates
+from edge_run.runtime.mesh.rates import MeshRates
 from edge_run.runtime.mesh.replay import LogReplay, PlanTimes
 from edge_run.runtime.mesh.run_events import LED_BY_ANOTHER, RunEvents, is_end_of_lease
 from edge_run.runtime.mesh.transport import PassFailed
@@ -74,11 +52,12 @@ class MeshRun:
         self.log, self.rates = MeshLog(), MeshRates()
         self._events, self._sent = RunEvents(mesh), SentActivations()
         self._lease = 0
-        self._group = self._make_group(coordinator.alone(), 0)
+        self._group = self._make_group(coordinator.plan, 0)
         self._replay = LogReplay(self.log, engine.maps, say)
         self._blame = Blame(mesh.node, coordinator.orders.who_is_stuck)
         self._incarnations: dict[str, str] = {}  # of devices when they were asked
-        self._failover = Failover(mesh.node, [member.node for member in mesh.members() if is_worker(member)])
+        candidates = [member.node for member in mesh.members() if is_worker(member)]
+        self._failover = failover.Failover(mesh.node, candidates)
         try:
             self._drive(self._failover.start())
         except BaseException:
@@ -92,8 +71,8 @@ class MeshRun:
         return MeshUse(
             epoch=self._failover.epoch,
             nodes=self._coordinator.describe(),
-            rounds=plan.rounds if plan else 1,
-            predicted_token_s=plan.token_s if plan else 0.0,
+            rounds=plan.rounds,
+            predicted_token_s=plan.token_s,
             token_s=self.rates.token_s,
             hop_s=self.rates.hop_s,
             sent_bytes=self._sent.sent_bytes,
@@ -105,7 +84,7 @@ class MeshRun:
 
     def close(self) -> None:
         """Let the other devices go, and the lease. Idempotent."""
-        self._failover.handle(Ended())
+        self._failover.handle(failover.Ended())
         try:
             self._coordinator.orders.release()
         except MeshError as error:
@@ -139,32 +118,33 @@ class MeshRun:
         """Make it possible to go on after `error`, which a pass of `batch` ended with, or raise it."""
         logger.info("epoch %d, command %d: %s", self._failover.epoch, self._group.number, error)
         shape = self._replay.unknown_shape(error, batch)
-        if shape is None or (isinstance(error, PassFailed) and self._replay.is_learned(shape)):
-            self._take_blame(error)
-            return
-        try:
-            self._replay.learn(shape, error, self.perform)
-        except FAULTS as found:
-            self._take_blame(found)
+        if shape is not None and not (isinstance(error, PassFailed) and self._replay.is_learned(shape)):
+            try:
+                self._replay.learn(shape, error, self.perform)
+                return
+            except FAULTS as found:
+                error = found
+        self._react(self._blame.event_of(error, self._group.others))
 
     def look_around(self) -> None:
         """Hear who came and who went; between conversations, a new device is given its part."""
-        if self._failover.phase is not Phase.RUNNING:  # it was broken off, by Ctrl-C or an error
+        if self._failover.phase is not failover.Phase.RUNNING:  # it was broken off, by Ctrl-C or an error
             self._drive(self._failover.start())
         for event in self._events.take():
             if isinstance(event, Joined) and is_worker(event.member):
-                self._failover.handle(Appeared(event.member.node))
+                self._failover.handle(failover.Appeared(event.member.node))
             elif isinstance(event, Lost):  # in their order: who was started anew is lost first, and then there
-                self._drive(self._failover.handle(Gone(event.node, event.why)))
+                self._react(failover.Gone(event.node, event.why))
             elif not self._is_alone and is_end_of_lease(event, self._lease):
-                self._drive(self._failover.handle(Deposed(LED_BY_ANOTHER)))
+                self._react(failover.Deposed(LED_BY_ANOTHER))
         for member in self._mesh.members():
             if is_worker(member) and self._incarnations.get(member.node, member.incarnation) != member.incarnation:
-                self._failover.handle(Appeared(member.node))  # another start than that which was asked, and lost
+                # Another start than that which was asked, and lost.
+                self._failover.handle(failover.Appeared(member.node))
         if self._failover.wants_more and not len(self.log):
-            self._drive(self._failover.handle(Better("a device joined")))
+            self._react(failover.Better("a device joined"))
         elif why := self.rates.why_replan(self._coordinator, self.log.tokens):
-            self._drive(self._failover.handle(Better(why)))
+            self._react(failover.Better(why))
 
     @property
     def _is_alone(self) -> bool:
@@ -176,10 +156,11 @@ class MeshRun:
         coder = ActivationCoder(self._engine.config.mesh_activations, speeds, self._sent)
         return DeviceGroup(self._mesh, self._engine, self._events, Attempt(plan, epoch, self._lease), coder)
 
-    def _take_blame(self, error: EdgeRunError) -> None:
-        self._drive(self._failover.handle(self._blame.event_of(error, self._group.others)))
+    def _react(self, event: failover.Event) -> None:
+        """Do what `event` makes necessary."""
+        self._drive(self._failover.handle(event))
 
-    def _drive(self, instructions: Sequence[Instruction]) -> None:
+    def _drive(self, instructions: Sequence[failover.Instruction]) -> None:
         """Carry out instructions, and what follows from each, until there are none."""
         waiting = list(instructions)
         while waiting:
@@ -187,53 +168,53 @@ class MeshRun:
             if event is None:
                 continue
             waiting = self._failover.handle(event) or waiting
-        if self._failover.phase is not Phase.RUNNING:
+        if self._failover.phase is not failover.Phase.RUNNING:
             raise MeshError(
                 f"the mesh does not get on: it waits for {self._failover.phase.value}; `edge-run mesh doctor` says "
                 "what is in the way, without --mesh the model runs here"
             )
 
-    def _execute(self, instruction: Instruction) -> Event | None:
+    def _execute(self, instruction: failover.Instruction) -> failover.Event | None:
         """Carry out one instruction; return what came of it."""
         try:
-            if isinstance(instruction, TellUser):
+            if isinstance(instruction, failover.TellUser):
                 self._say(_words(instruction, self._events.names))
-            elif isinstance(instruction, Lead):
+            elif isinstance(instruction, failover.Lead):
                 return self._lead()
-            elif isinstance(instruction, MakePlan):
+            elif isinstance(instruction, failover.MakePlan):
                 return self._make_plan(instruction.candidates)
-            elif isinstance(instruction, Open):
+            elif isinstance(instruction, failover.Open):
                 return self._open(instruction)
-            elif isinstance(instruction, ReplayLog):
+            elif isinstance(instruction, failover.ReplayLog):
                 self._replay.run(self.perform, len(self._failover.nodes))
-                return Replayed(instruction.epoch)
+                return failover.Replayed(instruction.epoch)
         except Failed as failed:
             if not self._is_alone and self._events.take_end_of_lease(self._lease):
-                return Deposed(LED_BY_ANOTHER)  # who does not obey has nothing against this run
+                return failover.Deposed(LED_BY_ANOTHER)  # who does not obey has nothing against this run
             return failed.event
         except FAULTS as error:
             return self._blame.event_of(error, self._group.others)
         return None
 
-    def _lead(self) -> Event:
+    def _lead(self) -> failover.Event:
         try:
             lease = self._mesh.lead(timeout_s=LEAD_TIMEOUT_S)
         except MeshError as error:
-            return NotLed(str(error))
+            return failover.NotLed(str(error))
         if lease != self._lease:
             self._coordinator.forget_others()  # another coordinator may have had them do something else in between
         self._lease = lease
-        return Led(lease)
+        return failover.Led(lease)
 
-    def _make_plan(self, candidates: Sequence[str]) -> Event:
+    def _make_plan(self, candidates: Sequence[str]) -> failover.Event:
         self._incarnations |= {m.node: m.incarnation for m in self._mesh.members() if m.node in candidates}
         self._coordinator.prepare(candidates)
-        midway = (PAYS_BACK_TOKENS,) if self.log.tokens else ()
-        return Planned(self._coordinator.make_plan(*midway).nodes)
+        plan = self._coordinator.make_plan(PAYS_BACK_TOKENS if self.log.tokens else FETCH_TOKENS)
+        return failover.Planned(plan.nodes)
 
-    def _open(self, instruction: Open) -> Event:
+    def _open(self, instruction: failover.Open) -> failover.Event:
         plan = self._coordinator.plan
-        if plan is None or set(plan.nodes) != set(instruction.nodes):
+        if set(plan.nodes) != set(instruction.nodes):
             plan = self._coordinator.alone()
         self._group = self._make_group(plan, instruction.epoch)
         self._replay.forget_shapes()
@@ -244,7 +225,7 @@ class MeshRun:
             if len(plan.nodes) == 1:
                 raise
             self._coordinator.take_less(error)
-            return Unfit(str(error))
+            return failover.Unfit(str(error))
         waits_s = reading_s(plan, self._coordinator.works, self._coordinator.specs)
         times = PlanTimes(0.0, plan.token_s, waits_s)
         self._replay.change_plan(times, self.rates.token_s)
@@ -252,10 +233,10 @@ class MeshRun:
         if len(plan.nodes) > 1:
             self._mesh.publish_plan(self._lease, self._coordinator.plan_document())
             self._say(self._coordinator.plan_text())
-        return Opened(instruction.epoch)
+        return failover.Opened(instruction.epoch)
 
 
-def _words(told: TellUser, names: Mapping[str, str]) -> str:
+def _words(told: failover.TellUser, names: Mapping[str, str]) -> str:
     """Return what the user is told, with devices called what people call them."""
     whose = f"{names.get(told.node, told.node)} " if told.node else ""
     why = f": {_why(told, names)}" if told.why else ""
@@ -263,5 +244,5 @@ def _words(told: TellUser, names: Mapping[str, str]) -> str:
     return f"{whose}{told.text}{why}{by}"
 
 
-def _why(one: TellUser | Refused, names: Mapping[str, str]) -> str:
+def _why(one: failover.TellUser | failover.Refused, names: Mapping[str, str]) -> str:
     return f"{names.get(one.about, one.about)} {one.why}" if one.about else one.why

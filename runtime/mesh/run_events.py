@@ -37,10 +37,9 @@ class RunEvents:
 
     def take_end_of_lease(self, lease: int) -> bool:
         """Return whether `lease` has ended as far as was heard; what said so is kept no more."""
-        self._kept += self._mesh.wait(timeout_s=0.0)
-        ends = [event for event in self._kept if is_end_of_lease(event, lease)]
-        self._kept = [event for event in self._kept if event not in ends]
-        return bool(ends)
+        heard = [*self._kept, *self._mesh.wait(timeout_s=0.0)]
+        self._kept = [event for event in heard if not is_end_of_lease(event, lease)]
+        return len(self._kept) < len(heard)
 
     def take(self) -> list[MeshEvent]:
         """Return what has happened since the last call."""

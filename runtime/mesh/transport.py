@@ -18,6 +18,7 @@ from edge_run.base.mesh import Document, Link, Message
 from edge_run.base.protocols import Clock
 from edge_run.runtime.decoding.driver import GraphChanged
 from edge_run.runtime.mesh.activation_coding import ActivationCoder, decode
+from edge_run.runtime.slices.slice import Share
 
 POLL_S = 0.1
 MOST_WAITING, MOST_WAITING_BYTES = 256, 64 << 20  # messages for later; bytes, where a run's activations are not larger
@@ -68,20 +69,20 @@ class LinkTransport:
         self,
         link: Link,
         epoch: int,
-        owners: Sequence[str],
-        node: str,
-        coder: ActivationCoder | None = None,
-        check: Callable[[], None] = lambda: None,
-        most_waiting_bytes: int = MOST_WAITING_BYTES,
+        share: Share,
+        coder: ActivationCoder,
+        check: Callable[[], None],
+        most_waiting_bytes: int,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Check runs while it waits, and may raise to stop.
+        """Carry activations for the `share` of this device, as `coder` codes them.
 
+        check: runs while it waits, and may raise to stop.
         most_waiting_bytes: of activations that came before they were asked for.
         """
-        self.coder = coder or ActivationCoder("exact", {})
-        self._link, self.epoch, self._owners, self._clock = link, epoch, tuple(owners), clock
-        self.node, self._check, self._most_waiting_bytes = node, check, most_waiting_bytes
+        self.coder, self._link, self.epoch, self._clock = coder, link, epoch, clock
+        self.node, self._owners = share.node, share.owners
+        self._check, self._most_waiting_bytes = check, most_waiting_bytes
         self._waiting: deque[Message] = deque()
         self._deadline_s: float | None = None
         self.number = 0
@@ -130,7 +131,7 @@ class LinkTransport:
         self.place = f"waiting for the activation before unit {unit}"
         started = self._clock()
         while True:
-            message = self._kept(unit) or self._next(POLL_S)
+            message = self._take_waiting(lambda m: self._is_the_activation(m, unit)) or self._next(POLL_S)
             if message is not None and self._is_the_activation(message, unit):
                 self._note(_fields(message))
                 self._since = self._clock()
@@ -166,14 +167,12 @@ class LinkTransport:
 
     def command(self, timeout_s: float) -> Message | None:
         """Return the coordinator's next command or stop under this epoch, None when none came in time."""
-        kept = next((m for m in self._waiting if m.header.get("kind") != "activation"), None)
-        if kept is not None:
-            self._waiting.remove(kept)
+        if (kept := self._take_waiting(lambda m: m.header.get("kind") != "activation")) is not None:
             return kept
-        message = self._next(timeout_s)
-        if message is None or message.header.get("kind") == "activation":
-            if message is not None:
-                self._keep(message)
+        if (message := self._next(timeout_s)) is None:
+            return None
+        if message.header.get("kind") == "activation":
+            self._keep(message)
             return None
         is_ours = message.header.get("epoch") == self.epoch and message.node == self._owners[0]
         return message if is_ours else None
@@ -198,11 +197,12 @@ class LinkTransport:
             if node in self._owners and node != self.node:
                 self.spent[node] = max(self.spent.get(node, 0.0), seconds)
 
-    def _kept(self, unit: int) -> Message | None:
-        kept = next((m for m in self._waiting if self._is_the_activation(m, unit)), None)
-        if kept is not None:
-            self._waiting.remove(kept)
-        return kept
+    def _take_waiting(self, is_wanted: Callable[[Message], bool]) -> Message | None:
+        """Return the first message that waits and is wanted, which waits no more."""
+        found = next(filter(is_wanted, self._waiting), None)
+        if found is not None:
+            self._waiting.remove(found)
+        return found
 
     def _is_the_activation(self, message: Message, unit: int) -> bool:
         header = message.header

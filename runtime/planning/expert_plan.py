@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.results import ContextPoint, Plan, PlanItem
-from edge_run.base.units import MIB, format_size, round_up
-from edge_run.partition.plan import MARGIN_BYTES, MARGIN_SHARE, ResidencyPlan, plan_residency, with_lent
+from edge_run.base.units import MIB, format_size
+from edge_run.partition.plan import ResidencyPlan, named_minimum, plan_residency, with_lent
 from edge_run.partition.window import frames_needed
 from edge_run.prefetch.experts import prediction_bytes
 from edge_run.runtime.graph.nodes import GraphMap
@@ -82,7 +82,7 @@ def least_by_expert(terms: Terms, graph: GraphMap, address_space: AddressSpace) 
         yield
     except BudgetError as error:
         sharing = _sharing(terms, graph, address_space)
-        least_bytes = round_up(sharing.least_bytes, MIB) if sharing else error.minimum_bytes
+        least_bytes = named_minimum(sharing.least_bytes) if sharing else error.minimum_bytes
         if least_bytes >= error.minimum_bytes:
             raise
         raise BudgetError(
@@ -149,8 +149,8 @@ class _Sharing:
     def least_bytes(self) -> int:
         """The smallest budget that works, with the shortest context."""
         terms = self._terms
-        least = self._other_bytes(terms.shortened(terms.pool_bytes) or terms) + self._least_chunks * self._chunk_cost
-        return least + least // MARGIN_SHARE + MARGIN_BYTES
+        shortest = terms.shortened(terms.pool_bytes) or terms
+        return self._other_bytes(shortest, 0) + self._least_chunks * self._chunk_cost
 
     @property
     def _least_chunks(self) -> int:
@@ -161,9 +161,10 @@ class _Sharing:
 
     def plan(self) -> MoePlan | None:
         """Return the plan, for a shorter context where that asked for has no room; None where even that has none."""
-        n_places = (self._terms.budget_bytes - self._other_bytes(self._terms)) // self._chunk_cost
+        n_places = self._places(self._prediction)
         if n_places - len(self._dense) >= self._least:
             return self._with(min(n_places - len(self._dense), self._most), None)
+        n_places = self._places(0)  # routers that stream are not there to predict with
         residency = self._stream_dense(n_places)
         if residency:
             n_held = len(residency.pinned) + residency.n_frames
@@ -177,8 +178,12 @@ class _Sharing:
         dense, ranges, needs = self._dense, self._ranges, self._needs
         return _Sharing(terms, self._address_space, self._experts, dense, ranges, needs, self._segment_chunks)
 
-    def _other_bytes(self, terms: Terms) -> int:
-        held = terms.holdings.total_bytes + self._rows + self._prediction + terms.packed_bytes
+    def _places(self, prediction_bytes: int) -> int:
+        """Return the chunks that the budget has room for, beside what is learnt for predictions."""
+        return (self._terms.budget_bytes - self._other_bytes(self._terms, prediction_bytes)) // self._chunk_cost
+
+    def _other_bytes(self, terms: Terms, prediction_bytes: int) -> int:
+        held = terms.holdings.total_bytes + self._rows + prediction_bytes + terms.packed_bytes
         return with_page_tables(held)
 
     def _stream_dense(self, n_places: int) -> ResidencyPlan | None:
@@ -247,8 +252,9 @@ class _Sharing:
                 PlanItem(
                     "pinned", pinned, "of the weights that every token needs, those that stay" if residency else why
                 ),
-                *([PlanItem("window", window, "frames that the others of them flow through")] if residency else []),
-                PlanItem("prediction", self._prediction, "what is learnt of which experts follow which"),
+                PlanItem("window", window, "frames that the others of them flow through")
+                if residency
+                else PlanItem("prediction", self._prediction, "what is learnt of which experts follow which"),
                 *([packed] if terms.packed else []),
                 PlanItem("experts", room, "experts in use, and those that are likely to be used again"),
             ),

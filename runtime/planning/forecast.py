@@ -136,6 +136,7 @@ class PassTimes:
         gpu: the profile of the GPU, and the work of a pass there.
         """
         self._work = work
+        profile = profile.repacking(plan.repacked)
         self._costs = SharedCost(profile, threads, *gpu) if gpu else CostModel(profile, threads)
         self._shares_cores = threads >= profile.logical_cores
         self._plan, self._disk = plan, disk

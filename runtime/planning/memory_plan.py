@@ -9,7 +9,7 @@ from typing import Any
 from edge_run.base.errors import BudgetError
 from edge_run.base.results import ContextPoint, Plan, PlanItem
 from edge_run.base.units import MIB, round_down, round_up
-from edge_run.partition.plan import ResidencyPlan, plan_residency, with_lent
+from edge_run.partition.plan import LOOKAHEAD_CHUNKS, ResidencyPlan, plan_residency, with_lent
 from edge_run.partition.stage_visits import plan_stage_visits
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.planning.budget_causes import cause_named
@@ -105,9 +105,13 @@ def plan_streamed(
     rows = sum(r.budget_bytes for r in ranges)
     other = with_page_tables(terms.holdings.total_bytes + rows)
     chunk_bytes = with_page_tables(address_space.chunk_bytes)
+    # while others compute, all that streams in a stage visit is read ahead, as the planner of a mesh expects
+    ahead = LOOKAHEAD_CHUNKS if len(visits) > 1 else None
     try:
         with cause_named(terms):
-            residency = plan_residency(segments, address_space.ragged, chunk_bytes, terms.budget_bytes - other, other)
+            residency = plan_residency(
+                segments, address_space.ragged, chunk_bytes, terms.budget_bytes - other, other, ahead
+            )
     except BudgetError as error:
         shorter = terms.shortened(error.minimum_bytes - error.found_bytes)
         if not shorter:
@@ -181,5 +185,6 @@ def make_plan(terms: Terms, **parts: Any) -> Plan:
         micro_batch_tokens=terms.micro_batch_tokens,
         readers=0,
         gpu=terms.gpu,
+        repacked=terms.repacked,
     )
     return replace(nothing, **parts)

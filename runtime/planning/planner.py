@@ -18,10 +18,11 @@ from edge_run.base.units import MIB, round_up
 from edge_run.devices.host.profile import disk_of
 from edge_run.prefetch.schedule import Segment
 from edge_run.runtime.graph.nodes import GraphMap
+from edge_run.runtime.graph.repackable import is_by_expert, repackable
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.inspection.cache import SHARD_BYTES
 from edge_run.runtime.llama.context_shape import context_shape
-from edge_run.runtime.llama.holdings import Holdings
+from edge_run.runtime.llama.holdings import REPACKED_AT_ONCE_BYTES, Holdings, text_reserve_bytes
 from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.planning.expert_plan import least_by_expert, plan_moe
 from edge_run.runtime.planning.experts import routed_read
@@ -41,7 +42,7 @@ from edge_run.tiers.kv.loans import idle_bytes
 
 CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches
 OPENING_S_PER_NODE = 35e-6
-RUN_BYTES = 17 * MIB  # of Python modules that a run of the program loads, and an inspection does not
+RUN_BYTES = 26 * MIB  # of Python modules that a run of the program loads, and an inspection does not
 SWEPT_SHARES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
@@ -56,10 +57,10 @@ class Planner:
         known, offload = self.known, self.offload
         self.threads = compute_threads(config.threads)
         work = work_bytes(gguf, known.micro_batch_tokens)
-        program = known.program_bytes + RUN_BYTES
+        program, reserve = known.program_bytes + RUN_BYTES, text_reserve_bytes(known.vocabulary)
         moved_bytes = prepared.draft_offload.moved_bytes if prepared.draft_offload else 0
         draft_bytes = prepared.draft.host_bytes(moved_bytes) if prepared.draft else 0
-        self._holdings = Holdings(program, known.kv_bytes, known.buffer_bytes, work, draft_bytes)
+        self._holdings = Holdings(program, reserve, known.kv_bytes, known.buffer_bytes, work, draft_bytes)
         self._spans: Sequence[MappedSpan] = known.spans
         if offload:
             self._holdings = offload.added_to(self._holdings)
@@ -105,6 +106,18 @@ class Planner:
         return lent.with_row_slices()
 
     @functools.cached_property
+    def _repacked(self) -> tuple[str, ...]:
+        """The kinds of weights that a run repacks where all weights fit."""
+        wanted = self._prepared.repacked
+        if not wanted:
+            return ()
+        from edge_run.runtime.llama.repacking import kernels_for  # and with it llama.cpp, which takes long to load
+
+        found = {kind: tensors for kind, tensors in repackable(self._graph, self.gguf).items() if kind in wanted}
+        weights = {(t.type_id, t.shape, is_by_expert(kind)): kind for kind, tensors in found.items() for t in tensors}
+        return tuple(sorted({weights[weight] for weight in kernels_for(weights)}))
+
+    @functools.cached_property
     def _ranges(self) -> list[RowRange]:
         tokens, has_row_slices = self.known.micro_batch_tokens, self._terms.has_row_slices
         return row_ranges(self._graph, self._address_space, tokens, has_row_slices=has_row_slices)
@@ -118,9 +131,12 @@ class Planner:
         """Return the plan under a budget, by default the configured one. Raises BudgetError when it is too small."""
         terms = replace(self._terms, budget_bytes=budget_bytes or self._prepared.budget_bytes)
         if self._prepared.why_plain:
-            return plan_plain(replace(terms, holdings=Holdings(0, self._holdings.kv_bytes)))
+            return plan_plain(
+                replace(terms, holdings=Holdings(0, self._holdings.reserve_bytes, self._holdings.kv_bytes))
+            )
         if self._whole_bytes <= terms.budget_bytes:
-            return plan_resident(replace(terms, holdings=self._holdings), self._address_space, self._chunks)
+            resident = replace(terms, holdings=self._resident_holdings, repacked=self._repacked)
+            return plan_resident(resident, self._address_space, self._chunks)
         terms = replace(terms, gpu=self.offload.streamed(self.gguf).plan if self.offload else None)
         if moe := plan_moe(terms, self._graph, self._address_space):
             return moe.plan
@@ -129,8 +145,14 @@ class Planner:
             return plan_streamed(terms, self._address_space, needs, self._ranges)[0]
 
     @property
+    def _resident_holdings(self) -> Holdings:
+        """What is held beside weights that all fit, with what readers repack at once."""
+        copies_bytes = self.config.readers * REPACKED_AT_ONCE_BYTES if self._repacked else 0
+        return replace(self._holdings, work_bytes=self._holdings.work_bytes + copies_bytes)
+
+    @property
     def _whole_bytes(self) -> int:
-        return self._holdings.total_bytes + len(self._chunks) * self._address_space.chunk_bytes
+        return self._resident_holdings.total_bytes + len(self._chunks) * self._address_space.chunk_bytes
 
     def sweep(self) -> list[Plan]:
         """Return plans under budgets from the smallest that works to one that holds the whole model."""

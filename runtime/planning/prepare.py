@@ -26,6 +26,7 @@ from edge_run.runtime.planning.micro_batch import choose
 from edge_run.runtime.planning.packed_choice import choose_packed
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
+from edge_run.runtime.planning.repack_choice import choose_kinds
 from edge_run.runtime.planning.speculation_shape import speculation_config
 from edge_run.runtime.planning.terms import LEAST_CONTEXT_TOKENS
 from edge_run.tiers._libc import why_unavailable
@@ -62,7 +63,13 @@ def prepare(
     if not config.micro_batch_tokens and (is_slice or config.gpu_memory != 0):  # a GPU has buffers of another kind
         config = replace(config, micro_batch_tokens=WIDEST_MICRO_BATCH)
     opening = _Opening(gguf, promised_bytes, is_opened=is_opened, is_slice=is_slice)
-    return opening.prepare(config) if config.micro_batch_tokens else choose(gguf, config, opening.prepare, _recalled)
+    if is_slice and config.repack == "on":
+        raise NotSupported("repack on: weights that devices share are not repacked; leave out --repack or --mesh")
+    has_width = bool(config.micro_batch_tokens)
+    prepared = opening.prepare(config) if has_width else choose(gguf, config, opening.prepare, _recalled)
+    if is_slice or prepared.offload or prepared.why_plain:
+        return prepared
+    return replace(prepared, repacked=choose_kinds(gguf, prepared.config))
 
 
 def _recalled(prepared: Prepared) -> DeviceProfile | None:

@@ -33,6 +33,7 @@ class Prepared:
     offload: the part of the model that goes to a GPU.
     draft_offload: the part of the draft model that goes to a GPU.
     profile: the profile of this device, where it decided what goes to a GPU.
+    repacked: the kinds of weights that are to be repacked where all weights fit.
     wanted_context_tokens: the context that was asked for, where the budget has room for a shorter one; else 0.
     """
 
@@ -47,6 +48,7 @@ class Prepared:
     draft_offload: Offload | None = None
     profile: DeviceProfile | None = None
     wanted_context_tokens: int = 0
+    repacked: frozenset[str] = frozenset()
 
     def terms(self, holdings: Holdings, context_tokens: int, micro_batch_tokens: int) -> Terms:
         """Return the terms of a plan, for a process that holds `holdings` besides weights."""

@@ -37,6 +37,7 @@ class Terms:
     verified_tokens: the guesses in a pass at most, each of which takes a cell.
     wanted_context_tokens: the context that was asked for; the budget may have room for fewer tokens.
     has_row_slices: whether products with large matrices are computed in slices of rows.
+    repacked: the kinds of weights that are repacked.
     """
 
     gguf: GgufModel
@@ -55,6 +56,7 @@ class Terms:
     verified_tokens: int = 0
     wanted_context_tokens: int = 0
     has_row_slices: bool = False
+    repacked: tuple[str, ...] = ()
 
     @property
     def lent_bytes(self) -> int:

@@ -15,12 +15,12 @@ import numpy as np
 from edge_run.base.errors import NotSupported
 from edge_run.base.profile import GpuProfile, KernelSpeed
 from edge_run.devices.host.machine import OtherLoad
-from edge_run.devices.host.profile import GpuCosts, GpuCostsFigure, GpuKernelFigure, Measurements, utc_now
+from edge_run.devices.host.profile import GpuCosts, GpuCostsFigure, GpuKernelFigure, Measurements
 from edge_run.runtime.gpu.devices import SOFTWARE, Gpu, measure_upload
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.probing import kernels
 from edge_run.runtime.probing.workbench import GpuBench
-from edge_run.runtime.probing.workload import ATTENTION, MANY_TOKENS, OTHERS_SHARE, Multiplication
+from edge_run.runtime.probing.workload import ATTENTION, MANY_TOKENS, OTHERS_SHARE, Multiplication, measured_now
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def measure_gpu(
             logger.info("%s, rows of %d: %s", type_name, row_elements, error)
             speed, is_there = KernelSpeed(type_name, row_elements, tokens, 0, by_expert, 1.0), False
         speed = dataclasses.replace(speed, threads=0)
-        figure = GpuKernelFigure(_now(), _is_disturbed(load, gpu), gpu.description, speed, is_there)
+        figure = GpuKernelFigure(measured_now(), _is_disturbed(load, gpu), gpu.description, speed, is_there)
         keep(Measurements(gpu_kernels=(figure,)))
     if not is_known(gpu, (), known):
         on_step(f"{gpu.name}: attention, nodes, and the way there")
@@ -85,7 +85,9 @@ def measure_gpu(
         one, many = (_attention(tokens, bench) for tokens in widths)
         node_s = kernels.measure_node_s(1, bench)
         costs = GpuCosts(measure_upload(gpu), node_s, measure_border_s(gpu), (one, many))
-        keep(Measurements(gpu_costs=(GpuCostsFigure(_now(), _is_disturbed(load, gpu), gpu.description, costs),)))
+        keep(
+            Measurements(gpu_costs=(GpuCostsFigure(measured_now(), _is_disturbed(load, gpu), gpu.description, costs),))
+        )
 
 
 def measure_border_s(gpu: Gpu) -> float:
@@ -115,7 +117,3 @@ def _attention(tokens: int, bench: GpuBench) -> float:
 
 def _is_disturbed(load: OtherLoad, gpu: Gpu) -> bool:
     return gpu.kind == SOFTWARE and load.share > OTHERS_SHARE
-
-
-def _now() -> str:
-    return utc_now().isoformat(timespec="seconds")

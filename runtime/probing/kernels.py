@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random import default_rng
 
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.profile import KernelSpeed
 from edge_run.base.units import MIB
 from edge_run.runtime.llama import _ggml
+from edge_run.runtime.llama.repacking import Repacking, kernels_for, most_slice_bytes
 from edge_run.runtime.probing.workbench import ALIGNMENT_BYTES, GpuBench, workbench
 from edge_run.tiers.gguf_format import F16, F32, TENSOR_TYPES, TensorType
 from edge_run.tiers.residency import Residency
@@ -41,19 +44,47 @@ GRID_TYPES = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"
 IQ1_M_SCALES = slice(49, None, 2)  # the bytes of a block that have a fourth of its scale each, in their upper half
 
 
+def has_repacked_kernel(type_name: str, row_elements: int, by_expert: bool) -> bool:
+    """Return whether weights of a type can be repacked for a kernel of this processor."""
+    type_ids = [type_id for type_id, kind in TENSOR_TYPES.items() if kind.name == type_name]
+    shape = (row_elements, ROWS_MULTIPLE, EXPERTS if by_expert else 1)
+    return bool(kernels_for((type_id, shape, by_expert) for type_id in type_ids))
+
+
+def measure_repacked(
+    type_name: str, row_elements: int, tokens: int, threads: int, by_expert: bool = False
+) -> KernelSpeed:
+    """Return how fast repacked weights are multiplied; see `measure_matmul`. Raises NotSupported without a kernel."""
+    repacking = Repacking()
+    try:
+        with _ggml.log.listening(lambda line: None):  # a line for each slice that is repacked
+            return measure_matmul(type_name, row_elements, tokens, threads, by_expert, repacking=repacking)
+    finally:
+        repacking.close()
+
+
 def measure_matmul(
-    type_name: str, row_elements: int, tokens: int, threads: int, by_expert: bool = False, gpu: GpuBench | None = None
+    type_name: str,
+    row_elements: int,
+    tokens: int,
+    threads: int,
+    by_expert: bool = False,
+    gpu: GpuBench | None = None,
+    repacking: Repacking | None = None,
 ) -> KernelSpeed:
     """Return how fast `threads` threads multiply weights of a type, as `Q4_0`, with `tokens` tokens in a pass.
 
     by_expert: as in a mixture of experts, several experts with `tokens` tokens each. gpu: which does it instead.
+    repacking: gives the weights repacked kernels.
 
     Takes about half a second, and as memory 96 MiB (or three times the processor's last cache; 16 MiB for wide
     passes) and 9 bytes for each element of the activations, `(tokens, row_elements)`. Raises NotSupported for a type
     that cannot be multiplied, ConfigError for figures that cannot be.
     """
     type_id, kind = _weight_type(type_name)
-    _check_positive(row_elements=row_elements, tokens=tokens, threads=threads)
+    for name, figure in (("row_elements", row_elements), ("tokens", tokens), ("threads", threads)):
+        if figure < 1:
+            raise ConfigError(f"{name} is {figure}; it must be 1 or more")
     if row_elements % kind.block_elements:
         raise ConfigError(f"{type_name} rows are multiples of {kind.block_elements} elements, not {row_elements}")
     row_bytes = kind.size_bytes(row_elements)
@@ -66,6 +97,8 @@ def measure_matmul(
     with workbench(threads, arena_bytes + 4 * EXPERTS * tokens, matrices, gpu) as bench:
         weights = [bench.tensor(type_id, row_elements, rows // n_experts, n_experts) for _ in range(matrices)]
         bench.fill(weights, _pattern(type_id))
+        if repacking:
+            _repack(repacking, weights, type_name, by_expert=by_expert)
         activations = (
             bench.tensor(F32, row_elements, 1, tokens) if by_expert else bench.tensor(F32, row_elements, tokens)
         )
@@ -82,6 +115,19 @@ def measure_matmul(
     return KernelSpeed(type_name, row_elements, tokens, threads, by_expert, matrices * rows * row_bytes / pass_s)
 
 
+def _repack(repacking: Repacking, weights: Sequence[int], type_name: str, *, by_expert: bool) -> None:
+    """Repack the `weights` of a type. Raises NotSupported where they have no such kernel."""
+    for weight in weights:
+        tensor = _ggml.tensor_at(weight)
+        kernel = repacking.kernel(tensor.type, tuple(tensor.ne[:3]), by_expert=by_expert)
+        if not kernel:
+            raise NotSupported(f"{type_name}, rows of {tensor.ne[0]}: llama.cpp has no kernel for it repacked here")
+        slices = repacking.mark(weight, kernel)
+        copy = _ggml.RowCopy(most_slice_bytes(slices))
+        for part in slices:
+            copy.repack(weight, part.first_row, part.n_rows)
+
+
 def measure_attention(
     tokens: int,
     kv_tokens: int,
@@ -96,9 +142,6 @@ def measure_attention(
     Counts 4 for each of `tokens * kv_tokens * head_elements * heads`: every token sees every key; those that a causal
     mask hides cost next to nothing and are not to be counted.
     """
-    _check_positive(tokens=tokens, kv_tokens=kv_tokens, head_elements=head_elements, threads=threads)
-    if kv_heads < 1 or heads < 1 or heads % kv_heads:
-        raise ConfigError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
     kv_elements = head_elements * kv_heads * kv_tokens
     layers = 1
     if tokens <= NARROW_TOKENS:
@@ -126,7 +169,6 @@ def measure_attention(
 
 def measure_node_s(threads: int, gpu: GpuBench | None = None) -> float:
     """Return the seconds that a node of a graph costs besides its work: threads meet at a barrier after each."""
-    _check_positive(threads=threads)
     with workbench(threads, (NODES + 2) * (4 * NODE_ELEMENTS + ALIGNMENT_BYTES), NODES, gpu) as bench:
         total, term = (bench.tensor(F32, NODE_ELEMENTS, 1) for _ in range(2))
         bench.fill([total, term], np.zeros(1, np.uint8))
@@ -193,7 +235,7 @@ def _weight_type(name: str) -> tuple[int, TensorType]:
 
 def _pattern(type_id: int) -> npt.NDArray[np.uint8]:
     """Return the bytes of a few thousand random numbers of a type; no scale among them is zero, denormal or NaN."""
-    random, kind = np.random.default_rng(1), TENSOR_TYPES[type_id]
+    random, kind = default_rng(1), TENSOR_TYPES[type_id]
     if kind.name not in GRID_TYPES:
         values = random.standard_normal(PATTERN_ELEMENTS, np.float32)
         return _ggml.quantize(type_id, values, kind.size_bytes(PATTERN_ELEMENTS))
@@ -204,9 +246,3 @@ def _pattern(type_id: int) -> npt.NDArray[np.uint8]:
     else:
         blocks[:, :2] = np.array([0.01], np.float16).view(np.uint8)
     return blocks.reshape(-1)
-
-
-def _check_positive(**figures: int) -> None:
-    for name, figure in figures.items():
-        if figure < 1:
-            raise ConfigError(f"{name} is {figure}; it must be 1 or more")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError, NotSupported
-from edge_run.base.profile import DeviceProfile, GpuProfile
+from edge_run.base.profile import DeviceProfile, GpuProfile, KernelSpeed
 from edge_run.devices.host.disk import NORMAL, Effort, measure_disk
 from edge_run.devices.host.machine import OtherLoad, describe_machine
 from edge_run.devices.host.mount import Mount, find_mount
@@ -27,11 +27,11 @@ from edge_run.devices.host.profile import (
     Measurements,
     PassOverheads,
     ProfileStore,
-    utc_now,
+    RepackedFigure,
 )
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.llama.threads import compute_threads
-from edge_run.runtime.probing.workload import ATTENTION, MANY_TOKENS, OTHERS_SHARE, Multiplication
+from edge_run.runtime.probing.workload import ATTENTION, MANY_TOKENS, OTHERS_SHARE, Multiplication, measured_now
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 
@@ -88,9 +88,10 @@ def probe(
     threads = compute_threads(config.threads)
     disks = [session.disk(target, config.readers, effort) for target in targets]
     session.kernels(_kernels(gguf), threads)
+    session.repacked_kernels(_kernels(gguf), threads)
     costs = session.costs(threads)
     kernel_figures = session.known_kernels(threads)
-    figures: list[CostsFigure | KernelFigure | DiskFigure] = [costs, *kernel_figures, *disks]
+    figures: list[CostsFigure | KernelFigure | DiskFigure] = [costs, *kernel_figures, *session.known.repacked, *disks]
     if any(figure.is_disturbed for figure in figures) and not store.problem:
         store.problem = DISTURBED
     return session.profile(costs, kernel_figures, disks, session.gpus(_kernels(gguf), config))
@@ -103,7 +104,8 @@ def recall(gguf: GgufModel, config: ModelConfig) -> DeviceProfile | None:
     threads = compute_threads(config.threads)
     disks = [session.known_disk(target, config.readers) for target in _targets([], gguf)]
     costs, kernel_figures = session.known_costs(threads), session.known_kernels(threads)
-    is_complete = not session.missing(_kernels(gguf), threads)
+    wanted = _kernels(gguf)
+    is_complete = not session.missing(wanted, threads) and not session.missing_repacked(wanted, threads)
     found = [disk for disk in disks if disk is not None]
     if costs is None or len(found) < len(disks) or not is_complete:
         return None
@@ -111,14 +113,32 @@ def recall(gguf: GgufModel, config: ModelConfig) -> DeviceProfile | None:
     return session.profile(costs, kernel_figures, found, gpus) if gpus is not None else None
 
 
+def recall_kernels(config: ModelConfig) -> tuple[Sequence[KernelSpeed], Sequence[KernelSpeed]]:
+    """Return how fast this device is known to multiply, with weights as they are in files and repacked. Quick.
+
+    Only what was measured while no other programs were at work, so that the two can be compared.
+    """
+    known, threads = ProfileStore(config.cache).load(this_setup()), compute_threads(config.threads)
+    repacked = [figure for figure in known.repacked if figure.is_there]
+    plain, repacked_speeds = (
+        [figure.speed for figure in figures if figure.speed.threads == threads and not figure.is_disturbed]
+        for figures in (known.kernels, repacked)
+    )
+    return plain, repacked_speeds
+
+
+def this_setup() -> MeasuredSetup:
+    """Return what the figures of this device depend on."""
+    machine = describe_machine()
+    return MeasuredSetup(machine.cpu, machine.architecture, machine.logical_cores, library_version())
+
+
 class _Session:
     """One probe: what is known of the device so far, and the measuring of what is not."""
 
     def __init__(self, store: ProfileStore, on_step: Step) -> None:
         self.machine = describe_machine()
-        self.identity = MeasuredSetup(
-            self.machine.cpu, self.machine.architecture, self.machine.logical_cores, library_version()
-        )
+        self.identity = this_setup()
         self.known = Measurements()
         self._store, self._on_step = store, on_step
 
@@ -153,6 +173,7 @@ class _Session:
             kernels=tuple(figure.speed for figure in kernel_figures),
             disks=tuple(figure.disk for figure in disks),
             gpus=tuple(gpus),
+            repacked_kernels=self.known_repacked(costs.costs.threads),
         )
 
     def known_kernels(self, threads: int) -> list[KernelFigure]:
@@ -162,6 +183,16 @@ class _Session:
     def missing(self, wanted: Sequence[Multiplication], threads: int) -> list[Multiplication]:
         """Return which of `wanted` were not measured."""
         known = {figure.key for figure in self.known.kernels}
+        return [one for one in wanted if (*one, threads) not in known]
+
+    def known_repacked(self, threads: int) -> tuple[KernelSpeed, ...]:
+        """Return the repacked kernels that were measured with so many threads."""
+        figures = (figure for figure in self.known.repacked if figure.is_there)
+        return tuple(figure.speed for figure in figures if figure.speed.threads == threads)
+
+    def missing_repacked(self, wanted: Sequence[Multiplication], threads: int) -> list[Multiplication]:
+        """Return which of `wanted` were not measured with repacked weights."""
+        known = {figure.key for figure in self.known.repacked}
         return [one for one in wanted if (*one, threads) not in known]
 
     def known_costs(self, threads: int) -> CostsFigure | None:
@@ -182,7 +213,7 @@ class _Session:
         self._on_step(f"Reading from the disk of {target.folder}")
         load = OtherLoad()
         disk = measure_disk(target.folder, target.model, readers, effort)
-        figure = DiskFigure(_now(), load.share > OTHERS_SHARE, target.mount.volume, disk)
+        figure = DiskFigure(measured_now(), load.share > OTHERS_SHARE, target.mount.volume, disk)
         self._keep(Measurements(disks=(figure,)))
         return figure
 
@@ -201,7 +232,22 @@ class _Session:
             except NotSupported as error:
                 logger.info("%s", error)
                 continue
-            self._keep(Measurements(kernels=(KernelFigure(_now(), load.share > OTHERS_SHARE, speed),)))
+            self._keep(Measurements(kernels=(KernelFigure(measured_now(), load.share > OTHERS_SHARE, speed),)))
+
+    def repacked_kernels(self, wanted: Sequence[Multiplication], threads: int) -> None:
+        """Measure what is not known of `wanted` with repacked weights."""
+        from edge_run.runtime.probing import kernels
+
+        for type_name, row_elements, tokens, by_expert in self.missing_repacked(wanted, threads):
+            load, is_there = OtherLoad(), kernels.has_repacked_kernel(type_name, row_elements, by_expert)
+            speed = KernelSpeed(type_name, row_elements, tokens, threads, by_expert, 1.0)
+            if is_there:
+                many = "token" if tokens == 1 else "tokens"
+                self._on_step(f"Multiplying {type_name} repacked, rows of {row_elements:,}, {tokens} {many}")
+                speed = kernels.measure_repacked(type_name, row_elements, tokens, threads, by_expert)
+            is_disturbed = is_there and load.share > OTHERS_SHARE
+            figure = RepackedFigure(measured_now(), is_disturbed, speed, is_there)
+            self._keep(Measurements(repacked=(figure,)))
 
     def gpus(self, wanted: Sequence[Multiplication], config: ModelConfig) -> list[GpuProfile]:
         """Return the GPUs that are there, and how fast the first one computes, which a run would use.
@@ -237,7 +283,7 @@ class _Session:
         load = OtherLoad()
         one, many = (kernels.measure_attention(tokens, **ATTENTION, threads=threads) for tokens in (1, MANY_TOKENS))
         costs = PassOverheads(threads, kernels.measure_node_s(threads), kernels.measure_stop_s(threads), (one, many))
-        figure = CostsFigure(_now(), load.share > OTHERS_SHARE, costs)
+        figure = CostsFigure(measured_now(), load.share > OTHERS_SHARE, costs)
         self._keep(Measurements(costs=(figure,)))
         return figure
 
@@ -286,7 +332,3 @@ def weight_kinds(gguf: GgufModel) -> tuple[tuple[str, int, bool], ...]:
             sizes[kind] = sizes.get(kind, 0) + tensor.size_bytes
     ordered = sorted(sizes, key=lambda kind: -sizes[kind])
     return tuple(kind for kind in ordered if sizes[kind] >= LEAST_SHARE * gguf.data_bytes)
-
-
-def _now() -> str:
-    return utc_now().isoformat(timespec="seconds")

@@ -1,11 +1,18 @@
-"""What is measured of a processor and of a GPU alike, and when a figure counts as disturbed."""
+"""What is measured of a processor and of a GPU alike, when, and when a figure counts as disturbed."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from edge_run.devices.host.profile import utc_now
 
 ATTENTION: dict[str, Any] = {"kv_tokens": 1024, "head_elements": 128, "heads": 32, "kv_heads": 8}
 MANY_TOKENS = 512
 OTHERS_SHARE = 0.1  # of the cores: from here on what was measured is the device at work for others too
 
 Multiplication = tuple[str, int, int, bool]  # type, row length, tokens, by expert
+
+
+def measured_now() -> str:
+    """Return the time for a figure that has just been measured."""
+    return utc_now().isoformat(timespec="seconds")

@@ -15,6 +15,7 @@ from edge_run.base.config import PACKED_OFF, ModelConfig
 from edge_run.base.errors import NotSupported, system_errors
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.results import ExpertUse, Numerics, Plan
+from edge_run.base.units import round_down, round_up
 from edge_run.devices.host.ledger import Ledger
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
 from edge_run.runtime.decoding.narrow_pass import touched_bytes
@@ -23,7 +24,7 @@ from edge_run.runtime.engine.loading import Loaded, WeightBacking, load
 from edge_run.runtime.engine.passes import Passes
 from edge_run.runtime.engine.supply import Supply
 from edge_run.runtime.graph.units import Layout
-from edge_run.runtime.llama.holdings import RESERVE_BYTES, WORKER_RESERVE_BYTES
+from edge_run.runtime.llama.holdings import COORDINATOR_RESERVE_BYTES, WORKER_RESERVE_BYTES
 from edge_run.runtime.planning.memory_plan import make_plan
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.planning.terms import used_experts
@@ -67,7 +68,7 @@ class SliceEngine:
         self.maps = SliceMaps(self.decoder, loaded.driver, backing.address_space)
         # Besides the least, for activations on their way, in and out, twice each.
         state_bytes = max(unit.entry_bytes for unit in self.layout.units)
-        reserve_bytes = min(RESERVE_BYTES, least_bytes + 4 * self.width * state_bytes)
+        reserve_bytes = min(COORDINATOR_RESERVE_BYTES, least_bytes + 4 * self.width * state_bytes)
         self.holdings = replace(loaded.holdings, reserve_bytes=reserve_bytes)
         is_narrow = self.config.sequences == 1 and not self.config.exact and used_experts(self.gguf) == 1
         buffer = loaded.driver.compute_buffer
@@ -127,8 +128,7 @@ class SliceEngine:
     @property
     def read_totals(self) -> ReadTotals:
         """What the readers read so far, for all that was assigned."""
-        past, now = self._past_reads, self._supply.read_totals
-        return ReadTotals(past.bytes_read + now.bytes_read, past.busy_s + now.busy_s, past.cpu_s + now.cpu_s)
+        return self._past_reads + self._supply.read_totals
 
     @property
     def wait_s(self) -> float:
@@ -201,8 +201,8 @@ class SliceEngine:
         dropped = 0
         for address, size_bytes, unit in self.layout.kept:
             if share.owners[unit] != share.node:
-                start = -(-address // _libc.PAGE) * _libc.PAGE
-                length = (address + size_bytes) // _libc.PAGE * _libc.PAGE - start
+                start = round_up(address, _libc.PAGE)
+                length = round_down(address + size_bytes, _libc.PAGE) - start
                 if length > 0:
                     _libc.drop_pages(start, length)
                     dropped += length

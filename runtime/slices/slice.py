@@ -9,6 +9,8 @@ nor handed on: so it is known whose it is. Infinities are: some masks have them.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
@@ -60,15 +62,8 @@ class Share:
     @property
     def ranges(self) -> list[tuple[int, int]]:
         """Return this node's units, as ranges [first, end)."""
-        starts = [u for u, owner in enumerate(self.owners) if owner == self.node and self._is_new(u)]
-        return [(u, self._end(u)) for u in starts]
-
-    def _is_new(self, unit: int) -> bool:
-        return unit == 0 or self.owners[unit - 1] != self.owners[unit]
-
-    def _end(self, unit: int) -> int:
-        others = (u for u in range(unit, len(self.owners)) if self.owners[u] != self.owners[unit])
-        return next(others, len(self.owners))
+        runs = [list(units) for _, units in itertools.groupby(range(len(self.owners)), self.owners.__getitem__)]
+        return [(units[0], units[-1] + 1) for units in runs if self.owners[units[0]] == self.node]
 
 
 def own_part(graph: GraphMap, layout: Layout, share: Share) -> GraphMap:
@@ -98,10 +93,10 @@ class Slice:
         steps.add_before(0, lambda _: self._begin())
         for first, end in self._share.ranges:
             if first > 0:
-                taken = self._watch(layout, layout.passed_on(owners, first), steps)
+                taken = self._watch(layout.passed_on(owners, first), steps)
                 steps.stop_before(layout.start_of(first), self._receive_step(first, taken))
             if end < len(owners):
-                given = self._watch(layout, layout.passed_on(owners, end), steps)
+                given = self._watch(layout.passed_on(owners, end), steps)
                 steps.add_after(layout.start_of(end) - 1, self._send_step(end, owners[end], given))
 
     def _begin(self) -> None:
@@ -109,15 +104,12 @@ class Slice:
         self._came = "", False
         self._transport.begin()
 
-    def _watch(self, layout: Layout, storages: Sequence[int], steps: Steps) -> list[int]:
+    def _watch(self, storages: Sequence[int], steps: Steps) -> list[int]:
         """Have the tensors that own `storages` noted as they pass; return their ordinals."""
-        ordinals = [o for s in storages if (o := layout.flow.storages[s].producer) is not None]
+        ordinals = [o for s in storages if (o := self._layout.flow.storages[s].producer) is not None]
         for ordinal in ordinals:
-            steps.add_before(ordinal, self._note_step(ordinal))
+            steps.add_before(ordinal, functools.partial(self._at.__setitem__, ordinal))
         return ordinals
-
-    def _note_step(self, ordinal: int) -> Step:
-        return lambda address: self._at.__setitem__(ordinal, address)
 
     def _receive_step(self, unit: int, ordinals: Sequence[int]) -> Step:
         sender = self._share.owners[unit - 1]
@@ -156,12 +148,6 @@ def _range_of(part: memoryview) -> tuple[float, float]:
 
 def _numbers(address: int) -> memoryview:
     """Return the memory of the tensor at `address`, of format `f` where it is float32."""
-    memory = _memory(address)
-    is_float = ggml.tensor_at(address).type == ggml.TYPE_IDS["f32"]
-    return cast("memoryview", memory.cast("f")) if is_float else memory
-
-
-def _memory(address: int) -> memoryview:
-    """Return the memory of the tensor at `address`."""
-    size_bytes = ggml.functions().ggml_nbytes(address)
-    return _libc.view(ggml.tensor_at(address).data, size_bytes) if size_bytes else memoryview(bytearray())
+    tensor, size_bytes = ggml.tensor_at(address), ggml.functions().ggml_nbytes(address)
+    memory = _libc.view(tensor.data, size_bytes) if size_bytes else memoryview(bytearray())
+    return cast("memoryview", memory.cast("f")) if tensor.type == ggml.TYPE_IDS["f32"] else memory

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -17,7 +17,9 @@ from edge_run.base.protocols import BatchToken, Logits
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import Driver
+from edge_run.runtime.decoding.repacked_weights import RepackedWeights
 from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.decoding.short_pass import map_short_pass
 from edge_run.runtime.decoding.warm_up import warm_up
 from edge_run.runtime.gpu.offload import Offload
 from edge_run.runtime.inspection.draft_file import BEAM, MICRO_BATCH_TOKENS, DraftFile
@@ -40,8 +42,13 @@ class DraftModel(Closing):
     context_tokens: the longest text that it can follow.
     """
 
-    def __init__(self, file: DraftFile, offload: Offload | None = None) -> None:
-        """Load it, on a GPU where `offload` says so. Raises ModelFileError or KernelError; nothing is left open."""
+    def __init__(
+        self, file: DraftFile, offload: Offload | None = None, repacked: Collection[str] = frozenset()
+    ) -> None:
+        """Load it, on a GPU where `offload` says so. Raises ModelFileError or KernelError; nothing is left open.
+
+        repacked: the kinds of weights that are repacked, where they have a kernel for it here.
+        """
         before = process_memory()
         self.path, self.context_tokens = file.path, file.context_tokens
         shape = ContextShape(
@@ -67,6 +74,10 @@ class DraftModel(Closing):
                 )
             if offload:
                 warm_up(self.model, shape)
+            if repacked:
+                weights = RepackedWeights(self.model, file.gguf, map_short_pass(self.model, shape), repacked)
+                stack.callback(weights.close)
+                weights.repack_now()
             self._context = LlamaContext(self.model, shape)
             stack.callback(self._context.close)
             self._decoder = LocalDecoder(self.model, self._context, Driver(), shape)
@@ -144,7 +155,7 @@ class DraftModel(Closing):
         acceptance: Acceptance,
         end: threading.Event,
     ) -> Guesses:
-        """Guess beside a pass: with one thread, and no further than `end`; see `AsideDrafter`."""
+        """Guess as `draft` does, beside a pass: on one core; return what there is soon after `end` is set."""
         self._end = end
         self._context.use_threads(1)
         try:

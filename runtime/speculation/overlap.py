@@ -12,11 +12,14 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from edge_run.base.results import TuningDecision
 from edge_run.prefetch.controller import Controller, Tunable
-from edge_run.runtime.speculation.drafting import Acceptance, Drafter, Guess, Guesses, Path
+from edge_run.runtime.speculation.drafting import Acceptance, Guess, Guesses, Path
+
+if TYPE_CHECKING:
+    from edge_run.runtime.speculation.draft_model import DraftModel
 
 OFF, ON = "off", "on"
 WORTH_SHARE = 0.02  # of a pass: what guessing must take at least
@@ -25,25 +28,10 @@ SMOOTHING = 0.25
 logger = logging.getLogger(__name__)
 
 
-class AsideDrafter(Drafter, Protocol):
-    """A drafter that can also guess beside a pass."""
-
-    def draft_aside(
-        self,
-        history: Sequence[int],
-        most_depth: int,
-        most_guesses: int,
-        acceptance: Acceptance,
-        end: threading.Event,
-    ) -> Guesses:
-        """Guess as `draft` does, on one core; return what there is soon after `end` is set."""
-        ...
-
-
 class Overlap:
     """A drafter that goes on while its guesses are verified, if that pays. One thread at a time."""
 
-    def __init__(self, drafter: AsideDrafter) -> None:
+    def __init__(self, drafter: DraftModel) -> None:
         self._drafter = drafter
         self._controller = Controller([Tunable("overlap", (OFF, ON))])
         self._asked = (0, 0)

@@ -36,7 +36,6 @@ class WidthControl:
         self.is_on = True
         self._since_draft = self._since_plain = 0
         self._plain_after = PLAIN_FIRST
-        self._gain = 1.0
 
     def wants_guesses(self) -> bool:
         """Return whether to make guesses for the next pass; while plain decoding is better, only now and then."""
@@ -63,11 +62,11 @@ class WidthControl:
         self._since_plain += 1
         rates = self.rates(values)
         best = max(rates, key=rates.__getitem__)
-        self._gain = rates[best] / rates[1]
-        self.is_on = self._gain >= self._least_gain
+        gain = rates[best] / rates[1]
+        self.is_on = gain >= self._least_gain
         if not self.is_on:
             return 1
-        every = PLAIN_EVERY_IF_CLOSE if self._gain < CLOSE_GAIN else PLAIN_EVERY
+        every = PLAIN_EVERY_IF_CLOSE if gain < CLOSE_GAIN else PLAIN_EVERY
         if self._since_plain >= min(every, self._plain_after):
             self._since_plain = 0
             self._plain_after *= PLAIN_GROWTH

@@ -17,7 +17,7 @@ from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.split import CurvePoint, SplitBench, WayTime
 from edge_run.runtime.split.bundle import HEAD, MODEL, TAIL, Bundle, read_bundle
 from edge_run.runtime.split.images import ImageFolder, ImageSize, decode_image, encode_image
-from edge_run.runtime.split.onnx_session import median_s, open_session, run_session
+from edge_run.runtime.split.onnx_session import median_s, run_session
 
 JPEG_QUALITIES = (1, 5, 10, 20, 30, 45, 65, 85)
 WEBP_QUALITIES = (0, 5, 15, 30, 50, 70, 90)
@@ -75,9 +75,7 @@ class _Bench:
     ) -> None:
         self._bundle, self._images, self._show = bundle, images, show
         self._most_bytes = most_bytes or 1 << 30
-        self._head, self._tail, self._model = (
-            open_session(bundle.checked(name), str(bundle.folder / name), threads) for name in (HEAD, TAIL, MODEL)
-        )
+        self._head, self._tail, self._model = (bundle.open(name, threads) for name in (HEAD, TAIL, MODEL))
         self.overheads: list[float] = []
 
     def uncut(self) -> tuple[float, int]:

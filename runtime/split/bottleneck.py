@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError
@@ -55,7 +56,7 @@ class _Builder:
     """Collects nodes and weights; every method returns the name of the tensor it makes."""
 
     prefix: str
-    generator: np.random.Generator
+    generator: Generator
     nodes: list[Any] = field(default_factory=list)
     weights: list[Any] = field(default_factory=list)
 
@@ -143,7 +144,7 @@ def make_encoder(
     """Return the encoder: an `onnx.GraphProto` from tensor `cut` to tensor `latent`."""
     channels, height, width = _image_shape(cut, cut_shape)
     kept, _, patch, _ = transform.basis.shape
-    builder = _Builder("edge_run.encoder", np.random.default_rng(0))
+    builder = _Builder("edge_run.encoder", default_rng(0))
     bias = -(transform.basis * transform.mean).sum((1, 2, 3))
     linear = builder.with_weights(cut, transform.basis, bias, stride=patch)
     value, wide = cut, channels
@@ -161,7 +162,7 @@ def make_decoder(
     """Return the decoder: an `onnx.GraphProto` from tensor `latent` to tensor `cut`."""
     channels, height, width = _image_shape(cut, cut_shape)
     kept, _, patch, _ = transform.basis.shape
-    builder = _Builder("edge_run.decoder", np.random.default_rng(1))
+    builder = _Builder("edge_run.decoder", default_rng(1))
     inverse = transform.basis.reshape(kept, -1).T[:, :, None, None]
     linear = builder.with_weights(latent, inverse, transform.mean.reshape(-1))
     linear = builder.add("DepthToSpace", linear, blocksize=patch, mode="CRD")

@@ -13,12 +13,14 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from edge_run.base.errors import ModelFileError
 from edge_run.base.strict_json import decode, parse
 from edge_run.partition.entropy_coding import FrequencyTable
 from edge_run.partition.latent_codec import LatentCodec, Rate
 from edge_run.runtime.split.images import ImageSize, read_bytes
+from edge_run.runtime.split.onnx_session import open_session
 
 HEAD, TAIL, MODEL, CODE = "head.onnx", "tail.onnx", "model.onnx", "code.json"
 FORMAT = "edge-run split 1"
@@ -98,7 +100,7 @@ class StoredCode:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A trained split, read from its folder. The networks are opened by whoever runs them."""
+    """A trained split, read from its folder."""
 
     folder: Path
     code: StoredCode
@@ -123,6 +125,10 @@ class Bundle:
                 f"{self.folder / name}: is not the one that {CODE} describes; train again, or copy both"
             )
         return data
+
+    def open(self, name: str, threads: int | None) -> Any:
+        """Return a session of the network `name` of this bundle. Raises as `checked`."""
+        return open_session(self.checked(name), str(self.folder / name), threads)
 
 
 def read_bundle(path: Path) -> Bundle:

@@ -5,6 +5,7 @@ There are two TCP connections. Frames have one for themselves, so that no frame 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
@@ -80,17 +81,11 @@ class ServerConnection:
         backoff_s = FIRST_BACKOFF_S
         while not self._is_closed.is_set():
             try:
-                probes = ServerLink(self._address, CONNECT_LIMIT_S)
-            except (LinkLost, ProtocolError) as error:
-                self.problem = str(error)
-            else:
-                try:
+                with contextlib.closing(ServerLink(self._address, CONNECT_LIMIT_S)) as probes:
                     self._probe_while_there(probes)
-                    backoff_s = FIRST_BACKOFF_S
-                except (LinkLost, ProtocolError) as error:
-                    self.lose(str(error))
-                finally:
-                    probes.close()
+                backoff_s = FIRST_BACKOFF_S
+            except (LinkLost, ProtocolError) as error:
+                self.lose(str(error))
             self._tried.set()
             self._is_closed.wait(backoff_s * random.uniform(0.5, 1.5))
             backoff_s = min(backoff_s * 2, MOST_BACKOFF_S)

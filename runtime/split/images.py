@@ -99,6 +99,16 @@ def read_bytes(path: Path) -> bytes:
         raise ModelFileError(f"{path}: cannot be read ({error.strerror})") from error
 
 
+def image_paths(folder: Path, flag: str) -> list[Path]:
+    """Return the images in `folder`, which `flag` named, and in the folders in it. Raises ConfigError without any."""
+    if not folder.is_dir():
+        raise ConfigError(f"{flag} {folder}: is no folder")
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not paths:
+        raise ConfigError(f"{flag} {folder}: holds no images ({', '.join(SUFFIXES)})")
+    return paths
+
+
 class ImageFolder:
     """The images of a folder, and of the folders in it, as pixels.
 
@@ -108,11 +118,7 @@ class ImageFolder:
 
     def __init__(self, folder: Path, size: ImageSize, most: int | None = None) -> None:
         """Find the images, at most `most`, evenly from all. Raises ConfigError where there are none."""
-        if not folder.is_dir():
-            raise ConfigError(f"--data {folder}: is no folder")
-        paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-        if not paths:
-            raise ConfigError(f"--data {folder}: holds no images ({', '.join(SUFFIXES)})")
+        paths = image_paths(folder, "--data")
         if most is not None and most < len(paths):
             paths = [paths[index * len(paths) // most] for index in range(most)]
         self.paths, self.size = paths, size

@@ -6,16 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge_run.base.split import Cut, CutReport
-from edge_run.partition.cuts import find_cuts, multiply_adds, operations_between, peak_bytes
+from edge_run.devices.host.machine import usable_cpus
+from edge_run.partition.cuts import find_cuts, multiply_adds, operations_between
 from edge_run.runtime.split.onnx_file import OnnxModel, extract, read_onnx
-from edge_run.runtime.split.onnx_session import (
-    is_identical,
-    largest_difference,
-    median_s,
-    open_session,
-    run_session,
-    usable_cores,
-)
+from edge_run.runtime.split.onnx_session import is_identical, largest_difference, median_s, open_session, run_session
 
 
 def inspect_cuts(path: Path, threads: int | None = None, show: Callable[[str], None] = lambda text: None) -> CutReport:
@@ -25,7 +19,6 @@ def inspect_cuts(path: Path, threads: int | None = None, show: Callable[[str], N
     """
     model = read_onnx(path)
     names = find_cuts(model.network)
-    everything = operations_between(model.network, None, None)
     sample = model.sample()
     whole = open_session(model.proto.SerializeToString(), str(path), threads)
     inspector = _Inspector(model, threads)
@@ -35,10 +28,10 @@ def inspect_cuts(path: Path, threads: int | None = None, show: Callable[[str], N
         cuts.append(inspector.inspect(name))
     return CutReport(
         model=str(path),
-        multiply_adds=multiply_adds(model.network, everything),
+        multiply_adds=model.multiply_adds,
         whole_s=median_s(lambda: run_session(whole, sample)),
-        whole_peak_bytes=peak_bytes(model.network, everything, model.network.outputs, model.sizes_bytes),
-        threads=threads or usable_cores(),
+        whole_peak_bytes=model.peak_bytes(),
+        threads=threads or len(usable_cpus()),
         cuts=tuple(cuts),
     )
 
@@ -50,7 +43,6 @@ class _Inspector:
         self._model, self._threads = model, threads
         self._sample = model.sample()
         self._sizes = model.sizes_bytes
-        self._all = multiply_adds(model.network, operations_between(model.network, None, None))
         whole = model.proto.SerializeToString()
         self._wanted = {
             is_optimised: run_session(open_session(whole, str(model.path), threads, is_optimised), self._sample)
@@ -60,8 +52,8 @@ class _Inspector:
     def inspect(self, name: str) -> Cut:
         """Return what the cut at tensor `name` gives."""
         model, network = self._model, self._model.network
-        before, after = (operations_between(network, None, name), operations_between(network, name, None))
-        heads = multiply_adds(network, before)
+        before = operations_between(network, None, name)
+        heads, all_adds = multiply_adds(network, before), model.multiply_adds
         plain, _, _ = self._run(name, is_optimised=False)
         optimised, head_s, tail_s = self._run(name, is_optimised=True)
         return Cut(
@@ -69,11 +61,11 @@ class _Inspector:
             shape=model.shapes[name],
             wire_bytes=self._sizes[name],
             head_multiply_adds=heads,
-            head_share=heads / self._all if self._all else 0.0,
+            head_share=heads / all_adds if all_adds else 0.0,
             head_s=head_s,
             tail_s=tail_s,
-            head_peak_bytes=peak_bytes(network, before, (name,), self._sizes) if before else self._sizes[name],
-            tail_peak_bytes=peak_bytes(network, after, network.outputs, self._sizes),
+            head_peak_bytes=model.peak_bytes(end=name) if before else self._sizes[name],
+            tail_peak_bytes=model.peak_bytes(start=name),
             difference=largest_difference(optimised, self._wanted[True]),
             is_exact=is_identical(plain, self._wanted[False]),
         )

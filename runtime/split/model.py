@@ -21,7 +21,7 @@ from edge_run.runtime.split import protocol
 from edge_run.runtime.split.bundle import HEAD, MODEL, read_bundle
 from edge_run.runtime.split.connection import ServerConnection
 from edge_run.runtime.split.images import ImageSize, decode_image, encode_image, pixels_of, read_bytes
-from edge_run.runtime.split.onnx_session import median_s, open_session, run_session
+from edge_run.runtime.split.onnx_session import median_s, run_session
 from edge_run.runtime.split.protocol import LinkLost, parse_address, unpack_arrays
 
 AUTO, EMPTY = "auto", "empty"
@@ -80,11 +80,9 @@ class SplitModel(Closing):
         if use_filter and not filters:
             raise ConfigError(f"{head}: was trained without a filter; train it with --empty")
         self._threshold = filters[0].threshold if use_filter else 0.0
-        folder = self._bundle.folder
         modes = _modes(mode, len(self._codec.rates))
         address = None if server is None else parse_address(server)
-        self._head = open_session(self._bundle.checked(HEAD), str(folder / HEAD), threads)
-        self._model = open_session(self._bundle.checked(MODEL), str(folder / MODEL), threads)
+        self._head, self._model = self._bundle.open(HEAD, threads), self._bundle.open(MODEL, threads)
         self._owner_process = OwnerProcess()
         self._chooser = Chooser(modes, self._measure(), {})
         for number, rate in enumerate(self._bundle.code.rates):

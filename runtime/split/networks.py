@@ -43,16 +43,10 @@ def preprocessing(model: OnnxModel, mean: Sequence[float], deviation: Sequence[f
     size = ImageSize.of(model.shapes[model.input_name], str(model.path))
     if model.types[model.input_name] != np.float32:
         raise NotSupported(f"{model.path}: takes {model.types[model.input_name]}; training needs single precision")
-    arrays = {}
-    for name, values, factor in (("mean", mean, 255.0), ("scale", deviation, 255.0)):
-        if len(values) not in (1, size.channels) or (name == "scale" and min(values) <= 0):
-            raise ConfigError(
-                f"--{'std' if name == 'scale' else name} {','.join(map(str, values))}: must be 1 or {size.channels} "
-                "numbers" + (", above 0" if name == "scale" else "")
-            )
-        array = np.full(size.channels, values, dtype=np.float64) * factor
-        array = 1 / array if name == "scale" else array
-        arrays[name] = array.astype(np.float32).reshape(1, size.channels, 1, 1)
+    for flag, values, rule in (("--mean", mean, ""), ("--std", deviation, ", above 0")):
+        if len(values) not in (1, size.channels) or (rule and min(values) <= 0):
+            raise ConfigError(f"{flag} {','.join(map(str, values))}: must be 1 or {size.channels} numbers{rule}")
+    centre, spread = (255.0 * np.full(size.channels, values, dtype=np.float64) for values in (mean, deviation))
     make = onnx.helper.make_node
     nodes = [
         make("Cast", [PIXELS], ["edge_run.float"], to=onnx.TensorProto.FLOAT),
@@ -61,7 +55,10 @@ def preprocessing(model: OnnxModel, mean: Sequence[float], deviation: Sequence[f
     ]
     pixels = onnx.helper.make_tensor_value_info(PIXELS, onnx.TensorProto.UINT8, ["N", *size.shape])
     end = onnx.helper.make_tensor_value_info(model.input_name, onnx.TensorProto.FLOAT, ["N", *size.shape])
-    weights = [onnx.numpy_helper.from_array(array, f"edge_run.{name}") for name, array in arrays.items()]
+    weights = [
+        onnx.numpy_helper.from_array(array.astype(np.float32).reshape(1, size.channels, 1, 1), f"edge_run.{name}")
+        for name, array in (("mean", centre), ("scale", 1 / spread))
+    ]
     return onnx.helper.make_graph(nodes, "preprocessing", [pixels], [end], weights)
 
 

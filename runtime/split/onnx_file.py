@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.random import default_rng
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported
 from edge_run.base.extras import need
-from edge_run.partition.cuts import Network, Operation, operations_between
+from edge_run.partition.cuts import Network, Operation, multiply_adds, operations_between, peak_bytes
 from edge_run.runtime.split.onnx_session import open_session, run_session
 
 EXTRA = "train"
@@ -49,6 +50,16 @@ class OnnxModel:
     def sizes_bytes(self) -> dict[str, int]:
         """The size of each tensor that depends on the input."""
         return {name: int(np.prod(shape)) * self.types[name].itemsize for name, shape in self.shapes.items()}
+
+    @property
+    def multiply_adds(self) -> int:
+        """Those of all of it."""
+        return multiply_adds(self.network, operations_between(self.network, None, None))
+
+    def peak_bytes(self, start: str | None = None, end: str | None = None) -> int:
+        """Return the most bytes of tensors at once from tensor `start` (None: the input) to `end` (None: outputs)."""
+        ends = self.network.outputs if end is None else (end,)
+        return peak_bytes(self.network, operations_between(self.network, start, end), ends, self.sizes_bytes)
 
     def sample(self, seed: int = 0) -> NDArray[Any]:
         """Return an arbitrary input with a batch of one, the same for the same seed."""
@@ -166,7 +177,7 @@ def _trace(
 
 
 def _arbitrary(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> NDArray[Any]:
-    generator = np.random.default_rng(seed)
+    generator = default_rng(seed)
     if np.issubdtype(dtype, np.floating):
         return generator.random(shape, dtype=np.float32).astype(dtype)
     return generator.integers(0, 2, shape).astype(dtype)

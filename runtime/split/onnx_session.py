@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from edge_run.base.errors import KernelError, ModelFileError
 from edge_run.base.extras import need
+from edge_run.devices.host.machine import usable_cpus
 
 EXTRA = "split"
 TIMED_RUNS = 7
@@ -29,7 +29,7 @@ def open_session(
     """
     ort = need("onnxruntime", EXTRA)
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads or usable_cores()
+    options.intra_op_num_threads = threads or len(usable_cpus())
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # what is wrong is raised
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # other processes need the cores too
@@ -82,11 +82,6 @@ def is_identical(first: list[Any], second: list[Any]) -> bool:
         one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
         for one, other in zip(first, second, strict=True)
     )
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _reason(error: Exception) -> str:

@@ -90,8 +90,8 @@ def _operators() -> dict[str, Callable[[Sequence[Any], _Attributes], Any]]:
         "Tanh": lambda x, a: torch.tanh(x[0]),
         "Exp": lambda x, a: torch.exp(x[0]),
         "Softmax": lambda x, a: torch.softmax(x[0], a.get("axis", -1)),
-        "MaxPool": _pool(functions.max_pool2d),
-        "AveragePool": _pool(functions.avg_pool2d),
+        "MaxPool": _pool(functions.max_pool2d, is_mean=False),
+        "AveragePool": _pool(functions.avg_pool2d, is_mean=True),
         "GlobalAveragePool": lambda x, a: x[0].mean(tuple(range(2, x[0].dim())), keepdim=True),
         "ReduceMean": _reduce_mean,
         "Flatten": lambda x, a: x[0].flatten(a.get("axis", 1)),
@@ -175,11 +175,10 @@ def _clip(values: Sequence[Any], attributes: _Attributes) -> Any:
     return values[0].clamp(None if low is None else float(low), None if high is None else float(high))
 
 
-def _pool(function: Any) -> Callable[[Sequence[Any], _Attributes], Any]:
+def _pool(function: Any, *, is_mean: bool) -> Callable[[Sequence[Any], _Attributes], Any]:
     def pool(values: Sequence[Any], attributes: _Attributes) -> Any:
         kernel = _numbers(attributes["kernel_shape"])
         pads = _same_padding(attributes, len(kernel))
-        is_mean = function.__name__ != "boolean_dispatch" and "avg" in function.__name__
         if is_mean and any(pads) and not attributes.get("count_include_pad"):
             raise NotSupported("training: AveragePool with pads that do not count is not known")
         value = _padded(values[0], pads, 0.0 if is_mean else float("-inf"))

@@ -16,7 +16,6 @@ from edge_run.base.errors import NotSupported, TierReadError
 from edge_run.base.extras import need
 from edge_run.base.files import whole_file
 from edge_run.base.split import PatchReport
-from edge_run.partition.cuts import multiply_adds, operations_between, peak_bytes
 from edge_run.partition.patches import InputSpan, Window, plan_spans, plan_tiles
 from edge_run.runtime.split.networks import chain, preprocessing, read_network
 from edge_run.runtime.split.onnx_file import OnnxModel, describe, extract, finish, value_info
@@ -74,17 +73,16 @@ def patch_network(
 
 def _search(model: OnnxModel, layers: Sequence[_Layer], tiles: Sequence[int]) -> tuple[Any, str, int]:
     """Return the network with the lowest expected peak, its last layer in patches, and the tiles along an axis."""
-    network, sizes = model.network, model.sizes_bytes
-    everything = multiply_adds(network, operations_between(network, None, None))
+    sizes = model.sizes_bytes
     found: list[tuple[float, float, int, int]] = []
     for count in sorted(
         {_with_pointwise(layers, n) for n, one in enumerate(layers, 1) if one.node.op_type in _WINDOWED}
     ):
         name = str(layers[count - 1].node.output[0])
-        rest = peak_bytes(network, operations_between(network, name, None), network.outputs, sizes)
+        rest = model.peak_bytes(start=name)
         for number in tiles:
             peak, adds = _expect(model, layers[:count], number, sizes)
-            if len(tiles) == 1 or adds <= everything * MOST_EXTRA_SHARE:
+            if len(tiles) == 1 or adds <= model.multiply_adds * MOST_EXTRA_SHARE:
                 found.append((max(peak, rest), peak, count, number))
     if not found:
         raise NotSupported(f"{model.path}: patches would compute {MOST_EXTRA_SHARE:.0%} again; --tiles allows it")
@@ -121,11 +119,6 @@ def _expect(model: OnnxModel, layers: Sequence[_Layer], tiles: int, sizes: Mappi
     return max(sizes[model.input_name] + ends + most, 3 * ends), extra - whole
 
 
-def _peak(model: OnnxModel) -> int:
-    network = model.network
-    return peak_bytes(network, operations_between(network, None, None), network.outputs, model.sizes_bytes)
-
-
 def _with_pointwise(layers: Sequence[_Layer], count: int) -> int:
     while count < len(layers) and layers[count].node.op_type not in _WINDOWED:
         count += 1
@@ -155,8 +148,8 @@ def _find_prefix(model: OnnxModel) -> list[_Layer]:
 def _windows(model: OnnxModel, node: Any, name: str) -> tuple[Window, Window] | None:
     """Return how a node moves along height and width; None where it cannot run in patches."""
     sizes, made = model.shapes[name][2:], model.shapes[node.output[0]]
+    constants = {one.name: tuple(one.dims) for one in model.proto.graph.initializer}
     if node.op_type in _POINTWISE:
-        constants = {one.name: tuple(one.dims) for one in model.proto.graph.initializer}
         flat = all(_is_flat(constants.get(one, (1,))) for one in node.input if one and one != name)
         same = made == model.shapes[name] and (flat or node.op_type == "BatchNormalization")
         return (Window(1, 1, 1, (0, 0), sizes[0]), Window(1, 1, 1, (0, 0), sizes[1])) if same else None
@@ -164,8 +157,7 @@ def _windows(model: OnnxModel, node: Any, name: str) -> tuple[Window, Window] | 
     settings = {one.name: helper.get_attribute_value(one) for one in node.attribute}
     if node.op_type not in _WINDOWED or settings.get("ceil_mode") or settings.get("auto_pad", b"NOTSET") != b"NOTSET":
         return None
-    weights = {one.name: one.dims for one in model.proto.graph.initializer}
-    kernel = settings.get("kernel_shape") or (weights[node.input[1]][2:] if node.input[1:2] else None)
+    kernel = settings.get("kernel_shape") or (constants[node.input[1]][2:] if node.input[1:2] else None)
     if kernel is None or (settings.get("count_include_pad") and any(settings.get("pads", ()))):
         return None  # padding that counts would have to be told from the edge of a patch
     pads, strides = settings.get("pads", [0] * 4), settings.get("strides", [1, 1])
@@ -262,11 +254,14 @@ def _write(proto: Any, out: Path) -> None:
 
 def _report(model: OnnxModel, made: OnnxModel, chosen: tuple[str, int, float], out: str) -> PatchReport:
     last, tiles, difference = chosen
-    adds = [multiply_adds(one.network, operations_between(one.network, None, None)) for one in (model, made)]
-    prefix = [
-        peak_bytes(one.network, operations_between(one.network, None, last), (last,), one.sizes_bytes)
-        for one in (model, made)
-    ]
     return PatchReport(
-        out, last, tiles * tiles, prefix[0], prefix[1], _peak(model), _peak(made), adds[1] / adds[0] - 1, difference
+        model=out,
+        last=last,
+        patches=tiles * tiles,
+        prefix_peak_bytes=model.peak_bytes(end=last),
+        patched_prefix_peak_bytes=made.peak_bytes(end=last),
+        whole_peak_bytes=model.peak_bytes(),
+        patched_peak_bytes=made.peak_bytes(),
+        extra_share=made.multiply_adds / model.multiply_adds - 1,
+        difference=difference,
     )

@@ -22,7 +22,7 @@ from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, Protoc
 from edge_run.runtime.split.bundle import MODEL, TAIL, read_bundle
 from edge_run.runtime.split.connection_slots import ConnectionSlot, ConnectionSlots
 from edge_run.runtime.split.images import decode_image
-from edge_run.runtime.split.onnx_session import median_s, open_session, run_session
+from edge_run.runtime.split.onnx_session import median_s, run_session
 from edge_run.runtime.split.protocol import (
     CODE,
     DONE,
@@ -52,9 +52,7 @@ class Tail:
     def __init__(self, path: Path, threads: int | None) -> None:
         """Open the tail and the uncut network. Raises ModelFileError."""
         self._bundle = read_bundle(path)
-        folder = self._bundle.folder
-        self._tail = open_session(self._bundle.checked(TAIL), str(folder / TAIL), threads)
-        self._model = open_session(self._bundle.checked(MODEL), str(folder / MODEL), threads)
+        self._tail, self._model = self._bundle.open(TAIL, threads), self._bundle.open(MODEL, threads)
         self.fingerprint = self._bundle.codec.fingerprint
 
     def describe(self) -> dict[str, Any]:

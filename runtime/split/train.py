@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.random import default_rng
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, TierReadError
 from edge_run.base.extras import need
 from edge_run.base.split import RateReport, TrainReport
-from edge_run.partition.cuts import multiply_adds, operations_between
 from edge_run.partition.latent_codec import LatentCodec, fit_rate_to_size
 from edge_run.runtime.split.bottleneck import find_transform, make_decoder, make_encoder
 from edge_run.runtime.split.bundle import (
@@ -88,7 +88,7 @@ class _Workshop:
         self, task: TrainTask, config: TrainConfig, model: OnnxModel, images: ImageFolder, show: _Show
     ) -> None:
         self._task, self._config, self._model, self._images, self._show = task, config, model, images, show
-        order = np.random.default_rng(config.seed).permutation(len(images))
+        order = default_rng(config.seed).permutation(len(images))
         held_out = min(max(1, int(len(images) * HELD_OUT_SHARE)), MOST_HELD_OUT)
         self._held_out, self._chosen = order[:held_out], order[held_out:]
         if not len(self._chosen):
@@ -263,10 +263,8 @@ class _Workshop:
             raise TierReadError(f"--out {out}: cannot be written ({error.strerror}); choose another folder") from error
 
     def _report(self, code: StoredCode) -> TrainReport:
-        network = self._model.network
-        head = describe(chain(self._model, *self._front(), self._encoder), Path(HEAD))
-        adds = multiply_adds(head.network, range(len(head.network.operations)))
-        everything = multiply_adds(network, operations_between(network, None, None))
+        adds = describe(chain(self._model, *self._front(), self._encoder), Path(HEAD)).multiply_adds
+        everything = self._model.multiply_adds
         return TrainReport(
             folder=str(self._task.out),
             images=len(self._chosen),

@@ -17,15 +17,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.random import default_rng
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.extras import need
+from edge_run.devices.host.machine import usable_cpus
 from edge_run.partition.entropy_coding import fit_table
 from edge_run.partition.latent_codec import LARGEST_SYMBOL, MOST_RATES
 from edge_run.runtime.split.bottleneck import BottleneckShape
 from edge_run.runtime.split.images import ImageFolder
-from edge_run.runtime.split.onnx_session import run_session, usable_cores
+from edge_run.runtime.split.onnx_session import run_session
 from edge_run.runtime.split.onnx_torch import TorchGraph
 
 EXTRA = "train"
@@ -130,7 +132,7 @@ def train(
     """Teach `student` on the images of these numbers. show: told how far it is, again and again."""
     torch = need("torch", EXTRA)
     torch.manual_seed(config.seed)
-    torch.set_num_threads(config.threads or usable_cores())
+    torch.set_num_threads(config.threads or len(usable_cpus()))
     trainer = _Trainer(student, images, np.array(chosen), config, show)
     trainer.run("features", config.feature_epochs)
     trainer.run("answers", config.answer_epochs)
@@ -149,7 +151,7 @@ class _Trainer:
     ) -> None:
         torch = need("torch", EXTRA)
         self._student, self._images, self._chosen, self._config, self._show = student, images, chosen, config, show
-        self._generator = np.random.default_rng(config.seed)
+        self._generator = default_rng(config.seed)
         self._targets = torch.tensor([(one - HEADER_BYTES) * 8.0 for one in config.rates_bytes])
         self._new = student.encoder.parameters() + student.decoder.parameters()
         self._rest = student.rest.parameters()

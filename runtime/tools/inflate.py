@@ -14,18 +14,17 @@ plan of the new file, and its writing.
 
 from __future__ import annotations
 
-import os
-import shutil
 import struct
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_run.base.errors import ConfigError, NotSupported, TierReadError, system_errors
+from edge_run.base.errors import ConfigError, NotSupported, system_errors
 from edge_run.base.units import format_size, round_up
 from edge_run.runtime.tools.inflate_blocks import Filler, GrownTensor, tensor_pieces
 from edge_run.runtime.tools.inflate_source import ROLES, InflateSource, Role, read_source
+from edge_run.runtime.tools.target import check_room, check_target, written
 from edge_run.tiers.gguf import ArrayValue
 from edge_run.tiers.gguf_format import MAGIC, SCALARS
 
@@ -68,30 +67,10 @@ def inflate(
     source, target = Path(source), Path(target)
     model = read_source(source)
     growth = plan_growth(model, size_bytes, layers)
-    if not target.parent.is_dir() or target.is_dir():
-        raise ConfigError(f"{target}: cannot be written: a file name in an existing folder is needed; choose another")
-    if target.exists() and target.samefile(source):
-        raise ConfigError(f"{target}: is the model to grow itself; choose another name")
-    free_bytes = shutil.disk_usage(target.parent).free
-    if growth.size_bytes > free_bytes:
-        raise TierReadError(
-            f"{target}: {format_size(growth.size_bytes)} are needed, the disk has {format_size(free_bytes)} free; free "
-            "some space, or choose a smaller size or another folder",
-            needed_bytes=growth.size_bytes,
-            found_bytes=free_bytes,
-        )
-    draft = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
+    check_target(target, [source], "the model to grow itself")
+    check_room(target, growth.size_bytes, "a smaller size or another folder")
+    with written(target, growth.size_bytes, format_size(growth.size_bytes)) as draft:
         _write(growth, model, draft, seed, progress)
-        draft.replace(target)
-    except OSError as error:
-        raise TierReadError(
-            f"{target}: writing {format_size(growth.size_bytes)} failed: {error.strerror}; check the disk and the "
-            "folder's permissions",
-            needed_bytes=growth.size_bytes,
-        ) from error
-    finally:
-        draft.unlink(missing_ok=True)
     return target
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
+from numpy.random import Generator, default_rng
 
 from edge_run.base.errors import ModelFileError
 from edge_run.runtime.llama import _ggml
@@ -22,7 +23,7 @@ from edge_run.tiers.gguf_format import TENSOR_TYPES
 
 PIECE_BYTES = 4 << 20
 ZEROS = memoryview(bytes(1 << 20))
-TEMPLATE_BYTES = 1 << 20
+TEMPLATE_BYTES = 1 << 18
 NOISE_AT_ONCE = 1 << 16  # numbers that are drawn and quantised at once; a multiple of every block
 NOISE_SPREAD = 0.02  # the standard deviation that trained weights are usually drawn with
 
@@ -52,7 +53,7 @@ class Filler:
     """Makes noise of any length, as whole blocks of a tensor type. The same `seed`, the same bytes."""
 
     def __init__(self, seed: int) -> None:
-        self._random = np.random.default_rng(seed)
+        self._random = default_rng(seed)
         self._noise: dict[int, memoryview] = {}
 
     def noise(self, type_id: int, size_bytes: int) -> Iterator[Piece]:
@@ -126,7 +127,7 @@ def _repeat(template: memoryview, size_bytes: int, start: int) -> Iterator[Piece
         size_bytes, start = size_bytes - len(piece), 0
 
 
-def _noise_template(type_id: int, random: np.random.Generator) -> memoryview:
+def _noise_template(type_id: int, random: Generator) -> memoryview:
     """Return about `TEMPLATE_BYTES` of normally distributed numbers with the standard deviation `NOISE_SPREAD`.
 
     The number of blocks is prime, so that rows that follow each other differ.

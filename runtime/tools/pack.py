@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,11 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, NotSupported, TierReadError, system_errors
+from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError, system_errors
 from edge_run.base.extras import need
-from edge_run.base.files import whole_file
 from edge_run.base.units import format_size
+from edge_run.devices.host.machine import usable_cpus
 from edge_run.runtime.planning.experts import CHUNKS_PER_PIECE
+from edge_run.runtime.tools.target import check_room, check_target, written
 from edge_run.tiers.gguf import GgufModel, TensorInfo, read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 from edge_run.tiers.packed import set_apart
@@ -71,11 +71,13 @@ def pack(
     """
     gguf, compress = read_gguf(Path(model)), _compressor()
     target = Path(target) if target else packed_path(gguf.shards[0].path)
-    _check_target(gguf, target, is_replacing=is_replacing)
+    check_target(target, [shard.path for shard in gguf.shards], "the model itself")
+    if target.exists() and not is_replacing:
+        raise ConfigError(f"{target}: exists; choose another name, or replace it with --force")
     tensors = _expert_tensors(gguf)
     if not tensors:
         raise NotSupported(f"{model}: has no experts, and only experts are packed; run it as it is")
-    block_bytes = _block_bytes(gguf, tensors)
+    block_bytes = _block_bytes(tensors)
     shares = {tensor: _sampled_share(gguf, tensor, block_bytes, compress) for tensor in tensors}
     chosen = _alike([tensor for tensor in tensors if shares[tensor] <= MOST_SHARE])
     left_out = _best_by_type({tensor: share for tensor, share in shares.items() if tensor not in chosen})
@@ -86,19 +88,10 @@ def pack(
             f"most {MOST_SHARE:.0%} does); run it as it is",
         )
     needed_bytes = int(sum(shares[tensor] * tensor.size_bytes for tensor in chosen) * _SPARE_SHARE)
-    _check_room(target, needed_bytes)
-    try:
-        with whole_file(target) as draft:
-            raw_bytes, packed_bytes = _write(draft, gguf, chosen, block_bytes, compress, progress)
-            size_bytes = draft.stat().st_size
-    except EdgeRunError:  # of the model's file, and an OSError perhaps
-        raise
-    except OSError as error:
-        raise TierReadError(
-            f"{target}: writing some {format_size(needed_bytes)} failed: {error.strerror}; check the disk and the "
-            "folder's permissions",
-            needed_bytes=needed_bytes,
-        ) from error
+    check_room(target, needed_bytes, "another folder with -o")
+    with written(target, needed_bytes, f"some {format_size(needed_bytes)}") as draft:
+        raw_bytes, packed_bytes = _write(draft, gguf, chosen, block_bytes, compress, progress)
+        size_bytes = draft.stat().st_size
     return Packed(target, size_bytes, raw_bytes, packed_bytes, len(chosen), left_out)
 
 
@@ -110,26 +103,6 @@ def _compressor() -> Compress:
         return bytes(zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress(block))
 
     return compress
-
-
-def _check_target(gguf: GgufModel, target: Path, *, is_replacing: bool) -> None:
-    if not target.parent.is_dir() or target.is_dir():
-        raise ConfigError(f"{target}: cannot be written: a file name in an existing folder is needed; choose another")
-    if target.exists() and any(target.samefile(shard.path) for shard in gguf.shards):
-        raise ConfigError(f"{target}: is the model itself; choose another name")
-    if target.exists() and not is_replacing:
-        raise ConfigError(f"{target}: exists; choose another name, or replace it with --force")
-
-
-def _check_room(target: Path, needed_bytes: int) -> None:
-    free_bytes = shutil.disk_usage(target.parent).free
-    if needed_bytes > free_bytes:
-        raise TierReadError(
-            f"{target}: {format_size(needed_bytes)} are needed, the disk has {format_size(free_bytes)} free; free some "
-            "space, or choose another folder with -o",
-            needed_bytes=needed_bytes,
-            found_bytes=free_bytes,
-        )
 
 
 def _expert_tensors(gguf: GgufModel) -> list[TensorInfo]:
@@ -161,7 +134,7 @@ def _best_by_type(shares: Mapping[TensorInfo, float]) -> dict[str, float]:
     return best
 
 
-def _block_bytes(gguf: GgufModel, tensors: Sequence[TensorInfo]) -> int:
+def _block_bytes(tensors: Sequence[TensorInfo]) -> int:
     """Return the size of a block: small against an expert's piece, as what is read of one begins and ends anywhere."""
     piece_bytes = min(tensor.size_bytes // tensor.shape[2] for tensor in tensors)
     size = LARGEST_BLOCK_BYTES
@@ -192,8 +165,7 @@ def _write(
     number_bytes = _number_bytes(tensors)
     blocks = _blocks(tensors, block_bytes)
     all_bytes, raw_bytes, table = len(blocks) * block_bytes, 0, bytearray()
-    n_workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with ThreadPoolExecutor(n_workers) as workers, draft.open("wb") as file:
+    with ThreadPoolExecutor(len(usable_cpus())) as workers, draft.open("wb") as file:
         file.write(bytes(HEAD.size))
         for some, raw in _read_blocks(gguf, blocks, block_bytes):
             raw_bytes += sum(map(len, raw))

@@ -41,11 +41,6 @@ class RunThread:
         self._last: Command = Operate("clear")
         self._thread = threading.Thread(target=self._serve, name="edge-run-worker", daemon=True)
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the thread is there."""
-        return self._thread.is_alive()
-
     def start(self) -> None:
         """Begin to serve."""
         self._link.overhear(self._overhear)

@@ -86,21 +86,17 @@ class Worker:
         """Carry out an order, and answer it. Raises EdgeRunError with what to say when it is refused."""
         fields = Fields(order, "an order", coordinator)
         what = fields.name("order")
-        if what == "status":
-            return self.status
-        if what == "measure":
-            return self._measure(fields)
-        if what == "prepare":
-            return self._prepare(coordinator, fields)
-        if what == "fetch":
-            return self._fetch(fields)
-        if what == "assign":
-            return self._assign(coordinator, epoch, fields)
-        if what == "close":
-            self._runs.end()
-            self._close_engine()
-            return {}
-        raise ProtocolError(f"order {shown(what)}: unknown here; the devices have different versions")
+        orders = {
+            "status": lambda: self.status,
+            "measure": lambda: self._measure(fields),
+            "prepare": lambda: self._prepare(coordinator, fields),
+            "fetch": lambda: self._fetch(fields),
+            "assign": lambda: self._assign(coordinator, epoch, fields),
+            "close": self._end,
+        }
+        if what not in orders:
+            raise ProtocolError(f"order {shown(what)}: unknown here; the devices have different versions")
+        return orders[what]()
 
     def _measure(self, order: Fields) -> Document:
         """Measure the links from here to other devices."""
@@ -157,9 +153,7 @@ class Worker:
         run = WorkerRun(
             coordinator,
             engine,
-            lambda check: LinkTransport(
-                self._mesh.link, number, share.owners, share.node, coder, check, most_waiting_bytes=room_bytes
-            ),
+            lambda check: LinkTransport(self._mesh.link, number, share, coder, check, room_bytes),
         )
         run.transport.forget()
         engine.assign(share, run.transport)
@@ -167,6 +161,12 @@ class Worker:
         self._mesh.link.watch(coordinator)  # it may be lost before it says a word
         logger.info("epoch %d: units %s of %s", number, share.ranges, engine.gguf.shards[0].path)
         return {"plan": to_json(engine.plan), "layers": len(share.ranges)}
+
+    def _end(self) -> Document:
+        """Stop what runs, and free the model."""
+        self._runs.end()
+        self._close_engine()
+        return {}
 
     def _close_engine(self) -> None:
         engine, self._engine, self._opened = self._engine, None, None

@@ -26,7 +26,7 @@ from edge_run.runtime.probing import probe as probing
 from edge_run.runtime.speculation.drafting import Acceptance
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.source import SourceFile
-from edge_run.tiers.upload import STAGING_BYTES, PlainStaging
+from edge_run.tiers.upload import STAGING_BYTES
 from gpu_pairs import OPTIONS, differing, logits_of, offloads, open_engine, smallest, tokens_of
 from in_child import in_child
 from sabotage import sabotage
@@ -67,7 +67,7 @@ def test_uploads_go_through_pinned_memory_where_files_can_be_read_into_it(folder
         pinned.close()
         pinned.close()
     plain = open_staging(gpu, Unreadable())
-    assert isinstance(plain, PlainStaging)
+    assert not isinstance(plain, PinnedStaging)
     plain.close()
 
 

@@ -15,6 +15,7 @@ from vision_models import make_bundle, make_images
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MOST_TOKENS = 48
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -34,22 +35,32 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A split of a network, which the examples only read."""
+    return make_bundle(tmp_path_factory.mktemp("split")).parent
+
+
 @pytest.fixture
-def folder(tmp_path: Path, cache: Path) -> Path:
+def folder(tmp_path: Path, cache: Path, bundle: Path) -> Path:
     """A home folder with what the examples name: the bundled model, a split of a network, and an image."""
     (tmp_path / "model.gguf").symlink_to(KIT)
+    (tmp_path / "prompt.txt").write_text("Once upon a time there was a fox. " * 40, encoding="utf-8")
     (tmp_path / ".cache").symlink_to(cache)
-    (tmp_path / "split").mkdir()
-    make_bundle(tmp_path / "split")
+    (tmp_path / "split").symlink_to(bundle)
     (tmp_path / "frame.jpg").symlink_to(make_images(tmp_path / "images", per_class=1) / "class0" / "000.jpg")
     return tmp_path
 
 
 def run(command: list[str], folder: Path, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run a command in `folder` as if nobody had ever configured anything, with this Python's programs first."""
+    """Run a command in `folder` as if nobody had ever configured anything, with this Python's programs first.
+
+    Only the length of an answer is set, for examples that do not say it: the bundled model would fill its context.
+    """
     environment = dict(
         {name: value for name, value in os.environ.items() if not name.startswith(("EDGE_RUN_", "XDG_"))},
         HOME=str(folder),
+        EDGE_RUN_PREDICT=str(MOST_TOKENS),
         PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         OMP_WAIT_POLICY="passive",
     )

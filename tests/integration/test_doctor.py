@@ -122,7 +122,8 @@ BROKEN = {
 def test_a_llama_cpp_that_is_broken(how: str, examine: Callable[..., Result], kit: Path, tmp_path: Path) -> None:
     package = tmp_path / "path" / "llama_cpp"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text(BROKEN[how])
+    (package / "__init__.py").touch()
+    (package / "llama_cpp.py").write_text(BROKEN[how])
     result = examine(kit, "--json", PYTHONPATH=str(package.parent))
     assert states(result)["llama.cpp"] == "problem"
     words = {

@@ -6,9 +6,6 @@ Each model is run in a child process (`tests/exactness.py`): a read of weights t
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import pytest
 
 from edge_run.base.units import KIB
 from edge_run.tiers.address_space import CHUNK_BYTES
+from in_child import run_script
 from tiny_models import make_model, split_model
 
 SCRIPT = Path(__file__).resolve().parents[1] / "exactness.py"
@@ -28,6 +26,7 @@ STATEFUL = ["mamba", "rwkv7", "jamba", "plamo2"]
 # gives back a part of the mapping), graphs that turn out otherwise than expected in the middle of a segment.
 MORE = ["gemma3n", "hrm_text", "falcon-h1", "lfm2", "qwen3next", "glm4moe", "minimax-m3", "qwen4exp"]
 SHORT = ("--prefill", "70", "--decode", "12")
+FEW = ("--decode", "20")  # where each token reads the same weights
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compare(path: Path, *arguments: str) -> dict[str, Any]:
     """Return what the comparison of `path` printed."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(path), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-        env={**os.environ, "OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"},
-    )
+    done = run_script(SCRIPT, str(path), *arguments)
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stderr}"
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
@@ -64,13 +56,16 @@ def check(figures: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", DENSE + STATEFUL)
-def test_prompt_of_300_and_50_decoded_tokens(name: str, folder: Path) -> None:
-    check(compare(make_model(name, folder)))
+def test_prompt_of_300_and_20_decoded_tokens(name: str, folder: Path) -> None:
+    check(compare(make_model(name, folder), *FEW))
 
 
 @pytest.mark.parametrize("name", MOE_MODELS)
 def test_moe_models(name: str, folder: Path) -> None:
-    """The same prompt; with room for little more than a tensor of experts, and for more of them."""
+    """The same prompt, and 50 tokens, each with experts of its own.
+
+    There is room for little more than a tensor of experts, and for more of them.
+    """
     figures = compare(make_model(name, folder), "--by-expert")
     check(figures)
     assert all(run["expert_bytes"] > 0 for run in figures["runs"][1:-1]), "not streamed by expert"
@@ -81,7 +76,7 @@ def test_prompt_of_70_and_12_decoded_tokens(name: str, folder: Path) -> None:
     check(compare(make_model(name, folder), *SHORT))
 
 
-def test_the_bundled_model(folder: Path) -> None:
+def test_the_bundled_model_and_50_decoded_tokens(folder: Path) -> None:
     check(compare(KIT))
 
 
@@ -101,7 +96,8 @@ def test_moe_models_with_chunks_of_the_size_that_runs_have(folder: Path) -> None
 
 @pytest.mark.parametrize("width", ["1", "7", "512"])
 def test_micro_batches(width: str, folder: Path) -> None:
-    check(compare(make_model("llama", folder), "--micro-batch", width, *SHORT))
+    prefill = "24" if width == "1" else "70"  # of one token: a pass each
+    check(compare(make_model("llama", folder), "--micro-batch", width, "--prefill", prefill, "--decode", "6"))
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q8_0/q4_0"])

@@ -40,9 +40,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_call_that_fails_is_said_and_the_rest_goes_on(
-    library: Path, tmp_path: Path, scenario: str, kind: str, caller: str, error: int, step: int, most: int
+    library: Path, folder: Path, scenario: str, kind: str, caller: str, error: int, step: int, most: int
 ) -> None:
-    found = list(sweep(library, scenario, tmp_path, kind, caller, error, step, most))
+    found = list(sweep(library, scenario, folder, kind, caller, error, step, most))
     tried = [one for one in found if "outcome" in one]
     assert len(tried) >= min(most, 2), "calls were made, and failed"
     assert not [one for one in tried if not is_right(one)]

@@ -24,13 +24,13 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.units import GIB, KIB, MIB
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
-from exactness import open_at
+from exactness import fewest_frames, open_at
 from in_child import in_child
 from tiny_models import N_VOCAB, make_model
 
 OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 16, "threads": 1}
 PROMPT = np.random.default_rng(0).integers(1, N_VOCAB, 40).tolist()
-PAGE = 4096
+PAGE, CHUNK_BYTES = 4096, 16 * KIB
 
 
 def logits_of(engine: Engine) -> np.ndarray:
@@ -46,7 +46,8 @@ def compare(path: Path, **options: Any) -> None:
     plain = Engine.open(path, ModelConfig(**{**OPTIONS, **options}, backend="llama.cpp"))
     wanted = logits_of(plain)
     plain.close()
-    engine = open_at(path, 0.0, {**OPTIONS, **options})
+    with fewest_frames(0):
+        engine = open_at(path, 0.0, {**OPTIONS, **options}, chunk_bytes=CHUNK_BYTES)
     assert engine.plan.streamed_bytes_per_pass > 0
     for _ in range(2):
         assert np.array_equal(logits_of(engine), wanted)
@@ -72,7 +73,7 @@ def rewrite(source: Path, target: Path, alignment_bytes: int) -> None:
 def test_tensors_that_begin_where_chunks_do(llama: Path) -> None:
     """Every edge of a tensor is the edge of a chunk, and of the file."""
     aligned = llama.with_name("aligned.gguf")
-    rewrite(llama, aligned, 16 * KIB)
+    rewrite(llama, aligned, CHUNK_BYTES)
     compare(aligned)
 
 
@@ -174,8 +175,7 @@ def start(path: Path, options: dict[str, Any], n_tokens: int, cgroup: Path | Non
     command = [sys.executable, "-c", textwrap.dedent(STREAM), str(path), json.dumps(options), str(n_tokens)]
     if cgroup:
         command = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(cgroup), *command]
-    environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finish(process: subprocess.Popen[str]) -> Any:

@@ -6,9 +6,12 @@ import ctypes
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,16 +21,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import edge_run
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError
 from edge_run.runtime.tools import inflate_blocks
 from edge_run.runtime.tools.inflate import inflate, plan_growth
 from edge_run.runtime.tools.inflate_source import SUPPORTED_TYPES, read_source
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES
-from tiny_models import make_model, silence_llama_logs
+from kit_models import KIT
+from tiny_models import ARCHITECTURES, make_model, silence_llama_logs
 
-KIT = Path(edge_run.__file__).parent / "models" / "kit-dense-q4_0.gguf"
 PROMPT = b"It was a dark evening, and the old man at the door"
 N_GREEDY_TOKENS = 20
 LOGIT_NOISE = 1e-4  # sums may be taken in another order; logits reach about 10
@@ -148,6 +150,14 @@ def test_other_models_compute_the_same(tmp_path: Path, name: str, layers: int | 
     assert_same_computation(small, big, PROMPT_TOKENS)
 
 
+@pytest.fixture
+def _slim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models whose rows are one block of a K-quant: llama.cpp takes seconds to find the best IQ4 for usual ones."""
+    for name, slim in (("llama", {"n_ff": 256}), ("qwen3moe", {"n_layer": 2})):
+        monkeypatch.setitem(ARCHITECTURES, name, replace(ARCHITECTURES[name], **slim))
+
+
+@pytest.mark.usefixtures("_slim")
 @pytest.mark.parametrize("kind", SUPPORTED_TYPES)
 @pytest.mark.parametrize("name", ["qwen3moe", "llama"])
 def test_layers_alone_change_no_bit(tmp_path: Path, name: str, kind: str) -> None:
@@ -264,6 +274,7 @@ def test_impossible_sizes_are_refused(tmp_path: Path, size_bytes: int, layers: i
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("_slim")
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
@@ -324,3 +335,28 @@ def test_impossible_targets_are_refused(tmp_path: Path, target: str) -> None:
     with pytest.raises(ConfigError):
         inflate(small, tmp_path / target, 20_000_000)
     assert small.read_bytes() == KIT.read_bytes()
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+
+class Presser:
+    def find_spec(self, name, path, target=None):
+        if name == "numpy.random._pickle":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                pass
+
+sys.meta_path.insert(0, Presser())
+from edge_run.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_ctrl_c_while_numpy_is_imported_is_not_lost(tmp_path: Path) -> None:
+    """Its compiled modules may swallow what is raised meanwhile."""
+    words = [sys.executable, "-c", INTERRUPTED_IMPORT, "inflate", KIT, tmp_path / "grown.gguf", "--size", "20MiB"]
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+    assert list(tmp_path.iterdir()) == []

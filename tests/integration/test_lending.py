@@ -84,7 +84,7 @@ class Witness:
 
 def open_lending(path: Path, share: float, settings: dict[str, Any], by_expert: bool) -> tuple[Engine, Witness]:
     """Open `path` under the smallest budget that works plus `share` of it; a good part of that changes hands."""
-    engine = open_at(path, share, settings, by_expert, chunk_bytes=16 * KIB)
+    engine = open_at(path, share, settings, by_expert, chunk_bytes=32 * KIB)
     plan = engine.plan
     assert plan.lent_bytes > 0.1 * (plan.pinned_bytes + plan.window_bytes + plan.expert_bytes)
     assert plan.streamed_bytes_per_batch > 0 or plan.expert_bytes > 0

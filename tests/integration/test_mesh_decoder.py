@@ -20,7 +20,7 @@ from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.mesh import coordinator, device_group, offers
 from edge_run.runtime.mesh import orders as run_orders
-from edge_run.runtime.mesh.engine import RunOptions, open_mesh_engine
+from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from fake_mesh import Hub
 from in_child import in_child
 from mesh_processes import round_robin
@@ -91,7 +91,7 @@ def test_an_opening_that_is_broken_off_leaves_no_lease_and_nothing_open_on_other
     fresh = ModelConfig(memory="4GiB", cache_folder=tmp_path, chunk_bytes=CHUNK_BYTES, **OPTIONS)  # type: ignore[arg-type]
 
     def open_with(**options: object) -> None:
-        open_mesh_engine(path, fresh, mesh, RunOptions(**options))  # type: ignore[arg-type]
+        open_mesh_engine(path, fresh, mesh, MeshOptions(**options))  # type: ignore[arg-type]
 
     def interrupt(text: str) -> None:
         raise KeyboardInterrupt
@@ -180,7 +180,7 @@ def test_a_device_without_the_model_or_with_other_kernels_is_left_out(folder: Pa
         path,
         ModelConfig(memory="4GiB", chunk_bytes=CHUNK_BYTES, **OPTIONS),
         hub_run.mesh,
-        RunOptions(say=hub_run.said.append),
+        MeshOptions(say=hub_run.said.append),
     )
     try:
         use = hub_run.engine.mesh_use

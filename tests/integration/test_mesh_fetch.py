@@ -18,7 +18,7 @@ from edge_run.base.units import GIB, MIB
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh.engine import RunOptions, open_mesh_engine
+from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from edge_run.runtime.worker.worker import Worker
 from fake_mesh import Hub
 from in_child import in_child
@@ -74,7 +74,7 @@ class Devices:
     @contextlib.contextmanager
     def engine(self) -> Iterator[Engine]:
         config = ModelConfig(memory="4GiB", cache_folder=self.folder / "a", chunk_bytes=CHUNK_BYTES, **OPTIONS)
-        engine = open_mesh_engine(self.path, config, self.hub.join("a"), RunOptions(say=self.said.append))
+        engine = open_mesh_engine(self.path, config, self.hub.join("a"), MeshOptions(say=self.said.append))
         try:
             yield engine
         finally:

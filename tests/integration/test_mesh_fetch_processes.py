@@ -13,7 +13,7 @@ from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.fetch.exchange import PieceExchange
 from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh.engine import RunOptions, open_mesh_engine
+from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from in_child import in_child
 from mesh_processes import MeshOfProcesses, mesh_of, round_robin
 from mosquitto import PROGRAM
@@ -66,7 +66,7 @@ def test_who_is_killed_while_it_fetches_goes_on_where_it_was(grown: Path, tmp_pa
         giving.victim = "b"
         said: list[str] = []
         engine = open_mesh_engine(
-            grown, ModelConfig(memory="4GiB", **OPTIONS, chunk_bytes=16384), here, RunOptions(say=said.append)
+            grown, ModelConfig(memory="4GiB", **OPTIONS, chunk_bytes=16384), here, MeshOptions(say=said.append)
         )
         assert greedy(engine) == wanted
         assert engine.mesh_use is not None

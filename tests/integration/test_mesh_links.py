@@ -36,6 +36,7 @@ from slow_relay import relay
 from tiny_models import make_model
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("mbits", [1, 20])
 def test_a_slow_link_is_measured_in_a_second_or_so(mbits: int) -> None:
     with (

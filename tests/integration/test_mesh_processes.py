@@ -35,8 +35,6 @@ from tiny_models import make_model
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not installed")
 
-ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"}
-
 
 @pytest.mark.parametrize("seeds", [(24, 68, 118), (9, 16, 44), (23, 103)], ids=str)
 def test_faults_change_no_token(seeds: Sequence[int], folder: Path) -> None:
@@ -48,7 +46,7 @@ def test_faults_change_no_token(seeds: Sequence[int], folder: Path) -> None:
         text=True,
         timeout=100,
         check=False,
-        env={**ENVIRONMENT, "PYTHONPATH": str(Path(mesh_faults.__file__).parent)},
+        env={**os.environ, "PYTHONPATH": str(Path(mesh_faults.__file__).parent)},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -71,7 +69,7 @@ def edge_run(home: Path, *arguments: str) -> dict[str, Any]:
         text=True,
         timeout=60,
         check=False,
-        env={**ENVIRONMENT, "HOME": str(home), "XDG_CONFIG_HOME": "", "XDG_CACHE_HOME": ""},
+        env={**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": "", "XDG_CACHE_HOME": ""},
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -93,7 +91,7 @@ def kill_in_mid_answer(home: Path, model: str, worker: int) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**ENVIRONMENT, "HOME": str(home), "XDG_CONFIG_HOME": "", "XDG_CACHE_HOME": ""},
+            env={**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": "", "XDG_CACHE_HOME": ""},
         )
         assert coordinator.stdout is not None
         assert coordinator.stderr is not None
@@ -144,7 +142,7 @@ def test_the_program_spreads_a_model_and_says_what_it_did(grown: Path, tmp_path:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**ENVIRONMENT, "HOME": str(homes[1]), "XDG_CONFIG_HOME": "", "XDG_CACHE_HOME": ""},
+            env={**os.environ, "HOME": str(homes[1]), "XDG_CONFIG_HOME": "", "XDG_CACHE_HOME": ""},
         )
         stack.callback(worker.wait, 15)
         stack.callback(worker.send_signal, signal.SIGTERM)
@@ -235,7 +233,7 @@ def test_a_worker_that_becomes_slow_loses_its_layers_in_the_middle_of_an_answer(
         text=True,
         timeout=100,
         check=False,
-        env={**ENVIRONMENT, "PYTHONPATH": str(Path(mesh_replan.__file__).parent)},
+        env={**os.environ, "PYTHONPATH": str(Path(mesh_replan.__file__).parent)},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])

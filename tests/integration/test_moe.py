@@ -279,6 +279,7 @@ def test_dense_weights_that_do_not_fit_stream_beside_the_experts(moe: Path) -> N
                 (stream,) = (one for one in engine._supplied.streams if isinstance(one, ExpertStreaming))
                 assert stream.prefetch
                 assert stream.prefetch.setting == "off", "routers come and go, so nothing may look at them"
+                assert all(item.what != "prediction" for item in engine.plan.items)
                 read = engine.read_totals.bytes_read
                 engine.decoder.clear()
                 Session(engine.decoder).step(3)

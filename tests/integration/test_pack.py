@@ -68,7 +68,7 @@ def test_what_gains_nothing_is_refused_and_leaves_no_file(run: Callable[..., Res
 def test_the_plan_counts_what_unpacking_takes(model: Path, tmp_path: Path) -> None:
     options = {"context_tokens": 128, "micro_batch_tokens": 16, "threads": 1, "cache_folder": tmp_path}
     grown = edge_run.inflate(model, tmp_path / "grown.gguf", 96 << 20)
-    budget = 150 << 20
+    budget = 130 << 20
     without = edge_run.plan(grown, memory=budget, **options)  # type: ignore[arg-type]
     pack(grown)
     packed = edge_run.plan(grown, memory=budget, **options)  # type: ignore[arg-type]

@@ -103,11 +103,11 @@ def test_a_router_that_runs_before_attention_is_left_alone(folder: Path) -> None
     assert all(layer is None or layer.chosen is None for layer in watcher.layers)
 
 
-def greedy(engine: Engine) -> list[int]:
+def greedy(engine: Engine, n_tokens: int = 100) -> list[int]:
     session = Session(engine.decoder)
     logits, _ = session.feed(PROMPT)
     tokens = [int(logits.argmax())]
-    while len(tokens) < 100:
+    while len(tokens) < n_tokens:
         tokens.append(int(session.step(tokens[-1]).argmax()))
     return tokens
 
@@ -128,11 +128,12 @@ def _tokens_are_the_same(name: str, folder: Path) -> None:
     for policy, prefetch in ways:
         options = {**OPTIONS, "expert_policy": policy, "expert_prefetch": prefetch}
         engine = open_at(path, 0.3, options, by_expert=True)
+        n_tokens = 100 if prefetch == "auto" else 40  # it compares settings for some tokens each
         try:
-            assert greedy(engine) == wanted, (policy, prefetch)
+            assert greedy(engine, n_tokens) == wanted[:n_tokens], (policy, prefetch)
             use = engine.expert_use
             assert use is not None
-            assert use.tokens >= 98
+            assert use.tokens >= n_tokens - 2
             assert use.unused_bytes <= use.prefetched_bytes
             if prefetch not in ("auto", "off"):
                 assert use.prefetched_bytes > 0, (policy, prefetch)

@@ -17,8 +17,8 @@ from edge_run import ModelConfig
 from edge_run.base.units import KIB
 from edge_run.cli.shared.answer import opened
 from edge_run.cli.shared.terminal import Terminal
-from edge_run.runtime.mesh import opening as mesh_opening
-from edge_run.runtime.mesh.opening import MeshOptions
+from edge_run.runtime.mesh import engine as mesh_engine
+from edge_run.runtime.mesh.engine import MeshOptions
 from edge_run.runtime.planning.plan import planner
 from edge_run.runtime.tools.pack import pack
 from edge_run.tiers import gguf_header
@@ -110,7 +110,7 @@ def test_a_run_over_a_mesh_parses_the_header_once(workers: str, tmp_path: Path) 
 
 @in_child
 def _run_over_a_mesh(path: Path, workers: str) -> None:
-    mesh_opening.MEET_S = 0.1
+    mesh_engine.MEET_S = 0.1
     terminal = Terminal()
     terminal.shows_notices = True
     with running(path) as run:

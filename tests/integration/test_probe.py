@@ -35,6 +35,8 @@ class Kernels:
 
     def __init__(self) -> None:
         self.measured: list[tuple[str, int, int, int]] = []
+        self.repacked: list[tuple[str, int, int, int]] = []
+        self.repackable = ""
         self.unknown = ""
         self.interrupted_at = -1
 
@@ -47,6 +49,15 @@ class Kernels:
             raise NotSupported(f"{type_name}: no kernel")
         self.measured.append((type_name, row_elements, tokens, threads))
         return KernelSpeed(type_name, row_elements, tokens, threads, by_expert, 1e9 * len(self.measured))
+
+    def has_repacked_kernel(self, type_name: str, row_elements: int, by_expert: bool) -> bool:
+        return type_name == self.repackable
+
+    def measure_repacked(
+        self, type_name: str, row_elements: int, tokens: int, threads: int, by_expert: bool = False
+    ) -> KernelSpeed:
+        self.repacked.append((type_name, row_elements, tokens, threads))
+        return KernelSpeed(type_name, row_elements, tokens, threads, by_expert, 2e9)
 
     def measure_attention(self, tokens: int, **shape: int) -> float:
         return 5e9 * tokens
@@ -63,7 +74,7 @@ class Load:
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     """Kernels that take no time, disks that take little, and a machine without others on it."""
     kernels = Kernels()
-    for name in ("measure_matmul", "measure_attention", "measure_node_s"):
+    for name in ("measure_matmul", "measure_attention", "measure_node_s", "has_repacked_kernel", "measure_repacked"):
         monkeypatch.setattr(kernels_module, name, getattr(kernels, name))
     monkeypatch.setattr(probing, "OtherLoad", Load)
     monkeypatch.setattr(Load, "share", 0.0)
@@ -138,6 +149,19 @@ def test_it_is_measured_once(run: Run, kernels: Kernels) -> None:
     again = json.loads(run("--json", "-t", 2, "--fresh")[1])
     assert len(kernels.measured) == 8
     assert again["disks"] != json.loads(first)["disks"]
+
+
+def test_repacked_weights_are_measured_where_they_have_a_kernel(run: Run, kernels: Kernels) -> None:
+    kernels.repackable = "Q4_0"
+    code, out, _ = run("-t", 2, "--json")
+    assert code == 0
+    assert kernels.repacked == [("Q4_0", 4096, 1, 2), ("Q4_0", 4096, 512, 2)]
+    profile = json.loads(out)
+    assert [kernel["bytes_per_s"] for kernel in profile["repacked_kernels"]] == [2e9, 2e9]
+    assert len(profile["kernels"]) == 8
+    assert run("-t", 2, "--json")[1] == out
+    assert len(kernels.repacked) == 2, "measured once"
+    assert "weights repacked Q4_0, rows of 4,096: 1 token 1.86 GiB/s, 512 tokens 1.86 GiB/s" in run("-t", 2)[1]
 
 
 def test_a_model_adds_its_kinds_of_weights(run: Run, kernels: Kernels, grown: Path) -> None:
@@ -223,6 +247,7 @@ def test_real_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probing, "USUAL_KINDS", (("Q8_0", 256, False),))
     monkeypatch.setattr(probing, "USUAL_TOKENS", (1,))
     monkeypatch.setattr(probing, "MANY_TOKENS", 16)
+    monkeypatch.setattr(kernels_module, "has_repacked_kernel", lambda *kind: False)  # it has, on some processors
     steps: list[str] = []
     config = ModelConfig(threads=1, cache_folder=tmp_path / "cache")
     profile = probe([tmp_path], None, config, on_step=steps.append, effort=QUICK)

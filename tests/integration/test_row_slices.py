@@ -1,7 +1,7 @@
 """The merge gate for products in slices: logits are llama.cpp's while no large matrix is ever in memory as a whole.
 
-Chunks are of a page, so that most matrices of small models are large. What is released is unreadable at once when there
-are as few frames as can be, so a slice that reads other rows than its own ends the child process.
+Chunks are of a page or two, so that most matrices of small models are large. What is released is unreadable at once
+when there are as few frames as can be, so a slice that reads other rows than its own ends the child process.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_rows_by_slice(
     path, settings = make_model(name, folder, quantisation=quantisation), {**OPTIONS, **options}
     slices = count_slices()
     with fewest_frames(share):
-        engine = open_at(path, share, settings, chunk_bytes=PAGE)
+        engine = open_at(path, share, settings, chunk_bytes=PAGE if quantisation else 2 * PAGE)
     found = Talk(engine.decoder)
     say(found)
     # Under a larger budget, what stays is multiplied by as one, and of a small model that may be all.
@@ -102,7 +102,7 @@ def test_a_pass_that_ends_between_slices_leaves_nothing_behind(folder: Path) -> 
     """
     path, saboteur = make_model("gemma3", folder), sabotage()
     with fewest_frames(0):
-        engine = open_at(path, 0, OPTIONS, chunk_bytes=PAGE)
+        engine = open_at(path, 0, OPTIONS, chunk_bytes=4 * PAGE)
     wanted, n_errors, n_cancelled = decode_anew(engine), 0, 0
     for fails_at in (1, 2, 30, 31, 100, 333):
         saboteur.set(fails_at, 60)  # reads ahead are tried again

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from edge_run.base.units import MIB
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.slices.engine import SliceEngine
-from in_child import in_child
+from in_child import in_child, run_script
 from tiny_models import make_model
 
 # Scales its input; reuses earlier layers' keys and values; has states that are prepared early; is a mixture of experts;
@@ -29,14 +27,7 @@ ARCHITECTURES = ("granite", "gemma3n", "mamba", "granitehybrid", "qwen3moe", "na
 
 
 def compare(path: Path, *flags: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, slices.__file__, str(path), *flags],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, "OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"},
-    )
+    done = run_script(slices.__file__, str(path), *flags)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

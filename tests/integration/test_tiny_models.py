@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tiny_models import ARCHITECTURES, N_EXPERT, N_VOCAB, make_model, silence_llama_logs, split_model
 
-PROMPT_TOKENS = 40
+PROMPT_TOKENS = 16
 DECODED_TOKENS = 3
 MIB = 1 << 20
 
@@ -106,7 +106,8 @@ def test_as_many_shards_as_tensors(folder: Path) -> None:
         split_model(path, n_tensors + 1, folder)
 
 
-def test_the_same_seed_gives_the_same_bytes(folder: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TINY_MODELS")
     first = make_model("jamba", folder / "first").read_bytes()
     assert make_model("jamba", folder / "second").read_bytes() == first
     assert make_model("jamba", folder / "first", seed=1).read_bytes() != first
@@ -120,11 +121,18 @@ def test_scale_grows_the_file(name: str, folder: Path) -> None:
     assert np.isfinite(logits_of(large)).all()
 
 
-def test_a_model_is_made_once(folder: Path) -> None:
+def test_a_model_is_made_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINY_MODELS", str(tmp_path / "store"))
     path = make_model("llama", folder)
     made_at = path.stat().st_mtime_ns
     assert make_model("llama", folder).stat().st_mtime_ns == made_at
     assert [entry.name for entry in folder.iterdir()] == ["llama-1-0.gguf"]
+    stored = tmp_path / "store" / path.name
+    stored_at = stored.stat().st_mtime_ns
+    other = make_model("llama", folder / "other")
+    assert other.read_bytes() == path.read_bytes() == stored.read_bytes()
+    assert not other.samefile(stored)
+    assert stored.stat().st_mtime_ns == stored_at
 
 
 def test_moe_models_have_experts_to_choose_from(folder: Path) -> None:
@@ -138,6 +146,7 @@ def test_moe_models_have_experts_to_choose_from(folder: Path) -> None:
 def test_failure_names_the_reason_and_leaves_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = ARCHITECTURES["dbrx"]
     monkeypatch.setitem(recipe.metadata, "attention.clamp_kqv", "high")  # type: ignore[arg-type]
+    monkeypatch.delenv("TINY_MODELS")
     with pytest.raises(RuntimeError, match=r"dbrx.*clamp_kqv"):
         make_model("dbrx", folder)
     assert not list(folder.iterdir())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -64,7 +65,7 @@ def activations_of_infinite_scale(_: Target) -> bytes:
     [
         ("cluster files", lambda _: DEEP),
         ("join lines", lambda target: target.wrap(DEEP)),
-        ("profiles", lambda target: target.seeds[0].replace(b'"format_version": 2', b'"format_version": ' + HUGE)),
+        ("profiles", lambda target: re.sub(rb'("format_version": )\d+', rb"\g<1>" + HUGE, target.seeds[0])),
         ("bundles", lambda _: b'"a\\nb"'),
         ("bundles", bundle(latent=[6, 0, 5])),
         ("bundles", bundle(latent=[6, 65535, 65535])),

@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edge_run.base.errors import ProtocolError
-from edge_run.partition.latent_codec import MOST_SCALE, RANGE, ZSTD, LatentCodec, fit_codec, fit_rate, fit_rate_to_size
+from edge_run.partition.entropy_coding import RANGE, ZSTD
+from edge_run.partition.latent_codec import MOST_SCALE, LatentCodec, fit_codec, fit_rate, fit_rate_to_size
 
 CHANNELS, POSITIONS = 6, 20
 CODERS = (RANGE, ZSTD)

@@ -23,8 +23,10 @@ MOST_CHUNKS = 9
 IN_FLIGHT = 2  # frames that a plan spares besides the look-ahead asked for: a read in flight and the next
 
 
-def plan_for(segments: Segments, n_places: int, n_ahead: int = LOOKAHEAD_CHUNKS + IN_FLIGHT) -> ResidencyPlan:
-    return plan_residency(segments, frozenset(), 1, n_places, 0, lookahead_chunks=n_ahead - IN_FLIGHT)
+def plan_for(segments: Segments, n_places: int, n_ahead: int | None = None) -> ResidencyPlan:
+    """n_ahead: the frames that are spared; None: as many as a plan of a run spares."""
+    ahead = None if n_ahead is None else n_ahead - IN_FLIGHT
+    return plan_residency(segments, frozenset(), 1, n_places, 0, lookahead_chunks=ahead)
 
 
 @st.composite
@@ -93,8 +95,8 @@ def test_look_ahead_costs_no_more_than_its_frames(segments: Segments, extra: int
     assert len(plan_for(segments, n_places, n_ahead).streamed) <= 1 + fewest_streamed(segments, smaller, None)
 
 
-@given(segments=passes(400), n_ahead=st.sampled_from((2, 6, 18)))
-def test_a_larger_budget_never_means_more_reading(segments: Segments, n_ahead: int) -> None:
+@given(segments=passes(400), n_ahead=st.sampled_from((None, None, 2, 6, 18)))
+def test_a_larger_budget_never_means_more_reading(segments: Segments, n_ahead: int | None) -> None:
     n_chunks = len(set(chain.from_iterable(segments)))
     largest = frames_needed(segments, range(n_chunks))
     plans = [plan_for(segments, n_places, n_ahead) for n_places in range(largest, n_chunks + 1, max(1, n_chunks // 40))]
@@ -102,8 +104,10 @@ def test_a_larger_budget_never_means_more_reading(segments: Segments, n_ahead: i
     assert reads == sorted(reads, reverse=True)
 
 
-@given(segments=passes(400, uses_again=True), share=st.floats(0, 1), n_ahead=st.sampled_from((2, 6, 18)))
-def test_frames_and_pinned_chunks_never_exceed_the_places(segments: Segments, share: float, n_ahead: int) -> None:
+@given(segments=passes(400, uses_again=True), share=st.floats(0, 1), n_ahead=st.sampled_from((None, 2, 6, 18)))
+def test_frames_and_pinned_chunks_never_exceed_the_places(
+    segments: Segments, share: float, n_ahead: int | None
+) -> None:
     chunks = set(chain.from_iterable(segments))
     n_places = frames_needed(segments, chunks) + int(share * len(chunks))
     plan = plan_for(segments, n_places, n_ahead)
@@ -152,8 +156,8 @@ class Model:
         return schedule_pass(needs, may_cut, source.randint(1, SEGMENT_CHUNKS), borders)
 
 
-@given(seed=st.integers(0, 2**32), share=st.floats(0, 1), n_ahead=st.sampled_from((2, 6, 18)))
-def test_passes_that_are_cut_elsewhere_never_get_stuck(seed: int, share: float, n_ahead: int) -> None:
+@given(seed=st.integers(0, 2**32), share=st.floats(0, 1), n_ahead=st.sampled_from((None, 2, 6, 18)))
+def test_passes_that_are_cut_elsewhere_never_get_stuck(seed: int, share: float, n_ahead: int | None) -> None:
     """Every pass gets its chunks, in frames planned for passes of one token, whatever its graph, on any drive."""
     model, source = Model(seed), random.Random(seed)
     schedule = model.pass_of_one()
@@ -172,8 +176,11 @@ def test_a_large_matrix_takes_few_frames() -> None:
     """It would take as many as it has chunks, but most of it is pinned."""
     layers = [tuple(range(i, i + 4)) for i in range(0, 300, 4)]
     matrix = tuple(range(300, 450))
-    in_use = 2 * SEGMENT_CHUNKS + LOOKAHEAD_CHUNKS + IN_FLIGHT
-    assert [plan_for([*layers, matrix], n_places).n_frames for n_places in (150, 180, 300)] == [in_use, in_use, 23]
+    ahead = LOOKAHEAD_CHUNKS + IN_FLIGHT
+    in_use = 2 * SEGMENT_CHUNKS + ahead
+    plans = [plan_for([*layers, matrix], n_places, ahead) for n_places in (150, 180, 300)]
+    assert [plan.n_frames for plan in plans] == [in_use, in_use, 23]
+    assert plan_for([*layers, matrix], 150).n_frames == 2 * SEGMENT_CHUNKS + IN_FLIGHT, "nothing to spare for more"
 
 
 def test_a_table_that_is_also_the_output_is_pinned_first() -> None:

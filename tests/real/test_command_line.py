@@ -105,6 +105,18 @@ def test_a_draft_changes_no_token(files: list[Path], tmp_path: Path) -> None:
     assert drafted["speculation"]["mode"] == "draft+ngram"
 
 
+@pytest.mark.parametrize("path", TEXTS, ids=lambda model: model.name, indirect=True)
+def test_a_json_schema_with_strings(path: Path, tmp_path: Path) -> None:
+    """Inside a string all tokens are candidates: of large vocabularies that is much for a process with a limit."""
+    schema = tmp_path / "schema.json"
+    schema.write_text(
+        '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}}, "required": ["name"]}'
+    )
+    options = ("-p", "A person as JSON:", "-n", "60", "--temp", "0", *KEY, "-jf", str(schema), "--json")
+    found = json.loads(edge_run(tmp_path, path, *options).stdout)
+    assert isinstance(json.loads(found["text"])["name"], str)
+
+
 @pytest.mark.parametrize("path", [NOMIC], ids=lambda model: model.name, indirect=True)
 def test_an_encoder_is_refused_by_what_it_is(path: Path, tmp_path: Path) -> None:
     refused = edge_run(tmp_path, path, *ANSWER, code=NotSupported.exit_code)

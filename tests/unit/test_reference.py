@@ -14,11 +14,12 @@ import pytest
 import edge_run
 from edge_run.base import bench, errors, findings, mesh_status, profile, replay, results, split
 from edge_run.base.config import ModelConfig, SamplingConfig
-from edge_run.cli.app import COMMANDS, SIGPIPE_CODE
+from edge_run.cli.app import SIGPIPE_CODE, app
 from edge_run.cli.shared.chat import EXITS, HELP
 from edge_run.cli.shared.config_file import read_config_file
 from edge_run.cli.shared.options import SETTINGS
 from edge_run.cli.shared.setting import ENVIRONMENT_PREFIX, Setting
+from edge_run.cli.shared.settings_command import CommandGroup
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.stream import Stream
@@ -53,10 +54,18 @@ SECTIONS = _sections()
 def leaves() -> dict[str, click.Command]:
     """Return every command by its name; one of a group is `group name`."""
     found = {}
-    for command in COMMANDS:
-        own = command.commands if isinstance(command, click.Group) else {}
-        found.update({f"{command.name} {name}": one for name, one in own.items()} or {str(command.name): command})
+    for name, command in commands_of(app).items():
+        own = commands_of(command) if isinstance(command, CommandGroup) else {}
+        found.update({f"{name} {one}": command for one, command in own.items()} or {name: command})
     return found
+
+
+def commands_of(group: CommandGroup) -> dict[str, click.Command]:
+    """Return the commands of a group, each found under its own name."""
+    context = click.Context(group)
+    found = {name: group.get_command(context, name) for name in group.list_commands(context)}
+    assert [command and command.name for command in found.values()] == list(found)
+    return {name: command for name, command in found.items() if command}
 
 
 LEAVES = leaves()

@@ -8,6 +8,7 @@ kernel's.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,11 +66,7 @@ class Cells:
 
     def cells_in(self, size_bytes: int, most_cells: int) -> int:
         """Return how many cells, at most `most_cells`, `size_bytes` have room for."""
-        low, high = 0, most_cells
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.bytes_for(middle) <= size_bytes else (low, middle - 1)
-        return low
+        return bisect_right(range(1, most_cells + 1), size_bytes, key=self.bytes_for)
 
 
 class CellCount:

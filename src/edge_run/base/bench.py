@@ -155,9 +155,17 @@ def compare(plan: Plan, measurements: Iterable[Measurement]) -> tuple[Comparison
 
 
 def same_tokens(measurements: Iterable[Measurement]) -> bool | None:
-    """Return whether all of `measurements` gave the same tokens under one numerics key; None for fewer than two."""
-    outcomes = [(measurement.token_ids, measurement.numerics) for measurement in measurements]
-    return len(set(outcomes)) == 1 if len(outcomes) > 1 else None
+    """Return whether all of `measurements` gave the same tokens under one numerics key.
+
+    None for fewer than two, and where only some ran with repacked weights, each kind of run with tokens of its own.
+    """
+    outcomes: dict[str, list[object]] = {}
+    for measurement in measurements:
+        outcome = measurement.token_ids, measurement.numerics
+        outcomes.setdefault(measurement.numerics.repacked, []).append(outcome)
+    if any(len(set(found)) > 1 for found in outcomes.values()):
+        return False
+    return True if len(outcomes) == 1 and sum(map(len, outcomes.values())) > 1 else None
 
 
 def _comparison(name: str, predicted: float | None, measured: RunSpread | None, mmap: RunSpread | None) -> Comparison:

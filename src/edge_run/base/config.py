@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.folders import cache_folder
-from edge_run.base.units import MIB, parse_size
+from edge_run.base.units import GIB, MIB, parse_size
 
 KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 BACKENDS = ("auto", "edge-run", "llama.cpp")
@@ -21,7 +21,10 @@ FLASH_ATTENTION = ("auto", "on", "off")
 EXPERT_POLICIES = ("default", "lru", "lfu", "layer-lru", "layer-lfu")
 EXPERT_PREFETCH = ("auto", "off", "1", "1+", "2")
 PACKED_OFF = "off"
+REPACK = ("auto", "on", "off")
 MESH_ACTIVATIONS = ("exact", "compact")
+PROMPT_CACHE_ON, PROMPT_CACHE_OFF = "on", "off"
+PROMPT_CACHE_BYTES = 4 * GIB
 SPECULATE = ("auto", "off", "ngram", "draft")
 _CHOICES = {
     "backend": BACKENDS,
@@ -29,6 +32,7 @@ _CHOICES = {
     "expert_policy": EXPERT_POLICIES,
     "expert_prefetch": EXPERT_PREFETCH,
     "mesh_activations": MESH_ACTIVATIONS,
+    "repack": REPACK,
     "speculate": SPECULATE,
 }
 MOST_DRAFT_TOKENS = 127
@@ -77,12 +81,18 @@ class ModelConfig:
         is there and measures faster; `off` is none.
     cache_folder: where findings about models and devices are saved; None is `~/.cache/edge-run`, or where the system
         has caches.
+    prompt_cache: `on` keeps what was computed of prompts in `prompts` of the cache folder, to be read back for prompts
+        that begin alike; a path keeps it there; `off` keeps nothing.
+    prompt_cache_size: what of the disk that may take, bytes or text; the least recently used goes first.
     check_file: open a file that is not known in a child process first: llama.cpp ends over some broken files.
     draft: a small model with the same tokens, which guesses what comes next.
     speculate: how tokens are guessed, to be verified in one pass: `draft` (by that model), `ngram` (from the text so
         far), `off`, or `auto`, which is both with a draft model and nothing without one.
     draft_tokens: guesses in one pass at most.
     exact: compute so that tokens are the same, speculation or not: no flash attention, no pass of a single token.
+    repack: whether weights of a model that fits lie as llama.cpp's kernels for several rows at once want them: `on`,
+        all that have such a kernel, as with llama.cpp's own loader by default; `off`, none; `auto`, the types that
+        measured faster on this device (`edge-run probe`), none where it was not measured.
     chunk_bytes: the unit in which weights are read and moved, a power of two, a page or more; less than the default is
         for tests.
     mesh_activations: the form of activations between devices of a mesh: `exact`, or `compact`, which rounds them to
@@ -105,12 +115,15 @@ class ModelConfig:
     expert_prefetch: str = "auto"
     packed: Path | str | None = None
     cache_folder: Path | None = None
+    prompt_cache: Path | str = PROMPT_CACHE_OFF
+    prompt_cache_size: int | str = PROMPT_CACHE_BYTES
     check_file: bool = True
     draft: Path | str | None = None
     speculate: str = "auto"
     draft_tokens: int = 47
     exact: bool = False
     mesh_activations: str = "exact"
+    repack: str = "auto"
     chunk_bytes: int = CHUNK_BYTES
 
     def __post_init__(self) -> None:
@@ -118,6 +131,8 @@ class ModelConfig:
             object.__setattr__(self, "memory", parse_size(self.memory))
         if self.gpu_memory is not None:
             object.__setattr__(self, "gpu_memory", parse_size(self.gpu_memory, least_bytes=0))
+        object.__setattr__(self, "prompt_cache_size", parse_size(self.prompt_cache_size))
+        _require(str(self.prompt_cache) != "", "prompt cache: names no folder; give one, on or off")
         context = self.context_tokens
         _require(
             context is None or 0 <= context <= MOST_CONTEXT_TOKENS,
@@ -158,6 +173,10 @@ class ModelConfig:
             not self.exact or self.kv_types[1] in ("f32", "f16", "bf16"),
             f"exact: excludes {self.kv_types[1]} for V, which needs flash attention; give -ctv f16",
         )
+        _require(
+            self.repack != "on" or self.gpu_memory == 0,
+            "repack on: runs on the processor alone; give --gpu-memory 0, or leave out --repack",
+        )
         _require(not self.exact or not self.gpu_memory, "exact: runs on the processor alone; give --gpu-memory 0")
         if self.exact:
             object.__setattr__(self, "flash_attention", "off")
@@ -182,6 +201,21 @@ class ModelConfig:
     def cache(self) -> Path:
         """The cache folder, named or not. Raises ConfigError where the user has no home folder."""
         return Path(self.cache_folder) if self.cache_folder else cache_folder()
+
+    @property
+    def keeps_prompts(self) -> bool:
+        """Whether prompts are kept on disk."""
+        return str(self.prompt_cache) != PROMPT_CACHE_OFF
+
+    @property
+    def prompt_folder(self) -> Path:
+        """Where prompts are kept. Raises ConfigError where the user has no home folder."""
+        return self.cache / "prompts" if str(self.prompt_cache) == PROMPT_CACHE_ON else Path(self.prompt_cache)
+
+    @property
+    def most_prompt_bytes(self) -> int:
+        """What kept prompts may take of the disk, in bytes."""
+        return parse_size(self.prompt_cache_size)
 
     @property
     def kv_types(self) -> tuple[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -49,9 +48,9 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
 
     mode: who may read and write it, less the umask. Raises OSError.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
-    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
-    try:
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.part")
+    try:  # also of the creation: a Ctrl-C may come right after it
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         yield draft
         draft.replace(path)
     finally:

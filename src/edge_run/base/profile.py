@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,11 @@ class DiskProfile:
         return max(self.reads, key=lambda read: read.block_bytes).bytes_per_s
 
 
+def weight_kind(type_name: str, row_elements: int, *, by_expert: bool) -> str:
+    """Return a name for the weights of a type and a length of rows, as `Q4_0/4096` or `Q4_0/768/experts`."""
+    return f"{type_name}/{row_elements}{'/experts' * by_expert}"
+
+
 @dataclass(frozen=True, slots=True)
 class KernelSpeed:
     """How fast llama.cpp's kernels go through weights: bytes of weights a second, in a pass of `tokens` tokens.
@@ -57,6 +63,11 @@ class KernelSpeed:
     threads: int
     by_expert: bool
     bytes_per_s: float
+
+    @property
+    def kind(self) -> str:
+        """The kind of the weights; see `weight_kind`."""
+        return weight_kind(self.type_name, self.row_elements, by_expert=self.by_expert)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +98,8 @@ class DeviceProfile:
 
     memory_limit_bytes: of the control group, 0 for none. node_s: what a node of a graph costs besides its work.
     stop_s: what it costs to stop a pass between two nodes. attention_flops_per_s: of flash attention on f16 keys and
-    values in a pass of one token, and in one of many.
+    values in a pass of one token, and in one of many. repacked_kernels: those that compute several rows at once, whose
+    numbers lie interleaved, for the weights that have one.
     """
 
     measured_at: str
@@ -103,3 +115,10 @@ class DeviceProfile:
     kernels: tuple[KernelSpeed, ...]
     disks: tuple[DiskProfile, ...]
     gpus: tuple[GpuProfile, ...]
+    repacked_kernels: tuple[KernelSpeed, ...] = ()
+
+    def repacking(self, kinds: Collection[str]) -> DeviceProfile:
+        """Return this profile with the repacked kernels for weights of `kinds`, where these were measured."""
+        repacked = [kernel for kernel in self.repacked_kernels if kernel.kind in kinds]
+        plain = [kernel for kernel in self.kernels if kernel.kind not in {kernel.kind for kernel in repacked}]
+        return replace(self, kernels=(*plain, *repacked))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -11,14 +11,7 @@ if TYPE_CHECKING:  # what only plans and inspects does without NumPy
     import numpy.typing as npt
 
 Logits: TypeAlias = "npt.NDArray[np.float32]"
-
-
-class Clock(Protocol):
-    """Where time comes from: `time.monotonic`, or a test's own."""
-
-    def __call__(self) -> float:
-        """Return seconds since some fixed moment."""
-        ...
+Clock: TypeAlias = Callable[[], float]  # seconds since some fixed moment: `time.monotonic`, or a test's own
 
 
 @dataclass(frozen=True, slots=True)

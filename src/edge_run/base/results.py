@@ -23,6 +23,8 @@ class Numerics:
     """The numerics key: two runs with equal keys give equal logits, bit for bit.
 
     gpu: which one, and what of the model it computes; empty where there is none.
+    use_extra_bufts: whether llama.cpp's own loader repacks all weights that it has kernels for.
+    repacked: the kinds of weights that edge-run repacked; empty for none.
     """
 
     library: str
@@ -36,6 +38,7 @@ class Numerics:
     exact: bool = False
     gpu: str = ""
     mesh_activations: str = "exact"
+    repacked: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,7 @@ class Plan:
     streamed_bytes_per_batch: int = 0
     by_context: tuple[ContextPoint, ...] = ()
     micro_batch_tokens: int = 0
+    repacked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,12 @@ nobody behind `parse` has to think of them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 _T = TypeVar("_T")
@@ -44,10 +46,16 @@ def decode(kind: Callable[..., _T], value: object) -> _T:
 
     Whole numbers are not negative, the others more than 0 and finite; keys are complete and known.
     """
-    fields = typing.get_type_hints(kind)
+    fields = _hints(kind)
     if not isinstance(value, dict) or value.keys() != fields.keys():
         raise ValueError(f"not a {getattr(kind, '__name__', kind)}: {str(value)[:80]!a}")
     return kind(**{name: _decode_field(hint, value[name]) for name, hint in fields.items()})
+
+
+@functools.cache
+def _hints(kind: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the fields of a dataclass with their types, which takes longer to find out than to decode one."""
+    return MappingProxyType(typing.get_type_hints(kind))
 
 
 def _decode_field(hint: Any, value: object) -> Any:

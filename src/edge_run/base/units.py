@@ -42,6 +42,11 @@ def format_size(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B"
 
 
+def format_count(number: int, thing: str) -> str:
+    """Return a number of things for a person to read: `1 token`, `1,200 tokens`."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
 def round_up(value: int, multiple: int) -> int:
     """Return the smallest multiple of `multiple` that is not below `value`."""
     return -(-value // multiple) * multiple

@@ -11,27 +11,18 @@ from typing import NoReturn
 import click
 
 import edge_run
-from edge_run.base.errors import Cancelled, ConfigError, EdgeRunError, TierReadError
-from edge_run.cli.commands.bench import bench
-from edge_run.cli.commands.demo import demo
-from edge_run.cli.commands.doctor import doctor
-from edge_run.cli.commands.inflate import inflate
-from edge_run.cli.commands.pack import pack
-from edge_run.cli.commands.plan import plan
-from edge_run.cli.commands.probe import probe
-from edge_run.cli.commands.replay import replay
-from edge_run.cli.commands.run import run
-from edge_run.cli.commands.trace import trace
-from edge_run.cli.mesh.group import mesh
+from edge_run.base.errors import Cancelled, EdgeRunError, TierReadError
 from edge_run.cli.shared.config_file import refuse_unknown_variables
-from edge_run.cli.shared.options import SETTINGS
 from edge_run.cli.shared.process import end_on_termination, prepare_streams, printable_notices, release_streams
-from edge_run.cli.shared.settings_command import HELP_NAMES, origin
+from edge_run.cli.shared.settings_command import HELP_NAMES, CommandGroup, origin
 from edge_run.cli.shared.terminal import Terminal
-from edge_run.cli.split.group import split
 
 NAME = "edge-run"
-COMMANDS = (run, plan, demo, inflate, pack, doctor, probe, bench, trace, replay, split, mesh)
+_SINGLE = ("run", "chat", "sessions", "plan", "demo", "inflate", "pack", "doctor", "probe", "bench", "trace", "replay")
+_GROUPS = ("split", "mesh")
+COMMANDS = {name: f"edge_run.cli.commands.{name}" for name in _SINGLE} | {
+    name: f"edge_run.cli.{name}.group" for name in _GROUPS
+}
 SIGPIPE_CODE = 141
 
 _HELP = """Run GGUF models that are larger than memory, inside a memory budget; the text is llama.cpp's.
@@ -66,17 +57,16 @@ Exit codes:
 """
 
 
-class Commands(click.Group):
-    """The commands; what does not begin with the name of one is a run."""
+class Commands(CommandGroup):
+    """All commands; what does not begin with the name of one is a run."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put `run` where no command is named; without a word, give help."""
-        if not args:
-            ctx.obj.say_lines(self.get_help(ctx))
-            ctx.exit(ConfigError.exit_code)
-        if not {*HELP_NAMES, "--version"} & set(args):
+        """Put `run` where no command is named."""
+        if args and not {*HELP_NAMES, "--version"} & set(args):
+            from edge_run.cli.shared.options import SETTINGS  # which --version does without
+
             refuse_unknown_variables(SETTINGS)
-        if args[0] not in self.commands and args[0] not in (*HELP_NAMES, "--version"):
+        if args and args[0] not in self.homes and args[0] not in (*HELP_NAMES, "--version"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -87,9 +77,9 @@ class Commands(click.Group):
 
 @click.group(
     cls=Commands,
+    homes=COMMANDS,
     help=_HELP,
     epilog=_EPILOG,
-    commands={str(command.name): command for command in COMMANDS},
     context_settings={"help_option_names": HELP_NAMES, "max_content_width": 100},
 )
 @click.version_option(edge_run.__version__, prog_name=NAME, message="%(prog)s %(version)s")

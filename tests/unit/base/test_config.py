@@ -27,6 +27,7 @@ from edge_run.base.units import GIB
         ("readers", 0, "readers 0"),
         ("readers", 65, "readers 65"),
         ("backend", "vllm", "backend 'vllm'"),
+        ("repack", "maybe", "repack 'maybe': must be one of auto, on, off"),
         ("flash_attention", "maybe", "flash attention 'maybe'"),
         ("kv_type", "f8", "KV type 'f8'"),
         ("kv_type", "f16/f8", "KV type 'f8'"),
@@ -73,6 +74,12 @@ def test_an_unknown_option_is_refused_with_those_that_are_known(kind: type[Any])
     with pytest.raises(ConfigError, match="'n_ctx': unknown") as caught:
         make_config(kind, {"n_ctx": 5})
     assert all(field.name in str(caught.value) for field in dataclasses.fields(kind))
+
+
+def test_weights_beside_a_gpu_are_not_repacked() -> None:
+    with pytest.raises(ConfigError, match="repack on: runs on the processor alone"):
+        ModelConfig(repack="on", gpu_memory="1GiB")
+    assert ModelConfig(repack="on").gpu_memory == 0
 
 
 def test_memory_is_bytes_whoever_wrote_it() -> None:

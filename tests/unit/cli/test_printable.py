@@ -94,6 +94,23 @@ def test_markup_is_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"\[red\]x\[/red\] :smile: \[link=http://a\]b\[/link\]\n", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    "text", ["plain", "a\ttab", "x" * 400, "two\nlines, the second  spaced ", "\u4f60\u597d \u2026"]
+)
+def test_a_notice_without_a_terminal_is_what_rich_writes(
+    text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Terminal().say_lines(text, "red")
+    plain = capsys.readouterr().err
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    Terminal().say_lines(text)
+    assert plain == capsys.readouterr().err
+    Terminal().say_lines(text, "red")
+    coloured = capsys.readouterr().err
+    assert "\x1b[31m" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+
+
 def test_standard_error_is_given_back() -> None:
     from edge_run.cli.shared.process import printable_notices
 

@@ -32,8 +32,10 @@ def chain(n_chunks: int, per_segment: int = 4) -> Segments:
     return [tuple(range(i, min(i + per_segment, n_chunks))) for i in range(0, n_chunks, per_segment)]
 
 
-def plan_for(segments: Segments, n_places: int, must_pin: frozenset[int] = frozenset()) -> ResidencyPlan:
-    return plan_residency(segments, must_pin, CHUNK, n_places * CHUNK, 0)
+def plan_for(
+    segments: Segments, n_places: int, must_pin: frozenset[int] = frozenset(), ahead: int | None = None
+) -> ResidencyPlan:
+    return plan_residency(segments, must_pin, CHUNK, n_places * CHUNK, 0, ahead)
 
 
 def largest_of(segments: Segments, must_pin: frozenset[int]) -> int:
@@ -202,7 +204,7 @@ def test_a_small_table_is_not_worth_reading_by_row() -> None:
 @given(n_chunks=st.integers(600, 6_000), per_segment=st.integers(1, 20), share=st.floats(0.1, 0.9))
 def test_the_planner_of_a_mesh_predicts_what_streaming_takes(n_chunks: int, per_segment: int, share: float) -> None:
     n_places = int(share * n_chunks)
-    plan = plan_for(chain(n_chunks, per_segment), n_places)
+    plan = plan_for(chain(n_chunks, per_segment), n_places, ahead=LOOKAHEAD_CHUNKS)
     spec = DeviceSpec(
         node="n",
         memory_bytes=n_places * CHUNK,
@@ -244,7 +246,8 @@ def test_and_what_it_takes_in_visits(rounds: int, whole: int, lacking: int) -> N
         range(int((first - 1) * per_unit), math.ceil((end - 1) * per_unit)) for first, end in ranges_of(told, "there")
     ]
     segments = [tuple(visit[i : i + 2]) for visit in visits for i in range(0, len(visit), 2)]
-    plan = plan_stage_visits(plan_for(segments, n_places), segments, [tuple(visit) for visit in visits], frozenset(), 0)
+    by_segment = plan_for(segments, n_places, ahead=LOOKAHEAD_CHUNKS)
+    plan = plan_stage_visits(by_segment, segments, [tuple(visit) for visit in visits], frozenset(), 0)
     assert plan is not None
     assert len(visits) == rounds
     assert told.read_bytes["there"] / CHUNK == pytest.approx(len(plan.streamed), abs=rounds + 1)

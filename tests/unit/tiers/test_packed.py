@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -134,7 +135,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
     model: Callable[..., GgufModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = model().shards[0].path
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1000}))
     with pytest.raises(TierReadError, match=r"are needed, the disk has 1000 B free"):
         pack(path)
     assert not leftovers(path.parent)

@@ -9,18 +9,17 @@ import click
 
 from edge_run.base.errors import KernelError
 from edge_run.cli.reports import bench_plot, bench_table
-from edge_run.cli.shared.options import some_settings
-from edge_run.cli.shared.plot_file import draw_plot, plot_option
+from edge_run.cli.shared.options import MODEL, some_settings
+from edge_run.cli.shared.plot_file import PLOT, draw_plot
 from edge_run.cli.shared.process import cleaned_up
 from edge_run.cli.shared.settings import model_config, report
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 
 PROMPT_TOKENS, PREDICT_TOKENS, ROUNDS = 64, 8, 2
-_MODEL = click.Argument(["model_file"], metavar="MODEL", type=click.Path(path_type=Path))
 _SETTINGS = (
     "memory", "ctx_size", "threads", "ubatch_size", "batch_size", "kv_type", "cache_type_k", "cache_type_v",
-    "flash_attn", "readers", "expert_policy", "expert_prefetch", "packed", "cache_dir", "json",
+    "flash_attn", "readers", "expert_policy", "expert_prefetch", "packed", "repack", "cache_dir", "json",
     "verbose",
 )  # fmt: skip
 _EPILOG = """
@@ -37,12 +36,12 @@ def _count(name: str, *short: str, least: int, default: int, help: str) -> click
 @click.command(
     cls=SettingsCommand,
     params=[
-        _MODEL,
+        MODEL,
         _count("--prompt-tokens", least=1, default=PROMPT_TOKENS, help="Length of the prompt: arbitrary tokens."),
         _count("--predict", "-n", least=2, default=PREDICT_TOKENS, help="Tokens after it."),
         _count("--rounds", least=1, default=ROUNDS, help="How often each is measured."),
         click.Option(["--mmap/--no-mmap", "has_mmap"], default=True, help="Measure llama.cpp's mmap too."),
-        plot_option(),
+        PLOT,
         *some_settings(*_SETTINGS),
     ],
     short_help="Predict a model's speed, measure it, and compare with mmap.",
@@ -63,7 +62,6 @@ def bench(context: click.Context, /, model_file: Path, plot: Path | None, **give
     task = Task(given["prompt_tokens"], given["predict"], given["rounds"], given["has_mmap"])
     with Bencher(model_file, config, task, terminal.show) as bencher, cleaned_up(bencher.close):
         result = bencher.run()
-    terminal.erase()
     columns = terminal.console.width if terminal.shows_answer else None
     terminal.write_result(result, given["json"], lambda found: bench_table.describe(found, columns))
     if result.has_same_tokens is False:

@@ -31,7 +31,6 @@ def pack(terminal: Terminal, model: Path, target: Path | None, force: bool) -> N
 
     started = time.monotonic()
     made = pack_model(model, target, is_replacing=force, progress=terminal.percents("packed"))
-    terminal.erase()
     left_out = "".join(
         f"; {name} was left out, which comes down to {made.left_out[name]:.0%}" for name in made.left_out
     )

@@ -13,7 +13,7 @@ from edge_run.base.units import format_size
 from edge_run.cli.reports import forecasts
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.figures import describe_context, describe_gpu, describe_items
-from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.options import MODEL, some_settings
 from edge_run.cli.shared.settings import model_config, report
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
@@ -23,17 +23,16 @@ if TYPE_CHECKING:
     from edge_run.runtime.planning.planner import Planner
 
 PROMPT_TOKENS = 512
-_MODEL = click.Argument(["model_file"], metavar="MODEL", type=click.Path(path_type=Path))
 _SETTINGS = (
     "memory", "gpu_memory", "op_offload", "ctx_size", "threads", "ubatch_size", "batch_size", "kv_type", "cache_type_k",
-    "cache_type_v", "flash_attn", "readers", "packed", "cache_dir", "draft", "speculate", "draft_max", "exact",
-    "json", "verbose",
+    "cache_type_v", "flash_attn", "readers", "packed", "repack", "cache_dir", "draft", "speculate", "draft_max",
+    "exact", "json", "verbose",
 )  # fmt: skip
 
 
 @click.command(
     cls=SettingsCommand,
-    params=[_MODEL, *some_settings(*_SETTINGS)],
+    params=[MODEL, *some_settings(*_SETTINGS)],
     short_help="Say what would go where, and how fast it would be.",
 )
 @click.option(
@@ -62,6 +61,8 @@ def plan(
         return
     planned = planner(model_file, config)
     profile = _profile(planned, model_file, terminal) if is_probed else None
+    if profile and config.repack == "auto":
+        planned = planner(model_file, config)  # what was measured may decide what is repacked
 
     def timed(plan: Plan) -> Plan:
         return planned.timed(plan, profile, model_file, prompt_tokens) if profile else plan
@@ -83,10 +84,7 @@ def _profile(planned: Planner, model: Path, terminal: Terminal) -> DeviceProfile
     if known := recall(planned.gguf, planned.config):
         return known
     terminal.say("Measuring this device for this model; it takes some seconds, and is kept.", NOTICE)
-    try:
-        return probe([], model, planned.config, on_step=terminal.show)
-    finally:
-        terminal.erase()
+    return probe([], model, planned.config, on_step=terminal.show)
 
 
 def _show_plain(model: Path, reason: str, terminal: Terminal) -> None:
@@ -108,6 +106,8 @@ def _show(plan: Plan, planned: Planner, model: Path, profile: DeviceProfile | No
         f"{describe_context(plan)}\n\n"
     )
     terminal.write(f"{forecasts.headline(plan)}\n{describe_items(plan, columns)}\n")
+    if plan.repacked:
+        terminal.write(f"\n{forecasts.repacked(plan)}\n")
     if plan.by_context:
         terminal.write(f"\n{forecasts.by_context(plan)}\n")
     if plan.gpu:

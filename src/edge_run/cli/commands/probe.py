@@ -48,7 +48,6 @@ def probe(context: click.Context, /, folders: tuple[Path, ...], model: Path | No
 
     store = ProfileStore(config.cache_folder)
     profile = measure(folders, model, config, fresh, lambda text: terminal.show(f"{text} (Ctrl-C stops)"), store)
-    terminal.erase()
     if given["json"]:
         terminal.write_json(to_json(profile))
     elif terminal.shows_answer:
@@ -133,7 +132,8 @@ def _tables(profile: DeviceProfile) -> Iterator[_Table]:
             columns if has_limits else columns[:-1],
             rows if has_limits else tuple(row[:-1] for row in rows),
         )
-    for place, kernels in ("", profile.kernels), *((f" on {gpu.backend}", gpu.kernels) for gpu in profile.gpus):
+    on_gpus = ((f" on {gpu.backend}", gpu.kernels) for gpu in profile.gpus)
+    for place, kernels in ("", profile.kernels), (" repacked", profile.repacked_kernels), *on_gpus:
         if kernels:
             widths = sorted({kernel.tokens for kernel in kernels})
             columns = (f"weights{place}", *(f"{tokens} token{'s' * (tokens > 1)}" for tokens in widths))

@@ -12,7 +12,7 @@ from edge_run.base.replay import PolicyReplay, Replay
 from edge_run.base.units import format_size
 from edge_run.cli.reports import replay_plot
 from edge_run.cli.shared.options import some_settings
-from edge_run.cli.shared.plot_file import draw_plot, plot_option
+from edge_run.cli.shared.plot_file import PLOT, draw_plot
 from edge_run.cli.shared.setting import sizes_option
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.tables import align
@@ -35,7 +35,7 @@ _TRACE = click.Argument(["trace"], type=click.Path(path_type=Path))
             ["--policy"], default=ALL, metavar="NAME",
             help="One policy (lru, lfu, layer-lru, layer-lfu, default, or the optimum), or all.  [default: all]",
         ),
-        plot_option(),
+        PLOT,
         *some_settings("json"),
     ],
     short_help="Say how often each cache policy would have had an expert in memory.",
@@ -50,10 +50,7 @@ def replay(
     """
     from edge_run.prefetch.replay import replay as replay_trace
 
-    try:
-        result = replay_trace(trace, budgets, () if policy == ALL else (policy,), terminal.show)
-    finally:
-        terminal.erase()
+    result = replay_trace(trace, budgets, () if policy == ALL else (policy,), terminal.show)
     terminal.write_result(result, given["json"], describe)
     draw_plot(plot, lambda figure: replay_plot.draw(result, figure), terminal)
 

@@ -11,23 +11,22 @@ from edge_run.base.errors import ConfigError
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.results import to_json
 from edge_run.cli.shared.answer import NOTICE
-from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.options import MODEL, some_settings
 from edge_run.cli.shared.settings import MOST_PROMPT_BYTES, model_config, read_prompt, report
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 
 DEFAULT_TOKENS = 128
-_MODEL = click.Argument(["model_file"], metavar="MODEL", type=click.Path(path_type=Path))
 _SETTINGS = (
     "prompt", "file", "memory", "ctx_size", "threads", "ubatch_size", "batch_size", "kv_type", "cache_type_k",
-    "cache_type_v", "flash_attn", "readers", "expert_policy", "expert_prefetch", "packed", "backend",
+    "cache_type_v", "flash_attn", "readers", "expert_policy", "expert_prefetch", "packed", "repack", "backend",
     "cache_dir", "json", "verbose",
 )  # fmt: skip
 
 
 @click.command(
     cls=SettingsCommand,
-    params=[_MODEL, *some_settings(*_SETTINGS)],
+    params=[MODEL, *some_settings(*_SETTINGS)],
     short_help="Record which experts a model's routers choose.",
 )
 @click.option(
@@ -54,19 +53,16 @@ def trace(context: click.Context, /, model_file: Path, output: Path, tokens: int
         prompt = terminal.read_all(MOST_PROMPT_BYTES)
     if prompt is None:
         raise ConfigError("prompt: none; give one with -p, -f or standard input")
-    try:
-        recording = record(
-            model_file,
-            prompt,
-            output,
-            max_tokens=tokens,
-            config=config,
-            is_overwritten=force,
-            opening=Interrupt().hearing_ctrl_c(),
-            on_token=lambda number: terminal.show(f"{number} of {tokens} tokens"),
-        )
-    finally:
-        terminal.erase()
+    recording = record(
+        model_file,
+        prompt,
+        output,
+        max_tokens=tokens,
+        config=config,
+        is_overwritten=force,
+        opening=Interrupt().hearing_ctrl_c(),
+        on_token=lambda number: terminal.show(f"{number} of {tokens} tokens"),
+    )
     if given["json"]:
         terminal.write_json(to_json(recording))
     else:

@@ -11,6 +11,7 @@ import click
 
 from edge_run.base.folders import mesh_folder
 from edge_run.base.mesh_status import ClusterMember, ClusterMembers, OpenInvitation
+from edge_run.cli.mesh.options import ROLES
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.tables import align
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
     from edge_run.devices.members.keeping import ListEditor
     from edge_run.devices.members.member_list import MemberList
 
-
-def _node_argument() -> click.Argument:
-    return click.Argument(["node"], metavar="NODE")
+_NODE = click.Argument(["node"], metavar="NODE")
 
 
 @click.command(cls=SettingsCommand, params=[*some_settings("json")], short_help="Show who is a member, in which role.")
@@ -62,7 +61,7 @@ def describe(found: ClusterMembers) -> str:
     return "\n".join(lines) + "\n"
 
 
-@click.command(cls=SettingsCommand, params=[_node_argument()], short_help="Send a device away, for good.")
+@click.command(cls=SettingsCommand, params=[_NODE], short_help="Send a device away, for good.")
 @click.pass_obj
 def remove(terminal: Terminal, /, node: str) -> None:
     """Send the device NODE (its id, or its name) away: all others refuse its key from now on, and cut its links.
@@ -81,7 +80,7 @@ def remove(terminal: Terminal, /, node: str) -> None:
 
 @click.command(
     cls=SettingsCommand,
-    params=[_node_argument(), click.Argument(["role"], type=click.Choice(["compute", "use", "lead"]))],
+    params=[_NODE, click.Argument(["role"], type=ROLES)],
     short_help="Say what a device may do.",
 )
 @click.pass_obj
@@ -114,7 +113,7 @@ def rotate(terminal: Terminal, /) -> None:
     terminal.say("The cluster has another secret.")
 
 
-@click.command("hand-on", cls=SettingsCommand, params=[_node_argument()], short_help="Make another device the founder.")
+@click.command("hand-on", cls=SettingsCommand, params=[_NODE], short_help="Make another device the founder.")
 @click.pass_obj
 def hand_on(terminal: Terminal, /, node: str) -> None:
     """Make the device NODE the founder, as soon as `edge-run mesh join` runs there. Only on the founder's device.
@@ -150,10 +149,7 @@ def _change(
         member = listed_in(known_cluster(folder)).find(must_have)
         name, node = f"{member.name} ({member.node})", member.node
     terminal.show("telling the others")
-    try:
-        _, untold = make_change(folder, lambda editor: change(editor, node), lambda listed: is_made(listed, node))
-    finally:
-        terminal.erase()
+    _, untold = make_change(folder, lambda editor: change(editor, node), lambda listed: is_made(listed, node))
     if untold:
         terminal.say(f"Nobody was told yet ({untold}): the others hear of it once `edge-run mesh join` runs here.")
     return name

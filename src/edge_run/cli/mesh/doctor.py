@@ -8,7 +8,7 @@ import click
 
 import edge_run
 from edge_run.base.folders import mesh_folder
-from edge_run.cli.mesh.options import broker_option
+from edge_run.cli.mesh.options import OTHER_BROKER
 from edge_run.cli.reports.findings import EXIT_CODES, end_with_report
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
@@ -17,7 +17,7 @@ from edge_run.cli.shared.terminal import Terminal
 
 @click.command(
     cls=SettingsCommand,
-    params=[broker_option("Another address of the broker than the join line's."), *some_settings("json")],
+    params=[OTHER_BROKER, *some_settings("json")],
     short_help="Say what is wrong with the mesh, and what to do.",
     epilog=EXIT_CODES,
 )

@@ -13,14 +13,12 @@ from edge_run.base.errors import ConfigError
 from edge_run.base.folders import mesh_folder
 from edge_run.cli.mesh.invitation import show_invitation
 from edge_run.cli.mesh.options import (
-    authority_option,
-    broker_option,
+    AUTHORITY,
+    DEVICE_OPTIONS,
+    INVITATION_OPTIONS,
+    REPLACE,
     check_free,
     checked_authority,
-    invitation_options,
-    listen_option,
-    port_option,
-    replace_option,
 )
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
@@ -30,8 +28,12 @@ from edge_run.cli.shared.terminal import Terminal
 @click.command(
     cls=SettingsCommand,
     params=[
-        broker_option("An MQTT broker that is there: mqtt://[USER:PASSWORD@]HOST[:PORT], mqtts:// for TLS."),
-        authority_option(),
+        click.Option(
+            ["--broker"],
+            metavar="URL",
+            help="An MQTT broker that is there: mqtt://[USER:PASSWORD@]HOST[:PORT], mqtts:// for TLS.",
+        ),
+        AUTHORITY,
         click.Option(["--acl"], metavar="FILE", help="With --broker: write the access list of a mosquitto to FILE."),
         click.Option(
             ["--serve"],
@@ -39,11 +41,9 @@ from edge_run.cli.shared.terminal import Terminal
             help="Without --broker: where `mesh join` on this device runs one; 0.0.0.0 is for the whole network.  "
             "[default: 127.0.0.1:1883]",
         ),
-        click.Option(["--name"], metavar="TEXT", help="What people call this device.  [default: its host name]"),
-        listen_option(),
-        port_option(),
-        *invitation_options(),
-        replace_option(),
+        *DEVICE_OPTIONS,
+        *INVITATION_OPTIONS,
+        REPLACE,
         *some_settings("json"),
     ],
     short_help="Make a cluster, and print the line that lets others join.",
@@ -55,7 +55,7 @@ def init(terminal: Terminal, /, broker: str | None, serve: str | None, **given: 
     The line lets devices in while `edge-run mesh join` runs here: treat it as a password. Without --broker this device
     runs one, as long as `mesh join` runs on it. Needs the `mesh` extra.
     """
-    from edge_run.devices.members.cluster import PORT, new_cluster, parse_place, write_cluster
+    from edge_run.devices.members.cluster import PORT, new_cluster, parse_place, place_text, write_cluster
     from edge_run.devices.members.identity import device_key
     from edge_run.devices.members.keeping import found
     from edge_run.devices.mesh.opening import EVERYWHERE, check_listen
@@ -70,7 +70,7 @@ def init(terminal: Terminal, /, broker: str | None, serve: str | None, **given: 
     own = broker or ""
     if broker is None:
         host, port = parse_place(serve or "127.0.0.1", PORT)
-        serves = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        serves = place_text(host, port)
         own = f"mqtt://127.0.0.1:{port}" if host in EVERYWHERE else f"mqtt://{serves}"
     device = device_key(folder)
     cluster = dataclasses.replace(

@@ -8,7 +8,7 @@ import click
 
 from edge_run.base.folders import mesh_folder
 from edge_run.cli.mesh.invitation import show_invitation
-from edge_run.cli.mesh.options import invitation_options
+from edge_run.cli.mesh.options import INVITATION_OPTIONS
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
@@ -16,7 +16,7 @@ from edge_run.cli.shared.terminal import Terminal
 
 @click.command(
     cls=SettingsCommand,
-    params=[*invitation_options(), *some_settings("json")],
+    params=[*INVITATION_OPTIONS, *some_settings("json")],
     short_help="Print a line that lets other devices join.",
 )
 @click.pass_obj

@@ -16,15 +16,7 @@ import click
 from edge_run.base.errors import ConfigError, MeshError
 from edge_run.base.folders import mesh_folder
 from edge_run.base.mesh import Joined, Lost, MembersChanged, MeshEvent
-from edge_run.cli.mesh.options import (
-    authority_option,
-    broker_option,
-    check_free,
-    checked_authority,
-    listen_option,
-    port_option,
-    replace_option,
-)
+from edge_run.cli.mesh.options import AUTHORITY, DEVICE_OPTIONS, REPLACE, check_free, checked_authority
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.process import cleaned_up
 from edge_run.cli.shared.setting import size_option
@@ -53,13 +45,13 @@ _PATH = click.Path(path_type=Path)
             help="Of its disk, for layers of models that it lacks: it fetches those that it computes from the others.  "
             "[default: none]",
         ),
-        click.Option(["--name"], metavar="TEXT", help="What people call this device.  [default: its host name]"),
-        listen_option(),
-        port_option(),
-        broker_option("Another address of the broker than the join line's; is remembered."),
-        authority_option(),
+        *DEVICE_OPTIONS,
+        click.Option(
+            ["--broker"], metavar="URL", help="Another address of the broker than the join line's; is remembered."
+        ),
+        AUTHORITY,
         click.Option(["--home-assistant"], is_flag=True, help="Show it to Home Assistant, by the same broker."),
-        replace_option(),
+        REPLACE,
         *some_settings("memory", "threads", "cache_dir", "verbose"),
     ],
     short_help="Take part, until Ctrl-C; LINE is what `mesh init` or `mesh invite` printed.",

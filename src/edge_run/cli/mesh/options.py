@@ -12,58 +12,6 @@ from edge_run.base.errors import ConfigError
 MOST_DAYS, MOST_DIGITS = 365, 9
 
 
-def broker_option(help: str) -> click.Option:
-    """Return --broker."""
-    return click.Option(["--broker"], metavar="URL", help=help)
-
-
-def listen_option() -> click.Option:
-    """Return --listen."""
-    help = (
-        "For data links, also of runs on this device; 0.0.0.0 is every network card; may be repeated; is remembered.  "
-        "[default: 127.0.0.1]"
-    )
-    return click.Option(["--listen"], multiple=True, metavar="ADDRESS", help=help)
-
-
-def port_option() -> click.Option:
-    """Return --port."""
-    help = "Of the data link, that of a run being the next one; 0: any that is free; is remembered.  [default: 0]"
-    return click.Option(["--port"], type=click.IntRange(0, 65534), metavar="N", help=help)
-
-
-def authority_option() -> click.Option:
-    """Return --authority."""
-    help = "PEM file of who vouches for a TLS broker that the system does not know."
-    return click.Option(["--authority"], metavar="FILE", help=help)
-
-
-def replace_option() -> click.Option:
-    """Return --replace."""
-    return click.Option(["--replace"], is_flag=True, help="Leave the cluster that this device belongs to.")
-
-
-def invitation_options() -> list[click.Option]:
-    """Return what an invitation is told: --role, --uses, --expires, --find, --show-line."""
-    return [
-        click.Option(
-            ["--role"], type=click.Choice(["compute", "use", "lead"]), default="use",
-            help="What whoever comes in may do. compute: compute for others; use: run models on the mesh, too; lead: "
-            "invite and remove, too.  [default: use]",
-        ),
-        click.Option(
-            ["--uses"], type=click.IntRange(1, 256), default=16, metavar="N",
-            help="How many devices may come in with the line.  [default: 16]",
-        ),
-        click.Option(
-            ["--expires"], callback=duration_option, default="24h", metavar="TIME",
-            help="How long the line is good for, as 30m, 24h or 7d.  [default: 24h]",
-        ),
-        click.Option(["--find"], is_flag=True, help="No address in the join line: devices look for the broker."),
-        click.Option(["--show-line"], is_flag=True, help="The join line, a secret, also with --json."),
-    ]  # fmt: skip
-
-
 def duration_option(context: click.Context, parameter: click.Parameter, text: str) -> int:
     """Return the seconds that a time means, as people write it: a click callback."""
     number, unit = text[:-1], {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
@@ -76,6 +24,43 @@ def duration_option(context: click.Context, parameter: click.Parameter, text: st
     ):
         raise click.BadParameter(f"{text!r}: must be 1s to {MOST_DAYS}d, as 30m, 24h or 7d", context, parameter)
     return int(number) * unit
+
+
+ROLES = click.Choice(["compute", "use", "lead"])
+OTHER_BROKER = click.Option(["--broker"], metavar="URL", help="Another address of the broker than the join line's.")
+DEVICE_OPTIONS = (
+    click.Option(["--name"], metavar="TEXT", help="What people call this device.  [default: its host name]"),
+    click.Option(
+        ["--listen"], multiple=True, metavar="ADDRESS",
+        help="For data links, also of runs on this device; 0.0.0.0 is every network card; may be repeated; is "
+        "remembered.  [default: 127.0.0.1]",
+    ),
+    click.Option(
+        ["--port"], type=click.IntRange(0, 65534), metavar="N",
+        help="Of the data link, that of a run being the next one; 0: any that is free; is remembered.  [default: 0]",
+    ),
+)  # fmt: skip
+AUTHORITY = click.Option(
+    ["--authority"], metavar="FILE", help="PEM file of who vouches for a TLS broker that the system does not know."
+)
+REPLACE = click.Option(["--replace"], is_flag=True, help="Leave the cluster that this device belongs to.")
+INVITATION_OPTIONS = (
+    click.Option(
+        ["--role"], type=ROLES, default="use",
+        help="What whoever comes in may do. compute: compute for others; use: run models on the mesh, too; lead: "
+        "invite and remove, too.  [default: use]",
+    ),
+    click.Option(
+        ["--uses"], type=click.IntRange(1, 256), default=16, metavar="N",
+        help="How many devices may come in with the line.  [default: 16]",
+    ),
+    click.Option(
+        ["--expires"], callback=duration_option, default="24h", metavar="TIME",
+        help="How long the line is good for, as 30m, 24h or 7d.  [default: 24h]",
+    ),
+    click.Option(["--find"], is_flag=True, help="No address in the join line: devices look for the broker."),
+    click.Option(["--show-line"], is_flag=True, help="The join line, a secret, also with --json."),
+)  # fmt: skip
 
 
 def checked_authority(given: dict[str, Any]) -> str | None:

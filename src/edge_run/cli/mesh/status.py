@@ -11,7 +11,7 @@ from edge_run.base.folders import mesh_folder
 from edge_run.base.mesh import Document, JsonValue, names_apart
 from edge_run.base.mesh_status import MeshMember, MeshStatus
 from edge_run.base.units import format_size
-from edge_run.cli.mesh.options import broker_option
+from edge_run.cli.mesh.options import OTHER_BROKER
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.printable import one_line
 from edge_run.cli.shared.settings_command import SettingsCommand
@@ -21,7 +21,7 @@ from edge_run.cli.shared.terminal import Terminal
 
 @click.command(
     cls=SettingsCommand,
-    params=[broker_option("Another address of the broker than the join line's."), *some_settings("json")],
+    params=[OTHER_BROKER, *some_settings("json")],
     short_help="Show who is there, what each has, and what it does.",
 )
 @click.pass_obj
@@ -41,7 +41,6 @@ def status(terminal: Terminal, /, broker: str | None, **given: Any) -> None:
         found = look(node, cluster)
     finally:
         node.close()
-        terminal.erase()
     terminal.write_result(found, given["json"], describe)
 
 

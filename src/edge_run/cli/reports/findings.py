@@ -9,6 +9,7 @@ import click
 
 from edge_run.base.findings import NOTE, OK, PROBLEM, Finding, Report
 from edge_run.base.results import to_json
+from edge_run.base.units import format_count
 from edge_run.cli.shared.printable import one_line
 from edge_run.cli.shared.terminal import Terminal
 
@@ -34,11 +35,7 @@ def _show(report: Report, terminal: Terminal) -> None:
     for finding in report.findings:
         advice = f" -> {finding.advice}" if finding.advice else ""
         _put(terminal, finding.state, f" {finding.topic:{width}}  {finding.finding}{advice}")
-    _put(terminal, "", f"{_count(report.problems, 'problem')}, {_count(report.notes, 'note')}")
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    _put(terminal, "", f"{format_count(report.problems, 'problem')}, {format_count(report.notes, 'note')}")
 
 
 def _put(terminal: Terminal, state: str, text: str) -> None:

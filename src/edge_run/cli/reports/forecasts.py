@@ -19,6 +19,11 @@ def headline(plan: Plan) -> str:
     return f"Inside {budget} all of it stays in memory:"
 
 
+def repacked(plan: Plan) -> str:
+    """Return which weights are repacked."""
+    return f"Repacked for kernels that compute several rows at once: {', '.join(plan.repacked)} (type/row length)."
+
+
 def describe(plan: Plan, micro_batch_tokens: int, columns: int | None) -> str:
     """Return the times that are expected, each with its reason, wrapped at `columns`."""
     forecast = plan.forecast

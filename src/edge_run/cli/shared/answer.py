@@ -20,7 +20,7 @@ from edge_run.cli.shared.terminal import Terminal
 if TYPE_CHECKING:
     from edge_run.runtime.generation.model import Model
     from edge_run.runtime.generation.stream import Stream
-    from edge_run.runtime.mesh.opening import MeshOptions
+    from edge_run.runtime.mesh.engine import MeshOptions
 
 NOTICE = "dim"
 _ENDS_IF = "if its file is cut or its drive fails meanwhile, the system ends the process (SIGBUS)"
@@ -53,7 +53,7 @@ def opened(
 
     announce_end(partial(_end, path))
     terminal.show(f"Opening {path.name}")
-    interrupt = mesh.run.interrupt if mesh else Interrupt()
+    interrupt = mesh.interrupt if mesh else Interrupt()
     with interrupt.hearing_ctrl_c():
         model = Model(path, config=config, chat_template=chat_template, mesh=mesh)
     terminal.erase()
@@ -72,11 +72,19 @@ def opened(
             )
         if model.plan.context_tokens < model.plan.wanted_context_tokens:
             terminal.say(f"a {figures.describe_context(model.plan)}")
+        say_notices(model, terminal)
         if limits := model.speculation.reason:
             terminal.say(limits)
         if backend.name == "edge-run" and terminal.shows_notices and not is_quiet:
             terminal.say(figures.describe_plan(path.name, model.plan), NOTICE)
         yield model
+
+
+def say_notices(model: Model, terminal: Terminal, n_said: int = 0) -> int:
+    """Say the notices of `model` after the first `n_said`; return how many there are."""
+    for notice in model.notices[n_said:]:
+        terminal.say(notice)
+    return len(model.notices)
 
 
 def _end(path: Path, what: str) -> None:

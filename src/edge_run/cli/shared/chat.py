@@ -4,100 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from edge_run.base.config import SamplingConfig
-from edge_run.base.errors import ContextFull, EdgeRunError
+from edge_run.base.errors import ConfigError, ContextFull, EdgeRunError
 from edge_run.cli.shared import figures
-from edge_run.cli.shared.answer import NOTICE, say_figures, show
+from edge_run.cli.shared.answer import NOTICE, say_figures, say_notices, show
+from edge_run.cli.shared.conversation_book import ConversationBook
+from edge_run.cli.shared.talks import PlainTalk, Talk
 from edge_run.cli.shared.terminal import Terminal
 
 if TYPE_CHECKING:
     from edge_run.runtime.generation.model import Model
-    from edge_run.runtime.generation.stream import Stream
+    from edge_run.runtime.keeping.conversations import Conversation
 
 PROMPT, MORE_PROMPT = "> ", ". "
 EXITS = ("/exit", "/quit", "/bye")
 HELP = """\
 /clear  forget the conversation
 /stats  figures since the start
+/save NAME, /load NAME  keep the conversation under a name; go on with one that was kept
 /exit   leave (or Ctrl-D)
 A backslash at the end of a line continues it on the next. Ctrl-C stops an answer; what it said stays."""
 
 
-class Talk(Protocol):
-    """A conversation, as the model sees it."""
-
-    hint: str
-
-    def ask(self, text: str) -> Stream:
-        """Begin to answer `text`, without keeping it."""
-        ...
-
-    def keep(self, text: str, answer: str) -> None:
-        """Make `text` and its answer part of the conversation."""
-        ...
-
-    def clear(self) -> None:
-        """Forget everything but the system prompt."""
-        ...
-
-
-class TemplateTalk:
-    """Messages, put into words by the model's chat template."""
-
-    hint = "Write a message; /help says what else."
-
-    def __init__(self, model: Model, system_prompt: str, max_tokens: int | None, sampling: SamplingConfig) -> None:
-        self._model, self._max_tokens, self._sampling = model, max_tokens, sampling
-        self._system = [{"role": "system", "content": system_prompt}] if system_prompt else []
-        self._messages = list(self._system)
-
-    def ask(self, text: str) -> Stream:
-        """Begin to answer the message `text`. Raises NotSupported where there is no template."""
-        messages = [*self._messages, {"role": "user", "content": text}]
-        return self._model.stream_chat(messages, max_tokens=self._max_tokens, sampling=self._sampling)
-
-    def keep(self, text: str, answer: str) -> None:
-        """Make both messages part of the conversation."""
-        self._messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
-
-    def clear(self) -> None:
-        """Forget all messages but the system's."""
-        self._messages = list(self._system)
-
-
-class PlainTalk:
-    """A text that the user and the model write in turn."""
-
-    hint = "This model continues the text that you write; Return alone lets it go on, /help says what else."
-
-    def __init__(self, model: Model, beginning: str, max_tokens: int | None, sampling: SamplingConfig) -> None:
-        self._model, self._max_tokens, self._sampling = model, max_tokens, sampling
-        self._beginning = self._text = beginning
-
-    def ask(self, text: str) -> Stream:
-        """Begin to continue the text so far with `text` after it."""
-        return self._model.generate(self._joined(text), max_tokens=self._max_tokens, sampling=self._sampling)
-
-    def keep(self, text: str, answer: str) -> None:
-        """Make both part of the text."""
-        self._text = self._joined(text) + answer
-
-    def clear(self) -> None:
-        """Begin again."""
-        self._text = self._beginning
-
-    def _joined(self, text: str) -> str:
-        is_apart = not self._text or not text or self._text[-1].isspace() or text[0].isspace()
-        return self._text + text if is_apart else f"{self._text} {text}"
-
-
 class Chat:
-    """The loop of a chat. `run` returns when the user leaves."""
+    """The loop of a chat. `run` returns when the user leaves.
 
-    def __init__(self, model: Model, talk: Talk, terminal: Terminal) -> None:
-        self._model, self._talk, self._terminal = model, talk, terminal
+    book: keeps the conversation as it goes on; None keeps none.
+    """
+
+    def __init__(self, model: Model, talk: Talk, terminal: Terminal, book: ConversationBook | None = None) -> None:
+        self._model, self._talk, self._terminal, self._book = model, talk, terminal, book
+        self._n_notices = len(model.notices)
+
+    def resume(self, conversation: Conversation) -> None:
+        """Go on with a conversation that was kept. Raises ConfigError where it is of another kind."""
+        self._talk.resume(conversation.parts)
+        if self._book:
+            self._book.resume(conversation)
+        self._terminal.say(f"Going on with {conversation.name}, {len(conversation.tokens)} tokens.", NOTICE)
 
     def run(self, first: str | None = None) -> None:
         """Answer `first`, where there is one, then what the user writes, until the user leaves."""
@@ -134,13 +79,29 @@ class Chat:
             self._terminal.say_lines(HELP)
         elif command == "/clear":
             self._talk.clear()
+            if self._book:
+                self._book.begin()
             self._terminal.say("The conversation is empty again.", NOTICE)
         elif command == "/stats":
             self._say_stats()
+        elif command.partition(" ")[0] in ("/save", "/load"):
+            self._keep_or_load(*command.split(maxsplit=1))
         elif command.startswith("/") and command[1:].isalpha():
             self._terminal.say(f"{command}: no such command; /help lists them. A space before it makes it text.")
         elif command or isinstance(self._talk, PlainTalk):
             self._answer(text)
+
+    def _keep_or_load(self, command: str, name: str = "") -> None:
+        try:
+            if self._book is None:
+                raise ConfigError("nothing is kept of this chat; --prompt-cache on does")
+            if command == "/save":
+                self._book.name_it(name, self._talk.parts)
+                self._terminal.say(f"Kept as {name}.", NOTICE)
+            else:
+                self.resume(self._book.conversations.load(name))
+        except EdgeRunError as error:
+            self._terminal.say(f"{command}: {error}")
 
     def _say_stats(self) -> None:
         for line in figures.describe_stats(self._model.plan, self._model.stats):
@@ -157,7 +118,17 @@ class Chat:
             return
         if answer.text:
             self._talk.keep(text, answer.text)
+            self._write_down()
+        self._n_notices = say_notices(self._model, self._terminal, self._n_notices)
         say_figures(answer, self._terminal, is_chat=True)
+
+    def _write_down(self) -> None:
+        """Keep the conversation as it is now; where that fails, say so, and go on."""
+        try:
+            if self._book:
+                self._book.write(self._talk.parts)
+        except EdgeRunError as error:
+            self._terminal.say(str(error))
 
 
 def read_message(terminal: Terminal) -> str:

@@ -13,11 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 from edge_run.base.errors import ConfigError
 from edge_run.base.folders import config_folder
 from edge_run.cli.shared.setting import ENVIRONMENT_PREFIX, Setting
@@ -55,7 +50,7 @@ def read_config_file(path: Path, settings: Iterable[Setting]) -> dict[str, Any]:
     Raises ConfigError for a file that cannot be read, is no TOML, or says what none of `settings` understands.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = _parse_toml(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
@@ -72,3 +67,12 @@ def read_config_file(path: Path, settings: Iterable[Setting]) -> dict[str, Any]:
             raise ConfigError(f"{path}: {key} = {value!r}: must be {setting.kind}")
         values[str(setting.name)] = value
     return values
+
+
+def _parse_toml(text: str) -> dict[str, Any]:
+    """Return what a TOML text says. Raises ValueError. Most devices have no such file, and load no parser."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    return tomllib.loads(text)

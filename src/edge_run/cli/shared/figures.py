@@ -13,7 +13,7 @@ from edge_run.base.results import (
     Stats,
     TuningDecision,
 )
-from edge_run.base.units import format_size
+from edge_run.base.units import format_count, format_size
 from edge_run.cli.shared.tables import with_reasons
 
 
@@ -81,7 +81,7 @@ def _duration(seconds: float) -> str:
 
 def describe_speed(generation: Generation) -> str:
     """Return how fast an answer came."""
-    parts = [_count(generation.completion_tokens, "token")]
+    parts = [format_count(generation.completion_tokens, "token")]
     if generation.decode_tokens_per_s:
         parts[0] += f" at {_rate(generation.decode_tokens_per_s)} tokens/s"
     if generation.speculation.passes:
@@ -143,15 +143,11 @@ def describe_end(generation: Generation, is_chat: bool) -> str:
 def describe_stats(plan: Plan, stats: Stats) -> list[str]:
     """Return the figures of all answers so far."""
     return [
-        f"{_count(stats.generations, 'answer')}, {_count(stats.completion_tokens, 'token')}; "
-        f"prompts of {_count(stats.prompt_tokens, 'token')}",
+        f"{format_count(stats.generations, 'answer')}, {format_count(stats.completion_tokens, 'token')}; "
+        f"prompts of {format_count(stats.prompt_tokens, 'token')}",
         describe_use(plan, stats.memory, stats.io, stats.load_s),
         *describe_experts(stats.experts),
     ]
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 def _rate(tokens_per_s: float) -> str:

@@ -19,12 +19,14 @@ from edge_run.base.config import (
     FLASH_ATTENTION,
     KV_TYPES,
     MESH_ACTIVATIONS,
+    REPACK,
     SPECULATE,
     ModelConfig,
     SamplingConfig,
 )
 from edge_run.cli.shared.setting import Setting, size_option
 
+MODEL = click.Argument(["model_file"], metavar="MODEL", type=click.Path(path_type=Path))
 _DEFAULTS = {field.name: field.default for kind in (ModelConfig, SamplingConfig) for field in dataclasses.fields(kind)}
 _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
 _NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
@@ -37,25 +39,14 @@ def _default(field: str) -> str:
     return f" [default: {_DEFAULTS[field]}]"
 
 
-def _prompt(*names: str, help: str, **attributes: Any) -> Setting:
-    return Setting(*names, group="Prompt", help=help, **attributes)
-
-
-def _answer(*names: str, help: str, **attributes: Any) -> Setting:
-    return Setting(*names, group="Answer", help=help, **attributes)
-
-
 def _sampling(*names: str, field: str, help: str, **attributes: Any) -> Setting:
     return Setting(*names, group="Sampling", field=field, help=help + _default(field), **attributes)
 
 
-def _memory(*names: str, help: str, field: str = "", **attributes: Any) -> Setting:
-    return Setting(*names, group="Memory and speed", field=field, help=help, **attributes)
-
-
-def _output(*names: str, help: str, **attributes: Any) -> Setting:
-    return Setting(*names, group="Output", help=help, default=None, **attributes)
-
+_prompt = functools.partial(Setting, group="Prompt")
+_answer = functools.partial(Setting, group="Answer")
+_memory = functools.partial(Setting, group="Memory and speed")
+_output = functools.partial(Setting, group="Output", default=None)
 
 SETTINGS: tuple[Setting, ...] = (
     _prompt("-m", "--model", help="The model, instead of the first argument.", **_FILE),
@@ -136,8 +127,22 @@ SETTINGS: tuple[Setting, ...] = (
         help="The model's experts, compressed by edge-run pack; off: none. [default: MODEL.packed, where it is there]",
     ),
     _memory(
+        "--repack", field="repack", type=click.Choice(REPACK),
+        help="Whether weights of a model that fits are repacked for kernels that compute several rows at once; auto: "
+        "the types that measured faster (edge-run probe). Part of the numerics key." + _default("repack"),
+    ),
+    _memory(
         "--cache-dir", field="cache_folder", type=click.Path(path_type=Path), metavar="FOLDER",
         help="For what is known of models and devices, and layers fetched over a mesh. [default: ~/.cache/edge-run]",
+    ),
+    _memory(
+        "--prompt-cache", field="prompt_cache", metavar="on|off|FOLDER",
+        help="Keep what was computed of prompts on disk, and read it back for prompts that begin alike. [default: off; "
+        "on in a chat]",
+    ),
+    _memory(
+        "--prompt-cache-size", field="prompt_cache_size", callback=size_option, metavar="SIZE",
+        help="What that may take of the disk; the least recently used goes first. [default: 4GiB]",
     ),
     _memory(
         "--check-file/--no-check-file", field="check_file", default=None,

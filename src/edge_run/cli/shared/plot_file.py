@@ -25,16 +25,6 @@ SUFFIX = ".png"
 INCHES, DOTS_PER_INCH = (9.0, 4.8), 150
 
 
-def plot_option() -> click.Option:
-    """Return the option that names the picture; its value was checked by `check_plot`."""
-
-    def check(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-        return None if path is None else check_plot(path)
-
-    kind = click.Path(path_type=Path)
-    return click.Option(["--plot"], type=kind, callback=check, metavar="FILE.png", help="Draw a picture.")
-
-
 def check_plot(path: Path) -> Path:
     """Return where the picture will be; refuse what cannot be drawn or written before anything is measured.
 
@@ -55,6 +45,15 @@ def check_plot(path: Path) -> Path:
     except OSError as error:
         raise TierReadError(f"--plot {path}: cannot be written ({error.strerror}); choose another name") from error
     return target
+
+
+PLOT = click.Option(  # its value was checked
+    ["--plot"],
+    type=click.Path(path_type=Path),
+    callback=lambda context, parameter, path: None if path is None else check_plot(path),
+    metavar="FILE.png",
+    help="Draw a picture.",
+)
 
 
 def draw_plot(path: Path | None, draw: Callable[[Figure], None], terminal: Terminal) -> None:

@@ -101,7 +101,7 @@ def report(context: click.Context, terminal: Terminal, *configs: ModelConfig | S
                 "automatic"
                 if value is None
                 else format_size(value)
-                if name in ("memory", "gpu_memory", "size")
+                if name in ("memory", "gpu_memory", "size", "prompt_cache_size")
                 else value
             )
             shown = "a secret" if name in _SECRETS else shown

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
 from edge_run.base.errors import ConfigError
+from edge_run.base.interrupt import Interrupt
 from edge_run.cli.shared.config_file import config_path, read_config_file
-from edge_run.cli.shared.options import SETTINGS
 from edge_run.cli.shared.setting import Setting
 
 HELP_NAMES = ["-h", "--help"]
@@ -22,6 +24,8 @@ class SettingsCommand(click.Command):
         self._refuse_unknown_words(ctx, args)
         own = {parameter.name for parameter in self.params if isinstance(parameter, Setting)}
         if own and not set(HELP_NAMES) & set(args):
+            from edge_run.cli.shared.options import SETTINGS  # here, so that whoever has no settings does without
+
             values = read_config_file(config_path(), SETTINGS)
             ctx.default_map = {name: value for name, value in values.items() if name in own}
         return super().parse_args(ctx, args)
@@ -59,10 +63,32 @@ class SettingsCommand(click.Command):
 
 
 class CommandGroup(click.Group):
-    """Commands under a common name, each of which does its own work; without a word, help."""
+    """Commands under a common name, each of which does its own work; without a word, help.
 
-    def __init__(self, name: str, text: str, commands: Sequence[click.Command]) -> None:
-        super().__init__(name, {str(one.name): one for one in commands}, help=text, short_help=text)
+    A command is imported when it is named, or when all are listed, so that none waits for what the others need.
+    """
+
+    def __init__(self, name: str, homes: Mapping[str, str], **attributes: Any) -> None:
+        """Make a group of the commands that `homes` names, each with the module that has it.
+
+        There it has the command's name, or the name that follows a colon.
+        """
+        super().__init__(name, **attributes)
+        self.homes = homes
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands, which imports none."""
+        return sorted(self.homes)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of this name; None where there is none."""
+        home = self.homes.get(cmd_name)
+        if home is None:
+            return None
+        module, _, attribute = home.partition(":")
+        with Interrupt().hearing_ctrl_c():  # some modules lose what is raised while they are imported
+            command: click.Command = getattr(importlib.import_module(module), attribute or cmd_name.replace("-", "_"))
+        return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Give help where no command is named."""

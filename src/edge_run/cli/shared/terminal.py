@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from edge_run.base.errors import ConfigError, TierReadError
 from edge_run.base.files import read_text
-from edge_run.base.results import to_json
 from edge_run.base.units import format_size
 from edge_run.cli.shared.printable import PrintableStream, answer_text, one_line, printable, printable_json
 
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
 
 SHOWING_S = 0.25
 ERASE_LINE = "\r\x1b[2K"
+_COLOUR_ANYWHERE = {"FORCE_COLOR", "TTY_COMPATIBLE"}  # with which rich colours what goes to no terminal
 
 _Result = TypeVar("_Result")
 
@@ -60,7 +59,6 @@ class Terminal:
         """Write a piece of the answer, at once. Raises BrokenPipeError when nobody reads, else TierReadError."""
         if not text:
             return
-        self.erase()
         self._is_in_line = not text.endswith("\n")
         self._put(answer_text(text) if self.shows_answer else text)
 
@@ -95,6 +93,8 @@ class Terminal:
     def write_result(self, result: _Result, is_json: bool, describe: Callable[[_Result], str]) -> None:
         """Write `result` to standard output as a line of JSON, or as `describe` puts it. Raises like `write_answer`."""
         if is_json:
+            from edge_run.base.results import to_json  # many classes, which take long to make
+
             self.write_json(to_json(result))
         else:
             self.write(describe(result))
@@ -109,13 +109,20 @@ class Terminal:
         with contextlib.suppress(OSError, ValueError):
             if self._is_in_line and self.shows_answer:
                 self.end_line()
-            self.console.print(printable(text), style=style or None)
+            if self.shows_notices or _COLOUR_ANYWHERE & os.environ.keys():
+                self.console.print(printable(text), style=style or None)
+            elif sys.stderr is not None:  # without rich, which takes long to load
+                raw = _raw(sys.stderr)
+                raw.write(f"{printable(text).expandtabs()}\n")
+                raw.flush()
 
     def show(self, text: str) -> None:
         """Show `text` until something else is written; only at a terminal that can erase it."""
         if not self.shows_notices or self._is_plain:
             return
         self.erase()
+        import shutil  # which takes long to load
+
         width = shutil.get_terminal_size().columns - 1
         with contextlib.suppress(OSError):
             sys.stderr.write(one_line(text)[:width])
@@ -174,6 +181,7 @@ class Terminal:
         return text
 
     def _put(self, text: str) -> None:
+        self.erase()
         try:
             if sys.stdout is None:
                 raise OSError(0, "it is closed")

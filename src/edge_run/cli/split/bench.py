@@ -9,7 +9,7 @@ import click
 
 from edge_run.base.split import SplitBench, WayTime
 from edge_run.cli.shared.options import some_settings
-from edge_run.cli.shared.plot_file import draw_plot, plot_option
+from edge_run.cli.shared.plot_file import PLOT, draw_plot
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.tables import align
 from edge_run.cli.shared.terminal import Terminal
@@ -36,7 +36,7 @@ DRAWN_MEGABITS = tuple(0.05 * 1.25**step for step in range(38))
         click.Option(["--data"], type=_PATH, required=True, metavar="DIR", help="Images, in a folder for each class."),
         click.Option(["--most-images"], type=click.IntRange(1), metavar="N", help="Use N of them.  [default: all]"),
         click.Option(["--most-bytes"], type=click.IntRange(1), metavar="N", help="No code has more."),
-        plot_option(),
+        PLOT,
         *some_settings("threads", "json"),
     ],
     short_help="Measure bytes against accuracy, and the time of a frame.",
@@ -50,12 +50,7 @@ def bench(terminal: Terminal, /, head: Path, data: Path, plot: Path | None, **gi
     """
     from edge_run.runtime.split.bench import bench_split
 
-    try:
-        result = bench_split(
-            head, data, given["most_images"], given["most_bytes"], given["threads"], show=terminal.show
-        )
-    finally:
-        terminal.erase()
+    result = bench_split(head, data, given["most_images"], given["most_bytes"], given["threads"], show=terminal.show)
     terminal.write_result(result, given["json"], describe)
     draw_plot(plot, lambda figure: draw(result, figure), terminal)
 

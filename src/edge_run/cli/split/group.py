@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from edge_run.cli.shared.settings_command import CommandGroup
-from edge_run.cli.split.bench import bench
-from edge_run.cli.split.inspect import inspect
-from edge_run.cli.split.patch import patch
-from edge_run.cli.split.run import run
-from edge_run.cli.split.serve import serve
-from edge_run.cli.split.train import train
+
+_COMMANDS = ("inspect", "train", "serve", "run", "bench", "patch")
 
 split = CommandGroup(
-    "split", "Cut an ONNX network between a device and its server.", (inspect, train, serve, run, bench, patch)
+    "split",
+    {name: f"edge_run.cli.split.{name}" for name in _COMMANDS},
+    help="Cut an ONNX network between a device and its server.",
 )

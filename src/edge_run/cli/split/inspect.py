@@ -9,7 +9,7 @@ import click
 
 from edge_run.base.split import Cut, CutReport
 from edge_run.base.units import format_size
-from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.options import MODEL, some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.tables import align
 from edge_run.cli.shared.terminal import Terminal
@@ -17,10 +17,7 @@ from edge_run.cli.shared.terminal import Terminal
 
 @click.command(
     cls=SettingsCommand,
-    params=[
-        click.Argument(["model_file"], metavar="MODEL", type=click.Path(path_type=Path)),
-        *some_settings("threads", "json"),
-    ],
+    params=[MODEL, *some_settings("threads", "json")],
     short_help="Show where a network can be cut, and what each cut costs.",
 )
 @click.pass_obj
@@ -33,10 +30,7 @@ def inspect(terminal: Terminal, /, model_file: Path, **given: Any) -> None:
     from edge_run.runtime.split.inspection import inspect_cuts
 
     threads = ModelConfig(threads=given["threads"]).threads
-    try:
-        report = inspect_cuts(model_file, threads, terminal.show)
-    finally:
-        terminal.erase()
+    report = inspect_cuts(model_file, threads, terminal.show)
     terminal.write_result(report, given["json"], describe)
 
 

@@ -10,19 +10,20 @@ import click
 from edge_run.base.errors import ConfigError
 from edge_run.base.split import PatchReport
 from edge_run.base.units import KIB
-from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.options import MODEL, some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 from edge_run.cli.split.numbers import numbers
-
-_PATH = click.Path(path_type=Path)
 
 
 @click.command(
     cls=SettingsCommand,
     params=[
-        click.Argument(["model_file"], metavar="MODEL", type=_PATH),
-        click.Option(["--out"], type=_PATH, required=True, metavar="FILE", help="The network that is written."),
+        MODEL,
+        click.Option(
+            ["--out"], type=click.Path(path_type=Path), required=True, metavar="FILE",
+            help="The network that is written.",
+        ),
         click.Option(
             ["--tiles"], type=click.IntRange(2, 64), metavar="N",
             help="N x N patches.  [default: what takes the least memory, computing at most 25 % again]",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +53,7 @@ def run(context: click.Context, /, head: Path, images: tuple[Path, ...], folder:
     When the server does not answer, the device computes the frame. With --json, each frame is a line.
     """
     from edge_run.cli.shared.settings import report
+    from edge_run.runtime.split.images import image_paths
     from edge_run.runtime.split.model import SplitModel
 
     terminal: Terminal = context.obj
@@ -67,7 +67,7 @@ def run(context: click.Context, /, head: Path, images: tuple[Path, ...], folder:
         if given["server"] and model.problem:
             terminal.say(f"No server: {model.problem}; computing here until there is one")
         reports = []
-        for path in images or _images_in(folder):
+        for path in images if folder is None else image_paths(folder, "--dir"):
             frame = model.run(path)
             reports.append(frame.report)
             if given["json"]:
@@ -76,18 +76,6 @@ def run(context: click.Context, /, head: Path, images: tuple[Path, ...], folder:
                 terminal.write(f"{path}: {_describe(frame.report)}\n")
     if len(reports) > 1 and not given["json"]:
         terminal.say(_summary(reports))
-
-
-def _images_in(folder: Path | None) -> Iterator[Path]:
-    from edge_run.runtime.split.images import SUFFIXES
-
-    assert folder is not None, "there are images or a folder"
-    if not folder.is_dir():
-        raise ConfigError(f"--dir {folder}: is no folder")
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
-    if not found:
-        raise ConfigError(f"--dir {folder}: holds no images ({', '.join(SUFFIXES)})")
-    yield from found
 
 
 def _describe(report: FrameReport) -> str:

@@ -9,7 +9,7 @@ import click
 
 from edge_run.base.split import TrainReport
 from edge_run.base.units import format_size
-from edge_run.cli.shared.options import some_settings
+from edge_run.cli.shared.options import MODEL, some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.tables import align
 from edge_run.cli.shared.terminal import Terminal
@@ -35,7 +35,7 @@ def _number(name: str, default: float, help: str, kind: Any = float) -> click.Op
 @click.command(
     cls=SettingsCommand,
     params=[
-        click.Argument(["model_file"], metavar="MODEL", type=click.Path(path_type=Path)),
+        MODEL,
         _path("--data", "Images, in a folder for each class or not.", required=True),
         click.Option(
             ["--cut"], required=True, metavar="NAME", help="The tensor to cut at: `split inspect` lists them."
@@ -84,10 +84,7 @@ def train(context: click.Context, /, model_file: Path, data: Path, cut: str, out
         shape=BottleneckShape(halvings=given["halvings"]),
     )
     task = TrainTask(model_file, data, cut, out, given["empty"], given["most_missed"], given["most_images"])
-    try:
-        result = train_split(task, config, terminal.show)
-    finally:
-        terminal.erase()
+    result = train_split(task, config, terminal.show)
     terminal.write_result(result, given["json"], describe)
 
 

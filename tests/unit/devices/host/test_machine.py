@@ -13,7 +13,7 @@ import pytest
 
 from edge_run.base.units import GIB
 from edge_run.devices.host import machine
-from edge_run.devices.host.machine import OtherLoad, describe_machine
+from edge_run.devices.host.machine import OtherLoad, describe_machine, machine_cores
 
 X86 = "processor\t: 0\nmodel name\t: AMD  EPYC\n\nprocessor\t: 1\nmodel name\t: AMD  EPYC\n"
 RASPBERRY = "processor\t: 0\nBogoMIPS\t: 108.00\n\nHardware\t: BCM2835\nModel\t\t: Raspberry Pi 4 Model B Rev 1.4\n"
@@ -51,9 +51,13 @@ def test_threads_of_one_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
         write(folder / "thread_siblings_list", f"{cpu % 4},{cpu % 4 + 4}\n")
     for usable, cores in (({0, 1, 4, 5}, 2), ({0, 1, 2, 3}, 4), ({7}, 1)):
-        monkeypatch.setattr(machine, "_usable_cpus", lambda usable=usable: usable)
+        monkeypatch.setattr(machine, "usable_cpus", lambda usable=usable: usable)
         found = describe_machine(tmp_path)
         assert (found.physical_cores, found.logical_cores) == (cores, len(usable))
+
+
+def test_cores_are_as_psutil_counts_them() -> None:
+    assert machine_cores() == (psutil.cpu_count(logical=False) or 0)
 
 
 def test_the_smallest_memory_limit_counts(tmp_path: Path) -> None:
@@ -74,7 +78,7 @@ def test_this_machine() -> None:
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs cores to be pinned to")
 def test_the_work_of_others_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = max(os.sched_getaffinity(0))
-    monkeypatch.setattr(machine, "_usable_cpus", lambda: {cpu})
+    monkeypatch.setattr(machine, "usable_cpus", lambda: {cpu})
     code = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nprint(1, flush=True)\nwhile True: pass"
     busy = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
@@ -89,7 +93,7 @@ def test_the_work_of_others_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_own_work_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_usable_cpus", lambda: {0})
+    monkeypatch.setattr(machine, "usable_cpus", lambda: {0})
     now, own, user = [100.0], [5.0], [50.0]
     monkeypatch.setattr(machine.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(machine.time, "process_time", lambda: own[0])

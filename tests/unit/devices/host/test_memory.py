@@ -9,7 +9,14 @@ import pytest
 
 from edge_run.base.units import GIB, MIB
 from edge_run.devices.host import memory
-from edge_run.devices.host.memory import MARGIN_BYTES, available_bytes, default_budget_bytes, process_memory
+from edge_run.devices.host.memory import (
+    MARGIN_BYTES,
+    MachineMemory,
+    available_bytes,
+    default_budget_bytes,
+    machine_memory,
+    process_memory,
+)
 from edge_run.tiers import _libc
 
 OWN = 100 * MIB
@@ -180,3 +187,16 @@ def test_a_process_sees_its_own_memory_grow() -> None:
     assert held.data_bytes - before.data_bytes >= size
     assert after.resident_bytes <= held.resident_bytes - size * 0.95
     assert after.peak_bytes >= held.resident_bytes - MIB
+
+
+def test_the_kernel_says_what_the_machine_has(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, "")
+    tree.write("proc/meminfo", "MemTotal:  4096 kB\nMemFree:   1 kB\nMemAvailable: 1024 kB\nHugePages_Total:   0\n")
+    assert machine_memory(tmp_path) == MachineMemory(4 * MIB, MIB)
+    assert available_bytes(tmp_path) == MIB + OWN
+
+
+@pytest.mark.parametrize("said", ["", "MemTotal: 4096 kB\n", "MemTotal: 4096 kB\nMemAvailable: 8192 kB\n"])
+def test_psutil_knows_where_the_kernel_does_not_say(tmp_path: Path, said: str) -> None:
+    Tree(tmp_path, "").write("proc/meminfo", said)
+    assert machine_memory(tmp_path) == MachineMemory(psutil.virtual_memory().total, 32 * GIB - OWN)

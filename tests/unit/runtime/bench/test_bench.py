@@ -54,6 +54,14 @@ def test_same_tokens_under_one_numerics_key() -> None:
     assert same_tokens(BOTH[:1]) is None
 
 
+def test_tokens_of_repacked_weights_are_compared_with_each_other_alone() -> None:
+    repacked = replace(samples.NUMERICS, repacked="Q4_0/4096")
+    other = samples.measurement(token_ids=(1, 2, 4), numerics=repacked)
+    assert same_tokens([*BOTH, other]) is None
+    assert same_tokens([other, other]) is True
+    assert same_tokens([*BOTH, other, samples.measurement(numerics=repacked)]) is False
+
+
 def test_what_a_child_writes_is_read_again() -> None:
     assert parse_measurement(to_json(BOTH[1])) == BOTH[1]
     assert json.loads(to_json(samples.bench(*BOTH)))["comparisons"][0]["name"] == "load_s"

@@ -367,3 +367,14 @@ def test_whatever_a_check_fails_over_the_others_go_on(tmp_path: Path, monkeypatc
     assert by_topic["swap"].finding == "cannot be examined here (RuntimeError: no such thing here)"
     assert by_topic["model"].state == PROBLEM
     assert {"huge pages", "cache folder"} <= by_topic.keys()
+
+
+def test_kernels_for_repacked_weights_are_named() -> None:
+    found = library.check_kernels({"Q4_0": 8, "Q4_K": 8})
+    assert found is not None
+    assert found.state == OK
+    assert "Q4_0 (8 rows at once), Q4_K (8 rows at once)" in found.finding
+    none = library.check_kernels({})
+    assert none is not None
+    assert "none" in none.finding
+    assert library.check_kernels(None) is None

@@ -14,7 +14,7 @@ from edge_run.runtime.gpu.offload import Offload, OffloadSizes
 from edge_run.runtime.llama._ggml import GpuDevice
 from edge_run.runtime.llama.holdings import Holdings
 from edge_run.tiers import _libc
-from edge_run.tiers.upload import STAGING_BYTES, PlainStaging
+from edge_run.tiers.upload import STAGING_BYTES
 
 LARGE = Gpu(1, "CUDA1", "GeForce", DISCRETE, 8 * GIB, 7 * GIB)
 SOFT = Gpu(3, "Vulkan0", "llvmpipe (LLVM 15.0.6, 256 bits)", SOFTWARE, 8 * GIB, 8 * GIB)
@@ -60,7 +60,7 @@ def test_what_is_copied_for_a_pass_takes_memory_of_the_machine_on_its_way() -> N
     narrow, wide = (
         Offload(LARGE, 1000, Placement(3, 0), sizes, has_op_offload=has_op_offload) for has_op_offload in (False, True)
     )
-    held = Holdings(100, kv_bytes=40, buffer_bytes=50)
+    held = Holdings(100, 0, kv_bytes=40, buffer_bytes=50)
     taken = [offload.added_to(held) for offload in (narrow, wide)]
     assert [holdings.upload_bytes for holdings in taken] == [STAGING_BYTES, STAGING_BYTES + 700]
     assert [(holdings.kv_bytes, holdings.buffer_bytes, holdings.gpu_bytes) for holdings in taken] == [(4, 5, 0)] * 2
@@ -74,7 +74,7 @@ def test_where_no_memory_is_pinned_uploads_go_through_ordinary_memory(monkeypatc
 
     monkeypatch.setattr(gpu_devices.ggml, "PinnedMemory", none_at_all)
     staging = gpu_devices.open_staging(LARGE, UnusedSource())
-    assert isinstance(staging, PlainStaging)
+    assert not isinstance(staging, gpu_devices.PinnedStaging)
     _libc.view(staging.address, STAGING_BYTES)[-1] = 1
     staging.close()
     staging.close()

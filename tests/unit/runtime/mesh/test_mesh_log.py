@@ -17,14 +17,14 @@ LIMITS = Limits(
 )
 
 
-def batch(*positions: int, sequence: int = 0) -> list[BatchToken]:
-    return [BatchToken(7, position, sequence) for position in positions]
+def batch(*positions: int, sequence: int = 0) -> Decode:
+    return Decode(tuple(BatchToken(7, position, sequence) for position in positions))
 
 
 def test_batches_keep_their_width() -> None:
     log = MeshLog()
-    log.add_batch(batch(0, 1, 2))
-    log.add_batch(batch(3))
+    log.add(batch(0, 1, 2))
+    log.add(batch(3))
     assert [len(command.batch) for command in log if isinstance(command, Decode)] == [3, 1]
     assert log.tokens == 4
 
@@ -32,28 +32,28 @@ def test_batches_keep_their_width() -> None:
 def test_what_was_taken_back_wholly_is_forgotten() -> None:
     log = MeshLog()
     for positions in ((0, 1, 2), (3,), (4,)):
-        log.add_batch(batch(*positions))
+        log.add(batch(*positions))
     log.rewind(0, 3, 3)
-    assert list(log) == [Decode(tuple(batch(0, 1, 2)))]
+    assert list(log) == [batch(0, 1, 2)]
     log.rewind(0, 0, 0)
     assert len(log) == 0
 
 
 def test_what_was_taken_back_in_part_stays_and_is_cut_again() -> None:
     log = MeshLog()
-    log.add_batch(batch(0, 1, 2, 3))
+    log.add(batch(0, 1, 2, 3))
     log.rewind(0, 2, 2)
-    assert list(log) == [Decode(tuple(batch(0, 1, 2, 3))), Operate("rewind", (0, 2))]
+    assert list(log) == [batch(0, 1, 2, 3), Operate("rewind", (0, 2))]
     log.rewind(0, 0, 0)
     assert len(log) == 0
 
 
 def test_other_sequences_are_left_alone() -> None:
     log = MeshLog()
-    log.add_batch(batch(0, 1, sequence=1))
-    log.add_batch(batch(0, 1))
+    log.add(batch(0, 1, sequence=1))
+    log.add(batch(0, 1))
     log.rewind(1, 0, 0)
-    assert list(log) == [*map(Decode, [tuple(batch(0, 1, sequence=1)), tuple(batch(0, 1))]), Operate("rewind", (1, 0))]
+    assert list(log) == [batch(0, 1, sequence=1), batch(0, 1), Operate("rewind", (1, 0))]
 
 
 def sent(command: Decode | Operate) -> Message:
@@ -86,9 +86,9 @@ def test_an_unknown_command_is_refused() -> None:
 
 def test_a_promise_counts_usual_tokens_a_slower_plan_and_what_is_read_besides() -> None:
     log = MeshLog()
-    log.add_batch([BatchToken(i, i) for i in range(70)], 1.2)
+    log.add(batch(*range(70)), 1.2)
     for i in range(70, 80):
-        log.add_batch([BatchToken(i, i)], 5.0 if i == 75 else 0.05)  # one was disturbed
+        log.add(batch(i), 5.0 if i == 75 else 0.05)  # one was disturbed
     before = PlanTimes(0.05, 0.05, 0.5)
     assert replay_s(log, before, PlanTimes(0.0, 0.05, 0.5)) == pytest.approx(1.2 + 10 * 0.05 + 0.05)
     assert replay_s(log, before, PlanTimes(0.0, 0.04, 0.2)) == pytest.approx(1.75), "a faster one promises no more"

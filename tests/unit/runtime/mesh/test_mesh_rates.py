@@ -21,9 +21,10 @@ class Replanner:
         return None if self._better_s is None else MeshPlan(("a", "a", "a"), 1, self._better_s, {})
 
 
-def measured(token_s: float, tokens: int = 2 * WINDOW_TOKENS) -> MeshRates:
+def measured(token_s: float, tokens: int = 2 * WINDOW_TOKENS, wide_token_s: float = 0.01) -> MeshRates:
     rates = MeshRates()
-    rates.note(100, 100 * 0.01, {}, 2)
+    if wide_token_s:
+        rates.note(100, 100 * wide_token_s, {}, 2)
     for _ in range(tokens):
         rates.note(1, token_s, {"a": 0.2 * token_s, "b": 0.7 * token_s}, 2)
     return rates
@@ -49,6 +50,11 @@ def test_not_for_little_and_not_when_saying_all_again_costs_more() -> None:
     assert measured(0.2).why_replan(Replanner(0.1, 0.19), 100) == ""
     assert measured(0.2).why_replan(Replanner(0.1, None), 100) == ""
     assert measured(0.2).why_replan(Replanner(0.1, 0.1), 100_000) == ""
+
+
+def test_what_was_said_token_by_token_is_said_again_as_fast_as_the_better_plan_is() -> None:
+    assert measured(1.0, wide_token_s=0.0).why_replan(Replanner(0.1, 0.2), 390)
+    assert not measured(1.0, wide_token_s=0.0).why_replan(Replanner(0.1, 0.2), 410)
 
 
 def test_hops_are_what_is_left_when_all_work_is_taken_off() -> None:

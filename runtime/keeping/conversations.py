@@ -1,0 +1,157 @@
+"""Conversations that were kept: what was said, and which rows of the prompt cache belong to it.
+
+A conversation is one file, replaced as a whole after each answer, so that it is there up to its last complete answer
+whatever happens. What its rows are not kept for is computed again from the text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge_run.base.errors import ConfigError, TierReadError
+from edge_run.base.files import read_text_file, whole_file
+from edge_run.base.units import MIB
+from edge_run.runtime.keeping.keeper import ConversationRows
+from edge_run.tiers.kv.record import RowPass
+
+FORMAT = 1
+MOST_BYTES = 64 * MIB
+_NAME = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
+_ENDING = ".json"
+_MOST = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation.
+
+    name: its own. model: the path of the model. parts: what was said, as (role, text). tokens and passes: of its rows.
+    """
+
+    name: str
+    model: str
+    parts: Sequence[tuple[str, str]]
+    tokens: Sequence[int] = ()
+    passes: Sequence[RowPass] | None = None
+
+    @property
+    def rows(self) -> ConversationRows:
+        """What its rows are named after."""
+        return ConversationRows(self.tokens, self.passes)
+
+
+class Conversations:
+    """The conversations in a folder of a prompt cache."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "conversations"
+
+    def save(self, conversation: Conversation) -> None:
+        """Keep a conversation in place of what has its name. Raises ConfigError for a bad name, TierReadError."""
+        path = self._path(conversation.name)
+        fields = {
+            "format": FORMAT,
+            "model": conversation.model,
+            "parts": list(conversation.parts),
+            "tokens": list(conversation.tokens),
+            "passes": None if conversation.passes is None else _runs(conversation.passes),
+        }
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with whole_file(path, 0o600) as draft, draft.open("w", encoding="utf-8", errors="surrogatepass") as file:
+                json.dump(fields, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise TierReadError(f"{path}: the conversation cannot be kept ({error.strerror or error})") from error
+
+    def load(self, name: str) -> Conversation:
+        """Return a conversation. Raises ConfigError where there is none of this name, or its file is damaged."""
+        path = self._path(name)
+        if not path.exists():
+            raise ConfigError(f"{name}: no such conversation; edge-run sessions list names all")
+        text = read_text_file(path, str(path), MOST_BYTES)
+        try:
+            return _conversation(name, json.loads(text))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ConfigError(f"{path}: is damaged, or of another version of edge-run; remove it") from error
+
+    def names(self) -> list[tuple[str, float]]:
+        """Return the names, and when each was last changed (seconds since the epoch), the latest first."""
+        found = []
+        with contextlib.suppress(OSError):
+            for path in self._folder.glob(f"*{_ENDING}"):
+                with contextlib.suppress(OSError):
+                    if _NAME.fullmatch(path.name.removesuffix(_ENDING)):
+                        found.append((path.name.removesuffix(_ENDING), path.stat().st_mtime))
+        return sorted(found, key=lambda entry: (-entry[1], entry[0]))
+
+    def latest(self) -> Conversation:
+        """Return the conversation that was changed last. Raises ConfigError where there is none."""
+        if not (names := self.names()):
+            raise ConfigError(
+                f"--continue: no conversation is kept in {self._folder}; begin one with edge-run chat MODEL"
+            )
+        return self.load(names[0][0])
+
+    def remove(self, name: str) -> bool:
+        """Remove a conversation; return whether there was one. Raises ConfigError, TierReadError."""
+        path = self._path(name)
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise TierReadError(f"{path}: cannot be removed ({error.strerror or error})") from error
+        return True
+
+    def _path(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"conversation {name[:80]!r}: give a name of up to 64 letters, digits, and _ - . in it")
+        return self._folder / f"{name}{_ENDING}"
+
+
+def _runs(passes: Sequence[RowPass]) -> list[tuple[int, int, int]]:
+    """Return passes as (start, width, how many of these follow one another): a long answer is one run."""
+    runs: list[tuple[int, int, int]] = []
+    for start, width in passes:
+        if runs and runs[-1][1] == width and runs[-1][0] + width * runs[-1][2] == start:
+            runs[-1] = (runs[-1][0], width, runs[-1][2] + 1)
+        else:
+            runs.append((start, width, 1))
+    return runs
+
+
+def _conversation(name: str, fields: Any) -> Conversation:
+    """Return the conversation in a file, every number of it checked. Raises ValueError, KeyError or TypeError."""
+    if fields["format"] != FORMAT or not isinstance(fields["model"], str):
+        raise ValueError("format")
+    parts = tuple((role, text) for role, text in fields["parts"])
+    tokens = tuple(_number(token) for token in fields["tokens"])
+    if not all(isinstance(word, str) for part in parts for word in part):
+        raise TypeError("parts")
+    passes: list[RowPass] | None = None
+    if fields["passes"] is not None:
+        passes = []
+        for run in fields["passes"]:
+            start, width, count = map(_number, run)
+            end = passes[-1].start + passes[-1].width if passes else 0
+            if width < 1 or not 1 <= count <= len(tokens) or start > end or (passes and start <= passes[-1].start):
+                raise ValueError("passes")
+            passes += [RowPass(start + i * width, width) for i in range(count)]
+        if bool(tokens) != bool(passes) or (passes and not passes[-1].start < len(tokens) <= sum(passes[-1])):
+            raise ValueError("passes")
+    return Conversation(name, fields["model"], parts, tokens, passes)
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _MOST:
+        raise ValueError(str(value)[:40])
+    return value

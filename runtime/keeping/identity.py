@@ -1,0 +1,61 @@
+"""Whose rows are kept: the model's files, the library and the processor, the numerics key, and the layout of the cache.
+
+A row is of use only to a run that would compute the same bits. Whatever may change them is part of the key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_run.base.results import Numerics
+from edge_run.runtime.inspection.cache import file_facts
+from edge_run.runtime.llama._ggml import L
+from edge_run.runtime.llama.library import library_version
+from edge_run.tiers.gguf import GgufModel
+from edge_run.tiers.kv.block_file import FORMAT
+from edge_run.tiers.kv.record import NAME_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class KeptIdentity:
+    """key: of the rows, NAME_BYTES bytes. facts: what tells people, and a cleaning, what they were kept for."""
+
+    key: bytes
+    facts: dict[str, str]
+
+
+def kept_identity(gguf: GgufModel, numerics: Numerics, context_tokens: int, signature: str) -> KeptIdentity:
+    """Return whose the rows are of a context of `context_tokens` tokens whose layout is `signature`.
+
+    Raises OSError where the model's files cannot be read.
+    """
+    files = [file_facts(shard.path) for shard in gguf.shards]
+    library = _digest([library_version(), _processor(), *map(_build_facts, _library_files())]).hex()
+    key = _digest([FORMAT, library, files, dataclasses.asdict(numerics), context_tokens, signature])
+    path = str(gguf.shards[0].path.resolve())
+    return KeptIdentity(key, {"library": library, "path": path, "file": _digest(files).hex()})
+
+
+def _processor() -> str:
+    """Return the processor's features that llama.cpp computes with: others sum in another order."""
+    return (L.llama_print_system_info() or b"").decode("utf-8", "replace")
+
+
+def _library_files() -> list[Path]:
+    return sorted((Path(L.__file__).parent / "lib").glob("*ggml*")) + sorted(
+        (Path(L.__file__).parent / "lib").glob("*llama*")
+    )
+
+
+def _build_facts(path: Path) -> list[object]:
+    """Return what changes when a library is built again."""
+    status = path.stat()
+    return [path.name, status.st_size, status.st_mtime_ns]
+
+
+def _digest(facts: object) -> bytes:
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=NAME_BYTES).digest()

@@ -1,0 +1,79 @@
+"""Finds how much of a prompt is kept, and in which files. Nothing is read but the folder's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_run.runtime.keeping.store import PromptStore
+from edge_run.tiers.kv.layout import BLOCK_ROWS, KvLayout
+from edge_run.tiers.kv.record import RowPass, block_names, last_stop, part_name
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPrefix:
+    """The beginning of a prompt that is kept.
+
+    position: the tokens that can be had. passes: those that computed them (`RowRecord`). blocks: the files of complete
+    blocks. snapshot: what else is needed, where rows alone do not bring a context back.
+    """
+
+    position: int
+    passes: Sequence[RowPass] | None
+    blocks: Sequence[Path]
+    snapshot: Path | None = None
+
+
+class PrefixSearch:
+    """Looks for what is kept of a model's prompts.
+
+    root: the key of its rows. layout: what a context keeps. width: tokens in a pass of a prompt.
+    """
+
+    def __init__(self, store: PromptStore, root: bytes, layout: KvLayout, width: int) -> None:
+        self._store, self._root, self._layout, self._width = store, root, layout, width
+
+    def block_paths(self, tokens: Sequence[int], passes: Sequence[RowPass] | None) -> list[Path]:
+        """Return where the complete blocks of `tokens` are, or would be."""
+        names = block_names(self._root, tokens, passes)
+        return [self._store.path_of(name, depth) for depth, name in enumerate(names)]
+
+    def snapshot_path(self, tokens: Sequence[int], passes: Sequence[RowPass] | None) -> Path:
+        """Return where a snapshot after all of `tokens` is, or would be."""
+        names = block_names(self._root, tokens, passes)
+        start = len(names) * BLOCK_ROWS
+        name = part_name((names or [self._root])[-1] + b"snapshot", tokens, passes, start, len(tokens))
+        return self._store.path_of(name, len(names))
+
+    def longest(
+        self, tokens: Sequence[int], passes: Sequence[RowPass] | None, most: int
+    ) -> tuple[KeptPrefix | None, int]:
+        """Return what is kept of the first `most` tokens of `tokens`, and of how many tokens there are blocks.
+
+        passes: those that would compute `tokens`.
+        """
+        blocks = self.block_paths(tokens, passes)
+        has_rows = self._layout.row_bytes(1) > 0
+        if has_rows:
+            blocks = blocks[: next((i for i, path in enumerate(blocks) if not path.exists()), len(blocks))]
+        n_rows = len(blocks) * BLOCK_ROWS
+        if not self._layout.needs_snapshots:
+            position = last_stop(passes, min(n_rows, most))
+            n_needed = -(-position // BLOCK_ROWS)
+            return (KeptPrefix(position, passes, blocks[:n_needed]) if position else None), n_rows
+        assert passes is not None
+        for position in self._stops(passes, min(n_rows + BLOCK_ROWS - 1, most, len(tokens))):
+            shorter = [one for one in passes if one.start < position]
+            path = self.snapshot_path(tokens[:position], shorter)
+            if path.exists():
+                used = blocks[: position // BLOCK_ROWS] if has_rows else []
+                return KeptPrefix(position, shorter, used, path), n_rows * has_rows
+        return None, n_rows * has_rows
+
+    def _stops(self, passes: Sequence[RowPass], most: int) -> Iterator[int]:
+        """Yield the positions after which passes begin, from `most` down."""
+        position = last_stop(passes, most)
+        while position > 0:
+            yield position
+            position = last_stop(passes, position - 1)

@@ -1,0 +1,162 @@
+"""The folder of a prompt cache: files of rows, in a folder for each model and numerics key, within a size limit.
+
+A file's name says all that came before its rows (`tiers/kv/record.py`), so the files are a tree of prefixes without an
+index, and several processes may read and write at once. Using a file makes it and those before it the newest. When
+room is needed the oldest go first, of equally old ones those farthest from the root: nothing is left without what it
+continues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_run.base.errors import TierReadError
+from edge_run.base.files import read_text_file, whole_file
+from edge_run.base.units import MIB, format_size
+from edge_run.devices.host.locks import locked
+from edge_run.runtime.keeping.identity import KeptIdentity
+from edge_run.tiers.kv.block_file import FORMAT
+
+logger = logging.getLogger(__name__)
+
+ABOUT, LOCK = "about.json", "lock"
+LEFT_FREE_BYTES = 64 * MIB  # of the disk, for others
+_ROWS, _DRAFT = ".rows", ".part"
+_MOST_ABOUT_BYTES = 1 << 16
+_LOOK_AGAIN_S = 10.0
+_DRAFT_AGE_S = 3600.0  # after which nobody writes it any more
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptFile:
+    path: Path
+    used_ns: int
+    depth: int
+    size_bytes: int
+
+
+class PromptStore:
+    """What is kept for one model under one numerics key. Thread-safe but for `clean`.
+
+    folder: of all models. most_bytes: what all of it may take.
+    """
+
+    def __init__(self, folder: Path, identity: KeptIdentity, most_bytes: int) -> None:
+        """Make the folder, for this user alone. Raises TierReadError where it cannot be."""
+        self.folder, self._identity, self._most_bytes = folder, identity, most_bytes
+        self._own = folder / identity.key.hex()
+        self._known_bytes, self._looked_s = 0, float("-inf")
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._own.mkdir(exist_ok=True, mode=0o700)
+            with whole_file(self._own / ABOUT, 0o600) as draft:
+                draft.write_text(json.dumps({"format": FORMAT, **identity.facts}))
+        except OSError as error:
+            raise TierReadError(
+                f"{folder}: cannot keep prompts there ({error.strerror or error}); give another folder with "
+                "--prompt-cache, or off",
+                errno=error.errno,
+            ) from error
+
+    def path_of(self, name: bytes, depth: int) -> Path:
+        """Return where the rows `name` are, or would be; `depth`: how many blocks come before them."""
+        return self._own / f"{depth:06d}-{name.hex()}{_ROWS}"
+
+    def used(self, paths: Sequence[Path]) -> None:
+        """Note that these files were used now."""
+        now = time.time_ns()
+        for path in paths:
+            with contextlib.suppress(OSError):  # another process removed it
+                os.utime(path, ns=(now, now))
+
+    def make_room(self, size_bytes: int) -> bool:
+        """Remove the least recently used files so that `size_bytes` more fit; return False where they cannot."""
+        if size_bytes > self._most_bytes or size_bytes + LEFT_FREE_BYTES > shutil.disk_usage(self.folder).free:
+            return False
+        is_old = time.monotonic() - self._looked_s > _LOOK_AGAIN_S
+        if is_old or self._known_bytes + size_bytes > self._most_bytes:
+            with locked(self.folder / LOCK):
+                files = sorted(_files(self.folder), key=lambda file: (file.used_ns, -file.depth))
+                self._known_bytes, self._looked_s = sum(file.size_bytes for file in files), time.monotonic()
+                for file in files:
+                    if self._known_bytes + size_bytes <= self._most_bytes:
+                        break
+                    file.path.unlink(missing_ok=True)
+                    self._known_bytes -= file.size_bytes
+        self._known_bytes += size_bytes
+        return True
+
+    def clean(self, say: Callable[[str], None]) -> None:
+        """Remove what cannot be used again, and say so: of another llama.cpp, or of a file that has changed."""
+        removed_bytes = 0
+        for other in _key_folders(self.folder):
+            if other != self._own and self._is_useless(other):
+                removed_bytes += sum(file.size_bytes for file in _files(other))
+                shutil.rmtree(other, ignore_errors=True)
+        for draft in self.folder.glob(f"*/.*{_DRAFT}"):
+            with contextlib.suppress(OSError):
+                if time.time() - draft.stat().st_mtime > _DRAFT_AGE_S:
+                    draft.unlink()
+        if removed_bytes:
+            say(
+                f"prompt cache: {format_size(removed_bytes)} removed, kept for another llama.cpp or for a model file "
+                "that has changed since"
+            )
+
+    def _is_useless(self, folder: Path) -> bool:
+        try:
+            about = json.loads(read_text_file(folder / ABOUT, ABOUT, _MOST_ABOUT_BYTES))
+            return bool(
+                about["format"] != FORMAT
+                or about["library"] != self._identity.facts["library"]
+                or (about["path"] == self._identity.facts["path"] and about["file"] != self._identity.facts["file"])
+            )
+        except (ValueError, KeyError, TypeError):  # ConfigError is a ValueError
+            return _age_s(folder) > _DRAFT_AGE_S  # nobody is just making it
+
+
+def erase(folder: Path) -> int:
+    """Remove all rows that are kept in `folder`; return their bytes."""
+    removed_bytes = 0
+    for one in _key_folders(folder):
+        removed_bytes += sum(file.size_bytes for file in _files(one))
+        shutil.rmtree(one, ignore_errors=True)
+    return removed_bytes
+
+
+def kept_bytes(folder: Path) -> int:
+    """Return what all rows in `folder` take."""
+    return sum(file.size_bytes for file in _files(folder))
+
+
+def _key_folders(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return [path for path in folder.iterdir() if _is_hexadecimal(path.name) and path.is_dir()]
+    return []
+
+
+def _is_hexadecimal(name: str) -> bool:
+    return len(name) == 32 and not set(name) - set("0123456789abcdef")
+
+
+def _age_s(path: Path) -> float:
+    with contextlib.suppress(OSError):
+        return time.time() - path.stat().st_mtime
+    return 0.0
+
+
+def _files(folder: Path) -> Iterator[_KeptFile]:
+    """Yield the files of rows in `folder` and the folders in it."""
+    for path in folder.rglob(f"*{_ROWS}"):
+        depth = path.name.partition("-")[0]
+        with contextlib.suppress(OSError, ValueError):
+            status = path.lstat()
+            yield _KeptFile(path, status.st_mtime_ns, int(depth), status.st_size)

@@ -1,0 +1,100 @@
+"""Writes complete blocks of rows to their files, in a thread of its own, while passes go on."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_run.runtime.keeping.store import PromptStore
+from edge_run.tiers.kv.block_file import RowsHead, RowsVoid, copy_part, write_rows
+from edge_run.tiers.kv.layout import BLOCK_ROWS, KvLayout, MemoryPart
+from edge_run.tiers.kv.saving import SaveJob, SavingBlocks
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockToWrite:
+    """A block of rows.
+
+    job: which block of the context. head: what its file is of. paths: of the files of blocks up to it, its own last.
+    """
+
+    job: SaveJob
+    head: RowsHead
+    paths: Sequence[Path]
+
+
+class BlockWriter:
+    """The thread that writes blocks.
+
+    lock: is held while rows are copied; whoever is about to change rows takes it, and tells `states` first.
+    written_bytes: what was written. failure: why nothing is written any more; empty: nothing failed.
+    """
+
+    def __init__(self, store: PromptStore, layout: KvLayout, states: SavingBlocks) -> None:
+        self.lock, self.written_bytes, self.failure = threading.Lock(), 0, ""
+        self._store, self._layout, self._states = store, layout, states
+        self._queue: queue.SimpleQueue[BlockToWrite | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, block: BlockToWrite) -> None:
+        """Have a block written, after those that were submitted before."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="edge-run-keeper", daemon=True)
+            self._thread.start()
+        self._queue.put(block)
+
+    def close(self) -> None:
+        """Write what was submitted, and end the thread. Idempotent."""
+        thread, self._thread = self._thread, None
+        if thread:
+            self._queue.put(None)
+            thread.join()
+
+    def write(self, paths: Sequence[Path], head: RowsHead, copies: Iterator[bytes]) -> bool:
+        """Write one file, the last of `paths`, here and now; return whether it is there.
+
+        Those before it, without which it is of no use, are as new as it is then. After a failure nothing is written any
+        more.
+        """
+        if self.failure:
+            return False
+        try:
+            self._store.used(paths)
+            if paths[-1].exists():  # another process had the same text
+                return True
+            if not self._store.make_room(head.file_bytes):
+                self.failure = f"no room for {head.file_bytes:,} bytes more"
+                return False
+            self.written_bytes += write_rows(paths[-1], head, copies)
+        except OSError as error:
+            self.failure = error.strerror or str(error)
+            return False
+        except RowsVoid:
+            return False
+        self._store.used(paths)
+        return True
+
+    def _run(self) -> None:
+        while (block := self._queue.get()) is not None:
+            with self.lock:
+                begins = self._states.begins(block.job)
+            if begins:
+                start = block.job.block * BLOCK_ROWS
+                parts = self._layout.row_parts(start, start + BLOCK_ROWS)
+                is_kept = self.write(block.paths, block.head, self._copies(block.job, parts))
+                with self.lock:
+                    self._states.ended(block.job, is_kept=is_kept)
+
+    def _copies(self, job: SaveJob, parts: Iterator[MemoryPart]) -> Iterator[bytes]:
+        for part in parts:
+            with self.lock:
+                if not self._states.is_valid(job):
+                    raise RowsVoid
+                copy = copy_part(part)
+            yield copy

@@ -1,0 +1,89 @@
+"""Which weights of a model are repacked for llama.cpp's kernels that compute several rows at once.
+
+By default those kinds are repacked that measured faster on this device. A decision is kept, as the numerics key hangs
+on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.files import whole_file
+from edge_run.base.profile import KernelSpeed
+from edge_run.base.strict_json import parse
+from edge_run.partition.kernel_choice import is_repacking_worth_it
+from edge_run.runtime.graph.repackable import is_by_expert, kind_of
+from edge_run.tiers.gguf import GgufModel
+
+_FOLDER = "repacked"
+
+logger = logging.getLogger(__name__)
+
+
+def choose_kinds(gguf: GgufModel, config: ModelConfig) -> frozenset[str]:
+    """Return the kinds of weights of `gguf` that are to be repacked, where they have a kernel for it here."""
+    from edge_run.runtime.probing.probe import recall_kernels
+
+    matrices = (tensor for tensor in gguf.tensors if len(tensor.shape) in (2, 3))
+    kinds = {kind_of(tensor, by_expert=len(tensor.shape) == 3) for tensor in matrices}
+    if config.repack != "auto":
+        return frozenset(kinds) if config.repack == "on" else frozenset()
+    plain, repacked = recall_kernels(config)
+    kept = _decisions(config)
+    widths = _widths(config)
+    if not repacked and not kept:
+        return frozenset()
+    decided: dict[str, bool] = {}
+    for kind in kinds:
+        name = f"{kind} {widths}"
+        decision = is_repacking_worth_it(_like(kind, plain), _like(kind, repacked), widths, kept.get(name))
+        if decision is not None:
+            decided[name] = decision
+    if any(kept.get(name) != decision for name, decision in decided.items()):
+        _remember(config, {**kept, **decided})
+    return frozenset(kind for kind in kinds if decided.get(f"{kind} {widths}"))
+
+
+def _widths(config: ModelConfig) -> list[int]:
+    """Return the widths of passes that a run needs to be fast: prompts, tokens, and guesses that are verified."""
+    narrow = {config.outputs_per_pass} if config.outputs_per_pass > 1 else set[int]()
+    return sorted({1, config.micro_batch_tokens or 1} | narrow)
+
+
+def _like(kind: str, kernels: Sequence[KernelSpeed]) -> list[KernelSpeed]:
+    """Return the speeds of weights like those of `kind`: of its type, and of the nearest length of rows."""
+    type_name, row_elements, *_ = kind.split("/")
+    alike = [k for k in kernels if k.type_name == type_name and k.by_expert == is_by_expert(kind)]
+    distances = [abs(kernel.row_elements - int(row_elements)) for kernel in alike]
+    return [kernel for kernel, distance in zip(alike, distances, strict=True) if distance == min(distances)]
+
+
+def _decisions(config: ModelConfig) -> Mapping[str, bool]:
+    try:
+        found = parse(_place(config).read_bytes())
+        return {str(name): decision for name, decision in found.items() if isinstance(decision, bool)}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _remember(config: ModelConfig, decisions: Mapping[str, bool]) -> None:
+    place = _place(config)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(place, 0o600) as draft:
+            draft.write_text(json.dumps(decisions))
+    except OSError as error:
+        logger.info("which weights are repacked cannot be kept in %s: %s", place, error)
+
+
+def _place(config: ModelConfig) -> Path:
+    from edge_run.runtime.probing.probe import this_setup
+
+    digest = hashlib.sha256(json.dumps(astuple(this_setup())).encode()).hexdigest()
+    return config.cache / _FOLDER / f"{digest[:16]}.json"

@@ -1,0 +1,50 @@
+"""One request to a child process, and its answer: a line of JSON on standard input, two lines on standard output.
+
+The first line of the answer is `ok` or `error`, the second what was asked for, or what the parent is to raise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+
+def take_request() -> Any:
+    """Return the request; from now on this process ends when its standard input does, which is when the parent ends."""
+    request = json.loads(sys.stdin.buffer.readline().decode("utf-8", "surrogateescape"))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    return request
+
+
+def give_answer(make: Callable[[], str]) -> NoReturn:
+    """Answer with what `make` returns, or with the EdgeRunError that it raises, and end this process."""
+    from edge_run.base.error_codes import error_document
+    from edge_run.base.errors import EdgeRunError
+
+    try:
+        answer, text = "ok", make()
+    except EdgeRunError as error:
+        answer, text = "error", json.dumps(error_document(error))
+    sys.stdout.buffer.write(f"{answer}\n{text}".encode("utf-8", "surrogateescape"))
+    sys.stdout.flush()
+    os._exit(0)  # what is loaded need not be freed piece by piece
+
+
+def read_answer(output: bytes) -> str | None:
+    """Return what a child that ended well answered; None where that is no answer. Raises what the child met."""
+    from edge_run.base.error_codes import error_of
+
+    answer, _, text = output.decode("utf-8", "surrogateescape").partition("\n")
+    if answer == "error":
+        raise error_of(json.loads(text))
+    return text if answer == "ok" else None
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(1)

@@ -1,0 +1,50 @@
+"""The file that a tool writes beside a model: checked before the work begins, and there as a whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from edge_run.base.errors import ConfigError, EdgeRunError, TierReadError
+from edge_run.base.files import whole_file
+from edge_run.base.units import format_size
+
+
+def check_target(target: Path, models: Iterable[Path], what: str) -> None:
+    """Raise ConfigError where `target` can be no file, or is one of `models`, which are `what`."""
+    if not target.parent.is_dir() or target.is_dir():
+        raise ConfigError(f"{target}: cannot be written: a file name in an existing folder is needed; choose another")
+    if target.exists() and any(target.samefile(model) for model in models):
+        raise ConfigError(f"{target}: is {what}; choose another name")
+
+
+def check_room(target: Path, needed_bytes: int, advice: str) -> None:
+    """Raise TierReadError where the disk of `target` has no room for `needed_bytes`."""
+    free_bytes = shutil.disk_usage(target.parent).free
+    if needed_bytes > free_bytes:
+        raise TierReadError(
+            f"{target}: {format_size(needed_bytes)} are needed, the disk has {format_size(free_bytes)} free; free some "
+            f"space, or choose {advice}",
+            needed_bytes=needed_bytes,
+            found_bytes=free_bytes,
+        )
+
+
+@contextlib.contextmanager
+def written(target: Path, size_bytes: int, size: str) -> Iterator[Path]:
+    """Give the draft of `target`, which takes its place at the end of the block; an exception leaves no file behind.
+
+    size: in words. Raises TierReadError where the disk fails.
+    """
+    try:
+        with whole_file(target) as draft:
+            yield draft
+    except EdgeRunError:  # of the model's file, and an OSError perhaps
+        raise
+    except OSError as error:
+        raise TierReadError(
+            f"{target}: writing {size} failed: {error.strerror}; check the disk and the folder's permissions",
+            needed_bytes=size_bytes,
+        ) from error

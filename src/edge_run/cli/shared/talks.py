@@ -1,0 +1,90 @@
+"""How a user and a model talk: in messages, or in a text that both write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from edge_run.base.config import SamplingConfig
+from edge_run.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edge_run.runtime.generation.model import Model
+    from edge_run.runtime.generation.stream import Stream
+
+TEXT = "text"  # the role of a plain text
+
+
+class TemplateTalk:
+    """Messages, put into words by the model's chat template."""
+
+    hint = "Write a message; /help says what else."
+
+    def __init__(self, model: Model, system_prompt: str, max_tokens: int | None, sampling: SamplingConfig) -> None:
+        self._model, self._max_tokens, self._sampling = model, max_tokens, sampling
+        self._system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        self._messages = list(self._system)
+
+    def ask(self, text: str) -> Stream:
+        """Begin to answer the message `text`. Raises NotSupported where there is no template."""
+        messages = [*self._messages, {"role": "user", "content": text}]
+        return self._model.stream_chat(messages, max_tokens=self._max_tokens, sampling=self._sampling)
+
+    def keep(self, text: str, answer: str) -> None:
+        """Make both messages part of the conversation."""
+        self._messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+
+    @property
+    def parts(self) -> tuple[tuple[str, str], ...]:
+        """What was said so far, as (role, text), for `resume`."""
+        return tuple((message["role"], message["content"]) for message in self._messages)
+
+    def resume(self, parts: Sequence[tuple[str, str]]) -> None:
+        """Go on after what was said. Raises ConfigError where that was a plain text."""
+        if any(role == TEXT for role, _ in parts):
+            raise ConfigError("this conversation is a plain text, not a chat; go on with it with -no-cnv")
+        self._messages = [{"role": role, "content": text} for role, text in parts]
+
+    def clear(self) -> None:
+        """Forget all messages but the system's."""
+        self._messages = list(self._system)
+
+
+class PlainTalk:
+    """A text that the user and the model write in turn."""
+
+    hint = "This model continues the text that you write; Return alone lets it go on, /help says what else."
+
+    def __init__(self, model: Model, beginning: str, max_tokens: int | None, sampling: SamplingConfig) -> None:
+        self._model, self._max_tokens, self._sampling = model, max_tokens, sampling
+        self._beginning = self._text = beginning
+
+    def ask(self, text: str) -> Stream:
+        """Begin to continue the text so far with `text` after it."""
+        return self._model.generate(self._joined(text), max_tokens=self._max_tokens, sampling=self._sampling)
+
+    def keep(self, text: str, answer: str) -> None:
+        """Make both part of the text."""
+        self._text = self._joined(text) + answer
+
+    @property
+    def parts(self) -> tuple[tuple[str, str], ...]:
+        """What was written so far, for `resume`."""
+        return ((TEXT, self._text),)
+
+    def resume(self, parts: Sequence[tuple[str, str]]) -> None:
+        """Go on after what was written. Raises ConfigError where that was a chat."""
+        if [role for role, _ in parts] != [TEXT]:
+            raise ConfigError("this conversation is a chat, not a plain text; go on with it with -cnv")
+        self._text = parts[0][1]
+
+    def clear(self) -> None:
+        """Begin again."""
+        self._text = self._beginning
+
+    def _joined(self, text: str) -> str:
+        is_apart = not self._text or not text or self._text[-1].isspace() or text[0].isspace()
+        return self._text + text if is_apart else f"{self._text} {text}"
+
+
+Talk: TypeAlias = TemplateTalk | PlainTalk

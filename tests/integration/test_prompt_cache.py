@@ -1,0 +1,352 @@
+"""The prompt cache: what comes back from disk has the bits that reading the whole prompt in one go computes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import Cancelled
+from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.keeping.keeper import PromptKeeper
+from edge_run.runtime.keeping.opening import open_keeper
+from exactness import open_at
+from in_child import in_child
+from tiny_models import N_VOCAB, make_model
+
+WIDTH = 64
+OPTIONS: dict[str, Any] = {
+    "context_tokens": 1024,
+    "micro_batch_tokens": WIDTH,
+    "outputs_per_pass": 2,
+    "threads": 1,
+    "check_file": False,
+}
+OURS: dict[str, Any] = {"backend": "edge-run"}
+TOKENS = np.random.default_rng(0).integers(1, N_VOCAB, 1000).tolist()
+# Attention alone, latent, shared and looped; windows; recurrent, with and without layers of attention; compressed.
+ROWS = ["llama", "gpt2", "deepseek2", "hrm_text", "qwen3moe", "minicpm3"]
+SNAPSHOTS = ["gemma3", "gemma3n", "mamba", "rwkv7", "jamba", "falcon-h1", "deepseek4"]
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """The folder of the cache."""
+    return tmp_path / "kept"
+
+
+@contextmanager
+def opened(path: Path, folder: Path | None, **options: Any) -> Iterator[tuple[Session, PromptKeeper | None, list[str]]]:
+    """A session of a model, with a prompt cache in `folder`; share: streamed with so much above the smallest budget."""
+    share = options.pop("share", None)
+    settings = {**OPTIONS, **options, "prompt_cache": folder or "off"}
+    is_streamed = share is not None
+    engine = open_at(path, share, settings) if is_streamed else Engine.open(path, ModelConfig(**settings, **OURS))
+    said: list[str] = []
+    try:
+        keeper = open_keeper(engine, said.append)
+        assert (keeper is not None) == (folder is not None), said
+        session = Session(engine.decoder)
+        session.keeper = keeper
+        yield session, keeper, said
+        if keeper:
+            keeper.close()
+    finally:
+        engine.close()
+
+
+def talk(session: Session, prompt: Sequence[int], n_tokens: int = 5) -> tuple[list[np.ndarray], int]:
+    """The logits after `prompt` and after tokens that follow, and how many tokens were there."""
+    logits, cached = session.feed(prompt)
+    rows = [logits.copy()]
+    rows += [session.step(token).copy() for token in TOKENS[900 : 900 + n_tokens]]
+    session.finish()
+    return rows, cached
+
+
+def talks(path: Path, folder: Path | None, *prompts: Sequence[int], **options: Any) -> list[tuple[Any, int]]:
+    """Each prompt in an engine of its own, or, without a cache, in an empty context."""
+    found = []
+    if folder is None:
+        with opened(path, None, **options) as (session, _, _):
+            for prompt in prompts:
+                session._cut(0)
+                found.append(talk(session, prompt))
+        return found
+    for prompt in prompts:
+        with opened(path, folder, **options) as (session, _, said):
+            found.append(talk(session, prompt))
+            assert not said
+    return found
+
+
+def same(found: tuple[Any, int], wanted: tuple[Any, int]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(found[0], wanted[0], strict=True))
+
+
+def compare(path: Path, kept: Path, expected: Sequence[int], **options: Any) -> None:
+    """A prompt, the same again, one that ends elsewhere, one that goes on: all as without a cache."""
+    prompts = TOKENS[:600], TOKENS[:600], [*TOKENS[:560], *TOKENS[700:800]], TOKENS[:850]
+    wanted = talks(path, None, *prompts, **options)
+    found = talks(path, kept, *prompts, **options)
+    assert [cached for _, cached in found] == list(expected)
+    assert all(np.isfinite(rows).all() for rows, _ in wanted)
+    assert all(map(same, found, wanted))
+
+
+@pytest.mark.parametrize("name", ROWS)
+@in_child
+def test_rows_come_back_as_they_were(name: str, folder: Path, kept: Path) -> None:
+    compare(make_model(name, folder), kept, [0, 512, 512, 512])
+
+
+@pytest.mark.parametrize("name", SNAPSHOTS)
+@in_child
+def test_what_is_not_by_token_comes_back_as_it_was(name: str, folder: Path, kept: Path) -> None:
+    """The third prompt parts from the others before the snapshot: it leaves one where they part."""
+    path = make_model(name, folder)
+    prompts = TOKENS[:600], TOKENS[:600], [*TOKENS[:560], *TOKENS[700:800]], TOKENS[:850]
+    wanted = talks(path, None, *prompts)
+    found = talks(path, kept, *prompts)
+    assert [cached for _, cached in found][:2] == [0, 576]
+    assert found[3][1] == 576
+    assert all(map(same, found, wanted))
+    (again,) = talks(path, kept, [*TOKENS[:560], *TOKENS[600:700]])
+    has_rows = name not in ("mamba", "rwkv7", "deepseek4")
+    assert again[1] == (512 if has_rows else 0)
+    assert same(again, talks(path, None, [*TOKENS[:560], *TOKENS[600:700]])[0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"flash_attention": "off"},
+        {"kv_type": "q8_0", "flash_attention": "on"},
+        {"micro_batch_tokens": 48},
+        {"micro_batch_tokens": 512},
+        {"sequences": 3, "outputs_per_pass": 3},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+@in_child
+def test_other_numerics(options: dict[str, Any], folder: Path, kept: Path) -> None:
+    width = options.get("micro_batch_tokens", WIDTH)
+    at = 512 // width * width
+    compare(make_model("llama", folder), kept, [0, at, at, at], **options)
+
+
+@in_child
+def test_where_the_width_of_passes_does_not_matter_every_row_is_kept(folder: Path, kept: Path) -> None:
+    path = make_model("llama", folder)
+    tokens = TOKENS[:500] + TOKENS[900:905] + TOKENS[600:720]
+    wanted = talks(path, None, tokens, TOKENS[:500] + TOKENS[900:905] + TOKENS[100:150], exact=True)
+    with opened(path, kept, exact=True) as (session, keeper, _):
+        assert keeper
+        keeper.keeps_answers = True
+        talk(session, TOKENS[:500])
+        found, cached = talk(session, tokens)
+        assert cached == 505
+        assert same((found, 0), wanted[0])
+    found = talks(path, kept, TOKENS[:500] + TOKENS[900:905] + TOKENS[100:150], exact=True)[0]
+    assert found[1] == 256
+    assert same(found, wanted[1])
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "jamba"])
+@in_child
+def test_streamed_with_lent_memory(name: str, folder: Path, kept: Path) -> None:
+    path = make_model(name, folder, scale=4)
+    compare_with = talks(path, None, TOKENS[:700], TOKENS[:850])
+    kept = [
+        talks(path, kept, prompt, share=share)[0]
+        for share, prompt in ((0.2, TOKENS[:700]), (0.2, TOKENS[:700]), (0.3, TOKENS[:850]))
+    ]
+    assert kept[0][1] == 0
+    assert min(kept[1][1], kept[2][1]) >= 512
+    assert same(kept[0], compare_with[0])
+    assert same(kept[1], compare_with[0])
+    assert same(kept[2], compare_with[1])
+
+
+@in_child
+def test_a_conversation_goes_on_as_if_it_had_not_been_interrupted(folder: Path, kept: Path) -> None:
+    """Its rows come from prompts of any length and from single tokens; what no block has is computed anew."""
+    for name in ("llama", "gemma3", "mamba"):
+        path, place = make_model(name, folder), kept / name
+        with opened(path, place) as (session, keeper, _):
+            assert keeper
+            keeper.keeps_answers = True
+            talk(session, TOKENS[:300], 40)
+            history = list(session.history)
+            talk(session, [*history, *TOKENS[500:650]], 30)
+            keeper.flush()
+            rows, text = keeper.rows, list(session.history)
+            logits, cached = session.feed([*text, *TOKENS[:20]])
+            wanted = logits.copy()
+            assert cached == len(text) == 520
+        with opened(path, place) as (session, keeper, said):
+            assert keeper
+            keeper.expect(rows)
+            logits, cached = session.feed([*text, *TOKENS[:20]])
+            assert not said
+            assert cached == (512 if name == "llama" else 520), name
+            if cached == 520:
+                assert np.array_equal(logits, wanted)
+            else:  # the last tokens came one by one: the same again
+                session.keeper = None
+                held = session._cut(512)
+                for token in text[held:]:
+                    session.step(token)
+                assert np.array_equal(session.feed([*text, *TOKENS[:20]])[0], wanted)
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove", "swap"])
+@in_child
+def test_a_damaged_block_is_computed_again(harm: str, folder: Path, kept: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = talks(path, kept, TOKENS[:900])[0]
+    blocks = sorted(kept.rglob("*.rows"))
+    assert [block.name[:6] for block in blocks] == ["000000", "000001", "000002"]
+    content = blocks[1].read_bytes()
+    if harm == "flip":
+        blocks[1].write_bytes(content[:-1000] + bytes([content[-1000] ^ 1]) + content[-999:])
+    elif harm == "cut":
+        blocks[1].write_bytes(content[:5000])
+    elif harm == "swap":
+        blocks[1].write_bytes(blocks[2].read_bytes())
+    else:
+        blocks[1].unlink()
+    with opened(path, kept) as (session, _, said):
+        found = talk(session, TOKENS[:900])
+        assert len(said) == (harm != "remove")
+        assert found[1] == 256
+        assert same(found, wanted)
+    assert talks(path, kept, TOKENS[:900])[0][1] == 768, "what was damaged is whole again"
+
+
+@in_child
+def test_a_damaged_snapshot_is_computed_again(folder: Path, kept: Path) -> None:
+    path = make_model("gemma3", folder)
+    wanted = talks(path, kept, TOKENS[:900])[0]
+    (snapshot,) = (one for one in kept.rglob("*.rows") if one.name.startswith("000003"))
+    content = bytearray(snapshot.read_bytes())
+    content[len(content) // 2] ^= 4
+    snapshot.write_bytes(content)
+    with opened(path, kept) as (session, _, said):
+        found = talk(session, TOKENS[:900])
+        assert len(said) == 1
+        assert found[1] == 0
+        assert same(found, wanted)
+
+
+@in_child
+def test_what_is_of_no_use_any_more_is_removed_and_said(folder: Path, kept: Path) -> None:
+    path = make_model("llama", folder)
+    talks(path, kept, TOKENS[:600])
+    os.utime(path)
+    with opened(path, kept) as (session, _, said):
+        assert "removed" in said[0]
+        assert talk(session, TOKENS[:600])[1] == 0
+    assert len(list(kept.rglob("*.rows"))) == 2
+
+
+@in_child
+def test_a_folder_keeps_to_its_size(folder: Path, kept: Path) -> None:
+    path = make_model("llama", folder)
+    talks(path, kept, TOKENS[:600])
+    block_bytes = next(kept.rglob("*.rows")).stat().st_size
+    limit = 3 * block_bytes + 100
+    for start in (100, 200, 300):
+        talks(path, kept, TOKENS[start : start + 600], prompt_cache_size=limit)
+        assert sum(one.stat().st_size for one in kept.rglob("*.rows")) <= limit
+    assert talks(path, kept, TOKENS[300:900], prompt_cache_size=limit)[0][1] == 512
+    with opened(path, kept, prompt_cache_size=block_bytes - 1) as (session, _, said):
+        talk(session, TOKENS[400:1000])
+        session.finish()
+        deadline = time.monotonic() + 20
+        while not said and time.monotonic() < deadline:
+            session.finish()
+            time.sleep(0.01)
+        assert "nothing more is kept" in said[0]
+
+
+@in_child
+def test_only_the_latest_turns_of_a_conversation_have_snapshots(folder: Path, kept: Path) -> None:
+    with opened(make_model("mamba", folder), kept) as (session, keeper, _):
+        assert keeper
+        keeper.keeps_answers = True
+        for turn in range(6):
+            talk(session, [*session.history, *TOKENS[50 * turn : 50 * turn + 30]])
+            session.finish()  # once more changes nothing
+        (tokens, passes), at = (keeper.rows.tokens, keeper.rows.passes), keeper._search.snapshot_path
+        assert len(list(kept.rglob("*.rows"))) == 2
+        assert at(tokens, passes).exists()
+
+
+@in_child
+def test_stopped_while_it_reads_leaves_an_empty_context(folder: Path, kept: Path) -> None:
+    path = make_model("llama", folder)
+    wanted = talks(path, kept, TOKENS[:600])[0]
+    with opened(path, kept) as (session, keeper, _):
+        assert keeper
+        restorer = keeper._restorer
+        checks = iter([None, None, Cancelled("stop")])
+
+        def check() -> None:
+            if error := next(checks, None):
+                raise error
+
+        real, restorer._check = restorer._check, check
+        with pytest.raises(Cancelled):
+            session.feed(TOKENS[:600])
+        assert session.history == []
+        restorer._check = real
+        found = talk(session, TOKENS[:600])
+        assert found[1] == 512
+        assert same(found, wanted)
+
+
+_WORK = """
+import sys
+sys.path[:0] = {paths!r}
+from pathlib import Path
+from test_prompt_cache import TOKENS, opened, talk
+print("ready", flush=True)
+for number in range(1000):
+    with opened(Path({model!r}), Path({kept!r})) as (session, keeper, _):
+        keeper.keeps_answers = True
+        talk(session, TOKENS[: 300 + 37 * number % 500], 60)
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_nothing_is_half(folder: Path, kept: Path) -> None:
+    path = make_model("llama", folder)
+    prompt = TOKENS[:800]
+    (wanted,) = talks(path, None, prompt)
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    work = _WORK.format(paths=paths, model=str(path), kept=str(kept))
+    rng = random.Random(0)
+    for _ in range(8):
+        with subprocess.Popen([sys.executable, "-c", work], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(rng.uniform(0, 1.5))
+            process.send_signal(signal.SIGKILL)
+        with opened(path, kept) as (session, _, said):
+            found = talk(session, prompt)
+            assert not said
+            assert same(found, wanted)
+    assert found[1] >= 512

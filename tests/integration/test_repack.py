@@ -1,0 +1,211 @@
+"""Repacked weights: llama.cpp's default bits on memory of ours, inside the budget. Comparisons are child processes."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_run import ModelConfig, NotSupported, plan
+from edge_run.base.profile import KernelSpeed
+from edge_run.base.protocols import BatchToken
+from edge_run.devices.host.profile import KernelFigure, Measurements, ProfileStore, RepackedFigure
+from edge_run.runtime.decoding.decoder import LocalDecoder
+from edge_run.runtime.decoding.driver import Driver
+from edge_run.runtime.decoding.repacked_weights import RepackedWeights
+from edge_run.runtime.decoding.short_pass import map_short_pass
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.llama.context_shape import context_shape
+from edge_run.runtime.llama.model import LlamaContext, LlamaModel
+from edge_run.runtime.llama.repacking import kernels_for, types_with_kernels
+from edge_run.runtime.planning.prepare import prepare
+from edge_run.runtime.planning.repack_choice import choose_kinds
+from edge_run.runtime.probing.kernels import measure_repacked
+from edge_run.runtime.probing.probe import this_setup
+from edge_run.runtime.probing.workload import measured_now
+from edge_run.runtime.speculation.drafting import Acceptance
+from edge_run.tiers.gguf import read_gguf
+from in_child import run_script
+from kit_models import KIT
+from tiny_models import make_model
+
+SCRIPT = Path(__file__).resolve().parents[1] / "repacked.py"
+Q4_0 = 2
+
+DENSE = ["llama", "gemma3", "phi3", "granite", "gpt2", "hrm_text", "falcon-h1"]
+MOE_MODELS = ["qwen3moe", "deepseek2", "gpt-oss", "glm4moe"]
+STATEFUL = ["mamba", "rwkv7", "jamba"]
+
+
+def _others() -> list[str]:
+    names = map(ggml.buffer_type_name, ggml.repacked_buffer_types())
+    return [name for name in names if name != "CPU_REPACK"]
+
+
+pytestmark = [
+    pytest.mark.skipif(bool(_others()), reason=f"llama.cpp's default uses {_others()} too, which runs do not"),
+    pytest.mark.skipif("Q4_0" not in types_with_kernels(), reason="no kernel for repacked weights on this processor"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the models of this module are made."""
+    return tmp_path_factory.mktemp("models")
+
+
+def compare(path: Path, cache: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Return the runs of a comparison, which all gave llama.cpp's logits inside their budgets."""
+    done = run_script(SCRIPT, str(path), str(cache), *arguments)
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stderr}"
+    runs: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])["runs"]
+    for run in runs:
+        assert run["mode"] == "resident"
+        assert run["different_rows"] == 0
+        assert run["peak_bytes"] <= run["budget_bytes"]
+        assert run["repacked"] == ", ".join(run["planned"])
+    assert runs[1]["budget_bytes"] < runs[0]["budget_bytes"]
+    return runs
+
+
+@pytest.mark.parametrize("name", DENSE + MOE_MODELS + STATEFUL)
+def test_logits_are_those_of_the_default(name: str, folder: Path, tmp_path: Path) -> None:
+    for run in compare(make_model(name, folder, quantisation="Q4_0"), tmp_path):
+        assert "Q4_0/256" in run["repacked"] or "Q4_0/512" in run["repacked"]
+        assert ("experts" in run["repacked"]) is (name in [*MOE_MODELS, "jamba"])
+        assert not run["as_plain"], "the kernels differ in the last bits, or nothing was compared"
+
+
+@pytest.mark.parametrize("quantisation", ["Q4_K_M", "IQ4_NL", "Q8_0"])
+def test_types(quantisation: str, folder: Path, tmp_path: Path) -> None:
+    name = quantisation.removesuffix("_M")
+    runs = compare(make_model("llama", folder, quantisation=quantisation), tmp_path)
+    has_kernel = name in types_with_kernels()
+    assert all((name in run["repacked"]) is has_kernel for run in runs)
+    assert all(run["as_plain"] is not has_kernel for run in runs)
+
+
+def test_the_bundled_model_inspected_and_with_two_threads(tmp_path: Path) -> None:
+    compare(KIT, tmp_path, "--check-file", "--threads", "2")
+
+
+def _note_speeds(cache: Path, threads: int, gains: dict[int, float], *, is_disturbed: bool = False) -> None:
+    """Keep speeds of Q4_0 as measured: repacked, it is so many times as fast, by length of rows."""
+    store = ProfileStore(cache)
+    for row_elements, gain in gains.items():
+        for tokens in (1, 64):
+            plain, repacked = (
+                KernelSpeed("Q4_0", row_elements, tokens, threads, False, speed) for speed in (1e9, gain * 1e9)
+            )
+            figures = (
+                KernelFigure(measured_now(), is_disturbed, plain),
+                RepackedFigure(measured_now(), is_disturbed, repacked, True),
+            )
+            store.save(this_setup(), Measurements(kernels=(figures[0],), repacked=(figures[1],)))
+
+
+def test_auto_repacks_what_measured_faster(folder: Path, tmp_path: Path) -> None:
+    """Held against llama.cpp with the other matrices kept as they are, by name."""
+    _note_speeds(tmp_path, 1, {256: 1.5, 1536: 0.8})
+    path = make_model("llama", folder, quantisation="Q4_0")
+    runs = compare(path, tmp_path, "--repack", "auto", "--plain", r"ffn_down\.weight")
+    assert [run["repacked"] for run in runs] == ["Q4_0/256"] * 2
+
+
+def test_auto_repacks_nothing_where_nothing_was_measured(folder: Path, tmp_path: Path) -> None:
+    runs = compare(make_model("llama", folder, quantisation="Q4_0"), tmp_path, "--repack", "auto", "--plain", ".*")
+    assert [(run["repacked"], run["as_plain"]) for run in runs] == [("", True)] * 2
+
+
+def test_a_decision_stays_until_the_other_kernel_gains_a_tenth(folder: Path, tmp_path: Path) -> None:
+    path = make_model("llama", folder, quantisation="Q4_0")
+
+    def chosen() -> frozenset[str]:
+        config = ModelConfig(threads=1, cache_folder=tmp_path, micro_batch_tokens=64, check_file=False)
+        return prepare(read_gguf(path), config, is_opened=False).repacked
+
+    _note_speeds(tmp_path, 1, {256: 1.05, 1536: 1.2})
+    assert chosen() == {"Q4_0/1536"}
+    _note_speeds(tmp_path, 1, {256: 1.2, 1536: 0.95})
+    assert chosen() == {"Q4_0/256", "Q4_0/1536"}
+    _note_speeds(tmp_path, 1, {256: 0.85, 1536: 0.95})
+    assert chosen() == {"Q4_0/1536"}
+    _note_speeds(tmp_path, 1, {256: 2.0, 1536: 0.5}, is_disturbed=True)
+    assert chosen() == {"Q4_0/1536"}, "others were at work"
+    (figures,) = (tmp_path / "profiles").iterdir()
+    figures.unlink()
+    assert chosen() == {"Q4_0/1536"}, "figures grow old, a decision does not"
+
+
+def test_a_plan_says_what_a_run_repacks(folder: Path, tmp_path: Path) -> None:
+    path = make_model("llama", folder, quantisation="Q4_0")
+    options: dict[str, Any] = {"memory": "1GiB", "cache_folder": tmp_path, "context_tokens": 512}
+    assert plan(path, repack="on", **options).repacked == ("Q4_0/1536", "Q4_0/256")
+    assert plan(path, repack="off", **options).repacked == ()
+    assert plan(path, repack="auto", **options).repacked == ()
+
+
+def test_devices_that_share_a_model_do_not_repack(folder: Path, tmp_path: Path) -> None:
+    gguf = read_gguf(make_model("llama", folder, quantisation="Q4_0"))
+    config = ModelConfig(cache_folder=tmp_path, repack="on", memory="1GiB")
+    with pytest.raises(NotSupported, match="leave out --repack or --mesh"):
+        prepare(gguf, config, is_slice=True)
+
+
+def test_weights_that_llama_read_are_repacked_where_they_lie(folder: Path) -> None:
+    """As those of a draft model are."""
+    path = make_model("llama", folder, quantisation="Q4_0")
+    gguf, rows = read_gguf(path), []
+    shape = context_shape(ModelConfig(context_tokens=64, micro_batch_tokens=32), 1024, threads=1)
+    batch = [BatchToken(7 * i, i, 0, i == 19) for i in range(20)]
+    for is_repacked in (True, False):
+        with ExitStack() as stack:
+            model = stack.enter_context(LlamaModel([path], mode="read", is_repacked=is_repacked))
+            if not is_repacked:
+                kinds = choose_kinds(gguf, ModelConfig(repack="on"))
+                weights = RepackedWeights(model, gguf, map_short_pass(model, shape), kinds)
+                stack.callback(weights.close)
+                weights.repack_now()
+                assert weights.kinds == ("Q4_0/1536", "Q4_0/256")
+            context = LlamaContext(model, shape)
+            stack.callback(context.close)
+            with closing(LocalDecoder(model, context, Driver(), shape)) as decoder:
+                rows.append(decoder.decode(batch).copy())
+    assert np.array_equal(*rows)
+
+
+def test_a_draft_model_is_repacked_too(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_model("llama", folder, quantisation="Q4_0")
+    repacked: list[tuple[str, ...]] = []
+    real = RepackedWeights.repack_now
+
+    def repack_now(weights: RepackedWeights) -> None:
+        real(weights)
+        repacked.append(weights.kinds)
+
+    monkeypatch.setattr(RepackedWeights, "repack_now", repack_now)
+    config = ModelConfig(repack="on", draft=path, cache_folder=tmp_path, context_tokens=256, check_file=False)
+    engine = Engine.open(path, config)
+    try:
+        assert repacked == [("Q4_0/1536", "Q4_0/256")]
+        assert engine.draft is not None
+        guesses = engine.draft.draft([1, 2, 3, 4], 3, 8, Acceptance())
+        rows = engine.decoder.decode([BatchToken(token, i, 0, i == 3) for i, token in enumerate([1, 2, 3, 4])])
+        assert (int(rows[-1].argmax()),) in guesses, "a model that drafts for itself guesses right"
+    finally:
+        engine.close()
+
+
+def test_a_matrix_of_odd_size_has_no_kernel() -> None:
+    assert kernels_for([(Q4_0, (256, 128), False), (Q4_0, (256, 129), False)]) == [(Q4_0, (256, 128), False)]
+
+
+def test_the_speed_of_repacked_weights_is_measured() -> None:
+    assert 1e6 < measure_repacked("Q4_0", 256, 1, 1).bytes_per_s < 1e12
+    with pytest.raises(NotSupported, match=r"F16, rows of 256: llama\.cpp has no kernel"):
+        measure_repacked("F16", 256, 1, 1)

@@ -1,0 +1,102 @@
+"""Conversations that survive: a chat is killed, and another process goes on with it."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kit_models import KIT
+
+SETTINGS = ["-c", "1024", "-ub", "32", "-t", "1", "-n", "24", "--temp", "0"]
+FIRST = "Once upon a time there was a fox who lived in a small house at the end of the wood. " * 14
+SECOND = "The next day"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("EDGE_RUN_", "XDG_"))}
+    return {**kept, "HOME": str(tmp_path), "OMP_WAIT_POLICY": "passive"}
+
+
+def run(environment: dict[str, str], *args: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edge_run", *args]
+    return subprocess.run(
+        command, env=environment, input=text, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def chat(environment: dict[str, str], *args: str, messages: Sequence[str]) -> str:
+    done = run(environment, "chat", *args, *SETTINGS, text="".join(f"{message}\n" for message in messages))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def names(environment: dict[str, str]) -> list[str]:
+    lines = run(environment, "sessions", "list").stdout.splitlines()
+    return [line.split()[0] for line in lines[1:-1]]
+
+
+@pytest.mark.slow
+def test_a_chat_that_is_killed_goes_on_after_its_last_answer(environment: dict[str, str], tmp_path: Path) -> None:
+    wanted = chat({**environment, "HOME": str(tmp_path / "other")}, str(KIT), messages=[FIRST, SECOND]).splitlines()
+    rng = random.Random(0)
+    for delay_s in (0.0, rng.uniform(0, 0.3), rng.uniform(0, 1)):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "edge_run", "chat", str(KIT), *SETTINGS],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            assert process.stdin
+            assert process.stderr
+            print(FIRST, file=process.stdin, flush=True)
+            while "tokens/s" not in process.stderr.readline():
+                assert process.poll() is None
+            print("A long story", file=process.stdin, flush=True)
+            time.sleep(delay_s)
+            process.kill()
+        (name, *_) = names(environment)
+        said = run(environment, "sessions", "show", name).stdout
+        assert said.startswith(FIRST)
+        if "A long story" not in said:  # the second answer was not complete: it is as if it had not been asked for
+            assert chat(environment, "--continue", messages=[SECOND]).splitlines()[-1] == wanted[-1]
+            assert SECOND in run(environment, "sessions", "show", name).stdout
+        assert run(environment, "sessions", "rm", name).returncode == 0
+    assert names(environment) == []
+    assert not [path for path in (tmp_path / ".cache").rglob("*.json") if path.parent.name == "conversations"]
+
+
+def test_conversations_have_names_and_are_erased(environment: dict[str, str], tmp_path: Path) -> None:
+    chat(environment, str(KIT), messages=[FIRST, "/save fox", "And then", "/save a/b", "/load nobody", "/clear"])
+    assert names(environment) == ["fox"]
+    folder = tmp_path / ".cache" / "edge-run" / "prompts"
+    assert list(folder.rglob("*.rows"))
+    modes = {path.stat().st_mode & 0o077 for path in folder.rglob("*")}
+    assert modes == {0}
+    again = run(environment, "chat", str(KIT), *SETTINGS, text="/load fox\nWhat else\n")
+    assert "Going on with fox" in again.stderr
+    shown = run(environment, "sessions", "show", "fox").stdout
+    assert all(text in shown for text in ("And then", "What else"))
+    assert run(environment, "sessions", "show", "nobody").returncode == 2
+    assert run(environment, "sessions", "rm").returncode == 2
+    erased = run(environment, "sessions", "rm", "--all")
+    assert re.match(r"removed: 1 conversations, [\d.]+ [KM]iB of prompts", erased.stdout), erased.stdout
+    assert not list(folder.rglob("*.rows"))
+    assert run(environment, "chat", "--continue").returncode == 2
+
+
+def test_nothing_is_kept_where_nothing_is_to_be_kept(environment: dict[str, str], tmp_path: Path) -> None:
+    chat(environment, str(KIT), "--prompt-cache", "off", messages=[FIRST, "/save fox"])
+    assert names(environment) == []
+    assert not (tmp_path / ".cache" / "edge-run" / "prompts").exists()

@@ -1,0 +1,92 @@
+"""Files of conversations: what was said comes back, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_run.base.errors import ConfigError
+from edge_run.runtime.keeping.conversations import Conversation, Conversations
+from edge_run.tiers.kv.record import RowPass
+
+PARTS = (("system", "Be kind."), ("user", "Hi\n\x1b[2J"), ("assistant", "Hello \U0001f98a"))
+PASSES = (RowPass(0, 64), RowPass(64, 30), *(RowPass(94 + i, 1) for i in range(100)), RowPass(194, 8))
+
+
+def test_a_conversation_comes_back_as_it_was(tmp_path: Path) -> None:
+    kept = Conversations(tmp_path)
+    for name, passes in (("fox", PASSES), ("exact.1", None)):
+        one = Conversation(name, "/models/model.gguf", PARTS, tuple(range(197)), passes)
+        kept.save(one)
+        found = kept.load(name)
+        assert found.parts == PARTS
+        assert (tuple(found.tokens), found.model) == (one.tokens, one.model)
+        assert (None if found.passes is None else tuple(found.passes)) == passes
+    (file,) = tmp_path.rglob("fox.json")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    assert len(json.loads(file.read_text())["passes"]) == 4, "a hundred single tokens are one run"
+    assert {name for name, _ in kept.names()} == {"fox", "exact.1"}
+    assert kept.latest().name == "exact.1"
+    assert kept.remove("fox")
+    assert not kept.remove("fox")
+    with pytest.raises(ConfigError, match="no such conversation"):
+        kept.load("fox")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../fox", "a/b", ".hidden", "x" * 65, "a b", "fox\n"])
+def test_a_name_never_leads_out_of_the_folder(name: str, tmp_path: Path) -> None:
+    kept = Conversations(tmp_path)
+    for action in (kept.load, kept.remove, lambda name: kept.save(Conversation(name, "", ()))):
+        with pytest.raises(ConfigError, match="give a name"):
+            action(name)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+_WILD = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(["format", "model", "parts", "tokens", "passes"]), _WILD, st.data())
+def test_whatever_a_file_says_is_checked(field: str, wild: Any, data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Conversations(Path(folder))
+        kept.save(Conversation("fox", "m", PARTS, tuple(range(197)), PASSES))
+        (file,) = Path(folder).rglob("fox.json")
+        fields = json.loads(file.read_text())
+        if field in ("tokens", "passes") and data.draw(st.booleans()):
+            fields[field][data.draw(st.integers(0, len(fields[field]) - 1))] = wild
+        else:
+            fields[field] = wild
+        file.write_text(json.dumps(fields))
+        found = None
+        with contextlib.suppress(ConfigError):
+            found = kept.load("fox")
+        if found is None:
+            return  # it was refused, in one line
+        assert all(type(token) is int and 0 <= token < 2**31 for token in found.tokens)
+        assert all(isinstance(word, str) for part in found.parts for word in part)
+        ends = [one.start + one.width for one in found.passes or ()]
+        assert all(0 <= one.start <= end for one, end in zip(found.passes or (), [0, *ends], strict=False))
+        assert not ends or ends[-1] >= len(found.tokens)
+
+
+def test_a_file_that_is_cut_is_said_to_be_damaged(tmp_path: Path) -> None:
+    kept = Conversations(tmp_path)
+    kept.save(Conversation("fox", "m", PARTS, (1, 2), (RowPass(0, 2),)))
+    (file,) = tmp_path.rglob("fox.json")
+    content = file.read_bytes()
+    for size in (0, 1, len(content) // 2, len(content) - 1):
+        file.write_bytes(content[:size])
+        with pytest.raises(ConfigError, match="damaged"):
+            kept.load("fox")
