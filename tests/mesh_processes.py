@@ -63,6 +63,10 @@ class WorkerProcess:
     def thaw(self) -> None:
         os.kill(self.process.pid, signal.SIGCONT)
 
+    def become_slow(self) -> None:
+        """Have it take much longer for what it computes; see mesh_worker.py."""
+        os.kill(self.process.pid, signal.SIGUSR1)
+
     def end(self) -> None:
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):

@@ -1,9 +1,9 @@
 """A worker that becomes slow under an answer: a new plan must be made in the middle of it, and change no token.
 
-    python mesh_replan.py MODEL.gguf [--tokens 160]
+    python mesh_replan.py MODEL.gguf [--tokens 300]
 
-Of two workers the one that computes most is frozen for most of each tenth of a second, with SIGSTOP and SIGCONT, as
-a device is that does something else too; not before what was guessed of both was put right. Prints one JSON line.
+Of two workers the one that computes most takes much longer for each token from a moment on, as a device does that has
+something else to do; not before what was guessed of both was put right. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import argparse
 import json
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,34 +23,11 @@ from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import Hops, plan_ring
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.mesh import coordinator
-from edge_run.runtime.mesh.engine import RunOptions, open_mesh_engine
+from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from mesh_faults import OPTIONS, greedy
-from mesh_processes import WorkerProcess, mesh_of
+from mesh_processes import mesh_of
 
-MOMENT, FROZEN_S, RUNNING_S = 60, 0.1, 0.001  # far more than a token takes, on a busy machine too
-
-
-class Slowed:
-    """Freezes a worker again and again, until it is over."""
-
-    def __init__(self, worker: WorkerProcess) -> None:
-        self._worker, self._is_over = worker, threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._is_over.is_set():
-            self._worker.freeze()
-            time.sleep(FROZEN_S)
-            self._worker.thaw()
-            time.sleep(RUNNING_S)
-
-    def end(self) -> None:
-        self._is_over.set()
-        if self._thread.is_alive():
-            self._thread.join(5)
+MOMENT = 60  # tokens before it
 
 
 def with_little_room_here(works: Sequence[UnitWork], specs: Sequence[DeviceSpec], hops: Hops) -> MeshPlan | None:
@@ -65,34 +40,31 @@ def with_little_room_here(works: Sequence[UnitWork], specs: Sequence[DeviceSpec]
 def run(path: Path, tokens: int) -> dict[str, Any]:
     """Answer, and slow the worker that has most layers from a moment on."""
     coordinator.plan_ring = with_little_room_here
-    alone = Engine.open(path, ModelConfig(memory="4GiB", **OPTIONS))
+    config = ModelConfig(memory="4GiB", **{**OPTIONS, "context_tokens": 512})
+    alone = Engine.open(path, config)
     wanted, _ = greedy(alone, tokens)
     alone.close()
     said: list[str] = []
     with tempfile.TemporaryDirectory() as folder, mesh_of(Path(folder), path, list("bc")) as mesh:
         here = mesh.join()
         mesh.wait_for(here, 2)
-        engine = open_mesh_engine(
-            path, ModelConfig(memory="4GiB", **OPTIONS, chunk_bytes=16384), here, RunOptions(say=said.append)
-        )
-        slowed: list[tuple[Slowed, MeshUse]] = []
+        engine = open_mesh_engine(path, replace(config, chunk_bytes=16384), here, MeshOptions(say=said.append))
+        seen: list[MeshUse] = []
 
         def at(i: int) -> None:
             if i == MOMENT:
                 use = engine.mesh_use
                 assert use is not None
-                slowed.append((Slowed(mesh.workers[busiest(use)]), use))
-                slowed[0][0].start()
+                seen.append(use)
+                mesh.workers[busiest(use)].become_slow()
 
         try:
             found, _ = greedy(engine, tokens, at)
             after = engine.mesh_use
         finally:
-            for one, _ in slowed:
-                one.end()
             engine.close()
     assert after is not None
-    before = slowed[0][1]
+    (before,) = seen
     return {
         "identical": found == wanted,
         "new_plans": after.recoveries - before.recoveries,
@@ -112,7 +84,7 @@ def main() -> None:
     """Run once, and print what came of it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
-    parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--tokens", type=int, default=300)
     arguments = parser.parse_args()
     print(json.dumps(run(arguments.model, arguments.tokens)))
 

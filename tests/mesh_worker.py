@@ -4,7 +4,7 @@
         [--fetch 1GiB]
 
 Prints one line of JSON when it serves: its node and its process id; FOLDER/held says when it held a share of a model.
-Ends when its standard input does.
+From SIGUSR1 on it takes SLOWNESS_S longer for what it computes. Ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -14,16 +14,21 @@ import json
 import logging
 import os
 import select
+import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.units import parse_size
 from edge_run.devices.members.identity import device_key
 from edge_run.devices.mesh.opening import MeshConfig, known_cluster, open_mesh
 from edge_run.devices.mesh.serving import serving
+from edge_run.runtime.mesh.transport import LinkTransport
 from edge_run.runtime.worker.worker import Worker
+
+SLOWNESS_S = 0.15
 
 
 def main() -> None:
@@ -48,10 +53,22 @@ def main() -> None:
         config = ModelConfig(memory=arguments.memory, cache_folder=arguments.cache, chunk_bytes=arguments.chunk_bytes)
         worker = Worker(mesh, arguments.models, config, arguments.fetch)
         worker.start()
+        signal.signal(signal.SIGUSR1, lambda *_: become_slow())
         print(json.dumps({"node": mesh.node, "pid": os.getpid()}), flush=True)
         note_what_is_held(worker, arguments.folder / "held")
         worker.close()
         mesh.close()
+
+
+def become_slow() -> None:
+    """Be at work for longer before each activation is handed on."""
+    send = LinkTransport.send
+
+    def send_late(self: LinkTransport, *what: Any) -> None:
+        time.sleep(SLOWNESS_S)
+        send(self, *what)
+
+    LinkTransport.send = send_late  # type: ignore[method-assign]
 
 
 def note_what_is_held(worker: Worker, path: Path) -> None:
