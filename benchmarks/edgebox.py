@@ -82,8 +82,8 @@ class GroupsV1:
             _write(self.memory / "memory.limit_in_bytes", limits.memory_bytes)
             if (both := self.memory / "memory.memsw.limit_in_bytes").exists():  # a kernel without swap has none
                 _write(both, limits.memory_bytes)
-        if limits.read_bytes_per_s:
-            _write(self.disk / "blkio.throttle.read_bps_device", f"{limits.device} {limits.read_bytes_per_s}")
+        if limits.device:  # 0 is no limit; a kernel that was never asked for one counts no bytes of the disk
+            _write(self.disk / "blkio.throttle.read_bps_device", f"{limits.device} {limits.read_bytes_per_s or 0}")
 
     def figures(self) -> dict[str, int | None]:
         """Return the groups' part of `Figures`."""
