@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from program import run_program
+
 WAIT_S = 30
 
 
@@ -23,10 +25,7 @@ class Device:
         self.environment = kept | {"HOME": str(folder)}
 
     def run(self, *words: str, code: int = 0, text: str | None = None) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "edge_run", "mesh", *words]
-        done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=WAIT_S, check=False, input=text
-        )
+        done = run_program("mesh", *words, environment=self.environment, text=text or "")
         assert done.returncode == code, done.stdout + done.stderr
         return done
 

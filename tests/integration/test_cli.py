@@ -23,6 +23,7 @@ import edge_run
 from edge_run import Model
 from edge_run.base.results import Backend, Generation, IoUse, MemoryUse
 from edge_run.cli.commands.run import run as run_command
+from program import run_program
 
 KIT = Path(edge_run.__file__).parent / "models" / "kit-dense-q4_0.gguf"
 COMMAND = [sys.executable, "-m", "edge_run"]
@@ -49,11 +50,14 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def run(environment: dict[str, str], tmp_path: Path):
-    def run(*arguments: object, stdin: str = "", **settings: str) -> Result:
+    def run(*arguments: object, stdin: str = "", is_begun: bool = True, **settings: str) -> Result:
+        """is_begun: in a process that has been started already, and has no settings of Python's."""
+        told = {**environment, **settings}
+        if is_begun:
+            return run_program(*arguments, text=stdin, environment=told, folder=tmp_path)
         return subprocess.run(
             [*COMMAND, *map(str, arguments)],
-            input=stdin, capture_output=True, text=True, env={**environment, **settings}, cwd=tmp_path,
-            timeout=WAIT_S, check=False,
+            input=stdin, capture_output=True, text=True, env=told, cwd=tmp_path, timeout=WAIT_S, check=False,
         )  # fmt: skip
 
     return run
@@ -72,7 +76,7 @@ def assert_one_line(result: Result, code: int, message: str) -> None:
 
 
 def test_prompt_is_continued_as_the_library_does(run, expected: str) -> None:
-    result = run(KIT, "-p", PROMPT, "-n", 12, *GREEDY)
+    result = run(KIT, "-p", PROMPT, "-n", 12, *GREEDY, is_begun=False)
     assert (result.returncode, result.stdout) == (0, expected.rstrip("\n") + "\n")
     assert re.match(r"12 tokens at [\d.,]+ tokens/s, the first after ", result.stderr)
     assert "memory at most" in result.stderr
@@ -87,7 +91,9 @@ def test_prompt_from_standard_input_or_a_file_or_displayed(run, tmp_path: Path, 
 
 
 def test_json_has_the_documented_keys_and_is_alone(run, expected: str) -> None:
-    result = run(KIT, "-p", PROMPT, "-n", 12, *GREEDY, "--json", "--seed", "-1", PYTHONIOENCODING="ascii")
+    result = run(
+        KIT, "-p", PROMPT, "-n", 12, *GREEDY, "--json", "--seed", "-1", is_begun=False, PYTHONIOENCODING="ascii"
+    )
     assert (result.returncode, result.stderr, result.stdout.count("\n")) == (0, "", 1)
     answer = json.loads(result.stdout)
     assert answer.keys() == KEYS

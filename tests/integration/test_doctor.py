@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from program import run_program
+
 COMMAND = [sys.executable, "-m", "edge_run", "doctor"]
 Result = subprocess.CompletedProcess[str]
 
@@ -30,10 +32,14 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def examine(environment: dict[str, str], tmp_path: Path) -> Callable[..., Result]:
     def examine(*arguments: object, before: list[str] | None = None, **settings: str) -> Result:
-        result = subprocess.run(
-            [*(before or []), *COMMAND, *map(str, arguments)],
-            capture_output=True, text=True, env={**environment, **settings}, cwd=tmp_path, timeout=60, check=False,
-        )  # fmt: skip
+        told = {**environment, **settings}
+        if before or settings:
+            result = subprocess.run(
+                [*(before or []), *COMMAND, *map(str, arguments)],
+                capture_output=True, text=True, env=told, cwd=tmp_path, timeout=60, check=False,
+            )  # fmt: skip
+        else:
+            result = run_program("doctor", *arguments, environment=told, folder=tmp_path)
         assert "Traceback" not in result.stdout + result.stderr
         return result
 

@@ -31,6 +31,7 @@ from edge_run.runtime.mesh.engine import open_mesh_engine
 from in_child import in_child
 from mesh_processes import mesh_of
 from mosquitto import PROGRAM, mosquitto
+from program import run_program
 from tiny_models import make_model
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="mosquitto is not installed")
@@ -63,13 +64,8 @@ def test_faults_change_no_token(seeds: Sequence[int], folder: Path) -> None:
 
 
 def edge_run(home: Path, *arguments: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "edge_run", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": "", "XDG_CACHE_HOME": ""},
+    done = run_program(
+        *arguments, environment={**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": "", "XDG_CACHE_HOME": ""}
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

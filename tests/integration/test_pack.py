@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,18 +16,10 @@ import edge_run
 from edge_run.base.errors import ConfigError, NotSupported, PackedFileError, TierReadError
 from edge_run.runtime.tools.pack import pack
 from edge_run.tiers.packed_file import packed_path
+from program import run_program
 from tiny_models import make_model
 
 Result = subprocess.CompletedProcess[str]
-
-
-@pytest.fixture
-def run() -> Callable[..., Result]:
-    def run(*words: object) -> Result:
-        command = [sys.executable, "-m", "edge_run", *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-    return run
 
 
 @pytest.fixture
@@ -36,31 +27,29 @@ def model(tmp_path: Path) -> Path:
     return make_model("qwen3moe", tmp_path)
 
 
-def test_a_packed_model_runs_as_before_and_another_is_refused(
-    model: Path, run: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_a_packed_model_runs_as_before_and_another_is_refused(model: Path, tmp_path: Path) -> None:
     answer = ["-p", "a", "-n", "4", "--temp", "0", "-c", "128", "-t", "1", "--no-check-file"]
-    before = run(model, *answer).stdout
-    done = run("pack", model)
+    before = run_program(model, *answer).stdout
+    done = run_program("pack", model)
     packed = packed_path(model)
     assert (done.returncode, done.stdout) == (0, "")
     assert f"Wrote {packed}" in done.stderr
-    assert run(model, *answer).stdout == before
-    assert run("pack", model).returncode == ConfigError.exit_code
-    assert run("pack", model, "--force").returncode == 0
+    assert run_program(model, *answer).stdout == before
+    assert run_program("pack", model).returncode == ConfigError.exit_code
+    assert run_program("pack", model, "--force").returncode == 0
     other = make_model("qwen3moe", tmp_path, seed=1)
     packed.rename(packed_path(other))
     for words in ([other, *answer], ["plan", other, "-c", "128", "--no-probe"]):
-        refused = run(*words)
+        refused = run_program(*words)
         assert refused.returncode == PackedFileError.exit_code == 13
         assert refused.stderr.count("\n") == 1
         assert "packed from another model" in refused.stderr
-        assert run(*words, "--packed", "off").returncode == 0
+        assert run_program(*words, "--packed", "off").returncode == 0
 
 
-def test_what_gains_nothing_is_refused_and_leaves_no_file(run: Callable[..., Result], tmp_path: Path) -> None:
+def test_what_gains_nothing_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
     for path in (make_model("qwen3moe", tmp_path, quantisation="Q4_0"), make_model("llama", tmp_path)):
-        done = run("pack", path)
+        done = run_program("pack", path)
         assert (done.returncode, done.stderr.count("\n")) == (NotSupported.exit_code, 1), done.stderr
         assert not packed_path(path).exists()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from edge_run.cli.reports import forecasts
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.terminal import Terminal
 from kit_models import streamed
+from program import run_program
 
 OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 16, "threads": 1}
 FLAGS = ("-c", "256", "-ub", "16", "-t", "1")
@@ -35,8 +35,7 @@ def run(tmp_path: Path) -> Run:
     environment = {**kept, "HOME": str(tmp_path), "TERM": "dumb", "COLUMNS": "120"}
 
     def run(*arguments: object) -> Result:
-        command = [sys.executable, "-m", "edge_run", "plan", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+        return run_program("plan", *arguments, environment=environment)
 
     return run
 

@@ -25,6 +25,7 @@ from edge_run import KernelError, Model, ModelFileError, NotSupported, TierReadE
 from edge_run.base.units import MIB
 from kit_models import KIT
 from mutations import changed, deadly, parse
+from program import run_program
 from tiny_models import make_model, split_model
 
 PROMPT = ("-p", "hi", "-n", "2")
@@ -63,10 +64,14 @@ def refused(environment: dict[str, str], cache: Path, tmp_path: Path) -> Callabl
     """Run the command line, which must refuse: with one line, one code, and nothing left in the cache folder."""
 
     def run(code: int, pattern: str, *arguments: object, **how: Any) -> str:
-        words = [sys.executable, "-m", "edge_run", *map(str, arguments), "--cache-dir", str(cache), *PROMPT]
-        result: Result = subprocess.run(
-            words, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=WAIT_S, check=False, **how
-        )
+        words = [*map(str, arguments), "--cache-dir", str(cache), *PROMPT]
+        if how:
+            result: Result = subprocess.run(
+                [sys.executable, "-m", "edge_run", *words],
+                capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=WAIT_S, check=False, **how,
+            )  # fmt: skip
+        else:
+            result = run_program(*words, environment=environment, folder=tmp_path)
         assert (result.returncode, result.stdout) == (code, ""), result.stderr
         assert re.fullmatch(rf"edge-run: [^\n]*{pattern}[^\n]*\n", result.stderr), result.stderr
         assert not cache.is_dir() or {path.name for path in cache.iterdir()} <= KEPT
@@ -197,9 +202,8 @@ def test_budgets_and_contexts(refused, arguments: list[str], code: int, message:
 def test_a_context_that_does_not_fit_opens_shorter_and_says_so(
     tokens: str, environment: dict[str, str], cache: Path
 ) -> None:
-    words = [sys.executable, "-m", "edge_run", str(KIT), "-c", tokens, "--memory", "300MiB", "--json"]
-    words += ["--cache-dir", str(cache), *PROMPT]
-    result = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=WAIT_S, check=False)
+    words = [KIT, "-c", tokens, "--memory", "300MiB", "--json", "--cache-dir", cache, *PROMPT]
+    result = run_program(*words, environment=environment)
     assert result.returncode == 0, result.stderr
     assert re.search(r"a context of [\d,]+ tokens, as the budget has no room for [\d,]+\n", result.stderr)
     found = json.loads(result.stdout)
@@ -208,8 +212,7 @@ def test_a_context_that_does_not_fit_opens_shorter_and_says_so(
 
 
 def test_a_context_beyond_the_training_is_a_notice(environment: dict[str, str], cache: Path) -> None:
-    words = [sys.executable, "-m", "edge_run", str(KIT), "-c", "4096", "--cache-dir", str(cache), *PROMPT]
-    result = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=WAIT_S, check=False)
+    result = run_program(KIT, "-c", "4096", "--cache-dir", cache, *PROMPT, environment=environment)
     assert result.returncode == 0
     assert re.match(r"a context of 4,096 tokens, the model was trained on 2,048: [^\n]*\n", result.stderr)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kit_models import KIT
+from program import run_program
 
 SETTINGS = ["-c", "1024", "-ub", "32", "-t", "1", "-n", "24", "--temp", "0"]
 FIRST = "Once upon a time there was a fox who lived in a small house at the end of the wood. " * 14
@@ -27,10 +28,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def run(environment: dict[str, str], *args: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "edge_run", *args]
-    return subprocess.run(
-        command, env=environment, input=text, capture_output=True, text=True, timeout=100, check=False
-    )
+    return run_program(*args, environment=environment, text=text)
 
 
 def chat(environment: dict[str, str], *args: str, messages: Sequence[str]) -> str:

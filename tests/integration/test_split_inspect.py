@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +16,12 @@ from edge_run.partition.cuts import find_cuts
 from edge_run.runtime.split.inspection import inspect_cuts
 from edge_run.runtime.split.onnx_file import extract, find_tensor, read_onnx
 from edge_run.runtime.split.onnx_session import is_identical, open_session, run_session
+from program import run_program
 from vision_models import branching_network, convolution, residual_network, save, weight
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "edge_run", "split", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+    return run_program("split", *arguments)
 
 
 def test_cuts_of_a_residual_network(tmp_path: Path) -> None:

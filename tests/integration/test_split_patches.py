@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from edge_run.runtime.split import patches as split_patches
 from edge_run.runtime.split.onnx_file import describe, read_onnx
 from edge_run.runtime.split.onnx_session import open_session, run_session
 from edge_run.runtime.split.patches import patch_network
+from program import run_program
 from vision_models import residual_network, weight
 
 windows = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2), st.integers(0, 2))
@@ -128,10 +127,10 @@ def test_what_does_not_begin_with_a_chain_is_refused(tmp_path: Path) -> None:
 
 def test_command(tmp_path: Path) -> None:
     path = chain_network(tmp_path)
-    command = [sys.executable, "-m", "edge_run", "split", "patch", str(path), "--out"]
-    done = subprocess.run([*command, str(tmp_path / "o.onnx")], capture_output=True, text=True, timeout=60, check=False)
+    command = ["split", "patch", path, "--out"]
+    done = run_program(*command, tmp_path / "o.onnx")
     assert done.returncode == 0, done.stderr
     assert "times less" in done.stdout
     for arguments, code in (([str(path)], 2), ([str(tmp_path / "none" / "o.onnx")], 5), (["o.onnx", "--std", "1"], 2)):
-        done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        done = run_program(*command, *arguments)
         assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
