@@ -21,6 +21,7 @@ PROT_NONE, PROT_READ, PROT_READ_WRITE = 0, 1, 3
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
 _MADV_DONTNEED, _MADV_DONTFORK, _MADV_HUGEPAGE, _MADV_NOHUGEPAGE, _MADV_DONTDUMP = 4, 10, 14, 15, 16
+_MADV_POPULATE_WRITE, _MADV_COLLAPSE = 23, 25  # since Linux 5.14 and 6.1
 
 _M_MMAP_THRESHOLD = -3
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
@@ -118,6 +119,16 @@ def prepare_for_weights(address: int, length: int, *, is_sparse: bool = False) -
     This is advice to the kernel: refusals do not matter.
     """
     for advice in (_MADV_NOHUGEPAGE if is_sparse else _MADV_HUGEPAGE, _MADV_DONTFORK, _MADV_DONTDUMP):
+        _madvise(address, length, advice)
+
+
+def join_pages(address: int, length: int) -> None:
+    """Have the kernel keep a range in huge pages from now on, also where it would not by itself.
+
+    Other mappings of the same part of a file then take a page fault each, and no page table. This is advice: a kernel
+    before Linux 6.1 goes on with small pages.
+    """
+    for advice in (_MADV_POPULATE_WRITE, _MADV_COLLAPSE):  # what is not there is not joined
         _madvise(address, length, advice)
 
 

@@ -15,15 +15,17 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
-from edge_run.base.units import MIB, round_up
+from edge_run.base.units import MIB, round_down, round_up
 from edge_run.devices.host.memory import count_peak_anew, process_memory
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.tiers import _libc
 from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES
 
 MAPS = Path("/proc/self/maps")
+HUGE_PAGE = 2 * MIB
 MOST_PIECES = 4096  # mappings of one cache while it is cleared, of which Linux allows 65,530 in all
 _ABOUT_TO_ALLOCATE = b": dev = "  # said of each layer, right before
 _ALLOCATED = re.compile(rb"KV buffer size =\s*([\d.]+) MiB")
@@ -75,12 +77,15 @@ class CacheMemory:
         if not self.ranges:
             self._peak_bytes = process_memory().peak_bytes
         start, stop = place[0] + _libc.PAGE, place[1] - _libc.PAGE
-        piece_bytes = max(2 * MIB, round_up((stop - start) // MOST_PIECES, 2 * MIB))
+        piece_bytes = max(HUGE_PAGE, round_up((stop - start) // MOST_PIECES, HUGE_PAGE))
+        first = min(stop, round_up(start, HUGE_PAGE))
         descriptor = os.memfd_create("edge-run-cache")
         try:
             os.ftruncate(descriptor, piece_bytes)
-            for address in range(start, stop, piece_bytes):
-                _libc.map_shared(descriptor, min(piece_bytes, stop - address), at=address)
+            borders = sorted({start, *range(first, stop, piece_bytes), stop})
+            for address, end in pairwise(borders):
+                _libc.map_shared(descriptor, end - address, at=address)
+            _libc.join_pages(first, round_down(min(piece_bytes, stop - first), HUGE_PAGE))  # it is in every piece
         finally:
             os.close(descriptor)
             self.ranges.append((start, stop - start))

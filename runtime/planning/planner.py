@@ -40,7 +40,7 @@ from edge_run.tiers.address_space import AddressSpace, MappedSpan, clipped
 from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES
 from edge_run.tiers.kv.loans import idle_bytes
 
-CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches
+CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches, also those that take none yet, in no time
 OPENING_S_PER_NODE = 35e-6
 RUN_BYTES = 26 * MIB  # of Python modules that a run of the program loads, and an inspection does not
 SWEPT_SHARES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -206,7 +206,8 @@ class Planner:
         """
         if not self.can_time(profile):
             return plan
-        load_s = self.known.load_s + len(self.known.graph) * OPENING_S_PER_NODE + plan.kv_bytes / CLEARED_BYTES_PER_S
+        fresh_bytes = max(0, plan.kv_bytes - (self.known.cell_bytes if self._terms.cells else 0))
+        load_s = self.known.load_s + len(self.known.graph) * OPENING_S_PER_NODE + fresh_bytes / CLEARED_BYTES_PER_S
         times = self.times(plan, profile, model)
         points = tuple(self._timed_point(plan, point, profile, model) for point in plan.by_context)
         plan = replace(plan, by_context=points)

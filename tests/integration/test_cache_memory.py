@@ -16,12 +16,14 @@ from control_groups import control_group
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import KernelError
 from edge_run.base.protocols import BatchToken
-from edge_run.base.units import GIB, MIB
+from edge_run.base.units import GIB, MIB, round_up
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import Driver
+from edge_run.runtime.llama.cache_memory import HUGE_PAGE
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
+from edge_run.tiers import _libc
 from in_child import in_child
 from kit_models import KIT
 from tiny_models import N_VOCAB, make_model
@@ -117,6 +119,36 @@ def test_memory_grows_with_the_text_and_no_faster(llama: Path) -> None:
             decoder.follow(tokens[stop - 1024 : stop])
             grown = process_memory().resident_bytes - held
             assert 0.9 * 1024 * TOKEN_BYTES < grown < 1.2 * 1024 * TOKEN_BYTES + MIB
+
+
+@in_child
+def test_clearing_a_long_cache_takes_few_page_faults(llama: Path) -> None:
+    """256 MiB are 65,536 pages, and as many faults where the kernel cannot join the pages of the piece beneath."""
+    if not joins_pages():
+        pytest.skip("this kernel does not join pages when asked to (Linux 6.1)")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    with decoder_of(llama, is_sparse=True, context_tokens=1 << 17) as decoder:
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        assert decoder._context.untouched_bytes > 250 * MIB
+    assert faults < 16_384, faults
+
+
+def joins_pages() -> bool:
+    """Whether another mapping of a joined piece takes one page fault for many pages."""
+    descriptor = os.memfd_create("joined")
+    try:
+        os.ftruncate(descriptor, HUGE_PAGE)
+        at = round_up(_libc.map_anonymous(4 * HUGE_PAGE), HUGE_PAGE)
+        for address in (at, at + HUGE_PAGE):
+            _libc.map_shared(descriptor, HUGE_PAGE, at=address)
+        _libc.join_pages(at, HUGE_PAGE)
+        other = _libc.view(at + HUGE_PAGE, HUGE_PAGE)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for offset in range(0, HUGE_PAGE, _libc.PAGE):
+            other[offset] = 1
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 300
+    finally:
+        os.close(descriptor)
 
 
 @in_child
