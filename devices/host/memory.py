@@ -129,6 +129,11 @@ def default_budget_bytes(promised_bytes: Promised = _nothing) -> int:
     return max(available // 2, int(available * (1 - MARGIN_SHARE)) - MARGIN_BYTES)
 
 
+def charges_reserved(root: Path = Path("/")) -> bool:
+    """Return whether the kernel charges a program for memory that it has only reserved (vm.overcommit_memory is 2)."""
+    return system_text(root / "proc/sys/vm/overcommit_memory").strip() == "2"
+
+
 def memory_groups(process: int | str = "self", root: Path = Path("/")) -> Iterator[MemoryGroup]:
     """Yield the memory cgroups that `process` (an id) is in, innermost first; none where there are no cgroups."""
     for folder, is_unified in control_groups("memory", process, root):

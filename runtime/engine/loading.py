@@ -31,6 +31,7 @@ from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.repack_choice import choose_kinds
 from edge_run.runtime.planning.terms import Terms, work_bytes
+from edge_run.runtime.planning.usual_context import rope_factors
 from edge_run.runtime.speculation.draft_model import DraftModel
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import AddressSpace
@@ -92,6 +93,7 @@ class Loaded:
             offload.key if offload else "",
             repacked=", ".join(self.repacked),
             use_extra_bufts=is_plain and self.prepared.config.repack == "on",
+            rope_factors=rope_factors(self.prepared.gguf, self.context.context_tokens),
         )
 
     @property

@@ -35,10 +35,10 @@ class ContextShape:
         """Guesses that a pass verifies at most, each of which takes a cell beside those of the text."""
         return self.narrow_tokens if self.sequences > 1 else 0
 
-    def numerics(self, library: str, gpu: str, *, repacked: str, use_extra_bufts: bool) -> Numerics:
+    def numerics(self, library: str, gpu: str, *, repacked: str, use_extra_bufts: bool, rope_factors: str) -> Numerics:
         """Return the numerics key of a context of this shape, of `library`, with what `gpu` says on a GPU.
 
-        repacked, use_extra_bufts: as in `Numerics`.
+        repacked, use_extra_bufts, rope_factors: as in `Numerics`.
         """
         return Numerics(
             library=library,
@@ -52,14 +52,17 @@ class ContextShape:
             exact=self.is_exact,
             gpu=gpu,
             repacked=repacked,
+            rope_factors=rope_factors,
         )
 
 
 def context_shape(config: ModelConfig, trained_context_tokens: int, threads: int) -> ContextShape:
-    """Return the context that `config` asks for, of a model that was trained on so many tokens (0: it does not say)."""
+    """Return the context that `config` asks for, of a model that was trained on so many tokens (0: it does not say).
+
+    What a model gets that is asked for no length is decided before (`runtime/planning/usual_context.py`).
+    """
     wanted = config.context_tokens
-    trained = trained_context_tokens if trained_context_tokens > 0 else 4096
-    tokens = trained if wanted == 0 else min(trained, 4096) if wanted is None else wanted
+    tokens = wanted or (trained_context_tokens if trained_context_tokens > 0 else 4096)
     k, v = config.kv_types
     return ContextShape(
         context_tokens=tokens,

@@ -14,7 +14,7 @@ from edge_run.base.errors import BudgetError, NotSupported
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.units import round_down
 from edge_run.devices.host.ledger import Ledger
-from edge_run.devices.host.memory import Promised, available_bytes, default_budget_bytes
+from edge_run.devices.host.memory import Promised, available_bytes, charges_reserved, default_budget_bytes
 from edge_run.runtime.inspection.cache import Inspection, inspect
 from edge_run.runtime.inspection.draft_file import DraftFile
 from edge_run.runtime.inspection.kv_rules import check_kv_types
@@ -29,10 +29,10 @@ from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.repack_choice import choose_kinds
 from edge_run.runtime.planning.speculation_shape import speculation_config
 from edge_run.runtime.planning.terms import LEAST_CONTEXT_TOKENS
+from edge_run.runtime.planning.usual_context import STEP_TOKENS, longest_that_fits, rope_factors, usual_lengths
 from edge_run.tiers._libc import why_unavailable
 from edge_run.tiers.gguf import GgufModel
 
-CONTEXT_STEP_TOKENS = 256  # which llama.cpp rounds to as well
 MOST_SHORTENED = 16  # at a time, where not even the buffers fit
 
 logger = logging.getLogger(__name__)
@@ -91,6 +91,8 @@ class _Opening:
     def prepare(self, asked: ModelConfig) -> Prepared:
         """Return what is known of the model before it is opened with passes of a given width."""
         gguf = self.gguf
+        if asked.context_tokens is None:
+            asked = replace(asked, context_tokens=self._usual_tokens(asked))
         config = speculation_config(asked, gguf)
         budget_bytes = int(config.memory or default_budget_bytes(self.promised_bytes))
         draft = DraftFile(config.draft_model, config, gguf) if config.draft_model else None
@@ -113,6 +115,27 @@ class _Opening:
             _check_budget(prepared, self.promised_bytes)
         return prepared
 
+    def _usual_tokens(self, asked: ModelConfig) -> int:
+        """Return the length of a context that was not asked for: longer than is usual where keys and values are lent.
+
+        They are not on a GPU, on a mesh and beside a draft model, by llama.cpp's own loader, and where the kernel
+        charges what is only reserved. Without the leave to start a child first, nothing is known.
+        """
+        lengths, gguf = usual_lengths(self.gguf), self.gguf
+        is_lent = not (self.is_slice or asked.gpu_memory != 0 or asked.draft_model or charges_reserved())
+        is_known = is_library_known() and asked.check_file and not why_unavailable()
+        if len(lengths) == 1 or not is_lent or not is_known or why_not_ours(asked, is_loaded=self.is_opened):
+            return lengths[-1]
+        config = speculation_config(asked, gguf)
+        budget_bytes = int(config.memory or default_budget_bytes(self.promised_bytes))
+        try:
+            longest, usual = (_outlined(gguf, replace(config, context_tokens=n)) for n in (lengths[0], lengths[-1]))
+        except NoInspector:
+            return lengths[-1]
+        config = replace(config, context_tokens=lengths[-1])
+        prepared = Prepared(gguf, config, budget_bytes, packed=choose_packed(gguf, config), known=usual)
+        return longest_that_fits(prepared, longest, lengths)
+
     def _tokens_that_fit(self, prepared: Prepared) -> int:
         """Return how long a context the budget may have room for; a context is made no longer than that.
 
@@ -120,14 +143,14 @@ class _Opening:
         """
         assert prepared.known is not None
         wanted = prepared.known.context_tokens
-        has_factors = any("rope_factors" in tensor.name for tensor in self.gguf.tensors)
+        has_factors = bool(rope_factors(self.gguf, wanted))
         if self.is_slice or prepared.offload or has_factors or wanted <= LEAST_CONTEXT_TOKENS:
             return wanted
         try:
             found = Planner(prepared).plan().context_tokens
         except BudgetError:  # the buffers of a shorter context are smaller
             found = wanted // MOST_SHORTENED
-        return max(LEAST_CONTEXT_TOKENS, round_down(found, CONTEXT_STEP_TOKENS)) if found < wanted else wanted
+        return max(LEAST_CONTEXT_TOKENS, round_down(found, STEP_TOKENS)) if found < wanted else wanted
 
 
 def _tried(gguf: GgufModel, config: ModelConfig) -> Inspection | None:

@@ -64,7 +64,8 @@ class ModelConfig:
         no real GPU was tried; None is what is free less a margin, and nothing where the processor plays the GPU.
     op_offload: whether passes of many tokens are computed on the GPU whole, with weights in DRAM copied to it for each;
         None: where it has memory of its own.
-    context_tokens: length of the context; None is the model's own, at most 4096; 0 is the model's own.
+    context_tokens: length of the context; None is the model's own, as far as that costs nothing, and at
+        least 4096; 0 is the model's own.
     threads: compute threads; None is one per core that this process may use.
     micro_batch_tokens: tokens in one pass of a prompt; 0 is as many as are expected to be fastest, 512 at most.
     sequences: conversations that may share the context.

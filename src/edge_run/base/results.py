@@ -25,6 +25,7 @@ class Numerics:
     gpu: which one, and what of the model it computes; empty where there is none.
     use_extra_bufts: whether llama.cpp's own loader repacks all weights that it has kernels for.
     repacked: the kinds of weights that edge-run repacked; empty for none.
+    rope_factors: `short` or `long`, of a model that has both, by the length of its context; else empty.
     """
 
     library: str
@@ -39,6 +40,7 @@ class Numerics:
     gpu: str = ""
     mesh_activations: str = "exact"
     repacked: str = ""
+    rope_factors: str = ""
 
 
 @dataclass(frozen=True, slots=True)

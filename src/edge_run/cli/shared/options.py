@@ -93,7 +93,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _memory(
         "-c", "--ctx-size", field="context_tokens", **_NUMBER,
-        help="Tokens of context; 0: the model's own. [default: the model's own, at most 4096]",
+        help="Tokens of context; 0: the model's own. [default: the model's own, as far as it costs nothing]",
     ),
     _memory("-t", "--threads", field="threads", help="Compute threads. [default: one per core]", **_NUMBER),
     _memory(

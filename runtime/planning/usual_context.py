@@ -1,0 +1,108 @@
+"""How long a context is whose length nobody asked for: the model's own, as far as that costs nothing.
+
+Keys and values take memory as they are written, and until then their room holds weights. What a long context costs at
+once is a little of the buffers; and where all weights fit, room that other programs may want. So the model's own length
+is halved until it fits, but not below what is usual. A model whose factors change with the length of the context has
+the length up to which they stay the same: beyond it other logits come out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge_run.base.errors import BudgetError
+from edge_run.base.results import Plan
+from edge_run.base.units import round_down
+from edge_run.runtime.inspection.cache import Inspection
+from edge_run.runtime.inspection.draft_file import trained_context_tokens
+from edge_run.runtime.planning.planner import Planner
+from edge_run.runtime.planning.prepared import Prepared
+from edge_run.tiers.gguf import GgufModel
+
+USUAL_TOKENS = 4096
+LONGEST_TOKENS = (1 << 31) - 1  # that llama.cpp can count
+STEP_TOKENS = 256  # to which llama.cpp rounds up
+KV_SHARE = 1 / 2  # of what a model that fits leaves of the budget, at most, for what a longer context takes
+BUFFER_SHARE = 1 / 16  # of the budget, at most, for what a longer context adds to buffers: these are not always lent
+
+
+def rope_factors(gguf: GgufModel, context_tokens: int) -> str:
+    """Return which factors a context of such a length has, `short` or `long`; empty for models without a choice."""
+    original = _original_tokens(gguf)
+    return "" if not original else "long" if context_tokens > original else "short"
+
+
+def usual_lengths(gguf: GgufModel) -> list[int]:
+    """Return the lengths that a context may have by itself: the longest first, at last the one that is always taken."""
+    trained = trained_context_tokens(gguf)
+    longest = trained if 0 < trained <= LONGEST_TOKENS else USUAL_TOKENS
+    if original := _original_tokens(gguf):
+        longest = min(longest, round_down(original, STEP_TOKENS) or original)
+    least, found = min(longest, USUAL_TOKENS), list[int]()
+    while longest > least:
+        found.append(longest)
+        longest = round_down(longest // 2, STEP_TOKENS)
+    return [*found, least]
+
+
+def longest_that_fits(usual: Prepared, longest: Inspection, lengths: list[int]) -> int:
+    """Return the longest of `lengths` that costs nothing.
+
+    usual: the model, inspected with the last of them.
+    longest: its inspection with the first.
+    """
+    assert usual.known is not None
+    try:
+        least = Planner(usual).plan()
+    except BudgetError:
+        return lengths[-1]
+    room_tokens = lengths[0] if least.context_tokens >= usual.known.context_tokens else 0
+    for tokens in lengths[:-1]:
+        if tokens > room_tokens:
+            continue
+        try:
+            plan = Planner(replace(usual, known=_between(usual.known, longest, tokens))).plan()
+        except BudgetError:
+            continue
+        if _costs_nothing(plan, least, tokens):
+            return tokens
+        if plan.mode == least.mode == "streamed":
+            room_tokens = plan.context_tokens
+    return lengths[-1]
+
+
+def _costs_nothing(plan: Plan, least: Plan, tokens: int) -> bool:
+    """Return whether a context of `tokens`, planned as `plan`, takes nothing away from `least`, the usual one."""
+    if plan.mode != least.mode or plan.context_tokens < tokens:
+        return False
+    if plan.mode == "resident":
+        return _size(plan) - _size(least) <= KV_SHARE * (least.budget_bytes - _size(least))
+    return _size(plan, "buffers") - _size(least, "buffers") <= BUFFER_SHARE * least.budget_bytes
+
+
+def _size(plan: Plan, what: str = "") -> int:
+    return sum(item.size_bytes for item in plan.items if what in ("", item.what))
+
+
+def _between(usual: Inspection, longest: Inspection, tokens: int) -> Inspection:
+    """Return what an inspection with `tokens` would find: sizes grow in proportion."""
+    share = (tokens - usual.context_tokens) / max(1, longest.context_tokens - usual.context_tokens)
+
+    def size(low: int, high: int) -> int:
+        return int(low + share * (high - low))
+
+    return replace(
+        usual,
+        context_tokens=tokens,
+        kv_bytes=size(usual.kv_bytes, longest.kv_bytes),
+        cell_bytes=size(usual.cell_bytes, longest.cell_bytes),
+        buffer_bytes=size(usual.buffer_bytes, longest.buffer_bytes),
+    )
+
+
+def _original_tokens(gguf: GgufModel) -> int:
+    """Return up to which length of the context a model has its short factors; 0 where it has one kind at most."""
+    if not any("rope_factors" in tensor.name for tensor in gguf.tensors):
+        return 0
+    original = gguf.value("rope.scaling.original_context_length")
+    return original if isinstance(original, int) and original > 0 else trained_context_tokens(gguf)

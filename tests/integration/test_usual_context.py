@@ -1,0 +1,86 @@
+"""How long a context is that was not asked for: what a plan says, and what a run then has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_run import ModelConfig
+from edge_run.base.units import MIB
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.planning import prepare
+from edge_run.runtime.planning.plan import planner
+from in_child import in_child
+from mutations import changed
+from tiny_models import make_model
+
+TRAINED = 131_072  # whose keys and values take 256 MiB
+
+
+@pytest.fixture(scope="module")
+def long_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("long")
+    return changed(make_model("llama", folder), folder / "long.gguf", "llama.context_length", TRAINED)
+
+
+def planned(path: Path, cache: Path, **options: Any) -> int:
+    return planner(path, ModelConfig(threads=1, cache_folder=cache, **options)).plan().context_tokens
+
+
+def test_a_model_that_fits_gets_its_own_length_or_half_of_what_it_leaves(long_llama: Path, tmp_path: Path) -> None:
+    found = [planned(long_llama, tmp_path, memory=f"{size}MiB") for size in (3000, 700, 400, 150)]
+    assert found[0] == TRAINED
+    assert found == sorted(found, reverse=True)
+    assert len(set(found)) > 2
+    assert found[-1] >= 4096
+
+
+def test_other_lengths_are_asked_for(long_llama: Path, tmp_path: Path) -> None:
+    assert planned(long_llama, tmp_path, memory="3GiB", context_tokens=512) == 512
+    assert planned(long_llama, tmp_path, memory="3GiB", context_tokens=0) == TRAINED
+
+
+@pytest.mark.parametrize("options", [{"check_file": False}, {"backend": "llama.cpp"}])
+def test_it_is_what_is_usual_where_nothing_is_known_or_lent(long_llama: Path, tmp_path: Path, options: Any) -> None:
+    assert planned(long_llama, tmp_path, memory="3GiB", **options) == 4096
+
+
+def test_and_where_the_kernel_charges_what_is_reserved(
+    long_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "charges_reserved", lambda: True)
+    assert planned(long_llama, tmp_path, memory="3GiB") == 4096
+
+
+@in_child
+def _runs(path: Path, cache: Path) -> None:
+    engine = Engine.open(path, ModelConfig(threads=1, memory="700MiB", cache_folder=cache))
+    try:
+        assert engine.plan.context_tokens == engine.context_tokens == planned(path, cache, memory="700MiB") > 4096
+        assert engine.plan.wanted_context_tokens == engine.plan.context_tokens, "nobody wanted more"
+    finally:
+        engine.close()
+
+
+def test_a_run_has_what_its_plan_said(long_llama: Path, tmp_path: Path) -> None:
+    _runs(path=long_llama, cache=tmp_path)
+
+
+def test_the_factors_of_a_model_are_part_of_its_key(tmp_path: Path) -> None:
+    """The short ones by default: trained on 1024 tokens, on 256 at first."""
+    _factors(path=make_model("phi3", tmp_path), cache=tmp_path)
+
+
+@in_child
+def _factors(path: Path, cache: Path) -> None:
+    def found(**options: Any) -> tuple[int, str]:
+        engine = Engine.open(path, ModelConfig(threads=1, memory=500 * MIB, cache_folder=cache, **options))
+        try:
+            return engine.context_tokens, engine.numerics.rope_factors
+        finally:
+            engine.close()
+
+    assert found() == (256, "short")
+    assert found(context_tokens=512) == (512, "long")
