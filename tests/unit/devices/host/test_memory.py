@@ -13,6 +13,7 @@ from edge_run.devices.host.memory import (
     MARGIN_BYTES,
     MachineMemory,
     available_bytes,
+    charges_reserved,
     default_budget_bytes,
     machine_memory,
     process_memory,
@@ -200,3 +201,10 @@ def test_the_kernel_says_what_the_machine_has(tmp_path: Path) -> None:
 def test_psutil_knows_where_the_kernel_does_not_say(tmp_path: Path, said: str) -> None:
     Tree(tmp_path, "").write("proc/meminfo", said)
     assert machine_memory(tmp_path) == MachineMemory(psutil.virtual_memory().total, 32 * GIB - OWN)
+
+
+@pytest.mark.parametrize(("said", "is_charged"), [("0\n", False), ("1\n", False), ("2\n", True), ("", False)])
+def test_the_kernel_says_whether_it_charges_what_is_reserved(tmp_path: Path, said: str, is_charged: bool) -> None:
+    if said:
+        Tree(tmp_path, "").write("proc/sys/vm/overcommit_memory", said)
+    assert charges_reserved(tmp_path) is is_charged
