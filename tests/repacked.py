@@ -2,9 +2,11 @@
 weights other than they are end it.
 
     python repacked.py MODEL.gguf CACHE [--repack on] [--plain PATTERN ...] [--prefill 70] [--decode 10] [--threads 1]
+        [--streamed] [--by-expert] [--chunk-kib 32]
 
 llama.cpp repacks all that it has kernels for but what the patterns (regular expressions of names) keep as it is. The
-second run has the smallest budget that keeps the model in memory. Prints one JSON line.
+second run has the smallest budget that keeps the model in memory. `--streamed`: the model streams instead, first
+through the fewest frames that can work, then under larger budgets. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.units import KIB, MIB
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.llama import _ggml as ggml
-from exactness import count_peak_from_here, run
+from exactness import count_peak_from_here, fewest_frames, open_at, run
 from tiny_models import silence_llama_logs
 
 WIDTH = 64
@@ -69,6 +71,28 @@ def _decode(context: Any, tokens: Sequence[int], position: int, n_vocabulary: in
     return rows
 
 
+def resident(path: Path, options: dict[str, Any]) -> Iterator[Engine]:
+    """Open without a budget, then under the smallest one that holds the model."""
+    memory: Any = None
+    for smallest in (False, True):
+        count_peak_from_here()
+        engine = Engine.open(path, ModelConfig(memory=memory, **options))
+        while smallest and engine.plan.mode != "resident" and memory < 2 * path.stat().st_size + 100 * MIB:
+            engine.close()  # the process has grown since
+            memory += MIB // 2
+            engine = Engine.open(path, ModelConfig(memory=memory, **options))
+        memory = engine.plan.minimum_bytes
+        yield engine
+
+
+def streamed(path: Path, options: dict[str, Any], chunk_bytes: int, by_expert: bool) -> Iterator[Engine]:
+    """Open under budgets from the smallest on, with the fewest frames at first."""
+    for share in (0.0, 0.25, 0.6):
+        with fewest_frames(share):
+            engine = open_at(path, share, options, by_expert and share > 0, chunk_bytes)
+        yield engine
+
+
 def main() -> None:
     """Compare, and print the result."""
     parser = argparse.ArgumentParser()
@@ -80,6 +104,11 @@ def main() -> None:
     parser.add_argument("--decode", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--check-file", action="store_true")
+    parser.add_argument("--streamed", action="store_true")
+    parser.add_argument(
+        "--by-expert", action="store_true", help="all but the first streamed run are to stream by expert"
+    )
+    parser.add_argument("--chunk-kib", type=int, default=32)
     arguments = parser.parse_args()
     silence_llama_logs()
     options: dict[str, Any] = {
@@ -89,24 +118,22 @@ def main() -> None:
         "threads": arguments.threads,
         "check_file": arguments.check_file,
         "cache_folder": arguments.cache,
-        "backend": "edge-run",
-        "chunk_bytes": 32 * KIB,
     }
+    chunk_bytes = arguments.chunk_kib * KIB
     path, prefill = arguments.model, arguments.prefill
-    with_plain = Engine.open(path, ModelConfig(repack="off", **options))
+    with_plain = Engine.open(path, ModelConfig(repack="off", backend="llama.cpp", **options))
     tokens = np.random.default_rng(0).integers(1, with_plain.model.vocabulary, prefill + arguments.decode).tolist()
     plain = run(with_plain, tokens, prefill)
     with_plain.close()
     wanted = stock_logits(path, arguments.plain, tokens, prefill, arguments.threads)
     runs: list[dict[str, Any]] = []
-    memory: Any = None
-    for smallest in (False, True):
-        count_peak_from_here()
-        engine = Engine.open(path, ModelConfig(repack=arguments.repack, memory=memory, **options))
-        while smallest and engine.plan.mode != "resident" and memory < 2 * runs[0]["minimum_bytes"]:
-            engine.close()  # the process has grown since
-            memory += MIB // 2
-            engine = Engine.open(path, ModelConfig(repack=arguments.repack, memory=memory, **options))
+    options["repack"] = arguments.repack
+    engines = (
+        streamed(path, options, chunk_bytes, arguments.by_expert)
+        if arguments.streamed
+        else resident(path, {**options, "backend": "edge-run", "chunk_bytes": chunk_bytes})
+    )
+    for engine in engines:
         found = run(engine, tokens, prefill)
         assert [rows.shape for rows in found] == [rows.shape for rows in wanted]
         runs.append(
@@ -116,12 +143,13 @@ def main() -> None:
                 "planned": list(engine.plan.repacked),
                 "different_rows": sum(not np.array_equal(a, b) for a, b in zip(wanted, found, strict=True)),
                 "as_plain": all(np.array_equal(a, b) for a, b in zip(plain, found, strict=True)),
-                "minimum_bytes": engine.plan.minimum_bytes,
+                "streamed_bytes": engine.plan.streamed_bytes_per_pass,
+                "expert_bytes": engine.plan.expert_bytes,
+                "planned_bytes": sum(item.size_bytes for item in engine.plan.items if item.what == "repacking"),
                 "budget_bytes": engine.budget_bytes,
                 "peak_bytes": engine.memory_use.peak_bytes,
             }
         )
-        memory = engine.plan.minimum_bytes
         engine.close()
     print(json.dumps({"runs": runs, "rows": len(wanted)}))
 

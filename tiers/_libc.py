@@ -149,6 +149,11 @@ def map_large_allocations(least_bytes: int) -> None:
         set_option(_M_MMAP_THRESHOLD, least_bytes)
 
 
+def copy(source: int, target: int, length: int) -> None:
+    """Copy `length` bytes of memory; the ranges do not overlap. Other threads run meanwhile."""
+    ctypes.memmove(target, source, length)
+
+
 def view(address: int, length: int) -> memoryview:
     """Return a writable view of raw memory. The caller keeps the range mapped while the view lives."""
     return memoryview((ctypes.c_char * length).from_address(address)).cast("B")

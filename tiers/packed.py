@@ -186,6 +186,14 @@ class PackedSource:
             position = (first + count) * block
         return n_bytes
 
+    def read_pieces(self, pieces: Sequence[tuple[int, int]], offset: int) -> int:
+        """Fill the `pieces` of memory, (address, length) each, one after the other; else as `read_into`."""
+        n_bytes = 0
+        for address, length in pieces:
+            n_bytes += self.read_into(address, length, offset)
+            offset += length
+        return n_bytes
+
     def _unpack(self, base: int, position: int, stop: int, entry: int, count: int) -> int:
         """Unpack the parts of `count` blocks, from `entry` on, that lie in [position, stop), to `base` + offset."""
         frames, n_bytes = self._blocks.read(entry, count)

@@ -12,7 +12,7 @@ import contextlib
 import os
 import struct
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError, TierReadError
@@ -157,10 +157,10 @@ class PartialSource(SourceFile):
         """Leave out the times of change, which are those of the piece written last."""
         return super()._identify()[0], 0, 0
 
-    def read_into(self, address: int, length: int, offset: int) -> int:
+    def read_pieces(self, pieces: Sequence[tuple[int, int]], offset: int) -> int:
         """Fill memory as any source does. Also raises ModelFileError for missing pieces."""
-        self._model.check(self._shard, offset, length)
-        return super().read_into(address, length, offset)
+        self._model.check(self._shard, offset, sum(length for _, length in pieces))
+        return super().read_pieces(pieces, offset)
 
 
 def _names(count: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -91,11 +92,16 @@ class SourceFile:
         Less than `length` only at the end of the file. Raises TierReadError, or ModelFileError when the file has
         shrunk.
         """
-        target, got = _libc.view(address, length), 0
+        return self.read_pieces([(address, length)], offset)
+
+    def read_pieces(self, pieces: Sequence[tuple[int, int]], offset: int) -> int:
+        """Fill the `pieces` of memory, (address, length) each, one after the other, as `read_into` does."""
+        length, got = sum(length for _, length in pieces), 0
         expected = min(length, self.size_bytes - offset)
+        targets = [_libc.view(*piece) for piece in pieces]
         try:
             while got < expected:
-                n = os.preadv(self._fd, [target[got:]], offset + got)
+                n = os.preadv(self._fd, targets, offset + got)
                 if n <= 0:
                     raise ModelFileError(
                         f"{self.path}: ended at byte {offset + got} of {self.size_bytes}; it was cut while in use",
@@ -103,6 +109,7 @@ class SourceFile:
                         needed_bytes=self.size_bytes,
                     )
                 got += n
+                targets = _after(targets, n)
         except OSError as error:
             raise TierReadError(
                 f"{self.path}: reading {length} bytes at {offset} failed ({error.strerror}); check the drive",
@@ -119,3 +126,13 @@ class SourceFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _after(targets: Sequence[memoryview], n_bytes: int) -> list[memoryview]:
+    """Return what is left of `targets` after their first `n_bytes`."""
+    left = []
+    for target in targets:
+        if n_bytes < len(target):
+            left.append(target[n_bytes:])
+        n_bytes = max(0, n_bytes - len(target))
+    return left

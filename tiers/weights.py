@@ -45,7 +45,6 @@ class Weights:
         clock: Clock = time.monotonic,
         run_chunks: int = MAX_READ_CHUNKS,
         check: Callable[[], None] = lambda: None,
-        on_read: Callable[[Sequence[int]], None] = lambda chunks: None,
     ) -> None:
         """Manage the chunks of `address_space`.
 
@@ -54,9 +53,8 @@ class Weights:
         state: decides which chunks are in memory.
         run_chunks: the most chunks that one read brings.
         check: runs while the consumer waits, and may raise to stop; the chunks being acquired are then not held.
-        on_read: is told, by a reader, which chunks were read, before they count as readable; it may change them.
         """
-        self._check, self._on_read = check, on_read
+        self._check = check
         self._address_space = address_space
         self._sources = sources
         self._readers = readers
@@ -236,7 +234,6 @@ class Weights:
                         self._drop(run)
                         return 0
                 n_bytes = self._read(run)
-                self._on_read([load.chunk for load in run])
                 self._note_loaded(run)
             except Exception as error:  # whatever it is, the consumer must not wait for ever
                 self._note_failure(run, asked, as_read_error(error))

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.files import whole_file
-from edge_run.base.profile import DeviceProfile, DiskProfile, KernelSpeed
+from edge_run.base.profile import DeviceProfile, DiskProfile, KernelSpeed, RepackedSpeed
 from edge_run.base.strict_json import decode, parse
 from edge_run.devices.host.mount import Mount, find_mount
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 LIFETIME, DISTURBED_LIFETIME = timedelta(days=30), timedelta(minutes=10)
 CLOCK_ERROR = timedelta(days=1)  # a figure from later than this is of a clock that was wrong
 MOST_FILE_BYTES = 4 << 20
@@ -98,9 +98,11 @@ class KernelFigure(Figure):
 class RepackedFigure(KernelFigure):
     """The speed of a repacked kernel.
 
+    speed: the speed.
     is_there: else there is no such kernel for the weights, and the speed says nothing.
     """
 
+    speed: RepackedSpeed
     is_there: bool
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection
+import itertools
+from collections.abc import Collection, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
-from edge_run.runtime.decoding.conversions import Conversions
+from edge_run.runtime.decoding.repacked_source import RepackedSource, RepackRooms
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.repackable import is_by_expert, repackable
 from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.llama.holdings import repacking_bytes
 from edge_run.runtime.llama.model import LlamaModel
-from edge_run.runtime.llama.repacking import RepackedRows, Repacking, most_slice_bytes
-from edge_run.tiers.address_space import AddressSpace
+from edge_run.runtime.llama.repacking import RepackedWeight, Repacking
 from edge_run.tiers.gguf import GgufModel
+from edge_run.tiers.source import Source, SourceFile
+
+if TYPE_CHECKING:
+    from edge_run.tiers.packed import PackedSource
 
 
 class RepackedWeights:
@@ -26,8 +32,8 @@ class RepackedWeights:
 
         The context must be made afterwards.
         """
-        self._repacking, self._slices = Repacking(), list[RepackedRows]()
-        self._copies = threading.local()
+        self._repacking = Repacking()
+        self._weights: dict[int, list[tuple[int, RepackedWeight]]] = {}  # with their places in the file, by shard
         places: dict[str, set[int]] = {}
         for address in ggml.model_tensors(model.handle):
             places.setdefault(ggml.tensor_name(address).decode("utf-8", "replace"), set()).add(address)
@@ -36,37 +42,36 @@ class RepackedWeights:
             for tensor in tensors if kind in kinds else ():
                 kernel = self._repacking.kernel(tensor.type_id, tensor.shape, by_expert=is_by_expert(kind))
                 if kernel and len(places[tensor.name]) == 1:
-                    self._slices += self._repacking.mark(min(places[tensor.name]), kernel)
+                    weight = self._repacking.mark(min(places[tensor.name]), kernel)
+                    self._weights.setdefault(tensor.shard, []).append((tensor.offset, weight))
                     found.add(kind)
         self.kinds = tuple(sorted(found))
-        self._most_bytes = most_slice_bytes(self._slices)
+        weights = itertools.chain(*self._weights.values())
+        self._group_bytes = max((weight.group_bytes for _, weight in weights), default=0)
+        self._rooms = RepackRooms(self._group_bytes)
 
-    def copy_bytes(self, readers: int) -> int:
-        """Return what `readers` threads take to repack, one slice each."""
-        return readers * self._most_bytes
+    def memory_bytes(self, readers: int) -> int:
+        """Return what `readers` threads take to repack."""
+        return readers * repacking_bytes(self._group_bytes)
 
     def undo(self) -> None:
         """Give the weights, none of which was read, the kernels that they had; the context must be made anew."""
         self._repacking.undo()
-        self.kinds, self._slices, self._most_bytes = (), [], 0
 
-    def conversions(self, address_space: AddressSpace) -> Conversions:
-        """Return what repacks the weights when they have been read."""
-        parts = [(one.address, one.size_bytes) for one in self._slices]
-        return Conversions(address_space, parts, self._repack)
+    def sources(self, plain: Sequence[SourceFile | PackedSource]) -> list[Source]:
+        """Return the shards `plain`, by number, with the weights repacked as they are read."""
+        return [
+            RepackedSource(source, sorted(self._weights.get(shard, ()), key=itemgetter(0)), self._rooms)
+            for shard, source in enumerate(plain)
+        ]
 
     def repack_now(self) -> None:
         """Repack the weights, all of which are in memory already."""
-        for number in range(len(self._slices)):
-            self._repack(number)
+        for _, weight in itertools.chain(*self._weights.values()):
+            *_, copy = self._rooms.mine()
+            weight.repack(weight.address, weight.size_bytes, copy)
 
     def close(self) -> None:
-        """Free what stands for the kernels; the context must be closed. Idempotent."""
+        """Free what stands for the kernels, and the readers' memory; the context must be closed. Idempotent."""
         self._repacking.close()
-
-    def _repack(self, number: int) -> None:
-        """Repack a slice, by way of a copy that each thread has."""
-        if not hasattr(self._copies, "rows"):
-            self._copies.rows = ggml.RowCopy(self._most_bytes)
-        part = self._slices[number]
-        self._copies.rows.repack(part.weight, part.first_row, part.n_rows)
+        self._rooms.close()

@@ -159,7 +159,7 @@ class _Loading:
     def plain(self) -> Loaded:
         """Let llama.cpp's own loader read the weights."""
         model = self._model([shard.path for shard in self._prepared.gguf.shards])
-        context, _ = self._context(model, stops=False)
+        context, _ = self._context(model, None, stops=False)
         backend = Backend("llama.cpp", self._prepared.why_plain)
         return self._loaded(
             model, context, Holdings(0, text_reserve_bytes(model.vocabulary), context.kv_bytes), backend
@@ -177,23 +177,21 @@ class _Loading:
         chunks = address_space.holding(host_ranges(model)) if self._offload else range(address_space.n_chunks)
         room_bytes = budget_bytes - len(chunks) * address_space.chunk_bytes
         is_whole = may_be_whole and self._with_draft(Holdings.now(model.vocabulary)).total_bytes <= room_bytes
-        repacked = self._repacked(model) if is_whole else None
-        context, holdings = self._context(model, stops=not is_whole)
-        if repacked:
-            copy_bytes = repacked.copy_bytes(self._prepared.config.readers)
-            holdings = replace(holdings, work_bytes=holdings.work_bytes + copy_bytes)
+        repacked = self._repacked(model, is_whole=is_whole)
+        context, holdings = self._context(model, repacked, stops=not is_whole)
         if is_whole and holdings.total_bytes > room_bytes:
             context.close()
             if repacked:
                 repacked.undo()
-            is_whole, repacked = False, None
-            context, holdings = self._context(model, stops=True)
+            is_whole, repacked = False, self._repacked(model, is_whole=False)
+            context, holdings = self._context(model, repacked, stops=True)
         backing = WeightBacking(address_space, sources, chunks, is_whole, repacked)
         return self._loaded(model, context, holdings, Backend("edge-run", why), backing)
 
-    def _repacked(self, model: LlamaModel) -> RepackedWeights | None:
+    def _repacked(self, model: LlamaModel, *, is_whole: bool) -> RepackedWeights | None:
         """Give weights the repacked kernels that were chosen; a context comes after that."""
-        prepared, kinds = self._prepared, self._prepared.repacked
+        prepared = self._prepared
+        kinds = prepared.repacked if is_whole else prepared.repacked_streamed
         if not kinds:
             return None
         graph = prepared.known.graph if prepared.known else map_short_pass(model, self._shape(model))
@@ -246,8 +244,13 @@ class _Loading:
         config = self._prepared.config
         return context_shape(config, model.trained_context_tokens, compute_threads(config.threads))
 
-    def _context(self, model: LlamaModel, *, stops: bool) -> tuple[LlamaContext, Holdings]:
-        """Return a context, and the memory that the process then holds. stops: whether passes stop for weights."""
+    def _context(
+        self, model: LlamaModel, repacked: RepackedWeights | None, *, stops: bool
+    ) -> tuple[LlamaContext, Holdings]:
+        """Return a context, and the memory that the process then holds.
+
+        repacked: the weights that readers repack. stops: whether passes stop for weights.
+        """
         gguf, shape = self._prepared.gguf, self._shape(model)
         if self._offload and stops:
             self._offload = self._offload.streamed(gguf)
@@ -263,6 +266,8 @@ class _Loading:
         self._stack.callback(context.close)
         context.stop_at(self._driver.stop)
         holdings = Holdings.since(before, context, work_bytes(gguf, shape.micro_batch_tokens), model.vocabulary)
+        if repacked:
+            holdings = replace(holdings, repacking_bytes=repacked.memory_bytes(self._prepared.config.readers))
         return context, self._with_draft(self._with_gpu(holdings, context))
 
     def _with_gpu(self, holdings: Holdings, context: LlamaContext) -> Holdings:

@@ -32,7 +32,7 @@ from edge_run.tiers.kv.loans import Loans, idle_bytes
 from edge_run.tiers.readers import Readers, ReadTotals
 from edge_run.tiers.residency import Residency
 from edge_run.tiers.upload import Upload
-from edge_run.tiers.weights import Weights
+from edge_run.tiers.weights import MAX_READ_CHUNKS
 
 
 class Supply:
@@ -152,10 +152,7 @@ def _whole(
     plan = plan_resident(loaded.terms(loaded.holdings), backing.address_space, everything)
     loaded.enter_in_ledger(plan, ledger, stack)
     states = Residency(backing.address_space.n_chunks, everything, everything, 0)
-    check, on_read = loaded.driver.interrupt.check, lambda chunks: None
-    if backing.repacked:
-        on_read = backing.repacked.conversions(backing.address_space).note_read
-    weights = Weights(backing.address_space, backing.sources, readers, states, check=check, on_read=on_read)
+    weights = _memory(loaded, backing, readers).weights(states, MAX_READ_CHUNKS)
     weights.start()
     return plan, (), lambda: weights.acquire(everything), None
 
@@ -170,7 +167,7 @@ def _streamed(
         backing.address_space.reserve()
     products = RowProducts(loaded.shape.threads)
     stack.callback(products.close)
-    memory = WeightMemory(backing.address_space, backing.sources, readers, driver.interrupt.check, products)
+    memory = replace(_memory(loaded, backing, readers), products=products)
     grant = partial(loaded.enter_in_ledger, ledger=ledger, stack=stack)
     plan, streams = open_streams(graph, terms, memory, grant)
     for stream in streams:
@@ -179,6 +176,11 @@ def _streamed(
     driver.features += streams
     driver.programs[ONE_TOKEN] = compile_program(graph, driver.features, cuts.splits() if cuts else ())
     return plan, streams, None, _lend(loaded, replace(terms, context_tokens=plan.context_tokens), streams)
+
+
+def _memory(loaded: Loaded, backing: WeightBacking, readers: Readers) -> WeightMemory:
+    check = loaded.driver.interrupt.check
+    return WeightMemory(backing.address_space, backing.sources, readers, check, repacked=backing.repacked)
 
 
 def _lend(loaded: Loaded, terms: Terms, streams: Streams) -> CellCount | None:

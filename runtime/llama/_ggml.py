@@ -477,25 +477,15 @@ def buffer_type_name(kind: int) -> str:
     return name.decode()
 
 
-class RowCopy:
-    """A copy of some rows of a weight, which they are repacked from. One thread at a time."""
+def repack_rows(weight: int, size_bytes: int, source: int, target: int) -> None:
+    """Write repacked to the address `target` what `source` has of the weight at `weight`, not repacked.
 
-    def __init__(self, size_bytes: int) -> None:
-        """Make room for rows of `size_bytes` bytes together."""
-        self._memory = ctypes.create_string_buffer(size_bytes)
-
-    def repack(self, weight: int, first_row: int, n_rows: int) -> None:
-        """Repack rows of the weight at `weight`, whose `buffer` and `extra` say how, where they lie.
-
-        Experts' rows are numbered on. `n_rows` is a multiple of the rows that the kernel computes together.
-        """
-        rows = Tensor.from_buffer_copy(tensor_at(weight))
-        row_bytes = rows.nb[1]
-        size_bytes = n_rows * row_bytes
-        rows.ne[1:], rows.nb[2:] = (n_rows, 1, 1), (size_bytes, size_bytes)
-        rows.data += first_row * row_bytes
-        ctypes.memmove(self._memory, rows.data, size_bytes)
-        functions().ggml_backend_tensor_set(ctypes.addressof(rows), ctypes.addressof(self._memory), 0, size_bytes)
+    Its `buffer` and `extra` say how. `size_bytes` are of whole groups of rows that its kernel computes together.
+    """
+    rows = Tensor.from_buffer_copy(tensor_at(weight))
+    rows.ne[1:], rows.nb[2:] = (size_bytes // rows.nb[1], 1, 1), (size_bytes, size_bytes)
+    rows.data = target
+    functions().ggml_backend_tensor_set(ctypes.addressof(rows), source, 0, size_bytes)
 
 
 class ThreadPool:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edge_run.base.results import PlanItem
-from edge_run.base.units import MIB
+from edge_run.base.units import MIB, round_up
 from edge_run.devices.host.memory import ProcessMemory, process_memory
+from edge_run.tiers._libc import PAGE
 
 if TYPE_CHECKING:
     from edge_run.runtime.llama.model import LlamaContext
 
-REPACKED_AT_ONCE_BYTES = 256 << 10  # by each reader: rows that stay in the core's cache
+REPACKED_AT_ONCE_BYTES = 128 << 10  # rows that stay in the core's cache
 WORKER_RESERVE_BYTES = 20 * MIB  # of a device that computes layers for others, and makes no text
 COORDINATOR_RESERVE_BYTES = 32 * MIB  # of one that makes the text, and talks to the others
 TEXT_BYTES, TEXT_BYTES_OF_A_TOKEN = 10 * MIB, 40  # for each token of a vocabulary, what one is drawn from
@@ -26,6 +27,16 @@ def text_reserve_bytes(vocabulary: int) -> int:
     return TEXT_BYTES + TEXT_BYTES_OF_A_TOKEN * vocabulary
 
 
+def repacking_bytes(group_bytes: int) -> int:
+    """Return what a reader takes to repack weights: a copy of some rows, and what it lacks of those at both ends.
+
+    group_bytes: the size of the rows that are interleaved with each other, at most; 0 where nothing is repacked.
+    """
+    if not group_bytes:
+        return 0
+    return round_up(max(REPACKED_AT_ONCE_BYTES, group_bytes), PAGE) + 2 * round_up(group_bytes, PAGE)
+
+
 @dataclass(frozen=True, slots=True)
 class Holdings:
     """What the process holds besides weights.
@@ -33,7 +44,7 @@ class Holdings:
     program_bytes: resident, Python and llama.cpp with its graphs. reserve_bytes: for what is allocated later. kv_bytes
     and buffer_bytes: allocated by llama.cpp's context, and counted in full, touched yet or not. work_bytes: what matrix
     multiplications will allocate for their inputs. draft_bytes: all that a draft model takes. upload_bytes: through
-    which weights reach a GPU; gpu_bytes: what lies on a GPU without memory of its own.
+    which weights reach a GPU; gpu_bytes: what lies on a GPU without memory of its own. repacking_bytes: of the readers.
     """
 
     program_bytes: int
@@ -44,6 +55,7 @@ class Holdings:
     draft_bytes: int = 0
     upload_bytes: int = 0
     gpu_bytes: int = 0
+    repacking_bytes: int = 0
 
     @classmethod
     def now(cls, vocabulary: int) -> Holdings:
@@ -75,6 +87,7 @@ class Holdings:
             PlanItem("draft", self.draft_bytes, "the draft model: weights, keys and values, buffers, vocabulary"),
             PlanItem("gpu", self.gpu_bytes, "what lies on the GPU, which has no memory of its own"),
             PlanItem("upload", self.upload_bytes, "through which weights reach the GPU"),
+            PlanItem("repacking", self.repacking_bytes, "rows that the readers are repacking"),
         )
         return (
             *(item for item in for_some_runs if item.size_bytes),

@@ -15,17 +15,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.holdings import REPACKED_AT_ONCE_BYTES
+from edge_run.tiers import _libc
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 
 TOKENS = 512  # of the input that a kernel is asked for, as llama.cpp asks
 _BUFFERS = "CPU_REPACK"  # whose groups of rows are interleaved independently of each other
 _TENSORS, _HOLDER_BYTES = 8, 256
-_MOST_ROWS_TOGETHER = 256
+MOST_ROWS_TOGETHER = 64  # where slices of rows begin at multiples of it, no group is torn apart
 _SUITING = 4096  # rows, and elements of a row
+
+Described: TypeAlias = "tuple[int, tuple[int, ...], bool]"  # type, shape, and whether by expert
 
 
 class Kernel(NamedTuple):
@@ -42,21 +45,31 @@ class Kernel(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RepackedRows:
-    """Some rows of a weight, which are repacked at once.
+class RepackedWeight:
+    """A weight that a repacked kernel computes.
 
-    weight: the address of its tensor struct.
-    first_row: the number of the first one; those of experts are numbered on.
-    n_rows: how many there are.
-    address: where they lie.
-    size_bytes: how much they take.
+    tensor: the address of its struct.
+    address: where it lies.
+    size_bytes: how much it takes.
+    group_bytes: the size of the rows that are interleaved with each other. One group after the other, each can be
+        repacked on its own; experts follow each other as well.
     """
 
-    weight: int
-    first_row: int
-    n_rows: int
+    tensor: int
     address: int
     size_bytes: int
+    group_bytes: int
+
+    def repack(self, address: int, length: int, copy: int) -> None:
+        """Repack whole groups, `length` bytes that were read to `address`, where they lie.
+
+        copy: the address of the memory that they are copied to first, some at a time: `repacking_bytes` at least.
+        """
+        step = max(1, REPACKED_AT_ONCE_BYTES // self.group_bytes) * self.group_bytes
+        for start in range(address, address + length, step):
+            size_bytes = min(step, address + length - start)
+            _libc.copy(start, copy, size_bytes)
+            ggml.repack_rows(self.tensor, size_bytes, copy, start)
 
 
 class Repacking:
@@ -80,18 +93,13 @@ class Repacking:
                 return Kernel(buffer, traits, together)
         return None
 
-    def mark(self, weight: int, kernel: Kernel) -> list[RepackedRows]:
-        """Have the weight whose tensor struct is at `weight` computed by `kernel`; return what is to be repacked."""
+    def mark(self, weight: int, kernel: Kernel) -> RepackedWeight:
+        """Have the weight whose tensor struct is at `weight` computed by `kernel`; it is to be repacked then."""
         tensor = ggml.tensor_at(weight)
         self._before.setdefault(weight, (tensor.buffer, tensor.extra))
         tensor.buffer, tensor.extra = kernel.buffer, kernel.traits
-        row_bytes, n_rows = tensor.nb[1], tensor.ne[1] * tensor.ne[2]
-        step = max(1, REPACKED_AT_ONCE_BYTES // (row_bytes * kernel.rows_together)) * kernel.rows_together
-        return [
-            RepackedRows(weight, row, count, tensor.data + row * row_bytes, count * row_bytes)
-            for row in range(0, n_rows, step)
-            if (count := min(step, n_rows - row))
-        ]
+        size_bytes = tensor.nb[1] * tensor.ne[1] * tensor.ne[2]
+        return RepackedWeight(weight, tensor.data, size_bytes, tensor.nb[1] * kernel.rows_together)
 
     def undo(self) -> None:
         """Give all weights the kernels that they had; their rows must not have been repacked."""
@@ -115,15 +123,15 @@ class Repacking:
         return self._buffers[kind]
 
 
-def kernels_for(weights: Iterable[tuple[int, tuple[int, ...], bool]]) -> list[tuple[int, tuple[int, ...], bool]]:
-    """Return those of `weights` that have a repacked kernel here: (type, shape, by expert) of each."""
+def groups_of(weights: Iterable[Described]) -> dict[Described, int]:
+    """Return those of `weights` that have a repacked kernel here, and the bytes of the rows that are interleaved."""
     repacking = Repacking()
     try:
-        return [
-            (type_id, shape, by_expert)
+        return {
+            (type_id, shape, by_expert): kernel.rows_together * TENSOR_TYPES[type_id].size_bytes(shape[0])
             for type_id, shape, by_expert in weights
-            if repacking.kernel(type_id, shape, by_expert=by_expert)
-        ]
+            if (kernel := repacking.kernel(type_id, shape, by_expert=by_expert))
+        }
     finally:
         repacking.close()
 
@@ -141,11 +149,6 @@ def types_with_kernels() -> dict[str, int]:
         return found
     finally:
         repacking.close()
-
-
-def most_slice_bytes(slices: Iterable[RepackedRows]) -> int:
-    """Return the size of the largest of `slices`."""
-    return max((one.size_bytes for one in slices), default=0)
 
 
 @contextlib.contextmanager
@@ -192,9 +195,12 @@ def _kernel_of(buffer: int, type_id: int, shape: tuple[int, int, int]) -> int | 
 
 
 def _rows_together(buffer: int, type_id: int, shape: tuple[int, ...], traits: int) -> int:
-    """Return the rows that a kernel computes at once: the fewest that get the same one as all of them; 0 for none."""
+    """Return the rows that a kernel computes at once: the fewest that get the same one as all of them; 0 for none.
+
+    There are none where a slice of rows might tear a group apart.
+    """
     count = 2
-    while count <= min(_MOST_ROWS_TOGETHER, shape[1]):
+    while count <= min(MOST_ROWS_TOGETHER, shape[1]):
         if shape[1] % count == 0 and _kernel_of(buffer, type_id, (shape[0], count, 1)) == traits:
             return count
         count *= 2

@@ -22,7 +22,7 @@ from edge_run.runtime.graph.repackable import is_by_expert, repackable
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.inspection.cache import SHARD_BYTES
 from edge_run.runtime.llama.context_shape import context_shape
-from edge_run.runtime.llama.holdings import REPACKED_AT_ONCE_BYTES, Holdings, text_reserve_bytes
+from edge_run.runtime.llama.holdings import Holdings, repacking_bytes, text_reserve_bytes
 from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.planning.expert_plan import least_by_expert, plan_moe
 from edge_run.runtime.planning.experts import routed_read
@@ -105,17 +105,18 @@ class Planner:
         lent = replace(terms, cells=cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
         return lent.with_row_slices()
 
-    @functools.cached_property
-    def _repacked(self) -> tuple[str, ...]:
-        """The kinds of weights that a run repacks where all weights fit."""
-        wanted = self._prepared.repacked
+    def _repacking(self, terms: Terms, wanted: Collection[str]) -> Terms:
+        """Return `terms` of a run that repacks those of the `wanted` kinds of weights that have a kernel for it."""
         if not wanted:
-            return ()
-        from edge_run.runtime.llama.repacking import kernels_for  # and with it llama.cpp, which takes long to load
+            return terms
+        from edge_run.runtime.llama.repacking import groups_of  # and with it llama.cpp, which takes long to load
 
         found = {kind: tensors for kind, tensors in repackable(self._graph, self.gguf).items() if kind in wanted}
         weights = {(t.type_id, t.shape, is_by_expert(kind)): kind for kind, tensors in found.items() for t in tensors}
-        return tuple(sorted({weights[weight] for weight in kernels_for(weights)}))
+        groups = groups_of(weights)
+        room_bytes = self.config.readers * repacking_bytes(max(groups.values(), default=0))
+        holdings = replace(terms.holdings, repacking_bytes=room_bytes)
+        return replace(terms, holdings=holdings, repacked=tuple(sorted({weights[weight] for weight in groups})))
 
     @functools.cached_property
     def _ranges(self) -> list[RowRange]:
@@ -129,13 +130,14 @@ class Planner:
 
     def plan(self, budget_bytes: int | None = None) -> Plan:
         """Return the plan under a budget, by default the configured one. Raises BudgetError when it is too small."""
-        terms = replace(self._terms, budget_bytes=budget_bytes or self._prepared.budget_bytes)
+        budget_bytes = budget_bytes or self._prepared.budget_bytes
+        terms = replace(self._streamed_terms, budget_bytes=budget_bytes)
         if self._prepared.why_plain:
             return plan_plain(
                 replace(terms, holdings=Holdings(0, self._holdings.reserve_bytes, self._holdings.kv_bytes))
             )
-        if self._whole_bytes <= terms.budget_bytes:
-            resident = replace(terms, holdings=self._resident_holdings, repacked=self._repacked)
+        if self._whole_bytes <= budget_bytes:
+            resident = replace(self._resident_terms, budget_bytes=budget_bytes)
             return plan_resident(resident, self._address_space, self._chunks)
         terms = replace(terms, gpu=self.offload.streamed(self.gguf).plan if self.offload else None)
         if moe := plan_moe(terms, self._graph, self._address_space):
@@ -144,15 +146,19 @@ class Planner:
         with least_by_expert(terms, self._graph, self._address_space):
             return plan_streamed(terms, self._address_space, needs, self._ranges)[0]
 
-    @property
-    def _resident_holdings(self) -> Holdings:
-        """What is held beside weights that all fit, with what readers repack at once."""
-        copies_bytes = self.config.readers * REPACKED_AT_ONCE_BYTES if self._repacked else 0
-        return replace(self._holdings, work_bytes=self._holdings.work_bytes + copies_bytes)
+    @functools.cached_property
+    def _streamed_terms(self) -> Terms:
+        """The terms of a run whose weights stream."""
+        return self._repacking(self._terms, self._prepared.repacked_streamed)
+
+    @functools.cached_property
+    def _resident_terms(self) -> Terms:
+        """The terms of a run whose weights all fit."""
+        return self._repacking(replace(self._terms, holdings=self._holdings), self._prepared.repacked)
 
     @property
     def _whole_bytes(self) -> int:
-        return self._resident_holdings.total_bytes + len(self._chunks) * self._address_space.chunk_bytes
+        return self._resident_terms.holdings.total_bytes + len(self._chunks) * self._address_space.chunk_bytes
 
     def sweep(self) -> list[Plan]:
         """Return plans under budgets from the smallest that works to one that holds the whole model."""

@@ -69,7 +69,8 @@ def prepare(
     prepared = opening.prepare(config) if has_width else choose(gguf, config, opening.prepare, _recalled)
     if is_slice or prepared.offload or prepared.why_plain:
         return prepared
-    return replace(prepared, repacked=choose_kinds(gguf, prepared.config))
+    whole, streamed = (choose_kinds(gguf, prepared.config, is_streamed=streams) for streams in (False, True))
+    return replace(prepared, repacked=whole, repacked_streamed=streamed)
 
 
 def _recalled(prepared: Prepared) -> DeviceProfile | None:

@@ -34,6 +34,7 @@ class Prepared:
     draft_offload: the part of the draft model that goes to a GPU.
     profile: the profile of this device, where it decided what goes to a GPU.
     repacked: the kinds of weights that are to be repacked where all weights fit.
+    repacked_streamed: the same where weights stream, and are repacked as often as they are read.
     wanted_context_tokens: the context that was asked for, where the budget has room for a shorter one; else 0.
     """
 
@@ -49,6 +50,7 @@ class Prepared:
     profile: DeviceProfile | None = None
     wanted_context_tokens: int = 0
     repacked: frozenset[str] = frozenset()
+    repacked_streamed: frozenset[str] = frozenset()
 
     def terms(self, holdings: Holdings, context_tokens: int, micro_batch_tokens: int) -> Terms:
         """Return the terms of a plan, for a process that holds `holdings` besides weights."""

@@ -26,8 +26,11 @@ _FOLDER = "repacked"
 logger = logging.getLogger(__name__)
 
 
-def choose_kinds(gguf: GgufModel, config: ModelConfig) -> frozenset[str]:
-    """Return the kinds of weights of `gguf` that are to be repacked, where they have a kernel for it here."""
+def choose_kinds(gguf: GgufModel, config: ModelConfig, *, is_streamed: bool = False) -> frozenset[str]:
+    """Return the kinds of weights of `gguf` that are to be repacked, where they have a kernel for it here.
+
+    is_streamed: whether weights stream, so that a pass may have to wait until they are repacked.
+    """
     from edge_run.runtime.probing.probe import recall_kernels
 
     matrices = (tensor for tensor in gguf.tensors if len(tensor.shape) in (2, 3))
@@ -35,19 +38,20 @@ def choose_kinds(gguf: GgufModel, config: ModelConfig) -> frozenset[str]:
     if config.repack != "auto":
         return frozenset(kinds) if config.repack == "on" else frozenset()
     plain, repacked = recall_kernels(config)
+    speeds = [kernel.streamed() if is_streamed else kernel for kernel in repacked]
     kept = _decisions(config)
     widths = _widths(config)
+    names = {kind: f"{kind} {widths}{' streamed' * is_streamed}" for kind in kinds}
     if not repacked and not kept:
         return frozenset()
     decided: dict[str, bool] = {}
-    for kind in kinds:
-        name = f"{kind} {widths}"
-        decision = is_repacking_worth_it(_like(kind, plain), _like(kind, repacked), widths, kept.get(name))
+    for kind, name in names.items():
+        decision = is_repacking_worth_it(_like(kind, plain), _like(kind, speeds), widths, kept.get(name))
         if decision is not None:
             decided[name] = decision
     if any(kept.get(name) != decision for name, decision in decided.items()):
         _remember(config, {**kept, **decided})
-    return frozenset(kind for kind in kinds if decided.get(f"{kind} {widths}"))
+    return frozenset(kind for kind, name in names.items() if decided.get(name))
 
 
 def _widths(config: ModelConfig) -> list[int]:

@@ -17,10 +17,11 @@ import numpy.typing as npt
 from numpy.random import default_rng
 
 from edge_run.base.errors import ConfigError, NotSupported
-from edge_run.base.profile import KernelSpeed
+from edge_run.base.profile import KernelSpeed, RepackedSpeed
 from edge_run.base.units import MIB
 from edge_run.runtime.llama import _ggml
-from edge_run.runtime.llama.repacking import Repacking, kernels_for, most_slice_bytes
+from edge_run.runtime.llama.holdings import repacking_bytes
+from edge_run.runtime.llama.repacking import Repacking, groups_of
 from edge_run.runtime.probing.workbench import ALIGNMENT_BYTES, GpuBench, workbench
 from edge_run.tiers.gguf_format import F16, F32, TENSOR_TYPES, TensorType
 from edge_run.tiers.residency import Residency
@@ -48,17 +49,21 @@ def has_repacked_kernel(type_name: str, row_elements: int, by_expert: bool) -> b
     """Return whether weights of a type can be repacked for a kernel of this processor."""
     type_ids = [type_id for type_id, kind in TENSOR_TYPES.items() if kind.name == type_name]
     shape = (row_elements, ROWS_MULTIPLE, EXPERTS if by_expert else 1)
-    return bool(kernels_for((type_id, shape, by_expert) for type_id in type_ids))
+    return bool(groups_of((type_id, shape, by_expert) for type_id in type_ids))
 
 
 def measure_repacked(
     type_name: str, row_elements: int, tokens: int, threads: int, by_expert: bool = False
-) -> KernelSpeed:
-    """Return how fast repacked weights are multiplied; see `measure_matmul`. Raises NotSupported without a kernel."""
+) -> RepackedSpeed:
+    """Return how fast repacked weights are multiplied, and repacked; see `measure_matmul`.
+
+    Raises NotSupported without a kernel.
+    """
     repacking = Repacking()
     try:
         with _ggml.log.listening(lambda line: None):  # a line for each slice that is repacked
-            return measure_matmul(type_name, row_elements, tokens, threads, by_expert, repacking=repacking)
+            speeds = _measure(type_name, row_elements, tokens, threads, by_expert, repacking=repacking)
+            return RepackedSpeed(type_name, row_elements, tokens, threads, by_expert, *speeds)
     finally:
         repacking.close()
 
@@ -70,16 +75,31 @@ def measure_matmul(
     threads: int,
     by_expert: bool = False,
     gpu: GpuBench | None = None,
-    repacking: Repacking | None = None,
 ) -> KernelSpeed:
     """Return how fast `threads` threads multiply weights of a type, as `Q4_0`, with `tokens` tokens in a pass.
 
     by_expert: as in a mixture of experts, several experts with `tokens` tokens each. gpu: which does it instead.
-    repacking: gives the weights repacked kernels.
 
     Takes about half a second, and as memory 96 MiB (or three times the processor's last cache; 16 MiB for wide
     passes) and 9 bytes for each element of the activations, `(tokens, row_elements)`. Raises NotSupported for a type
     that cannot be multiplied, ConfigError for figures that cannot be.
+    """
+    speed, _ = _measure(type_name, row_elements, tokens, threads, by_expert, gpu)
+    return KernelSpeed(type_name, row_elements, tokens, threads, by_expert, speed)
+
+
+def _measure(
+    type_name: str,
+    row_elements: int,
+    tokens: int,
+    threads: int,
+    by_expert: bool,
+    gpu: GpuBench | None = None,
+    repacking: Repacking | None = None,
+) -> tuple[float, float]:
+    """Return the bytes of weights that are multiplied a second, and those that a core repacks.
+
+    repacking: gives the weights repacked kernels. Else see `measure_matmul`.
     """
     type_id, kind = _weight_type(type_name)
     for name, figure in (("row_elements", row_elements), ("tokens", tokens), ("threads", threads)):
@@ -97,8 +117,7 @@ def measure_matmul(
     with workbench(threads, arena_bytes + 4 * EXPERTS * tokens, matrices, gpu) as bench:
         weights = [bench.tensor(type_id, row_elements, rows // n_experts, n_experts) for _ in range(matrices)]
         bench.fill(weights, _pattern(type_id))
-        if repacking:
-            _repack(repacking, weights, type_name, by_expert=by_expert)
+        repack_s = _repack_s(repacking, weights, type_name, by_expert=by_expert) if repacking else 0.0
         activations = (
             bench.tensor(F32, row_elements, 1, tokens) if by_expert else bench.tensor(F32, row_elements, tokens)
         )
@@ -112,20 +131,24 @@ def measure_matmul(
             else:
                 bench.node(bench.ggml.ggml_mul_mat(bench.context, matrix, activations), room)
         pass_s = bench.measure_s()
-    return KernelSpeed(type_name, row_elements, tokens, threads, by_expert, matrices * rows * row_bytes / pass_s)
+    size_bytes = matrices * rows * row_bytes
+    return size_bytes / pass_s, size_bytes / repack_s if repack_s else math.inf
 
 
-def _repack(repacking: Repacking, weights: Sequence[int], type_name: str, *, by_expert: bool) -> None:
-    """Repack the `weights` of a type. Raises NotSupported where they have no such kernel."""
+def _repack_s(repacking: Repacking, weights: Sequence[int], type_name: str, *, by_expert: bool) -> float:
+    """Repack the `weights` of a type, and return how long a core takes. Raises NotSupported where none has a kernel."""
+    repack_s = 0.0
     for weight in weights:
         tensor = _ggml.tensor_at(weight)
         kernel = repacking.kernel(tensor.type, tuple(tensor.ne[:3]), by_expert=by_expert)
         if not kernel:
             raise NotSupported(f"{type_name}, rows of {tensor.ne[0]}: llama.cpp has no kernel for it repacked here")
-        slices = repacking.mark(weight, kernel)
-        copy = _ggml.RowCopy(most_slice_bytes(slices))
-        for part in slices:
-            copy.repack(weight, part.first_row, part.n_rows)
+        repacked = repacking.mark(weight, kernel)
+        copy = np.zeros(repacking_bytes(repacked.group_bytes), np.uint8)
+        started = time.thread_time()
+        repacked.repack(repacked.address, repacked.size_bytes, copy.ctypes.data)
+        repack_s += time.thread_time() - started
+    return repack_s
 
 
 def measure_attention(

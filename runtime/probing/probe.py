@@ -15,7 +15,7 @@ from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError, NotSupported
-from edge_run.base.profile import DeviceProfile, GpuProfile, KernelSpeed
+from edge_run.base.profile import DeviceProfile, GpuProfile, KernelSpeed, RepackedSpeed
 from edge_run.devices.host.disk import NORMAL, Effort, measure_disk
 from edge_run.devices.host.machine import OtherLoad, describe_machine
 from edge_run.devices.host.mount import Mount, find_mount
@@ -113,18 +113,18 @@ def recall(gguf: GgufModel, config: ModelConfig) -> DeviceProfile | None:
     return session.profile(costs, kernel_figures, found, gpus) if gpus is not None else None
 
 
-def recall_kernels(config: ModelConfig) -> tuple[Sequence[KernelSpeed], Sequence[KernelSpeed]]:
+def recall_kernels(config: ModelConfig) -> tuple[Sequence[KernelSpeed], Sequence[RepackedSpeed]]:
     """Return how fast this device is known to multiply, with weights as they are in files and repacked. Quick.
 
     Only what was measured while no other programs were at work, so that the two can be compared.
     """
     known, threads = ProfileStore(config.cache).load(this_setup()), compute_threads(config.threads)
-    repacked = [figure for figure in known.repacked if figure.is_there]
-    plain, repacked_speeds = (
-        [figure.speed for figure in figures if figure.speed.threads == threads and not figure.is_disturbed]
-        for figures in (known.kernels, repacked)
-    )
-    return plain, repacked_speeds
+
+    def counts(figure: KernelFigure) -> bool:
+        return figure.speed.threads == threads and not figure.is_disturbed
+
+    plain = [figure.speed for figure in known.kernels if counts(figure)]
+    return plain, [figure.speed for figure in known.repacked if figure.is_there and counts(figure)]
 
 
 def this_setup() -> MeasuredSetup:
@@ -185,7 +185,7 @@ class _Session:
         known = {figure.key for figure in self.known.kernels}
         return [one for one in wanted if (*one, threads) not in known]
 
-    def known_repacked(self, threads: int) -> tuple[KernelSpeed, ...]:
+    def known_repacked(self, threads: int) -> tuple[RepackedSpeed, ...]:
         """Return the repacked kernels that were measured with so many threads."""
         figures = (figure for figure in self.known.repacked if figure.is_there)
         return tuple(figure.speed for figure in figures if figure.speed.threads == threads)
@@ -240,7 +240,7 @@ class _Session:
 
         for type_name, row_elements, tokens, by_expert in self.missing_repacked(wanted, threads):
             load, is_there = OtherLoad(), kernels.has_repacked_kernel(type_name, row_elements, by_expert)
-            speed = KernelSpeed(type_name, row_elements, tokens, threads, by_expert, 1.0)
+            speed = RepackedSpeed(type_name, row_elements, tokens, threads, by_expert, 1.0, 1.0)
             if is_there:
                 many = "token" if tokens == 1 else "tokens"
                 self._on_step(f"Multiplying {type_name} repacked, rows of {row_elements:,}, {tokens} {many}")

@@ -34,7 +34,8 @@ from edge_run.tiers.source import Source, SourceFile
 from edge_run.tiers.weights import MAX_READ_CHUNKS, READ_BYTES, Weights
 
 if TYPE_CHECKING:
-    from edge_run.tiers.packed import PackedBlocks
+    from edge_run.runtime.decoding.repacked_weights import RepackedWeights
+    from edge_run.tiers.packed import PackedBlocks, PackedSource
 
 ON = "on"
 
@@ -50,6 +51,7 @@ class WeightMemory:
     readers: the threads that read.
     check: runs while a pass waits for weights, and may raise to stop it.
     products: computes products with large matrices in slices, where the plan has slices.
+    repacked: the weights that are repacked as they are read.
     """
 
     address_space: AddressSpace
@@ -57,13 +59,18 @@ class WeightMemory:
     readers: Readers
     check: Callable[[], None]
     products: RowProducts | None = None
+    repacked: RepackedWeights | None = None
 
-    def weights(self, state: Residency | OnDemand, run_chunks: int, sources: Sequence[Source] = ()) -> Weights:
+    def weights(
+        self, state: Residency | OnDemand, run_chunks: int, sources: Sequence[SourceFile | PackedSource] = ()
+    ) -> Weights:
         """Return the weights whose chunks `state` keeps account of; a read is of at most `run_chunks` chunks.
 
         sources: from which they are read instead of the shards.
         """
-        chosen = sources or self.sources
+        chosen: Sequence[Source] = sources or self.sources
+        if self.repacked:
+            chosen = self.repacked.sources(sources or self.sources)
         return Weights(self.address_space, chosen, self.readers, state, run_chunks=run_chunks, check=self.check)
 
     def lookups(self, ranges: Sequence[RowRange]) -> Lookups:
@@ -161,7 +168,9 @@ def _dense_in_order(
     )
 
 
-def _unpacking(sources: Sequence[SourceFile], terms: Terms) -> tuple[Sequence[Source], PackedBlocks | None]:
+def _unpacking(
+    sources: Sequence[SourceFile], terms: Terms
+) -> tuple[Sequence[SourceFile | PackedSource], PackedBlocks | None]:
     """Return the sources of the weights, and the packed blocks that they read, if any."""
     if not terms.packed:
         return sources, None

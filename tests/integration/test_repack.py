@@ -11,27 +11,32 @@ import numpy as np
 import pytest
 
 from edge_run import ModelConfig, NotSupported, plan
-from edge_run.base.profile import KernelSpeed
+from edge_run.base.profile import KernelSpeed, RepackedSpeed
 from edge_run.base.protocols import BatchToken
+from edge_run.base.units import KIB
 from edge_run.devices.host.profile import KernelFigure, Measurements, ProfileStore, RepackedFigure
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import Driver
 from edge_run.runtime.decoding.repacked_weights import RepackedWeights
 from edge_run.runtime.decoding.short_pass import map_short_pass
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.graph.segments import ROW_GROUP
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
-from edge_run.runtime.llama.repacking import kernels_for, types_with_kernels
+from edge_run.runtime.llama.repacking import MOST_ROWS_TOGETHER, groups_of, types_with_kernels
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.planning.repack_choice import choose_kinds
 from edge_run.runtime.probing.kernels import measure_repacked
 from edge_run.runtime.probing.probe import this_setup
 from edge_run.runtime.probing.workload import measured_now
 from edge_run.runtime.speculation.drafting import Acceptance
+from edge_run.tiers.address_space import CHUNK_BYTES
 from edge_run.tiers.gguf import read_gguf
-from in_child import run_script
+from exactness import open_at
+from in_child import in_child, run_script
 from kit_models import KIT
+from talks import OPTIONS, SEQUENCES, Talk, check_rows, say, say_in_branches
 from tiny_models import make_model
 
 SCRIPT = Path(__file__).resolve().parents[1] / "repacked.py"
@@ -59,17 +64,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-def compare(path: Path, cache: Path, *arguments: str) -> list[dict[str, Any]]:
+def compare(path: Path, cache: Path, *arguments: str, mode: str = "resident") -> list[dict[str, Any]]:
     """Return the runs of a comparison, which all gave llama.cpp's logits inside their budgets."""
     done = run_script(SCRIPT, str(path), str(cache), *arguments)
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stderr}"
     runs: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])["runs"]
     for run in runs:
-        assert run["mode"] == "resident"
+        assert run["mode"] == mode
         assert run["different_rows"] == 0
         assert run["peak_bytes"] <= run["budget_bytes"]
         assert run["repacked"] == ", ".join(run["planned"])
-    assert runs[1]["budget_bytes"] < runs[0]["budget_bytes"]
+    assert mode != "resident" or runs[1]["budget_bytes"] < runs[0]["budget_bytes"]
+    for run in runs:
+        assert bool(run["planned_bytes"]) is bool(run["repacked"])
+    return runs
+
+
+def stream(path: Path, cache: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Return the streamed runs of a comparison; `compare` says what they have in common."""
+    runs = compare(path, cache, "--streamed", *arguments, mode="streamed")
+    assert all(run["streamed_bytes"] > 0 for run in runs)
     return runs
 
 
@@ -79,6 +93,51 @@ def test_logits_are_those_of_the_default(name: str, folder: Path, tmp_path: Path
         assert "Q4_0/256" in run["repacked"] or "Q4_0/512" in run["repacked"]
         assert ("experts" in run["repacked"]) is (name in [*MOE_MODELS, "jamba"])
         assert not run["as_plain"], "the kernels differ in the last bits, or nothing was compared"
+
+
+@pytest.mark.parametrize("name", DENSE + MOE_MODELS + STATEFUL)
+def test_weights_that_stream(name: str, folder: Path, tmp_path: Path) -> None:
+    """Most chunks of 32 KiB begin and end in the middle of rows that are interleaved; experts stream one by one."""
+    by_expert = ["--by-expert"] if name in MOE_MODELS else []
+    runs = stream(make_model(name, folder, quantisation="Q4_0"), tmp_path, *by_expert)
+    for run in runs:
+        assert "Q4_0/256" in run["repacked"] or "Q4_0/512" in run["repacked"]
+        assert ("experts" in run["repacked"]) is (name in [*MOE_MODELS, "jamba"])
+        assert not run["as_plain"], "the kernels differ in the last bits, or nothing was compared"
+    assert not by_expert or all(run["expert_bytes"] > 0 for run in runs[1:])
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("llama", ()), ("qwen3moe", ("--by-expert",))])
+def test_weights_that_stream_in_chunks_of_the_size_that_runs_have(
+    name: str, arguments: tuple[str, ...], folder: Path, tmp_path: Path
+) -> None:
+    path = make_model(name, folder, scale=16, quantisation="Q4_0")
+    for run in stream(path, tmp_path, "--chunk-kib", str(CHUNK_BYTES // KIB), "--threads", "2", *arguments):
+        assert run["repacked"]
+        assert not run["as_plain"]
+
+
+@pytest.mark.parametrize("quantisation", ["Q4_K_M", "IQ4_NL", "Q8_0"])
+def test_types_that_stream(quantisation: str, folder: Path, tmp_path: Path) -> None:
+    has_kernel = quantisation.removesuffix("_M") in types_with_kernels()
+    for run in stream(make_model("llama", folder, quantisation=quantisation), tmp_path):
+        assert bool(run["repacked"]) is has_kernel
+        assert run["as_plain"] is not has_kernel
+
+
+@pytest.mark.parametrize("options", [{}, {"exact": True, "flash_attention": "off"}, {"sequences": SEQUENCES}], ids=str)
+@in_child
+def test_guesses_that_are_verified(options: dict[str, Any], folder: Path) -> None:
+    """In a row, or in branches where there are sequences for it."""
+    path, settings = make_model("llama", folder, quantisation="Q4_0"), {**OPTIONS, **options, "repack": "on"}
+    script = say_in_branches if "sequences" in options else say
+    engine = open_at(path, 0.1, settings, chunk_bytes=16 * KIB)
+    assert engine.numerics.repacked
+    found = Talk(engine.decoder)
+    script(found)
+    assert engine.memory_use.peak_bytes <= engine.budget_bytes
+    engine.close()
+    check_rows(path, script, settings, found)
 
 
 @pytest.mark.parametrize("quantisation", ["Q4_K_M", "IQ4_NL", "Q8_0"])
@@ -94,14 +153,20 @@ def test_the_bundled_model_inspected_and_with_two_threads(tmp_path: Path) -> Non
     compare(KIT, tmp_path, "--check-file", "--threads", "2")
 
 
-def _note_speeds(cache: Path, threads: int, gains: dict[int, float], *, is_disturbed: bool = False) -> None:
+def _note_speeds(
+    cache: Path,
+    threads: int,
+    gains: dict[int, float],
+    *,
+    is_disturbed: bool = False,
+    repacked_bytes_per_s: float = 1e12,
+) -> None:
     """Keep speeds of Q4_0 as measured: repacked, it is so many times as fast, by length of rows."""
     store = ProfileStore(cache)
     for row_elements, gain in gains.items():
         for tokens in (1, 64):
-            plain, repacked = (
-                KernelSpeed("Q4_0", row_elements, tokens, threads, False, speed) for speed in (1e9, gain * 1e9)
-            )
+            plain = KernelSpeed("Q4_0", row_elements, tokens, threads, False, 1e9)
+            repacked = RepackedSpeed("Q4_0", row_elements, tokens, threads, False, gain * 1e9, repacked_bytes_per_s)
             figures = (
                 KernelFigure(measured_now(), is_disturbed, plain),
                 RepackedFigure(measured_now(), is_disturbed, repacked, True),
@@ -140,6 +205,16 @@ def test_a_decision_stays_until_the_other_kernel_gains_a_tenth(folder: Path, tmp
     (figures,) = (tmp_path / "profiles").iterdir()
     figures.unlink()
     assert chosen() == {"Q4_0/1536"}, "figures grow old, a decision does not"
+
+
+def test_auto_counts_what_repacking_costs_where_weights_stream(folder: Path, tmp_path: Path) -> None:
+    path = make_model("llama", folder, quantisation="Q4_0")
+    config = ModelConfig(threads=1, cache_folder=tmp_path, micro_batch_tokens=64, check_file=False)
+    for repacked_bytes_per_s, chosen in ((1e9, set[str]()), (1e11, {"Q4_0/256", "Q4_0/1536"})):
+        _note_speeds(tmp_path, 1, {256: 1.5, 1536: 1.5}, repacked_bytes_per_s=repacked_bytes_per_s)
+        prepared = prepare(read_gguf(path), config, is_opened=False)
+        assert prepared.repacked == {"Q4_0/256", "Q4_0/1536"}
+        assert prepared.repacked_streamed == chosen
 
 
 def test_a_plan_says_what_a_run_repacks(folder: Path, tmp_path: Path) -> None:
@@ -202,7 +277,12 @@ def test_a_draft_model_is_repacked_too(folder: Path, tmp_path: Path, monkeypatch
 
 
 def test_a_matrix_of_odd_size_has_no_kernel() -> None:
-    assert kernels_for([(Q4_0, (256, 128), False), (Q4_0, (256, 129), False)]) == [(Q4_0, (256, 128), False)]
+    assert set(groups_of([(Q4_0, (256, 128), False), (Q4_0, (256, 129), False)])) == {(Q4_0, (256, 128), False)}
+
+
+def test_slices_of_rows_tear_no_group_apart() -> None:
+    assert ROW_GROUP % MOST_ROWS_TOGETHER == 0
+    assert all(MOST_ROWS_TOGETHER % rows == 0 for rows in types_with_kernels().values())
 
 
 def test_the_speed_of_repacked_weights_is_measured() -> None:

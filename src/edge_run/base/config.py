@@ -91,7 +91,7 @@ class ModelConfig:
         far), `off`, or `auto`, which is both with a draft model and nothing without one.
     draft_tokens: guesses in one pass at most.
     exact: compute so that tokens are the same, speculation or not: no flash attention, no pass of a single token.
-    repack: whether weights of a model that fits lie as llama.cpp's kernels for several rows at once want them: `on`,
+    repack: whether weights lie in memory as llama.cpp's kernels for several rows at once want them: `on`,
         all that have such a kernel, as with llama.cpp's own loader by default; `off`, none; `auto`, the types that
         measured faster on this device (`edge-run probe`), none where it was not measured.
     chunk_bytes: the unit in which weights are read and moved, a power of two, a page or more; less than the default is

@@ -71,6 +71,20 @@ class KernelSpeed:
 
 
 @dataclass(frozen=True, slots=True)
+class RepackedSpeed(KernelSpeed):
+    """How fast a kernel for repacked weights is. repacked_bytes_per_s: of weights that a core repacks."""
+
+    repacked_bytes_per_s: float
+
+    def streamed(self) -> KernelSpeed:
+        """Return the speed where each pass also waits for the weights to be repacked, as where no core is idle."""
+        pass_byte_s = 1 / self.bytes_per_s + 1 / self.repacked_bytes_per_s
+        return KernelSpeed(
+            self.type_name, self.row_elements, self.tokens, self.threads, self.by_expert, 1 / pass_byte_s
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class GpuProfile:
     """A device that llama.cpp could compute on, besides the CPU.
 
@@ -115,7 +129,7 @@ class DeviceProfile:
     kernels: tuple[KernelSpeed, ...]
     disks: tuple[DiskProfile, ...]
     gpus: tuple[GpuProfile, ...]
-    repacked_kernels: tuple[KernelSpeed, ...] = ()
+    repacked_kernels: tuple[RepackedSpeed, ...] = ()
 
     def repacking(self, kinds: Collection[str]) -> DeviceProfile:
         """Return this profile with the repacked kernels for weights of `kinds`, where these were measured."""

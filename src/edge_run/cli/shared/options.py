@@ -128,7 +128,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _memory(
         "--repack", field="repack", type=click.Choice(REPACK),
-        help="Whether weights of a model that fits are repacked for kernels that compute several rows at once; auto: "
+        help="Whether weights are repacked for kernels that compute several rows at once; auto: "
         "the types that measured faster (edge-run probe). Part of the numerics key." + _default("repack"),
     ),
     _memory(
