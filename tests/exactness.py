@@ -56,11 +56,12 @@ def open_at(
 
     The smallest budget is the one that a refusal names. What the process holds besides weights changes a little from
     engine to engine, as the allocator keeps memory: a budget may turn out to hold everything, to be refused again, or,
-    `by_expert`, to have no room for experts one by one: then it is changed in steps that grow until it was too much.
-    What the process held before, as for making the model, is not in its peak.
+    `by_expert`, to have no room for experts one by one: then it is changed in steps, larger when several
+    in one direction were too few, and half as large in the other direction when that was too much. What the process held before, as for making the model, is
+    not in its peak.
     """
     count_peak_from_here()
-    budget, extra, step = 40 * MIB, int(share * path.stat().st_size), 0
+    budget, extra, step, n_same = 40 * MIB, int(share * path.stat().st_size), 0, 0
     for _ in range(40):
         try:
             chosen = {**options, "chunk_bytes": chunk_bytes or CHUNK_BYTES}
@@ -71,10 +72,10 @@ def open_at(
         streams_as_wanted = engine.plan.mode == "streamed" and (engine.plan.expert_bytes > 0 or not by_expert)
         if share >= 1 or streams_as_wanted:
             return engine
-        if engine.plan.mode == "streamed":
-            step = step + MIB // 2 if step > 0 else MIB // 2
-        else:
-            step = -max(MIB // 4, abs(step) // 2)
+        direction = 1 if engine.plan.mode == "streamed" else -1
+        n_same = n_same + 1 if step * direction > 0 else 0
+        size = abs(step) * (2 if n_same > 1 else 1) if n_same else max(CHUNK_BYTES, abs(step) // 2)
+        step = direction * (size if step else MIB // 2)
         engine.close()
         budget, extra = budget + step, 0
     raise AssertionError(f"no streamed run at {share} of the model above the smallest budget")

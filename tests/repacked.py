@@ -22,6 +22,7 @@ import llama_cpp.llama_cpp as low
 import numpy as np
 
 from edge_run.base.config import ModelConfig
+from edge_run.base.errors import BudgetError
 from edge_run.base.units import KIB, MIB
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.llama import _ggml as ggml
@@ -76,13 +77,25 @@ def resident(path: Path, options: dict[str, Any]) -> Iterator[Engine]:
     memory: Any = None
     for smallest in (False, True):
         count_peak_from_here()
-        engine = Engine.open(path, ModelConfig(memory=memory, **options))
-        while smallest and engine.plan.mode != "resident" and memory < 2 * path.stat().st_size + 100 * MIB:
-            engine.close()  # the process has grown since
-            memory += MIB // 2
-            engine = Engine.open(path, ModelConfig(memory=memory, **options))
+        engine = _at_once(path, memory, options)
+        while smallest and engine is None and memory < 2 * path.stat().st_size + 100 * MIB:
+            memory += MIB // 2  # the process has grown since
+            engine = _at_once(path, memory, options)
+        assert engine is not None
         memory = engine.plan.minimum_bytes
         yield engine
+
+
+def _at_once(path: Path, memory: int | None, options: dict[str, Any]) -> Engine | None:
+    """Return an engine that holds all weights, None where the budget is too small for one."""
+    try:
+        engine = Engine.open(path, ModelConfig(memory=memory, **options))
+    except BudgetError:
+        return None
+    if engine.plan.mode == "resident":
+        return engine
+    engine.close()
+    return None
 
 
 def streamed(path: Path, options: dict[str, Any], chunk_bytes: int, by_expert: bool) -> Iterator[Engine]:
@@ -109,6 +122,7 @@ def main() -> None:
         "--by-expert", action="store_true", help="all but the first streamed run are to stream by expert"
     )
     parser.add_argument("--chunk-kib", type=int, default=32)
+    parser.add_argument("--packed", default="off")
     arguments = parser.parse_args()
     silence_llama_logs()
     options: dict[str, Any] = {
@@ -127,7 +141,7 @@ def main() -> None:
     with_plain.close()
     wanted = stock_logits(path, arguments.plain, tokens, prefill, arguments.threads)
     runs: list[dict[str, Any]] = []
-    options["repack"] = arguments.repack
+    options |= {"repack": arguments.repack, "packed": arguments.packed}
     engines = (
         streamed(path, options, chunk_bytes, arguments.by_expert)
         if arguments.streamed
@@ -148,6 +162,7 @@ def main() -> None:
                 "planned_bytes": sum(item.size_bytes for item in engine.plan.items if item.what == "repacking"),
                 "budget_bytes": engine.budget_bytes,
                 "peak_bytes": engine.memory_use.peak_bytes,
+                "unpacked": any(item.what == "packed" for item in engine.plan.items),
             }
         )
         engine.close()

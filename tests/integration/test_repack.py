@@ -31,6 +31,7 @@ from edge_run.runtime.probing.kernels import measure_repacked
 from edge_run.runtime.probing.probe import this_setup
 from edge_run.runtime.probing.workload import measured_now
 from edge_run.runtime.speculation.drafting import Acceptance
+from edge_run.runtime.tools.pack import pack
 from edge_run.tiers.address_space import CHUNK_BYTES
 from edge_run.tiers.gguf import read_gguf
 from exactness import open_at
@@ -115,6 +116,15 @@ def test_weights_that_stream_in_chunks_of_the_size_that_runs_have(
     for run in stream(path, tmp_path, "--chunk-kib", str(CHUNK_BYTES // KIB), "--threads", "2", *arguments):
         assert run["repacked"]
         assert not run["as_plain"]
+
+
+def test_experts_that_are_unpacked_first(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_run.runtime.tools.pack.MOST_SHARE", 1.0)  # random weights are not worth it
+    path = make_model("qwen3moe", folder, quantisation="Q4_0")
+    made = pack(path, tmp_path / "packed", is_replacing=True)
+    runs = stream(path, tmp_path, "--by-expert", "--packed", str(made.path))
+    assert all("experts" in run["repacked"] for run in runs)
+    assert any(run["unpacked"] for run in runs)
 
 
 @pytest.mark.parametrize("quantisation", ["Q4_K_M", "IQ4_NL", "Q8_0"])

@@ -120,6 +120,25 @@ def test_short_reads_are_continued(path: Path, memory: int, monkeypatch: pytest.
     source.close()
 
 
+def test_one_read_fills_several_pieces_of_memory(path: Path, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the system brings less than was asked for: all of a piece, and parts of pieces."""
+    real, asked = os.preadv, list[int]()
+
+    def stingy(fd: int, buffers: list[memoryview], offset: int) -> int:
+        asked.append(len(buffers))
+        return real(fd, [buffers[0][: 2 * PAGE], *buffers[1:2]][: 1 + len(asked) % 2], offset)
+
+    monkeypatch.setattr(os, "preadv", stingy)
+    pieces = [(memory + 5 * PAGE, 3 * PAGE), (memory, PAGE), (memory + 8 * PAGE, 2 * PAGE)]
+    source = SourceFile(path)
+    assert source.read_pieces(pieces, 4 * PAGE) == 6 * PAGE
+    source.close()
+    found = b"".join(bytes(_libc.view(address, length)) for address, length in pieces)
+    assert found == path.read_bytes()[4 * PAGE : 10 * PAGE]
+    assert max(asked) == 3
+    assert len(asked) > 2
+
+
 def test_a_file_that_shrank_is_named_with_both_sizes(path: Path, memory: int) -> None:
     source = SourceFile(path)
     os.truncate(path, 4 * PAGE)
