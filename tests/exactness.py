@@ -56,9 +56,9 @@ def open_at(
 
     The smallest budget is the one that a refusal names. What the process holds besides weights changes a little from
     engine to engine, as the allocator keeps memory: a budget may turn out to hold everything, to be refused again, or,
-    `by_expert`, to have no room for experts one by one: then it is changed in steps, larger when several
-    in one direction were too few, and half as large in the other direction when that was too much. What the process held before, as for making the model, is
-    not in its peak.
+    `by_expert`, to have no room for experts one by one: then it is changed in steps, larger when several in one
+    direction were too few, and half as large in the other direction when that was too much. What the process held
+    before, as for making the model, is not in its peak.
     """
     count_peak_from_here()
     budget, extra, step, n_same = 40 * MIB, int(share * path.stat().st_size), 0, 0

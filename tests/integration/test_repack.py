@@ -120,7 +120,7 @@ def test_weights_that_stream_in_chunks_of_the_size_that_runs_have(
 
 def test_experts_that_are_unpacked_first(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge_run.runtime.tools.pack.MOST_SHARE", 1.0)  # random weights are not worth it
-    path = make_model("qwen3moe", folder, quantisation="Q4_0")
+    path = make_model("qwen3moe", folder, scale=4, quantisation="Q4_0")
     made = pack(path, tmp_path / "packed", is_replacing=True)
     runs = stream(path, tmp_path, "--by-expert", "--packed", str(made.path))
     assert all("experts" in run["repacked"] for run in runs)
