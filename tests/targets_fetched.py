@@ -119,7 +119,7 @@ def fetched_journals(folder: Path, stack: ExitStack) -> Target:
 def profiles(folder: Path, stack: ExitStack) -> Target:
     from datetime import datetime, timezone
 
-    from edge_run.base.profile import DiskProfile, KernelSpeed, ReadSpeed
+    from edge_run.base.profile import DiskProfile, KernelSpeed, ReadSpeed, RepackedSpeed
     from edge_run.devices.host import profile
 
     when = "2026-01-02T03:04:05+00:00"
@@ -131,7 +131,7 @@ def profiles(folder: Path, stack: ExitStack) -> Target:
         (profile.DiskFigure(when, False, "8:1", disk),),
         (profile.GpuKernelFigure(when, False, "a GPU", speed, True),),
         (profile.GpuCostsFigure(when, False, "a GPU", profile.GpuCosts(1e9, 1e-6, 1e-6, (1e9, 1e10))),),
-        (profile.RepackedFigure(when, False, speed, True),),
+        (profile.RepackedFigure(when, False, RepackedSpeed("Q4_0", 512, 1, 1, False, 1e9, 1e9), True),),
     )
     store = profile.ProfileStore(folder, lambda: datetime(2026, 1, 2, 4, tzinfo=timezone.utc))
     identity = profile.MeasuredSetup("a processor", "x86_64", 4, "a library")

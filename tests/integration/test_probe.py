@@ -17,7 +17,7 @@ import pytest
 
 from edge_run import ModelConfig
 from edge_run.base.errors import NotSupported
-from edge_run.base.profile import DeviceProfile, KernelSpeed
+from edge_run.base.profile import DeviceProfile, KernelSpeed, RepackedSpeed
 from edge_run.cli import app
 from edge_run.cli.shared.terminal import Terminal
 from edge_run.runtime.probing import kernels as kernels_module
@@ -55,9 +55,9 @@ class Kernels:
 
     def measure_repacked(
         self, type_name: str, row_elements: int, tokens: int, threads: int, by_expert: bool = False
-    ) -> KernelSpeed:
+    ) -> RepackedSpeed:
         self.repacked.append((type_name, row_elements, tokens, threads))
-        return KernelSpeed(type_name, row_elements, tokens, threads, by_expert, 2e9)
+        return RepackedSpeed(type_name, row_elements, tokens, threads, by_expert, 2e9, 4e9)
 
     def measure_attention(self, tokens: int, **shape: int) -> float:
         return 5e9 * tokens
@@ -157,7 +157,8 @@ def test_repacked_weights_are_measured_where_they_have_a_kernel(run: Run, kernel
     assert code == 0
     assert kernels.repacked == [("Q4_0", 4096, 1, 2), ("Q4_0", 4096, 512, 2)]
     profile = json.loads(out)
-    assert [kernel["bytes_per_s"] for kernel in profile["repacked_kernels"]] == [2e9, 2e9]
+    speeds = [(kernel["bytes_per_s"], kernel["repacked_bytes_per_s"]) for kernel in profile["repacked_kernels"]]
+    assert speeds == [(2e9, 4e9), (2e9, 4e9)]
     assert len(profile["kernels"]) == 8
     assert run("-t", 2, "--json")[1] == out
     assert len(kernels.repacked) == 2, "measured once"
