@@ -1,4 +1,4 @@
-"""One run for `kernels.py` in a process of its own: a model that fits, its prompts and its tokens; prints JSON.
+"""One run for `kernels.py` in a process of its own: a model, its prompts and its tokens; prints JSON.
 
 Of each step the seconds that went by, and those that the processor was at work, all threads together: on a machine that
 others use too, these say more.
@@ -17,7 +17,7 @@ from edge_run.base.protocols import BatchToken
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.engine.engine import Engine
 
-CONTEXT_TOKENS, WIDTH = 1024, 512
+WIDTH = 512
 
 
 def main() -> None:
@@ -28,6 +28,8 @@ def main() -> None:
     parser.add_argument("--repack", default="auto")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--decode", type=int, default=16)
+    parser.add_argument("--memory")
+    parser.add_argument("--prompts", type=int, nargs="+", default=[512, 32])
     arguments = parser.parse_args()
     figures: dict[str, object] = {}
 
@@ -40,7 +42,8 @@ def main() -> None:
     engine = Engine.open(
         arguments.model,
         ModelConfig(
-            context_tokens=CONTEXT_TOKENS,
+            memory=arguments.memory,
+            context_tokens=max(arguments.prompts) + WIDTH,
             micro_batch_tokens=WIDTH,
             threads=arguments.threads,
             backend=arguments.backend,
@@ -51,22 +54,25 @@ def main() -> None:
 
     def feed(n_tokens: int) -> None:
         tokens = [BatchToken((7919 * i + 11) % vocabulary, i, 0, i == n_tokens - 1) for i in range(n_tokens)]
-        decoder.decode(tokens)
+        for start in range(0, n_tokens, WIDTH):
+            decoder.decode(tokens[start : start + WIDTH])
 
     def follow() -> None:
         for i in range(arguments.decode):
-            rows = decoder.decode([BatchToken((104729 * i + 3) % vocabulary, 32 + i, 0, True)])
+            rows = decoder.decode([BatchToken((104729 * i + 3) % vocabulary, arguments.prompts[-1] + i, 0, True)])
         figures["last_token"] = int(rows[-1].argmax())
 
     feed(1)
     figures |= {"open_s": time.monotonic() - started_s, "open_cpu_s": time.process_time() - started_cpu_s}
-    for name, n_tokens in (("prompt_512", 512), ("prompt_32", 32)):
+    for n_tokens in arguments.prompts:
         decoder.rewind(0, 0)
-        timed(name, lambda n_tokens=n_tokens: feed(n_tokens))  # type: ignore[misc]
+        timed(f"prompt_{n_tokens}", lambda n_tokens=n_tokens: feed(n_tokens))  # type: ignore[misc]
     timed("decode", follow)
     figures |= {
         "mode": engine.plan.mode,
         "repacked": engine.numerics.repacked,
+        "budget_bytes": engine.budget_bytes,
+        "streamed_bytes_per_pass": engine.plan.streamed_bytes_per_pass,
         "peak_bytes": process_memory().peak_bytes,
     }
     engine.close()
