@@ -98,6 +98,7 @@ class LinkService:
         try:
             self._listener = LinkListener(self._context, self.keys, places, port)
         except BaseException:
+            self._wakeup.close()
             self._context.destroy(0)
             raise
         self.port = self._listener.port

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import socket
@@ -322,3 +323,13 @@ def until(is_so: Callable[[], object]) -> None:
     while not is_so():
         assert time.monotonic() < deadline_s, "it did not come to be"
         time.sleep(0.01)
+
+
+def test_where_it_cannot_listen_nothing_stays_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(MeshError, match="cannot listen"):
+            DataLink(port=port)
+        gc.collect()  # a socket left to the collector is a warning, and an error here
+        assert len(os.listdir("/proc/self/fd")) == before
