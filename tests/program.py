@@ -1,7 +1,7 @@
 """The command line in a process of its own that has its modules already: a fork of one that only imported them.
 
 To import them takes half of what a short command takes. What concerns the start of the program, terminals or signals
-is tested with `python -m edge_run` instead.
+is tested with `python -m edge_run` instead (`run_anew`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,31 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 WAIT_S = 60.0
 _PRELOADED = ("edge_run.cli.app", "edge_run.cli.commands.run", "edge_run.runtime.generation.model", "numpy.random")
 _READY = b"+"
 
 Result = subprocess.CompletedProcess[str]
+
+
+def run_anew(
+    *words: object,
+    environment: Mapping[str, str],
+    folder: Path,
+    before: Sequence[str] = (),
+    text: str = "",
+    **how: Any,
+) -> Result:
+    """Run `python -m edge_run WORDS` behind the command `before`; how: as `subprocess.run` takes it."""
+    command = [*before, sys.executable, "-m", "edge_run", *map(str, words)]
+    return subprocess.run(
+        command, input=text, capture_output=True, text=True, env=environment, cwd=folder, timeout=WAIT_S, check=False,
+        **how,
+    )  # fmt: skip
 
 
 def run_program(

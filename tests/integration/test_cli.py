@@ -23,7 +23,7 @@ import edge_run
 from edge_run import Model
 from edge_run.base.results import Backend, Generation, IoUse, MemoryUse
 from edge_run.cli.commands.run import run as run_command
-from program import run_program
+from program import run_anew, run_program
 
 KIT = Path(edge_run.__file__).parent / "models" / "kit-dense-q4_0.gguf"
 COMMAND = [sys.executable, "-m", "edge_run"]
@@ -52,13 +52,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def run(environment: dict[str, str], tmp_path: Path):
     def run(*arguments: object, stdin: str = "", is_begun: bool = True, **settings: str) -> Result:
         """is_begun: in a process that has been started already, and has no settings of Python's."""
-        told = {**environment, **settings}
-        if is_begun:
-            return run_program(*arguments, text=stdin, environment=told, folder=tmp_path)
-        return subprocess.run(
-            [*COMMAND, *map(str, arguments)],
-            input=stdin, capture_output=True, text=True, env=told, cwd=tmp_path, timeout=WAIT_S, check=False,
-        )  # fmt: skip
+        run = run_program if is_begun else run_anew
+        return run(*arguments, text=stdin, environment={**environment, **settings}, folder=tmp_path)
 
     return run
 

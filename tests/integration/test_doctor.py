@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from program import run_program
+from program import run_anew, run_program
 
 COMMAND = [sys.executable, "-m", "edge_run", "doctor"]
 Result = subprocess.CompletedProcess[str]
@@ -32,14 +32,11 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def examine(environment: dict[str, str], tmp_path: Path) -> Callable[..., Result]:
     def examine(*arguments: object, before: list[str] | None = None, **settings: str) -> Result:
-        told = {**environment, **settings}
+        told = {"environment": {**environment, **settings}, "folder": tmp_path}
         if before or settings:
-            result = subprocess.run(
-                [*(before or []), *COMMAND, *map(str, arguments)],
-                capture_output=True, text=True, env=told, cwd=tmp_path, timeout=60, check=False,
-            )  # fmt: skip
+            result = run_anew("doctor", *arguments, before=before or (), **told)
         else:
-            result = run_program("doctor", *arguments, environment=told, folder=tmp_path)
+            result = run_program("doctor", *arguments, **told)
         assert "Traceback" not in result.stdout + result.stderr
         return result
 

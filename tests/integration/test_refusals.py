@@ -25,7 +25,7 @@ from edge_run import KernelError, Model, ModelFileError, NotSupported, TierReadE
 from edge_run.base.units import MIB
 from kit_models import KIT
 from mutations import changed, deadly, parse
-from program import run_program
+from program import run_anew, run_program
 from tiny_models import make_model, split_model
 
 PROMPT = ("-p", "hi", "-n", "2")
@@ -65,13 +65,8 @@ def refused(environment: dict[str, str], cache: Path, tmp_path: Path) -> Callabl
 
     def run(code: int, pattern: str, *arguments: object, **how: Any) -> str:
         words = [*map(str, arguments), "--cache-dir", str(cache), *PROMPT]
-        if how:
-            result: Result = subprocess.run(
-                [sys.executable, "-m", "edge_run", *words],
-                capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=WAIT_S, check=False, **how,
-            )  # fmt: skip
-        else:
-            result = run_program(*words, environment=environment, folder=tmp_path)
+        run = run_anew if how else run_program
+        result = run(*words, environment=environment, folder=tmp_path, **how)
         assert (result.returncode, result.stdout) == (code, ""), result.stderr
         assert re.fullmatch(rf"edge-run: [^\n]*{pattern}[^\n]*\n", result.stderr), result.stderr
         assert not cache.is_dir() or {path.name for path in cache.iterdir()} <= KEPT
