@@ -50,7 +50,12 @@ CHUNK_BYTES = 64 * KIB  # small ones, for small models: two and a half to the sm
 
 
 def open_at(
-    path: Path, share: float, options: dict[str, object], by_expert: bool = False, chunk_bytes: int = 0
+    path: Path,
+    share: float,
+    options: dict[str, object],
+    by_expert: bool = False,
+    chunk_bytes: int = 0,
+    in_order_too: bool = False,
 ) -> Engine:
     """Open under the smallest budget that works plus `share` of the model; below a share of 1, so that it streams.
 
@@ -58,7 +63,8 @@ def open_at(
     engine to engine, as the allocator keeps memory: a budget may turn out to hold everything, to be refused again, or,
     `by_expert`, to have no room for experts one by one: then it is changed in steps, larger when several in one
     direction were too few, and half as large in the other direction when that was too much. What the process held
-    before, as for making the model, is not in its peak.
+    before, as for making the model, is not in its peak. `in_order_too`: beside the experts, some of what every token
+    reads streams as well.
     """
     count_peak_from_here()
     budget, extra, step, n_same = 40 * MIB, int(share * path.stat().st_size), 0, 0
@@ -69,10 +75,12 @@ def open_at(
         except BudgetError as error:
             budget = error.minimum_bytes + extra
             continue
-        streams_as_wanted = engine.plan.mode == "streamed" and (engine.plan.expert_bytes > 0 or not by_expert)
-        if share >= 1 or streams_as_wanted:
+        plan = engine.plan
+        is_too_large = plan.mode != "streamed" or (in_order_too and plan.window_bytes == 0)
+        is_too_small = not is_too_large and by_expert and plan.expert_bytes == 0
+        if share >= 1 or not (is_too_large or is_too_small):
             return engine
-        direction = 1 if engine.plan.mode == "streamed" else -1
+        direction = 1 if is_too_small else -1
         n_same = n_same + 1 if step * direction > 0 else 0
         size = abs(step) * (2 if n_same > 1 else 1) if n_same else max(CHUNK_BYTES, abs(step) // 2)
         step = direction * (size if step else MIB // 2)

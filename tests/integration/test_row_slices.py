@@ -79,7 +79,7 @@ def test_matrices_beside_experts(folder: Path) -> None:
     experts.SEGMENT_BYTES = 0
     path, settings = make_model("deepseek2", folder, scale=4), {**OPTIONS, "context_tokens": 1024}
     slices = count_slices()
-    engine = open_at(path, 0, settings, by_expert=True, chunk_bytes=PAGE)
+    engine = open_at(path, 0, settings, by_expert=True, chunk_bytes=PAGE, in_order_too=True)
     found = Talk(engine.decoder)
     say(found)
     assert sum(rows.start > 0 for rows in slices) > 50
