@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,12 @@ def open_at(
         size = abs(step) * (2 if n_same > 1 else 1) if n_same else max(CHUNK_BYTES, abs(step) // 2)
         step = direction * (size if step else MIB // 2)
         engine.close()
-        budget, extra = budget + step, 0
-    raise AssertionError(f"no streamed run at {share} of the model above the smallest budget")
+        budget, extra = max(MIB, budget + step), 0
+    raise NothingStreams(f"no streamed run at {share} of the model above the smallest budget")
+
+
+class NothingStreams(AssertionError):
+    """A model that is smaller than what a run that streams needs besides: it fits every budget that works."""
 
 
 @contextmanager
@@ -172,9 +176,12 @@ def main() -> None:
     count_peak_from_here()  # llama.cpp's was the whole model
     results = []
     for share in (0.0, 0.25, 0.6, 8.0):
-        with fewest_frames(share):
+        engine = None
+        with fewest_frames(share), suppress(NothingStreams):
             by_expert = arguments.by_expert and share > 0
             engine = open_at(arguments.model, share, options, by_expert, arguments.chunk_kib * KIB)
+        if engine is None:
+            continue
         found = run(engine, tokens, arguments.prefill)
         results.append(
             {
