@@ -55,6 +55,10 @@ class ReadTotals:
             self.bytes_read - earlier.bytes_read, self.busy_s - earlier.busy_s, self.cpu_s - earlier.cpu_s
         )
 
+    def part(self, share: float) -> ReadTotals:
+        """Return a share of it."""
+        return ReadTotals(round(self.bytes_read * share), self.busy_s * share, self.cpu_s * share)
+
 
 class Readers:
     """Daemon threads that serve one queue; `set_active` limits how many do. Thread-safe."""

@@ -48,7 +48,7 @@ _REQUEST = {"key", "seal_key", "name", "invitation", "time_s", "invited", "signa
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class JoinRequest:
     """A device asks to become a member.
 
     invitation: the key of the invitation that it has.
@@ -107,7 +107,7 @@ class ListEditor:
             )
         return self._signed(invitations=(*kept, invitation))
 
-    def admit(self, request: Request, now_s: float) -> MemberList:
+    def admit(self, request: JoinRequest, now_s: float) -> MemberList:
         """Return the list with the device of `request` in it. Raises NotTrusted where it may not come in."""
         node, roll = request.member.node, self.listed.roll
         invitation = self.listed.invitation(request.invitation)
@@ -237,7 +237,7 @@ def ask(invitation: DeviceKey, device: DeviceKey, cluster: str, name: str, now_s
     return canonical(words | {"invited": to_text(invitation.sign(content)), "signature": to_text(device.sign(content))})
 
 
-def read_request(payload: bytes, cluster: str, is_known: Callable[[bytes], bool]) -> Request:
+def read_request(payload: bytes, cluster: str, is_known: Callable[[bytes], bool]) -> JoinRequest:
     """Return who asks to come in. `is_known` says whether there is such an invitation: of others, nothing is verified.
 
     Raises ProtocolError for what is malformed, NotTrusted for what is not signed with both keys.
@@ -262,7 +262,7 @@ def read_request(payload: bytes, cluster: str, is_known: Callable[[bytes], bool]
     )
     if not is_signed(invitation, invited, content) or not is_signed(key, signature, content):
         raise NotTrusted("asks to come in, and did not sign that so", node=node)
-    return Request(ListedMember(key, seal_key, name, "compute"), invitation, time_s)
+    return JoinRequest(ListedMember(key, seal_key, name, "compute"), invitation, time_s)
 
 
 def _asking(cluster: str, words: dict[str, Any]) -> bytes:

@@ -17,7 +17,7 @@ from random import Random
 from edge_run.base.errors import EdgeRunError, NotTrusted
 from edge_run.devices.members.cluster import Cluster
 from edge_run.devices.members.identity import Identity
-from edge_run.devices.members.keeping import ListEditor, Request, read_request, take_over
+from edge_run.devices.members.keeping import JoinRequest, ListEditor, read_request, take_over
 from edge_run.devices.members.member_list import MemberList, Version, read_list
 
 LEARN_S = 1.0  # how long the list that the broker keeps is waited for
@@ -45,7 +45,7 @@ class Roster:
         self._settle_s, self._behind_s = float("inf"), float("-inf")
         self._is_settled = False
         self._say_s: float | None = None
-        self._waiting: OrderedDict[str, tuple[float, Request]] = OrderedDict()
+        self._waiting: OrderedDict[str, tuple[float, JoinRequest]] = OrderedDict()
 
     @property
     def listed(self) -> MemberList | None:
@@ -135,7 +135,7 @@ class Roster:
             self.say()
         return self.listed is not before, refusals
 
-    def _let_in(self, request: Request) -> None:
+    def _let_in(self, request: JoinRequest) -> None:
         """Raises NotTrusted where the device may not come in."""
         listed = self.listed
         if listed is not None and request.member.key not in listed.members:

@@ -71,6 +71,10 @@ class Session:
         """Append one token; return the logits after it, `(vocabulary,)`."""
         return self._append([token])
 
+    def forget(self) -> None:
+        """Leave the conversation: its sequence belongs to others."""
+        self._cut(0)
+
     def speculation(self) -> Speculation:
         """Return the figures of speculation since the last prompt; a plain session has none."""
         return Speculation(reason=self._why_plain)

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Generation, Piece, Plan, Progress, Stats
-from edge_run.runtime.generation.model import Message, Model
+from edge_run.runtime.generation.model import Model
+from edge_run.runtime.generation.request import Message, Prompt, Turn, make_request
+from edge_run.runtime.generation.shared_passes import SharedPasses
 from edge_run.runtime.generation.stream import Stream
-from edge_run.runtime.processes.async_owner import AsyncOwner
-
-if sys.version_info < (3, 11):
-    from exceptiongroup import BaseExceptionGroup
-
-_Result = TypeVar("_Result")
+from edge_run.runtime.processes.async_owner import AsyncOwner, run_in_thread
 
 
 class AsyncModel(AsyncOwner[Model]):
     """A model shared by tasks. An async context manager: `async with AsyncModel(path) as model`.
 
-    Generations run one after the other, first come first served. Cancelling a task, or leaving the loop over its
-    pieces, ends its generation at the next node of the pass.
+    Answers share passes where the model was opened for several (`sequences`); else they run one after the other, first
+    come first served. Cancelling a task, or leaving the loop over its pieces, ends its answer: at the next node of the
+    pass where it is alone, else after the pass, which goes on for the others.
     """
 
     def __init__(self, path: str | Path, **options: Any) -> None:
@@ -37,6 +33,7 @@ class AsyncModel(AsyncOwner[Model]):
         super().__init__(partial(Model, path, **options), "AsyncModel(path)")
         # No lock: a generator that was left half way is closed by another task than the one that holds the turn.
         self._turn = anyio.Semaphore(1, max_value=1)
+        self._passes: SharedPasses | None = None
 
     @property
     def plan(self) -> Plan:
@@ -57,13 +54,35 @@ class AsyncModel(AsyncOwner[Model]):
         """Let `progress` say what remains as the device of `profile` would take; None is this device."""
         self._opened.expect(profile)
 
-    def generate(self, prompt: str | Sequence[int], **options: Any) -> AsyncGenerator[Piece, None]:
-        """Continue `prompt`; iterate over the pieces. Arguments and errors as for `Model.generate`."""
-        return self._stream(partial(self._opened.generate, prompt, **options))
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        priority: int = 0,
+        key: str = "",
+        deadline_s: float | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[Piece, None]:
+        """Continue `prompt`; iterate over the pieces. Arguments and errors as for `Model.generate`.
 
-    def stream_chat(self, messages: Sequence[Message], **options: Any) -> AsyncGenerator[Piece, None]:
-        """Answer a conversation; iterate over the pieces. Arguments and errors as for `Model.stream_chat`."""
-        return self._stream(partial(self._opened.stream_chat, messages, **options))
+        priority, key, deadline_s: as of `Request`; they matter where answers share passes.
+        """
+        return self._stream(self._opened.generate, prompt, options, Turn(priority, key, deadline_s))
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        priority: int = 0,
+        key: str = "",
+        deadline_s: float | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[Piece, None]:
+        """Answer a conversation; iterate over the pieces. Arguments and errors as for `Model.stream_chat`.
+
+        priority, key, deadline_s: as of `generate`.
+        """
+        return self._stream(self._opened.stream_chat, messages, options, Turn(priority, key, deadline_s))
 
     async def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
         """Answer a conversation; return the finished answer."""
@@ -79,37 +98,23 @@ class AsyncModel(AsyncOwner[Model]):
         self._opened.cancel()
         await super().__aexit__()
 
-    async def _stream(self, start: Callable[[], Stream]) -> AsyncGenerator[Piece, None]:
+    def _stream(
+        self, start: Callable[..., Stream], prompt: Prompt, options: dict[str, Any], turn: Turn
+    ) -> AsyncGenerator[Piece, None]:
+        if self._opened.most_parallel == 1:
+            return self._stream_alone(partial(start, prompt, **options))
+        self._passes = self._passes or SharedPasses(self._opened, self._thread)
+        return self._passes.stream(make_request(prompt, turn=turn, **options))
+
+    async def _stream_alone(self, start: Callable[[], Stream]) -> AsyncGenerator[Piece, None]:
+        """Answer when it is the task's turn."""
         model = self._opened
+        compute = partial(run_in_thread, thread=self._thread, on_cancel=model.cancel)
         async with self._turn:
-            stream = await self._compute(model, start)
+            stream = await compute(start)
             try:
-                while (piece := await self._compute(model, partial(next, stream, None))) is not None:
+                while (piece := await compute(partial(next, stream, None))) is not None:
                     yield piece
             finally:
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(stream.close, limiter=self._thread)
-
-    async def _compute(self, model: Model, function: Callable[[], _Result]) -> _Result:
-        """Run `function` in the worker thread; when this task is cancelled, end the pass and wait for the thread."""
-        is_done = False
-
-        async def watch() -> None:
-            try:
-                await anyio.sleep_forever()
-            finally:
-                if not is_done:
-                    model.cancel()
-
-        results: list[_Result] = []
-        try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(watch, name="edge-run-watch")
-                with anyio.CancelScope(shield=True):
-                    results.append(await anyio.to_thread.run_sync(function, limiter=self._thread))
-                is_done = True
-                group.cancel_scope.cancel()
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from failures.exceptions[0].__cause__
-        await anyio.lowlevel.checkpoint_if_cancelled()
-        return results[0]

@@ -1,6 +1,6 @@
 """Runs grammars: the jobs of a `Cell`, as a grammar is a stranger's program. `grammar_room.py` is the other side.
 
-The model file's vocabulary is loaded once; one grammar at a time is open.
+The model file's vocabulary is loaded once; grammars that are open have numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GRAMMAR_BYTES = 64 * MIB
 GRAMMAR_BYTES_OF_A_TOKEN = 2048  # inside a string, where all tokens are candidates, llama.cpp takes 550 to 700 for each
 
 _models: dict[str, object] = {}
-_open: list[LocalGrammar] = []
+_open: dict[int, LocalGrammar] = {}
 
 
 def load_vocabulary(path: str) -> bytes:
@@ -41,6 +41,8 @@ def load_vocabulary(path: str) -> bytes:
         model = L.llama_model_load_from_file(os.fsencode(path), parameters)
     if not model:
         raise KernelError(f"{path}: llama.cpp cannot load its vocabulary again; it may have changed")
+    for number in list(_open):
+        close_grammar(number)
     for other in _models.values():
         L.llama_model_free(other)
     _models.clear()
@@ -48,36 +50,36 @@ def load_vocabulary(path: str) -> bytes:
     return b""
 
 
-def open_grammar(n_vocab: int, name: str, text: str) -> bytes:
-    """Open a grammar or a JSON schema in place of the last one. Raises ConfigError, and KernelError."""
-    close_grammar()
+def open_grammar(number: int, n_vocab: int, name: str, text: str) -> bytes:
+    """Open a grammar or a JSON schema under a number that is free. Raises ConfigError, and KernelError."""
     (model,) = _models.values()
     vocab = L.llama_model_get_vocab(model)
     if (found := L.llama_vocab_n_tokens(vocab)) != n_vocab:
         raise KernelError(f"grammar: the model file has {found} tokens by now, and had {n_vocab}; open it again")
     allow_memory(GRAMMAR_BYTES + GRAMMAR_BYTES_OF_A_TOKEN * n_vocab)
-    _open.append(LocalGrammar(vocab, n_vocab, text, name))
+    _open[number] = LocalGrammar(vocab, n_vocab, text, name)
     return b""
 
 
-def fits(token: int) -> bytes:
+def fits(number: int, token: int) -> bytes:
     """Return whether `token` may come next, as a byte."""
-    return bytes([_open[0].fits(token)])
+    return bytes([_open[number].fits(token)])
 
 
-def refused() -> bytes:
+def refused(number: int) -> bytes:
     """Return which tokens must not come next, as bits."""
-    return np.packbits(_open[0].refused()).tobytes()
+    return np.packbits(_open[number].refused()).tobytes()
 
 
-def accept(token: int) -> bytes:
-    """Go on by `token`, which must fit."""
-    _open[0].accept(token)
+def accept(number: int, tokens: list[int]) -> bytes:
+    """Go on by `tokens`, which must fit."""
+    for token in tokens:
+        _open[number].accept(token)
     return b""
 
 
-def close_grammar() -> bytes:
-    """Free the grammar that is open, if one is."""
-    while _open:
-        _open.pop().close()
+def close_grammar(number: int) -> bytes:
+    """Free a grammar, if it is open."""
+    if number in _open:
+        _open.pop(number).close()
     return b""

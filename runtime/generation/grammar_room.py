@@ -1,8 +1,11 @@
-"""Grammars in a process of their own, within limits of time and memory, for as long as an answer takes."""
+"""Grammars in a process of their own, within limits of time and memory, for as long as their answers take."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_run.base.closing import Closing
-from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported
 from edge_run.runtime.processes.cell import Cell, Overrun
 
 LOADING_S = 120.0
@@ -19,26 +22,32 @@ _JOBS = "edge_run.runtime.generation.grammar_jobs"
 
 
 class GrammarRoom(Closing):
-    """Where the grammars of one model run; the process is started for the first. Not thread-safe."""
+    """Where the grammars of one model run, in one process, which is started for the first. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         """path: the model's file, or its first shard: the vocabulary is loaded from there."""
         self._path = path
         self._cell = Cell(_JOBS)
+        self._numbers = itertools.count()
 
     def open(self, name: str, text: str, n_vocab: int) -> RoomedGrammar:
-        """Open a grammar, called `name` in errors, or a JSON schema; it takes the place of the last one.
+        """Open a grammar, called `name` in errors, or a JSON schema. Close it when its answer has ended.
 
         Raises ConfigError for one that llama.cpp cannot use, or that takes too much; NotSupported, KernelError.
         """
         if len(text) > MOST_GRAMMAR_BYTES:
             raise ConfigError(f"{name}: {len(text):,} characters, {MOST_GRAMMAR_BYTES:,} are the most; simplify it")
-        try:
+
+        def load(number: int) -> None:
             self._cell.ask("load_vocabulary", LOADING_S, path=os.fspath(self._path))
-            self._cell.ask("open_grammar", is_first=False, n_vocab=n_vocab, name=name, text=text)
+            self._cell.ask("open_grammar", is_first=False, number=number, n_vocab=n_vocab, name=name, text=text)
+
+        grammar = RoomedGrammar(self._cell, name, n_vocab, next(self._numbers), load)
+        try:
+            grammar.load()
         except Overrun as overrun:
             raise ConfigError(f"{name}: reading it {overrun}; simplify it") from None
-        return RoomedGrammar(self._cell, name, n_vocab)
+        return grammar
 
     def close(self) -> None:
         """End the process. A later grammar starts another one."""
@@ -46,11 +55,24 @@ class GrammarRoom(Closing):
 
 
 class RoomedGrammar:
-    """A `LocalGrammar` in another process. Every method raises NotSupported where its rules take too much."""
+    """A `LocalGrammar` in another process. Every method raises NotSupported where its rules take too much.
 
-    def __init__(self, cell: Cell, name: str, n_vocab: int) -> None:
-        self._cell, self._name, self._n_vocab = cell, name, n_vocab
+    Where another grammar has ended the process that both were in, this one is opened anew in the next.
+    """
+
+    def __init__(self, cell: Cell, name: str, n_vocab: int, number: int, load: Callable[[int], None]) -> None:
+        """load: opens the grammar in the cell, under a number."""
+        self._cell, self._name, self._n_vocab, self._number, self._load = cell, name, n_vocab, number, load
         self._fitting: int | None = None
+        self._accepted: list[int] = []
+        self._process = 0  # of the cell, in which it is open
+
+    def load(self) -> None:
+        """Open it in the cell, as far as it has come. Raises Overrun."""
+        self._load(self._number)
+        self._process = self._cell.n_started
+        if self._accepted:
+            self._cell.ask("accept", is_first=False, number=self._number, tokens=self._accepted)
 
     def fits(self, token: int) -> bool:
         """Return whether `token` may come next."""
@@ -68,13 +90,23 @@ class RoomedGrammar:
     def accept(self, token: int) -> None:
         """Go on by `token`, which must fit."""
         self._fitting = None
-        self._ask("accept", token=token)
+        self._ask("accept", tokens=[token])
+        self._accepted.append(token)
 
     def close(self) -> None:
-        """Leave the room as it is: the next grammar takes this one's place."""
+        """Free it, if its process still runs. Idempotent."""
+        if self._is_there:
+            with contextlib.suppress(EdgeRunError):
+                self._cell.ask("close_grammar", is_first=False, number=self._number)
+
+    @property
+    def _is_there(self) -> bool:
+        return self._process == self._cell.n_started and self._cell.is_alive
 
     def _ask(self, job: str, **fields: Any) -> bytes:
         try:
-            return self._cell.ask(job, is_first=False, **fields)
+            if not self._is_there:
+                self.load()
+            return self._cell.ask(job, is_first=False, number=self._number, **fields)
         except Overrun as overrun:
             raise NotSupported(f"{self._name}: the next token of the answer {overrun}; simplify it") from None

@@ -22,6 +22,10 @@ class Interval:
     def __add__(self, other: Interval) -> Interval:
         return Interval(self.wall_s + other.wall_s, self.wait_s + other.wait_s, self.reads + other.reads)
 
+    def part(self, share: float) -> Interval:
+        """Return what falls to one of several that it was spent for."""
+        return Interval(self.wall_s * share, self.wait_s * share, self.reads.part(share))
+
     @property
     def efficiency(self) -> float:
         """The longer of computing and reading, over the wall time: 1.0 when one of the two never pauses."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from edge_run.base.closing import Closing
 from edge_run.base.config import ModelConfig, SamplingConfig, make_config
@@ -14,9 +15,14 @@ from edge_run.base.mesh import Mesh
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Generation, Plan, Progress, Speculation, Stats
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.generation.batch import Batch
 from edge_run.runtime.generation.chat import ChatTemplate, contents, template_cell
+from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.grammar_room import GrammarRoom
+from edge_run.runtime.generation.many import ManyAnswers, ManyStream
 from edge_run.runtime.generation.meter import Meter
+from edge_run.runtime.generation.request import Message, Prompt, Request, make_request
+from edge_run.runtime.generation.sampling import CandidateTable
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.generation.stream import Answer, Stream
 from edge_run.runtime.keeping.keeper import ConversationRows
@@ -29,8 +35,6 @@ from edge_run.runtime.processes.forks import OwnerProcess
 
 if TYPE_CHECKING:
     from edge_run.runtime.mesh.engine import MeshOptions
-
-Message = Mapping[str, str]
 
 
 class Model(Closing):
@@ -67,7 +71,7 @@ class Model(Closing):
         if config is not None and (options or memory is not None):
             raise ConfigError("config and single options: give one of the two")
         self.path = Path(path)
-        self._running: weakref.ref[Stream] | None = None
+        self._running: weakref.ref[Stream | ManyStream | Batch] | None = None
         self._templates, self._grammars = template_cell(), GrammarRoom(self.path)
         self._engine = _open(self.path, config or make_config(ModelConfig, {"memory": memory, **options}), mesh)
         self._owner_process = OwnerProcess()
@@ -90,6 +94,7 @@ class Model(Closing):
             self.close()
             raise
         self._meter = Meter(self._engine)
+        self._table = CandidateTable(self._vocab, self._engine.model.vocabulary)
 
     @property
     def plan(self) -> Plan:
@@ -184,8 +189,7 @@ class Model(Closing):
         TierReadError, ModelFileError, KernelError, NotSupported (no token fits the grammar, or the grammar takes too
         much to find one), and on a mesh MeshError.
         """
-        tokens = self._prompt_tokens(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._start(tokens, max_tokens, _sampling(sampling, options))
+        return self._start(make_request(prompt, max_tokens=max_tokens, sampling=sampling, **options))
 
     def stream_chat(
         self,
@@ -199,22 +203,56 @@ class Model(Closing):
 
         Raises NotSupported when the model has no chat template.
         """
-        if self._template is None:
-            raise NotSupported(
-                f"{self.path}: has no chat template; give one with --chat-template, or use plain completion (-p)"
-            )
-        room_tokens = self._engine.front.capabilities.context_tokens
-        refuse_what_is_too_long(self._opened.model, contents(messages), room_tokens, CLEARLY_IN_A_CHAT)
-        text = self._template.render(messages)
-        bos = self._special(L.llama_vocab_bos(self._vocab))
-        if bos and L.llama_vocab_get_add_bos(self._vocab) and text.startswith(bos):
-            text = text[len(bos) :]
-        tokens = self._prompt_tokens(text)
-        return self._start(tokens, max_tokens, _sampling(sampling, options))
+        return self._start(make_request(messages, max_tokens=max_tokens, sampling=sampling, **options))
 
     def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
         """Answer a conversation and return the finished answer; arguments as for `stream_chat`."""
         return self.stream_chat(messages, **options).result()
+
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt | Request],
+        *,
+        max_parallel: int | None = None,
+        max_tokens: int | None = None,
+        sampling: SamplingConfig | None = None,
+        **options: Any,
+    ) -> ManyStream:
+        """Answer many prompts in passes that they share; iterate for `(number, piece)`, or call `results()`.
+
+        prompts: texts, tokens, conversations, or a `Request` of one with settings of its own. They are taken as there
+            is room for them, so that there may be any number.
+        max_parallel: answers that share a pass at most; None is as many as the model was opened for (`sequences`).
+        max_tokens, sampling, options: for prompts that are no `Request`; see `generate`.
+
+        Answers that share passes are not guessed at (speculation), and may differ from an answer alone where the two
+        best tokens are nearly equal (`numerics.batching`). With `exact` they are computed one by one. Raises
+        ConfigError at once; iterating raises what `generate` raises of the drive and of llama.cpp. What is wrong with
+        one request comes as the error of that one.
+        """
+        if max_parallel is not None and max_parallel < 1:
+            raise ConfigError(f"max parallel {max_parallel}: must be at least 1 answer")
+        usual = make_request("", max_tokens=max_tokens, sampling=sampling, **options)
+        requests = (one if isinstance(one, Request) else replace(usual, prompt=one) for one in prompts)
+        many = ManyAnswers(self.open_batch(), requests, self.begin, max_parallel)
+        stream = ManyStream(self, many, self._owner_process)
+        self._running = weakref.ref(stream)
+        return stream
+
+    @property
+    def most_parallel(self) -> int:
+        """The answers that can share a pass."""
+        return 1 if self._opened.config.exact else self._opened.config.sequences
+
+    def open_batch(self) -> Batch:
+        """Return an empty batch, for requests that come as they come; any other generation ends it."""
+        engine = self._opened
+        self._end_running()
+        engine.interrupt.reset()
+        self._session.forget()
+        batch = Batch(engine, self._meter, self.most_parallel)
+        self._running = weakref.ref(batch)
+        return batch
 
     def cancel(self) -> None:
         """End the running generation, from any thread: its stream finishes with reason `cancelled`."""
@@ -233,18 +271,46 @@ class Model(Closing):
     def _special(self, token: int) -> str:
         return ggml.token_bytes(self._vocab, token, True).decode("utf-8", "replace") if token >= 0 else ""
 
-    def _start(self, tokens: list[int], max_tokens: int | None, sampling: SamplingConfig) -> Stream:
-        if max_tokens is not None and max_tokens < 0:
-            raise ConfigError(f"max tokens {max_tokens}: must be 0 or more")
-        if not tokens:
-            raise ConfigError("prompt: is empty; give at least one token")
-        self._check_tokens("prompt", tokens)
+    def _chat_tokens(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens of a conversation, as the model's template writes it."""
+        if self._template is None:
+            raise NotSupported(
+                f"{self.path}: has no chat template; give one with --chat-template, or use plain completion (-p)"
+            )
+        room_tokens = self._engine.front.capabilities.context_tokens
+        refuse_what_is_too_long(self._opened.model, contents(messages), room_tokens, CLEARLY_IN_A_CHAT)
+        text = self._template.render(messages)
+        bos = self._special(L.llama_vocab_bos(self._vocab))
+        if bos and L.llama_vocab_get_add_bos(self._vocab) and text.startswith(bos):
+            text = text[len(bos) :]
+        return self._prompt_tokens(text)
+
+    def _start(self, request: Request) -> Stream:
+        continuation = self.begin(request)
         self._end_running()
         self._engine.interrupt.reset()
-        answer = Answer(self._engine, self._session, self._meter, tokens, max_tokens, sampling, self._grammars)
+        answer = Answer(self._engine, self._session, self._meter, continuation)
         stream = Stream(self, answer, self._owner_process)
         self._running = weakref.ref(stream)
         return stream
+
+    def begin(self, request: Request) -> Continuation:
+        """Return the beginning of the answer to a request. Raises what is wrong with it."""
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            tokens = self._prompt_tokens(prompt)
+        elif prompt and isinstance(prompt[0], Mapping):
+            tokens = self._chat_tokens(cast("Sequence[Message]", prompt))
+        else:
+            tokens = list(cast("Sequence[int]", prompt))
+        if not tokens:
+            raise ConfigError("prompt: is empty; give at least one token")
+        self._check_tokens("prompt", tokens)
+        engine = self._opened
+        room_tokens = engine.front.capabilities.context_tokens
+        return Continuation(
+            engine.model, tokens, request.max_tokens, request.sampling, room_tokens, self._grammars, self._table
+        )
 
     def _check_tokens(self, what: str, tokens: Sequence[int]) -> None:
         """Refuse what llama.cpp would end the process over."""
@@ -264,9 +330,3 @@ def _open(path: Path, config: ModelConfig, mesh: MeshOptions | Mesh | str | None
     from edge_run.runtime.mesh.engine import MeshOptions, open_over
 
     return open_over(path, config, mesh if isinstance(mesh, MeshOptions) else MeshOptions(mesh))
-
-
-def _sampling(sampling: SamplingConfig | None, options: dict[str, Any]) -> SamplingConfig:
-    if sampling is not None and options:
-        raise ConfigError("sampling and single options: give one of the two")
-    return sampling or make_config(SamplingConfig, options)

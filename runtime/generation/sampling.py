@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_run.base.closing import Closing
 from edge_run.base.config import SamplingConfig
@@ -34,12 +35,34 @@ _ANY_SEED = 2**32 - 1  # llama.cpp's word for "draw one": never passed, so that 
 _MIN_KEEP = 0
 
 
+class CandidateTable:
+    """The table in which llama.cpp's samplers look at all tokens. One choice at a time; several samplers may share it.
+
+    n_vocab: the tokens of the vocabulary.
+    """
+
+    def __init__(self, vocab: Any, n_vocab: int) -> None:
+        """vocab: llama.cpp's vocabulary."""
+        self.n_vocab = n_vocab
+        self._ids = np.arange(n_vocab, dtype=np.int32)
+        self._table = np.zeros(n_vocab, CANDIDATE)
+        self._suppressed = np.array(ggml.suppressed_tokens(vocab), dtype=np.int64)
+
+    def fill(self, logits: Logits) -> NDArray[Any]:
+        """Return the table with `logits`, `(n_vocab,)`, of the tokens that the model does not suppress."""
+        table = self._table
+        table["id"], table["logit"] = self._ids, logits  # both: the samplers reorder the table
+        table["logit"][self._suppressed] = -np.inf
+        return table
+
+
 class Sampler(Closing):
     """Chooses tokens of one answer. Close it, or use it in a `with`.
 
     vocab: llama.cpp's vocabulary, which must outlive the sampler. n_vocab: tokens in it.
     context_tokens: what `repeat_last_n = -1` stands for; needed only then.
     room: where a grammar runs; without one it runs here, and must be one that is trusted.
+    table: shared with other samplers of the vocabulary; None makes one.
     seed: the seed in use, drawn when the configuration has none.
 
     Raises ConfigError for a grammar or JSON schema that llama.cpp cannot use. Not thread-safe: one answer at a time.
@@ -52,12 +75,11 @@ class Sampler(Closing):
         n_vocab: int,
         context_tokens: int | None = None,
         room: GrammarRoom | None = None,
+        table: CandidateTable | None = None,
     ) -> None:
         self.seed = secrets.randbelow(_ANY_SEED) if config.seed is None else config.seed
         self._last_n_tokens = _last_n_tokens(config, context_tokens)
-        self._ids = np.arange(n_vocab, dtype=np.int32)
-        self._table = np.zeros(n_vocab, CANDIDATE)
-        self._suppressed = np.array(ggml.suppressed_tokens(vocab), dtype=np.int64)
+        self._table = table or CandidateTable(vocab, n_vocab)
         self._grammar = _open_grammar(vocab, config, n_vocab, room)
         self._chain = _open_chain(config, n_vocab, self._last_n_tokens, self.seed)
         self._is_closed = False
@@ -69,8 +91,9 @@ class Sampler(Closing):
         Raises KernelError for logits that are not numbers, NotSupported where no token continues the grammar.
         """
         self._check_open()
-        if logits.shape != self._ids.shape:
-            raise KernelError(f"sampling: logits of shape {logits.shape}, the vocabulary has {len(self._ids)} tokens")
+        n_vocab = self._table.n_vocab
+        if logits.shape != (n_vocab,):
+            raise KernelError(f"sampling: logits of shape {logits.shape}, the vocabulary has {n_vocab} tokens")
         if not np.isfinite(best := logits.max()):
             raise KernelError(
                 f"sampling: the best logit is {best}; the weights or the computation are damaged; copy or download the "
@@ -88,8 +111,8 @@ class Sampler(Closing):
         (which llama.cpp answers by aborting the process).
         """
         self._check_open()
-        if not 0 <= token < len(self._ids):
-            raise ConfigError(f"sampling: token {token}: must be 0 to {len(self._ids) - 1}")
+        if not 0 <= token < self._table.n_vocab:
+            raise ConfigError(f"sampling: token {token}: must be 0 to {self._table.n_vocab - 1}")
         if self._grammar is not None:
             if not self._grammar.fits(token):
                 raise ConfigError(f"sampling: token {token} cannot come next in the grammar")
@@ -116,9 +139,7 @@ class Sampler(Closing):
             raise RuntimeError("this sampler is closed")
 
     def _choose(self, logits: Logits, is_grammar_first: bool) -> int:
-        table = self._table
-        table["id"], table["logit"] = self._ids, logits  # both: the samplers reorder the table
-        table["logit"][self._suppressed] = -np.inf
+        table = self._table.fill(logits)
         candidates = ggml.candidates(table)
         if is_grammar_first and self._grammar is not None:
             table["logit"][self._grammar.refused()] = -np.inf

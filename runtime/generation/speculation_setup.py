@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.generation.pass_costs import pass_costs
 from edge_run.runtime.planning.speculation_shape import MOST_BRANCHES
-from edge_run.runtime.planning.terms import used_experts
 from edge_run.runtime.speculation.drafting import Drafter
 from edge_run.runtime.speculation.lookup import Lookup
 from edge_run.runtime.speculation.overlap import Overlap
@@ -28,7 +25,7 @@ def open_session(engine: Engine) -> Session:
     if not capabilities.can_rewind:
         return Session(engine.front, why_plain="the model's recurrent state cannot be cut: it does not speculate")
     control = WidthControl(
-        WidthCosts(_union_growth(engine)),
+        pass_costs(engine),
         min(config.draft_tokens + 1, capabilities.outputs_per_pass, capabilities.micro_batch_tokens),
         LEAST_GAIN_BY_EXPERT if engine.plan.expert_bytes else LEAST_GAIN,
     )
@@ -49,15 +46,6 @@ def open_session(engine: Engine) -> Session:
 def _counters(engine: Engine) -> tuple[float, float, int]:
     totals = engine.read_totals
     return engine.wait_s, totals.busy_s, totals.bytes_read
-
-
-def _union_growth(engine: Engine) -> Callable[[int], float]:
-    """Return how a pass's reads grow with its width: in a mixture of experts as the union of the chosen experts."""
-    n_experts, n_used = engine.gguf.value("expert_count"), used_experts(engine.gguf)
-    if not engine.plan.expert_bytes or not isinstance(n_experts, int) or n_experts <= n_used:
-        return lambda width: 1.0
-    share = n_used / n_experts
-    return lambda width: (1 - (1 - share) ** width) / share
 
 
 def _limits(engine: Engine) -> str:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 
-from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import Cancelled
-from edge_run.base.protocols import Logits
 from edge_run.base.results import Generation, Piece
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.generation.grammar_room import GrammarRoom
-from edge_run.runtime.generation.meter import Interval, Meter
-from edge_run.runtime.generation.sampling import Sampler
-from edge_run.runtime.generation.text import TextStream
-from edge_run.runtime.llama import _ggml as ggml
-from edge_run.runtime.llama._ggml import L
+from edge_run.runtime.generation.continuation import Continuation
+from edge_run.runtime.generation.meter import Meter
+from edge_run.runtime.generation.report import Course, report
 from edge_run.runtime.processes.forks import OwnerProcess
 
 
@@ -60,110 +55,49 @@ class Stream:
 class Answer:
     """An answer in the making: what a `Stream` iterates over, without a reference to it."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        session: Session,
-        meter: Meter,
-        prompt: Sequence[int],
-        max_tokens: int | None,
-        sampling: SamplingConfig,
-        room: GrammarRoom | None = None,
-    ) -> None:
-        """Prepare to continue `prompt`; nothing is computed before `run`. room: where its grammar runs.
-
-        Raises ConfigError for a bad grammar.
-        """
-        self._engine, self._session, self._meter = engine, session, meter
-        self._prompt = prompt
-        tokens = engine.front.capabilities.context_tokens
-        self._max_tokens = tokens if max_tokens is None else max_tokens
-        self._sampler = Sampler(engine.model.vocab, sampling, engine.model.vocabulary, tokens, room)
-        self._text = TextStream(sampling.stop)
-        self._tokens: list[int] = []
-        self._written: list[str] = []
+    def __init__(self, engine: Engine, session: Session, meter: Meter, continuation: Continuation) -> None:
+        """Prepare to compute `continuation`; nothing is computed before `run`."""
+        self._engine, self._session, self._meter, self._continuation = engine, session, meter, continuation
         self.generation: Generation | None = None
 
     def close(self) -> None:
         """Free the sampler. Idempotent."""
-        self._sampler.close()
+        self._continuation.close()
 
     def run(self) -> Generator[Piece, None, None]:
         """Compute the answer piece by piece, once."""
-        cached, prefill, decode, ttft_s, reason = 0, Interval(), Interval(), 0.0, "cancelled"
+        course, reason = Course(), "cancelled"
         self._meter.lap()
-        with self._sampler as sampler:
+        with self._continuation as continuation:
             try:
                 if self._engine.interrupt.is_set:
                     raise Cancelled("the generation was cancelled before it began")
-                sampler.prime(self._prompt)
-                logits, cached = self._session.feed(self._prompt)
-                prefill = self._meter.lap()
-                while (token := self._next_token(sampler, logits)) is not None:
-                    ttft_s = ttft_s or prefill.wall_s + self._meter.lap().wall_s
-                    yield Piece(self._push(token), (token,))
+                continuation.begin()
+                logits, course.cached_tokens = self._session.feed(continuation.prompt)
+                course.prefilled(self._meter.lap())
+                while not continuation.wants_none and (piece := continuation.choose(logits)):
+                    course.ttft_s = course.ttft_s or course.prefill_s + self._meter.lap().wall_s
+                    yield piece
                     if reason_to_stop := self._why_stop():
                         reason = reason_to_stop
                         break
                     self._meter.lap()
-                    logits = self._session.step(token)
-                    decode += self._meter.lap()
+                    logits = self._session.step(piece.token_ids[0])
+                    course.decoded(self._meter.lap())
                 else:
-                    reason = "stop" if self._max_tokens else "length"
+                    reason = "length" if continuation.wants_none else "stop"
             except Cancelled:
                 reason = "cancelled"
         self._session.finish()
-        rest = self._text.finish()
-        if self._text.is_stopped:
+        rest = continuation.finish()
+        if continuation.is_stopped:
             reason = "stop"
-        self._written.append(rest)
-        self.generation = self._report(reason, cached, prefill, decode, ttft_s)
+        speculation = self._session.speculation()
+        self.generation = report(self._engine, self._meter, continuation, course, reason, speculation)
         yield Piece(rest, (), self.generation)
 
-    def _next_token(self, sampler: Sampler, logits: Logits) -> int | None:
-        if not self._max_tokens:
-            return None
-        token = sampler.choose(logits)
-        sampler.accept(token)
-        return None if L.llama_vocab_is_eog(self._engine.model.vocab, token) else token
-
-    def _push(self, token: int) -> str:
-        self._tokens.append(token)
-        text = self._text.push(ggml.token_bytes(self._engine.model.vocab, token, False))
-        self._written.append(text)
-        return text
-
     def _why_stop(self) -> str:
-        if self._text.is_stopped:
-            return "stop"
-        if self._engine.interrupt.is_set:
+        why = self._continuation.why_stop()
+        if why != "stop" and self._engine.interrupt.is_set:
             return "cancelled"
-        if len(self._tokens) >= self._max_tokens:
-            return "length"
-        return "context" if self._session.is_full else ""
-
-    def _report(self, reason: str, cached: int, prefill: Interval, decode: Interval, ttft_s: float) -> Generation:
-        engine, fed = self._engine, len(self._prompt) - cached
-        decoded = max(0, len(self._tokens) - 1)
-        self._meter.count(len(self._prompt), len(self._tokens), decode)
-        return Generation(
-            text="".join(self._written),
-            token_ids=tuple(self._tokens),
-            finish_reason=reason,
-            seed=self._sampler.seed,
-            prompt_tokens=len(self._prompt),
-            cached_tokens=cached,
-            completion_tokens=len(self._tokens),
-            load_s=engine.load_s,
-            ttft_s=ttft_s,
-            prefill_tokens_per_s=fed / prefill.wall_s if prefill.wall_s else 0.0,
-            decode_tokens_per_s=decoded / decode.wall_s if decode.wall_s else 0.0,
-            memory=engine.memory_use,
-            io=self._meter.io_use(prefill + decode, decode, decoded),
-            numerics=engine.numerics,
-            plan=engine.plan,
-            backend=engine.backend,
-            experts=engine.expert_use,
-            speculation=self._session.speculation(),
-            mesh=engine.mesh_use,
-        )
+        return why or ("context" if self._session.is_full else "")

@@ -42,9 +42,10 @@ class _Candidate:
 
 
 def widths(config: ModelConfig) -> Sequence[int]:
-    """Return the widths that passes may have: verifying guesses, and exactness, take more than one token."""
+    """Return the widths that passes may have: verifying, exactness, and answers at once take more than one token."""
     needs_two = config.exact or config.uses_lookup or bool(config.draft_model)
-    return [width for width in WIDTHS if width > 1 or not needs_two]
+    least = max(config.sequences, 1 + needs_two)
+    return [width for width in WIDTHS if width >= min(least, WIDTHS[0])]
 
 
 def choose(

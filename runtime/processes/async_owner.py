@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from edge_run.base.closing import Closing
 from edge_run.base.errors import ConfigError
 from edge_run.runtime.processes.forks import OwnerProcess
 
+if sys.version_info < (3, 11):
+    from exceptiongroup import BaseExceptionGroup
+
 _Model = TypeVar("_Model", bound=Closing)
+_Result = TypeVar("_Result")
 _Owner = TypeVar("_Owner", bound="AsyncOwner[Any]")
+
+
+async def run_in_thread(
+    function: Callable[[], _Result], thread: anyio.CapacityLimiter, on_cancel: Callable[[], object]
+) -> _Result:
+    """Return what `function` returns, called in a worker thread.
+
+    Where the task is cancelled, `on_cancel` is called, to end the work, and the thread is waited for.
+    """
+    is_done = False
+
+    async def watch() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            if not is_done:
+                on_cancel()
+
+    results: list[_Result] = []
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch, name="edge-run-watch")
+            with anyio.CancelScope(shield=True):
+                results.append(await anyio.to_thread.run_sync(function, limiter=thread))
+            is_done = True
+            group.cancel_scope.cancel()
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from failures.exceptions[0].__cause__
+    await anyio.lowlevel.checkpoint_if_cancelled()
+    return results[0]
 
 
 class AsyncOwner(Generic[_Model]):

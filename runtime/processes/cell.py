@@ -64,11 +64,14 @@ class _Child:
 class Cell:
     """Carries out jobs of the module `module`, which has them as functions. Started when it is first needed.
 
+    n_started: how many processes it has started: what a job left behind is lost with its process.
+
     Thread-safe: one job at a time. Close it, or leave it to the garbage collector.
     """
 
     def __init__(self, module: str) -> None:
         self._module = module
+        self.n_started = 0
         self._lock = threading.Lock()
         self._child: _Child | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
@@ -103,6 +106,11 @@ class Cell:
             raise Overrun(content.decode())
         raise error_of(json.loads(content))
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether a process runs, or none is needed."""
+        return bool(_why_here()) or self._is_alive()
+
     def close(self) -> None:
         """End the process. A later job starts another one."""
         with self._lock:
@@ -118,6 +126,7 @@ class Cell:
         self._end()
         try:
             self._child = _start(self._module)
+            self.n_started += 1
         except OSError as error:
             raise NotSupported(f"no process can be started for what strangers wrote ({error.strerror})") from error
         self._finalizer = weakref.finalize(self, self._child.end)

@@ -94,6 +94,12 @@ class SpeculativeSession(Session):
         self._tally.begin()
         return super().feed(prompt)
 
+    def forget(self) -> None:
+        """Leave the conversation, and what was guessed of it."""
+        self._settle()
+        self._tree = self._rows = self._plain_row = None
+        super().forget()
+
     def step(self, token: int) -> Logits:
         """Append one token; return the logits after it, `(vocabulary,)`: of a guess that came true without a pass."""
         tree, rows = self._tree, self._rows

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from edge_run.prefetch.replay import replay
     from edge_run.runtime.generation.async_model import AsyncModel
     from edge_run.runtime.generation.model import Model
+    from edge_run.runtime.generation.request import Request, Turn
     from edge_run.runtime.planning.plan import plan
     from edge_run.runtime.probing.probe import probe
     from edge_run.runtime.split.async_model import AsyncSplitModel
@@ -44,6 +45,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Model": "edge_run.runtime.generation.model",
     "AsyncModel": "edge_run.runtime.generation.async_model",
+    **dict.fromkeys(("Request", "Turn"), "edge_run.runtime.generation.request"),
     "SplitModel": "edge_run.runtime.split.model",
     "AsyncSplitModel": "edge_run.runtime.split.async_model",
     "inflate": "edge_run.runtime.tools.inflate",
@@ -94,10 +96,12 @@ __all__ = [
     "ProtocolError",
     "Recording",
     "Replay",
+    "Request",
     "SamplingConfig",
     "SplitModel",
     "Stats",
     "TierReadError",
+    "Turn",
     "__version__",
     "inflate",
     "plan",

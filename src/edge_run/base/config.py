@@ -68,7 +68,7 @@ class ModelConfig:
         least 4096; 0 is the model's own.
     threads: compute threads; None is one per core that this process may use.
     micro_batch_tokens: tokens in one pass of a prompt; 0 is as many as are expected to be fastest, 512 at most.
-    sequences: conversations that may share the context.
+    sequences: answers that may share passes, and the context's cells.
     outputs_per_pass: tokens of one pass whose logits may be asked for, at least one for each sequence; more takes more
         memory (a row of logits each).
     kv_type: type of both K and V, or of K and V when written `K/V` (`q8_0/q4_0`).

@@ -26,6 +26,8 @@ class Numerics:
     use_extra_bufts: whether llama.cpp's own loader repacks all weights that it has kernels for.
     repacked: the kinds of weights that edge-run repacked; empty for none.
     rope_factors: `short` or `long`, of a model that has both, by the length of its context; else empty.
+    batching: `unified` where answers share passes and the cells of one cache: then a logit may differ in its last
+        digits by what else is computed. Else empty.
     """
 
     library: str
@@ -41,6 +43,7 @@ class Numerics:
     mesh_activations: str = "exact"
     repacked: str = ""
     rope_factors: str = ""
+    batching: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +330,8 @@ class MeshUse:
 class Generation:
     """A finished answer and its figures.
 
-    finish_reason: `stop` (the model or a stop string ended it), `length` (max_tokens), `context` (full) or `cancelled`.
+    finish_reason: `stop` (the model or a stop string ended it), `length` (max_tokens), `context` (full), `cancelled`,
+        or `deadline` (its time was over).
     cached_tokens: how much of the prompt was in the KV cache already. ttft_s: from the request to the first token.
     """
 

@@ -12,8 +12,8 @@ import pytest
 from edge_run.base.errors import EdgeRunError, NotTrusted, ProtocolError
 from edge_run.devices.members.keeping import (
     REQUEST_AGE_S,
+    JoinRequest,
     ListEditor,
-    Request,
     ask,
     found,
     read_request,
@@ -65,7 +65,7 @@ class Founded:
         self.listed = self.editor(by).admit(self.request(guest, device, name), NOW_S)
         return device
 
-    def request(self, guest: DeviceKey, device: DeviceKey, name: str = "one", now_s: float = NOW_S) -> Request:
+    def request(self, guest: DeviceKey, device: DeviceKey, name: str = "one", now_s: float = NOW_S) -> JoinRequest:
         payload = ask(guest, device, CLUSTER, name, now_s)
         return read_request(payload, CLUSTER, lambda key: self.listed.invitation(key) is not None)
 

@@ -1,0 +1,233 @@
+"""Many answers at once: one pass over the weights computes something for each of them.
+
+`Batch` carries out what the scheduler decides (`runtime/scheduling/scheduler.py`): it brings sequences where they have
+to be, computes a pass, and chooses a token for each request that has come so far. A request that fails, as its grammar
+may, fails alone. An error of a pass, as of a drive, leaves all requests as they were before it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from edge_run.base.closing import Closing
+from edge_run.base.errors import Cancelled, ContextFull, EdgeRunError
+from edge_run.base.protocols import Clock, Logits
+from edge_run.base.results import Piece, Speculation
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.generation.continuation import Continuation
+from edge_run.runtime.generation.meter import Interval, Meter
+from edge_run.runtime.generation.pass_costs import pass_costs
+from edge_run.runtime.generation.report import Course, report
+from edge_run.runtime.generation.request import Turn
+from edge_run.runtime.generation.scheduled_passes import ComputedPass, ScheduledPasses
+from edge_run.runtime.scheduling.scheduler import Scheduler
+from edge_run.runtime.scheduling.sequences import SequencePool
+from edge_run.runtime.scheduling.widths import PassWidths
+
+UNIFIED = "unified"
+_ALONE = Speculation(reason="answers that share their passes do not speculate")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened to a request: the next piece of its answer, or the error that ended it.
+
+    request: its number.
+    piece: the piece; the last one carries the generation.
+    error: the error.
+    """
+
+    request: int
+    piece: Piece | None = None
+    error: EdgeRunError | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the request has ended."""
+        return self.error is not None or (self.piece is not None and self.piece.generation is not None)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that has not ended.
+
+    answer: its answer so far.
+    arrived_s: when it came.
+    deadline_s: when it must have ended.
+    course: what it cost so far.
+    has_begun: whether it was ever admitted.
+    """
+
+    answer: Continuation
+    arrived_s: float
+    deadline_s: float
+    course: Course = field(default_factory=Course)
+    has_begun: bool = False
+
+
+class Batch(Closing):
+    """The requests that share the passes of one engine. Only `cancel` is thread-safe."""
+
+    def __init__(self, engine: Engine, meter: Meter, most_parallel: int, clock: Clock = time.monotonic) -> None:
+        """Serve requests with `engine`, whose sequences are empty, and this batch's until it is closed."""
+        self._engine, self._meter, self._clock = engine, meter, clock
+        self._decoder = engine.front
+        able = self._decoder.capabilities
+        self._n_sequences = most_parallel
+        pool = SequencePool(
+            self._n_sequences, able.context_tokens, can_rewind=able.can_rewind, can_share=able.can_branch
+        )
+        self._widths = PassWidths(pass_costs(engine), able.micro_batch_tokens)
+        self._scheduler = Scheduler(pool, self._widths, clock, has_equal_parts=engine.model.is_recurrent)
+        self._passes = ScheduledPasses(self._scheduler, self._decoder)
+        self._open: dict[int, _Open] = {}
+        self._cancelled: set[int] = set()
+        self._is_closed = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is left."""
+        return self._scheduler.is_idle
+
+    @property
+    def n_running(self) -> int:
+        """The requests that share the next pass, as far as it is decided."""
+        return self._scheduler.n_running
+
+    @property
+    def n_waiting(self) -> int:
+        """The requests that wait for a sequence, or for memory."""
+        return self._scheduler.n_waiting
+
+    @property
+    def most_parallel(self) -> int:
+        """The requests that can share a pass."""
+        return self._n_sequences
+
+    def submit(self, answer: Continuation, turn: Turn) -> int:
+        """Take a request on; return its number. The batch closes `answer`. Raises ContextFull for a prompt too long."""
+        n_tokens, room = len(answer.prompt), self._scheduler.room_tokens
+        if n_tokens >= room:
+            answer.close()
+            raise ContextFull(
+                f"prompt of {n_tokens} tokens: the context holds {room} with at least one to generate; "
+                "shorten it, or give more context with -c",
+                prompt_tokens=n_tokens,
+                context_tokens=room,
+            )
+        number, now = self._scheduler.submit(answer.prompt, turn.priority, turn.key), self._clock()
+        self._open[number] = _Open(answer, now, now + (math.inf if turn.deadline_s is None else turn.deadline_s))
+        return number
+
+    def cancel(self, number: int) -> None:
+        """End a request after the pass at hand, from any thread; where it is alone, end the pass too."""
+        self._cancelled.add(number)
+        if len(self._open) == 1:
+            self._engine.interrupt.cancel()
+
+    def advance(self) -> list[Event]:
+        """Compute one pass; return what it brought. Raises the errors of `Decoder.decode`; `advance` may go on then.
+
+        An interrupt that is not the cancelling of single requests ends all of them.
+        """
+        events = list(self._end_some())
+        try:
+            self._passes.admit()
+            self._begin_admitted()
+            self._meter.lap()
+            computed = self._passes.compute()
+        except Cancelled:
+            is_for_all = not self._cancelled & self._open.keys()
+            return events + [self._end(number, "cancelled") for number in list(self._open) if is_for_all]
+        return events + (list(self._take_in(computed, self._meter.lap())) if computed else [])
+
+    def drop(self, number: int) -> None:
+        """Forget a request; without effect where it has ended."""
+        self._cancelled.discard(number)
+        if number in self._open:
+            self._forget(number)
+
+    def drop_all(self) -> None:
+        """Forget all requests."""
+        for number in list(self._open):
+            self._forget(number)
+
+    def close(self) -> None:
+        """Forget all requests, and empty the sequences. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.drop_all()
+        for sequence in range(self._n_sequences):
+            self._decoder.rewind(sequence, 0)
+
+    def _end_some(self) -> Iterator[Event]:
+        """End the requests that were cancelled, or whose time is over."""
+        cancelled, self._cancelled = self._cancelled & self._open.keys(), set()
+        if cancelled:
+            self._engine.interrupt.reset()  # it may have been for one of these
+        for number in cancelled:
+            yield self._end(number, "cancelled")
+        now = self._clock()
+        for number, request in list(self._open.items()):
+            if now >= request.deadline_s:
+                yield self._end(number, "deadline")
+            elif request.answer.wants_none:
+                yield self._end(number, "length")
+
+    def _begin_admitted(self) -> None:
+        """Have answers begin whose requests were admitted for the first time."""
+        for number in self._scheduler.running():
+            request = self._open[number]
+            if not request.has_begun:
+                request.has_begun = True
+                request.course.cached_tokens = self._scheduler.n_held(number)
+                request.answer.begin()
+
+    def _take_in(self, computed: ComputedPass, lap: Interval) -> Iterator[Event]:
+        planned, reads = computed.planned, lap.reads
+        self._widths.observe(planned.width, lap.wall_s, lap.wait_s, reads.busy_s, reads.bytes_read)
+        rows = iter(computed.rows)
+        for part in planned.parts:
+            request = self._open[part.request]
+            share, is_prompt = len(part.tokens) / planned.width, part.start + 1 < len(request.answer.prompt)
+            (request.course.prefilled if is_prompt else request.course.decoded)(lap, share)
+            if part.is_last:
+                yield from self._choose(part.request, request, next(rows))
+
+    def _choose(self, number: int, request: _Open, logits: Logits) -> Iterator[Event]:
+        """Choose the next token of a request; end it where it ends."""
+        answer = request.answer
+        try:
+            piece = answer.choose(logits)
+        except EdgeRunError as error:
+            self._forget(number)
+            yield Event(number, error=error)
+            return
+        if piece is None:
+            yield self._end(number, "stop")
+            return
+        request.course.ttft_s = request.course.ttft_s or self._clock() - request.arrived_s
+        self._scheduler.append(number, piece.token_ids[0])
+        yield Event(number, piece)
+        if why := answer.why_stop() or ("context" if self._scheduler.is_full(number) else ""):
+            yield self._end(number, why)
+
+    def _end(self, number: int, why: str) -> Event:
+        """End a request; return its last piece."""
+        request = self._forget(number)
+        rest = request.answer.finish()
+        why = "stop" if request.answer.is_stopped else why
+        generation = report(self._engine, self._meter, request.answer, request.course, why, _ALONE)
+        if self._n_sequences > 1:
+            generation = replace(generation, numerics=replace(generation.numerics, batching=UNIFIED))
+        return Event(number, Piece(rest, (), generation))
+
+    def _forget(self, number: int) -> _Open:
+        request = self._open.pop(number)
+        self._scheduler.end(number)
+        request.answer.close()
+        return request

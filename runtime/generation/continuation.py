@@ -1,0 +1,96 @@
+"""What a model adds to a prompt: tokens chosen one by one, turned into text, until the answer ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edge_run.base.closing import Closing
+from edge_run.base.config import SamplingConfig
+from edge_run.base.protocols import Logits
+from edge_run.base.results import Piece
+from edge_run.runtime.generation.grammar_room import GrammarRoom
+from edge_run.runtime.generation.sampling import CandidateTable, Sampler
+from edge_run.runtime.generation.text import TextStream
+from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.llama._ggml import L
+from edge_run.runtime.llama.model import LlamaModel
+
+
+class Continuation(Closing):
+    """An answer in the making, whoever computes it. Not thread-safe. Close it when it has ended.
+
+    prompt: the tokens that it continues.
+    tokens: the tokens of the answer so far.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        prompt: Sequence[int],
+        max_tokens: int | None,
+        sampling: SamplingConfig,
+        context_tokens: int,
+        room: GrammarRoom | None = None,
+        table: CandidateTable | None = None,
+    ) -> None:
+        """Prepare to continue `prompt`.
+
+        max_tokens: None is as many as the context has room for. room, table: as of `Sampler`. Raises ConfigError for a
+        bad grammar.
+        """
+        self.prompt = prompt
+        self._vocab = model.vocab
+        self._max_tokens = context_tokens if max_tokens is None else max_tokens
+        self._sampler = Sampler(model.vocab, sampling, model.vocabulary, context_tokens, room, table)
+        self._text = TextStream(sampling.stop)
+        self.tokens: list[int] = []
+        self._written: list[str] = []
+
+    @property
+    def seed(self) -> int:
+        """The seed that tokens are drawn with."""
+        return self._sampler.seed
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._written)
+
+    @property
+    def wants_none(self) -> bool:
+        """Whether no token was asked for."""
+        return not self._max_tokens
+
+    def begin(self) -> None:
+        """Have penalties count the prompt."""
+        self._sampler.prime(self.prompt)
+
+    def choose(self, logits: Logits) -> Piece | None:
+        """Return the next token and its text; None where the model ends the answer. Errors as of `Sampler.choose`."""
+        token = self._sampler.choose(logits)
+        self._sampler.accept(token)
+        if L.llama_vocab_is_eog(self._vocab, token):
+            return None
+        self.tokens.append(token)
+        self._written.append(self._text.push(ggml.token_bytes(self._vocab, token, False)))
+        return Piece(self._written[-1], (token,))
+
+    def why_stop(self) -> str:
+        """Return why the answer ends after its last token: `stop`, `length`, or nothing."""
+        if self._text.is_stopped:
+            return "stop"
+        return "length" if len(self.tokens) >= self._max_tokens else ""
+
+    def finish(self) -> str:
+        """Return the text that was held back; no token may follow."""
+        self._written.append(self._text.finish())
+        return self._written[-1]
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string ended it."""
+        return self._text.is_stopped
+
+    def close(self) -> None:
+        """Free the sampler. Idempotent."""
+        self._sampler.close()

@@ -1,0 +1,65 @@
+"""What is asked of a model: a prompt, how its answer is made, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from edge_run.base.config import SamplingConfig, make_config
+from edge_run.base.errors import ConfigError
+
+Message: TypeAlias = Mapping[str, str]
+Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """When a request is served, if not all can be at once.
+
+    priority: a request of a higher one is admitted first; one that waits rises by 1 in 30 seconds.
+    key: whose it is: keys that wait have equal shares of the tokens.
+    deadline_s: the seconds after which its answer ends as it is; None for never.
+    """
+
+    priority: int = 0
+    key: str = ""
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.deadline_s is not None and not self.deadline_s > 0:
+            raise ConfigError(f"deadline {self.deadline_s}: must be more than 0 seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One of many prompts, with settings of its own.
+
+    prompt: text, tokens, or the messages of a conversation.
+    max_tokens: of the answer at most; None is until the model ends it or the context is full.
+    sampling: how tokens are chosen.
+    turn: when it is served.
+    """
+
+    prompt: Prompt
+    max_tokens: int | None = None
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    turn: Turn = field(default_factory=Turn)
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 0:
+            raise ConfigError(f"max tokens {self.max_tokens}: must be 0 or more")
+
+
+def make_request(
+    prompt: Prompt,
+    *,
+    max_tokens: int | None = None,
+    sampling: SamplingConfig | None = None,
+    turn: Turn | None = None,
+    **options: Any,
+) -> Request:
+    """Return a request; `options` are the fields of `SamplingConfig`. Raises ConfigError."""
+    if sampling is not None and options:
+        raise ConfigError("sampling and single options: give one of the two")
+    return Request(prompt, max_tokens, sampling or make_config(SamplingConfig, options), turn or Turn())

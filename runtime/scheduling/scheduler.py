@@ -1,0 +1,301 @@
+"""Which requests are served, and what the next pass computes for each: a state machine without I/O.
+
+A request waits, is admitted when a sequence and cells for its tokens are free, has its prompt read in parts, makes one
+token with each pass, and ends. Where the cells of a context run out, the request that was admitted last waits again,
+and is computed again later, so that those before it can end. Requests that ended earlier are not told of here: what
+they left in the context is the pool's.
+
+Whose turn it is: first by priority, which rises while a request waits, so that none waits for ever; then the key that
+had the fewest tokens so far (Sheng et al., Fairness in Serving Large Language Models, 2024), or else whose last turn
+was longest ago; then the request that came first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from edge_run.base.protocols import Clock
+from edge_run.runtime.scheduling.sequences import Beginning, SequencePool
+from edge_run.runtime.scheduling.widths import PassWidths
+
+AGING_S = 30.0  # of waiting, for which a request counts as one priority higher
+GROWTH_TOKENS = 16  # for which a request that is admitted must have room, and those before it
+
+
+@dataclass(frozen=True, slots=True)
+class PassPart:
+    """What a pass computes of one request.
+
+    request: its number.
+    sequence: where its tokens are.
+    start: the position of the first token.
+    tokens: the tokens.
+    is_last: whether these are all that is known of it, so that the next token can be chosen.
+    """
+
+    request: int
+    sequence: int
+    start: int
+    tokens: tuple[int, ...]
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPass:
+    """What the next pass computes.
+
+    emptied: the sequences that have to be emptied before.
+    parts: what is computed, answers before prompts.
+    """
+
+    emptied: tuple[int, ...]
+    parts: tuple[PassPart, ...]
+
+    @property
+    def width(self) -> int:
+        """The tokens of the pass."""
+        return sum(len(part.tokens) for part in self.parts)
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request that has not ended.
+
+    tokens: of the prompt and the answer so far.
+    priority: higher ones come first.
+    key: whose it is.
+    arrived_s: when it came.
+    sequence: where its tokens are; None while it waits.
+    n_held: how many tokens the sequence holds.
+    turn: how many were admitted before it.
+    """
+
+    number: int
+    tokens: list[int]
+    priority: int
+    key: str
+    arrived_s: float
+    sequence: int | None = None
+    n_held: int = 0
+    turn: int = 0
+
+    @property
+    def n_left(self) -> int:
+        return len(self.tokens) - self.n_held
+
+
+@dataclass(slots=True)
+class _Service:
+    """What each key was given.
+
+    tokens: how many tokens.
+    turns: when one of its requests was admitted last.
+    """
+
+    tokens: dict[str, int] = field(default_factory=dict)
+    turns: dict[str, int] = field(default_factory=dict)
+
+    def enter(self, key: str, present: Iterable[str]) -> None:
+        """A key has requests again; it gets no credit for the time when it had none."""
+        others = [self.tokens[other] for other in present if other != key and other in self.tokens]
+        self.tokens[key] = max([self.tokens.get(key, 0), *([min(others)] if others else [])])
+
+    def leave(self, present: Iterable[str]) -> None:
+        """Forget the keys that have no requests, once none has any."""
+        if not any(True for _ in present):
+            self.tokens.clear()
+            self.turns.clear()
+
+
+class Scheduler:
+    """The requests of one context. Not thread-safe.
+
+    pool: the context's sequences.
+    widths: how wide passes are.
+    has_equal_parts: whether all parts of a pass must have as many tokens, as recurrent models want it.
+    clock: the seconds since some moment.
+    """
+
+    def __init__(self, pool: SequencePool, widths: PassWidths, clock: Clock, *, has_equal_parts: bool = False) -> None:
+        self._pool, self._widths, self._clock, self._has_equal_parts = pool, widths, clock, has_equal_parts
+        self._requests: dict[int, _Request] = {}
+        self._numbers, self._turns = itertools.count(), itertools.count()
+        self._service = _Service()
+        self._reads_prompt_next = True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no request."""
+        return not self._requests
+
+    @property
+    def n_waiting(self) -> int:
+        """The requests that have no sequence."""
+        return sum(request.sequence is None for request in self._requests.values())
+
+    @property
+    def n_running(self) -> int:
+        """The requests that have one."""
+        return len(self._requests) - self.n_waiting
+
+    def running(self) -> list[int]:
+        """Return the requests that have a sequence, those first that were admitted first."""
+        return [request.number for request in self._running()]
+
+    def n_held(self, number: int) -> int:
+        """Return how many tokens of a request are computed."""
+        return self._requests[number].n_held
+
+    @property
+    def room_tokens(self) -> int:
+        """The tokens that one request can have, its prompt and its answer together."""
+        return self._pool.n_cells
+
+    def submit(self, tokens: Sequence[int], priority: int = 0, key: str = "") -> int:
+        """Take a request on; return its number. Its tokens must be fewer than `room_tokens`."""
+        number = next(self._numbers)
+        self._service.enter(key, (request.key for request in self._requests.values()))
+        self._requests[number] = _Request(number, list(tokens), priority, key, self._clock())
+        return number
+
+    def admit(self) -> Beginning | None:
+        """Admit the next request, if one can be; return where it begins, which has to be carried out and `placed`."""
+        waiting = [request for request in self._requests.values() if request.sequence is None]
+        if not waiting or not self._pool.has_free_sequence:
+            return None
+        request = min(waiting, key=self._rank)
+        placed = self._pool.plan(request.tokens)
+        n_running = self.n_running
+        needed = len(request.tokens) - placed.n_tokens + GROWTH_TOKENS * (n_running + 1)
+        if n_running and self._pool.room_beside(placed) < needed:
+            return None
+        self._pool.begin(request.number, placed)
+        request.sequence = placed.sequence
+        request.turn = self._service.turns[request.key] = next(self._turns)
+        request.n_held = placed.n_tokens
+        return placed
+
+    def placed(self, sequence: int, n_tokens: int) -> None:
+        """`sequence` holds `n_tokens` tokens only, fewer than it was said to."""
+        self._pool.cut(sequence, n_tokens)
+        for request in self._running():
+            if request.sequence == sequence:
+                request.n_held = min(request.n_held, n_tokens)
+
+    def next_pass(self) -> PlannedPass | None:
+        """Return what to compute next; None where no request has a sequence.
+
+        Where cells run out, prompts wait for answers to end, and answers for those that were admitted before them.
+        """
+        emptied: list[int] = []
+        while running := self._running():
+            parts = self._choose(running)
+            emptied += self._pool.make_room(sum(len(part.tokens) for part in parts))
+            fitting = _cut(parts, self._pool.n_cells - self._pool.used_cells)
+            if fitting and _n_answers(fitting) == _n_answers(parts):
+                return PlannedPass(tuple(emptied), tuple(fitting))
+            assert len(running) > 1, "a request that is alone has room, or is full"
+            self._preempt()
+        return None
+
+    def give_way(self) -> list[int] | None:
+        """Make room where a pass had none although it was expected to; return the sequences to empty.
+
+        None: the request that is alone has no room.
+        """
+        running = self._running()
+        if not (emptied := self._pool.make_room(self._pool.n_cells)) and len(running) > 1:
+            self._preempt()
+            emptied = self._pool.make_room(self._pool.n_cells)
+        return emptied or None
+
+    def computed(self, planned: PlannedPass) -> None:
+        """`planned` was computed."""
+        for part in planned.parts:
+            request = self._requests[part.request]
+            self._pool.extend(part.sequence, part.tokens)
+            request.n_held += len(part.tokens)
+            self._service.tokens[request.key] += len(part.tokens)
+
+    def append(self, number: int, token: int) -> None:
+        """`token` comes next in the answer of a request."""
+        self._requests[number].tokens.append(token)
+
+    def is_full(self, number: int) -> bool:
+        """Return whether the last token of a request has no cell any more, even if it were alone."""
+        return len(self._requests[number].tokens) > self._pool.n_cells
+
+    def end(self, number: int) -> None:
+        """A request has ended, for whatever reason."""
+        request = self._requests.pop(number)
+        if request.sequence is not None:
+            self._pool.end(request.sequence)
+        self._service.leave(request.key for request in self._requests.values())
+
+    def _running(self) -> list[_Request]:
+        running = [request for request in self._requests.values() if request.sequence is not None]
+        return sorted(running, key=lambda request: request.turn)
+
+    def _rank(self, request: _Request) -> tuple[float, int, int, int]:
+        aged, key, served = (
+            request.priority + (self._clock() - request.arrived_s) // AGING_S,
+            request.key,
+            self._service,
+        )
+        return -aged, served.tokens[key], served.turns.get(key, -1), request.number
+
+    def _preempt(self) -> None:
+        """Let the request that was admitted last wait again."""
+        request = self._running()[-1]
+        assert request.sequence is not None
+        self._pool.end(request.sequence)
+        request.sequence, request.n_held = None, 0
+
+    def _choose(self, running: Sequence[_Request]) -> list[PassPart]:
+        """Return what is computed next as far as time goes."""
+        answers = [_part(request, 1) for request in running if request.n_left == 1]
+        prompts = [request for request in running if request.n_left > 1]
+        if not self._has_equal_parts:
+            return answers + self._share(prompts, self._widths.with_prompts(len(answers)) - len(answers))
+        self._reads_prompt_next = bool(prompts) and (self._reads_prompt_next or not answers)
+        if not self._reads_prompt_next:
+            self._reads_prompt_next = True
+            return answers
+        self._reads_prompt_next = False
+        return [_part(prompts[0], self._widths.with_prompts(len(answers)))]
+
+    def _share(self, prompts: Sequence[_Request], n_tokens: int) -> list[PassPart]:
+        """Divide `n_tokens` among prompts: half for the one that came first, the rest for the shortest."""
+        shares = dict.fromkeys((request.number for request in prompts), 0)
+        if prompts:
+            shares[prompts[0].number] = min(prompts[0].n_left, max(1, n_tokens // 2))
+        left = n_tokens - sum(shares.values())
+        for request in sorted(prompts, key=lambda request: request.n_left):
+            more = min(left, request.n_left - shares[request.number])
+            shares[request.number] += more
+            left -= more
+        return [_part(request, share) for request in prompts if (share := shares[request.number])]
+
+
+def _part(request: _Request, n_tokens: int) -> PassPart:
+    assert request.sequence is not None
+    tokens = tuple(request.tokens[request.n_held : request.n_held + n_tokens])
+    is_last = request.n_held + len(tokens) == len(request.tokens)
+    return PassPart(request.number, request.sequence, request.n_held, tokens, is_last)
+
+
+def _n_answers(parts: Sequence[PassPart]) -> int:
+    return sum(part.is_last and len(part.tokens) == 1 for part in parts)
+
+
+def _cut(parts: Sequence[PassPart], room: int) -> list[PassPart]:
+    """Return as much of `parts`, in their order, as `room` cells have room for."""
+    found = []
+    for part in parts:
+        if not (tokens := part.tokens[:room]):
+            break
+        found.append(replace(part, tokens=tokens, is_last=part.is_last and len(tokens) == len(part.tokens)))
+        room -= len(tokens)
+    return found

@@ -1,0 +1,172 @@
+"""Which requests share the next pass, and with which tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_run.partition.width_costs import WidthCosts
+from edge_run.runtime.scheduling.scheduler import AGING_S, PlannedPass, Scheduler
+from edge_run.runtime.scheduling.sequences import SequencePool
+from edge_run.runtime.scheduling.widths import PassWidths
+
+
+class Bench:
+    """A scheduler, and requests that are computed as it says; tokens of answers count on from the prompt's."""
+
+    def __init__(self, n_sequences: int = 4, n_cells: int = 1000, is_recurrent: bool = False, width: int = 64) -> None:
+        self.now = 0.0
+        pool = SequencePool(n_sequences, n_cells, can_rewind=not is_recurrent, can_share=not is_recurrent)
+        widths = PassWidths(WidthCosts(), width)
+        self.scheduler = Scheduler(pool, widths, lambda: self.now, has_equal_parts=is_recurrent)
+
+    def step(self) -> PlannedPass:
+        while self.scheduler.admit():
+            pass
+        planned = self.scheduler.next_pass()
+        assert planned is not None
+        self.scheduler.computed(planned)
+        for part in planned.parts:
+            if part.is_last:
+                self.scheduler.append(part.request, part.tokens[-1] + 1)
+        return planned
+
+
+def numbers(planned: PlannedPass) -> list[int]:
+    return [part.request for part in planned.parts]
+
+
+def test_answers_go_on_while_a_prompt_is_read_in_parts() -> None:
+    bench = Bench()
+    short = bench.scheduler.submit([1, 2, 3])
+    assert bench.step().width == 3
+    long = bench.scheduler.submit(list(range(100, 140)))
+    first = bench.step()
+    assert numbers(first) == [short, long]
+    assert [len(part.tokens) for part in first.parts] == [1, 8]
+    assert first.parts[0].tokens == (4,)
+    assert not first.parts[1].is_last
+    for _ in range(4):
+        last = bench.step()
+    assert last.parts[1].is_last
+    assert [len(part.tokens) for part in bench.step().parts] == [1, 1]
+
+
+def test_a_long_prompt_does_not_keep_short_ones_waiting() -> None:
+    bench = Bench()
+    long, short = bench.scheduler.submit(list(range(500))), bench.scheduler.submit([1000, 1001])
+    planned = bench.step()
+    assert numbers(planned) == [long, short]
+    assert [len(part.tokens) for part in planned.parts] == [62, 2]
+
+
+def test_a_prompt_that_begins_alike_is_computed_from_where_they_part() -> None:
+    bench = Bench()
+    bench.scheduler.submit(list(range(40)))
+    bench.step()
+    second = bench.scheduler.submit([*range(30), 99])
+    planned = bench.step()
+    (part,) = [part for part in planned.parts if part.request == second]
+    assert part.tokens == (99,)
+    assert part.start == 30
+
+
+def test_who_was_admitted_last_waits_again_when_cells_run_out() -> None:
+    bench = Bench(n_cells=60)
+    first, second = bench.scheduler.submit(list(range(9))), bench.scheduler.submit(list(range(100, 109)))
+    planned = bench.step()
+    assert numbers(planned) == [first, second]
+    while bench.scheduler.n_running == 2:
+        planned = bench.step()
+    assert bench.scheduler.running() == [first]
+    assert bench.scheduler.n_waiting == 1
+    tokens = list(bench.scheduler._requests[second].tokens)
+    assert tokens[:9] == list(range(100, 109))
+    assert len(tokens) > 9  # what it had said is not lost
+    bench.scheduler.end(first)
+    planned = bench.step()
+    assert numbers(planned) == [second]
+    assert [token for part in planned.parts for token in part.tokens] == tokens[planned.parts[0].start :]
+
+
+def test_a_request_that_is_alone_has_all_cells_and_is_full_then() -> None:
+    bench = Bench(n_cells=12)
+    number = bench.scheduler.submit(list(range(10)))
+    bench.step()
+    assert not bench.scheduler.is_full(number)
+    bench.step()
+    bench.step()
+    assert bench.scheduler.is_full(number)
+
+
+def test_priority_goes_first_and_waiting_raises_it() -> None:
+    bench = Bench(n_sequences=1)
+    running = bench.scheduler.submit([1])
+    bench.step()
+    low = bench.scheduler.submit([2])
+    bench.now = 2.5 * AGING_S
+    high = bench.scheduler.submit([3], priority=1)
+    bench.scheduler.end(running)
+    assert numbers(bench.step()) == [low]
+    bench.scheduler.end(low)
+    assert numbers(bench.step()) == [high]
+
+
+def test_a_key_that_floods_does_not_keep_others_waiting() -> None:
+    bench = Bench(n_sequences=1)
+    flood = [bench.scheduler.submit([10 * i, 10 * i + 1], key="flood") for i in range(10)]
+    bench.step()
+    other = bench.scheduler.submit([5000, 5001], key="other")
+    bench.scheduler.end(flood[0])
+    assert numbers(bench.step()) == [other]
+
+
+def test_a_key_gets_no_credit_for_the_time_it_was_away() -> None:
+    bench = Bench(n_sequences=1)
+    first = bench.scheduler.submit(list(range(50)), key="a")
+    bench.step()
+    late = [bench.scheduler.submit([1000 + i, 1], key="b") for i in range(2)]
+    early = bench.scheduler.submit([2000, 1], key="a")
+    bench.scheduler.end(first)
+    assert numbers(bench.step()) == [late[0]]
+    bench.scheduler.end(late[0])
+    assert numbers(bench.step()) == [early]  # b has been given more since it came
+
+
+def test_recurrent_models_read_a_prompt_or_make_tokens_in_turn() -> None:
+    bench = Bench(is_recurrent=True, width=8)
+    short = bench.scheduler.submit([1, 2])
+    bench.step()
+    long = bench.scheduler.submit(list(range(100, 120)))
+    seen = [numbers(bench.step()) for _ in range(6)]
+    assert seen[:4] in ([[long], [short]] * 2, [[short], [long]] * 2)
+    for _ in range(4):
+        planned = bench.step()
+    assert {len(part.tokens) for part in planned.parts} == {1}
+
+
+def test_what_a_failed_pass_lost_is_computed_again() -> None:
+    bench = Bench()
+    number = bench.scheduler.submit(list(range(20)))
+    planned = bench.step()
+    sequence = planned.parts[0].sequence
+    bench.scheduler.placed(sequence, 0)
+    assert bench.scheduler.n_held(number) == 0
+    assert [token for part in bench.step().parts for token in part.tokens] == [*range(20), 20]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_giving_way_first_empties_what_is_kept_then_stops_the_youngest(kept: bool) -> None:
+    bench = Bench()
+    ended = bench.scheduler.submit([1, 2, 3])
+    bench.step()
+    numbers = [bench.scheduler.submit([100 * i, 7]) for i in (1, 2)]
+    bench.step()
+    bench.scheduler.end(ended)
+    if not kept:
+        assert bench.scheduler.give_way()
+    emptied = bench.scheduler.give_way()
+    assert emptied is not None
+    assert len(emptied) == 1
+    assert bench.scheduler.running() == (numbers if kept else numbers[:1])
+    if not kept:
+        assert bench.scheduler.give_way() is None

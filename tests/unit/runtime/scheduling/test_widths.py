@@ -1,0 +1,36 @@
+"""How wide passes are while answers are made and prompts are read."""
+
+from __future__ import annotations
+
+from edge_run.partition.width_costs import WidthCosts
+from edge_run.runtime.scheduling.widths import PassWidths
+
+
+def seen(read_s: float, token_s: float) -> PassWidths:
+    """Passes that read for `read_s` and compute for `token_s` a token, of several widths."""
+    widths = PassWidths(WidthCosts(), 512)
+    for width in (1, 4, 16, 64, 128, 256, 512):
+        for _ in range(3):
+            compute_s = width * token_s
+            wall_s = max(read_s, compute_s)
+            widths.observe(width, wall_s, wall_s - compute_s, read_s, int(read_s * 1e9))
+    return widths
+
+
+def test_prompts_alone_have_the_widest_passes() -> None:
+    assert PassWidths(WidthCosts(), 512).with_prompts(0) == 512
+
+
+def test_before_anything_was_seen_a_prompt_gets_a_few_tokens() -> None:
+    assert PassWidths(WidthCosts(), 512).with_prompts(4) == 12
+    assert PassWidths(WidthCosts(), 8).with_prompts(4) == 8
+
+
+def test_tokens_of_prompts_ride_along_while_weights_are_read() -> None:
+    assert seen(read_s=1.0, token_s=0.01).with_prompts(4) == 96
+    assert seen(read_s=10.0, token_s=0.01).with_prompts(4) == 512
+
+
+def test_where_nothing_is_read_answers_keep_their_pace() -> None:
+    assert seen(read_s=0.0, token_s=0.01).with_prompts(16) == 24
+    assert seen(read_s=0.0, token_s=0.01).with_prompts(2) == 10  # a few tokens at least, or a prompt would never end
