@@ -60,6 +60,7 @@ class SharedPasses:
             self._inboxes[number] = deque()
             return number
 
+        number = -1
         with anyio.CancelScope(shield=True):
             number = await anyio.to_thread.run_sync(submit, limiter=self._thread)
         try:
