@@ -2,8 +2,8 @@
 
 Models are named on the command line, `MODEL.gguf@BUDGET`. In each round, one request alone (a model opened for one
 answer) and `--requests` at once (a model opened for as many) run in turn, each cold in a box of the budget's size where
-one can be made; prompts are pieces of a text, answers greedy. `tokens/s` counts all tokens of answers from the start, the
-reading of prompts included; `steady` counts them while all requests are being answered.
+one can be made; prompts are pieces of a text, answers greedy. `tokens/s` counts all tokens of answers from the start,
+the reading of prompts included; `steady` counts them while all requests are being answered.
 """
 
 from __future__ import annotations

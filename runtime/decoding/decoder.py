@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from edge_run.base.errors import Cancelled, ContextFull, KernelError, system_errors
@@ -70,13 +72,16 @@ class LocalDecoder:
         self._logits: Logits | None = None
         self.watcher = RowWatcher()
         has_padding = shape.is_exact and not model.is_recurrent
+        self._has_streams = shape.has_streams
+        sequence_tokens = context.context_tokens // shape.sequences if shape.has_streams else context.context_tokens
         self.limits = Limits(
-            context_tokens=min(context.context_tokens, self._count.most_tokens) - has_padding,
+            context_tokens=min(sequence_tokens, self._count.most_tokens) - has_padding,
             vocabulary=model.vocabulary,
             micro_batch_tokens=self._width,
             sequences=shape.sequences,
             outputs_per_pass=shape.outputs_per_pass,
-            can_branch=shape.sequences > 1 and not model.is_recurrent and not model.sliding_window_tokens,
+            can_branch=shape.sequences > 1
+            and not (shape.has_streams or model.is_recurrent or model.sliding_window_tokens),
             has_padding=has_padding,
             is_short=self._count.most_tokens < context.context_tokens,
         )
@@ -232,6 +237,7 @@ class LocalDecoder:
 
     def _run_passes(self, batch: Sequence[BatchToken], logits: Logits | None) -> None:
         filled = 0
+        assert not self._has_streams or _is_step(batch) or len({token.sequence for token in batch}) == 1
         try:
             for start in range(0, len(batch), self._width):
                 self._driver.interrupt.check()
@@ -252,8 +258,14 @@ class LocalDecoder:
         return self._logits
 
     def _pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
+        if self._has_streams and _is_step(tokens):
+            return self._filled_pass(tokens, logits, filled)
         if self.limits.has_padding and len(tokens) == 1:
             return self._padded_pass(tokens[0], logits, filled)
+        return self._plain_pass(tokens, logits, filled)
+
+    def _plain_pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
+        """Compute a pass; write the logits that it gives from row `filled` on; return the row after them."""
         self._fill(tokens)
         outputs = [i for i, token in enumerate(tokens) if token.wants_logits]
         with self._driver.interrupt.hearing_ctrl_c(), self._driver.running(PassShape(len(tokens), len(outputs))):
@@ -287,13 +299,44 @@ class LocalDecoder:
 
         padding = BatchToken(token.token, token.position + 1, token.sequence, token.wants_logits)
         rows = None if logits is None else np.empty((2, self._model.vocabulary), np.float32)
-        n_rows = self._pass([token, padding], rows, 0) // 2
+        n_rows = self._plain_pass([token, padding], rows, 0) // 2
         self.watcher.cut(token.sequence, padding.position)
         L.llama_memory_seq_rm(self._context.memory, token.sequence, padding.position, -1)
         self._recount()
         if logits is not None and rows is not None:
             logits[filled : filled + n_rows] = rows[:n_rows]
         return filled + n_rows
+
+    def _filled_pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
+        """Compute one token for each of several sequences, with padding tokens for the sequences between them.
+
+        llama.cpp computes sequences with cells of their own together only where their numbers follow each other. And
+        there are always two tokens, as in `_padded_pass`.
+        """
+        import numpy as np
+
+        first, last = tokens[0].sequence, max(tokens[-1].sequence, tokens[0].sequence + 1)
+        given, lengths = {token.sequence: token for token in tokens}, self._lengths()
+        padding = [
+            BatchToken(tokens[0].token, lengths[sequence], sequence, wants_logits=True)
+            for sequence in range(first, last + 1)
+            if sequence not in given
+        ]
+        wants = any(token.wants_logits for token in tokens)
+        line = sorted([*tokens, *padding], key=lambda token: token.sequence)
+        line = [replace(token, wants_logits=wants) for token in line]
+        rows = None if logits is None or not wants else np.empty((len(line), self._model.vocabulary), np.float32)
+        self._plain_pass(line, rows, 0)
+        for token in padding:
+            L.llama_memory_seq_rm(self._context.memory, token.sequence, token.position, -1)
+        self._recount()
+        if logits is None or rows is None:
+            return filled
+        for token in tokens:
+            if token.wants_logits:
+                logits[filled] = rows[token.sequence - first]
+                filled += 1
+        return filled
 
     def _fill(self, tokens: Sequence[BatchToken]) -> None:
         """Write the checked tokens of one pass into llama.cpp's arrays."""
@@ -305,3 +348,8 @@ class LocalDecoder:
                 batch.seq_id[i][number] = sequence
             batch.n_seq_id[i] = 1 + len(token.branches)
             batch.logits[i] = token.wants_logits
+
+
+def _is_step(tokens: Sequence[BatchToken]) -> bool:
+    """Return whether there is one token for each of several sequences, in their order."""
+    return all(one.sequence < other.sequence for one, other in pairwise(tokens))

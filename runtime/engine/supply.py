@@ -210,7 +210,8 @@ def _mapped(loaded: Loaded) -> tuple[GraphMap, Terms]:
     terms = loaded.terms(loaded.holdings)
     if not is_lendable:
         return narrow.graph, terms
-    cells = Cells(narrow.flow.cells, PAGE) if loaded.context.untouched_bytes else None
+    is_by_cell = loaded.context.untouched_bytes and not shape.has_streams
+    cells = Cells(narrow.flow.cells, PAGE) if is_by_cell else None
     idle = idle_bytes(narrow.buffer_bytes, narrow.touched_bytes)
     lent = replace(terms, cells=cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
     return narrow.graph, lent.with_row_slices()

@@ -23,7 +23,7 @@ from edge_run.runtime.generation.pass_costs import pass_costs
 from edge_run.runtime.generation.report import Course, report
 from edge_run.runtime.generation.request import Turn
 from edge_run.runtime.generation.scheduled_passes import ComputedPass, ScheduledPasses
-from edge_run.runtime.scheduling.scheduler import Scheduler
+from edge_run.runtime.scheduling.scheduler import PassRules, Scheduler
 from edge_run.runtime.scheduling.sequences import SequencePool
 from edge_run.runtime.scheduling.widths import PassWidths
 
@@ -75,13 +75,18 @@ class Batch(Closing):
         """Serve requests with `engine`, whose sequences are empty, and this batch's until it is closed."""
         self._engine, self._meter, self._clock = engine, meter, clock
         self._decoder = engine.front
-        able = self._decoder.capabilities
+        able, is_exact = self._decoder.capabilities, engine.config.exact
         self._n_sequences = most_parallel
         pool = SequencePool(
-            self._n_sequences, able.context_tokens, can_rewind=able.can_rewind, can_share=able.can_branch
+            self._n_sequences,
+            able.context_tokens * (most_parallel if engine.shape.has_streams else 1),
+            can_rewind=able.can_rewind,
+            can_share=able.can_branch,
+            keeps_ended=not is_exact,
         )
+        rules = PassRules(able.context_tokens, is_exact or engine.model.is_recurrent, is_exact)
         self._widths = PassWidths(pass_costs(engine), able.micro_batch_tokens)
-        self._scheduler = Scheduler(pool, self._widths, clock, has_equal_parts=engine.model.is_recurrent)
+        self._scheduler = Scheduler(pool, self._widths, clock, rules)
         self._passes = ScheduledPasses(self._scheduler, self._decoder)
         self._open: dict[int, _Open] = {}
         self._cancelled: set[int] = set()
@@ -222,7 +227,7 @@ class Batch(Closing):
         rest = request.answer.finish()
         why = "stop" if request.answer.is_stopped else why
         generation = report(self._engine, self._meter, request.answer, request.course, why, _ALONE)
-        if self._n_sequences > 1:
+        if self._n_sequences > 1 and not self._engine.shape.has_streams:
             generation = replace(generation, numerics=replace(generation.numerics, batching=UNIFIED))
         return Event(number, Piece(rest, (), generation))
 

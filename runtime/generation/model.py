@@ -226,9 +226,9 @@ class Model(Closing):
         max_tokens, sampling, options: for prompts that are no `Request`; see `generate`.
 
         Answers that share passes are not guessed at (speculation), and may differ from an answer alone where the two
-        best tokens are nearly equal (`numerics.batching`). With `exact` they are computed one by one. Raises
-        ConfigError at once; iterating raises what `generate` raises of the drive and of llama.cpp. What is wrong with
-        one request comes as the error of that one.
+        best tokens are nearly equal (`numerics.batching`). With `exact` they do not; each has an equal part of the
+        context then, and prompts are read one after the other. Raises ConfigError at once; iterating raises what
+        `generate` raises of the drive and of llama.cpp. What is wrong with one request comes as its error.
         """
         if max_parallel is not None and max_parallel < 1:
             raise ConfigError(f"max parallel {max_parallel}: must be at least 1 answer")
@@ -242,7 +242,7 @@ class Model(Closing):
     @property
     def most_parallel(self) -> int:
         """The answers that can share a pass."""
-        return 1 if self._opened.config.exact else self._opened.config.sequences
+        return self._opened.config.sequences
 
     def open_batch(self) -> Batch:
         """Return an empty batch, for requests that come as they come; any other generation ends it."""

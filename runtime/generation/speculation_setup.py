@@ -5,7 +5,6 @@ from __future__ import annotations
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.pass_costs import pass_costs
-from edge_run.runtime.planning.speculation_shape import MOST_BRANCHES
 from edge_run.runtime.speculation.drafting import Drafter
 from edge_run.runtime.speculation.lookup import Lookup
 from edge_run.runtime.speculation.overlap import Overlap
@@ -22,6 +21,8 @@ def open_session(engine: Engine) -> Session:
         drafters.append(Lookup())
     if not drafters:
         return Session(engine.front)
+    if config.exact and config.sequences > 1:
+        return Session(engine.front, why_plain="exact answers in shared passes are not guessed at")
     if not capabilities.can_rewind:
         return Session(engine.front, why_plain="the model's recurrent state cannot be cut: it does not speculate")
     control = WidthControl(
@@ -35,9 +36,7 @@ def open_session(engine: Engine) -> Session:
         drafters,
         control,
         SpeculationTally(mode, _limits(engine), is_exact=config.exact),
-        branches=range(max(1, capabilities.sequences - MOST_BRANCHES), capabilities.sequences)
-        if capabilities.can_branch
-        else (),
+        branches=range(config.sequences, config.sequences + config.branches) if capabilities.can_branch else (),
         is_exact=config.exact,
         counters=lambda: _counters(engine),
     )

@@ -36,6 +36,7 @@ SHAPING = (
     "context_tokens",
     "micro_batch_tokens",
     "sequences",
+    "branches",
     "outputs_per_pass",
     "kv_type",
     "flash_attention",

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from edge_run.base.config import WIDEST_MICRO_BATCH, ModelConfig
 from edge_run.base.results import Numerics
+from edge_run.base.units import round_up
+
+CELLS_STEP = 256  # to which llama.cpp rounds up the cells of a sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +16,8 @@ class ContextShape:
     """What a context is made for; all but outputs_per_pass belongs to the numerics key.
 
     is_exact: logits do not depend on the width of passes.
+    has_streams: each sequence has cells of its own, an equal part of all, so that logits do not depend on the others;
+        the last sequence is for padding tokens.
     """
 
     context_tokens: int
@@ -24,6 +29,7 @@ class ContextShape:
     kv_type_v: str
     flash_attention: str
     is_exact: bool = False
+    has_streams: bool = False
 
     @property
     def narrow_tokens(self) -> int:
@@ -33,7 +39,12 @@ class ContextShape:
     @property
     def verified_tokens(self) -> int:
         """Guesses that a pass verifies at most, each of which takes a cell beside those of the text."""
-        return self.narrow_tokens if self.sequences > 1 else 0
+        return self.narrow_tokens if self.sequences > 1 and not self.has_streams else 0
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Tokens of one sequence at most."""
+        return self.context_tokens // self.sequences if self.has_streams else self.context_tokens
 
     def numerics(self, library: str, gpu: str, *, repacked: str, use_extra_bufts: bool, rope_factors: str) -> Numerics:
         """Return the numerics key of a context of this shape, of `library`, with what `gpu` says on a GPU.
@@ -56,6 +67,11 @@ class ContextShape:
         )
 
 
+def wants_streams(config: ModelConfig) -> bool:
+    """Return whether each sequence of a context for `config` has cells of its own."""
+    return config.exact and config.sequences > 1
+
+
 def context_shape(config: ModelConfig, trained_context_tokens: int, threads: int) -> ContextShape:
     """Return the context that `config` asks for, of a model that was trained on so many tokens (0: it does not say).
 
@@ -64,14 +80,21 @@ def context_shape(config: ModelConfig, trained_context_tokens: int, threads: int
     wanted = config.context_tokens
     tokens = wanted or (trained_context_tokens if trained_context_tokens > 0 else 4096)
     k, v = config.kv_types
+    has_streams = wants_streams(config)
+    sequences = config.sequences + config.branches + has_streams
+    widest = tokens
+    if has_streams:
+        widest = round_up(-(-tokens // config.sequences), CELLS_STEP)
+        tokens = widest * sequences
     return ContextShape(
         context_tokens=tokens,
         threads=threads,
-        micro_batch_tokens=min(config.micro_batch_tokens or WIDEST_MICRO_BATCH, tokens),
-        sequences=config.sequences,
-        outputs_per_pass=max(config.outputs_per_pass, config.sequences, 1 + config.exact),
+        micro_batch_tokens=min(config.micro_batch_tokens or WIDEST_MICRO_BATCH, widest),
+        sequences=sequences,
+        outputs_per_pass=max(config.outputs_per_pass, sequences, 1 + config.exact),
         kv_type_k=k,
         kv_type_v=v,
         flash_attention=config.flash_attention,
         is_exact=config.exact,
+        has_streams=has_streams,
     )

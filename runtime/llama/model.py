@@ -197,7 +197,8 @@ class LlamaContext:
         # The batch has room for an output of each sequence: llama.cpp asserts it.
         params.n_ctx, params.n_batch, params.n_ubatch = shape.context_tokens, max(width, shape.sequences), width
         params.n_outputs_max, params.n_outputs_max_per_seq = shape.outputs_per_pass, 0
-        params.n_seq_max, params.kv_unified, params.swa_full = shape.sequences, shape.sequences > 1, False
+        params.n_seq_max, params.swa_full = shape.sequences, False
+        params.kv_unified = shape.sequences > 1 and not shape.has_streams
         params.n_threads = params.n_threads_batch = shape.threads
         params.type_k, params.type_v = ggml.TYPE_IDS[shape.kv_type_k], ggml.TYPE_IDS[shape.kv_type_v]
         params.flash_attn_type = ggml.FLASH_ATTENTION[shape.flash_attention]

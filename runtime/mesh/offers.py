@@ -56,7 +56,12 @@ def shared_settings(engine: SliceEngine) -> Document:
     """Return what the other devices have to open the model with: settings as they turned out here."""
     values = {name: getattr(engine.config, name) for name in SHARED_FIELDS}
     shape = engine.shape
-    return {**values, "threads": shape.threads, "context_tokens": shape.context_tokens}
+    return {
+        **values,
+        "threads": shape.threads,
+        "context_tokens": shape.context_tokens,
+        "sequences": shape.sequences,
+    }
 
 
 def read_settings(order: Fields) -> dict[str, JsonValue]:

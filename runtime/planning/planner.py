@@ -101,7 +101,7 @@ class Planner:
         shape = context_shape(self.config, known.trained_context_tokens, self.threads)
         output_bytes = 4 * known.vocabulary * shape.outputs_per_pass
         idle = idle_bytes(known.buffer_bytes - output_bytes, known.narrow_bytes)
-        cells = known.cells if known.cell_bytes >= LEAST_SPARSE_BYTES else None
+        cells = known.cells if known.cell_bytes >= LEAST_SPARSE_BYTES and not shape.has_streams else None
         lent = replace(terms, cells=cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
         return lent.with_row_slices()
 

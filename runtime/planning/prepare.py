@@ -21,6 +21,7 @@ from edge_run.runtime.inspection.kv_rules import check_kv_types
 from edge_run.runtime.inspection.launcher import NoInspector
 from edge_run.runtime.inspection.model_kind import check_kind
 from edge_run.runtime.llama.backend_choice import is_library_known, why_not_ours
+from edge_run.runtime.llama.context_shape import wants_streams
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.planning.micro_batch import choose
 from edge_run.runtime.planning.packed_choice import choose_packed
@@ -141,11 +142,13 @@ class _Opening:
         """Return how long a context the budget may have room for; a context is made no longer than that.
 
         One that decides about a model's factors is as long as asked for: cells take memory only as they are written.
+        One whose sequences have cells of their own is too, as these are not lent.
         """
         assert prepared.known is not None
         wanted = prepared.known.context_tokens
         has_factors = bool(rope_factors(self.gguf, wanted))
-        if self.is_slice or prepared.offload or has_factors or wanted <= LEAST_CONTEXT_TOKENS:
+        is_fixed = self.is_slice or prepared.offload or has_factors or wants_streams(prepared.config)
+        if is_fixed or wanted <= LEAST_CONTEXT_TOKENS:
             return wanted
         try:
             found = Planner(prepared).plan().context_tokens

@@ -15,14 +15,16 @@ _RECURRENT = re.compile(r"\.(ssm|time_mix|shortconv)")
 def speculation_config(config: ModelConfig, gguf: GgufModel) -> ModelConfig:
     """Return `config` with room for trees of guesses: their logits, and a sequence for each branch.
 
-    A model whose cache cannot branch gets no sequences for branches: its attention has a window, which every sequence
-    would need once more, or it has recurrent state, which cannot be cut.
+    Exact answers in shared passes have cells of their own, in which there are no branches; with recurrent state they do
+    not share passes. A model whose cache cannot branch gets no sequences for branches: its attention has a window,
+    which every sequence would need once more, or it has recurrent state, which cannot be cut.
     """
-    if not config.draft_model and not config.uses_lookup:
-        return config
-    if any(_RECURRENT.search(tensor.name) for tensor in gguf.tensors):
+    is_recurrent = any(_RECURRENT.search(tensor.name) for tensor in gguf.tensors)
+    if config.exact and config.sequences > 1:
+        return replace(config, sequences=1) if is_recurrent else config
+    if is_recurrent or not (config.draft_model or config.uses_lookup):
         return config
     outputs = max(config.outputs_per_pass, min(config.draft_tokens, config.micro_batch_tokens - 1) + 1)
     branches = 0 if gguf.value("attention.sliding_window") else min(MOST_BRANCHES, outputs - 1)
     outputs = max(outputs, config.sequences + branches)  # llama.cpp wants as many as there are sequences
-    return replace(config, outputs_per_pass=outputs, sequences=config.sequences + branches)
+    return replace(config, outputs_per_pass=outputs, branches=branches)

@@ -59,11 +59,27 @@ class PlannedPass:
         return sum(len(part.tokens) for part in self.parts)
 
 
+@dataclass(frozen=True, slots=True)
+class PassRules:
+    """What the passes of a context must be like.
+
+    most_tokens: of one request.
+    has_equal_parts: all parts of a pass have as many tokens, as recurrent models want it.
+    is_exact: a request is computed in the same parts whatever else is: its prompt alone, on a grid, its answer token by
+        token.
+    """
+
+    most_tokens: int
+    has_equal_parts: bool = False
+    is_exact: bool = False
+
+
 @dataclass(slots=True)
 class _Request:
     """A request that has not ended.
 
     tokens: of the prompt and the answer so far.
+    n_prompt: the tokens of the prompt.
     priority: higher ones come first.
     key: whose it is.
     arrived_s: when it came.
@@ -74,6 +90,7 @@ class _Request:
 
     number: int
     tokens: list[int]
+    n_prompt: int
     priority: int
     key: str
     arrived_s: float
@@ -114,12 +131,12 @@ class Scheduler:
 
     pool: the context's sequences.
     widths: how wide passes are.
-    has_equal_parts: whether all parts of a pass must have as many tokens, as recurrent models want it.
+    rules: what passes must be like.
     clock: the seconds since some moment.
     """
 
-    def __init__(self, pool: SequencePool, widths: PassWidths, clock: Clock, *, has_equal_parts: bool = False) -> None:
-        self._pool, self._widths, self._clock, self._has_equal_parts = pool, widths, clock, has_equal_parts
+    def __init__(self, pool: SequencePool, widths: PassWidths, clock: Clock, rules: PassRules) -> None:
+        self._pool, self._widths, self._clock, self._rules = pool, widths, clock, rules
         self._requests: dict[int, _Request] = {}
         self._numbers, self._turns = itertools.count(), itertools.count()
         self._service = _Service()
@@ -151,13 +168,13 @@ class Scheduler:
     @property
     def room_tokens(self) -> int:
         """The tokens that one request can have, its prompt and its answer together."""
-        return self._pool.n_cells
+        return self._rules.most_tokens
 
     def submit(self, tokens: Sequence[int], priority: int = 0, key: str = "") -> int:
         """Take a request on; return its number. Its tokens must be fewer than `room_tokens`."""
         number = next(self._numbers)
         self._service.enter(key, (request.key for request in self._requests.values()))
-        self._requests[number] = _Request(number, list(tokens), priority, key, self._clock())
+        self._requests[number] = _Request(number, list(tokens), len(tokens), priority, key, self._clock())
         return number
 
     def admit(self) -> Beginning | None:
@@ -225,7 +242,7 @@ class Scheduler:
 
     def is_full(self, number: int) -> bool:
         """Return whether the last token of a request has no cell any more, even if it were alone."""
-        return len(self._requests[number].tokens) > self._pool.n_cells
+        return len(self._requests[number].tokens) > self._rules.most_tokens
 
     def end(self, number: int) -> None:
         """A request has ended, for whatever reason."""
@@ -255,16 +272,20 @@ class Scheduler:
 
     def _choose(self, running: Sequence[_Request]) -> list[PassPart]:
         """Return what is computed next as far as time goes."""
-        answers = [_part(request, 1) for request in running if request.n_left == 1]
-        prompts = [request for request in running if request.n_left > 1]
-        if not self._has_equal_parts:
+        prompts = [request for request in running if self._is_prompt(request)]
+        answers = [_part(request, 1) for request in running if not self._is_prompt(request)]
+        if not self._rules.has_equal_parts:
             return answers + self._share(prompts, self._widths.with_prompts(len(answers)) - len(answers))
         self._reads_prompt_next = bool(prompts) and (self._reads_prompt_next or not answers)
         if not self._reads_prompt_next:
             self._reads_prompt_next = True
-            return answers
+            return sorted(answers, key=lambda part: part.sequence)
         self._reads_prompt_next = False
-        return [_part(prompts[0], self._widths.with_prompts(len(answers)))]
+        width = self._widths.most_tokens if self._rules.is_exact else self._widths.with_prompts(len(answers))
+        return [_part(prompts[0], width - (self._rules.is_exact and prompts[0].n_left == width + 1))]
+
+    def _is_prompt(self, request: _Request) -> bool:
+        return request.n_left > 1 and (not self._rules.is_exact or request.n_held < request.n_prompt)
 
     def _share(self, prompts: Sequence[_Request], n_tokens: int) -> list[PassPart]:
         """Divide `n_tokens` among prompts: half for the one that came first, the rest for the shortest."""

@@ -49,10 +49,16 @@ class SequencePool:
     n_cells: the cells of the context, for the tokens of all sequences together.
     """
 
-    def __init__(self, n_sequences: int, n_cells: int, *, can_rewind: bool, can_share: bool) -> None:
-        """can_rewind: sequences can be cut anywhere. can_share: sequences can share their beginnings."""
+    def __init__(
+        self, n_sequences: int, n_cells: int, *, can_rewind: bool, can_share: bool, keeps_ended: bool = True
+    ) -> None:
+        """Make the pool of an empty context.
+
+        can_rewind: sequences can be cut anywhere. can_share: sequences can share their beginnings. keeps_ended: what
+        ended requests leave behind serves others.
+        """
         self.n_cells = n_cells
-        self._can_rewind, self._can_share = can_rewind, can_share
+        self._can_rewind, self._can_share, self._keeps_ended = can_rewind, can_share, keeps_ended
         self._held = [_Held() for _ in range(n_sequences)]
         self._numbers, self._endings = itertools.count(), itertools.count(1)
         self._uses = Counter[int]()  # of each cell, by sequences
@@ -125,6 +131,8 @@ class SequencePool:
         """The request of `sequence` has ended; what the sequence holds may serve others."""
         held = self._held[sequence]
         held.user, held.ended = None, next(self._endings)
+        if not self._keeps_ended:
+            self.cut(sequence, 0)
 
     def make_room(self, n_cells: int) -> list[int]:
         """Give up what ended requests left, the oldest first, until `n_cells` are free; return what was emptied."""

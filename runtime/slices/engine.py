@@ -70,7 +70,7 @@ class SliceEngine:
         state_bytes = max(unit.entry_bytes for unit in self.layout.units)
         reserve_bytes = min(COORDINATOR_RESERVE_BYTES, least_bytes + 4 * self.width * state_bytes)
         self.holdings = replace(loaded.holdings, reserve_bytes=reserve_bytes)
-        is_narrow = self.config.sequences == 1 and not self.config.exact and used_experts(self.gguf) == 1
+        is_narrow = loaded.shape.sequences == 1 and not self.config.exact and used_experts(self.gguf) == 1
         buffer = loaded.driver.compute_buffer
         idle = idle_bytes(buffer.size_bytes, touched_bytes(buffer, self.layout.flow))
         self.lendable_bytes = idle if is_narrow else 0

@@ -23,8 +23,11 @@ from edge_run import (
 )
 from edge_run.base.protocols import Logits
 from edge_run.base.results import Piece
+from edge_run.runtime.generation.batch import Batch
 from edge_run.runtime.generation.continuation import Continuation
+from edge_run.runtime.generation.meter import Meter
 from edge_run.runtime.generation.request import Turn
+from exactness import open_at
 from in_child import in_child
 from kit_models import streamed
 from sabotage import sabotage
@@ -39,13 +42,19 @@ NOISE_OF_EXPERTS = 1.5  # where two experts are nearly equally likely, and anoth
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, ...], list[Logits]]:
     """The logits by which each token was chosen, by the prompt."""
+    monkeypatch.setattr(Continuation, "choose", Continuation.choose)  # which is put back
+    return watch_rows()
+
+
+def watch_rows() -> dict[tuple[int, ...], list[Logits]]:
+    """Keep the logits by which each token is chosen from now on, by the prompt."""
     choose, seen = Continuation.choose, dict[tuple[int, ...], list[Logits]]()
 
     def watch(self: Continuation, logits: Logits) -> Piece | None:
         seen.setdefault(tuple(self.prompt), []).append(logits.copy())
         return choose(self, logits)
 
-    monkeypatch.setattr(Continuation, "choose", watch)
+    Continuation.choose = watch  # type: ignore[method-assign]
     return seen
 
 
@@ -122,19 +131,46 @@ def test_a_pass_reads_for_all_what_it_reads_for_one(grown: Path) -> None:
     assert read < 0.2 * alone.io.bytes_per_token  # an eighth, and a little for keys and values
 
 
-def test_with_exact_answers_come_one_by_one_and_are_the_same_bits(
-    rows: dict[tuple[int, ...], list[Logits]], folder: Path
+@pytest.mark.parametrize("share", [0, 2])
+@pytest.mark.parametrize(
+    ("name", "quantisation"),
+    [("llama", "Q4_0"), ("llama", "Q4_K_M"), ("gemma3", "Q8_0"), ("qwen3moe", "Q8_0"), ("mamba", None)],
+)
+@in_child
+def test_with_exact_no_bit_depends_on_who_shares_the_passes(
+    name: str, quantisation: str | None, share: int, folder: Path
 ) -> None:
-    prompts = make_prompts(4)
-    with Model(make_model("llama", folder), **OPTIONS, exact=True) as model:
-        assert model.most_parallel == 1
-        model.generate_many(prompts, **GREEDY).results()
-        shared = dict(rows)
-        rows.clear()
-        for prompt in prompts:
-            model.generate(prompt, **GREEDY).result()
+    """Requests that come at random and are cancelled at random, against each alone; streamed, and all in memory."""
+    chance, seen = random.Random(5), watch_rows()
+    prompts = [*make_prompts(20), [7], [8, 9], make_prompts(1)[0][:1] * 65]
+    options = {**OPTIONS, "threads": 2, "exact": True, "repack": "off"}
+    engine = open_at(make_model(name, folder, quantisation=quantisation), share, options)
+    assert engine.config.sequences == (1 if name == "mamba" else 6)
+    batch = Batch(engine, Meter(engine), engine.config.sequences)
+
+    def submit(prompt: list[int]) -> int:
+        greedy = SamplingConfig(temperature=0)
+        return batch.submit(Continuation(engine.model, prompt, 9, greedy, engine.context_tokens), Turn())
+
+    waiting, left, at_once = list(prompts), set[int](), 0
+    while waiting or not batch.is_idle:
+        if waiting and chance.random() < 0.4:
+            left.add(submit(waiting.pop()))
+        if left and chance.random() < 0.1:
+            batch.cancel(chance.choice(sorted(left)))
+        left -= {event.request for event in batch.advance() if event.is_last}
+        at_once = max(at_once, batch.n_running)
+    assert at_once == (1 if name == "mamba" else 6)
+    shared = dict(seen)
+    seen.clear()
     for prompt in prompts:
-        assert np.array_equal(shared[tuple(prompt)], rows[tuple(prompt)])
+        submit(prompt)
+        while not batch.is_idle:
+            batch.advance()
+    engine.close()
+    assert sum(map(len, shared.values())) > 100
+    for key, found in shared.items():
+        assert np.array_equal(found, seen[key][: len(found)]), key
 
 
 def test_when_memory_runs_out_the_youngest_waits_and_nothing_is_lost(

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from edge_run.partition.width_costs import WidthCosts
-from edge_run.runtime.scheduling.scheduler import Scheduler
+from edge_run.runtime.scheduling.scheduler import PassRules, Scheduler
 from edge_run.runtime.scheduling.sequences import SequencePool
 from edge_run.runtime.scheduling.widths import PassWidths
 
@@ -20,9 +20,8 @@ class Served(RuleBasedStateMachine):
     def begin(self, n_sequences: int, n_cells: int, is_recurrent: bool, width: int) -> None:
         self.now, self.is_recurrent, self.n_cells = 0.0, is_recurrent, n_cells
         self.pool = SequencePool(n_sequences, n_cells, can_rewind=not is_recurrent, can_share=not is_recurrent)
-        self.scheduler = Scheduler(
-            self.pool, PassWidths(WidthCosts(), width), lambda: self.now, has_equal_parts=is_recurrent
-        )
+        rules = PassRules(n_cells, has_equal_parts=is_recurrent)
+        self.scheduler = Scheduler(self.pool, PassWidths(WidthCosts(), width), lambda: self.now, rules)
         self.held: dict[int, list[int]] = {number: [] for number in range(n_sequences)}
         self.tokens: dict[int, list[int]] = {}
 

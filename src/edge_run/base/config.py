@@ -69,6 +69,7 @@ class ModelConfig:
     threads: compute threads; None is one per core that this process may use.
     micro_batch_tokens: tokens in one pass of a prompt; 0 is as many as are expected to be fastest, 512 at most.
     sequences: answers that may share passes, and the context's cells.
+    branches: sequences besides, for the branches of guesses; as many as the guessing needs, whatever is given.
     outputs_per_pass: tokens of one pass whose logits may be asked for, at least one for each sequence; more takes more
         memory (a row of logits each).
     kv_type: type of both K and V, or of K and V when written `K/V` (`q8_0/q4_0`).
@@ -107,6 +108,7 @@ class ModelConfig:
     threads: int | None = None
     micro_batch_tokens: int = 0
     sequences: int = 1
+    branches: int = 0
     outputs_per_pass: int = 1
     kv_type: str = "f16"
     flash_attention: str = "auto"

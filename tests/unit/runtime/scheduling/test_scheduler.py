@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_run.partition.width_costs import WidthCosts
-from edge_run.runtime.scheduling.scheduler import AGING_S, PlannedPass, Scheduler
+from edge_run.runtime.scheduling.scheduler import AGING_S, PassRules, PlannedPass, Scheduler
 from edge_run.runtime.scheduling.sequences import SequencePool
 from edge_run.runtime.scheduling.widths import PassWidths
 
@@ -13,11 +13,20 @@ from edge_run.runtime.scheduling.widths import PassWidths
 class Bench:
     """A scheduler, and requests that are computed as it says; tokens of answers count on from the prompt's."""
 
-    def __init__(self, n_sequences: int = 4, n_cells: int = 1000, is_recurrent: bool = False, width: int = 64) -> None:
+    def __init__(
+        self,
+        n_sequences: int = 4,
+        n_cells: int = 1000,
+        is_recurrent: bool = False,
+        width: int = 64,
+        is_exact: bool = False,
+    ) -> None:
         self.now = 0.0
         pool = SequencePool(n_sequences, n_cells, can_rewind=not is_recurrent, can_share=not is_recurrent)
         widths = PassWidths(WidthCosts(), width)
-        self.scheduler = Scheduler(pool, widths, lambda: self.now, has_equal_parts=is_recurrent)
+        self.scheduler = Scheduler(
+            pool, widths, lambda: self.now, PassRules(n_cells, is_recurrent or is_exact, is_exact)
+        )
 
     def step(self) -> PlannedPass:
         while self.scheduler.admit():
