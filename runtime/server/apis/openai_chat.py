@@ -15,7 +15,7 @@ from edge_run.base.results import Progress
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event
 from edge_run.runtime.server.apis.openai_messages import Messages, template_messages
 from edge_run.runtime.server.chat_task import ChatTask
-from edge_run.runtime.server.generating import Delta, FinishedAnswer
+from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
 from edge_run.runtime.server.refusals import Refusal, openai_error
 from edge_run.runtime.server.sampling_fields import (
     MOST_CHOICES,
@@ -128,14 +128,18 @@ class ChatRequest(SamplingFields, kw_only=True):
 async def chat_completions(service: Service, request: Request) -> AnswerResponse:
     """Answer a conversation."""
     asked = await service.read(request, ChatRequest)
+    return AnswerResponse(service, *await chat_job(service, asked), bool(asked.stream))
+
+
+async def chat_job(service: Service, asked: ChatRequest) -> tuple[Job, ChatForm]:
+    """Return what is to be generated, and how it is written. Raises Refusal, and errors of ours."""
     asked.check()
     schema = asked.response_format.text() if asked.response_format else None
     most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
     sampling = asked.sampling(service.sampling, schema)
     job = await asked.task().job(service, sampling, most, asked.n or 1)
     has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-    form = ChatForm(service.name, job.choices, has_usage, asked.return_progress)
-    return AnswerResponse(service, job, form, bool(asked.stream))
+    return job, ChatForm(service.name, job.choices, has_usage, asked.return_progress)
 
 
 class ChatForm:

@@ -62,6 +62,11 @@ async def prompt_of(service: Service, prompt: str | Sequence[str | int]) -> list
 async def completions(service: Service, request: Request) -> AnswerResponse:
     """Continue a text."""
     asked = await service.read(request, CompletionRequest)
+    return AnswerResponse(service, *await completion_job(service, asked), bool(asked.stream))
+
+
+async def completion_job(service: Service, asked: CompletionRequest) -> tuple[Job, CompletionForm]:
+    """Return what is to be generated, and how it is written. Raises Refusal, and errors of ours."""
     asked.check()
     schema = asked.response_format.text() if asked.response_format else None
     most = USUAL_TOKENS if asked.max_tokens is None else asked.max_tokens
@@ -72,7 +77,7 @@ async def completions(service: Service, request: Request) -> AnswerResponse:
         asked.n or 1,
     )
     has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-    return AnswerResponse(service, job, CompletionForm(service.name, has_usage), bool(asked.stream))
+    return job, CompletionForm(service.name, has_usage)
 
 
 class CompletionForm:

@@ -14,7 +14,7 @@ from edge_run.base.extras import need
 from edge_run.base.files import read_text_file
 from edge_run.cli.shared.answer import opened
 from edge_run.cli.shared.generating import mesh_options
-from edge_run.cli.shared.options import MODEL, SETTINGS
+from edge_run.cli.shared.options import MODEL, SERVED_SETTINGS, SETTINGS
 from edge_run.cli.shared.settings import RunSettings, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
@@ -22,11 +22,6 @@ from edge_run.cli.shared.terminal import Terminal
 PARALLEL = 4
 HOST, PORT, MAX_QUEUE = "127.0.0.1", 8080, 64
 MOST_KEY_FILE_BYTES = 1 << 20
-_OF_ONE_ANSWER = {
-    *("model", "prompt", "file", "conversation", "system_prompt", "json", "display_prompt", "stop", "seed"),
-    *("grammar", "grammar_file", "json_schema", "json_schema_file"),
-}
-_SETTINGS = [setting for setting in SETTINGS if setting.name not in _OF_ONE_ANSWER]
 _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
 
 
@@ -84,7 +79,7 @@ _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
         click.Option(["--metrics"], is_flag=True, help="Figures for Prometheus at /metrics."),
         click.Option(["--tls-cert"], help="Certificate chain, for HTTPS.", **_FILE),
         click.Option(["--tls-key"], help="The key of the certificate.", **_FILE),
-        *_SETTINGS,
+        *SERVED_SETTINGS,
     ],
     short_help="Serve a model over HTTP.",
 )

@@ -71,11 +71,12 @@ def describe_wait(plan: Plan, progress: Progress | None) -> str:
     if progress.share:
         text += f", {progress.share:.0%}"
     if progress.remaining_s is not None:
-        text += f", about {_duration(progress.remaining_s)} to go"
+        text += f", about {describe_duration(progress.remaining_s)} to go"
     return f"{text} (Ctrl-C stops)"
 
 
-def _duration(seconds: float) -> str:
+def describe_duration(seconds: float) -> str:
+    """Return how long something takes, roughly."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 

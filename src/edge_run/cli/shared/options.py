@@ -188,6 +188,14 @@ SETTINGS: tuple[Setting, ...] = (
 )  # fmt: skip
 
 
+_OF_ONE_ANSWER = {
+    *("model", "prompt", "file", "conversation", "system_prompt", "json", "display_prompt", "stop", "seed"),
+    *("grammar", "grammar_file", "json_schema", "json_schema_file"),
+}
+SERVED_SETTINGS = [setting for setting in SETTINGS if setting.name not in _OF_ONE_ANSWER]
+"""The settings of commands that answer requests, which bring the others themselves."""
+
+
 def some_settings(*names: str) -> list[Setting]:
     """Return the settings of these names, for another command that has them too."""
     return [setting for setting in SETTINGS if setting.name in names]

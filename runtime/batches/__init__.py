@@ -1,0 +1,1 @@
+"""Files of many requests, answered without a server: resumable, in passes that the answers share."""

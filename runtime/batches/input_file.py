@@ -1,0 +1,93 @@
+"""The requests of a batch, a line of JSON each, as OpenAI's Batch API takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import msgspec
+from msgspec import Meta
+
+from edge_run.base.errors import ConfigError
+from edge_run.base.units import format_size
+from edge_run.runtime.server.bodies import MOST_BODY_BYTES, decode
+from edge_run.runtime.server.refusals import Refusal
+
+MOST_ID_LETTERS = 512
+
+
+class BatchRequest(msgspec.Struct):
+    """A line of the input.
+
+    custom_id: what its result is known by; no two lines have the same.
+    url: which endpoint the body is for.
+    body: the request, as the endpoint takes it.
+    """
+
+    custom_id: Annotated[str, Meta(min_length=1, max_length=MOST_ID_LETTERS)]
+    url: str
+    body: dict[str, Any]
+    method: str = "POST"
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedLine:
+    """A line of the input that has to be answered.
+
+    number: counted from 1.
+    custom_id: the request's; `line-7` where it has none that can be read.
+    asked: the request, or why it cannot be answered.
+    """
+
+    number: int
+    custom_id: str
+    asked: BatchRequest | Refusal
+
+
+def count_lines(path: Path) -> int:
+    """Return how many lines of `path` are not empty. Raises ConfigError."""
+    with _opened(path) as file:
+        return sum(bool(line.strip()) for line in file)
+
+
+def read_requests(path: Path) -> Iterator[NumberedLine]:
+    """Yield the lines of `path` that are not empty, in their order. Raises ConfigError where it cannot be read."""
+    seen: set[str] = set()
+    with _opened(path) as file:
+        number = 0
+        while line := file.readline(MOST_BODY_BYTES + 1):
+            number += 1
+            if len(line) > MOST_BODY_BYTES:
+                _skip_rest(file, line)
+                yield _bad(number, f"the line has more than {format_size(MOST_BODY_BYTES)}")
+            elif line.strip():
+                yield _read(number, line, seen)
+
+
+def _read(number: int, line: bytes, seen: set[str]) -> NumberedLine:
+    try:
+        asked = decode(line, BatchRequest)
+    except Refusal as refusal:
+        return NumberedLine(number, f"line-{number}", refusal)
+    if asked.custom_id in seen:
+        return _bad(number, f"custom_id {asked.custom_id!r} was on an earlier line; every line needs one of its own")
+    seen.add(asked.custom_id)
+    return NumberedLine(number, asked.custom_id, asked)
+
+
+def _bad(number: int, message: str) -> NumberedLine:
+    return NumberedLine(number, f"line-{number}", Refusal(400, message))
+
+
+def _skip_rest(file: BinaryIO, line: bytes) -> None:
+    while line and not line.endswith(b"\n"):
+        line = file.readline(MOST_BODY_BYTES)
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"batch {path}: cannot be read ({error.strerror or error})") from error

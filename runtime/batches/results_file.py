@@ -1,0 +1,89 @@
+"""The results of a batch, a line of JSON each: written so that whatever ends the process, a line is whole or not there.
+
+A run that is started again finds what is done, and does the rest. A line that was cut off is taken back first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edge_run.base.closing import Closing
+from edge_run.base.errors import ConfigError, TierReadError
+
+
+class ResultsFile(Closing):
+    """The results of one batch. One process at a time has it.
+
+    done: the ids of the requests whose results are there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open `path`, or make it. Raises ConfigError for a file of another kind, or one that another run writes."""
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise ConfigError(f"results {path}: cannot be written ({error.strerror})") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.done = self._read()
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise ConfigError(f"results {path}: another run writes them; wait for it, or give another -o") from None
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self._is_open = True
+
+    def add(self, custom_id: str, status: int, body: bytes | Mapping[str, Any]) -> None:
+        """Write the result of a request, durably: it is never computed again. Raises TierReadError."""
+        body = msgspec.Raw(body) if isinstance(body, bytes) else body
+        identity = uuid.uuid4().hex
+        response = {"status_code": status, "request_id": f"req_{identity}", "body": body}
+        document = {"id": f"batch_req_{identity}", "custom_id": custom_id, "response": response, "error": None}
+        line = msgspec.json.encode(document) + b"\n"
+        start = os.fstat(self._descriptor).st_size
+        try:
+            written = 0
+            while written < len(line):
+                written += os.write(self._descriptor, line[written:])
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            os.ftruncate(self._descriptor, start)
+            raise TierReadError(f"results {self.path}: cannot be written ({error.strerror})") from error
+        self.done.add(custom_id)
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            os.close(self._descriptor)
+
+    def _read(self) -> set[str]:
+        """Return the ids that are there, and take back a line that was cut off."""
+        done: set[str] = set()
+        end = 0
+        with os.fdopen(os.dup(self._descriptor), "rb") as file:
+            file.seek(0)
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    document = json.loads(line)
+                    done.add(document["custom_id"])
+                    assert "response" in document
+                except (ValueError, KeyError, TypeError, AssertionError):
+                    raise ConfigError(
+                        f"results {self.path}: line {number} is no result of a batch; give another file (-o)"
+                    ) from None
+                end += len(line)
+        os.ftruncate(self._descriptor, end)
+        return done

@@ -1,0 +1,105 @@
+"""`edge-run batch`: a file of requests, answered many at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edge_run.base.errors import ConfigError
+from edge_run.base.extras import need
+from edge_run.base.interrupt import on_ctrl_c
+from edge_run.base.units import format_count
+from edge_run.cli.shared.answer import opened
+from edge_run.cli.shared.figures import describe_duration
+from edge_run.cli.shared.generating import mesh_options
+from edge_run.cli.shared.options import SERVED_SETTINGS, SETTINGS
+from edge_run.cli.shared.settings import report, resolve
+from edge_run.cli.shared.settings_command import SettingsCommand
+from edge_run.cli.shared.terminal import Terminal
+
+if TYPE_CHECKING:
+    from edge_run.runtime.batches.run import BatchProgress
+
+_AT_ONCE = 16
+_PATH: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
+
+
+@click.command(
+    "batch",
+    cls=SettingsCommand,
+    params=[
+        click.Argument(["requests"], **_PATH),
+        click.Option(["-m", "--model", "model_file"], required=True, help="The model.", **_PATH),
+        click.Option(["-o", "--output"], required=True, help="Results; those that are there are kept.", **_PATH),
+        click.Option(["--in-order"], is_flag=True, help="Results in the order of the requests."),
+        click.Option(
+            ["--parallel"],
+            type=click.IntRange(1, 256),
+            default=_AT_ONCE,
+            metavar="N",
+            help=f"Answers that share a pass at most.  [default: {_AT_ONCE}]",
+        ),
+        *SERVED_SETTINGS,
+    ],
+    short_help="Answer a file of requests.",
+)
+@click.pass_context
+def batch(context: click.Context, /, requests: Path, model_file: Path, output: Path, **given: Any) -> None:
+    """Answer the requests of FILE, a line of JSON each as OpenAI's Batch API takes them, many in each pass.
+
+    Each result is written as soon as it is there. Whatever ends a run, the same command does what is left. Sampling
+    settings are for requests that say nothing; -n is the most that an answer may have.
+    """
+    need("msgspec", "serve")
+    need("starlette", "serve")
+    import anyio
+
+    from edge_run.runtime.batches.input_file import count_lines
+    from edge_run.runtime.batches.results_file import ResultsFile
+    from edge_run.runtime.batches.run import BatchProgress, BatchRun
+
+    terminal: Terminal = context.obj
+    parallel, in_order = given.pop("parallel"), given.pop("in_order")
+    settings = resolve(context, {**{s.name: None for s in SETTINGS}, **given, "model_file": model_file})
+    if requests.exists() and output.exists() and requests.samefile(output):
+        raise ConfigError(f"{output}: is the file of the requests; give another one for the results (-o)")
+    n_lines = count_lines(requests)
+    config = dataclasses.replace(settings.config, sequences=parallel)
+    report(context, terminal, config, settings.sampling)
+    with ResultsFile(output) as results:
+        progress = BatchProgress(n_lines)
+        mesh = mesh_options(settings, terminal) if settings.is_mesh else None
+        with opened(settings.model, config, terminal, settings.chat_template, mesh=mesh) as model:
+            progress.began_s = progress.clock()
+            show = functools.partial(_show, terminal, progress)
+            run = BatchRun(
+                requests, results, progress, show, settings.sampling, settings.max_tokens, is_in_order=in_order
+            )
+            show()
+            with on_ctrl_c(model.cancel):
+                anyio.run(run.run, model)
+    terminal.say(_summary(progress, output))
+
+
+def _show(terminal: Terminal, progress: BatchProgress) -> None:
+    done = progress.kept + progress.done
+    text = f"{done:,} of {format_count(progress.all_requests, 'request')}"
+    if progress.remaining_s is not None:
+        rate, left = progress.tokens_per_s, describe_duration(progress.remaining_s)
+        text += f", {rate:.1f} tokens/s, about {left} to go"
+    terminal.show(f"{text} (Ctrl-C stops; the same command goes on)")
+
+
+def _summary(progress: BatchProgress, output: Path) -> str:
+    text = f"{format_count(progress.done, 'request')} answered"
+    if progress.kept:
+        text += f", {progress.kept:,} were there"
+    if progress.failed:
+        text += f", {progress.failed:,} of them with an error"
+    if progress.tokens:
+        text += f"; {progress.tokens:,} tokens at {progress.tokens_per_s:.1f} a second"
+    return f"{text}; results in {output}"

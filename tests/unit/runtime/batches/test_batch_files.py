@@ -1,0 +1,121 @@
+"""The files of a batch: lines that are read one by one, results that are whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("msgspec")
+
+from edge_run.base.errors import ConfigError, TierReadError
+from edge_run.runtime.batches import input_file
+from edge_run.runtime.batches.input_file import BatchRequest, count_lines, read_requests
+from edge_run.runtime.batches.results_file import ResultsFile
+from edge_run.runtime.server.refusals import Refusal
+
+LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
+
+
+def write(path: Path, *lines: object) -> Path:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("\n".join(texts), encoding="utf-8")
+    return path
+
+
+def test_lines_are_read_in_order_and_empty_ones_are_none(tmp_path: Path) -> None:
+    path = write(tmp_path / "in", LINE, "", {**LINE, "custom_id": "b"}, "  ")
+    found = list(read_requests(path))
+    assert [(line.number, line.custom_id) for line in found] == [(1, "a"), (3, "b")]
+    assert all(isinstance(line.asked, BatchRequest) for line in found)
+    assert count_lines(path) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "Expected `object`"),
+        ({"url": "/v1/completions", "body": {}}, "custom_id: is missing"),
+        ({**LINE, "custom_id": ""}, "custom_id"),
+        ({**LINE, "custom_id": "x" * 513}, "custom_id"),
+        ({**LINE, "body": "x"}, "body"),
+        (LINE, "was on an earlier line"),
+        ('{"a": ' * 100, "JSON"),
+    ],
+)
+def test_a_line_that_cannot_be_is_told_and_others_go_on(tmp_path: Path, line: object, message: str) -> None:
+    first, bad, last = read_requests(write(tmp_path / "in", LINE, line, {**LINE, "custom_id": "z"}))
+    assert bad.custom_id == "line-2"
+    assert isinstance(bad.asked, Refusal)
+    assert message in bad.asked.message
+    assert (first.custom_id, last.custom_id) == ("a", "z")
+
+
+def test_a_line_without_end_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_file, "MOST_BODY_BYTES", 1000)
+    bad, good = read_requests(write(tmp_path / "in", "x" * 5000, LINE))
+    assert isinstance(bad.asked, Refusal)
+    assert "more than 1000 B" in bad.asked.message
+    assert good.custom_id == "a"
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        list(read_requests(tmp_path / "none"))
+
+
+def test_results_are_found_again_and_a_line_that_was_cut_is_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with ResultsFile(path) as results:
+        results.add("a", 200, b'{"id":"x"}')
+        results.add("b", 400, {"error": {"message": "no"}})
+    whole = path.read_bytes()
+    assert [json.loads(line)["response"]["status_code"] for line in whole.splitlines()] == [200, 400]
+    for cut in (1, 20, len(whole.splitlines()[1])):
+        path.write_bytes(whole[:-cut])
+        with ResultsFile(path) as results:
+            assert results.done == {"a"}
+            results.add("c", 200, b"{}")
+        assert [json.loads(line)["custom_id"] for line in path.read_bytes().splitlines()] == ["a", "c"]
+
+
+@pytest.mark.parametrize("content", [b"a note\n", b"[1]\n", b'{"custom_id": 1}\n', b"\x00\n"])
+def test_a_file_of_another_kind_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(content + b"half")
+    with pytest.raises(ConfigError, match="line 1 is no result of a batch"):
+        ResultsFile(path)
+    assert path.read_bytes() == content + b"half"
+
+
+def test_two_runs_never_write_one_file(tmp_path: Path) -> None:
+    with ResultsFile(tmp_path / "out"), pytest.raises(ConfigError, match="another run writes them"):
+        ResultsFile(tmp_path / "out")
+    ResultsFile(tmp_path / "out").close()
+
+
+def test_a_folder_and_a_place_that_is_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none" / "out"):
+        with pytest.raises(ConfigError, match="cannot be written"):
+            ResultsFile(path)
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ResultsFile(tmp_path / "out") as results:
+        results.add("a", 200, b"{}")
+        before = (tmp_path / "out").read_bytes()
+        write_all = os.write
+
+        def half(descriptor: int, data: bytes) -> int:
+            if len(data) < 20:
+                raise OSError(28, "No space left on device")
+            return write_all(descriptor, data[:-10])
+
+        monkeypatch.setattr(os, "write", half)
+        with pytest.raises(TierReadError, match="No space left"):
+            results.add("b", 200, b"{}")
+        assert (tmp_path / "out").read_bytes() == before
+        assert results.done == {"a"}
