@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from edge_run.base.closing import Closing
 from edge_run.base.config import SamplingConfig
 from edge_run.base.protocols import Logits
-from edge_run.base.results import Piece
+from edge_run.base.results import Piece, TokenLogprobs
 from edge_run.runtime.generation.grammar_room import GrammarRoom
 from edge_run.runtime.generation.sampling import CandidateTable, Sampler
 from edge_run.runtime.generation.text import TextStream
@@ -21,6 +21,7 @@ class Continuation(Closing):
 
     prompt: the tokens that it continues.
     tokens: the tokens of the answer so far.
+    logprobs: how likely each was, where that was asked for.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Continuation(Closing):
         self._sampler = Sampler(model.vocab, sampling, model.vocabulary, context_tokens, room, table)
         self._text = TextStream(sampling.stop)
         self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
         self._written: list[str] = []
 
     @property
@@ -72,8 +74,11 @@ class Continuation(Closing):
         if L.llama_vocab_is_eog(self._vocab, token):
             return None
         self.tokens.append(token)
+        logprobs = self._sampler.logprobs(logits, token)
+        if logprobs:
+            self.logprobs.append(logprobs)
         self._written.append(self._text.push(ggml.token_bytes(self._vocab, token, False)))
-        return Piece(self._written[-1], (token,))
+        return Piece(self._written[-1], (token,), None, logprobs)
 
     def why_stop(self) -> str:
         """Return why the answer ends after its last token: `stop`, `length`, or nothing."""

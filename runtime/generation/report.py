@@ -70,4 +70,5 @@ def report(
         experts=engine.expert_use,
         speculation=speculation,
         mesh=engine.mesh_use,
+        logprobs=tuple(answer.logprobs),
     )

@@ -1,6 +1,6 @@
 """Choosing the next token: llama.cpp's own samplers, in llama.cpp's default order.
 
-    model's suppressed tokens -> penalties -> top-k -> top-p -> min-p -> temperature -> draw
+    model's suppressed tokens -> biases -> penalties -> top-k -> top-p -> min-p -> temperature -> draw
 
 DRY, top-n-sigma, typical and XTC are off in llama.cpp's defaults and have no setting here. Equal logits, settings and
 seed give the token that llama.cpp's tools choose, with one exception: at temperature 0 the other filters cannot
@@ -8,7 +8,7 @@ change the best token and are left out, so that of equally good tokens it is alw
 
 A grammar is applied as llama.cpp does it (common/sampling.cpp, `common_sampler_sample`): choose freely first, which is
 nearly always right and costs nothing; only where the grammar refuses that token, ask it about the whole vocabulary and
-choose again. Not covered: lazy grammars, logit bias, reasoning budgets.
+choose again. Not covered: lazy grammars, reasoning budgets.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from edge_run.base.closing import Closing
 from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import ConfigError, KernelError, NotSupported
 from edge_run.base.protocols import Logits
+from edge_run.base.results import TokenLogprobs
 from edge_run.runtime.generation.grammar import CANDIDATE, LocalGrammar, grammar_text
 from edge_run.runtime.llama import _ggml as ggml
 
@@ -48,11 +49,15 @@ class CandidateTable:
         self._table = np.zeros(n_vocab, CANDIDATE)
         self._suppressed = np.array(ggml.suppressed_tokens(vocab), dtype=np.int64)
 
-    def fill(self, logits: Logits) -> NDArray[Any]:
-        """Return the table with `logits`, `(n_vocab,)`, of the tokens that the model does not suppress."""
+    def fill(self, logits: Logits, biased: NDArray[np.int64], bias: NDArray[np.float32]) -> NDArray[Any]:
+        """Return the table with `logits`, `(n_vocab,)`, of the tokens that the model does not suppress.
+
+        biased: tokens to whose logits `bias` is added.
+        """
         table = self._table
         table["id"], table["logit"] = self._ids, logits  # both: the samplers reorder the table
         table["logit"][self._suppressed] = -np.inf
+        table["logit"][biased] += bias
         return table
 
 
@@ -80,6 +85,11 @@ class Sampler(Closing):
         self.seed = secrets.randbelow(_ANY_SEED) if config.seed is None else config.seed
         self._last_n_tokens = _last_n_tokens(config, context_tokens)
         self._table = table or CandidateTable(vocab, n_vocab)
+        self._n_top = config.top_logprobs
+        self._biased = np.array([*config.logit_bias], np.int64)
+        self._bias = np.array([*config.logit_bias.values()], np.float32)
+        if outside := [token for token in config.logit_bias if not 0 <= token < n_vocab]:
+            raise ConfigError(f"logit bias: token {outside[0]} is outside the vocabulary of {n_vocab}")
         self._grammar = _open_grammar(vocab, config, n_vocab, room)
         self._chain = _open_chain(config, n_vocab, self._last_n_tokens, self.seed)
         self._is_closed = False
@@ -103,6 +113,16 @@ class Sampler(Closing):
         if self._grammar is None or self._grammar.fits(token):
             return token
         return self._choose(logits, is_grammar_first=True)
+
+    def logprobs(self, logits: Logits, token: int) -> TokenLogprobs | None:
+        """Return how likely `token` was by `logits`, and the likeliest ones; None where that was not asked for."""
+        if self._n_top is None:
+            return None
+        shifted = logits.astype(np.float64) - float(logits.max())
+        shifted -= np.log(np.exp(shifted).sum())
+        best = np.argpartition(-shifted, min(self._n_top, len(shifted) - 1))[: self._n_top]
+        ranked = sorted(((int(one), float(shifted[one])) for one in best), key=lambda pair: (-pair[1], pair[0]))
+        return ((token, float(shifted[token])), *ranked)
 
     def accept(self, token: int) -> None:
         """Note that `token` is the next token of the answer, whether chosen here or elsewhere.
@@ -139,7 +159,7 @@ class Sampler(Closing):
             raise RuntimeError("this sampler is closed")
 
     def _choose(self, logits: Logits, is_grammar_first: bool) -> int:
-        table = self._table.fill(logits)
+        table = self._table.fill(logits, self._biased, self._bias)
         candidates = ggml.candidates(table)
         if is_grammar_first and self._grammar is not None:
             table["logit"][self._grammar.refused()] = -np.inf
@@ -151,7 +171,7 @@ class Sampler(Closing):
 
 def _last_n_tokens(config: SamplingConfig, context_tokens: int | None) -> int:
     """Return how many tokens back the penalties look; 0 where they are off."""
-    if config.repeat_penalty == 1.0:
+    if config.repeat_penalty == 1.0 and not (config.frequency_penalty or config.presence_penalty):
         return 0
     if not math.isfinite(config.repeat_penalty):
         raise ConfigError(f"repeat penalty {config.repeat_penalty}: must be finite")
@@ -165,7 +185,8 @@ def _last_n_tokens(config: SamplingConfig, context_tokens: int | None) -> int:
 def _open_chain(config: SamplingConfig, n_vocab: int, last_n_tokens: int, seed: int) -> Any:
     """Return llama.cpp's sampler chain, which owns the samplers in it."""
     low = ggml.L
-    steps = [low.llama_sampler_init_penalties(n_vocab, last_n_tokens, config.repeat_penalty, 0.0, 0.0)]
+    penalties = config.repeat_penalty, config.frequency_penalty, config.presence_penalty
+    steps = [low.llama_sampler_init_penalties(n_vocab, last_n_tokens, *penalties)]
     if config.temperature == 0:
         steps.append(low.llama_sampler_init_greedy())
     else:

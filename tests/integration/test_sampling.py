@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ import pytest
 from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import ConfigError, KernelError, NotSupported
 from edge_run.base.protocols import Logits
+from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.sampling import Sampler
 from edge_run.runtime.llama import _ggml as ggml
+from kit_models import KIT
 
 MODEL = Path(__file__).parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 PROMPT = "It was a dark and stormy night, and"
@@ -200,6 +203,60 @@ def test_the_whole_context_as_window_needs_its_length(engine: Engine) -> None:
         assert sampler.choose(engine.row(2.0, 1.9)) == 1
     with pytest.raises(ConfigError, match="give a number"):
         Sampler(engine.vocab, config, engine.n_vocab)
+
+
+def test_frequency_and_presence_penalties_count_what_was_there(engine: Engine) -> None:
+    row = engine.row(2.0, 1.5, 1.1)
+    for settings, before, wanted in [
+        ({}, [0, 0, 0], 0),
+        ({"presence_penalty": 0.4}, [0, 0, 0], 0),
+        ({"presence_penalty": 0.6}, [0, 0, 0], 1),
+        ({"frequency_penalty": 0.2}, [0, 0], 0),
+        ({"frequency_penalty": 0.2}, [0, 0, 0], 1),
+        ({"frequency_penalty": 0.35, "presence_penalty": 0.1}, [0, 0, 0, 1], 2),
+        ({"presence_penalty": -5.0, "repeat_last_n": 1}, [0, 1], 1),
+    ]:
+        with engine.sampler(**{**GREEDY, "repeat_last_n": 10, **settings}) as sampler:
+            sampler.prime(before)
+            assert sampler.choose(row) == wanted, settings
+
+
+def test_biases_move_bans_and_force_tokens(engine: Engine) -> None:
+    row = engine.row(2.0, 1.5, 1.1)
+    for bias, wanted in [({1: 0.4}, 0), ({1: 0.6}, 1), ({0: -math.inf}, 1), ({2: 100.0, 0: -1.0}, 2)]:
+        with engine.sampler(**GREEDY, logit_bias=bias) as sampler:
+            assert sampler.choose(row) == wanted
+    with pytest.raises(ConfigError, match="outside the vocabulary"):
+        engine.sampler(logit_bias={engine.n_vocab: 1.0})
+    for bias in ({1: math.nan}, {1: math.inf}, {"1": 1.0}, {1: None}):
+        with pytest.raises(ConfigError, match="logit bias"):
+            SamplingConfig(logit_bias=bias)  # type: ignore[arg-type]
+
+
+def test_logprobs_are_of_the_model_whatever_was_chosen(engine: Engine) -> None:
+    values = np.array([2.0, 1.0, 3.0, -1.0])
+    row = engine.row(*values)
+    wanted = values - np.log(np.exp(row.astype(np.float64)).sum())
+    with engine.sampler(temperature=0.3, logit_bias={2: -50.0}, top_logprobs=3) as sampler:
+        assert sampler.choose(row) != 2
+        found = sampler.logprobs(row, 1)
+    assert found is not None
+    assert [token for token, _ in found] == [1, 2, 0, 1]
+    assert [value for _, value in found] == pytest.approx([wanted[1], wanted[2], wanted[0], wanted[1]])
+    with engine.sampler(top_logprobs=0) as sampler:
+        assert sampler.logprobs(row, 0) == ((0, pytest.approx(wanted[0])),)
+    with engine.sampler() as sampler:
+        assert sampler.logprobs(row, 0) is None
+
+
+def test_an_answer_tells_how_likely_its_tokens_were() -> None:
+    with Model(KIT, context_tokens=256, threads=1) as model:
+        pieces = list(model.generate("Once upon a time", max_tokens=5, temperature=0, top_logprobs=2))
+    generation = pieces[-1].generation
+    assert generation is not None
+    assert [piece.logprobs for piece in pieces[:-1]] == [*generation.logprobs]
+    assert [one[0][0] for one in generation.logprobs] == [*generation.token_ids]
+    assert all(one[0] == one[1] and len(one) == 3 for one in generation.logprobs)
 
 
 # Grammars

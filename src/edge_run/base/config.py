@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ _CHOICES = {
     "speculate": SPECULATE,
 }
 MOST_DRAFT_TOKENS = 127
+MOST_PENALTY, MOST_TOP_LOGPROBS = 100, 100
 LEAST_CHUNK_BYTES, CHUNK_BYTES = 4096, 2 * MIB  # those of pages, and of huge pages
 
 
@@ -233,6 +234,11 @@ class SamplingConfig:
 
     seed None draws one; the drawn seed is reported. grammar is GBNF text, json_schema JSON text; one of both at most.
     stop: the answer ends before the first of these strings.
+    frequency_penalty, presence_penalty: taken from a token's logit for each time that it was there within
+        repeat_last_n, and once if it was.
+    logit_bias: added to the logits of tokens, by their ids; -inf bans one.
+    top_logprobs: how many of the likeliest tokens are told of with each token, with their log-probabilities before
+        anything was done to the logits; None tells nothing.
     """
 
     temperature: float = 0.8
@@ -245,6 +251,10 @@ class SamplingConfig:
     grammar: str | None = None
     json_schema: str | None = None
     stop: Sequence[str] = ()
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    top_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _require(self.temperature >= 0, f"temperature {self.temperature}: must be 0 (greedy) or more")
@@ -257,5 +267,13 @@ class SamplingConfig:
         _require(self.repeat_last_n >= -1, f"repeat last n {self.repeat_last_n}: must be -1 (context) or more tokens")
         _require(self.seed is None or 0 <= self.seed < 2**32 - 1, f"seed {self.seed}: must be 0 to 4294967294")
         _require(not (self.grammar and self.json_schema), "grammar and JSON schema: give one of the two")
+        for name in ("frequency_penalty", "presence_penalty"):
+            value = getattr(self, name)
+            _require(abs(value) <= MOST_PENALTY, f"{name.replace('_', ' ')} {value}: must be -100 to 100")
+        for token, bias in self.logit_bias.items():
+            is_number = isinstance(bias, int | float) and not math.isnan(bias) and bias != math.inf
+            _require(type(token) is int and is_number, f"logit bias of {token!r}: {bias!r}: must be a number")
+        top = self.top_logprobs
+        _require(top is None or 0 <= top <= MOST_TOP_LOGPROBS, f"top logprobs {top}: must be 0 to {MOST_TOP_LOGPROBS}")
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         _require(all(self.stop), "stop string: must not be empty")

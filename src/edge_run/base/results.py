@@ -8,6 +8,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
+from typing import TypeAlias
+
+# The log-probability of the token that was chosen, then those of the likeliest ones, the best first; each with its id.
+TokenLogprobs: TypeAlias = "tuple[tuple[int, float], ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +358,7 @@ class Generation:
     experts: ExpertUse | None = None
     speculation: Speculation = field(default_factory=Speculation)
     mesh: MeshUse | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,11 +377,15 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One step of a stream. text may be empty while a character is incomplete; the last piece has `generation`."""
+    """One step of a stream. text may be empty while a character is incomplete; the last piece has `generation`.
+
+    logprobs: how likely its token was, and others, before anything was done to the logits; where that was asked for.
+    """
 
     text: str
     token_ids: tuple[int, ...] = field(default=())
     generation: Generation | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 def to_json(result: object) -> str:
