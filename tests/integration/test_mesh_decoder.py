@@ -5,18 +5,23 @@ In one process, over a mesh made of queues; with real processes and a real broke
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from edge_run.base.config import ModelConfig
+from edge_run.base.config import ModelConfig, SamplingConfig
 from edge_run.base.errors import Cancelled, DeviceLost
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Document, Unled
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.generation.batch import Batch
+from edge_run.runtime.generation.continuation import Continuation
+from edge_run.runtime.generation.meter import Meter
+from edge_run.runtime.generation.request import Turn
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.mesh import coordinator, device_group, offers
 from edge_run.runtime.mesh import orders as run_orders
@@ -44,6 +49,41 @@ def test_tokens_are_those_of_one_device_also_when_one_dies(name: str, folder: Pa
         assert any("lost" in line for line in run.said)
         run.engine.front.rewind(0, 0)
         assert greedy(run.engine, at=lambda i: run.hub.kill("c") if i == 9 else None) == wanted, "alone, in the end"
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@in_child
+def test_many_answers_share_passes_on_a_mesh_also_when_devices_die(exact: bool, folder: Path) -> None:
+    """With `exact`, to the bit: what is chosen cannot depend on who shares a pass, nor on who computes it."""
+    path = make_model("llama", folder)
+    prompts = [PROMPT[: 5 + 9 * i] for i in range(6)]
+    options = {**OPTIONS, "context_tokens": 2048, "sequences": 4, "exact": exact}
+    engine = Engine.open(path, ModelConfig(memory="4GiB", **options))
+    wanted = answers(engine, prompts)
+    engine.close()
+    with running(path, options=options) as run:
+        assert answers(run.engine, prompts) == wanted
+        found = answers(run.engine, prompts, at=lambda i: run.hub.kill("b") if i == 6 else None)
+        use = run.engine.mesh_use
+        assert use is not None
+        assert use.recoveries == 1
+        assert found == wanted
+
+
+def answers(engine: Engine, prompts: list[list[int]], at: Callable[[int], None] = lambda i: None) -> list[list[int]]:
+    """Return the tokens of greedy answers in shared passes; at: called before each pass."""
+    batch = Batch(engine, Meter(engine), 4)
+    found: dict[int, list[int]] = {}
+    for prompt in prompts:
+        answer = Continuation(engine.model, prompt, 12, SamplingConfig(temperature=0), engine.context_tokens)
+        found[batch.submit(answer, Turn())] = answer.tokens
+    for i in itertools.count():
+        if batch.is_idle:
+            break
+        at(i)
+        assert all(event.error is None for event in batch.advance())
+    batch.close()
+    return [*found.values()]
 
 
 @in_child
