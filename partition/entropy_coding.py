@@ -28,11 +28,11 @@ _EXTRA = "split"
 class FrequencyTable:
     """The prior of one channel.
 
-    low: its smallest symbol.
+    below: how far its smallest symbol lies below 0.
     frequencies: the frequencies of that symbol and the following ones, all above 0.
     """
 
-    low: int
+    below: int
     frequencies: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -40,6 +40,11 @@ class FrequencyTable:
             raise ValueError("a table of no, of impossible or of too large frequencies")
         if not -FARTHEST_SYMBOL <= self.low <= self.high <= FARTHEST_SYMBOL:
             raise ValueError(f"a table of symbols from {self.low} to {self.high}, which cannot be")
+
+    @property
+    def low(self) -> int:
+        """The smallest symbol."""
+        return -self.below
 
     @property
     def high(self) -> int:
@@ -67,7 +72,7 @@ def fit_table(symbols: NDArray[np.int32]) -> FrequencyTable:
     low, high = min(int(symbols.min()) - 1, 0), max(int(symbols.max()) + 1, 0)
     counts = np.bincount((symbols - low).ravel(), minlength=high - low + 1) + 0.5
     shares = counts / counts.sum() * (FREQUENCY_TOTAL - len(counts))
-    return FrequencyTable(low, tuple(int(one) + 1 for one in shares))
+    return FrequencyTable(-low, tuple(int(one) + 1 for one in shares))
 
 
 def best_coder() -> int:

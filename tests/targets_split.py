@@ -111,9 +111,7 @@ def bundles(folder: Path, stack: ExitStack) -> Target:
     from edge_run.runtime.split import bundle as split_bundle
 
     codec = _codec()
-    rates = tuple(
-        split_bundle.StoredRate(100, *split_bundle.stored_rate(rate), 10, 1000, 120, 10, 5, 5) for rate in codec.rates
-    )
+    rates = tuple(split_bundle.StoredRate(100, rate, 10, 1000, 120, 10, 5, 5) for rate in codec.rates)
     threshold = split_bundle.StoredFilter(0.5, 1, 2, 3, 4)
     files = ("a" * 64, "b" * 64, "c" * 64)
     shapes = ((3, 16, 16), (6, 4, 5))

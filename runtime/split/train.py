@@ -30,7 +30,6 @@ from edge_run.runtime.split.bundle import (
     StoredRate,
     codec_identity,
     digest,
-    stored_rate,
     write_code,
 )
 from edge_run.runtime.split.filter import add_filter, fit_filter
@@ -235,18 +234,8 @@ class _Workshop:
                 labels = self._images.labels[chosen]
                 agreeing += int((mine == wanted).sum())
                 right, model_right = right + int((mine == labels).sum()), model_right + int((wanted == labels).sum())
-        gains, tables = stored_rate(codec.rates[rate])
-        return StoredRate(
-            self._config.rates_bytes[rate],
-            gains,
-            tables,
-            len(sizes),
-            sum(sizes),
-            max(sizes),
-            agreeing,
-            right,
-            model_right,
-        )
+        measured = (len(sizes), sum(sizes), max(sizes), agreeing, right, model_right)
+        return StoredRate(self._config.rates_bytes[rate], codec.rates[rate], *measured)
 
     def _write(self, files: dict[str, bytes], code: StoredCode) -> None:
         """Write all files into a folder beside the target, then give it the target's name."""

@@ -11,6 +11,7 @@ import click
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.folders import mesh_folder
+from edge_run.base.places import parse_place, place_text
 from edge_run.cli.mesh.invitation import show_invitation
 from edge_run.cli.mesh.options import (
     AUTHORITY,
@@ -55,7 +56,7 @@ def init(terminal: Terminal, /, broker: str | None, serve: str | None, **given: 
     The line lets devices in while `edge-run mesh join` runs here: treat it as a password. Without --broker this device
     runs one, as long as `mesh join` runs on it. Needs the `mesh` extra.
     """
-    from edge_run.devices.members.cluster import PORT, new_cluster, parse_place, place_text, write_cluster
+    from edge_run.devices.members.cluster import PORT, new_cluster, write_cluster
     from edge_run.devices.members.identity import device_key
     from edge_run.devices.members.keeping import found
     from edge_run.devices.mesh.opening import EVERYWHERE, check_listen
