@@ -26,18 +26,13 @@ from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.planning.expert_plan import least_by_expert, plan_moe
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.planning.forecast import PassTimes, forecast, pass_work, shared_work
-from edge_run.runtime.planning.memory_plan import (
-    RowRange,
-    plan_plain,
-    plan_resident,
-    plan_streamed,
-    row_ranges,
-)
+from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident, plan_streamed, row_ranges
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.terms import Terms, work_bytes
 from edge_run.tiers.address_space import AddressSpace, MappedSpan, clipped
 from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES
 from edge_run.tiers.kv.loans import idle_bytes
+from edge_run.tiers.rows import RowRange
 
 CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches, also those that take none yet, in no time
 OPENING_S_PER_NODE = 35e-6
