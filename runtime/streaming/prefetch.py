@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edge_run.prefetch.experts import MoeShape, Unit
-from edge_run.prefetch.predictors import CorrectedRouter, Predictor, Router, Vector
+from edge_run.prefetch.predictors import CorrectedRouter, Router, Vector
 from edge_run.runtime.decoding.driver import Steps
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.streaming.taps import RoutedLayer, routed_layers
@@ -108,7 +108,7 @@ class ExpertPrefetch:
         """Name experts of `gguf`."""
         self.setting = OFF
         self._gguf, self._moe, self._is_resident = gguf, moe, is_resident
-        self._predictor: Predictor = CorrectedRouter(moe, self._router)
+        self._predictor = CorrectedRouter(moe, self._router)
         self._layers: Sequence[RoutedLayer | None] = [None] * len(moe.layers)
         self._routers: dict[int, Router | None] = {}
         self._last = -1  # the layers up to here have run, so that their routers are in memory
