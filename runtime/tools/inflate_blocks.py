@@ -18,8 +18,8 @@ from numpy.random import Generator, default_rng
 from edge_run.runtime.llama import _ggml
 from edge_run.runtime.tools.inflate_source import Role
 from edge_run.runtime.tools.target import read_at
-from edge_run.tiers.gguf import TensorInfo
 from edge_run.tiers.gguf_format import TENSOR_TYPES
+from edge_run.tiers.gguf_header import TensorInfo
 
 PIECE_BYTES = 4 << 20
 ZEROS = memoryview(bytes(1 << 20))

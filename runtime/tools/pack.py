@@ -15,8 +15,9 @@ from edge_run.base.units import format_size
 from edge_run.devices.host.machine import usable_cpus
 from edge_run.runtime.planning.experts import CHUNKS_PER_PIECE
 from edge_run.runtime.tools.target import check_room, check_target, read_at, written
-from edge_run.tiers.gguf import GgufModel, TensorInfo, read_gguf
+from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES
+from edge_run.tiers.gguf_header import TensorInfo
 from edge_run.tiers.packed import set_apart
 from edge_run.tiers.packed_file import ENTRY, HEAD, model_key, packed_path, write_head, write_index
 from edge_run.tiers.packed_index import LARGEST_BLOCK_BYTES, SMALLEST_BLOCK_BYTES, Facts
