@@ -268,10 +268,8 @@ class ExpertStreaming:
         piece, both = max(map(self._experts.piece_size, layer)), 2 * self._experts.largest_tensor
         is_crowded = len(self._chosen) >= CROWDED_SHARE * layer[0].n_experts
         self._is_ahead = is_crowded and both + self._n_used * max(self._experts.sizes) <= self._n_frames
-        if not self._is_ahead:
-            return piece * sum((self._layer, expert) not in self._cache for expert in self._chosen)
         passing = piece * sum((self._layer, expert) not in self._cache for expert in self._chosen)
-        return min(both, passing + max(passing, len(self._ahead)))
+        return min(both, passing + max(passing, len(self._ahead))) if self._is_ahead else passing
 
     def _use(self, tensor: ExpertTensor) -> None:
         """Wait for the chosen pieces of `tensor`, and release those of the tensor before."""
