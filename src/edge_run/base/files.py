@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import BinaryIO
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.units import format_size
+
+logger = logging.getLogger(__name__)
 
 
 def read_text_file(path: str | Path, what: str, most_bytes: int) -> str:
@@ -56,3 +59,16 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
+
+
+def keep_file(path: Path, content: bytes, what: str) -> None:
+    """Write a whole file of a cache, for its owner alone; one that cannot be written is no error, and is not there.
+
+    what: is kept in it, for the log.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path, 0o600) as draft:
+            draft.write_bytes(content)
+    except OSError as error:
+        logger.info("%s cannot be kept in %s: %s", what, path.parent, error)
