@@ -62,9 +62,9 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
 
 
 def keep_file(path: Path, content: bytes, what: str) -> None:
-    """Write a whole file of a cache, for its owner alone; one that cannot be written is no error, and is not there.
+    """Write a whole file of a cache, for its owner alone; that it cannot be written is no error, and is logged.
 
-    what: is kept in it, for the log.
+    what: what it keeps.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
