@@ -13,9 +13,9 @@ import psutil
 
 from edge_run.base.errors import ConfigError, MeshError
 from edge_run.base.mesh import Document
-from edge_run.base.places import parse_place, place_text
 from edge_run.devices.broker.access import MEMBER
 from edge_run.devices.link.data_link import LOOPBACK
+from edge_run.devices.link.hosts import parse_place, place_text
 from edge_run.devices.link.places import LEAST_PORT
 from edge_run.devices.members.cluster import (
     BROKER_PASSWORD,

@@ -7,11 +7,11 @@ import logging
 from collections.abc import Iterator
 
 from edge_run.base.errors import NotTrusted
-from edge_run.base.places import parse_place
 from edge_run.devices.broker.access import CONNECTIONS, HOME, MEMBER, BrokerAccess, guest_user, home_user, member_user
 from edge_run.devices.broker.discovery import Advertisement
 from edge_run.devices.broker.embedded import EmbeddedBroker
 from edge_run.devices.link.data_link import LOOPBACK
+from edge_run.devices.link.hosts import parse_place
 from edge_run.devices.members.cluster import BROKER_PASSWORD, HOME_PASSWORD, PORT, Cluster
 from edge_run.devices.members.keys import DeviceKey
 from edge_run.devices.mesh.opening import broker_password, own_addresses

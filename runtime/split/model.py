@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from edge_run.base.closing import Closing
 from edge_run.base.errors import ConfigError, ProtocolError
-from edge_run.base.places import parse_place
 from edge_run.base.split import FrameReport, SplitStats
+from edge_run.devices.link.hosts import parse_place
 from edge_run.partition.split_choice import CODE, IMAGE, LOCAL, Chooser, Mode
 from edge_run.runtime.processes.forks import OwnerProcess
 from edge_run.runtime.split import protocol

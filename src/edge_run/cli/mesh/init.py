@@ -11,7 +11,6 @@ import click
 
 from edge_run.base.errors import ConfigError
 from edge_run.base.folders import mesh_folder
-from edge_run.base.places import parse_place, place_text
 from edge_run.cli.mesh.invitation import show_invitation
 from edge_run.cli.mesh.options import (
     AUTHORITY,
@@ -24,6 +23,7 @@ from edge_run.cli.mesh.options import (
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
+from edge_run.devices.link.hosts import parse_place, place_text
 
 
 @click.command(

@@ -1,4 +1,4 @@
-"""Places on a network as people write them: a host, and a port where it is not the usual one."""
+"""Where something listens, as people write it: a host, and a port where it is not the usual one."""
 
 from __future__ import annotations
 

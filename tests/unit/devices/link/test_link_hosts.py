@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.places import parse_place, place_text
+from edge_run.devices.link.hosts import parse_place, place_text
 
 
 @pytest.mark.parametrize(
