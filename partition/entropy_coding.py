@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ProtocolError
-from edge_run.base.extras import need
+from edge_run.base.extras import SPLIT, need
 
 RANGE, ZSTD = 0, 1  # which coder made a payload
 FREQUENCY_TOTAL = 1 << 16  # small enough that every share of it is exact in single precision
 FARTHEST_SYMBOL = (1 << 15) - 1  # from 0: symbols are kept in 16 bits
 MOST_TRIMMED_BYTES = 5
 _WORD, _WORD_BYTES = ">u4", 4  # big endian, so that the least significant bytes are last
-_EXTRA = "split"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +93,9 @@ class EntropyCoder:
         """Return `symbols` (rows, columns) as bytes; each symbol must be in its row's table."""
         if coder == ZSTD:
             return bytes(
-                need("zstandard", _EXTRA).ZstdCompressor(level=19).compress(symbols.astype(self._dtype).tobytes())
+                need("zstandard", SPLIT).ZstdCompressor(level=19).compress(symbols.astype(self._dtype).tobytes())
             )
-        encoder = need("constriction", _EXTRA).stream.queue.RangeEncoder()
+        encoder = need("constriction", SPLIT).stream.queue.RangeEncoder()
         for row, table, model in zip(symbols, self._tables, self._range_models(), strict=True):
             encoder.encode(row - np.int32(table.low), model)
         return self._trimmed(encoder.get_compressed().astype(_WORD).tobytes(), symbols)
@@ -114,14 +113,14 @@ class EntropyCoder:
 
     def _range_models(self) -> list[Any]:
         if self._models is None:
-            categorical = need("constriction", _EXTRA).stream.model.Categorical
+            categorical = need("constriction", SPLIT).stream.model.Categorical
             self._models = [categorical(table.shares, perfect=False) for table in self._tables]
         return self._models
 
     def _decoded(self, payload: bytes, columns: int) -> NDArray[np.int32]:
         padded = payload + bytes(-len(payload) % _WORD_BYTES)
         words = np.frombuffer(padded, dtype=_WORD).astype(np.uint32)
-        decoder = need("constriction", _EXTRA).stream.queue.RangeDecoder(words)
+        decoder = need("constriction", SPLIT).stream.queue.RangeDecoder(words)
         rows = []
         try:
             for table, model in zip(self._tables, self._range_models(), strict=True):
@@ -150,7 +149,7 @@ class EntropyCoder:
             return False
 
     def _unpacked(self, payload: bytes, columns: int) -> NDArray[np.int32]:
-        zstandard = need("zstandard", _EXTRA)
+        zstandard = need("zstandard", SPLIT)
         wanted = len(self._tables) * columns * self._dtype.itemsize
         try:
             found = zstandard.get_frame_parameters(payload).content_size

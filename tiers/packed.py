@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_run.base.errors import PackedFileError
-from edge_run.base.extras import need
+from edge_run.base.extras import PACK, need
 from edge_run.base.units import round_down, round_up
 from edge_run.tiers import _libc
 from edge_run.tiers.packed_file import PackedFile
@@ -50,7 +50,7 @@ class PackedBlocks:
 
     def __init__(self, packed: PackedFile) -> None:
         """Open the file. Raises PackedFileError for a bad table, ModelFileError, NotSupported without zstandard."""
-        self._zstandard = need("zstandard", "pack")
+        self._zstandard = need("zstandard", PACK)
         self.packed = packed
         self.is_on = True
         self.file = SourceFile(packed.path)

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_run.base.errors import KernelError, ModelFileError
-from edge_run.base.extras import need
+from edge_run.base.extras import SPLIT, need
 from edge_run.devices.host.machine import usable_cpus
 
-EXTRA = "split"
 TIMED_RUNS = 7
 TIMED_S = 0.5
 
@@ -27,7 +26,7 @@ def open_session(
     name: what messages call it. threads: None is one for each core that this process may use. keeps_memory: what a run
     took is kept, within it and for the next one: faster, and not the least memory. Raises ModelFileError.
     """
-    ort = need("onnxruntime", EXTRA)
+    ort = need("onnxruntime", SPLIT)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or len(usable_cpus())
     options.inter_op_num_threads = 1

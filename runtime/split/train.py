@@ -15,7 +15,7 @@ from numpy.random import default_rng
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, TierReadError
-from edge_run.base.extras import need
+from edge_run.base.extras import TRAIN, need
 from edge_run.base.split import RateReport, TrainReport
 from edge_run.partition.latent_codec import LatentCodec, fit_rate_to_size
 from edge_run.runtime.split.bottleneck import find_transform, make_decoder, make_encoder
@@ -69,7 +69,7 @@ def train_split(task: TrainTask, config: TrainConfig, show: _Show = lambda text:
 
     Raises ConfigError, ModelFileError, NotSupported or TierReadError; then nothing was written.
     """
-    need("torch", "train")
+    need("torch", TRAIN)
     _check_target(task.out)
     model = read_network(task.model)
     images = ImageFolder(task.data, ImageSize.of(model.shapes[model.input_name], str(task.model)), task.most_images)
@@ -183,7 +183,7 @@ class _Workshop:
 
     def _pooled_session(self, hidden: str) -> Any:
         """Return a session from pixels to the means of the encoder's last features (batch, features)."""
-        onnx = need("onnx", "train")
+        onnx = need("onnx", TRAIN)
         pooled = onnx.GraphProto()
         pooled.CopyFrom(self._encoder)
         del pooled.node[-1]

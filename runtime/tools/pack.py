@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from edge_run.base.errors import ConfigError, NotSupported, system_errors
-from edge_run.base.extras import need
+from edge_run.base.extras import PACK, need
 from edge_run.base.units import format_size
 from edge_run.devices.host.machine import usable_cpus
 from edge_run.runtime.planning.experts import CHUNKS_PER_PIECE
@@ -97,7 +97,7 @@ def pack(
 
 def _compressor() -> Compress:
     """Return what compresses a block, of which several may be at once."""
-    zstandard = need("zstandard", "pack")
+    zstandard = need("zstandard", PACK)
 
     def compress(block: bytes) -> bytes:
         return bytes(zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress(block))
