@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported
 from edge_run.base.extras import TRAIN, need
 from edge_run.partition.cuts import Network, Operation, multiply_adds, operations_between, peak_bytes
-from edge_run.runtime.split.onnx_session import open_session, run_session
+from edge_run.runtime.split.onnx_session import first_line, open_session, run_session
 
 MOST_MODEL_BYTES = 2**31 - 1  # what protobuf can hold in one piece
 
@@ -82,7 +82,7 @@ def read_onnx(path: Path) -> OnnxModel:
     except NotSupported:
         raise
     except Exception as error:  # protobuf and the checker have no common ancestor
-        raise ModelFileError(f"{path}: is no ONNX file that can be read ({_first_line(error)})") from error
+        raise ModelFileError(f"{path}: is no ONNX file that can be read ({first_line(error)})") from error
     return describe(proto, path)
 
 
@@ -207,10 +207,6 @@ def _multiply_adds(operation: Operation, shapes: Mapping[str, tuple[int, ...]]) 
     if operation.kind == "ConvTranspose":
         return int(np.prod(first)) * int(np.prod(second[1:]))
     return int(np.prod(made)) * (first[-1] if operation.kind == "MatMul" and first else int(np.prod(first[1:])))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def find_tensor(model: OnnxModel, name: str, cuts: list[str]) -> str:
