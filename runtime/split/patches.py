@@ -12,9 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from edge_run.base.errors import NotSupported, TierReadError
+from edge_run.base.errors import NotSupported
 from edge_run.base.extras import TRAIN, need
-from edge_run.base.files import whole_file
+from edge_run.base.files import whole_file, writing
 from edge_run.base.split import PatchReport
 from edge_run.partition.patches import InputSpan, Window, plan_spans, plan_tiles
 from edge_run.runtime.split.networks import chain, preprocessing, read_network
@@ -244,11 +244,8 @@ def _join(nodes: list[Any], parts: list[str], axis: int, name: str) -> str:
 
 
 def _write(proto: Any, out: Path) -> None:
-    try:
-        with whole_file(out) as draft:
-            draft.write_bytes(proto.SerializeToString())
-    except OSError as error:
-        raise TierReadError(f"{out}: cannot be written ({error.strerror}); choose another name") from error
+    with writing(str(out)), whole_file(out) as draft:
+        draft.write_bytes(proto.SerializeToString())
 
 
 def _report(model: OnnxModel, made: OnnxModel, chosen: tuple[str, int, float], out: str) -> PatchReport:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, TierReadError
 from edge_run.base.extras import TRAIN, need
+from edge_run.base.files import writing
 from edge_run.base.split import RateReport, TrainReport
 from edge_run.partition.latent_codec import LatentCodec, fit_rate_to_size
 from edge_run.runtime.split.bottleneck import find_transform, make_decoder, make_encoder
@@ -240,7 +241,7 @@ class _Workshop:
     def _write(self, files: dict[str, bytes], code: StoredCode) -> None:
         """Write all files into a folder beside the target, then give it the target's name."""
         out = self._task.out
-        try:
+        with writing(f"--out {out}", "choose another folder"):
             out.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=out, prefix=".part-") as draft:
                 for name, data in files.items():
@@ -248,8 +249,6 @@ class _Workshop:
                 write_code(Path(draft), code)
                 for name in (*files, CODE):
                     os.replace(Path(draft, name), out / name)
-        except OSError as error:
-            raise TierReadError(f"--out {out}: cannot be written ({error.strerror}); choose another folder") from error
 
     def _report(self, code: StoredCode) -> TrainReport:
         adds = describe(chain(self._model, *self._front(), self._encoder), Path(HEAD)).multiply_adds

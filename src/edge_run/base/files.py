@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from edge_run.base.errors import ConfigError
+from edge_run.base.errors import ConfigError, EdgeRunError, TierReadError
 from edge_run.base.units import format_size
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,17 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(what: str, advice: str = "choose another name") -> Iterator[None]:
+    """Raise TierReadError where the system refuses to write `what` in this block."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, EdgeRunError):
+            raise
+        raise TierReadError(f"{what}: cannot be written ({error.strerror or error}); {advice}") from error
 
 
 def keep_file(path: Path, content: bytes, what: str) -> None:
