@@ -7,7 +7,7 @@ from typing import Any
 
 from edge_run.base.errors import NotSupported
 
-MESH, PACK, SPLIT, TRAIN = "mesh", "pack", "split", "train"
+MESH, PACK, SERVE, SPLIT, TRAIN = "mesh", "pack", "serve", "split", "train"
 
 
 def need(module: str, extra: str) -> Any:
