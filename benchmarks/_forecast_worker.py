@@ -51,7 +51,7 @@ def main() -> None:
     profile = recall(planned.gguf, config)
     assert profile is not None, "not probed"
     budget = int(arguments.model.stat().st_size * arguments.share)
-    plan = planned.timed(planned.plan(budget), profile, arguments.model, arguments.prompt)
+    plan = planned.timed(planned.plan(budget), profile, arguments.prompt)
     assert plan.forecast is not None
     row = {f"predicted_{key}": value for key, value in dataclasses.asdict(plan.forecast).items()}
     row |= {"share": arguments.share, "budget_bytes": budget}

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from edge_run.prefetch.experts import MOST_AHEAD, MoeShape
-from edge_run.prefetch.predictors import CorrectedRouter, Predictor, Router, Vector
+from edge_run.prefetch.predictors import CorrectedRouter, Router, Vector
+
+
+class Predictor(Protocol):
+    """Learns, layer by layer, which experts were chosen, and predicts those of later layers. Not thread-safe."""
+
+    def see(self, layer: int, experts: Sequence[int], state: Vector | None) -> None:
+        """Learn that `layer` chose `experts` for the present token; state: the one that its router was given."""
+        ...
+
+    def scores(self, ahead: int, state: Vector | None = None) -> Vector | None:
+        """Return a score for each expert of the layer `ahead` after the one seen last; only the order of scores counts.
+
+        state: a later state than that layer's own, where there is one.
+
+        Returns None where no prediction is possible.
+        """
+        ...
 
 
 class Frequency:

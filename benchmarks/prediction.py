@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 from _box import SHARED, write_results
-from _predictors import PREDICTORS, make_predictor
+from _predictors import PREDICTORS, Predictor, make_predictor
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken
 from edge_run.prefetch.experts import MoeShape
-from edge_run.prefetch.predictors import Predictor, Router
+from edge_run.prefetch.predictors import Router
 from edge_run.runtime.decoding.driver import Steps
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.graph.nodes import GraphMap, Node

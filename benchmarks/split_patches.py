@@ -28,12 +28,15 @@ NETWORKS = {
 _CHILD = """
 import sys
 import numpy as np
-from edge_run.runtime.split.onnx_session import open_session
+import onnxruntime
 
 def figure(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
 
-session = open_session(sys.argv[1], sys.argv[1], 1, keeps_memory=False)
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = options.inter_op_num_threads = 1
+options.enable_cpu_mem_arena = options.enable_mem_pattern = options.enable_mem_reuse = False  # the least memory
+session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
 value = session.get_inputs()[0]
 dtype = np.uint8 if "uint8" in value.type else np.float32
 sample = np.zeros([one if isinstance(one, int) else 1 for one in value.shape], dtype=dtype)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_run.base.errors import ProtocolError
-from edge_run.base.extras import need
+from edge_run.base.extras import MESH, need
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,7 +43,7 @@ def pack_floats(floats: memoryview) -> bytes:
     """Return float32 numbers, given as bytes, in fewer bytes; `unpack_floats` gives the same bits back."""
     bits = np.frombuffer(floats, "<u4")
     planes = ((bits << 1) | (bits >> 31)).view(np.uint8).reshape(-1, 4)  # the exponent becomes a byte of its own
-    exponents: bytes = need("zstandard", "mesh").ZstdCompressor(level=1).compress(planes[:, 3].tobytes())
+    exponents: bytes = need("zstandard", MESH).ZstdCompressor(level=1).compress(planes[:, 3].tobytes())
     return _PACKED.pack(len(bits), len(exponents)) + exponents + planes[:, :3].tobytes()
 
 
@@ -90,7 +90,7 @@ def encode_activations(activations: Activations) -> bytes:
     steps = scales.astype(np.float32)[:, None]
     values = np.rint(np.divide(blocks, steps, out=np.zeros_like(blocks), where=steps > 0)).astype(np.int8)
     content = b"".join(part.tobytes() for part in (scales, values, places, apart))
-    packed: bytes = need("zstandard", "mesh").ZstdCompressor(level=1).compress(content)
+    packed: bytes = need("zstandard", MESH).ZstdCompressor(level=1).compress(content)
     return _HEAD.pack(_MAGIC, rows, columns, len(places)) + packed
 
 
@@ -142,7 +142,7 @@ def is_worthwhile(plain_bytes: int, coded_bytes: int, link_bytes_per_s: float, c
 
 def _unpacked(packed: bytes, wanted_bytes: int) -> bytes:
     """Return what was packed, which must be `wanted_bytes`. Raises ProtocolError."""
-    zstandard = need("zstandard", "mesh")
+    zstandard = need("zstandard", MESH)
     try:
         claimed_bytes = zstandard.frame_content_size(packed)  # what zstandard would take memory for, whatever its limit
         if claimed_bytes != wanted_bytes:

@@ -14,25 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ProtocolError
-from edge_run.base.extras import need
+from edge_run.base.extras import SPLIT, need
 
 RANGE, ZSTD = 0, 1  # which coder made a payload
 FREQUENCY_TOTAL = 1 << 16  # small enough that every share of it is exact in single precision
 FARTHEST_SYMBOL = (1 << 15) - 1  # from 0: symbols are kept in 16 bits
 MOST_TRIMMED_BYTES = 5
 _WORD, _WORD_BYTES = ">u4", 4  # big endian, so that the least significant bytes are last
-_EXTRA = "split"
 
 
 @dataclass(frozen=True, slots=True)
 class FrequencyTable:
     """The prior of one channel.
 
-    low: its smallest symbol.
+    below: how far its smallest symbol lies below 0.
     frequencies: the frequencies of that symbol and the following ones, all above 0.
     """
 
-    low: int
+    below: int
     frequencies: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -40,6 +39,11 @@ class FrequencyTable:
             raise ValueError("a table of no, of impossible or of too large frequencies")
         if not -FARTHEST_SYMBOL <= self.low <= self.high <= FARTHEST_SYMBOL:
             raise ValueError(f"a table of symbols from {self.low} to {self.high}, which cannot be")
+
+    @property
+    def low(self) -> int:
+        """The smallest symbol."""
+        return -self.below
 
     @property
     def high(self) -> int:
@@ -67,7 +71,7 @@ def fit_table(symbols: NDArray[np.int32]) -> FrequencyTable:
     low, high = min(int(symbols.min()) - 1, 0), max(int(symbols.max()) + 1, 0)
     counts = np.bincount((symbols - low).ravel(), minlength=high - low + 1) + 0.5
     shares = counts / counts.sum() * (FREQUENCY_TOTAL - len(counts))
-    return FrequencyTable(low, tuple(int(one) + 1 for one in shares))
+    return FrequencyTable(-low, tuple(int(one) + 1 for one in shares))
 
 
 def best_coder() -> int:
@@ -89,9 +93,9 @@ class EntropyCoder:
         """Return `symbols` (rows, columns) as bytes; each symbol must be in its row's table."""
         if coder == ZSTD:
             return bytes(
-                need("zstandard", _EXTRA).ZstdCompressor(level=19).compress(symbols.astype(self._dtype).tobytes())
+                need("zstandard", SPLIT).ZstdCompressor(level=19).compress(symbols.astype(self._dtype).tobytes())
             )
-        encoder = need("constriction", _EXTRA).stream.queue.RangeEncoder()
+        encoder = need("constriction", SPLIT).stream.queue.RangeEncoder()
         for row, table, model in zip(symbols, self._tables, self._range_models(), strict=True):
             encoder.encode(row - np.int32(table.low), model)
         return self._trimmed(encoder.get_compressed().astype(_WORD).tobytes(), symbols)
@@ -109,14 +113,14 @@ class EntropyCoder:
 
     def _range_models(self) -> list[Any]:
         if self._models is None:
-            categorical = need("constriction", _EXTRA).stream.model.Categorical
+            categorical = need("constriction", SPLIT).stream.model.Categorical
             self._models = [categorical(table.shares, perfect=False) for table in self._tables]
         return self._models
 
     def _decoded(self, payload: bytes, columns: int) -> NDArray[np.int32]:
         padded = payload + bytes(-len(payload) % _WORD_BYTES)
         words = np.frombuffer(padded, dtype=_WORD).astype(np.uint32)
-        decoder = need("constriction", _EXTRA).stream.queue.RangeDecoder(words)
+        decoder = need("constriction", SPLIT).stream.queue.RangeDecoder(words)
         rows = []
         try:
             for table, model in zip(self._tables, self._range_models(), strict=True):
@@ -145,7 +149,7 @@ class EntropyCoder:
             return False
 
     def _unpacked(self, payload: bytes, columns: int) -> NDArray[np.int32]:
-        zstandard = need("zstandard", _EXTRA)
+        zstandard = need("zstandard", SPLIT)
         wanted = len(self._tables) * columns * self._dtype.itemsize
         try:
             found = zstandard.get_frame_parameters(payload).content_size

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -53,29 +52,12 @@ class Router:
         return np.asarray((gates if self.has_sigmoid else gates / gates.sum()) + self.choice_bias, np.float32)
 
 
-class Predictor(Protocol):
-    """Learns, layer by layer, which experts were chosen, and predicts those of later layers. Not thread-safe."""
-
-    def see(self, layer: int, experts: Sequence[int], state: Vector | None) -> None:
-        """Learn that `layer` chose `experts` for the present token; state: the one that its router was given."""
-        ...
-
-    def scores(self, ahead: int, state: Vector | None = None) -> Vector | None:
-        """Return a score for each expert of the layer `ahead` after the one seen last; only the order of scores counts.
-
-        state: a later state than that layer's own, where there is one.
-
-        Returns None where no prediction is possible.
-        """
-        ...
-
-
 class CorrectedRouter:
     """Runs the next layer's router on the present state, with a correction learnt for each expert.
 
     What an expert adds to the state is not known before it is computed, but is similar each time. So for every pair of
     experts, one in the present layer and one in the layer asked about, a correction of the logit is learnt online (the
-    delta rule; Widrow and Hoff, 1960), weighted by the token's gates.
+    delta rule; Widrow and Hoff, 1960), weighted by the token's gates. Not thread-safe.
     """
 
     def __init__(self, moe: MoeShape, routers: Callable[[int], Router | None], most_ahead: int = MOST_AHEAD) -> None:
@@ -90,7 +72,10 @@ class CorrectedRouter:
         self._open: dict[tuple[int, int], tuple[list[int], Vector, Vector]] = {}  # said of (ahead, layer), unproven
 
     def see(self, layer: int, experts: Sequence[int], state: Vector | None) -> None:
-        """Learn from the predictions for this layer."""
+        """Learn that `layer` chose `experts` for the present token, and from what was predicted for it.
+
+        state: the one that the layer's router was given.
+        """
         router = self._routers(layer)
         self._layer, self._state, self._gates = layer, state, None
         if state is None or router is None:
@@ -108,7 +93,12 @@ class CorrectedRouter:
         self._gates = gates / gates.sum()
 
     def scores(self, ahead: int, state: Vector | None = None) -> Vector | None:
-        """Return the corrected values by which the router would choose."""
+        """Return the corrected values by which the router of the layer `ahead` after the one seen last would choose.
+
+        state: a later state than that layer's own, where there is one.
+
+        Returns None where no prediction is possible.
+        """
         layer = self._layer + ahead
         router, state = self._routers(layer), self._state if state is None else state
         if router is None or state is None or self._gates is None or ahead > len(self._bias):

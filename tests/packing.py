@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_run.tiers.gguf import GgufModel, Shard, TensorInfo
+from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_format import F16
+from edge_run.tiers.gguf_header import Shard, TensorInfo
 
 N_EXPERTS = 4
 HEAD_BYTES = 4096

@@ -162,7 +162,7 @@ def ledger_files(folder: Path, stack: ExitStack) -> Target:
         assert all(isinstance(run.rest_bytes, int) for run in runs)
         with locks.locked(folder / "ledger" / "lock"):
             pass
-        book.grant(MIB, "another", 0).release()
+        book.grant(MIB, "another", 0).close()
         return bool(runs)
 
     refusals = (BudgetError,)

@@ -72,13 +72,13 @@ def coded_activations(folder: Path, stack: ExitStack) -> Target:
     import numpy as np
 
     from edge_run.base.errors import ProtocolError
-    from edge_run.base.extras import need
+    from edge_run.base.extras import MESH, need
     from edge_run.partition.activation_codec import decode_activations, encode_activations, pack_floats, unpack_floats
 
     activation = np.random.default_rng(0).normal(size=(4, 100)).astype(np.float32)
     activation[1, 3] = 900
     seeds = [b"\0" + pack_floats(memoryview(activation.tobytes()).cast("f")), b"\1" + encode_activations(activation)]
-    zstandard = need("zstandard", "mesh")
+    zstandard = need("zstandard", MESH)
 
     def feed(data: bytes) -> bool:
         if not data:
@@ -111,9 +111,7 @@ def bundles(folder: Path, stack: ExitStack) -> Target:
     from edge_run.runtime.split import bundle as split_bundle
 
     codec = _codec()
-    rates = tuple(
-        split_bundle.StoredRate(100, *split_bundle.stored_rate(rate), 10, 1000, 120, 10, 5, 5) for rate in codec.rates
-    )
+    rates = tuple(split_bundle.StoredRate(100, rate, 10, 1000, 120, 10, 5, 5) for rate in codec.rates)
     threshold = split_bundle.StoredFilter(0.5, 1, 2, 3, 4)
     files = ("a" * 64, "b" * 64, "c" * 64)
     shapes = ((3, 16, 16), (6, 4, 5))

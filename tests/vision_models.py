@@ -139,7 +139,7 @@ def make_bundle(folder: Path) -> Path:
     rates = []
     for step in (2.0, 0.5, 0.05):
         rate = fit_rate(latents.reshape(len(many), latent[0], -1), [1 / step] * latent[0])
-        rates.append(split_bundle.StoredRate(100, *split_bundle.stored_rate(rate), 10, 1000, 120, 10, 5, 5))
+        rates.append(split_bundle.StoredRate(100, rate, 10, 1000, 120, 10, 5, 5))
     code = split_bundle.StoredCode(
         split_bundle.FORMAT, *(split_bundle.digest(files[name]) for name in (split_bundle.MODEL, split_bundle.HEAD,
         split_bundle.TAIL)), CUT, (3, SIZE, SIZE), latent, ("logits",), tuple(rates), (),

@@ -12,27 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError
-from edge_run.tiers.gguf_header import (
-    ArrayValue,
-    Header,
-    MetadataEntry,
-    MetadataValue,
-    Shard,
-    TensorInfo,
-    read_header,
-)
-
-__all__ = [
-    "ArrayValue",
-    "GgufModel",
-    "Header",
-    "MetadataEntry",
-    "MetadataValue",
-    "Shard",
-    "TensorInfo",
-    "read_gguf",
-    "read_header",
-]
+from edge_run.tiers.gguf_header import Header, MetadataEntry, MetadataValue, Shard, TensorInfo, read_header
 
 MAX_ARCHITECTURE_LETTERS = 64  # it is part of the name of every other value, and of messages
 _SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_run.base.errors import PackedFileError
-from edge_run.base.extras import need
+from edge_run.base.extras import PACK, need
 from edge_run.base.units import round_down, round_up
 from edge_run.tiers import _libc
 from edge_run.tiers.packed_file import PackedFile
@@ -50,17 +50,18 @@ class PackedBlocks:
 
     def __init__(self, packed: PackedFile) -> None:
         """Open the file. Raises PackedFileError for a bad table, ModelFileError, NotSupported without zstandard."""
-        self._zstandard = need("zstandard", "pack")
+        self._zstandard = need("zstandard", PACK)
         self.packed = packed
         self.is_on = True
         self.file = SourceFile(packed.path)
         table = read_table(packed.table)
         self._starts = table["start"].astype(np.int64)
-        self._firsts = table["first"].astype(np.int64)
-        self._lengths = self._firsts + table["second"]
+        self._middles = self._starts + table["first"]
+        self._ends = self._middles + table["second"]
         self._shards = table["shard"]
         self._numbers = table["number"]
-        if int((self._starts + self._lengths).max()) > self.file.size_bytes or int(self._lengths.max()) > READ_BYTES:
+        longest = int((self._ends - self._starts).max())
+        if int(self._ends.max()) > self.file.size_bytes or longest > READ_BYTES:
             self.file.close()
             raise PackedFileError(f"{packed.path}: damaged, a block is outside; make it again with edge-run pack")
         self._own = threading.local()
@@ -83,9 +84,8 @@ class PackedBlocks:
         while (
             count < len(entries)
             and entries[count] == first + count
-            and int(self._starts[first + count])
-            == int(self._starts[first + count - 1] + self._lengths[first + count - 1])
-            and int(self._starts[first + count] + self._lengths[first + count]) - start <= READ_BYTES
+            and self._starts[first + count] == self._ends[first + count - 1]
+            and int(self._ends[first + count]) - start <= READ_BYTES
         ):
             count += 1
         return count
@@ -96,14 +96,13 @@ class PackedBlocks:
         Raises TierReadError or ModelFileError.
         """
         start = round_down(int(self._starts[first]), _libc.PAGE)
-        stop = int(self._starts[first + count - 1] + self._lengths[first + count - 1])
+        stop = int(self._ends[first + count - 1])
         address = self._buffer()
         n_bytes = self.file.read_into(address, round_up(stop, _libc.PAGE) - start, start)
         data = _libc.view(address, READ_BYTES + 2 * _libc.PAGE)
         frames = []
         for entry in range(first, first + count):
-            begin = int(self._starts[entry]) - start
-            middle, end = begin + int(self._firsts[entry]), begin + int(self._lengths[entry])
+            begin, middle, end = (int(at[entry]) - start for at in (self._starts, self._middles, self._ends))
             frames.append((data[begin:middle], data[middle:end]))
         return frames, n_bytes
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from edge_run.base.errors import ModelFileError, PackedFileError
 from edge_run.base.units import KIB, MIB
 from edge_run.tiers._libc import PAGE
-from edge_run.tiers.gguf import GgufModel, TensorInfo
+from edge_run.tiers.gguf import GgufModel
+from edge_run.tiers.gguf_header import TensorInfo
 from edge_run.tiers.packed_index import READ_BYTES, Facts, check_blocks, check_table, decode_facts
 
 SUFFIX = ".packed"

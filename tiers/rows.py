@@ -10,6 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 
 from edge_run.base.errors import EdgeRunError
@@ -19,48 +20,53 @@ from edge_run.tiers.readers import Readers, as_read_error
 from edge_run.tiers.source import SourceFile
 
 
-class RowTable:
-    """The pages of a part of one mapped file, read on demand. One consumer thread.
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """The part of a table that is read by row, and the memory for its rows.
 
-    start: the first address, page-aligned.
-    stop: the address after the last one, page-aligned.
-    is_apart: whether the rows lie in memory of their own (`place_of`), as weights come and go at their addresses.
+    start: its first address.
+    stop: the address after its last one.
+    shard: the number of the file.
+    file_offset: where it begins in the file.
+    budget_bytes: the memory for its rows.
+    is_apart: whether that memory lies elsewhere, as the table is also a matrix that streams. Else it is the inside of
+        the table, whole chunks, where no weights come and go.
     """
 
-    def __init__(
-        self,
-        start: int,
-        stop: int,
-        file_offset: int,
-        source: SourceFile,
-        readers: Readers,
-        budget_bytes: int,
-        is_apart: bool = False,
-    ) -> None:
-        """Read the table from `source`.
+    start: int
+    stop: int
+    shard: int
+    file_offset: int
+    budget_bytes: int
+    is_apart: bool = False
 
-        file_offset: where the byte at `start` lies in the file.
-        budget_bytes: the most that stays in memory between calls; one call may need more.
-        """
-        self.start, self.stop, self.is_apart = start, stop, is_apart
-        self._file_offset = file_offset
-        self._source = source
-        self._readers = readers
-        self._max_pages = budget_bytes // _libc.PAGE
+    @property
+    def length(self) -> int:
+        """Its bytes."""
+        return self.stop - self.start
+
+
+class RowTable:
+    """The pages of a part of one mapped file, `range`, read on demand. One consumer thread."""
+
+    def __init__(self, range: RowRange, source: SourceFile, readers: Readers) -> None:
+        """Read the table from `source`; between calls its budget is the most that stays, one call may need more."""
+        self.range, self._source, self._readers = range, source, readers
+        self._max_pages = range.budget_bytes // _libc.PAGE
         self._pages: OrderedDict[int, None] = OrderedDict()
-        length = stop - start
-        self._memory = _libc.map_anonymous(length, _libc.PROT_READ_WRITE, at=None if is_apart else start)
-        _libc.prepare_for_weights(self._memory, length, is_sparse=True)
+        at = None if range.is_apart else range.start
+        self._memory = _libc.map_anonymous(range.length, _libc.PROT_READ_WRITE, at=at)
+        _libc.prepare_for_weights(self._memory, range.length, is_sparse=True)
 
     def close(self) -> None:
         """Free memory of its own, when no reader is at work any more. Idempotent."""
-        if self.is_apart and self._memory:
-            _libc.unmap(self._memory, self.stop - self.start)
+        if self.range.is_apart and self._memory:
+            _libc.unmap(self._memory, self.range.length)
             self._memory = 0
 
     def place_of(self, address: int) -> int:
         """Return where the byte at `address` of the table lies."""
-        return self._memory + address - self.start
+        return self._memory + address - self.range.start
 
     def fetch(self, rows: Iterable[tuple[int, int]]) -> float:
         """Make rows readable and return the seconds waited for reads.
@@ -92,7 +98,7 @@ class RowTable:
 
     def _pages_of(self, address: int, length: int) -> range:
         first = address - address % _libc.PAGE
-        start, stop = max(first, self.start), min(address + length, self.stop)
+        start, stop = max(first, self.range.start), min(address + length, self.range.stop)
         return range(self.place_of(start), self.place_of(stop), _libc.PAGE)
 
     def _read(self, runs: list[tuple[int, int]]) -> None:
@@ -101,7 +107,7 @@ class RowTable:
 
         def read(address: int, length: int) -> int:
             try:
-                return self._source.read_into(address, length, self._file_offset + address - self._memory)
+                return self._source.read_into(address, length, self.range.file_offset + address - self._memory)
             except Exception as error:  # rows that were not read must not count as read
                 errors.append(as_read_error(error))
                 return 0

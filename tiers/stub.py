@@ -24,8 +24,9 @@ from edge_run.base.closing import Closing
 from edge_run.base.errors import ModelFileError, TierReadError
 from edge_run.base.units import round_up
 from edge_run.tiers.address_space import MappedSpan
-from edge_run.tiers.gguf import ArrayValue, GgufModel, Shard
+from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_format import DEFAULT_ALIGNMENT_BYTES, MAGIC
+from edge_run.tiers.gguf_header import ArrayValue, Shard
 
 _numbers = itertools.count()
 _VOCABULARY_PREFIX = "tokenizer."

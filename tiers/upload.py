@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge_run.base.errors import EdgeRunError
 from edge_run.base.units import MIB, round_down, round_up
@@ -56,12 +56,11 @@ class Extent:
 def cut_into_pieces(extents: Sequence[Extent], piece_bytes: int = PIECE_BYTES) -> list[Extent]:
     """Return `extents` cut into pieces of at most `piece_bytes`, in file order."""
     return [
-        Extent(
-            extent.tensor,
-            extent.shard,
-            extent.file_offset + done,
-            min(piece_bytes, extent.length - done),
-            extent.offset + done,
+        replace(
+            extent,
+            file_offset=extent.file_offset + done,
+            length=min(piece_bytes, extent.length - done),
+            offset=extent.offset + done,
         )
         for extent in sorted(extents, key=lambda extent: (extent.shard, extent.file_offset))
         for done in range(0, extent.length, piece_bytes)

@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 from edge_run.base.errors import MeshError
-from edge_run.base.extras import need
+from edge_run.base.extras import MESH, need
 from edge_run.devices.members.cluster import Broker, Cluster
 
 SERVICE = "_edge-run._tcp.local."
@@ -24,7 +24,7 @@ class Advertisement:
 
     def __init__(self, cluster: Cluster, addresses: list[str], port: int) -> None:
         """`addresses`: of this device, at which the broker listens."""
-        zeroconf = need("zeroconf", "mesh")
+        zeroconf = need("zeroconf", MESH)
         self._zeroconf = zeroconf.Zeroconf(interfaces=addresses)
         self._info = zeroconf.ServiceInfo(
             SERVICE,
@@ -42,7 +42,7 @@ class Advertisement:
 
 def find_broker(cluster: Cluster, search_s: float = SEARCH_S, interfaces: list[str] | None = None) -> Broker:
     """Return where the broker of `cluster` is. Raises MeshError when nobody on the local network says so."""
-    zeroconf = need("zeroconf", "mesh")
+    zeroconf = need("zeroconf", MESH)
     wanted, found = f"{_word(cluster)}.{SERVICE}", threading.Event()
 
     def note(name: str, state_change: Any, **_: Any) -> None:

@@ -18,7 +18,7 @@ from collections import deque
 
 from edge_run.base.errors import MeshError
 from edge_run.devices.broker.access import BrokerAccess
-from edge_run.devices.members.cluster import place_text
+from edge_run.devices.link.hosts import place_text
 
 START_S, LONGEST_WAIT_S, STUCK_S = 10.0, 30.0, 5.0
 MOST_FINDINGS, MOST_LETTERS = 64, 300

@@ -63,24 +63,6 @@ class _Entry:
             raise ValueError(f"a grant of process {self.pid}")
 
 
-class Grant:
-    """A budget that was granted, until it is released or the process ends. A context manager."""
-
-    def __init__(self, file: LivingFile | None) -> None:
-        self._file = file
-
-    def release(self) -> None:
-        """Give the budget back. Idempotent; does nothing in a forked child, to which nothing was granted."""
-        if self._file is not None:
-            self._file.remove()
-
-    def __enter__(self) -> Grant:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
 class Ledger:
     """The ledger in `folder`, by default the user's. Thread-safe; any number in a process are one and the same.
 
@@ -104,7 +86,7 @@ class Ledger:
         """
         return _promised(self.runs(), group)
 
-    def grant(self, needed_bytes: int, model: str, held_bytes: int | None = None) -> Grant:
+    def grant(self, needed_bytes: int, model: str, held_bytes: int | None = None) -> contextlib.ExitStack:
         """Promise this process `needed_bytes` in all, for `model`. Raises BudgetError when that is not free.
 
         held_bytes: the part of needed_bytes that the process held already when it was measured; None: what it holds
@@ -113,6 +95,8 @@ class Ledger:
         before: nothing is counted twice, and what the earlier model has still to read is not forgotten.
 
         Of two processes that ask at once, one is first. A grant that cannot be written down is given all the same.
+        It lasts until what is returned is closed, which may be done twice, or the process ends; in a forked child, to
+        which nothing was granted, closing does nothing.
         """
         with self._locked():
             entries = self._entries()
@@ -130,14 +114,15 @@ class Ledger:
         with locked(self.folder / "lock") if self.folder else contextlib.nullcontext():
             yield
 
-    def _write(self, entry: _Entry) -> Grant:
-        if self.folder is None:
-            return Grant(None)
+    def _write(self, entry: _Entry) -> contextlib.ExitStack:
+        grant = contextlib.ExitStack()
         try:
-            return Grant(LivingFile(self.folder, _PREFIX, json.dumps(dataclasses.asdict(entry)).encode()))
+            if self.folder:
+                file = LivingFile(self.folder, _PREFIX, json.dumps(dataclasses.asdict(entry)).encode())
+                grant.callback(file.remove)
         except OSError as error:
             logger.info("a grant cannot be written down in %s: %s", self.folder, error)
-            return Grant(None)
+        return grant
 
     def _entries(self) -> list[_Entry]:
         """Return the grants of live processes that we can see. The ledger is locked."""

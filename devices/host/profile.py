@@ -53,6 +53,12 @@ class MeasuredSetup:
     cores: int
     library: str
 
+    @property
+    def file_name(self) -> str:
+        """What a file is called that holds for this setup alone."""
+        digest = hashlib.sha256(json.dumps(dataclasses.astuple(self)).encode()).hexdigest()
+        return f"{digest[:16]}.json"
+
 
 @dataclass(frozen=True, slots=True)
 class PassOverheads:
@@ -238,7 +244,7 @@ class ProfileStore:
 
     def load(self, identity: MeasuredSetup) -> Measurements:
         """Return what is known of the device and not too old; nothing where its file is missing or not ours."""
-        path = self._path(identity)
+        path = self._folder / identity.file_name
         try:
             if path.stat().st_size > MOST_FILE_BYTES:
                 return Measurements()
@@ -262,7 +268,7 @@ class ProfileStore:
                 known = self.load(identity).with_later(measured)
                 text = json.dumps(dataclasses.asdict(_Content(FORMAT_VERSION, identity, known)), indent=1)
                 self._folder.mkdir(parents=True, exist_ok=True)
-                with whole_file(self._path(identity), 0o600) as draft:
+                with whole_file(self._folder / identity.file_name, 0o600) as draft:
                     draft.write_text(text, encoding="utf-8")
             except OSError as error:
                 self.problem = f"{self._folder}: cannot be written ({error.strerror}); measured again next time"
@@ -270,10 +276,6 @@ class ProfileStore:
                 return False
         self.problem = ""
         return True
-
-    def _path(self, identity: MeasuredSetup) -> Path:
-        digest = hashlib.sha256(json.dumps(dataclasses.astuple(identity)).encode()).hexdigest()
-        return self._folder / f"{digest[:16]}.json"
 
 
 def disk_of(profile: DeviceProfile, path: Path) -> DiskProfile | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edge_run.base.errors import DeviceLost
-from edge_run.base.extras import need
+from edge_run.base.extras import MESH, need
 from edge_run.base.mesh import Document, LinkRate
 from edge_run.devices.link.frames import FrameKind, Head, pack, unpack
 
@@ -64,7 +64,7 @@ class Candidate:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], place: str, peer: Peer, keys: Keys) -> None:
         """Raises ZMQError where there can be no connection now, or never."""
-        zmq = need("zmq", "mesh")
+        zmq = need("zmq", MESH)
         self.place, self.error = place, ""
         self.times_s: dict[int, float] = {}
         self._sent_s, self._next, self._is_ready = 0.0, 0, False
@@ -90,7 +90,7 @@ class Candidate:
             raise
 
     def _set_up(self, peer: Peer, keys: Keys) -> None:
-        zmq, place = need("zmq", "mesh"), self.place
+        zmq, place = need("zmq", MESH), self.place
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.IPV6, int("[" in place)),
@@ -112,7 +112,7 @@ class Candidate:
 
     def watch(self) -> str:
         """Return what the monitor says next: ready, broken, refused, absent; empty when nothing."""
-        zmq = need("zmq", "mesh")
+        zmq = need("zmq", MESH)
         try:
             message = self.monitor.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -121,7 +121,7 @@ class Candidate:
 
     def advance(self, sizes: Sequence[int]) -> bool:
         """Take in what came, send the next probe; return whether all have their echo."""
-        zmq = need("zmq", "mesh")
+        zmq = need("zmq", MESH)
         while word := self.watch():
             if word == "ready":
                 self._is_ready, self.error, self._next = True, "", 0
@@ -215,7 +215,7 @@ class Opening:
 
     def _open(self) -> None:
         """Begin to connect to each place; where no files are left now, go on later."""
-        zmq = need("zmq", "mesh")
+        zmq = need("zmq", MESH)
         while self._unopened:
             try:
                 self.candidates.append(Candidate(self._context, self._unopened[0], self.peer, self._keys))
@@ -258,7 +258,7 @@ class PeerConnection:
 
     def send(self, kind: FrameKind, header: Document, parts: Sequence[memoryview | bytes], deadline_s: float) -> None:
         """Hand over a message; parts are copied. Raises DeviceLost where it is not taken in time, or all is over."""
-        zmq = need("zmq", "mesh")
+        zmq = need("zmq", MESH)
         if not self._turn.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
             raise self._lost("another message takes too long")
         try:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from edge_run.base.errors import MeshError, ProtocolError
-from edge_run.base.extras import need
+from edge_run.base.extras import MESH, need
 from edge_run.base.mesh import Message
 from edge_run.devices.link.connection import HEARTBEAT_S, OPEN_S, SILENCE_S, Keys
 from edge_run.devices.link.frames import MOST_FRAME_BYTES, FrameKind, Head, check_parts, pack, unpack
@@ -26,7 +26,7 @@ class LinkListener:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys, places: Sequence[str], port: int) -> None:
         """Listen on the addresses `places`, all on one port; 0: any that is free. Raises MeshError."""
-        zmq = need("zmq", "mesh")
+        zmq = need("zmq", MESH)
         self._zmq = zmq
         self._connections: dict[int, str] = {}  # descriptors by which messages came last, and whose they were
         self.guard = context.socket(zmq.ROUTER)
@@ -64,7 +64,7 @@ class LinkListener:
         envelope, request = frames[: frames.index(b"") + 1], frames[frames.index(b"") + 1 :]
         version, identifier, *rest = request
         is_curve = len(rest) == 5 and rest[3] == b"CURVE" and len(rest[4]) == 32
-        node = nodes.get(need("zmq.utils.z85", "mesh").encode(rest[4])) if is_curve else None
+        node = nodes.get(need("zmq.utils.z85", MESH).encode(rest[4])) if is_curve else None
         status, text = (b"200", b"OK") if node else (b"400", b"no member's key")
         self.guard.send_multipart([*envelope, version, identifier, status, text, (node or "").encode(), b""])
         return node is not None

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from edge_run.base.errors import DeviceLost, ProtocolError
-from edge_run.base.extras import need
+from edge_run.base.extras import MESH, need
 from edge_run.base.mesh import LinkRate, Message
 from edge_run.devices.link import inbox as link_inbox
 from edge_run.devices.link.connection import (
@@ -72,7 +72,7 @@ class LinkService:
 
         on_end: the thread ended though nobody closed the link, and why.
         """
-        zmq = need("zmq", "mesh")
+        zmq = need("zmq", MESH)
         self._zmq, self._context = zmq, zmq.Context(io_threads=1)
         self._on_change, self._on_control = on_change, on_control
         self._on_stranger, self._on_end = on_stranger, on_end

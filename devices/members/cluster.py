@@ -18,7 +18,6 @@ import re
 import secrets
 import zlib
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -37,7 +36,6 @@ BROKER_PASSWORD, HOME_PASSWORD = "broker", "home assistant"  # for whom password
 _FILE = "cluster.json"
 _SECRET_PREFIX, _PREFIX = "edge-run-join-1-", "edge-run-join-2-"
 MOST_LINE_LETTERS = 4096
-_PORT = re.compile(r":[0-9]{1,9}$")
 _ID = re.compile(r"[a-z2-7]{8}")
 
 
@@ -216,29 +214,6 @@ def parse_broker(url: str) -> Broker:
     user, password = (None if part is None else unquote(part) for part in (parts.username, parts.password))
     is_tls = parts.scheme == "mqtts"
     return Broker(parts.hostname, port or (TLS_PORT if is_tls else PORT), user, password, is_tls)
-
-
-def parse_place(text: str, default_port: int) -> tuple[str, int]:
-    """Return host and port of HOST[:PORT]; an IPv6 address with a port stands in brackets. Raises ConfigError."""
-    has_port = _PORT.search(text) and not _is_address(text)
-    host, _, port = text.rpartition(":") if has_port else (text, "", "")
-    host = host.strip("[]")
-    if not host or (port and not 0 < int(port) < 65536) or (":" in host and not _is_address(host)):
-        raise ConfigError(f"{text}: must be HOST or HOST:PORT")
-    return host, int(port) if port else default_port
-
-
-def place_text(host: str, port: int) -> str:
-    """Return HOST:PORT, as `parse_place` reads it."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def write_cluster(folder: Path, cluster: Cluster) -> None:

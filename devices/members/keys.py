@@ -12,7 +12,7 @@ import hmac
 from typing import Any
 
 from edge_run.base.errors import NotTrusted
-from edge_run.base.extras import need
+from edge_run.base.extras import MESH, need
 
 KEY_BYTES, SIGNATURE_BYTES, NODE_LETTERS = 32, 64, 16
 SEAL_BYTES = KEY_BYTES + 16  # what sealing adds: a key for once, and a tag
@@ -44,9 +44,9 @@ class DeviceKey:
 
     def __init__(self, seed: bytes) -> None:
         """`seed` (32 bytes) is the secret that both keys are made from."""
-        self._signer = need(_ED25519, "mesh").Ed25519PrivateKey.from_private_bytes(seed)
+        self._signer = need(_ED25519, MESH).Ed25519PrivateKey.from_private_bytes(seed)
         opener = hashlib.sha256(b"edge-run seal\0" + seed).digest()
-        self._opener = need(_X25519, "mesh").X25519PrivateKey.from_private_bytes(opener)
+        self._opener = need(_X25519, MESH).X25519PrivateKey.from_private_bytes(opener)
         self.public_key: bytes = self._signer.public_key().public_bytes_raw()
         self.seal_key: bytes = self._opener.public_key().public_bytes_raw()
         self.node = node_of(self.public_key)
@@ -57,7 +57,7 @@ class DeviceKey:
 
     def unseal(self, sealed: bytes, purpose: bytes) -> bytes:
         """Return what was sealed for this device. Raises NotTrusted where it was sealed for another, or changed."""
-        exceptions = need("cryptography.exceptions", "mesh")
+        exceptions = need("cryptography.exceptions", MESH)
         key = _mixed(self._opener, sealed[:KEY_BYTES], purpose + sealed[:KEY_BYTES] + self.seal_key)
         try:
             return bytes(_cipher(key).decrypt(_NO_NONCE, sealed[KEY_BYTES:], purpose))
@@ -72,7 +72,7 @@ class DeviceKey:
 
 def seal(seal_key: bytes, data: bytes, purpose: bytes) -> bytes:
     """Return `data` so that only the holder of `seal_key` can read it, and only for `purpose`. Raises NotTrusted."""
-    once = need(_X25519, "mesh").X25519PrivateKey.generate()
+    once = need(_X25519, MESH).X25519PrivateKey.generate()
     own = once.public_key().public_bytes_raw()
     return bytes(own + _cipher(_mixed(once, seal_key, purpose + own + seal_key)).encrypt(_NO_NONCE, data, purpose))
 
@@ -85,22 +85,22 @@ def node_of(public_key: bytes) -> str:
 
 def is_signed(public_key: bytes, signature: bytes, data: bytes) -> bool:
     """Whether `signature` is that of `data` by the holder of `public_key`."""
-    exceptions = need("cryptography.exceptions", "mesh")
+    exceptions = need("cryptography.exceptions", MESH)
     try:
-        need(_ED25519, "mesh").Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
+        need(_ED25519, MESH).Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
     except (exceptions.InvalidSignature, ValueError):
         return False
     return True
 
 
 def _cipher(key: bytes) -> Any:
-    return need(_CIPHER, "mesh").ChaCha20Poly1305(key)
+    return need(_CIPHER, MESH).ChaCha20Poly1305(key)
 
 
 def _mixed(private: Any, public: bytes, purpose: bytes) -> bytes:
     """Return a key of 32 bytes made from a Diffie-Hellman exchange; a public key that cannot be raises NotTrusted."""
     try:
-        shared = private.exchange(need(_X25519, "mesh").X25519PublicKey.from_public_bytes(public))
+        shared = private.exchange(need(_X25519, MESH).X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
         raise NotTrusted("a sealing key of a device is none") from error
     return hmac.digest(shared, b"edge-run word\0" + purpose, hashlib.sha256)

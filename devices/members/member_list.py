@@ -16,11 +16,11 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from edge_run.base.errors import NotTrusted, ProtocolError
 from edge_run.base.strict_json import parse
-from edge_run.devices.members.keys import SEAL_BYTES, SIGNATURE_BYTES, from_text, is_signed, node_of, to_text
+from edge_run.devices.members.keys import SEAL_BYTES, SIGNATURE_BYTES, DeviceKey, from_text, is_signed, node_of, to_text
 
 Role: TypeAlias = Literal["compute", "use", "lead"]
 ROLES: tuple[Role, ...] = ("compute", "use", "lead")  # each may do what those before it may
@@ -38,49 +38,38 @@ NO_VERSION: Version = (0, 0, 0, 0)
 MARK_BYTES = 6
 
 
-class Signer(Protocol):
-    """A key that signs lists."""
-
-    public_key: bytes
-
-    def sign(self, data: bytes) -> bytes:
-        """Return the signature of `data`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class ListedMember:
-    """A device that is a member.
+class KeyHolder:
+    """Somebody with a key.
 
-    key: what it signs with.
-    seal_key: what is sealed for it.
+    key: what signatures are verified with.
+    seal_key: what is sealed for the holder.
     """
 
     key: bytes
     seal_key: bytes
-    name: str
-    role: Role
 
     @property
     def node(self) -> str:
-        """The id of the device's own node."""
+        """The id that follows from the key: of a device's own node, or of who has an invitation."""
         return node_of(self.key)
 
 
 @dataclass(frozen=True, slots=True)
-class Invitation:
+class ListedMember(KeyHolder):
+    """A device that is a member."""
+
+    name: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation(KeyHolder):
     """Whoever has the other half of `key` may become a member, `uses` times, until `expires_s` (since 1970)."""
 
-    key: bytes
-    seal_key: bytes
     role: Role
     uses: int
     expires_s: int
-
-    @property
-    def node(self) -> str:
-        """The id that its holder goes by until it is a member."""
-        return node_of(self.key)
 
     def is_open(self, now_s: float) -> bool:
         """Whether somebody may still come in with it."""
@@ -194,7 +183,11 @@ def canonical(value: object) -> bytes:
 
 
 def signed(
-    signer: Signer, charter: Charter, charter_signature: bytes, roll: Roll, handed: tuple[tuple[bytes, bytes], ...] = ()
+    signer: DeviceKey,
+    charter: Charter,
+    charter_signature: bytes,
+    roll: Roll,
+    handed: tuple[tuple[bytes, bytes], ...] = (),
 ) -> MemberList:
     """Return the list of `charter` and `roll`, signed by `signer`; so is the charter where it has no signature."""
     charter_signature = charter_signature or signer.sign(_signed_charter(charter))

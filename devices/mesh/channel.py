@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_run.base.errors import ConfigError, EdgeRunError, MeshError
-from edge_run.base.extras import need
+from edge_run.base.extras import MESH, need
 from edge_run.devices.members.cluster import Broker
 from edge_run.devices.mesh.home_assistant import PlainMessage
 from edge_run.devices.messages.outgoing import Outgoing
@@ -155,7 +155,7 @@ class Channel:
 
     async def _stay_connected(self, broker: Broker) -> None:
         """Serve one connection until it ends. Raises MeshError, which says why."""
-        aiomqtt = need("aiomqtt", "mesh")
+        aiomqtt = need("aiomqtt", MESH)
         while not self._outbox.empty():  # of the connection before
             self._outbox.get_nowait()
             self._outbox.task_done()
@@ -225,7 +225,7 @@ class Channel:
 
 def _client(broker: Broker, name: str, will: Outgoing, authority: str | None, is_nobody: bool) -> Any:
     """Return an MQTT client for one connection. is_nobody: it names no user."""
-    aiomqtt = need("aiomqtt", "mesh")
+    aiomqtt = need("aiomqtt", MESH)
     return aiomqtt.Client(
         broker.host,
         broker.port,

@@ -17,6 +17,7 @@ from edge_run.base.mesh import Document, Member, names_apart
 from edge_run.devices.link.places import may_try
 from edge_run.devices.mesh.node import LocalNode
 from edge_run.devices.mesh.opening import MeshConfig, known_cluster, open_mesh
+from edge_run.devices.mesh.watch import links_of
 from edge_run.devices.messages.envelope import CameAgain, ForeignMessage, ImpossibleEpoch, OtherVersion, StaleClock
 from edge_run.devices.messages.refusals import Refusals
 from edge_run.devices.presence.membership import IDLE
@@ -53,7 +54,7 @@ def examine(folder: Path, version: str, broker: str | None = None, listen_s: flo
         findings.append(_presence(members))
         findings += _deaf(members, deaf)
         findings += _reached(members, links)
-        findings += _rates(members, loads)
+        findings += _rates(names, loads)
     finally:
         node.close()
     return Report(tuple(findings))
@@ -190,16 +191,13 @@ def _try(key: str, place: str) -> float | str:
         return f"({error.strerror or error})"
 
 
-def _rates(members: tuple[Member, ...], loads: dict[str, Document]) -> list[Finding]:
+def _rates(names: Mapping[str, str], loads: dict[str, Document]) -> list[Finding]:
     """Links that members measured, and that slow everybody."""
-    names = {member.node: member.name for member in members}
     findings = []
     for node, load in loads.items():
-        links = load.get("links")
-        for other, link in links.items() if isinstance(links, dict) else ():
-            rate = link.get("bytes_per_s") if isinstance(link, dict) else None
-            if isinstance(rate, (int, float)) and rate < SLOW_BYTES_PER_S and isinstance(link, dict):
-                pair = f"{names.get(node, node)} to {names.get(other, other)}"
-                text = f"{pair}: {rate / 1e6:.1f} MB/s by {link.get('place')}"
+        for link in links_of(load):
+            if link.bytes_per_s < SLOW_BYTES_PER_S:
+                pair = f"{_name(node, names)} to {_name(link.node, names)}"
+                text = f"{pair}: {link.bytes_per_s / 1e6:.1f} MB/s by {link.place}"
                 findings.append(Finding("links", NOTE, text, "a cable, or --listen with the address of a faster card"))
     return findings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 
 from edge_run.base.mesh import Document, JsonValue, LinkRate
@@ -49,10 +50,7 @@ class LoadReport:
         """Return what is to be said now, with what was measured of links; Home Assistant is shown it."""
         self._is_due, self._said_s = False, self._clock()
         self.show(members, is_present=True)
-        links: dict[str, JsonValue] = {
-            node: {"round_trip_s": rate.round_trip_s, "bytes_per_s": rate.bytes_per_s, "place": rate.place}
-            for node, rate in rates.items()
-        }
+        links: dict[str, JsonValue] = {node: dataclasses.asdict(rate) for node, rate in rates.items()}
         return {**self._load, "links": links}
 
     def show(self, members: int, *, is_present: bool) -> None:

@@ -15,6 +15,7 @@ from edge_run.base.errors import ConfigError, MeshError
 from edge_run.base.mesh import Document
 from edge_run.devices.broker.access import MEMBER
 from edge_run.devices.link.data_link import LOOPBACK
+from edge_run.devices.link.hosts import parse_place, place_text
 from edge_run.devices.link.places import LEAST_PORT
 from edge_run.devices.members.cluster import (
     BROKER_PASSWORD,
@@ -23,8 +24,6 @@ from edge_run.devices.members.cluster import (
     Broker,
     Cluster,
     parse_broker,
-    parse_place,
-    place_text,
     read_cluster,
 )
 from edge_run.devices.members.identity import device_key, make_identity, take_identity

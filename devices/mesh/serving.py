@@ -11,7 +11,8 @@ from edge_run.devices.broker.access import CONNECTIONS, HOME, MEMBER, BrokerAcce
 from edge_run.devices.broker.discovery import Advertisement
 from edge_run.devices.broker.embedded import EmbeddedBroker
 from edge_run.devices.link.data_link import LOOPBACK
-from edge_run.devices.members.cluster import BROKER_PASSWORD, HOME_PASSWORD, PORT, Cluster, parse_place
+from edge_run.devices.link.hosts import parse_place
+from edge_run.devices.members.cluster import BROKER_PASSWORD, HOME_PASSWORD, PORT, Cluster
 from edge_run.devices.members.keys import DeviceKey
 from edge_run.devices.mesh.opening import broker_password, own_addresses
 

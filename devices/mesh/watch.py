@@ -47,7 +47,6 @@ def present(load: Document, members: Collection[Member]) -> Document:
 
 
 def _member(member: Member, holder: str, plan: Document, load: Document) -> MeshMember:
-    links = load.get("links")
     layers = plan.get("layers")
     return MeshMember(
         node=member.node,
@@ -56,7 +55,7 @@ def _member(member: Member, holder: str, plan: Document, load: Document) -> Mesh
         capabilities=member.capabilities,
         layers=_ranges(layers.get(member.node) if isinstance(layers, dict) else None),
         load={key: value for key, value in load.items() if key != "links"},
-        links=_links(links) if isinstance(links, dict) else (),
+        links=links_of(load),
     )
 
 
@@ -70,11 +69,12 @@ def _ranges(value: JsonValue) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def _links(links: dict[str, JsonValue]) -> tuple[MeshLink, ...]:
-    found: list[MeshLink] = []
-    for node, link in sorted(links.items()):
+def links_of(load: Document) -> tuple[MeshLink, ...]:
+    """Return the links of which a member's `load` says what it measured."""
+    links, found = load.get("links"), []
+    for node, link in sorted(links.items()) if isinstance(links, dict) else ():
         if isinstance(link, dict):
             place, trip, rate = link.get("place"), link.get("round_trip_s"), link.get("bytes_per_s")
             if is_name(place) and is_number(trip, 0.0, MOST_S) and is_number(rate, 0.0, MOST_RATE):
-                found.append(MeshLink(node, place, float(trip), float(rate)))
+                found.append(MeshLink(place, float(trip), float(rate), node))
     return tuple(found)

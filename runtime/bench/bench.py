@@ -67,7 +67,7 @@ class Bencher(Closing):
             [self._path.absolute().parent], self._path, self._config, on_step=self._on_step, store=self._store
         )
         planned = planner(self._path, self._config)  # what was measured may decide what is repacked
-        plan = planned.timed(planned.plan(), profile, self._path, self._task.prompt_tokens)
+        plan = planned.timed(planned.plan(), profile, self._task.prompt_tokens)
         self._runs = runs = ColdRuns([shard.path for shard in planned.gguf.shards], plan.budget_bytes)
         measurements, problem = self._measure(runs, planned, plan)
         limit_bytes = 0 if runs.group.reason else plan.budget_bytes

@@ -158,7 +158,7 @@ class Driver:
         self.interrupt.tell(self._hear)
         self.features: list[Feature] = []
         self.programs: dict[PassShape, Program] = {}
-        self._is_partial = is_partial
+        self.is_partial = is_partial
         self.before_pass: Callable[[PassShape], None] = lambda shape: None
         self.stop = ggml.StopFlag()
         self._flow: FlowObserver | None = None
@@ -364,7 +364,7 @@ class Driver:
         return node
 
     def _check_known(self, where: str) -> None:
-        if self._is_partial:
+        if self.is_partial:
             raise GraphChanged(f"llama.cpp's graph is not the one that was spread over devices, at {where}")
 
     def _told(self, address: int) -> bool:

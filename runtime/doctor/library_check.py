@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 from edge_run.base.findings import NOTE, OK, PROBLEM, Finding
 from edge_run.devices.host.system_files import system_text
+from edge_run.runtime.processes.child_process import how_ended
 
 LONGEST_S = 20
 LIBRARY = "llama-cpp-python"
@@ -39,11 +39,7 @@ def ask_library(model: Path | None = None) -> dict[str, Any]:
         done = subprocess.run(command, capture_output=True, timeout=LONGEST_S, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired as error:
         return _facts(error.stdout or b"") | {"ending": f"no answer in {LONGEST_S} s"}
-    ending = "" if done.returncode == 0 else f"code {done.returncode}"
-    if done.returncode < 0:
-        with contextlib.suppress(ValueError):
-            ending = signal.Signals(-done.returncode).name
-    return _facts(done.stdout) | {"ending": ending}
+    return _facts(done.stdout) | {"ending": how_ended(done.returncode) if done.returncode else ""}
 
 
 def _facts(output: bytes) -> dict[str, Any]:

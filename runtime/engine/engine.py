@@ -93,11 +93,6 @@ class MeshFront(Decoder, Protocol):
         """How the model is spread."""
         ...
 
-    @property
-    def numerics(self) -> Numerics:
-        """The numerics key, with what states are that come from other devices."""
-        ...
-
 
 class Engine:
     """An open model: its decoder, its plan, its figures. One pass at a time; closing is idempotent."""
@@ -173,7 +168,7 @@ class Engine:
     @property
     def numerics(self) -> Numerics:
         """The numerics key of this engine."""
-        return self._mesh.numerics if self._mesh else self._loaded.numerics
+        return self._loaded.numerics
 
     @property
     def memory_use(self) -> MemoryUse:

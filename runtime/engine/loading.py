@@ -86,13 +86,21 @@ class Loaded:
 
     @property
     def numerics(self) -> Numerics:
-        """The numerics key, on this device alone."""
-        offload, is_plain = self.prepared.offload, self.backing is None
-        return self.shape.numerics(
-            library_version(),
-            offload.key if offload else "",
+        """The numerics key; of a part of a model also what activations are that come from other devices."""
+        shape, config, offload = self.shape, self.prepared.config, self.prepared.offload
+        return Numerics(
+            library=library_version(),
+            use_extra_bufts=self.backing is None and config.repack == "on",
+            threads=shape.threads,
+            flash_attention=shape.flash_attention,
+            kv_type_k=shape.kv_type_k,
+            kv_type_v=shape.kv_type_v,
+            micro_batch_tokens=shape.micro_batch_tokens,
+            sequences=shape.sequences,
+            exact=shape.is_exact,
+            gpu=offload.key if offload else "",
+            mesh_activations=config.mesh_activations if self.driver.is_partial else "exact",
             repacked=", ".join(self.repacked),
-            use_extra_bufts=is_plain and self.prepared.config.repack == "on",
             rope_factors=rope_factors(self.prepared.gguf, self.context.context_tokens),
         )
 

@@ -31,7 +31,7 @@ class Passes:
         prepared = self._loaded.prepared
         planner = Planner(prepared) if prepared.known else None
         if planner and planner.can_time(profile):
-            self.times = planner.times(self._supply().plan, profile, prepared.gguf.shards[0].path)
+            self.times = planner.times(self._supply().plan, profile)
 
     def _begin(self, batch: Sequence[BatchToken]) -> None:
         """Wait for weights that are read before any pass, and start the timeline of the passes of `batch`."""

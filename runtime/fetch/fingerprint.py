@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.errors import ModelFileError
-from edge_run.base.files import whole_file
+from edge_run.base.files import keep_file
 from edge_run.tiers.pieces import DIGEST_BYTES, PIECE_BYTES, model_hash, piece_digest
 
 
@@ -56,10 +56,7 @@ def _digests(path: Path, cache_folder: Path, check: Callable[[], None]) -> tuple
         digests = _read(path, check)
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read ({error})") from error
-    with contextlib.suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(kept) as draft:
-            draft.write_bytes(digests + _seal(key, digests))
+    keep_file(kept, digests + _seal(key, digests), "a model's digests")
     return found.st_size, digests
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from edge_run.base.units import round_down, round_up
 from edge_run.partition.window import SEGMENT_CHUNKS
@@ -20,37 +19,19 @@ from edge_run.prefetch.schedule import Segment, schedule_pass
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.address_space import AddressSpace
+from edge_run.tiers.rows import RowRange
 
 CUT_BEFORE = frozenset({"MUL_MAT", "MUL_MAT_ID"})
 ROW_GROUP = 64  # ggml's kernels take several rows at a time, so a slice begins at a multiple of that
 SLICED_SEGMENTS = 2  # a matrix of more chunks than so many segments is multiplied by in slices
 
 
-class LookupTable(Protocol):
-    """The addresses of a table that is only read by row."""
-
-    @property
-    def start(self) -> int:
-        """The first address."""
-        ...
-
-    @property
-    def stop(self) -> int:
-        """The address after the last one."""
-        ...
-
-    @property
-    def is_apart(self) -> bool:
-        """Whether its rows are looked up in memory elsewhere."""
-        ...
-
-
-def table_of(read: WeightRead, tables: Sequence[LookupTable]) -> int | None:
+def table_of(read: WeightRead, tables: Sequence[RowRange]) -> int | None:
     """Return the number of the table that `read` looks up rows in, or None."""
     end = read.address + read.length
     pages = round_down(read.address, PAGE), round_up(end, PAGE)
 
-    def is_of(table: LookupTable) -> bool:
+    def is_of(table: RowRange) -> bool:
         if table.is_apart:
             return pages == (table.start, table.stop)
         return table.start < end and read.address < table.stop
@@ -58,7 +39,7 @@ def table_of(read: WeightRead, tables: Sequence[LookupTable]) -> int | None:
     return next((i for i, table in enumerate(tables) if is_of(table)), None)
 
 
-def chunks_of(read: WeightRead, address_space: AddressSpace, tables: Sequence[LookupTable]) -> Iterable[int]:
+def chunks_of(read: WeightRead, address_space: AddressSpace, tables: Sequence[RowRange]) -> Iterable[int]:
     """Return the chunks that `read` needs in memory; a lookup of rows needs at most the ends of its table."""
     chunks = address_space.chunks_of(read.address, read.length)
     number = table_of(read, tables) if read.row_bytes else None

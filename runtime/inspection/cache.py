@@ -8,26 +8,24 @@ and the library: a file that is known is not inspected again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gzip
 import json
-import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.files import whole_file
+from edge_run.base.files import keep_file
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
 from edge_run.runtime.inspection.launcher import ask_child
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.address_space import MappedSpan
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.kv.cells import Cells, CellTensor
-
-logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 1 << 46  # a file address: the shard's number times this, plus the offset in it
 FORMAT = 8
@@ -158,15 +156,11 @@ def file_facts(path: Path) -> list[object]:
 
 def _remember(place: Path, text: str) -> None:
     """Keep an outcome, and as many others as are worth it; without a folder to write to, nothing is kept."""
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(place, 0o600) as draft:
-            draft.write_bytes(gzip.compress(text.encode(), 1, mtime=0))
+    keep_file(place, gzip.compress(text.encode(), 1, mtime=0), "what was found about the model")
+    with contextlib.suppress(OSError):  # without a folder, or of what another process has just removed
         known = sorted(place.parent.iterdir(), key=lambda path: path.stat().st_mtime)
         for path in known[:-MOST_REMEMBERED]:
             path.unlink(missing_ok=True)
-    except OSError as error:  # also what another process has just removed
-        logger.info("what was found about the model cannot be kept in %s: %s", place.parent, error)
 
 
 def _pack(node: Node) -> list[Any]:

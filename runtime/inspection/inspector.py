@@ -32,7 +32,8 @@ from edge_run.runtime.llama.context_shape import ContextShape, context_shape
 from edge_run.runtime.llama.model import LlamaContext, LlamaModel
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import AddressSpace, MappedSpan
-from edge_run.tiers.gguf import ArrayValue, GgufModel, read_gguf
+from edge_run.tiers.gguf import GgufModel, read_gguf
+from edge_run.tiers.gguf_header import ArrayValue
 from edge_run.tiers.kv.cells import CellTensor
 from edge_run.tiers.stub import Stubs, outline_heads, outline_metadata
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge_run.base.config import WIDEST_MICRO_BATCH, ModelConfig
-from edge_run.base.results import Numerics
 from edge_run.base.units import round_up
 
 CELLS_STEP = 256  # to which llama.cpp rounds up the cells of a sequence
@@ -45,26 +44,6 @@ class ContextShape:
     def sequence_tokens(self) -> int:
         """Tokens of one sequence at most."""
         return self.context_tokens // self.sequences if self.has_streams else self.context_tokens
-
-    def numerics(self, library: str, gpu: str, *, repacked: str, use_extra_bufts: bool, rope_factors: str) -> Numerics:
-        """Return the numerics key of a context of this shape, of `library`, with what `gpu` says on a GPU.
-
-        repacked, use_extra_bufts, rope_factors: as in `Numerics`.
-        """
-        return Numerics(
-            library=library,
-            use_extra_bufts=use_extra_bufts,
-            threads=self.threads,
-            flash_attention=self.flash_attention,
-            kv_type_k=self.kv_type_k,
-            kv_type_v=self.kv_type_v,
-            micro_batch_tokens=self.micro_batch_tokens,
-            sequences=self.sequences,
-            exact=self.is_exact,
-            gpu=gpu,
-            repacked=repacked,
-            rope_factors=rope_factors,
-        )
 
 
 def wants_streams(config: ModelConfig) -> bool:

@@ -238,7 +238,7 @@ class LayerCoordinator:
         """Leave out a device that would compute something else. Raises Failed."""
         if answer.get("layout") != layout_hash(self._engine.layout):
             raise Failed(Refused(node, "it cuts the model in other places: another version of llama.cpp or edge-run"))
-        others = differing(numerics_document(self._engine.numerics), answer.get("numerics"))
+        others = differing(numerics_document(self._engine.loaded.numerics), answer.get("numerics"))
         if others and not self._takes_any:
             raise Failed(
                 Refused(

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 from edge_run.base.mesh import Mesh
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
-from edge_run.base.results import MeshUse, Numerics
+from edge_run.base.results import MeshUse
+from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import GraphChanged
 from edge_run.runtime.mesh.blame import FAULTS
 from edge_run.runtime.mesh.messages import Decode, Operate
 from edge_run.runtime.mesh.run import MeshRun
-from edge_run.runtime.slices.engine import SliceEngine
 
 REPORT_EVERY_S = 1.0
 
@@ -26,21 +26,15 @@ REPORT_EVERY_S = 1.0
 class MeshDecoder:
     """Decodes with all devices of a run. Not thread-safe."""
 
-    def __init__(self, mesh: Mesh, engine: SliceEngine, run: MeshRun) -> None:
-        """engine: this device's part of the model. run: all devices; it is closed with the decoder."""
-        self._mesh, self._engine, self._run = mesh, engine, run
-        self._local = engine.decoder
+    def __init__(self, mesh: Mesh, local: LocalDecoder, run: MeshRun) -> None:
+        """local: decodes this device's part. run: all devices; it is closed with the decoder."""
+        self._mesh, self._local, self._run = mesh, local, run
         self._reported_s = 0.0
 
     @property
     def capabilities(self) -> Capabilities:
         """What this decoder can do."""
         return self._local.capabilities
-
-    @property
-    def numerics(self) -> Numerics:
-        """The numerics key; it says whether activations of other devices may be rounded."""
-        return self._engine.numerics
 
     @property
     def use(self) -> MeshUse:

@@ -92,7 +92,7 @@ def open_mesh_engine(
         stack.callback(exchange.close)
         exchange.offer(coordinator.fingerprint, [shard.path for shard in slices.gguf.shards])
         exchange.start()
-        decoder = MeshDecoder(mesh, slices, MeshRun(mesh, slices, coordinator, options.say))
+        decoder = MeshDecoder(mesh, slices.decoder, MeshRun(mesh, slices, coordinator, options.say))
         stack.callback(decoder.close)
         return Engine(slices.loaded, slices, slices.passes, stack, started_s, decoder)
 

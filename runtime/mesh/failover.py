@@ -69,10 +69,14 @@ class Led:
 
 
 @dataclass(frozen=True, slots=True)
-class NotLed:
-    """The lease cannot be had."""
+class _Because:
+    """Something changed for all devices of the run; why, in words for the user."""
 
     why: str
+
+
+class NotLed(_Because):
+    """The lease cannot be had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,25 +100,16 @@ class Replayed:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Better:
+class Better(_Because):
     """Another plan would be better."""
 
-    why: str
 
-
-@dataclass(frozen=True, slots=True)
-class Unfit:
+class Unfit(_Because):
     """This device has less room than the plan took it to have."""
 
-    why: str
 
-
-@dataclass(frozen=True, slots=True)
-class Deposed:
+class Deposed(_Because):
     """Another coordinator has a later lease: nobody obeys this one any more."""
-
-    why: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ def room_document(engine: SliceEngine) -> Document:
         "disk_bytes_per_s": disk,
         "is_measured": is_measured,
         "layout": layout_hash(engine.layout),
-        "numerics": numerics_document(engine.numerics),
+        "numerics": numerics_document(engine.loaded.numerics),
     }
 
 

@@ -9,9 +9,10 @@ from edge_run.base.units import KIB, MIB
 from edge_run.partition.window import SEGMENT_CHUNKS
 from edge_run.prefetch.schedule import Segment
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
-from edge_run.runtime.graph.segments import LookupTable, chunks_of, cut_into_segments
+from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace
 from edge_run.tiers.gguf import GgufModel
+from edge_run.tiers.rows import RowRange
 
 LEAST_CHUNK_BYTES = 64 * KIB
 SEGMENT_BYTES = 8 * MIB  # of dense weights beside experts, whose chunks are small
@@ -135,7 +136,7 @@ class DensePart:
         """Return those of the `chunks` of `read` that are dense."""
         return (chunk for chunk in chunks if chunk in self.chunks) if read.address in self.routed else chunks
 
-    def segments(self, graph: GraphMap, address_space: AddressSpace, tables: Sequence[LookupTable]) -> list[Segment]:
+    def segments(self, graph: GraphMap, address_space: AddressSpace, tables: Sequence[RowRange]) -> list[Segment]:
         """Return the segments of `graph`, of which only this part counts."""
         sliced = address_space if self.has_row_slices else None
         return cut_into_segments(

@@ -18,8 +18,9 @@ from edge_run.runtime.graph.nodes import GraphMap, Node, choice_of_outputs
 from edge_run.runtime.planning.experts import MOST_SHARE
 from edge_run.runtime.planning.learned import Learned, learn
 from edge_run.runtime.planning.routing import Point
-from edge_run.tiers.gguf import GgufModel, TensorInfo
+from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_format import TENSOR_TYPES
+from edge_run.tiers.gguf_header import TensorInfo
 
 WITH_MOVES = 4.0  # of the CPU time of reading alone: frames are moved, and books kept
 _MATMULS = ("MUL_MAT", "MUL_MAT_ID")

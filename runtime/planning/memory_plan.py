@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from edge_run.base.errors import BudgetError
@@ -16,31 +16,11 @@ from edge_run.runtime.planning.budget_causes import cause_named
 from edge_run.runtime.planning.terms import Terms
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.address_space import AddressSpace
+from edge_run.tiers.rows import RowRange
 
 PAGE_TABLE_SHARE = 512
 LEAST_TABLE_CHUNKS = 4
 LEAST_TABLE_BUDGET_BYTES = 4 * MIB
-
-
-@dataclass(frozen=True, slots=True)
-class RowRange:
-    """The part of a table that is read by row, and the memory for its rows.
-
-    start: its first address.
-    stop: the address after its last one.
-    shard: the number of the file.
-    file_offset: where it begins in the file.
-    budget_bytes: the memory for its rows.
-    is_apart: whether that memory lies elsewhere, as the table is also a matrix that streams. Else it is the inside of
-        the table, whole chunks, where no weights come and go.
-    """
-
-    start: int
-    stop: int
-    shard: int
-    file_offset: int
-    budget_bytes: int
-    is_apart: bool = False
 
 
 def row_ranges(

@@ -107,7 +107,7 @@ def _cost_s(prepared: Prepared, plan: Plan, width: int, profile: DeviceProfile |
     """Return the seconds that a prompt and an answer are expected to take."""
     planner = Planner(prepared)
     if profile and planner.can_time(profile):
-        times = planner.times(plan, profile, prepared.gguf.shards[0].path)
+        times = planner.times(plan, profile)
         token_s = times.pass_s(1, PROMPT_TOKENS, 1, is_first=False)
         return times.prefill_s(PROMPT_TOKENS, width, is_first=False) + ANSWER_TOKENS * token_s
     passes = -(-PROMPT_TOKENS // width)

@@ -61,7 +61,7 @@ class OffloadTimes:
             plan = planner.plan()
         except BudgetError:
             return NEVER_S
-        times = planner.times(plan, self.profile, gguf.shards[0].path)
+        times = planner.times(plan, self.profile)
         pace, _ = self._paces.get(part_of(offload), (1.0, 0.0))
         return times.pass_s(1, NEXT_POSITION, 1, is_first=False) * pace
 

@@ -6,7 +6,7 @@ import logging
 
 from edge_run.base.config import PACKED_OFF, ModelConfig
 from edge_run.base.errors import NotSupported
-from edge_run.base.extras import need
+from edge_run.base.extras import PACK, need
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.packed_file import PackedFile, find_packed
 
@@ -25,7 +25,7 @@ def choose_packed(gguf: GgufModel, config: ModelConfig) -> PackedFile | None:
     if packed is None:
         return None
     try:
-        need("zstandard", "pack")
+        need("zstandard", PACK)
     except NotSupported as error:
         if config.packed_file:
             raise

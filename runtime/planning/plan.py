@@ -39,5 +39,4 @@ def plan(
     if config is not None and (options or memory is not None):
         raise ConfigError("config and single options: give one of the two")
     planned = planner(Path(path), config or make_config(ModelConfig, {"memory": memory, **options}))
-    decided = planned.plan()
-    return planned.timed(decided, profile, Path(path), prompt_tokens) if profile else decided
+    return planned.timed(planned.plan(), profile, prompt_tokens)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile, GpuProfile
@@ -27,18 +26,13 @@ from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.planning.expert_plan import least_by_expert, plan_moe
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.planning.forecast import PassTimes, forecast, pass_work, shared_work
-from edge_run.runtime.planning.memory_plan import (
-    RowRange,
-    plan_plain,
-    plan_resident,
-    plan_streamed,
-    row_ranges,
-)
+from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident, plan_streamed, row_ranges
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.terms import Terms, work_bytes
 from edge_run.tiers.address_space import AddressSpace, MappedSpan, clipped
 from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES
 from edge_run.tiers.kv.loans import idle_bytes
+from edge_run.tiers.rows import RowRange
 
 CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches, also those that take none yet, in no time
 OPENING_S_PER_NODE = 35e-6
@@ -176,14 +170,14 @@ class Planner:
         known = replace(self.known, micro_batch_tokens=tokens, buffer_bytes=buffer_bytes)
         return Planner(replace(self._prepared, known=known))
 
-    def times(self, plan: Plan, profile: DeviceProfile, model: Path) -> PassTimes:
-        """Return the times of `plan`'s passes on the device of `profile`, with the drive that holds `model`."""
+    def times(self, plan: Plan, profile: DeviceProfile) -> PassTimes:
+        """Return the times of `plan`'s passes on the device of `profile`, with the drive that holds the model."""
         n_stops = 0
         if plan.expert_bytes:
             n_stops = sum(routed_read(node) is not None for node in self.known.graph)
         elif plan.mode == "streamed":
             n_stops = len(self._segments)
-        disk, points = disk_of(profile, model), self._terms.experience.points
+        disk, points = disk_of(profile, self.gguf.shards[0].path), self._terms.experience.points
         if self.offload and plan.gpu and (gpu := self._gpu_of(profile)):
             names, has_op_offload = self.offload.sizes.names, plan.gpu.op_offload
             work, there = shared_work(self.gguf, self.known.graph, n_stops, names, has_op_offload=has_op_offload)
@@ -195,26 +189,26 @@ class Planner:
         """Return whether `profile` has the speed of all that computes, and our loader runs the model."""
         return not self._prepared.why_plain and (self.offload is None or self._gpu_of(profile) is not None)
 
-    def _timed_point(self, plan: Plan, point: ContextPoint, profile: DeviceProfile, model: Path) -> ContextPoint:
+    def _timed_point(self, plan: Plan, point: ContextPoint, profile: DeviceProfile) -> ContextPoint:
         """Return `point` with the speed of decoding there."""
         there = replace(plan, streamed_bytes_per_pass=point.streamed_bytes_per_pass)
-        token_s = self.times(there, profile, model).pass_s(1, point.tokens, 1, is_first=False)
+        token_s = self.times(there, profile).pass_s(1, point.tokens, 1, is_first=False)
         return replace(point, decode_tokens_per_s=1 / token_s if token_s else 0.0)
 
     def _gpu_of(self, profile: DeviceProfile) -> GpuProfile | None:
         name = self.offload.gpu.name if self.offload else ""
         return next((gpu for gpu in profile.gpus if gpu.backend == name and gpu.kernels), None)
 
-    def timed(self, plan: Plan, profile: DeviceProfile, model: Path, prompt_tokens: int) -> Plan:
+    def timed(self, plan: Plan, profile: DeviceProfile | None, prompt_tokens: int) -> Plan:
         """Return `plan` with its forecast for a prompt of `prompt_tokens` tokens, on the device of `profile`.
 
-        Without the speed of a GPU that has a part of the model, there is no forecast.
+        Where the device, or a GPU that has a part of the model, was not measured, there is no forecast.
         """
-        if not self.can_time(profile):
+        if profile is None or not self.can_time(profile):
             return plan
         fresh_bytes = max(0, plan.kv_bytes - (self.known.cell_bytes if self._terms.cells else 0))
         load_s = self.known.load_s + len(self.known.graph) * OPENING_S_PER_NODE + fresh_bytes / CLEARED_BYTES_PER_S
-        times = self.times(plan, profile, model)
-        points = tuple(self._timed_point(plan, point, profile, model) for point in plan.by_context)
+        times = self.times(plan, profile)
+        points = tuple(self._timed_point(plan, point, profile) for point in plan.by_context)
         plan = replace(plan, by_context=points)
         return replace(plan, forecast=forecast(times, prompt_tokens, self.known.micro_batch_tokens, load_s))

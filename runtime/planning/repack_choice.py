@@ -6,15 +6,12 @@ on it.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.files import whole_file
+from edge_run.base.files import keep_file
 from edge_run.base.profile import KernelSpeed
 from edge_run.base.strict_json import parse
 from edge_run.partition.kernel_choice import is_repacking_worth_it
@@ -22,8 +19,6 @@ from edge_run.runtime.graph.repackable import is_by_expert, kind_of
 from edge_run.tiers.gguf import GgufModel
 
 _FOLDER = "repacked"
-
-logger = logging.getLogger(__name__)
 
 
 def choose_kinds(gguf: GgufModel, config: ModelConfig, *, is_streamed: bool = False) -> frozenset[str]:
@@ -50,7 +45,7 @@ def choose_kinds(gguf: GgufModel, config: ModelConfig, *, is_streamed: bool = Fa
         if decision is not None:
             decided[name] = decision
     if any(kept.get(name) != decision for name, decision in decided.items()):
-        _remember(config, {**kept, **decided})
+        keep_file(_place(config), json.dumps({**kept, **decided}).encode(), "which weights are repacked")
     return frozenset(kind for kind, name in names.items() if decided.get(name))
 
 
@@ -76,18 +71,7 @@ def _decisions(config: ModelConfig) -> Mapping[str, bool]:
         return {}
 
 
-def _remember(config: ModelConfig, decisions: Mapping[str, bool]) -> None:
-    place = _place(config)
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(place, 0o600) as draft:
-            draft.write_text(json.dumps(decisions))
-    except OSError as error:
-        logger.info("which weights are repacked cannot be kept in %s: %s", place, error)
-
-
 def _place(config: ModelConfig) -> Path:
     from edge_run.runtime.probing.probe import this_setup
 
-    digest = hashlib.sha256(json.dumps(astuple(this_setup())).encode()).hexdigest()
-    return config.cache / _FOLDER / f"{digest[:16]}.json"
+    return config.cache / _FOLDER / this_setup().file_name

@@ -7,8 +7,8 @@ share of the experts that has room.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import logging
 import math
 import os
 import statistics
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from edge_run.base.files import keep_file
 from edge_run.base.protocols import Clock
 from edge_run.base.strict_json import parse
 from edge_run.tiers.gguf import GgufModel
@@ -29,7 +30,6 @@ MOST_POINTS = 8
 ALIKE = 0.02  # shares that are so near are one point, the latest
 MOST_PASSES = 256
 OUTLIER = 3.0  # of the median
-logger = logging.getLogger(__name__)
 
 
 class PassSeen(NamedTuple):
@@ -195,14 +195,8 @@ def remember(gguf: GgufModel, cache_folder: Path, usage: Usage, tunables: Mappin
 
 def save(gguf: GgufModel, folder: Path, found: object) -> None:
     """Save `found` about a model in a folder of the cache, as JSON; a failure to write is ignored."""
-    try:
-        place = place_of(gguf, folder)
-        draft = place.with_name(f"{place.name}.{os.getpid()}.part")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(found))
-        draft.replace(place)
-    except OSError as error:  # also where the model file is gone by now
-        logger.info("what was found about the model cannot be kept in %s: %s", folder, error)
+    with contextlib.suppress(OSError):  # where the model file is gone by now
+        keep_file(place_of(gguf, folder), json.dumps(found).encode(), "what was found about the model")
 
 
 def place_of(gguf: GgufModel, folder: Path) -> Path:

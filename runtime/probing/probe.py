@@ -16,6 +16,7 @@ from pathlib import Path
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.profile import DeviceProfile, GpuProfile, KernelSpeed, RepackedSpeed
+from edge_run.base.units import format_count
 from edge_run.devices.host.disk import NORMAL, Effort, measure_disk
 from edge_run.devices.host.machine import OtherLoad, describe_machine
 from edge_run.devices.host.mount import Mount, find_mount
@@ -105,7 +106,7 @@ def recall(gguf: GgufModel, config: ModelConfig) -> DeviceProfile | None:
     disks = [session.known_disk(target, config.readers) for target in _targets([], gguf)]
     costs, kernel_figures = session.known_costs(threads), session.known_kernels(threads)
     wanted = _kernels(gguf)
-    is_complete = not session.missing(wanted, threads) and not session.missing_repacked(wanted, threads)
+    is_complete = not any(missing(kind, wanted, threads) for kind in (session.known.kernels, session.known.repacked))
     found = [disk for disk in disks if disk is not None]
     if costs is None or len(found) < len(disks) or not is_complete:
         return None
@@ -180,20 +181,10 @@ class _Session:
         """Return the kernels that were measured with so many threads."""
         return [figure for figure in self.known.kernels if figure.speed.threads == threads]
 
-    def missing(self, wanted: Sequence[Multiplication], threads: int) -> list[Multiplication]:
-        """Return which of `wanted` were not measured."""
-        known = {figure.key for figure in self.known.kernels}
-        return [one for one in wanted if (*one, threads) not in known]
-
     def known_repacked(self, threads: int) -> tuple[RepackedSpeed, ...]:
         """Return the repacked kernels that were measured with so many threads."""
         figures = (figure for figure in self.known.repacked if figure.is_there)
         return tuple(figure.speed for figure in figures if figure.speed.threads == threads)
-
-    def missing_repacked(self, wanted: Sequence[Multiplication], threads: int) -> list[Multiplication]:
-        """Return which of `wanted` were not measured with repacked weights."""
-        known = {figure.key for figure in self.known.repacked}
-        return [one for one in wanted if (*one, threads) not in known]
 
     def known_costs(self, threads: int) -> CostsFigure | None:
         """Return what a pass costs besides weights, None where it was not measured."""
@@ -221,11 +212,10 @@ class _Session:
         """Measure what is not known of `wanted`."""
         from edge_run.runtime.probing import kernels
 
-        missing = self.missing(wanted, threads)
-        for number, (type_name, row_elements, tokens, by_expert) in enumerate(missing, 1):
-            many = "token" if tokens == 1 else "tokens"
-            place = f"{number} of {len(missing)}"
-            self._on_step(f"Multiplying {type_name}, rows of {row_elements:,}, {tokens} {many} ({place})")
+        left = missing(self.known.kernels, wanted, threads)
+        for number, (type_name, row_elements, tokens, by_expert) in enumerate(left, 1):
+            width, place = format_count(tokens, "token"), f"{number} of {len(left)}"
+            self._on_step(f"Multiplying {type_name}, rows of {row_elements:,}, {width} ({place})")
             load = OtherLoad()
             try:
                 speed = kernels.measure_matmul(type_name, row_elements, tokens, threads, by_expert)
@@ -238,12 +228,12 @@ class _Session:
         """Measure what is not known of `wanted` with repacked weights."""
         from edge_run.runtime.probing import kernels
 
-        for type_name, row_elements, tokens, by_expert in self.missing_repacked(wanted, threads):
+        for type_name, row_elements, tokens, by_expert in missing(self.known.repacked, wanted, threads):
             load, is_there = OtherLoad(), kernels.has_repacked_kernel(type_name, row_elements, by_expert)
             speed = RepackedSpeed(type_name, row_elements, tokens, threads, by_expert, 1.0, 1.0)
             if is_there:
-                many = "token" if tokens == 1 else "tokens"
-                self._on_step(f"Multiplying {type_name} repacked, rows of {row_elements:,}, {tokens} {many}")
+                width = format_count(tokens, "token")
+                self._on_step(f"Multiplying {type_name} repacked, rows of {row_elements:,}, {width}")
                 speed = kernels.measure_repacked(type_name, row_elements, tokens, threads, by_expert)
             is_disturbed = is_there and load.share > OTHERS_SHARE
             figure = RepackedFigure(measured_now(), is_disturbed, speed, is_there)
@@ -286,6 +276,12 @@ class _Session:
         figure = CostsFigure(measured_now(), load.share > OTHERS_SHARE, costs)
         self._keep(Measurements(costs=(figure,)))
         return figure
+
+
+def missing(known: Iterable[KernelFigure], wanted: Sequence[Multiplication], threads: int) -> list[Multiplication]:
+    """Return which of `wanted` were not measured with so many threads, by what is `known`."""
+    keys = {figure.key for figure in known}
+    return [one for one in wanted if (*one, threads) not in keys]
 
 
 def _targets(folders: Iterable[Path], gguf: GgufModel | None) -> list[_Target]:

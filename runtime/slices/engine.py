@@ -14,7 +14,7 @@ from pathlib import Path
 from edge_run.base.config import PACKED_OFF, ModelConfig
 from edge_run.base.errors import NotSupported, system_errors
 from edge_run.base.interrupt import Interrupt
-from edge_run.base.results import ExpertUse, Numerics, Plan
+from edge_run.base.results import ExpertUse, Plan
 from edge_run.base.units import round_down, round_up
 from edge_run.devices.host.ledger import Ledger
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
@@ -114,11 +114,6 @@ class SliceEngine:
     def layout(self) -> Layout:
         """The units of this model, in a pass of one token."""
         return self.maps.layout
-
-    @property
-    def numerics(self) -> Numerics:
-        """The numerics key, with what activations are that come from other devices."""
-        return replace(self.loaded.numerics, mesh_activations=self.config.mesh_activations)
 
     @property
     def width(self) -> int:

@@ -17,9 +17,8 @@ from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.extras import need
+from edge_run.base.extras import TRAIN, need
 
-EXTRA = "train"
 MOST_PATCH_VALUES = 4096
 _QUIET = 0.2  # what a residual block adds at first, so that deep stacks begin near the identity
 
@@ -62,7 +61,7 @@ class _Builder:
 
     def add(self, kind: str, *inputs: str, **attributes: Any) -> str:
         name = f"{self.prefix}.{len(self.nodes)}"
-        self.nodes.append(need("onnx", EXTRA).helper.make_node(kind, list(inputs), [name], name=name, **attributes))
+        self.nodes.append(need("onnx", TRAIN).helper.make_node(kind, list(inputs), [name], name=name, **attributes))
         return name
 
     def convolve(self, value: str, sizes: tuple[int, int], kernel: int, stride: int = 1, scale: float = 1.0) -> str:
@@ -78,7 +77,7 @@ class _Builder:
         """Add a convolution with these weights."""
         name = f"{self.prefix}.{len(self.nodes)}"
         for suffix, array in (("weight", weight), ("bias", bias)):
-            made = need("onnx", EXTRA).numpy_helper.from_array(array.astype(np.float32), f"{name}.{suffix}")
+            made = need("onnx", TRAIN).numpy_helper.from_array(array.astype(np.float32), f"{name}.{suffix}")
             self.weights.append(made)
         settings = {"kernel_shape": list(weight.shape[2:]), "strides": [stride] * 2, "pads": [padding] * 4}
         return self.add("Conv", value, f"{name}.weight", f"{name}.bias", **settings)
@@ -91,7 +90,7 @@ class _Builder:
 
     def graph(self, begin: tuple[str, list[Any]], end: tuple[str, list[Any]]) -> Any:
         """Return what was collected as an `onnx.GraphProto`; the last tensor takes the name of `end`."""
-        onnx = need("onnx", EXTRA)
+        onnx = need("onnx", TRAIN)
         self.nodes[-1].output[0] = end[0]
         made = onnx.TensorProto.FLOAT
         ends = [onnx.helper.make_tensor_value_info(name, made, ["N", *shape]) for name, shape in (begin, end)]

@@ -17,23 +17,14 @@ from typing import Any
 
 from edge_run.base.errors import ModelFileError
 from edge_run.base.strict_json import decode, parse
-from edge_run.partition.entropy_coding import FrequencyTable
 from edge_run.partition.latent_codec import LatentCodec, Rate
 from edge_run.runtime.split.images import ImageSize, read_bytes
 from edge_run.runtime.split.onnx_session import open_session
 
 HEAD, TAIL, MODEL, CODE = "head.onnx", "tail.onnx", "model.onnx", "code.json"
-FORMAT = "edge-run split 1"
+FORMAT = "edge-run split 2"
 MOST_CODE_JSON_BYTES = 16 << 20
 MOST_VALUES = 1 << 24  # of an image, or of latents
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTable:
-    """A channel's prior as JSON has it: below is how far its smallest symbol lies below 0."""
-
-    below: int
-    frequencies: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +40,7 @@ class StoredRate:
     """
 
     target_bytes: int
-    gains: tuple[float, ...]
-    tables: tuple[StoredTable, ...]
+    rate: Rate
     images: int
     coded_bytes: int
     largest_bytes: int
@@ -157,11 +147,6 @@ def write_code(folder: Path, code: StoredCode) -> None:
     (folder / CODE).write_text(json.dumps(asdict(code)), encoding="utf-8")
 
 
-def stored_rate(rate: Rate) -> tuple[tuple[float, ...], tuple[StoredTable, ...]]:
-    """Return a rate's gains and tables as they are stored."""
-    return rate.gains, tuple(StoredTable(-table.low, table.frequencies) for table in rate.tables)
-
-
 def digest(data: bytes) -> str:
     """Return the SHA-256 of `data`, in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
@@ -177,10 +162,7 @@ def _codec(code: StoredCode) -> LatentCodec:
         if not 0 < math.prod(shape) <= MOST_VALUES:
             raise ValueError(f"{name} of {' x '.join(map(str, shape))} values, 1 to {MOST_VALUES} make sense")
     channels = code.latent[0]
-    if any(len(rate.gains) != channels for rate in code.rates):
+    rates = tuple(stored.rate for stored in code.rates)
+    if any(len(rate.gains) != channels for rate in rates):
         raise ValueError(f"a rate without {channels} channels")
-    rates = tuple(
-        Rate(rate.gains, tuple(FrequencyTable(-one.below, one.frequencies) for one in rate.tables))
-        for rate in code.rates
-    )
     return LatentCodec(*codec_identity(code), rates)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.extras import need
+from edge_run.base.extras import TRAIN, need
 from edge_run.runtime.split.bundle import StoredFilter
 from edge_run.runtime.split.networks import INTEREST
 
@@ -52,7 +52,7 @@ def fit_filter(
 
 def add_filter(encoder: Any, hidden: str, fitted: FittedFilter) -> None:
     """Give the graph `encoder` a second output from features `hidden`: how likely a frame is of interest."""
-    onnx = need("onnx", "train")
+    onnx = need("onnx", TRAIN)
     make = onnx.helper.make_node
     encoder.node.extend(
         [

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, ProtocolError
-from edge_run.base.extras import need
+from edge_run.base.extras import SPLIT, need
 
-EXTRA = "split"
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # Pillow reads some forty, most of them seldom looked at
 MOST_PIXELS = 64 << 20
@@ -50,7 +49,7 @@ def decode_image(data: bytes, size: ImageSize) -> NDArray[np.uint8]:
     Raises ProtocolError where `data` is no JPEG, PNG, WebP or BMP, or has more than 64 million pixels, or so many for
     its bytes that it was made to take memory. Which of these it is shows before any pixel is decoded.
     """
-    image = need("PIL.Image", EXTRA)
+    image = need("PIL.Image", SPLIT)
     try:
         with image.open(io.BytesIO(data), formats=FORMATS) as opened:
             most = min(MOST_PIXELS, SMALL_PIXELS + PIXELS_OF_A_BYTE * len(data))
@@ -71,7 +70,7 @@ def decode_image(data: bytes, size: ImageSize) -> NDArray[np.uint8]:
 
 def encode_image(pixels: NDArray[np.uint8], kind: str = "JPEG", quality: int = 90) -> bytes:
     """Return pixels (channels, height, width) as a file of this kind."""
-    image = need("PIL.Image", EXTRA)
+    image = need("PIL.Image", SPLIT)
     rows = pixels.transpose(1, 2, 0)
     target = io.BytesIO()
     image.fromarray(rows if rows.shape[2] == 3 else rows[:, :, 0]).save(target, kind, quality=quality)

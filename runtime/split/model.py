@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edge_run.base.closing import Closing
 from edge_run.base.errors import ConfigError, ProtocolError
 from edge_run.base.split import FrameReport, SplitStats
+from edge_run.devices.link.hosts import parse_place
 from edge_run.partition.split_choice import CODE, IMAGE, LOCAL, Chooser, Mode
 from edge_run.runtime.processes.forks import OwnerProcess
 from edge_run.runtime.split import protocol
@@ -22,7 +23,7 @@ from edge_run.runtime.split.bundle import HEAD, MODEL, read_bundle
 from edge_run.runtime.split.connection import ServerConnection
 from edge_run.runtime.split.images import ImageSize, decode_image, encode_image, pixels_of, read_bytes
 from edge_run.runtime.split.onnx_session import median_s, run_session
-from edge_run.runtime.split.protocol import LinkLost, parse_address, unpack_arrays
+from edge_run.runtime.split.protocol import DEFAULT_PORT, LinkLost, unpack_arrays
 
 AUTO, EMPTY = "auto", "empty"
 LOCAL_MARGIN = 1.3  # of its usual time, what computing a frame here is given
@@ -81,7 +82,7 @@ class SplitModel(Closing):
             raise ConfigError(f"{head}: was trained without a filter; train it with --empty")
         self._threshold = filters[0].threshold if use_filter else 0.0
         modes = _modes(mode, len(self._codec.rates))
-        address = None if server is None else parse_address(server)
+        address = None if server is None else parse_place(server, DEFAULT_PORT)
         self._head, self._model = self._bundle.open(HEAD, threads), self._bundle.open(MODEL, threads)
         self._owner_process = OwnerProcess()
         self._chooser = Chooser(modes, self._measure(), {})

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from edge_run.base.errors import ConfigError, NotSupported
-from edge_run.base.extras import need
+from edge_run.base.extras import TRAIN, need
 from edge_run.partition.cuts import find_cuts
 from edge_run.runtime.split.images import ImageSize
 from edge_run.runtime.split.onnx_file import OnnxModel, describe, extract, find_tensor, finish, read_onnx
 
 PIXELS, LATENT, INTEREST = "edge_run.pixels", "edge_run.latent", "edge_run.interest"
 OPSET = 13  # older files are converted: what is added here is written for this one
-_EXTRA = "train"
 
 
 def read_network(path: Path) -> OnnxModel:
@@ -29,7 +28,7 @@ def read_network(path: Path) -> OnnxModel:
     if version >= OPSET:
         return model
     try:
-        converter = need("onnx.version_converter", _EXTRA)
+        converter = need("onnx.version_converter", TRAIN)
         return describe(converter.convert_version(model.proto, OPSET), path)
     except Exception as error:
         raise NotSupported(
@@ -39,7 +38,7 @@ def read_network(path: Path) -> OnnxModel:
 
 def preprocessing(model: OnnxModel, mean: Sequence[float], deviation: Sequence[float]) -> Any:
     """Return the graph from pixels to the network's input: (pixels / 255 - mean) / deviation, for each channel."""
-    onnx = need("onnx", _EXTRA)
+    onnx = need("onnx", TRAIN)
     size = ImageSize.of(model.shapes[model.input_name], str(model.path))
     if model.types[model.input_name] != np.float32:
         raise NotSupported(f"{model.path}: takes {model.types[model.input_name]}; training needs single precision")
@@ -64,7 +63,7 @@ def preprocessing(model: OnnxModel, mean: Sequence[float], deviation: Sequence[f
 
 def chain(model: OnnxModel, *graphs: Any) -> Any:
     """Return graphs, each of which begins with the tensor that the one before ends with, as one `onnx.ModelProto`."""
-    onnx = need("onnx", _EXTRA)
+    onnx = need("onnx", TRAIN)
     made = onnx.helper.make_graph(
         [node for graph in graphs for node in graph.node],
         "split",

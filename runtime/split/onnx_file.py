@@ -15,11 +15,10 @@ from numpy.random import default_rng
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, ModelFileError, NotSupported
-from edge_run.base.extras import need
+from edge_run.base.extras import TRAIN, need
 from edge_run.partition.cuts import Network, Operation, multiply_adds, operations_between, peak_bytes
-from edge_run.runtime.split.onnx_session import open_session, run_session
+from edge_run.runtime.split.onnx_session import first_line, open_session, run_session
 
-EXTRA = "train"
 MOST_MODEL_BYTES = 2**31 - 1  # what protobuf can hold in one piece
 
 
@@ -71,7 +70,7 @@ def read_onnx(path: Path) -> OnnxModel:
 
     Raises ModelFileError where the file is missing or broken, NotSupported where it has not one input of known size.
     """
-    onnx = need("onnx", EXTRA)
+    onnx = need("onnx", TRAIN)
     try:
         size_bytes = path.stat().st_size
         if size_bytes > MOST_MODEL_BYTES:
@@ -83,7 +82,7 @@ def read_onnx(path: Path) -> OnnxModel:
     except NotSupported:
         raise
     except Exception as error:  # protobuf and the checker have no common ancestor
-        raise ModelFileError(f"{path}: is no ONNX file that can be read ({_first_line(error)})") from error
+        raise ModelFileError(f"{path}: is no ONNX file that can be read ({first_line(error)})") from error
     return describe(proto, path)
 
 
@@ -96,7 +95,7 @@ def describe(proto: Any, path: Path) -> OnnxModel:
         names = ", ".join(one.name for one in inputs) or "none"
         raise NotSupported(f"{path}: has {len(inputs)} inputs ({names}); networks with one input can be cut")
     shape, has_free_batch = _input_shape(inputs[0], path)
-    dtype = np.dtype(need("onnx", EXTRA).helper.tensor_dtype_to_np_dtype(inputs[0].type.tensor_type.elem_type))
+    dtype = np.dtype(need("onnx", TRAIN).helper.tensor_dtype_to_np_dtype(inputs[0].type.tensor_type.elem_type))
     outputs = tuple(one.name for one in graph.output)
     bare = [Operation(one.op_type, _reads(one), tuple(one.output)) for one in graph.node]
     network = Network((inputs[0].name,), outputs, tuple(bare))
@@ -113,7 +112,7 @@ def extract(model: OnnxModel, start: str | None, end: str | None) -> Any:
 
     None is the model's input, or its outputs. The nodes are those of the file, untouched.
     """
-    onnx = need("onnx", EXTRA)
+    onnx = need("onnx", TRAIN)
     graph = model.proto.graph
     nodes = [graph.node[index] for index in operations_between(model.network, start, end)]
     read = {name for node in nodes for name in _reads(node)}
@@ -128,7 +127,7 @@ def extract(model: OnnxModel, start: str | None, end: str | None) -> Any:
 
 def finish(model: OnnxModel, graph: Any) -> Any:
     """Return `graph` as a model with the operator sets and functions of `model`."""
-    onnx = need("onnx", EXTRA)
+    onnx = need("onnx", TRAIN)
     made = onnx.helper.make_model(graph, opset_imports=model.proto.opset_import, producer_name="edge-run")
     made.ir_version = max(model.proto.ir_version, 4)  # before 4, weights had to be listed as inputs
     made.functions.extend(model.proto.functions)
@@ -137,7 +136,7 @@ def finish(model: OnnxModel, graph: Any) -> Any:
 
 def value_info(model: OnnxModel, name: str) -> Any:
     """Return the type of a tensor as ONNX writes it; its batch is open where that of the model is."""
-    helper = need("onnx", EXTRA).helper
+    helper = need("onnx", TRAIN).helper
     shape: list[int | str] = list(model.shapes[name])
     if model.has_free_batch and shape:
         shape[0] = "N"
@@ -164,7 +163,7 @@ def _trace(
     proto: Any, network: Network, sample: NDArray[Any], path: Path
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, np.dtype[Any]]]:
     """Run the model with every tensor that depends on the input as an output; return shapes and types."""
-    onnx = need("onnx", EXTRA)
+    onnx = need("onnx", TRAIN)
     names = [name for index in network.moving() for name in network.operations[index].outputs if name]
     traced = onnx.ModelProto()
     traced.CopyFrom(proto)
@@ -208,10 +207,6 @@ def _multiply_adds(operation: Operation, shapes: Mapping[str, tuple[int, ...]]) 
     if operation.kind == "ConvTranspose":
         return int(np.prod(first)) * int(np.prod(second[1:]))
     return int(np.prod(made)) * (first[-1] if operation.kind == "MatMul" and first else int(np.prod(first[1:])))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def find_tensor(model: OnnxModel, name: str, cuts: list[str]) -> str:

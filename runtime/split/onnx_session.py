@@ -11,23 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_run.base.errors import KernelError, ModelFileError
-from edge_run.base.extras import need
+from edge_run.base.extras import SPLIT, need
 from edge_run.devices.host.machine import usable_cpus
 
-EXTRA = "split"
 TIMED_RUNS = 7
 TIMED_S = 0.5
 
 
-def open_session(
-    model: bytes | str, name: str, threads: int | None = None, is_optimised: bool = True, keeps_memory: bool = True
-) -> Any:
+def open_session(model: bytes | str, name: str, threads: int | None = None, is_optimised: bool = True) -> Any:
     """Return an `InferenceSession` on the CPU of a model, as bytes or as the path of a file.
 
-    name: what messages call it. threads: None is one for each core that this process may use. keeps_memory: what a run
-    took is kept, within it and for the next one: faster, and not the least memory. Raises ModelFileError.
+    name: what messages call it. threads: None is one for each core that this process may use. Raises ModelFileError.
     """
-    ort = need("onnxruntime", EXTRA)
+    ort = need("onnxruntime", SPLIT)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or len(usable_cpus())
     options.inter_op_num_threads = 1
@@ -35,12 +31,10 @@ def open_session(
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # other processes need the cores too
     if not is_optimised:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if not keeps_memory:
-        options.enable_cpu_mem_arena = options.enable_mem_pattern = options.enable_mem_reuse = False
     try:
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common ancestor
-        raise ModelFileError(f"{name}: onnxruntime cannot open it ({_reason(error)})") from error
+        raise ModelFileError(f"{name}: onnxruntime cannot open it ({first_line(error)})") from error
 
 
 def run_session(session: Any, value: NDArray[Any]) -> list[Any]:
@@ -49,16 +43,16 @@ def run_session(session: Any, value: NDArray[Any]) -> list[Any]:
         return list(session.run(None, {session.get_inputs()[0].name: value}))
     except Exception as error:
         raise KernelError(
-            f"onnxruntime: a pass over a tensor of shape {value.shape} failed ({_reason(error)})"
+            f"onnxruntime: a pass over a tensor of shape {value.shape} failed ({first_line(error)})"
         ) from error
 
 
-def median_s(work: Callable[[], object], runs: int = TIMED_RUNS, most_s: float = TIMED_S) -> float:
-    """Return the median seconds of `work` after one pass that does not count; fewer than `runs` when time is up."""
+def median_s(work: Callable[[], object]) -> float:
+    """Return the median seconds of `work` after one pass that does not count; of few passes when time is up."""
     work()
     found: list[float] = []
-    end_s = time.perf_counter() + most_s
-    while len(found) < runs and (not found or time.perf_counter() < end_s):
+    end_s = time.perf_counter() + TIMED_S
+    while len(found) < TIMED_RUNS and (not found or time.perf_counter() < end_s):
         started_s = time.perf_counter()
         work()
         found.append(time.perf_counter() - started_s)
@@ -84,6 +78,7 @@ def is_identical(first: list[Any], second: list[Any]) -> bool:
     )
 
 
-def _reason(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return what an error says, shortened: others write whole pages."""
     text = str(error).strip() or type(error).__name__
     return " ".join(text.splitlines()[0].split())[:240]

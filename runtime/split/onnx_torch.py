@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from edge_run.base.errors import NotSupported
-from edge_run.base.extras import need
+from edge_run.base.extras import TRAIN, need
 
-EXTRA = "train"
 _Attributes = Mapping[str, Any]
 _SLICE_END = 1 << 31
 
@@ -27,7 +26,7 @@ class TorchGraph:
 
     def __init__(self, graph: Any, name: str) -> None:
         """Take an `onnx.GraphProto`. Raises NotSupported, naming the operator, where one is not among those known."""
-        onnx, torch = need("onnx", EXTRA), need("torch", EXTRA)
+        onnx, torch = need("onnx", TRAIN), need("torch", TRAIN)
         self.inputs = [one.name for one in graph.input]
         self.outputs = [one.name for one in graph.output]
         self.weights = {one.name: torch.tensor(onnx.numpy_helper.to_array(one)) for one in graph.initializer}
@@ -59,7 +58,7 @@ class TorchGraph:
 
     def write_into(self, graph: Any) -> None:
         """Replace the initializers of `graph` that have this graph's names by its weights."""
-        numpy_helper = need("onnx", EXTRA).numpy_helper
+        numpy_helper = need("onnx", TRAIN).numpy_helper
         for one in graph.initializer:
             if one.name in self.weights:
                 value = self.weights[one.name].detach().cpu().contiguous().numpy()
@@ -67,7 +66,7 @@ class TorchGraph:
 
 
 def _operators() -> dict[str, Callable[[Sequence[Any], _Attributes], Any]]:
-    torch = need("torch", EXTRA)
+    torch = need("torch", TRAIN)
     functions = torch.nn.functional
     return {
         "Conv": _convolve,
@@ -136,11 +135,11 @@ def _same_padding(attributes: _Attributes, rank: int) -> list[int]:
 def _padded(value: Any, pads: Sequence[int], fill: float) -> Any:
     rank = len(pads) // 2
     order = [side for axis in reversed(range(rank)) for side in (pads[axis], pads[axis + rank])]
-    return need("torch", EXTRA).nn.functional.pad(value, order, value=fill) if any(order) else value
+    return need("torch", TRAIN).nn.functional.pad(value, order, value=fill) if any(order) else value
 
 
 def _convolve(values: Sequence[Any], attributes: _Attributes) -> Any:
-    functions = need("torch", EXTRA).nn.functional
+    functions = need("torch", TRAIN).nn.functional
     weight = values[1]
     rank = weight.dim() - 2
     pads = _same_padding(attributes, rank)
@@ -166,7 +165,7 @@ def _gemm(values: Sequence[Any], attributes: _Attributes) -> Any:
 def _divide(values: Sequence[Any], attributes: _Attributes) -> Any:
     if values[0].is_floating_point():
         return values[0] / values[1]
-    return need("torch", EXTRA).div(values[0], values[1], rounding_mode="trunc")
+    return need("torch", TRAIN).div(values[0], values[1], rounding_mode="trunc")
 
 
 def _clip(values: Sequence[Any], attributes: _Attributes) -> Any:
@@ -247,12 +246,12 @@ def _gather(values: Sequence[Any], attributes: _Attributes) -> Any:
 
 
 def _resize(values: Sequence[Any], attributes: _Attributes) -> Any:
-    functions = need("torch", EXTRA).nn.functional
+    functions = need("torch", TRAIN).nn.functional
     if attributes.get("mode", b"nearest") != b"nearest" or len(values) < 3 or values[2] is None or not len(values[2]):
         raise NotSupported("training: Resize other than to the nearest neighbour, by scales, is not known")
     return functions.interpolate(values[0], scale_factor=[float(one) for one in values[2][2:]], mode="nearest")
 
 
 def _torch_type(code: int) -> Any:
-    helper, torch = need("onnx", EXTRA).helper, need("torch", EXTRA)
+    helper, torch = need("onnx", TRAIN).helper, need("torch", TRAIN)
     return torch.from_numpy(np.zeros(1, dtype=helper.tensor_dtype_to_np_dtype(code))).dtype

@@ -12,9 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from edge_run.base.errors import NotSupported, TierReadError
-from edge_run.base.extras import need
-from edge_run.base.files import whole_file
+from edge_run.base.errors import NotSupported
+from edge_run.base.extras import TRAIN, need
+from edge_run.base.files import whole_file, writing
 from edge_run.base.split import PatchReport
 from edge_run.partition.patches import InputSpan, Window, plan_spans, plan_tiles
 from edge_run.runtime.split.networks import chain, preprocessing, read_network
@@ -24,7 +24,6 @@ from edge_run.runtime.split.onnx_session import largest_difference, open_session
 TILES = (2, 3, 4, 5, 6, 8)
 MOST_EXTRA_SHARE = 0.25  # of the network's multiply-adds, computed again in halos, where nobody names the tiles
 TOLERANCE = 1e-5
-_EXTRA = "train"
 _WINDOWED = ("Conv", "MaxPool", "AveragePool")
 _POINTWISE = (
     "Relu", "LeakyRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "BatchNormalization", "Identity",
@@ -153,7 +152,7 @@ def _windows(model: OnnxModel, node: Any, name: str) -> tuple[Window, Window] | 
         flat = all(_is_flat(constants.get(one, (1,))) for one in node.input if one and one != name)
         same = made == model.shapes[name] and (flat or node.op_type == "BatchNormalization")
         return (Window(1, 1, 1, (0, 0), sizes[0]), Window(1, 1, 1, (0, 0), sizes[1])) if same else None
-    helper = need("onnx", _EXTRA).helper
+    helper = need("onnx", TRAIN).helper
     settings = {one.name: helper.get_attribute_value(one) for one in node.attribute}
     if node.op_type not in _WINDOWED or settings.get("ceil_mode") or settings.get("auto_pad", b"NOTSET") != b"NOTSET":
         return None
@@ -176,7 +175,7 @@ def _is_flat(shape: tuple[int, ...]) -> bool:
 
 
 def _assemble(model: OnnxModel, layers: Sequence[_Layer], tiles: int) -> Any:
-    onnx = need("onnx", _EXTRA)
+    onnx = need("onnx", TRAIN)
     last = str(layers[-1].node.output[0])
     height, width = model.shapes[last][2:]
     nodes: list[Any] = []
@@ -211,7 +210,7 @@ def _patch(
     weights: dict[str, Any],
 ) -> str:
     """Add the nodes of one patch; return the tensor that it makes."""
-    onnx = need("onnx", _EXTRA)
+    onnx = need("onnx", TRAIN)
     down, across = spans[0][0], spans[1][0]
     prefix = f"edge_run.patch{len(nodes)}"
     limits = ("starts", (down.start, across.start)), ("ends", (down.end, across.end))
@@ -240,16 +239,13 @@ def _patch(
 def _join(nodes: list[Any], parts: list[str], axis: int, name: str) -> str:
     if len(parts) == 1:
         return parts[0]
-    nodes.append(need("onnx", _EXTRA).helper.make_node("Concat", parts, [name], axis=axis))
+    nodes.append(need("onnx", TRAIN).helper.make_node("Concat", parts, [name], axis=axis))
     return name
 
 
 def _write(proto: Any, out: Path) -> None:
-    try:
-        with whole_file(out) as draft:
-            draft.write_bytes(proto.SerializeToString())
-    except OSError as error:
-        raise TierReadError(f"{out}: cannot be written ({error.strerror}); choose another name") from error
+    with writing(str(out)), whole_file(out) as draft:
+        draft.write_bytes(proto.SerializeToString())
 
 
 def _report(model: OnnxModel, made: OnnxModel, chosen: tuple[str, int, float], out: str) -> PatchReport:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_run.base.errors import ConfigError, ProtocolError
+from edge_run.base.errors import ProtocolError
 from edge_run.base.strict_json import parse
 
 VERSION = 1
@@ -54,17 +54,6 @@ class Reply:
 
 class LinkLost(OSError):
     """The server does not answer: refused, reset, closed or silent for too long."""
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Return host and port of `HOST`, `HOST:PORT`, `[ADDRESS]:PORT` or a bare IPv6 address. Raises ConfigError."""
-    host, _, port = text.rpartition(":")
-    is_bare = text.startswith("[") and text.endswith("]")
-    if is_bare or ":" not in text or (":" in host and not host.startswith("[")):
-        host, port = text, str(DEFAULT_PORT)
-    if not port.isdecimal() or not 0 <= int(port) <= 65535 or not host.strip("[]"):
-        raise ConfigError(f"address {text!r}: must be HOST or HOST:PORT, the port 0 to 65535")
-    return host.strip("[]"), int(port)
 
 
 def pack_arrays(arrays: Sequence[NDArray[Any]]) -> bytes:

@@ -15,7 +15,8 @@ from numpy.random import default_rng
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError, EdgeRunError, NotSupported, TierReadError
-from edge_run.base.extras import need
+from edge_run.base.extras import TRAIN, need
+from edge_run.base.files import writing
 from edge_run.base.split import RateReport, TrainReport
 from edge_run.partition.latent_codec import LatentCodec, fit_rate_to_size
 from edge_run.runtime.split.bottleneck import find_transform, make_decoder, make_encoder
@@ -30,7 +31,6 @@ from edge_run.runtime.split.bundle import (
     StoredRate,
     codec_identity,
     digest,
-    stored_rate,
     write_code,
 )
 from edge_run.runtime.split.filter import add_filter, fit_filter
@@ -70,7 +70,7 @@ def train_split(task: TrainTask, config: TrainConfig, show: _Show = lambda text:
 
     Raises ConfigError, ModelFileError, NotSupported or TierReadError; then nothing was written.
     """
-    need("torch", "train")
+    need("torch", TRAIN)
     _check_target(task.out)
     model = read_network(task.model)
     images = ImageFolder(task.data, ImageSize.of(model.shapes[model.input_name], str(task.model)), task.most_images)
@@ -184,7 +184,7 @@ class _Workshop:
 
     def _pooled_session(self, hidden: str) -> Any:
         """Return a session from pixels to the means of the encoder's last features (batch, features)."""
-        onnx = need("onnx", "train")
+        onnx = need("onnx", TRAIN)
         pooled = onnx.GraphProto()
         pooled.CopyFrom(self._encoder)
         del pooled.node[-1]
@@ -235,23 +235,13 @@ class _Workshop:
                 labels = self._images.labels[chosen]
                 agreeing += int((mine == wanted).sum())
                 right, model_right = right + int((mine == labels).sum()), model_right + int((wanted == labels).sum())
-        gains, tables = stored_rate(codec.rates[rate])
-        return StoredRate(
-            self._config.rates_bytes[rate],
-            gains,
-            tables,
-            len(sizes),
-            sum(sizes),
-            max(sizes),
-            agreeing,
-            right,
-            model_right,
-        )
+        measured = (len(sizes), sum(sizes), max(sizes), agreeing, right, model_right)
+        return StoredRate(self._config.rates_bytes[rate], codec.rates[rate], *measured)
 
     def _write(self, files: dict[str, bytes], code: StoredCode) -> None:
         """Write all files into a folder beside the target, then give it the target's name."""
         out = self._task.out
-        try:
+        with writing(f"--out {out}", "choose another folder"):
             out.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=out, prefix=".part-") as draft:
                 for name, data in files.items():
@@ -259,8 +249,6 @@ class _Workshop:
                 write_code(Path(draft), code)
                 for name in (*files, CODE):
                     os.replace(Path(draft, name), out / name)
-        except OSError as error:
-            raise TierReadError(f"--out {out}: cannot be written ({error.strerror}); choose another folder") from error
 
     def _report(self, code: StoredCode) -> TrainReport:
         adds = describe(chain(self._model, *self._front(), self._encoder), Path(HEAD)).multiply_adds

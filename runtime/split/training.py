@@ -21,7 +21,7 @@ from numpy.random import default_rng
 from numpy.typing import NDArray
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.extras import need
+from edge_run.base.extras import TRAIN, need
 from edge_run.devices.host.machine import usable_cpus
 from edge_run.partition.entropy_coding import fit_table
 from edge_run.partition.latent_codec import LARGEST_SYMBOL, MOST_RATES
@@ -30,7 +30,6 @@ from edge_run.runtime.split.images import ImageFolder
 from edge_run.runtime.split.onnx_session import run_session
 from edge_run.runtime.split.onnx_torch import TorchGraph
 
-EXTRA = "train"
 HEADER_BYTES = 9  # of a code, with what the range coder's end and priors of other images take
 _log = logging.getLogger(__name__)
 
@@ -81,7 +80,7 @@ class Quantiser:
 
     def __init__(self, latents: NDArray[np.float32], rates_bytes: Sequence[int]) -> None:
         """Begin with one step for all channels, so that `latents` (n, channels, height, width) have these sizes."""
-        torch = need("torch", EXTRA)
+        torch = need("torch", TRAIN)
         rows = latents.transpose(1, 0, 2, 3).reshape(latents.shape[1], -1)
         steps = [_find_step(rows, len(latents), (one - HEADER_BYTES) * 8.0) for one in rates_bytes]
         log_gain = -np.log(np.array(steps, dtype=np.float32))[:, None].repeat(len(rows), 1)
@@ -97,7 +96,7 @@ class Quantiser:
 
     def __call__(self, latent: Any, rates: Any) -> tuple[Any, Any]:
         """Return what is left of `latent` (batch, channels, height, width), and the bits of each image (batch,)."""
-        torch = need("torch", EXTRA)
+        torch = need("torch", TRAIN)
         gain, scale = (one[rates].exp()[:, :, None, None] for one in (self.log_gain, self.log_scale))
         scaled = latent.float() * gain
         rounded = scaled + (scaled.round() - scaled).detach()
@@ -130,7 +129,7 @@ def train(
     student: Student, images: ImageFolder, chosen: Sequence[int], config: TrainConfig, show: Callable[[str], None]
 ) -> None:
     """Teach `student` on the images of these numbers. show: told how far it is, again and again."""
-    torch = need("torch", EXTRA)
+    torch = need("torch", TRAIN)
     torch.manual_seed(config.seed)
     torch.set_num_threads(config.threads or len(usable_cpus()))
     trainer = _Trainer(student, images, np.array(chosen), config, show)
@@ -149,7 +148,7 @@ class _Trainer:
         config: TrainConfig,
         show: Callable[[str], None],
     ) -> None:
-        torch = need("torch", EXTRA)
+        torch = need("torch", TRAIN)
         self._student, self._images, self._chosen, self._config, self._show = student, images, chosen, config, show
         self._generator = default_rng(config.seed)
         self._targets = torch.tensor([(one - HEADER_BYTES) * 8.0 for one in config.rates_bytes])
@@ -159,7 +158,7 @@ class _Trainer:
 
     def run(self, stage: str, epochs: float) -> None:
         """Train one stage, with a learning rate that rises and falls once (Smith, 2018)."""
-        torch = need("torch", EXTRA)
+        torch = need("torch", TRAIN)
         steps = round(epochs * len(self._chosen) / self._config.batch)
         if steps < 1:
             return
@@ -187,7 +186,7 @@ class _Trainer:
                 _log.info("%s: step %d of %d, loss %.4f, %.0f s left", stage, step + 1, steps, recent, left_s)
 
     def _loss(self, stage: str) -> tuple[Any, float]:
-        torch = need("torch", EXTRA)
+        torch = need("torch", TRAIN)
         student = self._student
         wanted = min(self._config.batch, len(self._chosen))
         pixels = self._images.batch(self._generator.choice(self._chosen, wanted, replace=False))
@@ -209,7 +208,7 @@ class _Trainer:
 
     def _excess(self, bits: Any, rates: Any) -> Any:
         """Return how often the mean code of each rate is doubled beyond its bytes, added up."""
-        torch = need("torch", EXTRA)
+        torch = need("torch", TRAIN)
         present = [number for number in range(len(self._targets)) if bool((rates == number).any())]
         return sum(torch.relu(torch.log2(bits[rates == one].mean() / self._targets[one])) for one in present)
 
@@ -238,7 +237,7 @@ def _answer_error(made: Sequence[Any], wanted: Sequence[Any]) -> Any:
     Classes are what has a shape of (batch, n): probabilities where rows add up to 1, else logits (Hinton et al., 2015,
     with a temperature of 2).
     """
-    functions = need("torch", EXTRA).nn.functional
+    functions = need("torch", TRAIN).nn.functional
     total = 0.0
     for one, target in zip(made, wanted, strict=True):
         if target.dim() != 2 or target.shape[1] < 2:

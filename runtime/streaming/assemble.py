@@ -17,7 +17,7 @@ from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.llama.row_products import RowProducts
 from edge_run.runtime.planning.expert_plan import MoePlan, least_by_expert, plan_moe, token_bytes
 from edge_run.runtime.planning.experts import DensePart
-from edge_run.runtime.planning.memory_plan import RowRange, plan_streamed, row_ranges
+from edge_run.runtime.planning.memory_plan import plan_streamed, row_ranges
 from edge_run.runtime.planning.routing import Usage
 from edge_run.runtime.planning.terms import Terms, used_experts
 from edge_run.runtime.streaming.experts import Adaptation, ExpertRoom, ExpertStreaming
@@ -29,7 +29,7 @@ from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import Readers
 from edge_run.tiers.residency import Residency
-from edge_run.tiers.rows import RowTable
+from edge_run.tiers.rows import RowRange, RowTable
 from edge_run.tiers.source import Source, SourceFile
 from edge_run.tiers.weights import MAX_READ_CHUNKS, READ_BYTES, Weights
 
@@ -75,11 +75,7 @@ class WeightMemory:
 
     def lookups(self, ranges: Sequence[RowRange]) -> Lookups:
         """Return the lookups of rows in the tables that are read by row."""
-        tables = [
-            RowTable(r.start, r.stop, r.file_offset, self.sources[r.shard], self.readers, r.budget_bytes, r.is_apart)
-            for r in ranges
-        ]
-        return Lookups(tables, self.products)
+        return Lookups([RowTable(r, self.sources[r.shard], self.readers) for r in ranges], self.products)
 
 
 def open_streams(
@@ -158,7 +154,7 @@ def _dense_in_order(
 ) -> WeightStreaming:
     """Stream the dense part of a model in the order of a pass, through frames of its own."""
     address_space = memory.address_space
-    order = [chunk for segment in part.segments(graph, address_space, lookups.tables) for chunk in segment.acquire]
+    order = [chunk for segment in part.segments(graph, address_space, lookups.ranges) for chunk in segment.acquire]
     states = Residency(address_space.n_chunks, order, residency.pinned, residency.n_frames)
     weights = memory.weights(states, READ_BYTES // address_space.chunk_bytes)
     weights.start()

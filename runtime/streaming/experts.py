@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edge_run.base.results import ExpertUse
@@ -153,7 +154,7 @@ class ExpertStreaming:
         choice = choice_of_outputs(graph)
         for i, node in enumerate(graph):
             if tensor := self._tensor(node):
-                steps.stop_before(i, self._step(tensor))
+                steps.stop_before(i, partial(self._prepare, tensor))
                 if i > choice and self._first_of_outputs is None:
                     self._first_of_outputs = tensor
         if self.prefetch:
@@ -179,9 +180,6 @@ class ExpertStreaming:
     def _tensor(self, node: Node) -> ExpertTensor | None:
         read = routed_read(node)
         return self._experts.at.get(read.address) if read else None
-
-    def _step(self, tensor: ExpertTensor) -> Callable[[int], None]:
-        return lambda address: self._prepare(tensor, address)
 
     def _prepare(self, tensor: ExpertTensor, address: int) -> None:
         rows = chosen_experts(address, tensor.n_experts)
@@ -270,10 +268,8 @@ class ExpertStreaming:
         piece, both = max(map(self._experts.piece_size, layer)), 2 * self._experts.largest_tensor
         is_crowded = len(self._chosen) >= CROWDED_SHARE * layer[0].n_experts
         self._is_ahead = is_crowded and both + self._n_used * max(self._experts.sizes) <= self._n_frames
-        if not self._is_ahead:
-            return piece * sum((self._layer, expert) not in self._cache for expert in self._chosen)
         passing = piece * sum((self._layer, expert) not in self._cache for expert in self._chosen)
-        return min(both, passing + max(passing, len(self._ahead)))
+        return min(both, passing + max(passing, len(self._ahead))) if self._is_ahead else passing
 
     def _use(self, tensor: ExpertTensor) -> None:
         """Wait for the chosen pieces of `tensor`, and release those of the tensor before."""

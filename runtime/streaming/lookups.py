@@ -19,15 +19,16 @@ from edge_run.tiers.rows import RowTable
 
 
 class Lookups:
-    """The lookups of rows in `tables`.
+    """The lookups of rows in tables.
 
-    tables: what is read by row.
+    ranges: what is read by row.
     wait_s: how long passes waited for rows.
     """
 
     def __init__(self, tables: Sequence[RowTable], products: RowProducts | None = None) -> None:
         """products: computes lookups in tables that lie apart; None where there are none."""
-        self.tables, self._products = tables, products
+        self.ranges = [table.range for table in tables]
+        self._tables, self._products = tables, products
         self._unknown: Step | None = None
         self._unknown_address = 0
         self.wait_s = 0.0
@@ -60,16 +61,16 @@ class Lookups:
 
     def close(self) -> None:
         """Free the memory of tables that lie apart, when no reader is at work any more. Idempotent."""
-        for table in self.tables:
+        for table in self._tables:
             table.close()
 
     def _steps(self, node: Node) -> tuple[Step | None, Step | None]:
         """Return what to do before `node` and, where llama.cpp is to leave it out, instead of it."""
         read = next((read for read in node.reads if read.row_bytes), None)
-        number = table_of(read, self.tables) if read else None
+        number = table_of(read, self.ranges) if read else None
         if read is None or number is None or not node.is_computed:
             return None, None
-        table, products = self.tables[number], self._products
+        table, products = self._tables[number], self._products
 
         def fetch(address: int) -> None:
             rows = looked_up_rows(address)
@@ -80,4 +81,4 @@ class Lookups:
             products.look_up(address, table.place_of(read.address))
             ggml.set_compute_flag(address, True)
 
-        return fetch, look_up if table.is_apart else None
+        return fetch, look_up if table.range.is_apart else None

@@ -7,12 +7,13 @@ still predicted and judged, but no longer read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from edge_run.prefetch.experts import MoeShape, Unit
-from edge_run.prefetch.predictors import CorrectedRouter, Predictor, Router, Vector
+from edge_run.prefetch.predictors import CorrectedRouter, Router, Vector
 from edge_run.runtime.decoding.driver import Steps
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.streaming.taps import RoutedLayer, routed_layers
@@ -107,7 +108,7 @@ class ExpertPrefetch:
         """Name experts of `gguf`."""
         self.setting = OFF
         self._gguf, self._moe, self._is_resident = gguf, moe, is_resident
-        self._predictor: Predictor = CorrectedRouter(moe, self._router)
+        self._predictor = CorrectedRouter(moe, self._router)
         self._layers: Sequence[RoutedLayer | None] = [None] * len(moe.layers)
         self._routers: dict[int, Router | None] = {}
         self._last = -1  # the layers up to here have run, so that their routers are in memory
@@ -122,7 +123,7 @@ class ExpertPrefetch:
         self._layers = layers
         for number, layer in enumerate(layers[:-1]):
             if layer is not None and layer.output is not None:
-                steps.stop_before(layer.output.ordinal, _step(when_done, number))
+                steps.stop_before(layer.output.ordinal, partial(when_done, number))
 
     def when_chosen(self, layer: int, experts: Sequence[int], address: int) -> Named:
         """Learn the experts that `layer` chose for a token, and name those to read ahead.
@@ -179,7 +180,3 @@ class ExpertPrefetch:
                 return None
             self._routers[layer] = found.open_router()
         return self._routers[layer]
-
-
-def _step(when_done: Callable[[int, int], None], layer: int) -> Callable[[int], None]:
-    return lambda address: when_done(layer, address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from edge_run.prefetch.routes import DECODE, PREFILL, Route, RouteHeader, RouteWriter
 from edge_run.runtime.decoding.driver import Steps
@@ -54,7 +55,7 @@ class RouteRecorder:
         for i, node in enumerate(graph):
             if routed_read(node) and node.expert_ids not in seen:
                 seen.add(node.expert_ids)
-                steps.stop_before(i, self._step(node))
+                steps.stop_before(i, partial(self._record, node))
 
     def before_unknown(self, node: Node, address: int) -> bool:
         """Record at the first node that uses ids; stop after nodes that may make ids."""
@@ -68,9 +69,6 @@ class RouteRecorder:
 
     def abandon(self) -> None:
         """Keep what was recorded."""
-
-    def _step(self, node: Node) -> Callable[[int], None]:
-        return lambda address: self._record(node, address)
 
     def _record(self, node: Node, address: int) -> None:
         read = routed_read(node)

@@ -161,7 +161,7 @@ class WeightStreaming:
 
     def expose(self) -> None:
         """Make all chunks but those inside tables readable until `hide`; missing ones read as zeros."""
-        inside = (self._address_space.chunks_of(t.start, t.stop - t.start) for t in self._lookups.tables)
+        inside = (self._address_space.chunks_of(r.start, r.length) for r in self._lookups.ranges)
         self.weights.expose(frozenset(itertools.chain(*inside)))
 
     def hide(self) -> None:
@@ -172,7 +172,7 @@ class WeightStreaming:
         return () if read.is_copied else self._copied_chunks(read)
 
     def _copied_chunks(self, read: WeightRead) -> Iterable[int]:
-        chunks = chunks_of(read, self._address_space, self._lookups.tables)
+        chunks = chunks_of(read, self._address_space, self._lookups.ranges)
         return self._part.needs(read, chunks) if self._part else chunks
 
     def _chunks_copied(self, reads: Sequence[WeightRead]) -> list[int]:

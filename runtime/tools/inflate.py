@@ -25,8 +25,8 @@ from edge_run.base.units import format_size, round_up
 from edge_run.runtime.tools.inflate_blocks import Filler, GrownTensor, tensor_pieces
 from edge_run.runtime.tools.inflate_source import ROLES, InflateSource, Role, read_source
 from edge_run.runtime.tools.target import check_room, check_target, written
-from edge_run.tiers.gguf import ArrayValue
 from edge_run.tiers.gguf_format import MAGIC, SCALARS
+from edge_run.tiers.gguf_header import ArrayValue
 
 MAX_WIDTH = (1 << 31) - 32
 MAX_LAYERS = 512  # llama.cpp's own

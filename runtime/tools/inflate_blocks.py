@@ -15,11 +15,11 @@ from typing import BinaryIO
 import numpy as np
 from numpy.random import Generator, default_rng
 
-from edge_run.base.errors import ModelFileError
 from edge_run.runtime.llama import _ggml
 from edge_run.runtime.tools.inflate_source import Role
-from edge_run.tiers.gguf import TensorInfo
+from edge_run.runtime.tools.target import read_at
 from edge_run.tiers.gguf_format import TENSOR_TYPES
+from edge_run.tiers.gguf_header import TensorInfo
 
 PIECE_BYTES = 4 << 20
 ZEROS = memoryview(bytes(1 << 20))
@@ -97,27 +97,14 @@ def _widen_columns(tensor: GrownTensor, file: BinaryIO) -> Iterator[Piece]:
     piece = np.zeros((rows_per_piece, row_bytes), np.uint8)
     for row in range(0, n_rows, rows_per_piece):
         count = min(rows_per_piece, n_rows - row)
-        trained = _read(file, source.offset + row * trained_bytes, count * trained_bytes)
+        trained = read_at(file, source.offset + row * trained_bytes, count * trained_bytes)
         piece[:count, :trained_bytes] = np.frombuffer(trained, np.uint8).reshape(count, trained_bytes)
         yield piece[:count].data.cast("B")
 
 
 def _copy(file: BinaryIO, offset: int, size_bytes: int) -> Iterator[Piece]:
     for done in range(0, size_bytes, PIECE_BYTES):
-        yield _read(file, offset + done, min(PIECE_BYTES, size_bytes - done))
-
-
-def _read(file: BinaryIO, offset: int, size_bytes: int) -> bytes:
-    file.seek(offset)
-    piece = file.read(size_bytes)
-    if len(piece) < size_bytes:
-        raise ModelFileError(
-            f"{file.name}: ended at byte {offset + len(piece):,}, {offset + size_bytes:,} are needed; it changed while "
-            "it was read: try again",
-            found_bytes=offset + len(piece),
-            needed_bytes=offset + size_bytes,
-        )
-    return piece
+        yield read_at(file, offset + done, min(PIECE_BYTES, size_bytes - done))
 
 
 def _repeat(template: memoryview, size_bytes: int, start: int) -> Iterator[Piece]:

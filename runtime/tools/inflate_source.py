@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.errors import NotSupported
-from edge_run.tiers.gguf import Header, TensorInfo, read_gguf, read_header
+from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES, UINT32
+from edge_run.tiers.gguf_header import Header, TensorInfo, read_header
 
 SUPPORTED_ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe")  # a layer there does not depend on its number
 SUPPORTED_TYPES = (  # llama.cpp quantises to them quickly, and without an importance matrix

@@ -8,16 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
 
-from edge_run.base.errors import ConfigError, ModelFileError, NotSupported, TierReadError, system_errors
-from edge_run.base.extras import need
+from edge_run.base.errors import ConfigError, NotSupported, system_errors
+from edge_run.base.extras import PACK, need
 from edge_run.base.units import format_size
 from edge_run.devices.host.machine import usable_cpus
 from edge_run.runtime.planning.experts import CHUNKS_PER_PIECE
-from edge_run.runtime.tools.target import check_room, check_target, written
-from edge_run.tiers.gguf import GgufModel, TensorInfo, read_gguf
+from edge_run.runtime.tools.target import check_room, check_target, read_at, written
+from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.gguf_format import TENSOR_TYPES
+from edge_run.tiers.gguf_header import TensorInfo
 from edge_run.tiers.packed import set_apart
 from edge_run.tiers.packed_file import ENTRY, HEAD, model_key, packed_path, write_head, write_index
 from edge_run.tiers.packed_index import LARGEST_BLOCK_BYTES, SMALLEST_BLOCK_BYTES, Facts
@@ -97,7 +97,7 @@ def pack(
 
 def _compressor() -> Compress:
     """Return what compresses a block, of which several may be at once."""
-    zstandard = need("zstandard", "pack")
+    zstandard = need("zstandard", PACK)
 
     def compress(block: bytes) -> bytes:
         return bytes(zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress(block))
@@ -148,7 +148,7 @@ def _sampled_share(gguf: GgufModel, tensor: TensorInfo, block_bytes: int, compre
     length = min(block_bytes, tensor.size_bytes)
     starts = [tensor.offset + i * (tensor.size_bytes - length) // SAMPLES for i in range(SAMPLES)]
     with gguf.shards[tensor.shard].path.open("rb") as file:
-        blocks = [_read(file, start // 32 * 32, length) for start in starts]
+        blocks = [read_at(file, start // 32 * 32, length) for start in starts]
     number_bytes = _number_bytes([tensor])
     return sum(len(part) for block in blocks for part in _frames(block, number_bytes, compress)) / sum(map(len, blocks))
 
@@ -212,24 +212,9 @@ def _read_blocks(
         with shard.path.open("rb", buffering=0) as file:
             while some := list(islice(rest, _BLOCKS_AT_ONCE)):
                 lengths = [min(block_bytes, shard.size_bytes - block * block_bytes) for _, block in some]
-                raw = [_read(file, block * block_bytes, n) for (_, block), n in zip(some, lengths, strict=True)]
+                raw = [read_at(file, block * block_bytes, n) for (_, block), n in zip(some, lengths, strict=True)]
                 if hasattr(os, "posix_fadvise"):
                     first, last = some[0][1], some[-1][1]
                     length = (last + 1 - first) * block_bytes
                     os.posix_fadvise(file.fileno(), first * block_bytes, length, os.POSIX_FADV_DONTNEED)
                 yield some, raw
-
-
-def _read(file: BinaryIO, offset: int, length: int) -> bytes:
-    found = b""
-    try:
-        while len(found) < length and (more := os.pread(file.fileno(), length - len(found), offset + len(found))):
-            found += more
-    except OSError as error:
-        at = f"at byte {offset + len(found):,}"
-        raise TierReadError(f"{file.name}: cannot be read {at} ({error.strerror}); check the drive") from error
-    if len(found) < length:
-        raise ModelFileError(
-            f"{file.name}: ended at byte {offset + len(found):,}; it changed while it was read: try again"
-        )
-    return found

@@ -1,15 +1,36 @@
-"""The file that a tool writes beside a model: checked before the work begins, and there as a whole or not at all."""
+"""The files of a tool: the model that is read, and what is written, which is there as a whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from edge_run.base.errors import ConfigError, EdgeRunError, TierReadError
+from edge_run.base.errors import ConfigError, EdgeRunError, ModelFileError, TierReadError
 from edge_run.base.files import whole_file
 from edge_run.base.units import format_size
+
+
+def read_at(file: BinaryIO, offset: int, length: int) -> bytes:
+    """Return `length` bytes of a model's file. Raises TierReadError, and ModelFileError where they are not there."""
+    found = b""
+    try:
+        while len(found) < length and (more := os.pread(file.fileno(), length - len(found), offset + len(found))):
+            found += more
+    except OSError as error:
+        at = f"at byte {offset + len(found):,}"
+        raise TierReadError(f"{file.name}: cannot be read {at} ({error.strerror}); check the drive") from error
+    if len(found) < length:
+        raise ModelFileError(
+            f"{file.name}: ended at byte {offset + len(found):,}, {offset + length:,} are needed; it changed while it "
+            "was read: try again",
+            found_bytes=offset + len(found),
+            needed_bytes=offset + length,
+        )
+    return found
 
 
 def check_target(target: Path, models: Iterable[Path], what: str) -> None:

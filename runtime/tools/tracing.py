@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from edge_run.base.config import ModelConfig, make_config
-from edge_run.base.errors import ConfigError, NotSupported, TierReadError, system_errors
-from edge_run.base.files import whole_file
+from edge_run.base.errors import ConfigError, NotSupported, system_errors
+from edge_run.base.files import whole_file, writing
 from edge_run.base.replay import Recording
 from edge_run.prefetch.routes import DECODE, RouteWriter
 from edge_run.runtime.decoding.session import Session
@@ -51,17 +51,12 @@ def trace(
     if not header.expert_bytes:
         raise NotSupported(f"{path}: no mixture of experts, so nothing is routed; give another GGUF file")
     settings = replace(config or make_config(ModelConfig, options), gpu_memory=0)  # its routers are not seen
-    try:
-        with whole_file(output) as draft, draft.open("w", encoding="utf-8") as file:
-            recorder = RouteRecorder(header, RouteWriter(file, header))
-            with opening or nullcontext():
-                engine = Engine.open(Path(path), settings, recorder=recorder, gguf=gguf)
-            try:
-                _generate(engine, prompt, max_tokens, recorder, on_token)
-            finally:
-                engine.close()
-    except OSError as error:
-        raise TierReadError(f"{output}: cannot be written ({error.strerror}); give another name") from error
+    with writing(str(output)), whole_file(output) as draft, draft.open("w", encoding="utf-8") as file:
+        recorder = RouteRecorder(header, RouteWriter(file, header))
+        with opening or nullcontext():
+            engine = Engine.open(Path(path), settings, recorder=recorder, gguf=gguf)
+        with closing(engine):
+            _generate(engine, prompt, max_tokens, recorder, on_token)
     layers = len(header.expert_bytes)
     return Recording(str(output), layers, header.n_experts, *recorder.n_tokens.values())
 

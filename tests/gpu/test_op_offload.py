@@ -151,7 +151,7 @@ def test_a_gpu_that_is_measured_gives_times(folder: Path) -> None:
     assert known
     assert known.gpus[0].kernels == gpu.kernels
     assert not is_known(find_gpus()[0], [("Q2_K", 256, 1, False)], Measurements())
-    forecast = planned.timed(planned.plan(), known, path, 64).forecast
+    forecast = planned.timed(planned.plan(), known, 64).forecast
     assert forecast
     assert 0 < forecast.compute_s_per_token < 60
     assert 0 < 1 / forecast.decode_tokens_per_s < 60

@@ -160,7 +160,7 @@ def test_an_answer(tmp_path: Path) -> None:
 
 
 def test_members_of_a_mesh(capsys: pytest.CaptureFixture[str]) -> None:
-    link = MeshLink("bb", f"tcp://{NASTY}", 0.001, 1e8)
+    link = MeshLink(f"tcp://{NASTY}", 0.001, 1e8, "bb")
     members = tuple(
         MeshMember(node, NASTY + "\nfake line", True, {NASTY: NASTY}, (), {NASTY: NASTY}, (link,))
         for node in ("aa", "bb")

@@ -41,7 +41,7 @@ ASK = """
         print(f"refused: {error}", flush=True)
         sys.exit()
     if then == "forks" and os.fork() == 0:
-        grant.release()  # not the child's
+        grant.close()  # not the child's
         print(os.getpid(), flush=True)
         time.sleep(60)
         os._exit(0)

@@ -60,7 +60,7 @@ class Witness:
         for span in backing.address_space.spans:
             inside.update(range(span.start, span.stop, _libc.PAGE))
         for stream in self.engine._supplied.streams:
-            for table in getattr(getattr(stream, "_lookups", None), "tables", ()):
+            for table in getattr(getattr(stream, "_lookups", None), "ranges", ()):
                 inside.difference_update(range(table.start, table.stop, _libc.PAGE))
         least, most, n_pages = min(inside), max(inside), 0
         with ExitStack() as stack:

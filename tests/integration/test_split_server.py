@@ -24,7 +24,7 @@ from PIL import Image
 from edge_run import AsyncSplitModel, ConfigError, ModelFileError, ProtocolError, SplitModel
 from edge_run.runtime.split import protocol
 from edge_run.runtime.split.bundle import read_bundle
-from edge_run.runtime.split.protocol import ServerLink, pack_arrays, parse_address, unpack_arrays
+from edge_run.runtime.split.protocol import ServerLink, pack_arrays, unpack_arrays
 from vision_models import make_bundle, make_pixels
 
 DEADLINE_S = 2.0
@@ -275,21 +275,6 @@ def test_tasks_share_an_async_model(head: Path, server: int, backend: str) -> No
         return found
 
     assert len(anyio.run(main, backend=backend)) == 5
-
-
-def test_addresses() -> None:
-    port = protocol.DEFAULT_PORT
-    for text, wanted in (
-        ("host", ("host", port)),
-        ("host:1", ("host", 1)),
-        ("::1", ("::1", port)),
-        ("[::1]:5", ("::1", 5)),
-        ("[::1]", ("::1", port)),
-    ):
-        assert parse_address(text) == wanted
-    for text in ("", ":5", "host:x", "host:99999", "host:"):
-        with pytest.raises(ConfigError):
-            parse_address(text)
 
 
 def test_refusals(head: Path, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def bundle(**changed: object) -> Callable[[Target], bytes]:
 
 def symbols_beyond(target: Target) -> bytes:
     document = json.loads(target.seeds[0])
-    document["rates"][0]["tables"][0]["below"] = 2**40
+    document["rates"][0]["rate"]["tables"][0]["below"] = 2**40
     return dump(document)
 
 

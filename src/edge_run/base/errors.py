@@ -40,60 +40,64 @@ class EdgeRunError(Exception):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class ConfigError(EdgeRunError, ValueError):
-    """A flag or argument that cannot be: out of range, of the wrong form, or against another one.
-
-    found, needed: counts, and so in bytes. line: of the text that is wrong.
-    """
+class _OfCounts:
+    """An error of numbers: how many there were, and how many were needed."""
 
     found: int = 0
     needed: int = 0
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class _OfSizes:
+    """An error of sizes: how much there was, and how much was needed."""
+
     found_bytes: int = 0
     needed_bytes: int = 0
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class ConfigError(_OfCounts, _OfSizes, EdgeRunError, ValueError):
+    """A flag or argument that cannot be: out of range, of the wrong form, or against another one.
+
+    line: of the text that is wrong.
+    """
+
     line: int = 0
     exit_code = 2
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class ModelFileError(EdgeRunError):
+class ModelFileError(_OfCounts, _OfSizes, EdgeRunError):
     """The model file is missing, is not a GGUF or ONNX file, is truncated, lacks a part, or changed while in use.
 
-    found, needed: counts, and so in bytes. position_bytes: in the file. line: of a text in it that is wrong.
+    position_bytes: in the file. line: of a text in it that is wrong.
     """
 
-    found: int = 0
-    needed: int = 0
-    found_bytes: int = 0
-    needed_bytes: int = 0
     position_bytes: int = 0
     line: int = 0
     exit_code = 3
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class BudgetError(EdgeRunError, MemoryError):
+class BudgetError(_OfSizes, EdgeRunError, MemoryError):
     """The budget is smaller than the smallest that works (`minimum_bytes`), or more than is free (`found_bytes`).
 
     needed_bytes: what the plan takes that found too little free.
     """
 
     minimum_bytes: int = 0
-    needed_bytes: int = 0
-    found_bytes: int = 0
     exit_code = 4
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class TierReadError(EdgeRunError, OSError):
+class TierReadError(_OfSizes, EdgeRunError, OSError):
     """Storage refused a read or a write. What was resident stays resident; the pass is discarded.
 
     needed_bytes: to be read or written. position_bytes: in the file. found_bytes: what is free. errno: the system's
     number for the reason.
     """
 
-    needed_bytes: int = 0
     position_bytes: int = 0
-    found_bytes: int = 0
     errno: int | None = None
     exit_code = 5
 
@@ -105,11 +109,9 @@ class KernelError(EdgeRunError):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class NotSupported(EdgeRunError):
-    """The request is right, and this model or device cannot serve it. found, needed: counts."""
+class NotSupported(_OfCounts, EdgeRunError):
+    """The request is right, and this model or device cannot serve it."""
 
-    found: int = 0
-    needed: int = 0
     exit_code = 7
 
 
@@ -167,11 +169,9 @@ class NotTrusted(MeshError):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class PackedFileError(EdgeRunError):
+class PackedFileError(_OfCounts, EdgeRunError):
     """A packed file is another model's, damaged, of another version (`found`, `needed`), or cannot be read."""
 
-    found: int = 0
-    needed: int = 0
     exit_code = 13
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from edge_run.base.errors import NotSupported
 
+MESH, PACK, SERVE, SPLIT, TRAIN = "mesh", "pack", "serve", "split", "train"
+
 
 def need(module: str, extra: str) -> Any:
     """Return the module of this name. Raises NotSupported, naming the extra that installs it, where it is missing."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from edge_run.base.errors import ConfigError
+from edge_run.base.errors import ConfigError, EdgeRunError, TierReadError
 from edge_run.base.units import format_size
+
+logger = logging.getLogger(__name__)
 
 
 def read_text_file(path: str | Path, what: str, most_bytes: int) -> str:
@@ -56,3 +59,27 @@ def whole_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(what: str, advice: str = "choose another name") -> Iterator[None]:
+    """Raise TierReadError where the system refuses to write `what` in this block."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, EdgeRunError):
+            raise
+        raise TierReadError(f"{what}: cannot be written ({error.strerror or error}); {advice}") from error
+
+
+def keep_file(path: Path, content: bytes, what: str) -> None:
+    """Write a whole file of a cache, for its owner alone; that it cannot be written is no error, and is logged.
+
+    what: what it keeps.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path, 0o600) as draft:
+            draft.write_bytes(content)
+    except OSError as error:
+        logger.info("%s cannot be kept in %s: %s", what, path.parent, error)

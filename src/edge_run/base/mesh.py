@@ -18,33 +18,27 @@ Document: TypeAlias = Mapping[str, JsonValue]
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A device of the mesh that is present.
+class Named:
+    """A device.
 
     node: its id, made from its public key.
-    name: what people call it.
-    incarnation: the id of this start of it; a later start has the greater one.
-    capabilities: what it announced of itself (budgets, rates, numerics, models); the mesh carries that, runs read it.
+    name: what people call it, which need not be its own.
     """
 
     node: str
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Member(Named):
+    """A device of the mesh that is present.
+
+    incarnation: the id of this start of it; a later start has the greater one.
+    capabilities: what it announced of itself (budgets, rates, numerics, models); the mesh carries that, runs read it.
+    """
+
     incarnation: str
     capabilities: Document
-
-
-class Named(Protocol):
-    """A device with an id and a name, which need not be its own."""
-
-    @property
-    def node(self) -> str:
-        """Its id."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """What people call it."""
-        ...
 
 
 def names_apart(members: Iterable[Named]) -> dict[str, str]:

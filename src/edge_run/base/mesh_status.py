@@ -4,33 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_run.base.mesh import Document
+from edge_run.base.mesh import Document, LinkRate, Named
 
 
 @dataclass(frozen=True, slots=True)
-class MeshLink:
-    """The link from a member to another, as the member measured it last.
-
-    round_trip_s: for a few bytes, there and back.
-    bytes_per_s: in bulk, one way.
-    """
+class MeshLink(LinkRate):
+    """The link from a member to `node`, as the member measured it last."""
 
     node: str
-    place: str
-    round_trip_s: float
-    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class MeshMember:
+class MeshMember(Named):
     """A device that is present: what it announced, the layers that it holds by the latest plan, what it measured.
 
     layers: first and last of each range, both included.
     load: how busy it said last that it is.
     """
 
-    node: str
-    name: str
     is_coordinator: bool
     capabilities: Document
     layers: tuple[tuple[int, int], ...]
@@ -73,14 +64,12 @@ class MeshJoin:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterMember:
+class ClusterMember(Named):
     """A member by the list.
 
     role: founder, lead, use or compute.
     """
 
-    node: str
-    name: str
     role: str
 
 

@@ -42,6 +42,11 @@ def format_size(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B"
 
 
+def format_rate(tokens_per_s: float) -> str:
+    """Return a speed for a person to read: `1,240 tokens/s`, `12.4 tokens/s`."""
+    return f"{tokens_per_s:,.0f} tokens/s" if tokens_per_s >= 100 else f"{tokens_per_s:.3g} tokens/s"
+
+
 def format_count(number: int, thing: str) -> str:
     """Return a number of things for a person to read: `1 token`, `1,200 tokens`."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

@@ -18,7 +18,7 @@ def test_devices_of_one_name_are_told_apart_by_their_ids() -> None:
 
 
 def test_status_tells_them_apart_where_it_shows_links() -> None:
-    members = (member("aa", "box", (MeshLink("bb", "tcp://127.0.0.1:1", 0.001, 1e8),)), member("bb", "box"))
+    members = (member("aa", "box", (MeshLink("tcp://127.0.0.1:1", 0.001, 1e8, "bb"),)), member("bb", "box"))
     text = describe(MeshStatus("c", "mqtt://h:1", "aa", 1, {"model": "m.gguf"}, members))
     assert "box (aa) to box (bb)" in text
     assert "box (aa) runs m.gguf" in text

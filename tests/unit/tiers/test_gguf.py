@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from edge_run.base.errors import ModelFileError
 from edge_run.tiers import gguf_format
-from edge_run.tiers.gguf import ArrayValue, GgufModel, read_gguf, read_header
+from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.gguf_format import F16, F32, Q4_0, STRING, TENSOR_TYPES
+from edge_run.tiers.gguf_header import ArrayValue, read_header
 
 N_TENSORS = 3
 

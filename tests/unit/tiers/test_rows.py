@@ -12,7 +12,7 @@ import pytest
 from edge_run.base.errors import ModelFileError, TierReadError
 from edge_run.tiers import _libc
 from edge_run.tiers.readers import Readers
-from edge_run.tiers.rows import RowTable
+from edge_run.tiers.rows import RowRange, RowTable
 from edge_run.tiers.source import SourceFile
 from mapped import PAGE, advice_at, content, is_readable, mapped, write_random
 
@@ -35,7 +35,7 @@ class Setting:
 
         self.source.read_into = read_into  # type: ignore[method-assign]
         start, stop = base + FIRST_PAGE * PAGE, base + N_PAGES * PAGE
-        self.table = RowTable(start, stop, FIRST_PAGE * PAGE, self.source, readers, budget_pages * PAGE)
+        self.table = RowTable(RowRange(start, stop, 0, FIRST_PAGE * PAGE, budget_pages * PAGE), self.source, readers)
 
     def fetch(self, *rows: int) -> None:
         self.table.fetch((self.base + row * self.row_bytes, self.row_bytes) for row in rows)
@@ -47,8 +47,8 @@ class Setting:
     def resident_pages(self) -> int:
         """How many pages of the table are in memory, as the kernel counts them."""
         with open("/proc/self/pagemap", "rb") as pagemap:
-            pagemap.seek(self.table.start // PAGE * 8)
-            entries = pagemap.read((self.table.stop - self.table.start) // PAGE * 8)
+            pagemap.seek(self.table.range.start // PAGE * 8)
+            entries = pagemap.read((self.table.range.stop - self.table.range.start) // PAGE * 8)
         return sum(entries[i + 7] >> 7 for i in range(0, len(entries), 8))
 
 
@@ -162,14 +162,14 @@ def test_a_table_is_kept_out_of_huge_pages_forks_and_core_dumps(path: Path, base
     """Where huge pages are always on, one row would bring 2 MiB into memory, far beyond the budget."""
     setting = Setting(path, base, readers, 8, PAGE)
     huge = {"nh"} if Path("/sys/kernel/mm/transparent_hugepage").exists() else set()
-    assert {"dc", "dd", *huge} <= advice_at(setting.table.start)
+    assert {"dc", "dd", *huge} <= advice_at(setting.table.range.start)
 
 
 def test_a_table_apart_has_the_same_rows_elsewhere(path: Path, base: int, readers: Readers) -> None:
     """Nothing of it comes to the table's own addresses, and its memory goes when it does."""
     data, source = path.read_bytes(), SourceFile(path)
     start, stop = base + FIRST_PAGE * PAGE, base + N_PAGES * PAGE
-    table = RowTable(start, stop, FIRST_PAGE * PAGE, source, readers, 8 * PAGE, is_apart=True)
+    table = RowTable(RowRange(start, stop, 0, FIRST_PAGE * PAGE, 8 * PAGE, is_apart=True), source, readers)
     for row in (5, 60, 33):
         address = base + row * PAGE + 100
         table.fetch([(address, PAGE // 2)])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_run.base.errors import ModelFileError
-from edge_run.tiers.gguf import Shard
+from edge_run.tiers.gguf_header import Shard
 from edge_run.tiers.stub import Stubs
 from mapped import PAGE, write_random
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.extras import need
+from edge_run.base.extras import SERVE, need
 from edge_run.base.interrupt import on_ctrl_c
 from edge_run.base.units import format_count
 from edge_run.cli.shared.answer import opened
@@ -54,8 +54,8 @@ def batch(context: click.Context, /, requests: Path, model_file: Path, output: P
     Each result is written as soon as it is there. Whatever ends a run, the same command does what is left. Sampling
     settings are for requests that say nothing; -n is the most that an answer may have.
     """
-    need("msgspec", "serve")
-    need("starlette", "serve")
+    need("msgspec", SERVE)
+    need("starlette", SERVE)
     import anyio
 
     from edge_run.runtime.batches.input_file import count_lines

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from edge_run.base.config import PROMPT_CACHE_ON, ModelConfig
+from edge_run.base.config import PROMPT_CACHE_ON
 from edge_run.base.errors import ConfigError
 from edge_run.cli.shared.generating import chat as chat_with
 from edge_run.cli.shared.generating import continued_model, with_prompt_cache
@@ -49,9 +49,7 @@ def chat(context: click.Context, /, **given: Any) -> None:
 
 def prompt_folder(context: click.Context, values: dict[str, Any]) -> Path:
     """Return where conversations are kept. Raises ConfigError where they are not."""
-    config: ModelConfig = model_config(context, values)
-    if values["prompt_cache"] is not None and not config.keeps_prompts:
+    config = model_config(context, values, prompt_cache=PROMPT_CACHE_ON)
+    if not config.keeps_prompts:
         raise ConfigError("--continue: with --prompt-cache off nothing is kept that could go on")
-    return ModelConfig(
-        cache_folder=config.cache_folder, prompt_cache=values["prompt_cache"] or PROMPT_CACHE_ON
-    ).prompt_folder
+    return config.prompt_folder

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edge_run.base.errors import BudgetError
-from edge_run.base.results import Plan, Sweep, to_json
-from edge_run.base.units import format_size
+from edge_run.base.results import Forecast, Plan, Sweep
+from edge_run.base.units import format_rate, format_size
 from edge_run.cli.reports import forecasts
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.figures import describe_context, describe_gpu, describe_items
@@ -21,6 +22,7 @@ from edge_run.cli.shared.terminal import Terminal
 if TYPE_CHECKING:
     from edge_run.base.profile import DeviceProfile
     from edge_run.runtime.planning.planner import Planner
+    from edge_run.tiers.gguf import GgufModel
 
 PROMPT_TOKENS = 512
 _SETTINGS = (
@@ -64,18 +66,13 @@ def plan(
     if profile and config.repack == "auto":
         planned = planner(model_file, config)  # what was measured may decide what is repacked
 
-    def timed(plan: Plan) -> Plan:
-        return planned.timed(plan, profile, model_file, prompt_tokens) if profile else plan
-
     if sweep:
-        budgets = Sweep(tuple(timed(p) for p in planned.sweep()))
+        budgets = Sweep(tuple(planned.timed(one, profile, prompt_tokens) for one in planned.sweep()))
         terminal.write_result(budgets, given["json"], lambda found: f"{forecasts.table(found.plans)}\n")
         return
-    one = timed(planned.plan())
-    if given["json"]:
-        terminal.write_json(to_json(one))
-        return
-    _show(one, planned, model_file, profile, terminal)
+    one = planned.timed(planned.plan(), profile, prompt_tokens)
+    columns = terminal.console.width if terminal.shows_notices else None
+    terminal.write_result(one, given["json"], lambda found: "\n".join(_paragraphs(found, planned, columns, profile)))
 
 
 def _profile(planned: Planner, model: Path, terminal: Terminal) -> DeviceProfile:
@@ -91,45 +88,43 @@ def _show_plain(model: Path, reason: str, terminal: Terminal) -> None:
     """Say what there is to say of a model that only llama.cpp's own loader can run here."""
     from edge_run.tiers.gguf import read_gguf
 
-    gguf = read_gguf(model)
     terminal.write(
-        f"{model.name}: {gguf.architecture}, {format_size(gguf.data_bytes)} in {len(gguf.tensors):,} tensors\n\n"
+        f"{_what(read_gguf(model))}\n\n"
         f"llama.cpp's own loader runs it here, which keeps no budget, so there is nothing to plan: {reason}.\n"
     )
 
 
-def _show(plan: Plan, planned: Planner, model: Path, profile: DeviceProfile | None, terminal: Terminal) -> None:
-    columns = terminal.console.width if terminal.shows_notices else None
-    gguf = planned.gguf
-    terminal.write(
-        f"{model.name}: {gguf.architecture}, {format_size(gguf.data_bytes)} in {len(gguf.tensors):,} tensors; "
-        f"{describe_context(plan)}\n\n"
-    )
-    terminal.write(f"{forecasts.headline(plan)}\n{describe_items(plan, columns)}\n")
+def _what(gguf: GgufModel) -> str:
+    size, count = format_size(gguf.data_bytes), len(gguf.tensors)
+    return f"{gguf.shards[0].path.name}: {gguf.architecture}, {size} in {count:,} tensors"
+
+
+def _paragraphs(plan: Plan, planned: Planner, columns: int | None, profile: DeviceProfile | None) -> Iterator[str]:
+    yield f"{_what(planned.gguf)}; {describe_context(plan)}\n"
+    yield f"{forecasts.headline(plan)}\n{describe_items(plan, columns)}\n"
     if plan.repacked:
-        terminal.write(f"\n{forecasts.repacked(plan)}\n")
+        yield f"{forecasts.repacked(plan)}\n"
     if plan.by_context:
-        terminal.write(f"\n{forecasts.by_context(plan)}\n")
+        yield f"{forecasts.by_context(plan)}\n"
     if plan.gpu:
-        terminal.write(f"\n{describe_gpu(plan.gpu)}.\n")
+        yield f"{describe_gpu(plan.gpu)}.\n"
     if plan.forecast and profile:
-        terminal.write(f"\n{forecasts.describe(plan, planned.known.micro_batch_tokens, columns)}\n")
-        _advise(plan, planned, model, profile, terminal)
+        yield f"{forecasts.describe(plan, planned.known.micro_batch_tokens, columns)}\n"
+        yield from _advice(plan, plan.forecast, planned, profile)
 
 
-def _advise(plan: Plan, planned: Planner, model: Path, profile: DeviceProfile, terminal: Terminal) -> None:
+def _advice(plan: Plan, forecast: Forecast, planned: Planner, profile: DeviceProfile) -> Iterator[str]:
     """Say what a wider micro-batch would give, where it would give something."""
-    assert plan.forecast is not None
     for factor in (2, 4):
         wider = planned.widened(factor)
         try:
-            other = wider.timed(wider.plan(plan.budget_bytes), profile, model, plan.forecast.prompt_tokens)
+            other = wider.timed(wider.plan(plan.budget_bytes), profile, forecast.prompt_tokens).forecast
         except BudgetError:
             return
-        if other.forecast and other.forecast.prefill_tokens_per_s > 1.1 * plan.forecast.prefill_tokens_per_s:
-            terminal.write(
-                f"\nA micro-batch of {wider.known.micro_batch_tokens:,} tokens (-ub) would read prompts at "
-                f"{other.forecast.prefill_tokens_per_s:.3g} tokens/s, and decode at "
-                f"{other.forecast.decode_tokens_per_s:.3g}; the last bits of the logits may change.\n"
+        if other and other.prefill_tokens_per_s > 1.1 * forecast.prefill_tokens_per_s:
+            yield (
+                f"A micro-batch of {wider.known.micro_batch_tokens:,} tokens (-ub) would read prompts at "
+                f"{format_rate(other.prefill_tokens_per_s)}, and decode at {format_rate(other.decode_tokens_per_s)}; "
+                "the last bits of the logits may change.\n"
             )
             return

@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from edge_run.base.profile import DeviceProfile, DiskProfile, GpuProfile, KernelSpeed
-from edge_run.base.results import to_json
 from edge_run.base.units import MIB, format_size
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.options import some_settings
@@ -48,12 +47,7 @@ def probe(context: click.Context, /, folders: tuple[Path, ...], model: Path | No
 
     store = ProfileStore(config.cache_folder)
     profile = measure(folders, model, config, fresh, lambda text: terminal.show(f"{text} (Ctrl-C stops)"), store)
-    if given["json"]:
-        terminal.write_json(to_json(profile))
-    elif terminal.shows_answer:
-        terminal.write(_as_tables(profile))
-    else:
-        terminal.write(_as_lines(profile))
+    terminal.write_result(profile, given["json"], _as_tables if terminal.shows_answer else _as_lines)
     if store.problem:
         terminal.say(f"Note: {store.problem}")
     elif terminal.shows_notices and not given["json"]:

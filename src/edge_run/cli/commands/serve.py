@@ -10,7 +10,7 @@ import click
 
 import edge_run
 from edge_run.base.errors import ConfigError
-from edge_run.base.extras import need
+from edge_run.base.extras import SERVE, need
 from edge_run.base.files import read_text_file
 from edge_run.cli.shared.answer import opened
 from edge_run.cli.shared.generating import mesh_options
@@ -90,7 +90,7 @@ def serve(context: click.Context, /, model_file: Path, host: str, port: int, **g
     Sampling settings are for requests that say nothing; -n is the most that an answer may have.
     """
     for module in ("uvicorn", "starlette", "msgspec", *(["prometheus_client"] if given["metrics"] else [])):
-        need(module, "serve")
+        need(module, SERVE)
     import anyio
 
     from edge_run.runtime.server.access import access_for, read_keys

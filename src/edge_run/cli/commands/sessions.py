@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edge_run.base.config import PROMPT_CACHE_ON, ModelConfig
+from edge_run.base.config import PROMPT_CACHE_ON
 from edge_run.base.errors import ConfigError
 from edge_run.base.units import format_size
 from edge_run.cli.shared.options import some_settings
@@ -86,8 +86,7 @@ def remove(context: click.Context, /, name: str | None, is_all: bool, **given: A
 
 
 def _folder(context: click.Context, given: dict[str, Any]) -> Path:
-    cache = model_config(context, given).cache_folder
-    return ModelConfig(cache_folder=cache, prompt_cache=given["prompt_cache"] or PROMPT_CACHE_ON).prompt_folder
+    return model_config(context, given, prompt_cache=PROMPT_CACHE_ON).prompt_folder
 
 
 sessions = CommandGroup(

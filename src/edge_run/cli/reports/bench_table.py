@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edge_run.base.bench import MMAP, Bench, Comparison, RunSpread
-from edge_run.base.units import format_size
+from edge_run.base.units import format_rate, format_size
 from edge_run.cli.shared.figures import describe_decision, describe_plan
 from edge_run.cli.shared.tables import align
 
@@ -76,7 +76,7 @@ def _spread(name: str, spread: RunSpread | None) -> str:
 def amount(name: str, value: float) -> str:
     """Return a figure of this name with its unit, for a person to read."""
     if name.endswith("_tokens_per_s"):
-        return f"{value:,.0f} tokens/s" if value >= 100 else f"{value:.3g} tokens/s"
+        return format_rate(value)
     return f"{value:.2f} s" if name.endswith("_s") else format_size(value)
 
 

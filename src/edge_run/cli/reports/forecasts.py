@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge_run.base.results import Plan
-from edge_run.base.units import format_size
+from edge_run.base.units import format_rate, format_size
 from edge_run.cli.shared.tables import align, with_reasons
 
 
@@ -39,11 +39,12 @@ def describe(plan: Plan, micro_batch_tokens: int, columns: int | None) -> str:
         reason = f"computing takes {_seconds(forecast.compute_s_per_token)}"
         if forecast.read_s_per_token:
             reason += f", reading {_seconds(forecast.read_s_per_token)} beside it"
+    prompt_speed, answer_speed = format_rate(forecast.prefill_tokens_per_s), format_rate(forecast.decode_tokens_per_s)
     rows = [
         ("opening", _seconds(forecast.load_s), "header, vocabulary and an empty context"),
         ("first token", _seconds(forecast.first_token_s), f"{prompt}; the first one reads the whole model"),
-        ("prompt", f"{rate(forecast.prefill_tokens_per_s)} tokens/s", "of another one, when the model has been read"),
-        ("answer", f"{rate(forecast.decode_tokens_per_s)} tokens/s", reason),
+        ("prompt", prompt_speed, "of another one, when the model has been read"),
+        ("answer", answer_speed, reason),
     ]
     return "\n".join(["Expected on this device:", *with_reasons(rows, columns)])
 
@@ -55,7 +56,7 @@ def by_context(plan: Plan) -> str:
     is_timed = any(point.decode_tokens_per_s for point in plan.by_context)
     rows: list[tuple[str, ...]] = [("tokens in the context", "weights held", "read per token", "answer" * is_timed)]
     for point in plan.by_context:
-        speed = f"{rate(point.decode_tokens_per_s)} tokens/s" if is_timed else ""
+        speed = format_rate(point.decode_tokens_per_s) if is_timed else ""
         sizes = (format_size(point.weights_bytes), format_size(point.streamed_bytes_per_pass))
         rows.append((f"{point.tokens:,}", *sizes, speed))
     what = "Keys, values and buffers that are not in use hold weights meanwhile:"
@@ -70,15 +71,10 @@ def table(plans: Sequence[Plan]) -> str:
         times: tuple[str, ...] = ("", "", "")
         if forecast:
             speeds = (forecast.prefill_tokens_per_s, forecast.decode_tokens_per_s)
-            times = (_seconds(forecast.first_token_s), *(f"{rate(speed)} tokens/s" for speed in speeds))
+            times = (_seconds(forecast.first_token_s), *(format_rate(speed) for speed in speeds))
         sizes = (format_size(plan.pinned_bytes), format_size(plan.streamed_bytes_per_pass))
         rows.append((format_size(plan.budget_bytes), plan.mode, *sizes, *times))
     return "\n".join(align(rows, str.rjust))
-
-
-def rate(tokens_per_s: float) -> str:
-    """Return a speed for a person to read."""
-    return f"{tokens_per_s:,.0f}" if tokens_per_s >= 100 else f"{tokens_per_s:.3g}"
 
 
 def _seconds(seconds: float) -> str:

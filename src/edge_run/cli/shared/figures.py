@@ -13,7 +13,7 @@ from edge_run.base.results import (
     Stats,
     TuningDecision,
 )
-from edge_run.base.units import format_count, format_size
+from edge_run.base.units import format_count, format_rate, format_size
 from edge_run.cli.shared.tables import with_reasons
 
 
@@ -84,13 +84,13 @@ def describe_speed(generation: Generation) -> str:
     """Return how fast an answer came."""
     parts = [format_count(generation.completion_tokens, "token")]
     if generation.decode_tokens_per_s:
-        parts[0] += f" at {_rate(generation.decode_tokens_per_s)} tokens/s"
+        parts[0] += f" at {format_rate(generation.decode_tokens_per_s)}"
     if generation.speculation.passes:
-        parts.append(f"{_rate(generation.speculation.tokens_per_pass)} tokens a pass")
+        parts.append(f"{generation.speculation.tokens_per_pass:.3g} tokens a pass")
     if generation.ttft_s:
         parts.append(f"the first after {generation.ttft_s:.2f} s")
     fed_tokens = generation.prompt_tokens - generation.cached_tokens
-    prompt = f"prompt of {fed_tokens:,} at {_rate(generation.prefill_tokens_per_s)} tokens/s"
+    prompt = f"prompt of {fed_tokens:,} at {format_rate(generation.prefill_tokens_per_s)}"
     if generation.cached_tokens:
         prompt += f" ({generation.cached_tokens:,} were cached)"
     return ", ".join([*parts, prompt])
@@ -149,13 +149,3 @@ def describe_stats(plan: Plan, stats: Stats) -> list[str]:
         describe_use(plan, stats.memory, stats.io, stats.load_s),
         *describe_experts(stats.experts),
     ]
-
-
-def _rate(tokens_per_s: float) -> str:
-    return (
-        f"{tokens_per_s:,.0f}"
-        if tokens_per_s >= 100
-        else f"{tokens_per_s:.2f}"
-        if tokens_per_s < 10
-        else f"{tokens_per_s:.1f}"
-    )

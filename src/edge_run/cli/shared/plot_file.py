@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edge_run.base.errors import ConfigError, NotSupported, TierReadError
-from edge_run.base.files import whole_file
+from edge_run.base.files import whole_file, writing
 from edge_run.cli.shared.answer import NOTICE
 from edge_run.cli.shared.terminal import Terminal
 
@@ -40,10 +40,8 @@ def check_plot(path: Path) -> Path:
         raise ConfigError(f"--plot {path}: is there, and is no file; choose another name")
     if target.exists() and not os.access(target, os.W_OK):
         raise TierReadError(f"--plot {path}: cannot be written (Permission denied); choose another name")
-    try:
+    with writing(f"--plot {path}"):
         tempfile.TemporaryFile(dir=target.parent).close()
-    except OSError as error:
-        raise TierReadError(f"--plot {path}: cannot be written ({error.strerror}); choose another name") from error
     return target
 
 
@@ -65,16 +63,13 @@ def draw_plot(path: Path | None, draw: Callable[[Figure], None], terminal: Termi
 
 def write_figure(path: Path, draw: Callable[[Figure], None]) -> None:
     """Write what `draw` makes of an empty figure to `path`, which `check_plot` returned; all of it or nothing."""
-    try:
-        with whole_file(path) as draft, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a name with characters that the font lacks
-            logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it would speak of its font cache
-            from matplotlib.backends.backend_agg import FigureCanvasAgg
-            from matplotlib.figure import Figure
+    with writing(f"--plot {path}"), whole_file(path) as draft, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name with characters that the font lacks
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it would speak of its font cache
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
 
-            figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
-            FigureCanvasAgg(figure)
-            draw(figure)
-            figure.savefig(draft, format="png")
-    except OSError as error:
-        raise TierReadError(f"--plot {path}: cannot be written ({error.strerror}); choose another name") from error
+        figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH, layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure)
+        figure.savefig(draft, format="png")

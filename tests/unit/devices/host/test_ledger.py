@@ -88,7 +88,7 @@ def test_a_grant_that_was_written_otherwise_counts_as_none(tmp_path: Path, conte
     ledger = Ledger(tmp_path, free(10 * GIB))
     other = LivingFile(tmp_path, "run-", content)
     assert ledger.runs() == []
-    ledger.grant(10 * GIB, "model.gguf", 0).release()
+    ledger.grant(10 * GIB, "model.gguf", 0).close()
     other.remove()
 
 
@@ -98,7 +98,7 @@ def test_what_others_may_still_take_is_not_free(tmp_path: Path, resident: dict[i
     other = other_run(tmp_path, 5 * GIB)
     assert ledger.runs() == [Run(OTHER, ("other.gguf",), 5 * GIB, GIB)]
     assert ledger.promised_bytes() == 4 * GIB
-    ledger.grant(6 * GIB, "model.gguf").release()
+    ledger.grant(6 * GIB, "model.gguf").close()
     with pytest.raises(BudgetError):
         ledger.grant(6 * GIB + 1, "model.gguf")
     resident[OTHER] = 7 * GIB  # more than it was granted: its own affair, and never negative
@@ -153,7 +153,7 @@ def test_two_models_in_one_process_are_counted_once_each(
         assert exactly.promised_bytes() == 6 * GIB - read_bytes
     resident[os.getpid()] = GIB
     assert exactly.promised_bytes() == 2 * GIB, "the first is closed, its memory given back; the second is unread"
-    second.release()
+    second.close()
     assert exactly.promised_bytes() == 0
 
 
@@ -191,8 +191,8 @@ def test_release_is_idempotent_and_leaves_nothing(tmp_path: Path) -> None:
     n_open = len(os.listdir("/proc/self/fd"))
     grant = ledger.grant(MIB, "model.gguf")
     assert len(list(tmp_path.glob("run-*"))) == 1
-    grant.release()
-    grant.release()
+    grant.close()
+    grant.close()
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
     assert len(os.listdir("/proc/self/fd")) == n_open
 
@@ -201,9 +201,9 @@ def test_a_grant_released_twice_does_not_close_anothers_file(tmp_path: Path) -> 
     """The number of a closed descriptor is given out again."""
     ledger = Ledger(tmp_path, free(GIB))
     first = ledger.grant(MIB, "model.gguf")
-    first.release()
+    first.close()
     with ledger.grant(MIB, "model.gguf"):
-        first.release()
+        first.close()
         assert len(ledger.runs()) == 1
 
 
@@ -226,7 +226,7 @@ def test_threads_share_one_ledger(tmp_path: Path) -> None:
         thread.join()
     assert (len(granted), len(refused)) == (3, 5)
     for grant in granted:
-        grant.release()
+        grant.close()
 
 
 def test_entries_that_are_not_understood_are_passed_over(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_a_grant_that_cannot_be_written_down_is_given(tmp_path: Path, monkeypatc
 
     ledger = Ledger(tmp_path, free(GIB))
     monkeypatch.setattr(os, "write", refuse)
-    ledger.grant(MIB, "model.gguf").release()
+    ledger.grant(MIB, "model.gguf").close()
     assert list(tmp_path.glob("run-*")) == []
 
 

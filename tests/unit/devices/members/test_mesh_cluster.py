@@ -14,7 +14,6 @@ from edge_run.devices.members.cluster import (
     new_cluster,
     parse_broker,
     parse_join_line,
-    parse_place,
     read_cluster,
     write_cluster,
 )
@@ -126,13 +125,6 @@ def test_places() -> None:
     check_listen(("127.0.0.1", "0.0.0.0"), 0)
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
         check_listen(("192.0.2.1",), 0)
-    assert parse_place("host", 5) == ("host", 5)
-    assert parse_place("host:6", 5) == ("host", 6)
-    assert parse_place("[::1]:6", 5) == ("::1", 6)
-    assert parse_place("::1", 5) == ("::1", 5)
-    for wrong in ("", "host:0", "host:65536", "host:²", "host:" + "9" * 5000):
-        with pytest.raises(ConfigError):
-            parse_place(wrong, 5)
 
 
 @pytest.mark.parametrize("kept", ["99999999999999999999", "1" * 5000, "true", "1e15", '"7"', "-1", "[", ""])

@@ -7,7 +7,8 @@ import pytest
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import ConfigError
 from edge_run.runtime.inspection.kv_rules import check_kv_types
-from edge_run.tiers.gguf import GgufModel, MetadataValue
+from edge_run.tiers.gguf import GgufModel
+from edge_run.tiers.gguf_header import MetadataValue
 
 LLAMA_8B = {"block_count": 32, "embedding_length": 4096, "attention__head_count": 32, "attention__head_count_kv": 8}
 

@@ -19,6 +19,7 @@ from edge_run.runtime.streaming import lookups as lookups_module
 from edge_run.runtime.streaming.lookups import Lookups
 from edge_run.runtime.streaming.weights import StageVisits, WeightStreaming
 from edge_run.tiers.address_space import AddressSpace
+from edge_run.tiers.rows import RowRange
 from mapped import PAGE, mapped
 
 CHUNK = PAGE
@@ -58,12 +59,10 @@ class Weights:
 
 @dataclass
 class Table:
-    """A table of rows in the chunks [start, stop)."""
+    """A table of rows in `range`."""
 
-    start: int
-    stop: int
+    range: RowRange
     fetched: list[tuple[int, int]] = field(default_factory=list)
-    is_apart: bool = False
 
     def fetch(self, rows: Iterable[tuple[int, int]]) -> float:
         self.fetched.extend(rows)
@@ -120,7 +119,7 @@ def test_a_graph_is_cut_only_before_matrix_multiplications(feature: WeightStream
 
 def test_a_lookup_of_rows_needs_only_the_ends_of_its_table(address_space: AddressSpace, nodes: Nodes) -> None:
     """The inside is fetched row by row; the same table as a matrix is needed as a whole."""
-    tables = [Table(nodes.base + 11 * CHUNK, nodes.base + 19 * CHUNK)]
+    tables = [RowRange(nodes.base + 11 * CHUNK, nodes.base + 19 * CHUNK, 0, 0, 0)]
 
     def needed(chunks: range, row_bytes: int = 0) -> list[int]:
         return list(chunks_of(nodes.read(chunks, row_bytes), address_space, tables))
@@ -214,7 +213,7 @@ def test_abandoning_lets_go_of_everything(feature: WeightStreaming, weights: Wei
 def test_rows_are_fetched_before_the_lookup_in_both_kinds_of_pass(
     address_space: AddressSpace, weights: Weights, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = Table(nodes.base, nodes.base + 10 * CHUNK)
+    table = Table(RowRange(nodes.base, nodes.base + 10 * CHUNK, 0, 0, 0))
     feature = WeightStreaming(weights, address_space, Lookups([table]))  # type: ignore[arg-type, list-item]
     monkeypatch.setattr(lookups_module, "looked_up_rows", lambda address: [3, 5])
     lookup = Node(b"embd", "GET_ROWS", (nodes.read(range(0, 10), row_bytes=64),), True)
@@ -253,7 +252,7 @@ def test_all_but_the_inside_of_tables_can_be_exposed(
     weights: Weights, nodes: Nodes, address_space: AddressSpace
 ) -> None:
     """A table's rows lie there, whatever the account of chunks says."""
-    table = Table(nodes.base + 11 * CHUNK, nodes.base + 19 * CHUNK)
+    table = Table(RowRange(nodes.base + 11 * CHUNK, nodes.base + 19 * CHUNK, 0, 0, 0))
     feature = WeightStreaming(weights, address_space, Lookups([table]))  # type: ignore[arg-type, list-item]
     copies = WeightCopies(CopySchedule({}), feature)
     copies.give_up()
