@@ -49,6 +49,10 @@ class CandidateTable:
         self._table = np.zeros(n_vocab, CANDIDATE)
         self._suppressed = np.array(ggml.suppressed_tokens(vocab), dtype=np.int64)
 
+    def is_suppressed(self, token: int) -> bool:
+        """Return whether the model never says `token`."""
+        return token in self._suppressed
+
     def fill(self, logits: Logits, biased: NDArray[np.int64], bias: NDArray[np.float32]) -> NDArray[Any]:
         """Return the table with `logits`, `(n_vocab,)`, of the tokens that the model does not suppress.
 
@@ -86,6 +90,8 @@ class Sampler(Closing):
         self._last_n_tokens = _last_n_tokens(config, context_tokens)
         self._table = table or CandidateTable(vocab, n_vocab)
         self._n_top = config.top_logprobs
+        has_effects = self._last_n_tokens or config.logit_bias or grammar_text(config)[0]
+        self._takes_best = config.temperature == 0 and not has_effects
         self._biased = np.array([*config.logit_bias], np.int64)
         self._bias = np.array([*config.logit_bias.values()], np.float32)
         if outside := [token for token in config.logit_bias if not 0 <= token < n_vocab]:
@@ -104,11 +110,14 @@ class Sampler(Closing):
         n_vocab = self._table.n_vocab
         if logits.shape != (n_vocab,):
             raise KernelError(f"sampling: logits of shape {logits.shape}, the vocabulary has {n_vocab} tokens")
-        if not np.isfinite(best := logits.max()):
+        first = int(logits.argmax())
+        if not np.isfinite(best := logits[first]):
             raise KernelError(
                 f"sampling: the best logit is {best}; the weights or the computation are damaged; copy or download the "
                 "model again"
             )
+        if self._takes_best and not self._table.is_suppressed(first):
+            return first
         token = self._choose(logits, is_grammar_first=False)
         if self._grammar is None or self._grammar.fits(token):
             return token

@@ -168,7 +168,7 @@ def test_configuration_files_can_be_read(tmp_path: Path) -> None:
 def test_configuration_fields_and_their_defaults(kind: type) -> None:
     fields = dataclasses.fields(kind)
     assert [(row[0].strip("`"), row[1].strip("`").replace('"', "'")) for row in rows(kind.__name__)] == [
-        (field.name, repr(field.default)) for field in fields
+        (field.name, repr(getattr(kind(), field.name))) for field in fields
     ]
     flags = {s.field: next(n for n in s.opts if n.startswith("--")) for s in SETTINGS if s.field}
     for field, row in zip(fields, rows(kind.__name__), strict=True):
