@@ -38,6 +38,13 @@ class AsyncModel(AsyncOwner[Model]):
         # No lock: a generator that was left half way is closed by another task than the one that holds the turn.
         self._turn = anyio.Semaphore(1, max_value=1)
 
+    @classmethod
+    def of(cls, model: Model) -> AsyncModel:
+        """Return an AsyncModel of a model that is open: `async with` takes it over, and closes it at the end."""
+        made = cls(model.path)
+        made._open = lambda: model
+        return made
+
     @property
     def plan(self) -> Plan:
         """What goes where."""

@@ -30,15 +30,16 @@ from edge_run.runtime.processes.forks import OwnerProcess
 if TYPE_CHECKING:
     from edge_run.runtime.mesh.engine import MeshOptions
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 
 class Model(Closing):
     """A model that generates text, inside a memory budget.
 
     A context manager. A model belongs to the process that opened it: in a forked child its methods raise NotSupported,
-    and closing it does nothing. Only `cancel` and `progress` are thread-safe. One generation runs at a time: starting
-    another one while the first is being iterated ends the first. Use `AsyncModel` to share a model between tasks.
+    and closing it does nothing. Only `cancel`, `progress` and what turns texts into tokens are thread-safe. One
+    generation runs at a time: starting another one while the first is being iterated ends the first. Use `AsyncModel`
+    to share a model between tasks.
 
     The class is over 200 lines because it is the whole interface of an open model, and most of it is one call each.
     """
@@ -169,6 +170,31 @@ class Model(Closing):
         self._check_tokens("tokens", tokens)
         return b"".join(ggml.token_bytes(self._vocab, t, False) for t in tokens).decode("utf-8", "replace")
 
+    def prompt_tokens(self, text: str) -> list[int]:
+        """Return the tokens of a prompt as `generate` makes them: with BOS, and control tokens in it as such.
+
+        Raises ContextFull for a text that is clearly too long, ConfigError for what the vocabulary cannot write.
+        """
+        return tokenize_prompt(self._opened.model, text, self._engine.front.capabilities.context_tokens)
+
+    def chat_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
+        """Return the text that `stream_chat` continues, without the BOS that `prompt_tokens` adds.
+
+        variables: what else the template is told, such as `tools`. Raises NotSupported when there is no template, and
+        what `ChatTemplate.render` raises.
+        """
+        if self._template is None:
+            raise NotSupported(
+                f"{self.path}: has no chat template; give one with --chat-template, or use plain completion (-p)"
+            )
+        room_tokens = self._engine.front.capabilities.context_tokens
+        refuse_what_is_too_long(self._opened.model, contents(messages), room_tokens, CLEARLY_IN_A_CHAT)
+        text = self._template.render(messages, variables=variables)
+        bos = self._special(L.llama_vocab_bos(self._vocab))
+        if bos and L.llama_vocab_get_add_bos(self._vocab) and text.startswith(bos):
+            return text[len(bos) :]
+        return text
+
     def generate(
         self,
         prompt: str | Sequence[int],
@@ -184,7 +210,7 @@ class Model(Closing):
         TierReadError, ModelFileError, KernelError, NotSupported (no token fits the grammar, or the grammar takes too
         much to find one), and on a mesh MeshError.
         """
-        tokens = self._prompt_tokens(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self.prompt_tokens(prompt) if isinstance(prompt, str) else list(prompt)
         return self._start(tokens, max_tokens, _sampling(sampling, options))
 
     def stream_chat(
@@ -199,17 +225,7 @@ class Model(Closing):
 
         Raises NotSupported when the model has no chat template.
         """
-        if self._template is None:
-            raise NotSupported(
-                f"{self.path}: has no chat template; give one with --chat-template, or use plain completion (-p)"
-            )
-        room_tokens = self._engine.front.capabilities.context_tokens
-        refuse_what_is_too_long(self._opened.model, contents(messages), room_tokens, CLEARLY_IN_A_CHAT)
-        text = self._template.render(messages)
-        bos = self._special(L.llama_vocab_bos(self._vocab))
-        if bos and L.llama_vocab_get_add_bos(self._vocab) and text.startswith(bos):
-            text = text[len(bos) :]
-        tokens = self._prompt_tokens(text)
+        tokens = self.prompt_tokens(self.chat_prompt(messages))
         return self._start(tokens, max_tokens, _sampling(sampling, options))
 
     def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
@@ -226,9 +242,6 @@ class Model(Closing):
         self._finalizer()
         self._templates.close()
         self._grammars.close()
-
-    def _prompt_tokens(self, text: str) -> list[int]:
-        return tokenize_prompt(self._opened.model, text, self._engine.front.capabilities.context_tokens)
 
     def _special(self, token: int) -> str:
         return ggml.token_bytes(self._vocab, token, True).decode("utf-8", "replace") if token >= 0 else ""
