@@ -151,6 +151,11 @@ class Model(Closing):
         return self._template is not None
 
     @property
+    def chat_template(self) -> str:
+        """The Jinja text of the chat template; empty where there is none."""
+        return self._template.source if self._template else ""
+
+    @property
     def _opened(self) -> Engine:
         self._owner_process.check(self.path)
         if not self._finalizer.alive:

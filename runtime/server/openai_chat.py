@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -13,7 +13,8 @@ from starlette.requests import Request
 
 from edge_run.base.results import Progress
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event
-from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
+from edge_run.runtime.server.chat_task import ChatTask
+from edge_run.runtime.server.generating import Delta, FinishedAnswer
 from edge_run.runtime.server.openai_messages import Messages, template_messages
 from edge_run.runtime.server.refusals import Refusal, openai_error
 from edge_run.runtime.server.sampling_fields import (
@@ -26,6 +27,7 @@ from edge_run.runtime.server.sampling_fields import (
     unsupported,
 )
 from edge_run.runtime.server.service import Service
+from edge_run.runtime.server.tools import AUTO, FunctionTool, Toolbox, ToolName
 from edge_run.runtime.server.usage import openai_usage, timings
 
 DONE = b"data: [DONE]\n\n"
@@ -45,6 +47,26 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
+class ToolEntry(msgspec.Struct):
+    """A tool that may be called."""
+
+    function: FunctionTool
+    type: Literal["function"] = "function"
+
+
+class ChosenFunction(msgspec.Struct):
+    """The function that must be called."""
+
+    name: ToolName
+
+
+class ChosenTool(msgspec.Struct):
+    """The tool that must be called."""
+
+    function: ChosenFunction
+    type: Literal["function"] = "function"
+
+
 class ChatRequest(SamplingFields, kw_only=True):
     """A conversation to be answered. What is not named here is ignored; what is and cannot be served is refused."""
 
@@ -58,6 +80,10 @@ class ChatRequest(SamplingFields, kw_only=True):
     response_format: ResponseFormat | None = None
     reasoning_effort: Name | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolEntry] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_format: Name | None = None
     return_progress: bool = False
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -87,6 +113,17 @@ class ChatRequest(SamplingFields, kw_only=True):
             told.setdefault("reasoning_effort", self.reasoning_effort[:MOST_WORD_LETTERS])
         return told
 
+    def toolbox(self) -> Toolbox:
+        """Return what the answer may call."""
+        choice = self.tool_choice.function.name if isinstance(self.tool_choice, ChosenTool) else self.tool_choice
+        tools = [entry.function for entry in self.tools or ()]
+        return Toolbox(tools, choice or AUTO, self.parallel_tool_calls is not False)
+
+    def task(self) -> ChatTask:
+        """Return what is to be answered. Raises Refusal."""
+        has_thoughts = self.reasoning_format != "none"
+        return ChatTask(template_messages(self.messages), self.toolbox(), self.variables(), has_thoughts)
+
 
 async def chat_completions(service: Service, request: Request) -> AnswerResponse:
     """Answer a conversation."""
@@ -94,12 +131,8 @@ async def chat_completions(service: Service, request: Request) -> AnswerResponse
     asked.check()
     schema = asked.response_format.text() if asked.response_format else None
     most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
-    job = Job(
-        await service.chat_tokens(template_messages(asked.messages), asked.variables()),
-        asked.sampling(service.sampling, schema),
-        service.limit(most),
-        asked.n or 1,
-    )
+    sampling = asked.sampling(service.sampling, schema)
+    job = await asked.task().job(service, sampling, most, asked.n or 1)
     has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
     form = ChatForm(service.name, job.choices, has_usage, asked.return_progress)
     return AnswerResponse(service, job, form, bool(asked.stream))

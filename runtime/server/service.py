@@ -68,10 +68,6 @@ class Service:
             raise Refusal(400, "the model has no chat template: only plain completions work", code="not_supported")
         return await self.prepare(self.model.chat_prompt, messages, variables)
 
-    async def chat_tokens(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int]:
-        """Return the tokens of that text."""
-        return await self.prompt_tokens(await self.chat_prompt(messages, variables))
-
     def limit(self, max_tokens: int | None) -> int | None:
         """Return how many tokens an answer may have that asks for so many; None or less than 0: as many as may be."""
         if max_tokens is None or max_tokens < 0:

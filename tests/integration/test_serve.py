@@ -16,7 +16,7 @@ from served import TEMPLATE, Served, served
 
 PROMPT = "Once upon a time"
 MESSAGES: Any = [{"role": "user", "content": "Tell me of the fox."}]
-OPTIONS = ("-c", 256, "-t", 1)
+OPTIONS = ("-c", 512, "-t", 1)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def http(server: Served) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def model(kit: Path) -> Iterator[Model]:
-    with Model(kit, context_tokens=256, threads=1, chat_template=TEMPLATE) as model:
+    with Model(kit, context_tokens=512, threads=1, chat_template=TEMPLATE) as model:
         yield model
 
 
@@ -131,6 +131,49 @@ def test_an_answer_follows_a_schema(client: openai.OpenAI) -> None:
     assert set(json.loads(found.choices[0].message.content or "")) == {"ok"}
 
 
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "now", "description": "What time it is."}},
+    {
+        "type": "function",
+        "function": {
+            "name": "paint",
+            "parameters": {
+                "type": "object",
+                "properties": {"colour": {"enum": ["red", "blue"]}},
+                "required": ["colour"],
+            },
+        },
+    },
+]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "paint"}}])
+def test_a_tool_that_must_be_called_is_called(client: openai.OpenAI, choice: Any) -> None:
+    asked: Any = {"model": "any", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "seed": 1}
+    found = client.chat.completions.create(**asked).choices[0]
+    assert found.finish_reason == "tool_calls"
+    (call,) = found.message.tool_calls or ()
+    allowed = {"paint": ({"colour": "red"}, {"colour": "blue"}), "now": ({},)}
+    assert json.loads(call.function.arguments) in allowed[call.function.name]
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    (streamed,) = [one for chunk in chunks for one in chunk.delta.tool_calls or ()]
+    assert (streamed.index, streamed.function.name) == (0, call.function.name)
+    assert streamed.function.arguments == call.function.arguments
+    assert chunks[-1].finish_reason == "tool_calls"
+
+
+def test_the_result_of_a_tool_goes_on_with_the_conversation(client: openai.OpenAI) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    messages: Any = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
+    ]
+    found = client.chat.completions.create(model="any", messages=messages, tools=TOOLS, max_tokens=4)
+    assert found.usage
+    assert found.usage.completion_tokens
+
+
 def test_a_schema_that_cannot_be_used_is_refused_also_in_a_stream(client: openai.OpenAI) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "no such type"}}}
     for stream in (False, True):
@@ -139,13 +182,13 @@ def test_a_schema_that_cannot_be_used_is_refused_also_in_a_stream(client: openai
 
 
 def test_a_prompt_that_is_too_long_is_refused(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="the context holds 256") as caught:
+    with pytest.raises(openai.BadRequestError, match="the context holds 512") as caught:
         client.completions.create(model="any", prompt="fox " * 1000)
     assert caught.value.code == "context_length_exceeded"
     found = client.completions.create(model="any", prompt="fox " * 80, max_tokens=4000)
     assert found.choices[0].finish_reason == "length"
     assert found.usage
-    assert found.usage.total_tokens <= 257
+    assert found.usage.total_tokens <= 513
 
 
 def test_errors_are_as_openai_says_them(client: openai.OpenAI, http: httpx.Client) -> None:
