@@ -125,6 +125,7 @@ class AnswerResponse:
                 with place.scope:
                     outcomes = await generate(self._service.answering, self._job, take, count)
                     for outcome in outcomes:
+                        outcome.stop_text = self._service.stop_text(outcome.generation, self._job.sampling.stop)
                         counts.answer(outcome.generation, outcome.finish)
                     is_stream, reason = self._is_stream, ""
                     sender.send_nowait(self._form.end(outcomes) if is_stream else self._form.whole(outcomes))

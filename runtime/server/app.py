@@ -15,6 +15,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_run.base.errors import EdgeRunError
+from edge_run.runtime.server import anthropic_messages, llama_server
 from edge_run.runtime.server.access import Access
 from edge_run.runtime.server.answers import json_response
 from edge_run.runtime.server.openai_chat import chat_completions
@@ -43,11 +44,19 @@ def make_app(service: Service, access: Access) -> ASGIApp:
     posts: dict[str, Handler] = {
         "/v1/chat/completions": chat_completions,
         "/v1/completions": completions,
+        "/v1/messages": anthropic_messages.messages,
+        "/v1/messages/count_tokens": anthropic_messages.count_tokens,
+        "/completion": llama_server.completion,
+        "/tokenize": llama_server.tokenize,
+        "/detokenize": llama_server.detokenize,
+        "/apply-template": llama_server.apply_template,
     }
     gets: dict[str, Handler] = {
         "/health": health,
         "/v1/health": health,
         "/edge-run/status": status,
+        "/props": llama_server.props,
+        "/slots": llama_server.slots,
         "/v1/models": models,
         "/v1/models/{model:path}": one_model,
     }

@@ -29,8 +29,14 @@ class ChatTask:
     has_thoughts: bool = True
 
     async def prompt(self, service: Service) -> str:
-        """Return the text that the answer continues. Raises Refusal, and what `Model.chat_prompt` raises."""
-        toolbox, messages = self.toolbox, self.messages
+        """Return the text that the answer continues. Raises Refusal, and what `Model.chat_prompt` raises.
+
+        A last message of the assistant is the beginning of the answer.
+        """
+        toolbox, messages, beginning = self.toolbox, self.messages, ""
+        last = messages[-1]
+        if last["role"] == "assistant" and not last.get("tool_calls") and len(messages) > 1:
+            messages, beginning = messages[:-1], last["content"]
         variables = dict(self.variables)
         uses_tools = toolbox.tools or any(
             message.get("tool_calls") or message["role"] == "tool" for message in messages
@@ -40,8 +46,8 @@ class ChatTask:
         elif toolbox.tools:
             variables["tools"] = [tool.document() for tool in toolbox.tools]
         text = await service.chat_prompt(messages, variables)
-        if not toolbox.is_forced:
-            return text
+        if beginning or not toolbox.is_forced:
+            return f"{text}{beginning}"
         thought = f"\n{THOUGHT}\n\n" if text.rstrip().endswith(THINK) else ""
         return f"{text}{thought}{CALL}\n"
 

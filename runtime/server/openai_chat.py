@@ -28,7 +28,7 @@ from edge_run.runtime.server.sampling_fields import (
 )
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.tools import AUTO, FunctionTool, Toolbox, ToolName
-from edge_run.runtime.server.usage import openai_usage, timings
+from edge_run.runtime.server.usage import llama_progress, openai_usage, timings
 
 DONE = b"data: [DONE]\n\n"
 TEMPLATE_VARIABLES: Mapping[str, type | tuple[type, ...]] = {
@@ -181,16 +181,7 @@ class ChatForm:
 
     def progress(self, progress: Progress) -> bytes:
         """Return a chunk of llama-server's kind."""
-        found = {
-            "total": progress.all_tokens,
-            "cache": 0,
-            "processed": progress.done_tokens,
-            "time_ms": round(progress.elapsed_s * 1000),
-            "stage": progress.stage,
-            "share": progress.share,
-            "remaining_s": progress.remaining_s,
-        }
-        return self._chunk([_choice(0, {})], prompt_progress=found)
+        return self._chunk([_choice(0, {})], prompt_progress=llama_progress(progress))
 
     def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return a chat completion."""

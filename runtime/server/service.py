@@ -11,6 +11,7 @@ import anyio.to_thread
 from starlette.requests import Request
 
 from edge_run.base.config import SamplingConfig
+from edge_run.base.results import Generation
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.server.admission import Admission
@@ -73,3 +74,10 @@ class Service:
         if max_tokens is None or max_tokens < 0:
             return self.most_tokens
         return max_tokens if self.most_tokens is None else min(max_tokens, self.most_tokens)
+
+    def stop_text(self, generation: Generation, stops: Sequence[str]) -> str:
+        """Return the stop string that ended an answer; empty where none did."""
+        if generation.finish_reason != "stop" or not stops:
+            return ""
+        rest = self.model.detokenize(generation.token_ids)[len(generation.text) :]
+        return next((stop for stop in stops if rest.startswith(stop)), "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from edge_run.base.results import Generation
+from edge_run.base.results import Generation, Progress
 from edge_run.runtime.server.generating import FinishedAnswer
 
 
@@ -36,4 +36,17 @@ def timings(generation: Generation) -> dict[str, Any]:
         "predicted_ms": 1000 * decoded / decode if decode else 0.0,
         "predicted_per_second": decode,
         "bytes_read": generation.io.bytes_read,
+    }
+
+
+def llama_progress(progress: Progress) -> dict[str, Any]:
+    """Return llama-server's word on how far a prompt is, with what we know besides."""
+    return {
+        "total": progress.all_tokens,
+        "cache": 0,
+        "processed": progress.done_tokens,
+        "time_ms": round(progress.elapsed_s * 1000),
+        "stage": progress.stage,
+        "share": progress.share,
+        "remaining_s": progress.remaining_s,
     }
