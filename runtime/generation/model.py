@@ -81,7 +81,7 @@ class Model(Closing):
                 self._session.keeper = self._keeper
                 self._engine.before_closing(self._keeper.close)
             self._template = ChatTemplate.from_model(
-                self._engine.model.metadata,
+                self.metadata,
                 self._special(L.llama_vocab_bos(self._vocab)),
                 self._special(L.llama_vocab_eos(self._vocab)),
                 chat_template,
@@ -101,6 +101,10 @@ class Model(Closing):
     def trained_context_tokens(self) -> int:
         """The longest context that the model was trained on; 0 where its file does not say."""
         return max(0, self._opened.model.trained_context_tokens)
+
+    def metadata(self, key: str) -> str | None:
+        """Return what the model file says under a key, such as `general.architecture`; None where it says nothing."""
+        return self._opened.model.metadata(key)
 
     @property
     def stats(self) -> Stats:

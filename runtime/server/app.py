@@ -15,7 +15,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_run.base.errors import EdgeRunError
-from edge_run.runtime.server import anthropic_messages, llama_server
+from edge_run.runtime.server import anthropic_messages, llama_server, ollama
 from edge_run.runtime.server.access import Access
 from edge_run.runtime.server.answers import json_response
 from edge_run.runtime.server.openai_chat import chat_completions
@@ -46,6 +46,9 @@ def make_app(service: Service, access: Access) -> ASGIApp:
         "/v1/completions": completions,
         "/v1/messages": anthropic_messages.messages,
         "/v1/messages/count_tokens": anthropic_messages.count_tokens,
+        "/api/chat": ollama.ollama_chat,
+        "/api/generate": ollama.ollama_generate,
+        "/api/show": ollama.show,
         "/completion": llama_server.completion,
         "/tokenize": llama_server.tokenize,
         "/detokenize": llama_server.detokenize,
@@ -55,6 +58,9 @@ def make_app(service: Service, access: Access) -> ASGIApp:
         "/health": health,
         "/v1/health": health,
         "/edge-run/status": status,
+        "/api/tags": ollama.tags,
+        "/api/ps": ollama.running_models,
+        "/api/version": ollama.version,
         "/props": llama_server.props,
         "/slots": llama_server.slots,
         "/v1/models": models,
