@@ -15,11 +15,11 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_run.base.errors import EdgeRunError
-from edge_run.runtime.server import anthropic_messages, llama_server, ollama
 from edge_run.runtime.server.access import Access
 from edge_run.runtime.server.answers import json_response
-from edge_run.runtime.server.openai_chat import chat_completions
-from edge_run.runtime.server.openai_completions import completions, model_document
+from edge_run.runtime.server.apis import anthropic_messages, llama_server, ollama
+from edge_run.runtime.server.apis.openai_chat import chat_completions
+from edge_run.runtime.server.apis.openai_completions import completions, model_document
 from edge_run.runtime.server.refusals import Refusal, refusal_of
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.status import status

@@ -8,12 +8,13 @@ models often forget the marks, so an answer that begins with the JSON of a call,
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Collection
+from typing import Any
 
 from edge_run.base import strict_json
 from edge_run.runtime.server.generating import Delta, ToolCall
-from edge_run.runtime.server.openai_messages import dumped
 
 THINK, THOUGHT = "<think>", "</think>"
 CALL, CALLED = "<tool_call>", "</tool_call>"
@@ -172,6 +173,11 @@ class MarkedOutput:
     def _take(self, n_letters: int, kind: Callable[[str], Delta]) -> list[Delta]:
         text, self._held = self._held[:n_letters], self._held[n_letters:]
         return [kind(text)] if text else []
+
+
+def dumped(value: Any) -> str:
+    """Return JSON as models write it."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _reasoning(text: str) -> Delta:

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from edge_run.runtime.server.marked_output import CALL, CALLED
-from edge_run.runtime.server.openai_messages import dumped
+from edge_run.runtime.server.marked_output import CALL, CALLED, dumped
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import schema_text
 

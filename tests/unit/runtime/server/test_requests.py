@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from edge_run.base.config import SamplingConfig
+from edge_run.runtime.server.apis.openai_chat import ChatRequest
+from edge_run.runtime.server.apis.openai_completions import CompletionRequest
+from edge_run.runtime.server.apis.openai_messages import template_messages
 from edge_run.runtime.server.bodies import decode
-from edge_run.runtime.server.openai_chat import ChatRequest
-from edge_run.runtime.server.openai_completions import CompletionRequest
-from edge_run.runtime.server.openai_messages import template_messages
 from edge_run.runtime.server.refusals import Refusal
 
 HELLO = {"role": "user", "content": "Hello"}

@@ -9,8 +9,8 @@ import pytest
 
 from edge_run.base.config import SamplingConfig
 from edge_run.runtime.generation.grammar import schema_grammar
+from edge_run.runtime.server.apis.openai_chat import ChatRequest
 from edge_run.runtime.server.bodies import decode
-from edge_run.runtime.server.openai_chat import ChatRequest
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.tools import FunctionTool, Toolbox
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -104,8 +103,3 @@ def _call(call: MadeCall, where: str) -> dict[str, Any]:
 def joined(texts: Sequence[str]) -> str:
     """Return several texts as one, a paragraph each."""
     return "\n\n".join(text for text in texts if text)
-
-
-def dumped(value: Any) -> str:
-    """Return JSON as models write it."""
-    return json.dumps(value, ensure_ascii=False)

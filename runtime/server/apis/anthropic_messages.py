@@ -15,9 +15,9 @@ from starlette.responses import Response
 from edge_run.base.config import SamplingConfig
 from edge_run.base.results import Progress
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
+from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES, joined
 from edge_run.runtime.server.chat_task import ChatTask
 from edge_run.runtime.server.generating import Delta, FinishedAnswer
-from edge_run.runtime.server.openai_messages import MOST_MESSAGES, joined
 from edge_run.runtime.server.refusals import Refusal, anthropic_error
 from edge_run.runtime.server.sampling_fields import (
     MOST_STOPS,

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from edge_run.base.config import SamplingConfig
 from edge_run.base.results import Progress
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
+from edge_run.runtime.server.apis.openai_chat import ChatRequest
+from edge_run.runtime.server.apis.openai_completions import Token, prompt_of
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
-from edge_run.runtime.server.openai_chat import ChatRequest
-from edge_run.runtime.server.openai_completions import Token, prompt_of
 from edge_run.runtime.server.refusals import Refusal, openai_error
 from edge_run.runtime.server.sampling_fields import Count, SamplingFields, refuse_set, schema_text
 from edge_run.runtime.server.service import Service

@@ -13,8 +13,8 @@ from starlette.requests import Request
 
 from edge_run.base.results import Progress
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event
+from edge_run.runtime.server.apis.openai_chat import DONE, Choices, StreamOptions
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
-from edge_run.runtime.server.openai_chat import DONE, Choices, StreamOptions
 from edge_run.runtime.server.refusals import Refusal, openai_error
 from edge_run.runtime.server.sampling_fields import MOST_TOKENS, Count, Name, ResponseFormat, SamplingFields, refuse_set
 from edge_run.runtime.server.service import Service

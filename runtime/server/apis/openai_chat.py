@@ -13,9 +13,9 @@ from starlette.requests import Request
 
 from edge_run.base.results import Progress
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event
+from edge_run.runtime.server.apis.openai_messages import Messages, template_messages
 from edge_run.runtime.server.chat_task import ChatTask
 from edge_run.runtime.server.generating import Delta, FinishedAnswer
-from edge_run.runtime.server.openai_messages import Messages, template_messages
 from edge_run.runtime.server.refusals import Refusal, openai_error
 from edge_run.runtime.server.sampling_fields import (
     MOST_CHOICES,

@@ -17,10 +17,10 @@ from starlette.types import ASGIApp
 from edge_run.base.config import SamplingConfig
 from edge_run.base.results import Progress
 from edge_run.runtime.server.answers import JSON_LINES, AnswerResponse, json_response
+from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES
 from edge_run.runtime.server.chat_task import ChatTask
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job, ToolCall
 from edge_run.runtime.server.marked_output import THINK
-from edge_run.runtime.server.openai_messages import MOST_MESSAGES
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import (
     Name,
