@@ -35,6 +35,13 @@ class AsyncModel(AsyncOwner[Model]):
         self._turn = anyio.Semaphore(1, max_value=1)
         self._passes: SharedPasses | None = None
 
+    @classmethod
+    def of(cls, model: Model) -> AsyncModel:
+        """Return an AsyncModel of a model that is open: `async with` takes it over, and closes it at the end."""
+        made = cls(model.path)
+        made._open = lambda: model
+        return made
+
     @property
     def plan(self) -> Plan:
         """What goes where."""

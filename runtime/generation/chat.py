@@ -1,7 +1,7 @@
 """Chat messages to prompt text, with the Jinja template that the model file brings.
 
 A template is a stranger's program: it runs in a process of its own, within limits (`runtime/processes/cell.py`,
-`template_jobs.py`). Not covered: tools, images, and other variables that single templates know.
+`template_jobs.py`). Not covered: images.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_TEMPLATE_BYTES = 1 << 20  # the longest in use have some 30,000
 _JOBS = "edge_run.runtime.generation.template_jobs"
 
 Metadata = Callable[[str], "str | None"]
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 
 def template_cell() -> Cell:
@@ -70,21 +70,32 @@ class ChatTemplate:
         source = metadata(TEMPLATE_KEY)
         return cls(source, bos, eos, cell=cell) if source else None
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return the prompt for `messages`, oldest first, each with a `role` and a `content`.
 
-        add_generation_prompt: end with what opens the assistant's answer. The text holds special tokens as text,
-        with the one that begins a sequence where the template writes it: parse them when tokenizing, and begin the
-        sequence only once. Raises ConfigError for messages that cannot be or that the template refuses, and
+        A message that calls tools (`tool_calls`) needs no content. add_generation_prompt: end with what opens the
+        assistant's answer. variables: what the template is told besides, `tools` for one. The text holds special tokens
+        as text, with the one that begins a sequence where the template writes it: parse them when tokenizing, and begin
+        the sequence only once. Raises ConfigError for messages that cannot be or that the template refuses, and
         ModelFileError (ConfigError for an override) when the template itself fails, or takes more time or memory than
         rendering may take. Ctrl-C ends it at once.
         """
         plain = [_checked(index, message) for index, message in enumerate(messages)]
         if not plain:
             raise ConfigError("chat: no messages; give at least one, such as the user's")
-        variables = {**self._variables, "messages": plain, "add_generation_prompt": add_generation_prompt}
+        told = {
+            **self._variables,
+            **(variables or {}),
+            "messages": plain,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            text = self._ask("render", now=self._now().isoformat(), variables=variables)
+            text = self._ask("render", now=self._now().isoformat(), variables=told)
         except (TypeError, ValueError, RecursionError) as error:
             if isinstance(error, ConfigError):
                 raise
@@ -120,10 +131,12 @@ def _override_text(override: str) -> str:
     )
 
 
-def _checked(index: int, message: object) -> dict[str, str]:
+def _checked(index: int, message: object) -> dict[str, Any]:
     """Return a copy of one message; raise ConfigError unless its role and content are text."""
     if not isinstance(message, Mapping):
         raise ConfigError(f"chat message {index}: must have a role and a content, found {type(message).__name__}")
+    if message.get("tool_calls") and message.get("content") is None:
+        message = {**message, "content": ""}  # templates add to it, or ask how long it is
     for key in ("role", "content"):
         if not isinstance(message.get(key), str):
             found = type(message[key]).__name__ if key in message else "none"

@@ -41,8 +41,9 @@ class Model(Closing):
     """A model that generates text, inside a memory budget.
 
     A context manager. A model belongs to the process that opened it: in a forked child its methods raise NotSupported,
-    and closing it does nothing. Only `cancel` and `progress` are thread-safe. One generation runs at a time: starting
-    another one while the first is being iterated ends the first. Use `AsyncModel` to share a model between tasks.
+    and closing it does nothing. Only `cancel`, `progress` and what turns texts into tokens are thread-safe. One
+    generation runs at a time: starting another one while the first is being iterated ends the first. Use `AsyncModel`
+    to share a model between tasks.
 
     The class is over 200 lines because it is the whole interface of an open model, and most of it is one call each.
     """
@@ -84,7 +85,7 @@ class Model(Closing):
                 self._session.keeper = self._keeper
                 self._engine.before_closing(self._keeper.close)
             self._template = ChatTemplate.from_model(
-                self._engine.model.metadata,
+                self.metadata,
                 self._special(L.llama_vocab_bos(self._vocab)),
                 self._special(L.llama_vocab_eos(self._vocab)),
                 chat_template,
@@ -105,6 +106,10 @@ class Model(Closing):
     def trained_context_tokens(self) -> int:
         """The longest context that the model was trained on; 0 where its file does not say."""
         return max(0, self._opened.model.trained_context_tokens)
+
+    def metadata(self, key: str) -> str | None:
+        """Return what the model file says under a key, such as `general.architecture`; None where it says nothing."""
+        return self._opened.model.metadata(key)
 
     @property
     def stats(self) -> Stats:
@@ -155,6 +160,11 @@ class Model(Closing):
         return self._template is not None
 
     @property
+    def chat_template(self) -> str:
+        """The Jinja text of the chat template; empty where there is none."""
+        return self._template.source if self._template else ""
+
+    @property
     def _opened(self) -> Engine:
         self._owner_process.check(self.path)
         if not self._finalizer.alive:
@@ -173,6 +183,31 @@ class Model(Closing):
         """Return the text of `tokens`."""
         self._check_tokens("tokens", tokens)
         return b"".join(ggml.token_bytes(self._vocab, t, False) for t in tokens).decode("utf-8", "replace")
+
+    def prompt_tokens(self, text: str) -> list[int]:
+        """Return the tokens of a prompt as `generate` makes them: with BOS, and control tokens in it as such.
+
+        Raises ContextFull for a text that is clearly too long, ConfigError for what the vocabulary cannot write.
+        """
+        return tokenize_prompt(self._opened.model, text, self._engine.front.capabilities.context_tokens)
+
+    def chat_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
+        """Return the text that `stream_chat` continues, without the BOS that `prompt_tokens` adds.
+
+        variables: what else the template is told, such as `tools`. Raises NotSupported when there is no template, and
+        what `ChatTemplate.render` raises.
+        """
+        if self._template is None:
+            raise NotSupported(
+                f"{self.path}: has no chat template; give one with --chat-template, or use plain completion (-p)"
+            )
+        room_tokens = self._engine.front.capabilities.context_tokens
+        refuse_what_is_too_long(self._opened.model, contents(messages), room_tokens, CLEARLY_IN_A_CHAT)
+        text = self._template.render(messages, variables=variables)
+        bos = self._special(L.llama_vocab_bos(self._vocab))
+        if bos and L.llama_vocab_get_add_bos(self._vocab) and text.startswith(bos):
+            return text[len(bos) :]
+        return text
 
     def generate(
         self,
@@ -265,25 +300,8 @@ class Model(Closing):
         self._templates.close()
         self._grammars.close()
 
-    def _prompt_tokens(self, text: str) -> list[int]:
-        return tokenize_prompt(self._opened.model, text, self._engine.front.capabilities.context_tokens)
-
     def _special(self, token: int) -> str:
         return ggml.token_bytes(self._vocab, token, True).decode("utf-8", "replace") if token >= 0 else ""
-
-    def _chat_tokens(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens of a conversation, as the model's template writes it."""
-        if self._template is None:
-            raise NotSupported(
-                f"{self.path}: has no chat template; give one with --chat-template, or use plain completion (-p)"
-            )
-        room_tokens = self._engine.front.capabilities.context_tokens
-        refuse_what_is_too_long(self._opened.model, contents(messages), room_tokens, CLEARLY_IN_A_CHAT)
-        text = self._template.render(messages)
-        bos = self._special(L.llama_vocab_bos(self._vocab))
-        if bos and L.llama_vocab_get_add_bos(self._vocab) and text.startswith(bos):
-            text = text[len(bos) :]
-        return self._prompt_tokens(text)
 
     def _start(self, request: Request) -> Stream:
         continuation = self.begin(request)
@@ -298,9 +316,9 @@ class Model(Closing):
         """Return the beginning of the answer to a request. Raises what is wrong with it."""
         prompt = request.prompt
         if isinstance(prompt, str):
-            tokens = self._prompt_tokens(prompt)
+            tokens = self.prompt_tokens(prompt)
         elif prompt and isinstance(prompt[0], Mapping):
-            tokens = self._chat_tokens(cast("Sequence[Message]", prompt))
+            tokens = self.prompt_tokens(self.chat_prompt(cast("Sequence[Message]", prompt)))
         else:
             tokens = list(cast("Sequence[int]", prompt))
         if not tokens:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from edge_run.base.config import SamplingConfig, make_config
 from edge_run.base.errors import ConfigError
 
-Message: TypeAlias = Mapping[str, str]
+Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"
 
 

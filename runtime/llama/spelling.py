@@ -19,7 +19,7 @@ _SPACE = "\u2581"  # what SentencePiece writes for a space
 
 
 class Spelling:
-    """What a vocabulary can write. Looked up when first asked; one thread at a time."""
+    """What a vocabulary can write. Looked up when first asked; thread-safe."""
 
     def __init__(self, vocab: Any) -> None:
         self._vocab = vocab
@@ -51,9 +51,9 @@ class Spelling:
         if is_complete or (known := frozenset(texts)) >= _BYTE_TOKENS:
             self._texts = frozenset()
             return
-        self._texts = known
         special = (token for token in range(n_tokens) if L.llama_vocab_get_attr(self._vocab, token) & _SPECIAL)
         self._special = tuple(text for token in special if (text := texts[token].decode("utf-8", "replace")))
+        self._texts = known  # last: another thread that finds it takes the rest to be there too
 
     @staticmethod
     def _can_write(character: str, texts: frozenset[bytes]) -> bool:

@@ -1,4 +1,7 @@
-"""The examples in README.md and docs/ run as they stand, with the bundled model as `model.gguf`."""
+"""The examples in README.md and docs/ run as they stand, with the bundled model as `model.gguf`.
+
+What speaks to a server finds one of the bundled model, on a port of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,19 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from served import TEMPLATE, Served, served
 from vision_models import make_bundle, make_images
 
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MOST_TOKENS = 48
+SERVER = "http://localhost:8080"
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -52,6 +58,21 @@ def folder(tmp_path: Path, cache: Path, bundle: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    """The server that examples speak to."""
+    with served(KIT, "-t", 1, "--chat-template", TEMPLATE, "-n", MOST_TOKENS) as server:
+        yield server
+
+
+def on_its_port(source: str, request: pytest.FixtureRequest) -> str:
+    """Return an example that speaks to the server where it listens here; others do without a server."""
+    if SERVER not in source:
+        return source
+    server: Served = request.getfixturevalue("server")
+    return source.replace(SERVER, server.url)
+
+
 def run(command: list[str], folder: Path, **options: object) -> subprocess.CompletedProcess[str]:
     """Run a command in `folder` as if nobody had ever configured anything, with this Python's programs first.
 
@@ -70,21 +91,21 @@ def run(command: list[str], folder: Path, **options: object) -> subprocess.Compl
 
 
 @pytest.mark.parametrize("source", blocks("python"))
-def test_python_example(source: str, folder: Path) -> None:
-    done = run([sys.executable, "-c", source], folder)
+def test_python_example(source: str, folder: Path, request: pytest.FixtureRequest) -> None:
+    done = run([sys.executable, "-c", on_its_port(source, request)], folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
 
 @pytest.mark.parametrize("source", blocks("console"))
-def test_console_example(source: str, folder: Path) -> None:
+def test_console_example(source: str, folder: Path, request: pytest.FixtureRequest) -> None:
     lines = [line[2:] for line in source.splitlines() if line.startswith("$ ")]
     assert lines
     for line in lines:
         if line.startswith("make "):
             continue  # the two commands that set up what this test runs in
         wanted = re.search(r"exit code (\d+)", line)
-        done = run(["sh", "-c", line], folder, input="Once upon a time\n")
+        done = run(["sh", "-c", on_its_port(line, request)], folder, input="Once upon a time\n")
         code = int(wanted[1]) if wanted else 0
         if "edge-run doctor" in line:  # it finds what there is, and its code says whether that is a problem
             found = re.findall(r"^(\d+) problems?, \d+ notes?$", done.stdout, re.MULTILINE)

@@ -18,7 +18,10 @@ from edge_run.cli.shared.settings_command import HELP_NAMES, CommandGroup, origi
 from edge_run.cli.shared.terminal import Terminal
 
 NAME = "edge-run"
-_SINGLE = ("run", "chat", "sessions", "plan", "demo", "inflate", "pack", "doctor", "probe", "bench", "trace", "replay")
+_SINGLE = (
+    *("run", "chat", "sessions", "serve", "plan", "demo", "inflate", "pack"),
+    *("doctor", "probe", "bench", "trace", "replay"),
+)
 _GROUPS = ("split", "mesh")
 COMMANDS = {name: f"edge_run.cli.commands.{name}" for name in _SINGLE} | {
     name: f"edge_run.cli.{name}.group" for name in _GROUPS

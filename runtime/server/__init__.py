@@ -1,0 +1,1 @@
+"""A model behind HTTP: the APIs of OpenAI, Anthropic, Ollama and llama-server, queued, bounded and guarded."""

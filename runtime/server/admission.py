@@ -1,0 +1,93 @@
+"""Who is answered: requests come in while few enough wait for their first token, and leave when they are done."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import anyio
+
+from edge_run.base.protocols import Clock
+from edge_run.runtime.server.refusals import Refusal
+
+MOST_RETRY_S = 3600.0
+USUAL_S = 10.0  # of an answer, while none was measured
+_LEARNING = 0.2  # the weight of the newest answer
+
+
+class Place:
+    """A request that came in. scope: what to cancel to end it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._began_s = clock, clock()
+        self.has_begun = False
+        self.scope = anyio.CancelScope()
+
+    @property
+    def age_s(self) -> float:
+        """How long it has been here."""
+        return self._clock() - self._began_s
+
+    def begin(self) -> None:
+        """Note that the first token is there."""
+        self.has_begun = True
+
+
+class Admission:
+    """Lets requests in. Belongs to one event loop.
+
+    max_queue: requests that may wait while another one waits for its first token, be it read or queued itself.
+    expected_s: what an answer is expected to take before any was measured.
+    """
+
+    def __init__(self, max_queue: int, expected_s: float = USUAL_S, clock: Clock = time.monotonic) -> None:
+        self.max_queue, self._answer_s, self._clock = max_queue, expected_s, clock
+        self._places: set[Place] = set()
+        self.is_closed = False
+
+    @property
+    def n_waiting(self) -> int:
+        """How many requests have no token yet."""
+        return sum(not place.has_begun for place in self._places)
+
+    @property
+    def n_running(self) -> int:
+        """How many requests are being answered."""
+        return len(self._places) - self.n_waiting
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[Place]:
+        """Hold a place in this block. Raises Refusal where there is none: 429, or 503 once this is closed."""
+        if self.is_closed:
+            raise Refusal(503, "the server is shutting down", code="shutting_down", retry_after_s=5, closes=True)
+        if self.n_waiting > self.max_queue:
+            wait_s = self.expected_wait_s
+            raise Refusal(
+                429,
+                f"{self.n_waiting} requests wait already, {self.max_queue} may; try again in {wait_s:.0f} s",
+                code="queue_full",
+                retry_after_s=wait_s,
+            )
+        place = Place(self._clock)
+        self._places.add(place)
+        try:
+            yield place
+        finally:
+            self._places.remove(place)
+            if place.has_begun:
+                self._answer_s += _LEARNING * (place.age_s - self._answer_s)
+
+    @property
+    def expected_wait_s(self) -> float:
+        """When the first of those that wait is expected to have its answer: answers wait for each other."""
+        return min(max(1.0, self._answer_s), MOST_RETRY_S)
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self.is_closed = True
+
+    def cancel(self) -> None:
+        """End all requests that are here."""
+        for place in self._places:
+            place.scope.cancel()

@@ -1,0 +1,187 @@
+"""Answers on the wire: whole, or as a stream whose headers go out at once and which never falls silent."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from edge_run.base.errors import EdgeRunError
+from edge_run.base.results import Progress
+from edge_run.runtime.server.admission import Place
+from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job, generate
+from edge_run.runtime.server.refusals import Refusal, refusal_of
+from edge_run.runtime.server.service import Service
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import BaseExceptionGroup
+
+EVENT_STREAM, JSON_LINES, JSON = "text/event-stream; charset=utf-8", "application/x-ndjson", "application/json"
+QUICK_S = 0.25  # what is refused within this time is refused with a status of HTTP
+SILENCE_S = 5.0  # clients and proxies take a longer one for a failure
+PROGRESS_S = 1.0
+MOST_FRAMES = 8192  # that a client may be behind
+COMMENT = b": the answer is being computed\n\n"
+
+_Item = bytes | Refusal
+
+
+class AnswerForm(Protocol):
+    """How an API writes answers. One request each; every method returns what goes on the wire, maybe nothing."""
+
+    media_type: str
+    wants_progress: bool
+
+    def begin(self) -> bytes:
+        """What a stream begins with."""
+        ...
+
+    def piece(self, number: int, delta: Delta) -> bytes:
+        """What the answer of this number goes on by."""
+        ...
+
+    def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
+        """What a stream ends with, when all answers are finished."""
+        ...
+
+    def failed(self, refusal: Refusal) -> bytes:
+        """What a stream ends with instead."""
+        ...
+
+    def progress(self, progress: Progress) -> bytes:
+        """How far the prompt is, for who wants to know."""
+        ...
+
+    def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
+        """The answers as one document."""
+        ...
+
+
+def event(document: Any, name: str = "") -> bytes:
+    """Return a server-sent event of a document."""
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + msgspec.json.encode(document) + b"\n\n"
+
+
+def json_response(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a document as a response."""
+    return Response(msgspec.json.encode(document), status, headers, JSON)
+
+
+class AnswerResponse:
+    """An ASGI response that generates. It ends the generation when its client goes away, or when it is cancelled."""
+
+    def __init__(self, service: Service, job: Job, form: AnswerForm, is_stream: bool) -> None:
+        self._service, self._job, self._form, self._is_stream = service, job, form, is_stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer. Raises Refusal, or an error of ours, where nothing was sent yet."""
+        self._job.check(self._service.model.plan.context_tokens)
+        with self._service.admission.place() as place:
+            sender, receiver = anyio.create_memory_object_stream[_Item](MOST_FRAMES)
+            try:
+                async with anyio.create_task_group() as group:
+
+                    async def watch() -> None:
+                        while (await receive())["type"] != "http.disconnect":
+                            pass
+                        group.cancel_scope.cancel()
+
+                    async def write() -> None:
+                        with receiver:
+                            await (self._write_stream if self._is_stream else self._write_whole)(send, receiver)
+                        group.cancel_scope.cancel()
+
+                    group.start_soon(watch, name="edge-run-watch-client")
+                    group.start_soon(self._compute, place, sender, name="edge-run-answer")
+                    group.start_soon(write, name="edge-run-write")
+            except BaseExceptionGroup as failures:
+                raise failures.exceptions[0] from failures.exceptions[0].__cause__
+
+    async def _compute(self, place: Place, sender: MemoryObjectSendStream[_Item]) -> None:
+        """Generate; put what is to be written into `sender`, which is full where the client reads too slowly."""
+
+        def take(number: int, delta: Delta) -> None:
+            if self._is_stream and (frame := self._form.piece(number, delta)):
+                sender.send_nowait(frame)
+
+        def count(n_tokens: int) -> None:
+            if not place.has_begun:
+                place.begin()
+                counts.first_token_s.add(place.age_s)
+            counts.generated_tokens += n_tokens
+
+        counts, reason = self._service.counts, "abort"
+        with sender:
+            try:
+                with place.scope:
+                    outcomes = await generate(self._service.answering, self._job, take, count)
+                    for outcome in outcomes:
+                        outcome.stop_text = self._service.stop_text(outcome.generation, self._job.sampling.stop)
+                        counts.answer(outcome.generation, outcome.finish)
+                    is_stream, reason = self._is_stream, ""
+                    sender.send_nowait(self._form.end(outcomes) if is_stream else self._form.whole(outcomes))
+                if place.scope.cancelled_caught:
+                    sender.send_nowait(Refusal(503, "the server is shutting down", code="shutting_down"))
+            except EdgeRunError as error:
+                reason = "error"
+                sender.send_nowait(refusal_of(error))
+            finally:
+                counts.request_s.add(place.age_s)
+                if reason:
+                    counts.end(reason)
+
+    async def _write_whole(self, send: Send, receiver: MemoryObjectReceiveStream[_Item]) -> None:
+        item = await receiver.receive()
+        if isinstance(item, Refusal):
+            raise item
+        await send(_start(JSON, len(item)))
+        await send(_body(item, is_last=True))
+
+    async def _write_stream(self, send: Send, receiver: MemoryObjectReceiveStream[_Item]) -> None:
+        item: _Item | None = None
+        with anyio.move_on_after(QUICK_S):
+            item = await receiver.receive()
+        if isinstance(item, Refusal):
+            raise item
+        await send(_start(self._form.media_type))
+        await send(_body(self._form.begin() + (item or b"")))
+        pause_s = PROGRESS_S if self._form.wants_progress else SILENCE_S
+        while True:
+            item = None
+            with anyio.move_on_after(pause_s):
+                try:
+                    item = await receiver.receive()
+                except anyio.EndOfStream:
+                    break
+            if isinstance(item, Refusal):
+                item = self._form.failed(item)
+            if frame := item or self._fill_silence():
+                await send(_body(frame))
+        await send(_body(b"", is_last=True))
+
+    def _fill_silence(self) -> bytes:
+        progress = self._service.model.progress if self._form.wants_progress else None
+        frame = self._form.progress(progress) if progress else b""
+        return frame or (COMMENT if self._form.media_type == EVENT_STREAM else b"")
+
+
+def _start(media_type: str, n_bytes: int | None = None) -> dict[str, Any]:
+    headers = [(b"content-type", media_type.encode())]
+    if n_bytes is None:
+        headers.append((b"x-accel-buffering", b"no"))  # or proxies would hold back what comes
+    else:
+        headers.append((b"content-length", str(n_bytes).encode()))
+    return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+def _body(data: bytes, is_last: bool = False) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": not is_last}

@@ -1,0 +1,1 @@
+"""The APIs that clients speak: what their requests say, and how their answers are written."""

@@ -1,0 +1,311 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`, as Anthropic has them."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edge_run.base.config import SamplingConfig
+from edge_run.base.results import Progress
+from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
+from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES, joined
+from edge_run.runtime.server.chat_task import ChatTask
+from edge_run.runtime.server.generating import Delta, FinishedAnswer
+from edge_run.runtime.server.refusals import Refusal, anthropic_error
+from edge_run.runtime.server.sampling_fields import (
+    MOST_STOPS,
+    Count,
+    Name,
+    Share,
+    Stop,
+    Temperature,
+    sampling_of,
+    schema_text,
+    unsupported,
+)
+from edge_run.runtime.server.service import Service
+from edge_run.runtime.server.tools import AUTO, REQUIRED, FunctionTool, Toolbox, ToolName
+
+_LEFT_OUT = ("redacted_thinking",)
+
+
+class Block(msgspec.Struct):
+    """A part of a message: text, a thought, a call, or the result of one."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: Name = ""
+    name: Name = ""
+    input: dict[str, Any] | None = None
+    tool_use_id: Name = ""
+    content: str | list[Any] | None = None
+
+
+class AnthropicMessage(msgspec.Struct):
+    """A message of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class AnthropicTool(msgspec.Struct):
+    """A tool that may be called. type: absent, or `custom`; others are tools of Anthropic's own."""
+
+    name: ToolName
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    type: str | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    """Whether a tool must be called."""
+
+    type: Literal["auto", "any", "tool", "none"] = "auto"
+    name: Name = ""
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(msgspec.Struct):
+    """Whether the model thinks first."""
+
+    type: Literal["enabled", "disabled", "adaptive"] = "disabled"
+
+
+class OutputFormat(msgspec.Struct):
+    """A JSON schema that the answer follows."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct):
+    """What form the answer has."""
+
+    format: OutputFormat | None = None
+
+
+class CountRequest(msgspec.Struct, kw_only=True):
+    """A conversation."""
+
+    messages: Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=MOST_MESSAGES)]
+    model: Name | None = None
+    system: str | list[Block] | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+
+    def task(self) -> ChatTask:
+        """Return what is to be answered. Raises Refusal."""
+        messages: list[dict[str, Any]] = []
+        if system := _plain_text(self.system or "", "system"):
+            messages.append({"role": "system", "content": system})
+        for index, message in enumerate(self.messages):
+            messages += _template_messages(message, f"messages[{index}].content")
+        thinks = self.thinking is not None and self.thinking.type != "disabled"
+        return ChatTask(messages, self._toolbox(), {"enable_thinking": thinks})
+
+    def _toolbox(self) -> Toolbox:
+        for index, tool in enumerate(self.tools or ()):
+            if tool.type not in (None, "custom"):
+                raise unsupported(f"tools[{index}].type", f"{tool.type!r} is a tool of Anthropic's own")
+        tools = [FunctionTool(tool.name, tool.description, tool.input_schema) for tool in self.tools or ()]
+        choice = self.tool_choice or ToolChoice()
+        named = {"any": REQUIRED, "tool": choice.name, "none": "none"}.get(choice.type, AUTO)
+        return Toolbox(tools, named, not choice.disable_parallel_tool_use)
+
+
+class MessagesRequest(CountRequest, kw_only=True):
+    """A conversation to be answered. What is not named here is ignored."""
+
+    max_tokens: Count
+    stream: bool = False
+    stop_sequences: Annotated[list[Stop], Meta(max_length=MOST_STOPS)] | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: Count | None = None
+    output_config: OutputConfig | None = None
+
+    def sampling(self, defaults: SamplingConfig) -> SamplingConfig:
+        """Return how tokens are chosen."""
+        form = self.output_config.format if self.output_config else None
+        return sampling_of(
+            defaults,
+            stop=self.stop_sequences,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            json_schema=schema_text(form.schema, "output_config.format.schema") if form else None,
+        )
+
+
+async def messages(service: Service, request: Request) -> AnswerResponse:
+    """Answer a conversation."""
+    asked = await service.read(request, MessagesRequest)
+    job = await asked.task().job(service, asked.sampling(service.sampling), asked.max_tokens)
+    return AnswerResponse(service, job, MessageForm(service.name, len(job.tokens)), asked.stream)
+
+
+async def count_tokens(service: Service, request: Request) -> Response:
+    """Return how many tokens a conversation has."""
+    asked = await service.read(request, CountRequest)
+    text = await asked.task().prompt(service)
+    return json_response({"input_tokens": len(await service.prompt_tokens(text))})
+
+
+def _template_messages(message: AnthropicMessage, where: str) -> list[dict[str, Any]]:
+    """Return a message as templates know it: results of tools are messages of their own, before what the user says."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    texts: list[str] = []
+    made: dict[str, Any] = {"role": message.role}
+    results: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    for index, block in enumerate(message.content):
+        place = f"{where}[{index}]"
+        if block.type == "tool_use":
+            function = {"name": block.name, "arguments": block.input or {}}
+            calls.append({"id": block.id, "type": "function", "function": function})
+        elif block.type == "tool_result":
+            text = _plain_text(block.content or "", f"{place}.content")
+            results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
+        elif block.type == "thinking":
+            made["reasoning_content"] = block.thinking or ""
+        elif block.type not in _LEFT_OUT:
+            texts.append(_text(block, place))
+    made["content"] = joined(texts)
+    if calls:
+        made["tool_calls"] = calls
+    return [*results, *([made] if texts or calls or not results else [])]
+
+
+def _plain_text(content: str | list[Any], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    blocks = [block if isinstance(block, Block) else _block(block, f"{where}[{n}]") for n, block in enumerate(content)]
+    return joined([_text(block, f"{where}[{index}]") for index, block in enumerate(blocks)])
+
+
+def _block(value: Any, where: str) -> Block:
+    try:
+        return msgspec.convert(value, Block)
+    except msgspec.ValidationError:
+        raise Refusal(400, f"{where}: must be a block of text", param=where) from None
+
+
+def _text(block: Block, where: str) -> str:
+    if block.type != "text":
+        raise unsupported(f"{where}.type", f"{block.type[:40]!r} is not taken: this server reads text only")
+    if block.text is None:
+        raise Refusal(400, f"{where}.text: is missing", param=f"{where}.text")
+    return block.text
+
+
+class MessageForm:
+    """Messages and the events of their streams: one block after the other, each begun and ended."""
+
+    media_type = EVENT_STREAM
+    wants_progress = False
+
+    def __init__(self, name: str, prompt_tokens: int) -> None:
+        self._name, self._prompt_tokens = name, prompt_tokens
+        self._id = f"msg_{uuid.uuid4().hex}"
+        self._n_blocks, self._block = 0, ""
+
+    def begin(self) -> bytes:
+        """Return the message that will be filled."""
+        usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
+        message = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        return _event("message_start", message=message) + _event("ping")
+
+    def piece(self, number: int, delta: Delta) -> bytes:
+        """Return what a block goes on by."""
+        if delta.call:
+            start = {"type": "tool_use", "id": delta.call.identity, "name": delta.call.name, "input": {}}
+            change = {"type": "input_json_delta", "partial_json": delta.call.arguments}
+            return self._close() + self._open("tool_use", start) + self._change(change) + self._close()
+        if delta.reasoning:
+            opening = self._open("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            return opening + self._change({"type": "thinking_delta", "thinking": delta.reasoning})
+        if not delta.content:
+            return b""
+        opening = self._open("text", {"type": "text", "text": ""})
+        return opening + self._change({"type": "text_delta", "text": delta.content})
+
+    def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
+        """Return why it ended, and what it took."""
+        ending = {"stop_reason": _stop_reason(outcomes[0]), "stop_sequence": outcomes[0].stop_text or None}
+        usage = _usage(outcomes[0])
+        return self._close() + _event("message_delta", delta=ending, usage=usage) + _event("message_stop")
+
+    def failed(self, refusal: Refusal) -> bytes:
+        """Return the error, which is the end of the stream."""
+        return event(anthropic_error(refusal), "error")
+
+    def progress(self, progress: Progress) -> bytes:
+        """Return nothing: this API has no word for it."""
+        return b""
+
+    def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
+        """Return the message."""
+        (outcome,) = outcomes
+        content: list[dict[str, Any]] = []
+        if outcome.reasoning:
+            content.append({"type": "thinking", "thinking": outcome.reasoning, "signature": ""})
+        if outcome.content or not outcome.calls:
+            content.append({"type": "text", "text": outcome.content})
+        content += [
+            {"type": "tool_use", "id": call.identity, "name": call.name, "input": json.loads(call.arguments)}
+            for call in outcome.calls
+        ]
+        ending = {"stop_reason": _stop_reason(outcome), "stop_sequence": outcome.stop_text or None}
+        return msgspec.json.encode({**self._head(), "content": content, **ending, "usage": _usage(outcome)})
+
+    def _head(self) -> dict[str, Any]:
+        return {"id": self._id, "type": "message", "role": "assistant", "model": self._name}
+
+    def _open(self, kind: str, start: dict[str, Any]) -> bytes:
+        """Begin a block, unless one of its kind is open."""
+        if self._block == kind:
+            return b""
+        closing, self._block = self._close(), kind
+        return closing + _event("content_block_start", index=self._n_blocks, content_block=start)
+
+    def _change(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", index=self._n_blocks, delta=delta)
+
+    def _close(self) -> bytes:
+        """End the block that is open."""
+        if not self._block:
+            return b""
+        closing = _event("content_block_stop", index=self._n_blocks)
+        self._block = ""
+        self._n_blocks += 1
+        return closing
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return event({"type": kind, **fields}, kind)
+
+
+def _stop_reason(outcome: FinishedAnswer) -> str:
+    if outcome.finish == "stop" and outcome.stop_text:
+        return "stop_sequence"
+    return {"length": "max_tokens", "tool_calls": "tool_use"}.get(outcome.finish, "end_turn")
+
+
+def _usage(outcome: FinishedAnswer) -> dict[str, Any]:
+    generation = outcome.generation
+    return {
+        "input_tokens": generation.prompt_tokens - generation.cached_tokens,
+        "cache_read_input_tokens": generation.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": generation.completion_tokens,
+    }

@@ -1,0 +1,194 @@
+"""What llama-server has besides: completions in its own words, tokens, templates, what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edge_run.base.config import SamplingConfig
+from edge_run.base.results import Progress
+from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
+from edge_run.runtime.server.apis.openai_chat import ChatRequest
+from edge_run.runtime.server.apis.openai_completions import Token, prompt_of
+from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
+from edge_run.runtime.server.refusals import Refusal, openai_error
+from edge_run.runtime.server.sampling_fields import Count, SamplingFields, refuse_set, schema_text
+from edge_run.runtime.server.service import Service
+from edge_run.runtime.server.usage import llama_progress, timings
+
+Tokens = Annotated[list[Token], Meta(max_length=1 << 22)]
+
+
+class NativeCompletionRequest(SamplingFields, kw_only=True):
+    """A text to be continued, in llama-server's own words."""
+
+    prompt: str | list[str | Token]
+    n_predict: Count | None = None
+    stream: bool = False
+    json_schema: dict[str, Any] | None = None
+    return_progress: bool = False
+    return_tokens: bool = False
+    n_probs: int = 0
+    image_data: list[Any] | None = None
+
+    def check(self) -> None:
+        """Raise Refusal for what cannot be served."""
+        refuse_set(self, "n_probs", "image_data")
+
+
+class TokenizeRequest(msgspec.Struct):
+    """A text to be turned into tokens."""
+
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeRequest(msgspec.Struct):
+    """Tokens to be turned into text."""
+
+    tokens: Tokens
+
+
+async def completion(service: Service, request: Request) -> AnswerResponse:
+    """Continue a text."""
+    asked = await service.read(request, NativeCompletionRequest)
+    asked.check()
+    schema = None if asked.json_schema is None else schema_text(asked.json_schema, "json_schema")
+    job = Job(
+        await prompt_of(service, asked.prompt),
+        asked.sampling(service.sampling, schema),
+        service.limit(asked.n_predict),
+    )
+    form = NativeCompletionForm(service.name, job, asked.return_tokens, asked.return_progress)
+    return AnswerResponse(service, job, form, asked.stream)
+
+
+async def tokenize(service: Service, request: Request) -> Response:
+    """Return the tokens of a text."""
+    asked = await service.read(request, TokenizeRequest)
+
+    def tokens_of() -> list[Any]:
+        model = service.model
+        tokens = model.tokenize(asked.content, add_special=asked.add_special, parse_special=asked.parse_special)
+        if not asked.with_pieces:
+            return list(tokens)
+        return [{"id": token, "piece": model.detokenize([token])} for token in tokens]
+
+    return json_response({"tokens": await service.prepare(tokens_of)})
+
+
+async def detokenize(service: Service, request: Request) -> Response:
+    """Return the text of tokens."""
+    asked = await service.read(request, DetokenizeRequest)
+    return json_response({"content": await service.prepare(service.model.detokenize, asked.tokens)})
+
+
+async def apply_template(service: Service, request: Request) -> Response:
+    """Return the text that a conversation becomes."""
+    asked = await service.read(request, ChatRequest)
+    return json_response({"prompt": await asked.task().prompt(service)})
+
+
+async def props(service: Service, request: Request) -> Response:
+    """Describe the server."""
+    model = service.model
+    settings = {"n_ctx": model.plan.context_tokens, "params": _parameters(service.sampling, service.most_tokens)}
+    return json_response(
+        {
+            "default_generation_settings": settings,
+            "total_slots": 1,
+            "model_alias": service.name,
+            "chat_template": model.chat_template,
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"edge-run {service.version}",
+        }
+    )
+
+
+async def slots(service: Service, request: Request) -> Response:
+    """Say who is being answered: a slot for each request, one at least."""
+    n_running = service.admission.n_running
+    n_ctx = service.model.plan.context_tokens
+    found = [{"id": index, "n_ctx": n_ctx, "is_processing": index < n_running} for index in range(max(1, n_running))]
+    return json_response(found)
+
+
+class NativeCompletionForm:
+    """Completions as llama-server writes them."""
+
+    media_type = EVENT_STREAM
+
+    def __init__(self, name: str, job: Job, has_tokens: bool, wants_progress: bool) -> None:
+        self._name, self._job, self._has_tokens = name, job, has_tokens
+        self.wants_progress = wants_progress
+
+    def begin(self) -> bytes:
+        """Return nothing: the text is all there is."""
+        return b""
+
+    def piece(self, number: int, delta: Delta) -> bytes:
+        """Return a piece of the text."""
+        return event({"index": number, "content": delta.content, "tokens": [], "stop": False})
+
+    def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
+        """Return why it ended, and what it took."""
+        return event(self._document(outcomes[0], ""))
+
+    def failed(self, refusal: Refusal) -> bytes:
+        """Return the error."""
+        return event(openai_error(refusal))
+
+    def progress(self, progress: Progress) -> bytes:
+        """Return how far the prompt is."""
+        document = {"index": 0, "content": "", "tokens": [], "stop": False}
+        return event({**document, "prompt_progress": llama_progress(progress)})
+
+    def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
+        """Return the answer."""
+        return msgspec.json.encode(self._document(outcomes[0], outcomes[0].content))
+
+    def _document(self, outcome: FinishedAnswer, content: str) -> dict[str, Any]:
+        generation = outcome.generation
+        return {
+            "index": 0,
+            "content": content,
+            "tokens": generation.token_ids if self._has_tokens else [],
+            "id_slot": 0,
+            "stop": True,
+            "model": self._name,
+            "tokens_predicted": generation.completion_tokens,
+            "tokens_evaluated": generation.prompt_tokens,
+            "tokens_cached": generation.prompt_tokens + max(0, generation.completion_tokens - 1),
+            "truncated": False,
+            "stop_type": _stop_type(outcome),
+            "stopping_word": outcome.stop_text,
+            "generation_settings": {**_parameters(self._job.sampling, self._job.max_tokens), "seed": generation.seed},
+            "timings": timings(generation),
+        }
+
+
+def _stop_type(outcome: FinishedAnswer) -> str:
+    if outcome.finish == "length":
+        return "limit"
+    return "word" if outcome.stop_text else "eos"
+
+
+def _parameters(sampling: SamplingConfig, max_tokens: int | None) -> dict[str, Any]:
+    return {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repeat_penalty,
+        "repeat_last_n": sampling.repeat_last_n,
+        "seed": -1 if sampling.seed is None else sampling.seed,
+        "stop": list(sampling.stop),
+        "n_predict": -1 if max_tokens is None else max_tokens,
+    }

@@ -1,0 +1,316 @@
+"""`/api/chat`, `/api/generate` and what Ollama's clients ask besides, as Ollama has them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from edge_run.base.config import SamplingConfig
+from edge_run.base.results import Progress
+from edge_run.runtime.server.answers import JSON_LINES, AnswerResponse, json_response
+from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES
+from edge_run.runtime.server.chat_task import ChatTask
+from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job, ToolCall
+from edge_run.runtime.server.marked_output import THINK
+from edge_run.runtime.server.refusals import Refusal
+from edge_run.runtime.server.sampling_fields import (
+    Name,
+    SamplingFields,
+    refuse_set,
+    schema_text,
+    unsupported,
+)
+from edge_run.runtime.server.service import Service
+from edge_run.runtime.server.tools import FunctionTool, Toolbox
+
+API_VERSION = "0.12.0"  # of Ollama, whose API this is: clients ask for a least one
+_NANOSECONDS = 1e9
+
+
+class OllamaOptions(SamplingFields, kw_only=True):
+    """How tokens are chosen. num_predict: at most so many tokens, -1: no limit, -2: as the context holds."""
+
+    num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None
+
+
+class OllamaFunction(msgspec.Struct):
+    """A function that was called."""
+
+    name: Name
+    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class OllamaCall(msgspec.Struct):
+    """A call that an earlier answer made."""
+
+    function: OllamaFunction
+
+
+class OllamaMessage(msgspec.Struct):
+    """A message of a conversation."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    thinking: str | None = None
+    images: list[Any] | None = None
+    tool_calls: list[OllamaCall] | None = None
+    tool_name: Name | None = None
+
+
+class OllamaTool(msgspec.Struct):
+    """A tool that may be called."""
+
+    function: FunctionTool
+    type: Literal["function"] = "function"
+
+
+class OllamaRequest(msgspec.Struct, kw_only=True):
+    """What requests of both kinds say."""
+
+    model: Name = ""
+    stream: bool = True
+    format: str | dict[str, Any] | None = None
+    options: OllamaOptions = msgspec.field(default_factory=OllamaOptions)
+    think: bool | Name | None = None
+
+    def sampling(self, defaults: SamplingConfig) -> SamplingConfig:
+        """Return how tokens are chosen. Raises Refusal."""
+        form = {"type": "object"} if self.format == "json" else self.format
+        if isinstance(form, str) and form:
+            raise Refusal(400, "format: must be json, or a JSON schema", param="format")
+        return self.options.sampling(defaults, schema_text(form, "format") if isinstance(form, dict) else None)
+
+    def variables(self) -> dict[str, Any]:
+        """Return what the template is told besides."""
+        if self.think is None:
+            return {}
+        return {
+            "enable_thinking": bool(self.think),
+            **({"reasoning_effort": self.think} if isinstance(self.think, str) else {}),
+        }
+
+
+class OllamaChatRequest(OllamaRequest, kw_only=True):
+    """A conversation to be answered."""
+
+    messages: Annotated[list[OllamaMessage], Meta(max_length=MOST_MESSAGES)] = msgspec.field(default_factory=list)
+    tools: list[OllamaTool] | None = None
+
+    def task(self) -> ChatTask:
+        """Return what is to be answered. Raises Refusal."""
+        for index, message in enumerate(self.messages):
+            if message.images:
+                raise unsupported(f"messages[{index}].images", "this server reads text only")
+        toolbox = Toolbox([tool.function for tool in self.tools or ()])
+        return ChatTask([_template_message(message) for message in self.messages], toolbox, self.variables())
+
+
+class OllamaGenerateRequest(OllamaRequest, kw_only=True):
+    """A prompt to be answered, or with raw to be continued as it is."""
+
+    prompt: str = ""
+    system: str | None = None
+    raw: bool = False
+    suffix: str | None = None
+    images: list[Any] | None = None
+    template: str | None = None
+
+    def check(self) -> None:
+        """Raise Refusal for what cannot be served."""
+        refuse_set(self, "suffix", "images", "template")
+
+
+async def ollama_chat(service: Service, request: Request) -> ASGIApp:
+    """Answer a conversation; without messages, say that the model is loaded."""
+    asked = await service.read(request, OllamaChatRequest)
+    if not asked.messages:
+        return json_response({**_head(service.name), "message": _message(), "done": True, "done_reason": "load"})
+    job = await asked.task().job(service, asked.sampling(service.sampling), asked.options.num_predict)
+    return AnswerResponse(service, job, OllamaForm(service.name, is_chat=True), asked.stream)
+
+
+async def ollama_generate(service: Service, request: Request) -> ASGIApp:
+    """Answer or continue a prompt; without one, say that the model is loaded."""
+    asked = await service.read(request, OllamaGenerateRequest)
+    asked.check()
+    if not asked.prompt:
+        return json_response({**_head(service.name), "response": "", "done": True, "done_reason": "load"})
+    sampling, most = asked.sampling(service.sampling), asked.options.num_predict
+    if asked.raw or not service.model.has_chat_template:
+        text = asked.prompt if asked.raw or not asked.system else f"{asked.system}\n{asked.prompt}"
+        job = Job(await service.prompt_tokens(text), sampling, service.limit(most))
+    else:
+        system = [{"role": "system", "content": asked.system}] if asked.system else []
+        task = ChatTask([*system, {"role": "user", "content": asked.prompt}], variables=asked.variables())
+        job = await task.job(service, sampling, most)
+    return AnswerResponse(service, job, OllamaForm(service.name, is_chat=False), asked.stream)
+
+
+async def tags(service: Service, request: Request) -> Response:
+    """List the one model."""
+    return json_response({"models": [_model_document(service)]})
+
+
+async def running_models(service: Service, request: Request) -> Response:
+    """List the one model, which stays loaded."""
+    never = "9999-12-31T23:59:59Z"
+    loaded = {"expires_at": never, "size_vram": 0, "context_length": service.model.plan.context_tokens}
+    return json_response({"models": [{**_model_document(service), **loaded}]})
+
+
+async def show(service: Service, request: Request) -> Response:
+    """Describe the model."""
+    await service.read(request, OllamaRequest)
+    model = service.model
+    architecture = model.metadata("general.architecture") or ""
+    capabilities = ["completion", *(["tools"] if model.has_chat_template else [])]
+    if THINK in model.chat_template:
+        capabilities.append("thinking")
+    info = {"general.architecture": architecture, f"{architecture}.context_length": model.plan.context_tokens}
+    return json_response(
+        {
+            "modelfile": "",
+            "parameters": "",
+            "template": model.chat_template,
+            "details": _details(service),
+            "model_info": info,
+            "capabilities": capabilities,
+        }
+    )
+
+
+async def version(service: Service, request: Request) -> Response:
+    """Say whose API this is."""
+    return json_response({"version": API_VERSION})
+
+
+class OllamaForm:
+    """Answers as a line of JSON each."""
+
+    media_type = JSON_LINES
+    wants_progress = False
+
+    def __init__(self, name: str, is_chat: bool) -> None:
+        self._name, self._is_chat = name, is_chat
+
+    def begin(self) -> bytes:
+        """Return nothing: the first line comes with the first piece."""
+        return b""
+
+    def piece(self, number: int, delta: Delta) -> bytes:
+        """Return a line."""
+        calls = [delta.call] if delta.call else []
+        return _line({**self._said(delta.content, delta.reasoning, calls), "done": False})
+
+    def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
+        """Return the last line: why it ended, and what it took."""
+        return _line({**self._said(), **_ending(outcomes[0])})
+
+    def failed(self, refusal: Refusal) -> bytes:
+        """Return the error."""
+        return _line({"error": refusal.message})
+
+    def progress(self, progress: Progress) -> bytes:
+        """Return nothing: this API has no word for it."""
+        return b""
+
+    def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
+        """Return the answer."""
+        (outcome,) = outcomes
+        said = self._said(outcome.content, outcome.reasoning, outcome.calls)
+        return msgspec.json.encode({**said, **_ending(outcome)})
+
+    def _said(self, content: str = "", thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
+        if self._is_chat:
+            return {**_head(self._name), "message": _message(content, thinking, calls)}
+        thought = {"thinking": thinking} if thinking else {}
+        return {**_head(self._name), "response": content, **thought}
+
+
+def _line(document: Any) -> bytes:
+    return msgspec.json.encode(document) + b"\n"
+
+
+def _head(name: str) -> dict[str, Any]:
+    return {"model": name, "created_at": datetime.now(timezone.utc).isoformat()}
+
+
+def _message(content: str = "", thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": "assistant", "content": content}
+    if thinking:
+        made["thinking"] = thinking
+    if calls:
+        made["tool_calls"] = [
+            {"function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in calls
+        ]
+    return made
+
+
+def _ending(outcome: FinishedAnswer) -> dict[str, Any]:
+    generation = outcome.generation
+    read = generation.prompt_tokens - generation.cached_tokens
+    prefill, decode = generation.prefill_tokens_per_s, generation.decode_tokens_per_s
+    prompt_s = read / prefill if prefill else 0.0
+    decode_s = max(0, generation.completion_tokens - 1) / decode if decode else 0.0
+    return {
+        "done": True,
+        "done_reason": "length" if outcome.finish == "length" else "stop",
+        "total_duration": round((generation.ttft_s + decode_s) * _NANOSECONDS),
+        "load_duration": 0,
+        "prompt_eval_count": generation.prompt_tokens,
+        "prompt_eval_duration": round(prompt_s * _NANOSECONDS),
+        "eval_count": generation.completion_tokens,
+        "eval_duration": round(decode_s * _NANOSECONDS),
+    }
+
+
+def _template_message(message: OllamaMessage) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        made["tool_calls"] = [
+            {
+                "id": "",
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    for key, value in (("reasoning_content", message.thinking), ("name", message.tool_name)):
+        if value:
+            made[key] = value
+    return made
+
+
+def _model_document(service: Service) -> dict[str, Any]:
+    name, size = f"{service.name}:latest", service.model.plan.model_bytes
+    modified = datetime.fromtimestamp(service.began_s, timezone.utc).isoformat()
+    identity = hashlib.sha256(f"{name} {size}".encode()).hexdigest()
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": modified,
+        "size": size,
+        "digest": identity,
+        "details": _details(service),
+    }
+
+
+def _details(service: Service) -> dict[str, Any]:
+    family = service.model.metadata("general.architecture") or ""
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family],
+        "parameter_size": service.model.metadata("general.size_label") or "",
+        "quantization_level": "",
+    }

@@ -1,0 +1,216 @@
+"""`/v1/chat/completions`, as OpenAI and llama-server have it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from edge_run.base.results import Progress
+from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event
+from edge_run.runtime.server.apis.openai_messages import Messages, template_messages
+from edge_run.runtime.server.chat_task import ChatTask
+from edge_run.runtime.server.generating import Delta, FinishedAnswer
+from edge_run.runtime.server.refusals import Refusal, openai_error
+from edge_run.runtime.server.sampling_fields import (
+    MOST_CHOICES,
+    Count,
+    Name,
+    ResponseFormat,
+    SamplingFields,
+    refuse_set,
+    unsupported,
+)
+from edge_run.runtime.server.service import Service
+from edge_run.runtime.server.tools import AUTO, FunctionTool, Toolbox, ToolName
+from edge_run.runtime.server.usage import llama_progress, openai_usage, timings
+
+DONE = b"data: [DONE]\n\n"
+TEMPLATE_VARIABLES: Mapping[str, type | tuple[type, ...]] = {
+    "enable_thinking": bool,
+    "thinking": bool,
+    "reasoning_effort": str,
+}
+MOST_WORD_LETTERS = 32
+
+Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
+
+
+class StreamOptions(msgspec.Struct):
+    """What a stream says besides."""
+
+    include_usage: bool = False
+
+
+class ToolEntry(msgspec.Struct):
+    """A tool that may be called."""
+
+    function: FunctionTool
+    type: Literal["function"] = "function"
+
+
+class ChosenFunction(msgspec.Struct):
+    """The function that must be called."""
+
+    name: ToolName
+
+
+class ChosenTool(msgspec.Struct):
+    """The tool that must be called."""
+
+    function: ChosenFunction
+    type: Literal["function"] = "function"
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """A conversation to be answered. What is not named here is ignored; what is and cannot be served is refused."""
+
+    messages: Messages
+    model: Name | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Choices | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Name | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolEntry] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_format: Name | None = None
+    return_progress: bool = False
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    web_search_options: Any = None
+
+    def check(self) -> None:
+        """Raise Refusal for what cannot be served."""
+        refuse_set(self, "logprobs", "top_logprobs", "audio", "functions", "function_call", "web_search_options")
+        if set(self.modalities or ()) - {"text"}:
+            raise unsupported("modalities", "this server writes text only")
+
+    def variables(self) -> dict[str, Any]:
+        """Return what the template is told besides the messages. Raises Refusal for what no template is told."""
+        told = dict(self.chat_template_kwargs or {})
+        for name, value in told.items():
+            kind = TEMPLATE_VARIABLES.get(name)
+            place = f"chat_template_kwargs.{name[:40]}"
+            if kind is None:
+                raise unsupported(place, f"templates are told {', '.join(TEMPLATE_VARIABLES)} only")
+            if not isinstance(value, kind) or (isinstance(value, str) and len(value) > MOST_WORD_LETTERS):
+                raise Refusal(400, f"{place}: must be {'true or false' if kind is bool else 'a word'}", param=place)
+        if self.reasoning_effort:
+            told.setdefault("reasoning_effort", self.reasoning_effort[:MOST_WORD_LETTERS])
+        return told
+
+    def toolbox(self) -> Toolbox:
+        """Return what the answer may call."""
+        choice = self.tool_choice.function.name if isinstance(self.tool_choice, ChosenTool) else self.tool_choice
+        tools = [entry.function for entry in self.tools or ()]
+        return Toolbox(tools, choice or AUTO, self.parallel_tool_calls is not False)
+
+    def task(self) -> ChatTask:
+        """Return what is to be answered. Raises Refusal."""
+        has_thoughts = self.reasoning_format != "none"
+        return ChatTask(template_messages(self.messages), self.toolbox(), self.variables(), has_thoughts)
+
+
+async def chat_completions(service: Service, request: Request) -> AnswerResponse:
+    """Answer a conversation."""
+    asked = await service.read(request, ChatRequest)
+    asked.check()
+    schema = asked.response_format.text() if asked.response_format else None
+    most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
+    sampling = asked.sampling(service.sampling, schema)
+    job = await asked.task().job(service, sampling, most, asked.n or 1)
+    has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+    form = ChatForm(service.name, job.choices, has_usage, asked.return_progress)
+    return AnswerResponse(service, job, form, bool(asked.stream))
+
+
+class ChatForm:
+    """Chat completions and their chunks."""
+
+    media_type = EVENT_STREAM
+
+    def __init__(self, name: str, choices: int, has_usage: bool, wants_progress: bool) -> None:
+        self._name, self._choices, self._has_usage = name, choices, has_usage
+        self.wants_progress = wants_progress
+        self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+        self._calls = [0] * choices
+
+    def begin(self) -> bytes:
+        """Return a chunk with the role, for each choice."""
+        role = {"role": "assistant", "content": ""}
+        return b"".join(self._chunk([_choice(number, role)]) for number in range(self._choices))
+
+    def piece(self, number: int, delta: Delta) -> bytes:
+        """Return a chunk."""
+        if delta.call:
+            function = {"name": delta.call.name, "arguments": delta.call.arguments}
+            index = self._calls[number]
+            self._calls[number] += 1
+            call = {"index": index, "id": delta.call.identity, "type": "function", "function": function}
+            return self._chunk([_choice(number, {"tool_calls": [call]})])
+        key, text = ("reasoning_content", delta.reasoning) if delta.reasoning else ("content", delta.content)
+        return self._chunk([_choice(number, {key: text})]) if text else b""
+
+    def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
+        """Return why each choice ended, the usage where it was asked for, and the end of the stream."""
+        frames = [
+            self._chunk([_choice(number, {}, outcome.finish)], timings=timings(outcome.generation))
+            for number, outcome in enumerate(outcomes)
+        ]
+        if self._has_usage:
+            frames.append(self._chunk([], usage=openai_usage(outcomes)))
+        return b"".join(frames) + DONE
+
+    def failed(self, refusal: Refusal) -> bytes:
+        """Return the error, which is the end of the stream."""
+        return event(openai_error(refusal)) + DONE
+
+    def progress(self, progress: Progress) -> bytes:
+        """Return a chunk of llama-server's kind."""
+        return self._chunk([_choice(0, {})], prompt_progress=llama_progress(progress))
+
+    def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
+        """Return a chat completion."""
+        choices = [
+            {"index": number, "message": _message(outcome), "logprobs": None, "finish_reason": outcome.finish}
+            for number, outcome in enumerate(outcomes)
+        ]
+        head = {"id": self._id, "object": "chat.completion", "created": self._created, "model": self._name}
+        rest = {"usage": openai_usage(outcomes), "timings": timings(outcomes[0].generation)}
+        return msgspec.json.encode({**head, "choices": choices, **rest})
+
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        head = {"id": self._id, "object": "chat.completion.chunk", "created": self._created, "model": self._name}
+        usage = {"usage": None} if self._has_usage else {}
+        return event({**head, "choices": choices, **usage, **more})
+
+
+def _choice(number: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+    return {"index": number, "delta": delta, "logprobs": None, "finish_reason": finish}
+
+
+def _message(outcome: FinishedAnswer) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": "assistant", "content": outcome.content, "refusal": None}
+    if outcome.reasoning:
+        made["reasoning_content"] = outcome.reasoning
+    if outcome.calls:
+        made["content"] = outcome.content or None
+        made["tool_calls"] = [
+            {"id": call.identity, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in outcome.calls
+        ]
+    return made

@@ -1,0 +1,139 @@
+"""`/v1/completions` and `/v1/models`, as OpenAI has them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from edge_run.base.results import Progress
+from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event
+from edge_run.runtime.server.apis.openai_chat import DONE, Choices, StreamOptions
+from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
+from edge_run.runtime.server.refusals import Refusal, openai_error
+from edge_run.runtime.server.sampling_fields import MOST_TOKENS, Count, Name, ResponseFormat, SamplingFields, refuse_set
+from edge_run.runtime.server.service import Service
+from edge_run.runtime.server.usage import openai_usage, timings
+
+USUAL_TOKENS = 16  # OpenAI's, of a completion that says no number
+Token = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
+Prompt = str | list[str] | list[Token]
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """A text to be continued."""
+
+    prompt: str | list[str | Token]
+    model: Name | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Choices | None = None
+    best_of: int | None = None
+    max_tokens: Count | None = None
+    response_format: ResponseFormat | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+    def check(self) -> None:
+        """Raise Refusal for what cannot be served."""
+        refuse_set(self, "logprobs", "echo", "suffix")
+        if (self.best_of or 1) > (self.n or 1):
+            raise Refusal(400, "best_of: more than n needs logprobs, which this server does not have", param="best_of")
+
+
+async def prompt_of(service: Service, prompt: str | Sequence[str | int]) -> list[int]:
+    """Return the tokens of a prompt: a text, a list of one text, or tokens. Raises Refusal."""
+    if isinstance(prompt, str):
+        return await service.prompt_tokens(prompt)
+    if len(prompt) == 1 and isinstance(prompt[0], str):
+        return await service.prompt_tokens(prompt[0])
+    tokens = [part for part in prompt if isinstance(part, int)]
+    if not tokens or len(tokens) < len(prompt):
+        raise Refusal(400, "prompt: must be one text, or a list of tokens", param="prompt")
+    return tokens
+
+
+async def completions(service: Service, request: Request) -> AnswerResponse:
+    """Continue a text."""
+    asked = await service.read(request, CompletionRequest)
+    asked.check()
+    schema = asked.response_format.text() if asked.response_format else None
+    most = USUAL_TOKENS if asked.max_tokens is None else asked.max_tokens
+    job = Job(
+        await prompt_of(service, asked.prompt),
+        asked.sampling(service.sampling, schema),
+        service.limit(most),
+        asked.n or 1,
+    )
+    has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+    return AnswerResponse(service, job, CompletionForm(service.name, has_usage), bool(asked.stream))
+
+
+class CompletionForm:
+    """Text completions and their chunks."""
+
+    media_type = EVENT_STREAM
+    wants_progress = False
+
+    def __init__(self, name: str, has_usage: bool) -> None:
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": name,
+        }
+        self._has_usage = has_usage
+
+    def begin(self) -> bytes:
+        """Return nothing: the text is all there is."""
+        return b""
+
+    def piece(self, number: int, delta: Delta) -> bytes:
+        """Return a chunk."""
+        return self._chunk([_choice(number, delta.content)]) if delta.content else b""
+
+    def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
+        """Return why each choice ended, the usage where it was asked for, and the end of the stream."""
+        frames = [self._chunk([_choice(number, "", outcome.finish)]) for number, outcome in enumerate(outcomes)]
+        if self._has_usage:
+            frames.append(self._chunk([], usage=openai_usage(outcomes)))
+        return b"".join(frames) + DONE
+
+    def failed(self, refusal: Refusal) -> bytes:
+        """Return the error, which is the end of the stream."""
+        return event(openai_error(refusal)) + DONE
+
+    def progress(self, progress: Progress) -> bytes:
+        """Return nothing: this API has no word for it."""
+        return b""
+
+    def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
+        """Return a text completion."""
+        choices = [_choice(number, outcome.content, outcome.finish) for number, outcome in enumerate(outcomes)]
+        rest = {"usage": openai_usage(outcomes), "timings": timings(outcomes[0].generation)}
+        return msgspec.json.encode({**self._head, "choices": choices, **rest})
+
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        usage = {"usage": None} if self._has_usage else {}
+        return event({**self._head, "choices": choices, **usage, **more})
+
+
+def _choice(number: int, text: str, finish: str | None = None) -> dict[str, Any]:
+    return {"index": number, "text": text, "logprobs": None, "finish_reason": finish}
+
+
+def model_document(service: Service) -> dict[str, Any]:
+    """Return a model as OpenAI describes it, with llama-server's `meta`."""
+    plan = service.model.plan
+    meta = {
+        "n_ctx": plan.context_tokens,
+        "n_ctx_train": service.model.trained_context_tokens,
+        "size": plan.model_bytes,
+    }
+    return {"id": service.name, "object": "model", "created": service.began_s, "owned_by": "edge-run", "meta": meta}

@@ -1,0 +1,105 @@
+"""Conversations as OpenAI's clients write them, turned into what chat templates know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from edge_run.base import strict_json
+from edge_run.runtime.server.refusals import Refusal
+from edge_run.runtime.server.sampling_fields import Name, unsupported
+
+MOST_MESSAGES = 10_000
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+
+
+class ContentPart(msgspec.Struct):
+    """A part of a message: text, or something that is refused."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class CalledFunction(msgspec.Struct):
+    """Which function was called. arguments: JSON."""
+
+    name: Name
+    arguments: str = "{}"
+
+
+class MadeCall(msgspec.Struct):
+    """A call that an earlier answer made."""
+
+    function: CalledFunction
+    id: Name = ""
+    type: str = "function"
+
+
+class ChatMessage(msgspec.Struct):
+    """A message of a conversation."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: Name | None = None
+    tool_calls: list[MadeCall] | None = None
+    tool_call_id: Name | None = None
+    reasoning_content: str | None = None
+
+
+Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MOST_MESSAGES)]
+
+
+def template_messages(messages: Sequence[ChatMessage], param: str = "messages") -> list[dict[str, Any]]:
+    """Return the messages as templates know them. Raises Refusal that names what is wrong."""
+    return [_template_message(message, f"{param}[{index}]") for index, message in enumerate(messages)]
+
+
+def _template_message(message: ChatMessage, where: str) -> dict[str, Any]:
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise Refusal(400, f"{where}.role: must be one of {', '.join(_ROLES)}", param=f"{where}.role")
+    content = message.content
+    if isinstance(content, list):
+        content = "\n".join(_text(part, f"{where}.content[{index}]") for index, part in enumerate(content))
+    if content is None and not message.tool_calls:
+        raise Refusal(400, f"{where}.content: is missing", param=f"{where}.content")
+    made: dict[str, Any] = {"role": role, "content": content or ""}
+    if message.tool_calls:
+        made["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
+        ]
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if value := getattr(message, name):
+            made[name] = value
+    return made
+
+
+def _text(part: ContentPart, where: str) -> str:
+    if part.type not in _TEXT_PARTS:
+        raise unsupported(f"{where}.type", f"{part.type[:40]!r} is not taken: this server reads text only")
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None:
+        raise Refusal(400, f"{where}.text: is missing", param=f"{where}.text")
+    return text
+
+
+def _call(call: MadeCall, where: str) -> dict[str, Any]:
+    """Return a call with its arguments as an object, which templates write as they please."""
+    place = f"{where}.function.arguments"
+    try:
+        arguments = strict_json.parse(call.function.arguments or "{}")
+    except ValueError:
+        raise Refusal(400, f"{place}: is not JSON", param=place) from None
+    if not isinstance(arguments, dict):
+        raise Refusal(400, f"{place}: must be an object", param=place)
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def joined(texts: Sequence[str]) -> str:
+    """Return several texts as one, a paragraph each."""
+    return "\n\n".join(text for text in texts if text)

@@ -1,0 +1,169 @@
+"""The application: which path is answered by what, behind the guard."""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edge_run.base.errors import EdgeRunError
+from edge_run.runtime.server.access import Access
+from edge_run.runtime.server.answers import json_response
+from edge_run.runtime.server.apis import anthropic_messages, llama_server, ollama
+from edge_run.runtime.server.apis.openai_chat import chat_completions
+from edge_run.runtime.server.apis.openai_completions import completions, model_document
+from edge_run.runtime.server.refusals import Refusal, refusal_of
+from edge_run.runtime.server.service import Service
+from edge_run.runtime.server.status import status
+
+Handler = Callable[[Service, Request], Awaitable[ASGIApp]]
+
+ALLOWED_METHODS = "GET, POST, OPTIONS"
+CORS_S = 600
+HEADERS: Mapping[str, str] = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+}
+
+logger = logging.getLogger(__name__)
+
+
+def make_app(service: Service, access: Access) -> ASGIApp:
+    """Return the application that serves a model to those who may ask."""
+    posts: dict[str, Handler] = {
+        "/v1/chat/completions": chat_completions,
+        "/v1/completions": completions,
+        "/v1/messages": anthropic_messages.messages,
+        "/v1/messages/count_tokens": anthropic_messages.count_tokens,
+        "/api/chat": ollama.ollama_chat,
+        "/api/generate": ollama.ollama_generate,
+        "/api/show": ollama.show,
+        "/completion": llama_server.completion,
+        "/tokenize": llama_server.tokenize,
+        "/detokenize": llama_server.detokenize,
+        "/apply-template": llama_server.apply_template,
+    }
+    gets: dict[str, Handler] = {
+        "/health": health,
+        "/v1/health": health,
+        "/edge-run/status": status,
+        "/api/tags": ollama.tags,
+        "/api/ps": ollama.running_models,
+        "/api/version": ollama.version,
+        "/props": llama_server.props,
+        "/slots": llama_server.slots,
+        "/v1/models": models,
+        "/v1/models/{model:path}": one_model,
+    }
+    routes = [
+        Route(path, partial(handler, service), methods=[method])
+        for method, handlers in (("POST", posts), ("GET", gets))
+        for path, handler in handlers.items()
+    ]
+    return Guard(Router(routes), access)
+
+
+class Guard:
+    """Lets through who may ask, and turns what is refused into the error document of the API that was spoken."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. No header or body of it is logged."""
+        if scope["type"] != "http":
+            return
+        began_s, status = time.monotonic(), 0
+        method, path = scope["method"], scope["path"]
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        more = self._headers_for(headers)
+
+        async def send_guarded(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                own = {name for name, _ in message["headers"]}
+                message["headers"] = [
+                    *message["headers"],
+                    *((name, value) for name, value in more if name not in own),
+                ]
+            await send(message)
+
+        try:
+            self._access.check(method, path, headers, scope["scheme"])
+            if method == "OPTIONS":
+                await _preflight(headers)(scope, receive, send_guarded)
+            else:
+                await self._app({**scope, "app": self}, receive, send_guarded)
+        except Exception as error:
+            refusal = _refusal(error)
+            if status:
+                raise  # the client has a part of the answer: the end of the connection says that it is not all
+            response = json_response(refusal.document(path), refusal.status, refusal.headers())
+            await response(scope, receive, send_guarded)
+        finally:
+            logger.info("%s %s: %d in %.2f s", method, path, status, time.monotonic() - began_s)
+
+    def _headers_for(self, headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+        """Return what every answer says, and to pages of other sites that may ask, that they may read it."""
+        said = dict(HEADERS)
+        origin = headers.get("origin", "")
+        if self._access.allows(origin):
+            said.update({"access-control-allow-origin": origin, "vary": "Origin"})
+            said["cross-origin-resource-policy"] = "cross-origin"
+        return [(name.encode(), value.encode("latin-1")) for name, value in said.items()]
+
+
+def _refusal(error: Exception) -> Refusal:
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, EdgeRunError):
+        return refusal_of(error)
+    if isinstance(error, HTTPException):
+        return Refusal(error.status_code, {404: "no such path", 405: "not with this method"}.get(error.status_code, ""))
+    place = traceback.extract_tb(error.__traceback__)[-1]  # not the message, which may quote the request
+    logger.error("a mistake of the server's own: %s at %s:%s", type(error).__name__, place.filename, place.lineno)
+    return Refusal(500, "a mistake of the server's own")
+
+
+def _preflight(headers: Mapping[str, str]) -> Response:
+    """Return the answer to a browser that asks whether a page may ask."""
+    said = {
+        "access-control-allow-methods": ALLOWED_METHODS,
+        "access-control-allow-headers": headers.get("access-control-request-headers", "authorization, content-type"),
+        "access-control-max-age": str(CORS_S),
+    }
+    if headers.get("access-control-request-private-network") == "true":
+        said["access-control-allow-private-network"] = "true"
+    return Response(status_code=204, headers=said)
+
+
+async def health(service: Service, request: Request) -> Response:
+    """Say whether requests are taken."""
+    if service.admission.is_closed:
+        return json_response({"status": "shutting down"}, 503)
+    return json_response({"status": "ok"})
+
+
+async def models(service: Service, request: Request) -> Response:
+    """List the one model."""
+    return json_response({"object": "list", "data": [model_document(service)]})
+
+
+async def one_model(service: Service, request: Request) -> Response:
+    """Describe the model. Raises Refusal for the name of another one."""
+    name = request.path_params["model"]
+    if name != service.name:
+        raise Refusal(404, "there is no model of this name", param="model", code="model_not_found")
+    return json_response(model_document(service))

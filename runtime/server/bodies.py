@@ -1,0 +1,89 @@
+"""What a request says: a body of bounded size, JSON of bounded depth, and of that the fields that we know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import anyio.to_thread
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from edge_run.base import strict_json
+from edge_run.base.units import MIB, format_size
+from edge_run.runtime.server.refusals import Refusal
+
+MOST_BODY_BYTES = 8 * MIB
+MOST_ROOM_BYTES = 64 * MIB
+_QUICK_BYTES = 1 << 16  # what is parsed in less than a few milliseconds
+
+_Kind = TypeVar("_Kind")
+
+
+class BodyRoom:
+    """What all bodies that are being read may take together, so that many large ones cannot fill the memory."""
+
+    def __init__(self, room_bytes: int = MOST_ROOM_BYTES) -> None:
+        self._free_bytes = room_bytes
+        self._thread = anyio.CapacityLimiter(1)
+
+    async def read(self, request: Request, kind: type[_Kind]) -> _Kind:
+        """Return the body of a request as a `kind`. Raises Refusal."""
+        _check_encoding(request.headers)
+        body = bytearray()
+        try:
+            async for piece in request.stream():
+                if len(body) + len(piece) > MOST_BODY_BYTES:
+                    raise _too_large()
+                if len(piece) > self._free_bytes:
+                    raise Refusal(503, "too many large requests at once", retry_after_s=5, closes=True)
+                self._free_bytes -= len(piece)
+                body += piece
+            if len(body) <= _QUICK_BYTES:
+                return decode(body, kind)
+            return await anyio.to_thread.run_sync(decode, body, kind, limiter=self._thread)
+        except ClientDisconnect:
+            raise Refusal(400, "the client went away before it had sent the request", closes=True) from None
+        finally:
+            self._free_bytes += len(body)
+
+
+def decode(body: bytes | bytearray, kind: type[_Kind]) -> _Kind:
+    """Return JSON as a `kind`: fields that it does not have are left out. Raises Refusal that names what is wrong."""
+    try:
+        value = strict_json.parse(bytes(body))
+    except ValueError as error:
+        raise Refusal(400, f"the body is not JSON as it should be: {_short(error)}", code="invalid_json") from None
+    return convert(value, kind)
+
+
+def convert(value: Any, kind: type[_Kind], where: str = "") -> _Kind:
+    """Return a value of JSON as a `kind`; where: what it is part of. Raises Refusal that names what is wrong."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at `")
+        param = where + place.rstrip("`").removeprefix("$").removeprefix(".") or None
+        if message.startswith("Object missing required field"):
+            param = message.split("`")[1] if param is None else f"{param}.{message.split('`')[1]}"
+            message = "is missing"
+        raise Refusal(400, f"{param}: {message}" if param else message, param=param) from None
+
+
+def _check_encoding(headers: Mapping[str, str]) -> None:
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise Refusal(415, "a compressed body is not taken; send it as it is", closes=True)
+    declared = headers.get("content-length", "0")
+    if declared.isdigit() and int(declared[:20]) > MOST_BODY_BYTES:
+        raise _too_large()
+
+
+def _too_large() -> Refusal:
+    return Refusal(413, f"the body has more than {format_size(MOST_BODY_BYTES)}", closes=True)
+
+
+def _short(error: Exception) -> str:
+    """Return what is wrong with JSON, never the text itself: a decoding error quotes it."""
+    if isinstance(error, UnicodeError):
+        return "not UTF-8"
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,158 @@
+"""A request as the model sees it, and its answers as they come: the same for every API."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import anyio
+
+from edge_run.base.config import SamplingConfig
+from edge_run.base.errors import Cancelled, ContextFull
+from edge_run.base.results import Generation
+from edge_run.runtime.generation.async_model import AsyncModel
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import BaseExceptionGroup
+
+_SEEDS = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool. arguments: JSON, as the model wrote it."""
+
+    identity: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What an answer goes on by. call: a tool that is called, complete."""
+
+    content: str = ""
+    reasoning: str = ""
+    call: ToolCall | None = None
+
+
+class OutputParser(Protocol):
+    """Tells apart what the text of an answer means, as it comes. One answer each."""
+
+    def push(self, text: str) -> list[Delta]:
+        """Take the text that comes next; return what is certain."""
+        ...
+
+    def finish(self) -> list[Delta]:
+        """Return what was held back; no push may follow."""
+        ...
+
+
+class PlainOutput:
+    """All of the text is content."""
+
+    def push(self, text: str) -> list[Delta]:
+        """Return the text."""
+        return [Delta(content=text)] if text else []
+
+    def finish(self) -> list[Delta]:
+        """Return nothing: nothing was held back."""
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be generated.
+
+    tokens: of the prompt. choices: how many answers. parser: makes what parses one of them.
+    """
+
+    tokens: Sequence[int]
+    sampling: SamplingConfig
+    max_tokens: int | None = None
+    choices: int = 1
+    parser: Callable[[], OutputParser] = PlainOutput
+
+    def check(self, context_tokens: int) -> None:
+        """Raise ContextFull where the prompt leaves no room for a token."""
+        if len(self.tokens) >= context_tokens:
+            raise ContextFull(
+                f"the prompt has {len(self.tokens):,} tokens, the context holds {context_tokens:,}; shorten it, or "
+                "start the server with more context (-c)",
+                prompt_tokens=len(self.tokens),
+                context_tokens=context_tokens,
+            )
+
+
+@dataclass(slots=True)
+class FinishedAnswer:
+    """A finished answer. finish: `stop`, `length` or `tool_calls`; stop_text: the stop string that ended it."""
+
+    generation: Generation
+    content: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    stop_text: str = ""
+
+    @property
+    def finish(self) -> str:
+        """Why it ended, in OpenAI's words."""
+        if self.generation.finish_reason in ("length", "context"):
+            return "length"
+        return "tool_calls" if self.calls else "stop"
+
+
+Take = Callable[[int, Delta], None]
+
+
+async def generate(model: AsyncModel, job: Job, take: Take, count: Callable[[int], None]) -> list[FinishedAnswer]:
+    """Generate the answers of a job at once; return them in order.
+
+    take: told what the answer of a number goes on by. count: told how many tokens have come, each time that some do.
+    Raises what `Model.generate` raises, Cancelled where the model was closed or cancelled meanwhile.
+    """
+    outcomes: dict[int, FinishedAnswer] = {}
+
+    async def answer(number: int) -> None:
+        outcomes[number] = await _answer(model, job, number, take, count)
+
+    if job.choices == 1:
+        await answer(0)
+        return [outcomes[0]]
+    try:
+        async with anyio.create_task_group() as group:
+            for number in range(job.choices):
+                group.start_soon(answer, number, name=f"edge-run-choice-{number}")
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from failures.exceptions[0].__cause__
+    return [outcomes[number] for number in range(job.choices)]
+
+
+async def _answer(model: AsyncModel, job: Job, number: int, take: Take, count: Callable[[int], None]) -> FinishedAnswer:
+    sampling = job.sampling
+    if sampling.seed is not None and number:
+        sampling = dataclasses.replace(sampling, seed=(sampling.seed + number) % _SEEDS)
+    parser, deltas, generation = job.parser(), [], None
+    stream = model.generate(job.tokens, max_tokens=job.max_tokens, sampling=sampling)
+    async with aclosing(stream) as pieces:
+        async for piece in pieces:
+            count(len(piece.token_ids))
+            for delta in parser.push(piece.text):
+                deltas.append(delta)
+                take(number, delta)
+            generation = piece.generation
+    if generation is None or generation.finish_reason == "cancelled":
+        raise Cancelled("the answer was ended before it was finished")
+    for delta in parser.finish():
+        deltas.append(delta)
+        take(number, delta)
+    return FinishedAnswer(
+        generation,
+        "".join(delta.content for delta in deltas),
+        "".join(delta.reasoning for delta in deltas),
+        [delta.call for delta in deltas if delta.call],
+    )

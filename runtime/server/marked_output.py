@@ -1,0 +1,192 @@
+"""Answers in which marks tell apart what a model thinks, says and calls, as Qwen's and Hermes's models write them.
+
+    <think> reasoning </think> content <tool_call> {"name": ..., "arguments": {...}} </tool_call>
+
+What may still become a mark is held back. A call that is not JSON as it should be is content: nothing is lost. Small
+models often forget the marks, so an answer that begins with the JSON of a call, in a code block or not, is one too.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Collection
+from typing import Any
+
+from edge_run.base import strict_json
+from edge_run.runtime.server.generating import Delta, ToolCall
+
+THINK, THOUGHT = "<think>", "</think>"
+CALL, CALLED = "<tool_call>", "</tool_call>"
+_CONTENT, _THINKING, _CALLING, _BARE, _FENCED = "content", "thinking", "calling", "bare", "fenced"
+_OPENINGS = ("{", "```json\n{", "```\n{")  # of a call without marks
+_FENCE = "```"
+MOST_BARE_LETTERS = 1 << 16
+
+
+def new_call_identity() -> str:
+    """Return a name for a call that no other call has."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+class MarkedOutput:
+    """Parses one answer.
+
+    begins: a mark that the prompt ended with, so that the answer begins after it; empty for none.
+    has_thoughts: whether `<think>` at the beginning is a mark. tools: names that may be called; none: calls are text.
+    most_calls: further calls are left out.
+    """
+
+    def __init__(
+        self,
+        begins: str = "",
+        has_thoughts: bool = True,
+        tools: Collection[str] = (),
+        most_calls: int = 1_000,
+        identity: Callable[[], str] = new_call_identity,
+    ) -> None:
+        self._state = {THINK: _THINKING, CALL: _CALLING}.get(begins, _CONTENT)
+        self._may_think = has_thoughts and not begins
+        self._may_be_bare = bool(tools)
+        self._tools, self._most_calls, self._identity = tools, most_calls, identity
+        self._held = ""
+        self._n_calls = 0
+        self._is_after_a_mark = begins == THINK
+        self._steps = {
+            _CONTENT: self._content,
+            _THINKING: self._thinking,
+            _CALLING: self._calling,
+            _BARE: self._bare,
+            _FENCED: self._fenced,
+        }
+
+    def push(self, text: str) -> list[Delta]:
+        """Take the text that comes next; return what is certain."""
+        self._held += text
+        return self._advance(is_last=False)
+
+    def finish(self) -> list[Delta]:
+        """Return what was held back."""
+        return self._advance(is_last=True)
+
+    def _advance(self, is_last: bool) -> list[Delta]:
+        deltas: list[Delta] = []
+        while True:
+            before = self._state, self._held
+            deltas += self._steps[self._state](is_last)
+            if (self._state, self._held) == before or not self._held:
+                return [delta for delta in deltas if delta.content or delta.reasoning or delta.call]
+
+    def _content(self, is_last: bool) -> list[Delta]:
+        if self._may_think:
+            text = self._held.lstrip()
+            if THINK.startswith(text) and text != THINK and not is_last:
+                return []
+            self._may_think = False
+            if text.startswith(THINK):
+                self._go_on(_THINKING, text.removeprefix(THINK))
+                return []
+        self._leave_out_breaks()
+        if not self._tools:
+            return self._take(len(self._held), Delta)
+        if self._may_be_bare:
+            text = self._held.lstrip()
+            if not is_last and any(opening.startswith(text) and text != opening for opening in _OPENINGS):
+                return []
+            self._may_be_bare = False
+            if text.startswith(_OPENINGS):
+                self._state = _BARE
+                return []
+        if (at := self._held.find(CALL)) >= 0:
+            said = self._take(at, Delta)
+            self._state, self._held = _CALLING, self._held.removeprefix(CALL)
+            return [Delta(delta.content.rstrip()) for delta in said]
+        return self._take(len(self._held) if is_last else _certain(self._held, CALL), self._after_calls)
+
+    def _after_calls(self, text: str) -> Delta:
+        """Return content, but for the line breaks between calls and after them."""
+        return Delta("" if self._n_calls and not text.strip() else text)
+
+    def _thinking(self, is_last: bool) -> list[Delta]:
+        self._leave_out_breaks()
+        if (at := self._held.find(THOUGHT)) >= 0:
+            thoughts = self._take(at, _reasoning)
+            self._go_on(_CONTENT, self._held.removeprefix(THOUGHT))
+            return thoughts
+        return self._take(len(self._held) if is_last else _certain(self._held, THOUGHT), _reasoning)
+
+    def _calling(self, is_last: bool) -> list[Delta]:
+        at = self._held.find(CALLED)
+        if at < 0 and not is_last:
+            return []
+        text = self._held if at < 0 else self._held[:at]
+        end = CALLED if at >= 0 else ""
+        self._state, self._held = _CONTENT, self._held[len(text) + len(end) :]
+        call = self._call(text)
+        if call is None:
+            return [Delta(f"{CALL}{text}{end}")]
+        self._n_calls += 1
+        return [Delta(call=call)] if self._n_calls <= self._most_calls else []
+
+    def _bare(self, is_last: bool) -> list[Delta]:
+        at, end = self._held.find("{"), self._held.rfind("}") + 1
+        call = self._call(self._held[at:end]) if end else None
+        if call is None and not is_last and len(self._held) <= MOST_BARE_LETTERS:
+            return []
+        self._state = _CONTENT
+        if call is None:
+            return []
+        self._n_calls += 1
+        if self._held.lstrip().startswith(_FENCE):
+            self._state = _FENCED
+        self._held = self._held[end:]
+        return [Delta(call=call)]
+
+    def _fenced(self, is_last: bool) -> list[Delta]:
+        """Leave out the end of a code block that held a call."""
+        text = self._held.lstrip()
+        if is_last or not _FENCE.startswith(text) or text == _FENCE:
+            self._state, self._held = _CONTENT, text.removeprefix(_FENCE)
+        return []
+
+    def _call(self, text: str) -> ToolCall | None:
+        try:
+            value = strict_json.parse(text.strip())
+        except ValueError:
+            return None
+        if not isinstance(value, dict) or value.get("name") not in self._tools:
+            return None
+        arguments = value.get("arguments", value.get("parameters", {}))
+        if not isinstance(arguments, dict):
+            return None
+        return ToolCall(self._identity(), value["name"], dumped(arguments))
+
+    def _go_on(self, state: str, text: str) -> None:
+        """Go on with `text` after a mark that has line breaks around it."""
+        self._state, self._held, self._is_after_a_mark = state, text, True
+
+    def _leave_out_breaks(self) -> None:
+        if self._is_after_a_mark:
+            self._held = self._held.lstrip("\n")
+            self._is_after_a_mark = not self._held
+
+    def _take(self, n_letters: int, kind: Callable[[str], Delta]) -> list[Delta]:
+        text, self._held = self._held[:n_letters], self._held[n_letters:]
+        return [kind(text)] if text else []
+
+
+def dumped(value: Any) -> str:
+    """Return JSON as models write it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _reasoning(text: str) -> Delta:
+    return Delta(reasoning=text)
+
+
+def _certain(text: str, mark: str) -> int:
+    """Return how many letters of `text` cannot belong to a mark that has only begun; white space before it counts."""
+    for at in range(max(0, len(text) - len(mark) + 1), len(text)):
+        if mark.startswith(text[at:]):
+            return len(text[:at].rstrip())
+    return len(text.rstrip())

@@ -1,0 +1,98 @@
+"""Why a request is not carried out: an HTTP status, a message, and the error document of the API that was spoken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edge_run.base.errors import (
+    BudgetError,
+    Cancelled,
+    ConfigError,
+    ContextFull,
+    EdgeRunError,
+    MeshError,
+    NotSupported,
+)
+
+OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+ANTHROPIC_TYPES = {
+    **OPENAI_TYPES,
+    408: "timeout_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+_RETRY_STATUSES = (429, 503)
+
+
+class Refusal(Exception):
+    """A request that is not carried out.
+
+    status: of HTTP. param: which part of the request is wrong. code: a word for programs.
+    retry_after_s: when it may be asked again. closes: the connection ends with this answer, its request unread.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+        closes: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.retry_after_s, self.closes = retry_after_s, closes
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that belong to it; SDKs of OpenAI and Anthropic obey `x-should-retry`."""
+        found = {"x-should-retry": "true" if self.status in _RETRY_STATUSES else "false"}
+        if self.retry_after_s is not None:
+            found["retry-after"] = str(max(1, round(self.retry_after_s)))
+        if self.status == 401:
+            found["www-authenticate"] = "Bearer"
+        if self.closes:
+            found["connection"] = "close"
+        return found
+
+    def document(self, path: str) -> Mapping[str, Any]:
+        """Return the error as the API at `path` says it."""
+        if path.startswith("/api/"):
+            return {"error": self.message}
+        if path.startswith("/v1/messages"):
+            return anthropic_error(self)
+        return openai_error(self)
+
+
+def openai_error(refusal: Refusal) -> dict[str, Any]:
+    """Return the error as OpenAI says it."""
+    by_class = "server_error" if refusal.status >= 500 else "invalid_request_error"
+    kind = OPENAI_TYPES.get(refusal.status, by_class)
+    error = {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}
+    return {"error": error}
+
+
+def anthropic_error(refusal: Refusal) -> dict[str, Any]:
+    """Return the error as Anthropic says it."""
+    by_class = "api_error" if refusal.status >= 500 else "invalid_request_error"
+    kind = ANTHROPIC_TYPES.get(refusal.status, by_class)
+    message = f"{refusal.param}: {refusal.message}" if refusal.param else refusal.message
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def refusal_of(error: EdgeRunError) -> Refusal:
+    """Return what an error of ours means to a client."""
+    message = str(error)
+    if isinstance(error, ContextFull):
+        return Refusal(400, message, param="messages", code="context_length_exceeded")
+    if isinstance(error, ConfigError):
+        return Refusal(400, message)
+    if isinstance(error, NotSupported):
+        return Refusal(400, message, code="not_supported")
+    if isinstance(error, BudgetError | MeshError):
+        return Refusal(503, message, retry_after_s=30)
+    if isinstance(error, Cancelled):
+        return Refusal(503, "the answer was ended by the server", code="cancelled")
+    return Refusal(500, message)

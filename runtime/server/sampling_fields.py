@@ -1,0 +1,144 @@
+"""What requests of several APIs say about sampling, with the bounds of each number."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from edge_run.base.config import SamplingConfig
+from edge_run.base.errors import ConfigError
+from edge_run.runtime.server.refusals import Refusal
+
+MOST_TOKENS = 2**31 - 1
+MOST_CHOICES = 16
+MOST_STOPS, MOST_STOP_LETTERS = 64, 1024
+MOST_SCHEMA_LETTERS = 1 << 16
+_SEEDS = 2**32 - 1
+_LEAST_TOP_P = 1e-6  # of which only the best token is left
+
+Count = Annotated[int, Meta(ge=-1, le=MOST_TOKENS)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Temperature = Annotated[float, Meta(ge=0, le=1000)]
+Penalty = Annotated[float, Meta(gt=0, le=1000)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Stop = Annotated[str, Meta(max_length=MOST_STOP_LETTERS)]
+Stops = Stop | Annotated[list[Stop], Meta(max_length=MOST_STOPS)]
+Name = Annotated[str, Meta(max_length=256)]
+
+
+class JsonSchema(msgspec.Struct):
+    """What OpenAI calls `json_schema`."""
+
+    schema: dict[str, Any] | None = None
+    name: Name | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    """What form the answer has: `text`, `json_object` or `json_schema`. schema: llama-server's way to give one."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
+
+    def text(self) -> str | None:
+        """Return the JSON schema that the answer must follow, as text; None for any text. Raises Refusal."""
+        if self.type == "text":
+            return None
+        if self.type not in ("json_object", "json_schema"):
+            raise Refusal(
+                400, f"response_format.type: {self.type[:40]!r} is none of ours", param="response_format.type"
+            )
+        schema = self.json_schema.schema if self.json_schema else self.schema
+        if schema is None and self.type == "json_schema":
+            raise Refusal(400, "response_format.json_schema.schema: is missing", param="response_format.json_schema")
+        return schema_text(schema or {"type": "object"}, "response_format")
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What OpenAI, llama-server and vLLM call how tokens are chosen. None is: as the server was started."""
+
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: Count | None = None
+    min_p: Share | None = None
+    repeat_penalty: Penalty | None = None
+    repeat_last_n: Count | None = None
+    seed: Seed | None = None
+    stop: Stops | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | list[Any] | None = None
+    grammar: Annotated[str, Meta(max_length=MOST_SCHEMA_LETTERS)] | None = None
+
+    def sampling(self, defaults: SamplingConfig, json_schema: str | None = None) -> SamplingConfig:
+        """Return how tokens are chosen. json_schema: what the answer must follow. Raises Refusal."""
+        refuse_set(self, "frequency_penalty", "presence_penalty", "logit_bias")
+        if self.grammar and json_schema:
+            raise Refusal(400, "grammar and a JSON schema: give one of the two", param="grammar")
+        return sampling_of(
+            defaults,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repeat_penalty=self.repeat_penalty,
+            repeat_last_n=self.repeat_last_n,
+            seed=self.seed,
+            stop=self.stop,
+            grammar=self.grammar,
+            json_schema=json_schema,
+        )
+
+
+def sampling_of(
+    defaults: SamplingConfig,
+    *,
+    seed: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    **given: Any,
+) -> SamplingConfig:
+    """Return `defaults` with what was given (not None), in the words of APIs: a seed of -1 is any, a top k too.
+
+    Raises Refusal for what cannot be.
+    """
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    said: dict[str, Any] = {
+        "seed": None if seed is None or seed == -1 else seed % _SEEDS,
+        "stop": tuple(text for text in stops if text) or None,  # clients that mean none send an empty one
+        "top_k": None if top_k is None else max(0, top_k),
+        "top_p": None if top_p is None else max(_LEAST_TOP_P, top_p),
+        **{name: value or None if name in ("grammar", "json_schema") else value for name, value in given.items()},
+    }
+    try:
+        return dataclasses.replace(defaults, **{name: value for name, value in said.items() if value is not None})
+    except ConfigError as error:
+        raise Refusal(400, str(error)) from None
+
+
+def schema_text(schema: dict[str, Any], param: str) -> str:
+    """Return a JSON schema as text. Raises Refusal for a long one."""
+    text = json.dumps(schema)
+    if len(text) > MOST_SCHEMA_LETTERS:
+        raise Refusal(
+            400, f"{param}: a schema of {len(text):,} letters, {MOST_SCHEMA_LETTERS:,} are the most", param=param
+        )
+    return text
+
+
+def refuse_set(fields: msgspec.Struct, *names: str) -> None:
+    """Raise Refusal where one of these fields asks for something: it has a value that is not empty, zero or false."""
+    for name in names:
+        if getattr(fields, name):
+            raise unsupported(name)
+
+
+def unsupported(param: str, why: str = "this server does not have it") -> Refusal:
+    """Return the refusal of a parameter that is right but cannot be served."""
+    return Refusal(400, f"{param}: {why}", param=param, code="unsupported_parameter")

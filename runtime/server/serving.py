@@ -1,0 +1,146 @@
+"""Serves an open model until it is told to stop: then nobody new is let in, and who is there has a while to finish."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import uvicorn
+
+from edge_run.base.config import SamplingConfig
+from edge_run.base.errors import ConfigError
+from edge_run.runtime.generation.async_model import AsyncModel
+from edge_run.runtime.generation.model import Model
+from edge_run.runtime.server.access import Access
+from edge_run.runtime.server.admission import USUAL_S, Admission
+from edge_run.runtime.server.app import make_app
+from edge_run.runtime.server.connections import BoundedProtocol
+from edge_run.runtime.server.service import Service
+
+DRAIN_S = 30.0
+LAST_RESORT_S = 15  # after that, for those who do not end although they are cancelled
+KEEP_ALIVE_S = 75
+BACKLOG = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """How a model is served.
+
+    access: who may ask. max_queue: requests that may wait. sampling: where a request says nothing.
+    most_tokens: of an answer. drain_s: how long who is there may go on when the server is told to stop.
+    certificate, certificate_key: files for TLS, both or none.
+    version: of edge-run.
+    """
+
+    access: Access
+    max_queue: int
+    sampling: SamplingConfig
+    most_tokens: int | None = None
+    drain_s: float = DRAIN_S
+    certificate: Path | None = None
+    certificate_key: Path | None = None
+    version: str = ""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that has the address, and does not listen yet. Raises ConfigError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--host {host}: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise ConfigError(f"--host {host} --port {port}: {error.strerror}; give another one") from error
+    return bound
+
+
+async def serve(model: Model, bound: socket.socket, options: ServeOptions, say: Callable[[str], None]) -> None:
+    """Serve an open model on a bound socket until SIGINT or SIGTERM; close both.
+
+    say: told in a line when the server is ready, and when it is about to end.
+    """
+    async with AsyncModel.of(model) as answering:
+        forecast = model.plan.forecast
+        admission = Admission(options.max_queue, forecast.first_token_s if forecast else USUAL_S)
+        service = Service(model, answering, admission, options.sampling, options.most_tokens, options.version)
+        server = _Server(_configuration(service, options), lambda: say(_ready(model, bound, options)))
+        async with anyio.create_task_group() as group:
+            if threading.current_thread() is threading.main_thread():
+                group.start_soon(_hear_signals, server, admission, options.drain_s, say, name="edge-run-signals")
+            await server.serve(sockets=[bound])
+            group.cancel_scope.cancel()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which leaves signals to us and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _configuration(service: Service, options: ServeOptions) -> uvicorn.Config:
+    return uvicorn.Config(
+        make_app(service, options.access),
+        http=BoundedProtocol,
+        ws="none",
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",  # it would say of every malformed request that it is one
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(options.drain_s) + LAST_RESORT_S,
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.certificate_key,
+    )
+
+
+async def _hear_signals(
+    server: uvicorn.Server, admission: Admission, drain_s: float, say: Callable[[str], None]
+) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            break
+        admission.close()
+        server.should_exit = True
+        if n_left := admission.n_running + admission.n_waiting:
+            say(f"stopping: {n_left} requests have {drain_s:g} s to finish; Ctrl-C again ends them at once")
+        with anyio.move_on_after(drain_s):
+            async for _ in signals:
+                break
+        while True:
+            admission.cancel()
+            async for _ in signals:
+                break
+
+
+def _ready(model: Model, bound: socket.socket, options: ServeOptions) -> str:
+    host, port = bound.getsockname()[:2]
+    scheme = "https" if options.certificate else "http"
+    address = f"[{host}]" if ":" in host else host
+    return f"serving {model.path.name} at {scheme}://{address}:{port}"

@@ -1,0 +1,117 @@
+"""Tools that a model may call: how it is told of them, and how it is made to call one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from edge_run.runtime.server.marked_output import CALL, CALLED, dumped
+from edge_run.runtime.server.refusals import Refusal
+from edge_run.runtime.server.sampling_fields import schema_text
+
+MOST_TOOLS = 128
+NONE, AUTO, REQUIRED = "none", "auto", "required"
+ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+_HOW = (
+    "You may call functions. They are listed below, each a JSON object with its name, description and parameters (a "
+    f"JSON schema). To call one, write {CALL} on a line, on the next a JSON object with its name and its arguments, as "
+    f'{{"name": "...", "arguments": {{...}}}}, and {CALLED} on the line after. The results come in the next message. '
+    "Call a function only where it helps; else answer in words."
+)
+
+
+class FunctionTool(msgspec.Struct):
+    """A function that may be called. parameters: a JSON schema of its arguments, an object."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the function as templates know it."""
+        parameters = self.parameters or {"type": "object", "properties": {}}
+        function = {"name": self.name, "description": self.description or "", "parameters": parameters}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """What may be called. choice: `none`, `auto`, `required`, or the name of the tool that must be called."""
+
+    tools: Sequence[FunctionTool] = ()
+    choice: str = AUTO
+    is_parallel: bool = True
+
+    def check(self, param: str = "tools") -> None:
+        """Raise Refusal for tools that are too many, too large or of one name, and a choice that is none of them."""
+        if len(self.tools) > MOST_TOOLS:
+            raise Refusal(400, f"{param}: {len(self.tools)} tools, {MOST_TOOLS} are the most", param=param)
+        if len(self.names) < len(self.tools):
+            raise Refusal(400, f"{param}: two tools of one name", param=param)
+        schema_text({"tools": [tool.document() for tool in self.tools]}, param)
+        if self.choice not in (NONE, AUTO, REQUIRED, *self.names) or (self.choice == REQUIRED and not self.tools):
+            raise Refusal(400, "tool_choice: names none of the tools", param="tool_choice")
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the tools."""
+        return frozenset(tool.name for tool in self.tools)
+
+    @property
+    def callable(self) -> Sequence[FunctionTool]:
+        """The tools that this answer may call."""
+        if self.choice in (NONE, AUTO, REQUIRED):
+            return () if self.choice == NONE else self.tools
+        return [tool for tool in self.tools if tool.name == self.choice]
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the answer must be a call."""
+        return bool(self.tools) and self.choice not in (NONE, AUTO)
+
+    def call_schema(self) -> str:
+        """Return the JSON schema, as text, of a call of one of the tools."""
+        calls = [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": tool.name},
+                    "arguments": tool.parameters or {"type": "object", "properties": {}},
+                },
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for tool in self.callable
+        ]
+        definitions: dict[str, Any] = {}
+        for call in calls:  # references in a schema lead from its root
+            arguments = call["properties"]["arguments"]  # type: ignore[index]
+            for key in ("$defs", "definitions"):
+                definitions.setdefault(key, {}).update(arguments.get(key, {}))
+        found = {key: value for key, value in definitions.items() if value}
+        return json.dumps({**found, "anyOf": calls} if len(calls) > 1 else {**found, **calls[0]})
+
+    def told(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return a conversation for a template that knows no tools: what it would say of them is in the texts."""
+        told = [_as_text(message) for message in messages]
+        if not self.tools:
+            return told
+        how = "\n".join([_HOW, *(dumped(tool.document()["function"]) for tool in self.tools)])
+        if told and told[0]["role"] == "system":
+            return [{**told[0], "content": f"{told[0]['content']}\n\n{how}"}, *told[1:]]
+        return [{"role": "system", "content": how}, *told]
+
+
+def _as_text(message: dict[str, Any]) -> dict[str, Any]:
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    if not message.get("tool_calls"):
+        return message
+    calls = [f"{CALL}\n{dumped(call['function'])}\n{CALLED}" for call in message["tool_calls"]]
+    return {"role": message["role"], "content": "\n".join([message["content"], *calls]).strip()}

@@ -1,0 +1,52 @@
+"""What answers took, in the words of the APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from edge_run.base.results import Generation, Progress
+from edge_run.runtime.server.generating import FinishedAnswer
+
+
+def openai_usage(outcomes: Sequence[FinishedAnswer]) -> dict[str, Any]:
+    """Return OpenAI's counts: the prompt once, what was cached of it when it first was read, all answers."""
+    first = outcomes[0].generation
+    completion = sum(outcome.generation.completion_tokens for outcome in outcomes)
+    cached = min(outcome.generation.cached_tokens for outcome in outcomes)
+    return {
+        "prompt_tokens": first.prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": first.prompt_tokens + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def timings(generation: Generation) -> dict[str, Any]:
+    """Return llama-server's times of an answer, and of what was read for it."""
+    read = generation.prompt_tokens - generation.cached_tokens
+    decoded = max(0, generation.completion_tokens - 1)
+    prefill, decode = generation.prefill_tokens_per_s, generation.decode_tokens_per_s
+    return {
+        "cache_n": generation.cached_tokens,
+        "prompt_n": read,
+        "prompt_ms": 1000 * read / prefill if prefill else 0.0,
+        "prompt_per_second": prefill,
+        "predicted_n": generation.completion_tokens,
+        "predicted_ms": 1000 * decoded / decode if decode else 0.0,
+        "predicted_per_second": decode,
+        "bytes_read": generation.io.bytes_read,
+    }
+
+
+def llama_progress(progress: Progress) -> dict[str, Any]:
+    """Return llama-server's word on how far a prompt is, with what we know besides."""
+    return {
+        "total": progress.all_tokens,
+        "cache": 0,
+        "processed": progress.done_tokens,
+        "time_ms": round(progress.elapsed_s * 1000),
+        "stage": progress.stage,
+        "share": progress.share,
+        "remaining_s": progress.remaining_s,
+    }

@@ -1,0 +1,117 @@
+"""`edge-run serve`: a model behind HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+import edge_run
+from edge_run.base.errors import ConfigError
+from edge_run.base.extras import need
+from edge_run.base.files import read_text_file
+from edge_run.cli.shared.answer import opened
+from edge_run.cli.shared.generating import mesh_options
+from edge_run.cli.shared.options import MODEL, SETTINGS
+from edge_run.cli.shared.settings import report, resolve
+from edge_run.cli.shared.settings_command import SettingsCommand
+from edge_run.cli.shared.terminal import Terminal
+
+HOST, PORT, MAX_QUEUE = "127.0.0.1", 8080, 64
+MOST_KEY_FILE_BYTES = 1 << 20
+_OF_ONE_ANSWER = {
+    *("model", "prompt", "file", "conversation", "system_prompt", "json", "display_prompt", "stop", "seed"),
+    *("grammar", "grammar_file", "json_schema", "json_schema_file"),
+}
+_SETTINGS = [setting for setting in SETTINGS if setting.name not in _OF_ONE_ANSWER]
+_FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
+
+
+@click.command(
+    "serve",
+    cls=SettingsCommand,
+    params=[
+        MODEL,
+        click.Option(
+            ["--host"],
+            default=HOST,
+            metavar="HOST",
+            help=f"Where to listen; 0.0.0.0 is everywhere, and needs a key.  [default: {HOST}]",
+        ),
+        click.Option(
+            ["--port"],
+            type=click.IntRange(0, 65535),
+            default=PORT,
+            metavar="N",
+            help=f"0: any that is free, which is said.  [default: {PORT}]",
+        ),
+        click.Option(["--api-key-file"], help="Who has no key of this file, one a line, is refused.", **_FILE),
+        click.Option(
+            ["--allow-origin"],
+            multiple=True,
+            metavar="ORIGIN",
+            help="Pages of this site may ask, as https://example.org; may be repeated.",
+        ),
+        click.Option(
+            ["--allow-host"],
+            multiple=True,
+            metavar="NAME",
+            help="The server is known by this name too, as behind a proxy; may be repeated.",
+        ),
+        click.Option(
+            ["--max-queue"],
+            type=click.IntRange(0, 100_000),
+            default=MAX_QUEUE,
+            metavar="N",
+            help=f"Requests that may wait; others are told when to come again.  [default: {MAX_QUEUE}]",
+        ),
+        click.Option(
+            ["--drain"],
+            type=click.FloatRange(0, 3600),
+            default=30.0,
+            metavar="SECONDS",
+            help="How long answers may go on after Ctrl-C or SIGTERM.  [default: 30.0]",
+        ),
+        click.Option(["--tls-cert"], help="Certificate chain, for HTTPS.", **_FILE),
+        click.Option(["--tls-key"], help="The key of the certificate.", **_FILE),
+        *_SETTINGS,
+    ],
+    short_help="Serve a model over HTTP.",
+)
+@click.pass_context
+def serve(context: click.Context, /, model_file: Path, host: str, port: int, **given: Any) -> None:
+    """Serve the GGUF file MODEL to clients of OpenAI's API and others, until Ctrl-C.
+
+    Sampling settings are for requests that say nothing; -n is the most that an answer may have.
+    """
+    for module in ("uvicorn", "starlette", "msgspec"):
+        need(module, "serve")
+    import anyio
+
+    from edge_run.runtime.server.access import access_for, read_keys
+    from edge_run.runtime.server.serving import ServeOptions, bind
+    from edge_run.runtime.server.serving import serve as serve_model
+
+    terminal: Terminal = context.obj
+    settings = resolve(context, {**{s.name: None for s in SETTINGS}, **given, "model_file": model_file})
+    if (given["tls_cert"] is None) != (given["tls_key"] is None):
+        raise ConfigError("--tls-cert and --tls-key: belong together; give both")
+    keys: list[str] = []
+    if (file := given["api_key_file"]) is not None:
+        keys = read_keys(read_text_file(file, f"--api-key-file {file}", MOST_KEY_FILE_BYTES), f"--api-key-file {file}")
+    report(context, terminal, settings.config, settings.sampling)
+    with bind(host, port) as bound:
+        options = ServeOptions(
+            access_for(host, bound.getsockname()[0], given["allow_host"], given["allow_origin"], keys),
+            given["max_queue"],
+            settings.sampling,
+            settings.max_tokens,
+            given["drain"],
+            given["tls_cert"],
+            given["tls_key"],
+            edge_run.__version__,
+        )
+        mesh = mesh_options(settings, terminal) if settings.is_mesh else None
+        with opened(settings.model, settings.config, terminal, settings.chat_template, mesh=mesh) as model:
+            anyio.run(serve_model, model, bound, options, terminal.say)

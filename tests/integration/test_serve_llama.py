@@ -1,0 +1,90 @@
+"""`edge-run serve` as clients of llama-server meet it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from edge_run import Model
+from served import TEMPLATE, Served, served
+
+PROMPT = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def server(kit: Path) -> Iterator[Served]:
+    with served(kit, "-c", 256, "-t", 1, "--chat-template", TEMPLATE, "-n", 40) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def model(kit: Path) -> Iterator[Model]:
+    with Model(kit, context_tokens=256, threads=1, chat_template=TEMPLATE) as model:
+        yield model
+
+
+def post(server: Served, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(server.url + path, json=body, timeout=60)
+
+
+def test_a_completion(server: Served, model: Model) -> None:
+    wanted = model.generate(PROMPT, max_tokens=12, temperature=0).result()
+    found = post(server, "/completion", prompt=PROMPT, n_predict=12, temperature=0, return_tokens=True).json()
+    assert (found["content"], tuple(found["tokens"])) == (wanted.text, wanted.token_ids)
+    assert (found["stop"], found["stop_type"], found["tokens_predicted"]) == (True, "limit", 12)
+    assert found["generation_settings"]["temperature"] == 0
+    assert found["timings"]["predicted_n"] == 12
+
+
+def test_a_completion_in_a_stream_that_a_word_ends(server: Served, model: Model) -> None:
+    text = model.generate(PROMPT, max_tokens=30, temperature=0).result().text
+    word = text[8:12]
+    found = post(server, "/completion", prompt=PROMPT, n_predict=30, temperature=0, stop=["never", word], stream=True)
+    events = [json.loads(line.removeprefix("data: ")) for line in found.text.splitlines() if line]
+    assert "".join(one["content"] for one in events) == text[: text.index(word)]
+    assert (events[-1]["stop"], events[-1]["stop_type"], events[-1]["stopping_word"]) == (True, "word", word)
+
+
+def test_the_most_that_an_answer_may_have_is_the_servers(server: Served) -> None:
+    for wanted in ({}, {"n_predict": -1}, {"n_predict": 10_000}):
+        assert post(server, "/completion", prompt=PROMPT, seed=1, **wanted).json()["tokens_predicted"] <= 40
+
+
+def test_tokens(server: Served, model: Model) -> None:
+    tokens = model.tokenize(PROMPT, add_special=False)
+    assert post(server, "/tokenize", content=PROMPT).json() == {"tokens": tokens}
+    assert post(server, "/tokenize", content=PROMPT, add_special=True).json() == {"tokens": model.tokenize(PROMPT)}
+    pieces = post(server, "/tokenize", content=PROMPT, with_pieces=True).json()["tokens"]
+    assert "".join(piece["piece"] for piece in pieces).strip() == PROMPT
+    assert post(server, "/detokenize", tokens=tokens).json() == {"content": model.detokenize(tokens)}
+    assert post(server, "/detokenize", tokens=[10**9]).status_code == 400
+    assert post(server, "/detokenize", tokens=[-1]).status_code == 400
+
+
+def test_templates(server: Served, model: Model) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    assert post(server, "/apply-template", messages=messages).json() == {"prompt": model.chat_prompt(messages)}
+
+
+def test_what_it_says_of_itself(server: Served) -> None:
+    props = httpx.get(f"{server.url}/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == 256
+    assert props["default_generation_settings"]["params"]["n_predict"] == 40
+    assert props["chat_template"] == TEMPLATE
+    assert httpx.get(f"{server.url}/slots").json() == [{"id": 0, "n_ctx": 256, "is_processing": False}]
+
+
+def test_the_status_adds_up(server: Served) -> None:
+    before = httpx.get(f"{server.url}/edge-run/status").json()
+    post(server, "/completion", prompt=PROMPT, n_predict=7, ignored=True)
+    after = httpx.get(f"{server.url}/edge-run/status").json()
+    assert after["tokens"]["generated"] - before["tokens"]["generated"] <= 7
+    assert sum(after["requests"]["finished"].values()) == sum(before["requests"]["finished"].values()) + 1
+    assert sum(item["size_bytes"] for item in after["memory"]["items"]) <= after["memory"]["budget_bytes"]
+    assert after["model"]["mode"] == "resident"
+    assert after["now_s"] > before["now_s"]

@@ -1,0 +1,76 @@
+"""Who is let in, and how long the others are told to wait."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from edge_run.runtime.server.admission import Admission
+from edge_run.runtime.server.refusals import Refusal
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """asyncio: what uvicorn runs on."""
+    return "asyncio"
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def refusal(admission: Admission) -> Refusal:
+    with pytest.raises(Refusal) as caught, admission.place():
+        pass
+    return caught.value
+
+
+async def test_so_many_may_wait_and_those_that_are_answered_do_not_count() -> None:
+    admission = Admission(max_queue=1, expected_s=7.0)
+    with contextlib.ExitStack() as places:
+        first, second = (places.enter_context(admission.place()) for _ in range(2))
+        full = refusal(admission)
+        assert (full.status, full.headers()["retry-after"], full.headers()["x-should-retry"]) == (429, "7", "true")
+        first.begin()
+        assert (admission.n_running, admission.n_waiting) == (1, 1)
+        with admission.place():
+            assert refusal(admission).status == 429
+        second.begin()
+        assert (admission.n_running, admission.n_waiting) == (2, 0)
+    assert (admission.n_running, admission.n_waiting) == (0, 0)
+
+
+async def test_a_queue_of_nobody_answers_one_at_a_time() -> None:
+    admission = Admission(max_queue=0)
+    with admission.place():
+        assert refusal(admission).status == 429
+
+
+async def test_the_wait_is_learnt_from_answers() -> None:
+    clock = Clock()
+    admission = Admission(max_queue=0, expected_s=10.0, clock=clock)
+    for _ in range(50):
+        with admission.place() as place:
+            place.begin()
+            clock.now_s += 100.0
+    assert admission.expected_wait_s == pytest.approx(100.0, rel=0.01)
+    with admission.place():
+        clock.now_s += 1e6  # it failed before it had a token: that says nothing of answers
+    assert admission.expected_wait_s == pytest.approx(100.0, rel=0.01)
+
+
+async def test_when_it_is_closed_nobody_comes_in_and_who_is_there_may_stay() -> None:
+    admission = Admission(max_queue=5)
+    with admission.place() as place:
+        admission.close()
+        closed = refusal(admission)
+        assert (closed.status, closed.headers()["connection"]) == (503, "close")
+        assert not place.scope.cancel_called
+        admission.cancel()
+        assert place.scope.cancel_called

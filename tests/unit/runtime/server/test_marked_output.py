@@ -1,0 +1,94 @@
+"""MarkedOutput: thoughts, content and calls are told apart however the text is split, and nothing is lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_run.runtime.server.generating import Delta
+from edge_run.runtime.server.marked_output import MarkedOutput
+
+ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "</tool_call"}}\n</tool_call>'
+SUB = '<tool_call>{"name": "sub", "arguments": {}}</tool_call>'
+
+
+def parsed(text: str, cuts: list[int] | None = None, **options: object) -> tuple[str, str, list[tuple[str, object]]]:
+    """Return content, reasoning and calls of a text that comes in pieces."""
+    parser = MarkedOutput(**{"tools": ("add", "sub"), **options})  # type: ignore[arg-type]
+    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts or ())})
+    deltas: list[Delta] = []
+    for start, end in itertools.pairwise(places):
+        deltas += parser.push(text[start:end])
+    deltas += parser.finish()
+    calls = [(delta.call.name, json.loads(delta.call.arguments)) for delta in deltas if delta.call]
+    return "".join(d.content for d in deltas), "".join(d.reasoning for d in deltas), calls
+
+
+TEXTS = {
+    "Hello.": ("Hello.", "", []),
+    "": ("", "", []),
+    " spaces stay \n": (" spaces stay \n", "", []),
+    "1 < 2 <tool": ("1 < 2 <tool", "", []),
+    f"I add.\n{ADD}": ("I add.", "", [("add", {"a": 1, "b": "</tool_call"})]),
+    f"{ADD}\n{SUB}\n": ("", "", [("add", {"a": 1, "b": "</tool_call"}), ("sub", {})]),
+    f"<think>\nAdd?\n</think>\n\nYes. {SUB}": ("Yes.", "Add?\n", [("sub", {})]),
+    "<think>never ends": ("", "never ends", []),
+    "<thinking> is no mark": ("<thinking> is no mark", "", []),
+    "say <think> later": ("say <think> later", "", []),
+    "<think>a</think>b</think>": ("b</think>", "a", []),
+    '<tool_call>{"name": "sub", "arguments": {}}': ("", "", [("sub", {})]),
+    '<tool_call>{"name": "sub"}</tool_call>': ("", "", [("sub", {})]),
+    '<tool_call>{"name": "sub", "parameters": {"x": 1}}</tool_call>': ("", "", [("sub", {"x": 1})]),
+    '<tool_call>{"name": "rm", "arguments": {}}</tool_call>': (
+        '<tool_call>{"name": "rm", "arguments": {}}</tool_call>',
+        "",
+        [],
+    ),
+    '```json\n{"name": "add",\n "arguments": {"a": {}}}\n```': ("", "", [("add", {"a": {}})]),
+    '{"name": "sub", "arguments": {}}': ("", "", [("sub", {})]),
+    '```json\n{"name": "Ann"}\n```\nThat is her.': ('```json\n{"name": "Ann"}\n```\nThat is her.', "", []),
+    "```python\nprint({})\n```": ("```python\nprint({})\n```", "", []),
+    "{": ("{", "", []),
+    "<tool_call>{broken</tool_call> on": ("<tool_call>{broken</tool_call> on", "", []),
+    '<tool_call>["add"]</tool_call>': ('<tool_call>["add"]</tool_call>', "", []),
+    '<tool_call>{"name": "add", "arguments": "{}"}': ('<tool_call>{"name": "add", "arguments": "{}"}', "", []),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_whole(text: str) -> None:
+    assert parsed(text) == TEXTS[text]
+
+
+@given(st.sampled_from([*TEXTS]), st.lists(st.integers(0, 200), max_size=60))
+def test_in_pieces(text: str, cuts: list[int]) -> None:
+    assert parsed(text, cuts) == TEXTS[text]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_letter_by_letter(text: str) -> None:
+    assert parsed(text, [*range(len(text))]) == TEXTS[text]
+
+
+def test_content_comes_as_soon_as_it_is_certain() -> None:
+    parser = MarkedOutput(has_thoughts=False, tools=("add",))
+    assert [d.content for d in parser.push("Well, <to")] == ["Well,"]
+    assert [d.content for d in parser.push("morrow>")] == [" <tomorrow>"]
+
+
+def test_an_answer_that_begins_after_a_mark() -> None:
+    assert parsed("Hm.</think>Yes.", begins="<think>") == ("Yes.", "Hm.", [])
+    assert parsed('{"name": "sub", "arguments": {}}', begins="<tool_call>") == ("", "", [("sub", {})])
+
+
+def test_marks_that_are_not_asked_for_are_text() -> None:
+    for text in (ADD, f"<think>a</think>{SUB}"):
+        assert parsed(text, tools=(), has_thoughts=False) == (text, "", [])
+
+
+def test_only_so_many_calls() -> None:
+    assert parsed(SUB + SUB, most_calls=1)[2] == [("sub", {})]

@@ -1,0 +1,164 @@
+"""What requests say: fields of the right kind within bounds, the rest refused by name, unknown ones ignored."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from edge_run.base.config import SamplingConfig
+from edge_run.runtime.server.apis.openai_chat import ChatRequest
+from edge_run.runtime.server.apis.openai_completions import CompletionRequest
+from edge_run.runtime.server.apis.openai_messages import template_messages
+from edge_run.runtime.server.bodies import decode
+from edge_run.runtime.server.refusals import Refusal
+
+HELLO = {"role": "user", "content": "Hello"}
+
+
+def chat(**fields: Any) -> ChatRequest:
+    request = decode(json.dumps({"messages": [HELLO], **fields}).encode(), ChatRequest)
+    request.check()
+    request.variables()
+    request.sampling(SamplingConfig(), request.response_format.text() if request.response_format else None)
+    template_messages(request.messages)
+    return request
+
+
+def refused(**fields: Any) -> tuple[int, str | None]:
+    with pytest.raises(Refusal) as caught:
+        chat(**fields)
+    return caught.value.status, caught.value.param
+
+
+def test_sampling() -> None:
+    defaults = SamplingConfig(temperature=0.3, top_k=7)
+    assert chat().sampling(defaults) == defaults
+    request = chat(temperature=0, top_p=0.5, top_k=-1, min_p=0.1, seed=5, stop="END", max_tokens=3)
+    assert request.sampling(defaults) == SamplingConfig(
+        temperature=0, top_p=0.5, top_k=0, min_p=0.1, seed=5, stop=("END",)
+    )
+    assert chat(stop=["a", "", "b"]).sampling(defaults).stop == ("a", "b")
+    assert chat(seed=-1).sampling(defaults).seed is None
+    assert 0 <= (chat(seed=2**63 - 1).sampling(defaults).seed or -1) < 2**32 - 1
+    assert chat(top_p=0).sampling(defaults).top_p > 0
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert chat(user="me", metadata={"a": {}}, store=False, service_tier="auto", made_up=[1]).messages[0].role == "user"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": 1e9}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 2**40}, "top_k"),
+        ({"max_tokens": -2}, "max_tokens"),
+        ({"max_tokens": 10**12}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": 1000}, "n"),
+        ({"seed": 2**70}, "seed"),
+        ({"repeat_last_n": -2147483648}, "repeat_last_n"),
+        ({"stop": ["x" * 5000]}, "stop[0]"),
+        ({"stop": ["x"] * 100}, "stop"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "no role"}]}, "messages[0].role"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [HELLO, {"role": "user", "content": 7}]}, "messages[1].content"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"enable_thinking": {"a": 1}}}, "chat_template_kwargs.enable_thinking"),
+        ({"chat_template_kwargs": {"reasoning_effort": "x" * 1000}}, "chat_template_kwargs.reasoning_effort"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    assert refused(**fields) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": True}, "logprobs"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
+            "messages[0].content[0].type",
+        ),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    assert refused(**fields) == (400, param)
+    neutral = {name: type(value)() for name, value in fields.items() if name != "messages"}
+    chat(**neutral)
+
+
+def test_schemas_are_bounded() -> None:
+    text = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["x" * 70_000]}}}
+    assert refused(response_format=text) == (400, "response_format")
+    request = chat(response_format={"type": "json_object"})
+    assert request.response_format
+    assert json.loads(request.response_format.text() or "") == {"type": "object"}
+    assert chat(response_format={"type": "text"}).response_format.text() is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"\xff",
+        b'{"messages": NaN}',
+        b'{"messages": [], "messages": []}',
+        b'{"messages": "\\ud800"}',
+        b'{"messages": ' + b"[" * 100_000,
+        b'{"a": ' + b"[" * 80 + b"]" * 80 + b"}",
+        b'{"temperature": ' + b"9" * 100_000 + b"}",
+        b'{"temperature": 1e999}',
+    ],
+    ids=range(12),
+)
+def test_bodies_that_are_not_right(body: bytes) -> None:
+    with pytest.raises(Refusal) as caught:
+        decode(body, ChatRequest)
+    assert caught.value.status == 400
+    assert len(caught.value.message) < 300
+
+
+def test_content_in_parts_and_old_calls() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+    ]
+    assert template_messages(chat(messages=messages).messages) == [
+        {"role": "system", "content": "Be brief.\nBe kind."},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
+        },
+        {"role": "tool", "content": "2", "tool_call_id": "1"},
+    ]
+    call["function"]["arguments"] = "{"  # type: ignore[index]
+    assert refused(messages=messages) == (400, "messages[1].tool_calls[0].function.arguments")
+
+
+def test_completions_that_cannot_be() -> None:
+    for fields, param in (({"echo": True}, "echo"), ({"best_of": 3}, "best_of"), ({"suffix": "x"}, "suffix")):
+        with pytest.raises(Refusal) as caught:
+            decode(json.dumps({"prompt": "x", **fields}).encode(), CompletionRequest).check()
+        assert caught.value.param == param

@@ -1,0 +1,92 @@
+"""Toolbox: what may be called, what a call looks like, and how a template that knows no tools is told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from edge_run.base.config import SamplingConfig
+from edge_run.runtime.generation.grammar import schema_grammar
+from edge_run.runtime.server.apis.openai_chat import ChatRequest
+from edge_run.runtime.server.bodies import decode
+from edge_run.runtime.server.refusals import Refusal
+from edge_run.runtime.server.tools import FunctionTool, Toolbox
+
+NUMBER = {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "integer"}}}
+DOUBLE, NOW = FunctionTool("double", "Doubles n.", NUMBER), FunctionTool("now")
+
+
+def toolbox(**fields: Any) -> Toolbox:
+    messages = [{"role": "user", "content": "Hello"}]
+    request = decode(json.dumps({"messages": messages, **fields}).encode(), ChatRequest)
+    request.sampling(SamplingConfig())
+    made = request.toolbox()
+    made.check()
+    return made
+
+
+def tool(name: str, **function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **function}}
+
+
+def test_choices() -> None:
+    tools = [tool("double", description="Doubles n.", parameters=NUMBER), tool("now")]
+    assert toolbox(tools=tools).callable == [DOUBLE, NOW]
+    assert not toolbox(tools=tools).is_forced
+    assert toolbox(tools=tools, tool_choice="none").callable == ()
+    assert toolbox(tools=tools, tool_choice="required").is_forced
+    named = toolbox(tools=tools, tool_choice={"type": "function", "function": {"name": "now"}})
+    assert (named.callable, named.is_forced) == ([NOW], True)
+    assert not toolbox(tools=tools, parallel_tool_calls=False).is_parallel
+    assert not toolbox(tool_choice="auto").callable
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [tool("bad name")]},
+        {"tools": [tool("x" * 65)]},
+        {"tools": [{"type": "web_search"}]},
+        {"tools": [tool("a"), tool("a")]},
+        {"tools": [tool(f"t{n}") for n in range(129)]},
+        {"tools": [tool("a", parameters={"x": "y" * 70_000})]},
+        {"tools": [tool("a")], "tool_choice": {"type": "function", "function": {"name": "b"}}},
+        {"tools": [tool("a")], "tool_choice": "any"},
+        {"tool_choice": "required"},
+    ],
+)
+def test_what_cannot_be_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(Refusal) as caught:
+        toolbox(**fields)
+    assert caught.value.status == 400
+
+
+def test_the_schema_of_a_call_is_one_that_a_grammar_can_be_made_of() -> None:
+    one = json.loads(Toolbox([DOUBLE, NOW], "double").call_schema())
+    assert one["properties"]["name"] == {"const": "double"}
+    assert one["$defs"] == NUMBER["$defs"], "where its references lead"
+    grammar = schema_grammar(Toolbox([DOUBLE, NOW], "required").call_schema())
+    assert r"\"double\"" in grammar
+    assert r"\"now\"" in grammar
+
+
+def test_a_template_that_knows_no_tools_is_told_in_words() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "double", "arguments": {"n": 2}}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "4", "tool_call_id": "1"},
+    ]
+    system, calls, result = Toolbox([DOUBLE]).told(messages)
+    assert system["content"].startswith("Be brief.\n\n")
+    assert json.dumps(DOUBLE.document()["function"]) in system["content"]
+    assert calls == {
+        "role": "assistant",
+        "content": '<tool_call>\n{"name": "double", "arguments": {"n": 2}}\n</tool_call>',
+    }
+    assert result == {"role": "user", "content": "<tool_response>\n4\n</tool_response>"}
+    (system, user) = Toolbox([NOW]).told([{"role": "user", "content": "Hi"}])
+    assert (system["role"], user) == ("system", {"role": "user", "content": "Hi"})
+    assert Toolbox().told(messages[:1]) == messages[:1]
