@@ -32,6 +32,7 @@ class ResidencyPlan:
     streamed_uses: the reads of streamed chunks in a pass; where chunks have lent memory, in a pass in which they do.
     minimum_chunks: the fewest chunks that must fit in memory.
     lent: the streamed chunks that stay while they have lent memory.
+    spare: the pinned chunks that can stream too where memory is short, in the order in which to unpin them.
     by_stage_visits: whether the frames hold all that streams in a stage visit while the lent chunks stay.
     """
 
@@ -41,7 +42,11 @@ class ResidencyPlan:
     streamed_uses: int
     minimum_chunks: int
     lent: tuple[int, ...] = ()
+    spare: tuple[int, ...] = ()
     by_stage_visits: bool = False
+
+
+NOTHING_STAYS = ResidencyPlan((), (), 0, 0, 0)
 
 
 def plan_residency(
@@ -93,7 +98,7 @@ def plan_residency(
     chosen = frozenset(streamed)
     pinned = tuple(chunk for chunk in uses if chunk not in chosen)
     n_frames = n_places - n_pinned
-    n_reads = _count_reads(segments, chosen, uses, n_frames)
+    n_reads = len(_reads(segments, chosen, uses, n_frames))
     return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, len(fixed) + largest)
 
 
@@ -120,14 +125,51 @@ def frames_in_use(segments: Sequence[Sequence[int]]) -> int:
 def with_lent(plan: ResidencyPlan, segments: Sequence[Sequence[int]], most_lent: int) -> ResidencyPlan:
     """Return `plan` with lent memory for at most `most_lent` of its streamed chunks.
 
-    They are spread evenly over the pass, and so are any number of the first of them.
+    Those that a pass reads more often come first. Of those that it reads equally often, any number of the first are
+    spread evenly over the pass.
     """
     if not most_lent:
         return plan
-    lent = halved_evenly(spread_evenly(plan.streamed, min(most_lent, len(plan.streamed))))
+    uses = Counter(chain.from_iterable(_taken(segments)))
+    reads = Counter(_reads(segments, frozenset(plan.streamed), uses, plan.n_frames))
+    lent: list[int] = []
+    for n_reads in sorted({reads[chunk] for chunk in plan.streamed}, reverse=True):
+        group = [chunk for chunk in plan.streamed if reads[chunk] == n_reads]
+        n_taken = min(most_lent - len(lent), len(group))
+        lent += halved_evenly(spread_evenly(group, n_taken) if n_reads == 1 else group)[:n_taken]
     left = frozenset(plan.streamed).difference(lent)
-    n_reads = _count_reads(segments, left, Counter(chain.from_iterable(_taken(segments))), plan.n_frames)
-    return replace(plan, lent=tuple(lent), streamed_uses=n_reads)
+    return replace(plan, lent=tuple(lent), streamed_uses=len(_reads(segments, left, uses, plan.n_frames)))
+
+
+def reads_beside(plan: ResidencyPlan, segments: Sequence[Sequence[int]], n_lent: int) -> int:
+    """Return the reads of streamed chunks in a pass while the first `n_lent` lent chunks of `plan` have memory."""
+    left = frozenset(plan.streamed).difference(plan.lent[:n_lent])
+    return len(_reads(segments, left, Counter(chain.from_iterable(_taken(segments))), plan.n_frames))
+
+
+def with_spare(
+    plan: ResidencyPlan,
+    segments: Sequence[Sequence[int]],
+    must_pin: frozenset[int],
+    segment_chunks: int = SEGMENT_CHUNKS,
+) -> ResidencyPlan:
+    """Return `plan` with those of its pinned chunks found that could stream too, through its frames.
+
+    Any number of the first of them are spread evenly over the pass.
+    """
+    places: dict[int, list[int]] = {}
+    for i, segment in enumerate(segments):
+        for chunk in segment:
+            places.setdefault(chunk, []).append(i)
+    streamed, spare = frozenset(plan.streamed), list[int]()
+    n_streamed = [len(streamed.intersection(segment)) for segment in segments]
+    may_stream = [chunk for chunk in plan.pinned if chunk not in must_pin] if plan.n_frames >= segment_chunks else []
+    for chunk in halved_evenly(may_stream):
+        if all(n_streamed[i] < plan.n_frames for i in places[chunk]):
+            spare.append(chunk)
+            for i in places[chunk]:
+                n_streamed[i] += 1
+    return replace(plan, spare=tuple(spare))
 
 
 def _taken(segments: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -141,8 +183,8 @@ def _taken(segments: Sequence[Sequence[int]]) -> list[list[int]]:
     return taken
 
 
-def _count_reads(segments: Sequence[Sequence[int]], streamed: frozenset[int], uses: Counter[int], n_frames: int) -> int:
-    """Return the reads of streamed chunks in a pass.
+def _reads(segments: Sequence[Sequence[int]], streamed: frozenset[int], uses: Counter[int], n_frames: int) -> list[int]:
+    """Return the streamed chunks that a pass reads, as often as it does.
 
     A chunk that is used again within as many other uses as the largest segment leaves frames stays.
     """
@@ -150,14 +192,15 @@ def _count_reads(segments: Sequence[Sequence[int]], streamed: frozenset[int], us
     taken = _taken(segments)
     order = [chunk for chunks in taken for chunk in chunks if chunk in streamed]
     if len(order) <= reach:
-        return 0
+        return []
     last = {chunk: i - len(order) for i, chunk in enumerate(order) if uses[chunk] > 1}
-    n_reads = len(order)
+    reads = []
     for i, chunk in enumerate(order):
+        if chunk not in last or i - last[chunk] > reach:
+            reads.append(chunk)
         if chunk in last:
-            n_reads -= i - last[chunk] <= reach
             last[chunk] = i
-    return n_reads
+    return reads
 
 
 def _choose(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edge_run.base.errors import BudgetError
 from edge_run.base.results import ContextPoint, Plan, PlanItem
 from edge_run.base.units import MIB, format_size
-from edge_run.partition.plan import ResidencyPlan, named_minimum, plan_residency, with_lent
+from edge_run.partition.plan import ResidencyPlan, named_minimum, plan_residency, reads_beside, with_lent
 from edge_run.partition.window import frames_needed
 from edge_run.prefetch.experts import prediction_bytes
 from edge_run.runtime.graph.nodes import GraphMap
@@ -228,11 +228,11 @@ class _Sharing:
         room = n_frames * chunk_bytes
         points = []
         for tokens in terms.context_steps if lent_bytes else ():
-            kept = min(lent_bytes, terms.loans_at(tokens, self._chunk_cost) * chunk_bytes)
-            read = dense_read + lent_bytes - kept + self._missing_bytes(room)
-            points.append(
-                ContextPoint(tokens, pinned + room + kept, read if residency else self._missing_bytes(room + kept))
-            )
+            n_kept = min(lent_bytes // chunk_bytes, terms.loans_at(tokens, self._chunk_cost))
+            kept = n_kept * chunk_bytes
+            of_dense = reads_beside(residency, self._needs, n_kept) * chunk_bytes if residency else 0
+            read = of_dense + self._missing_bytes(room if residency else room + kept)
+            points.append(ContextPoint(tokens, pinned + room + kept, read))
         why = "weights that every token needs: all but the experts"
         packed = PlanItem("packed", terms.packed_bytes, "to read packed experts and unpack them")
         plan = make_plan(
@@ -243,7 +243,7 @@ class _Sharing:
             window_bytes=window,
             expert_bytes=room,
             streamed_bytes_per_pass=dense_read + self._missing_bytes(room + n_lent * chunk_bytes),
-            streamed_bytes_per_batch=dense_read + lent_bytes if residency else 0,
+            streamed_bytes_per_batch=reads_beside(residency, self._needs, 0) * chunk_bytes if residency else 0,
             readers=terms.readers,
             lent_bytes=lent_bytes,
             by_context=tuple(points),
