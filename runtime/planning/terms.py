@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 
 from edge_run.base.results import GpuPlan
+from edge_run.runtime.inspection.draft_file import GUESSED_TOKENS
 from edge_run.runtime.llama.holdings import Holdings
 from edge_run.runtime.planning.routing import Experience
 from edge_run.tiers.gguf import GgufModel
@@ -33,6 +35,7 @@ class Terms:
     gpu: the part of the model that lies on a GPU, and needs no place.
     packed: the packed file of the experts.
     cells: the context's keys and values; None where they take all their memory at once.
+    draft_cells: those of the draft model; None where there is none, or they take all their memory at once.
     idle_bytes: the part of the buffers that passes of few tokens do not touch.
     verified_tokens: the guesses in a pass at most, each of which takes a cell.
     wanted_context_tokens: the context that was asked for; the budget may have room for fewer tokens.
@@ -52,6 +55,7 @@ class Terms:
     gpu: GpuPlan | None = None
     packed: PackedFile | None = None
     cells: Cells | None = None
+    draft_cells: Cells | None = None
     idle_bytes: int = 0
     verified_tokens: int = 0
     wanted_context_tokens: int = 0
@@ -69,8 +73,12 @@ class Terms:
         return self.idle_bytes + self.cell_bytes(self.context_tokens)
 
     def cell_bytes(self, tokens: int) -> int:
-        """Return what keys and values of `tokens` tokens take, with those of guesses that are verified."""
-        return self.cells.bytes_for(tokens + self.verified_tokens) if self.cells else 0
+        """Return what keys and values of `tokens` tokens take, with those of guesses: the model's and the draft's."""
+        own_bytes = self.cells.bytes_for(tokens + self.verified_tokens) if self.cells else 0
+        return own_bytes + self._draft_cell_bytes(tokens)
+
+    def _draft_cell_bytes(self, tokens: int) -> int:
+        return self.draft_cells.bytes_for(tokens + GUESSED_TOKENS) if self.draft_cells else 0
 
     def loans_at(self, tokens: int, loan_bytes: int) -> int:
         """Return the loans of `loan_bytes` that weights may have while the context has `tokens` tokens."""
@@ -91,13 +99,19 @@ class Terms:
 
         The shortest one has `LEAST_CONTEXT_TOKENS`, whatever it takes.
         """
-        if not self.cells or self.context_tokens <= LEAST_CONTEXT_TOKENS:
+        longest = self.context_tokens
+        if not (self.cells or self.draft_cells) or longest <= LEAST_CONTEXT_TOKENS:
             return None
-        full_bytes = self.cell_bytes(self.context_tokens)
-        cells = self.cells.cells_in(full_bytes - lacking_bytes, self.context_tokens + self.verified_tokens)
-        tokens = max(LEAST_CONTEXT_TOKENS, min(cells - self.verified_tokens, self.context_tokens - 1))
-        freed_bytes = full_bytes - self.cell_bytes(tokens)
-        holdings = replace(self.holdings, kv_bytes=max(0, self.holdings.kv_bytes - freed_bytes))
+        full_bytes = self.cell_bytes(longest)
+        fitting = bisect_right(range(1, longest), full_bytes - lacking_bytes, key=self.cell_bytes)
+        tokens = max(LEAST_CONTEXT_TOKENS, fitting)
+        of_draft_bytes = self._draft_cell_bytes(longest) - self._draft_cell_bytes(tokens)
+        of_own_bytes = full_bytes - self.cell_bytes(tokens) - of_draft_bytes
+        holdings = replace(
+            self.holdings,
+            kv_bytes=max(0, self.holdings.kv_bytes - of_own_bytes),
+            draft_bytes=max(0, self.holdings.draft_bytes - of_draft_bytes),
+        )
         return replace(self, holdings=holdings, context_tokens=tokens)
 
     @property
