@@ -24,7 +24,7 @@ from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident
 from edge_run.runtime.planning.terms import Terms
 from edge_run.runtime.streaming.assemble import Streams, WeightMemory, open_streams
 from edge_run.runtime.streaming.experts import ExpertStreaming
-from edge_run.runtime.streaming.lent_residency import CellRoom, IdleBuffer, LentResidency
+from edge_run.runtime.streaming.lent_residency import CellRoom, IdleBuffer, LentResidency, WorkRoom
 from edge_run.runtime.streaming.route_recorder import RouteRecorder
 from edge_run.runtime.streaming.weights import WeightStreaming
 from edge_run.tiers._libc import PAGE
@@ -186,7 +186,8 @@ def _streamed(
             driver.follow_copies(WeightCopies(cuts, stream))
     driver.features += streams
     driver.programs[ONE_TOKEN] = compile_program(graph, driver.features, cuts.splits() if cuts else ())
-    return plan, streams, None, _lend(loaded, replace(terms, context_tokens=plan.context_tokens), plan, streams)
+    terms = replace(terms, context_tokens=plan.context_tokens)
+    return plan, streams, None, _lend(loaded, terms, plan, streams, products)
 
 
 def _memory(loaded: Loaded, backing: WeightBacking, readers: Readers) -> WeightMemory:
@@ -194,10 +195,10 @@ def _memory(loaded: Loaded, backing: WeightBacking, readers: Readers) -> WeightM
     return WeightMemory(backing.address_space, backing.sources, readers, check, repacked=backing.repacked)
 
 
-def _lend(loaded: Loaded, terms: Terms, plan: Plan, streams: Streams) -> LentResidency | None:
+def _lend(loaded: Loaded, terms: Terms, plan: Plan, streams: Streams, products: RowProducts) -> LentResidency | None:
     """Have weights borrow what passes leave, and give back what a limit takes that falls; None where they cannot.
 
-    terms: those of the plan.
+    terms: those of the plan. products: computes products in row slices.
     """
     driver = loaded.driver
     borrower = next((stream for stream in streams if stream.most_loans > stream.least_loans), None)
@@ -207,7 +208,9 @@ def _lend(loaded: Loaded, terms: Terms, plan: Plan, streams: Streams) -> LentRes
     loans = Loans(terms.pool_bytes, borrower.loan_bytes, borrower.most_loans, borrower.least_loans)
     buffer = IdleBuffer(driver.compute_buffer, terms.idle_bytes, loaded.shape.narrow_tokens)
     cells, draft_cells = (CellRoom(cells) if cells else None for cells in (terms.cells, terms.draft_cells))
-    lender = LentResidency(loans, borrower, buffer, cells, count, draft_cells)
+    per_token = terms.work_token_bytes, terms.sliced_token_bytes
+    work = WorkRoom(terms.narrow_tokens, *per_token, products.close) if terms.narrow_tokens else None
+    lender = LentResidency(loans, borrower, buffer, cells, count, draft_cells, work)
     lender.lacking_bytes = LimitWatch(sum(item.size_bytes for item in plan.items)).lacking_bytes
     driver.before_pass = lambda shape: lender.before_pass(shape.tokens)
     if loaded.draft:
@@ -229,7 +232,8 @@ def _mapped(loaded: Loaded) -> tuple[GraphMap, Terms]:
     idle = idle_bytes(narrow.buffer_bytes, narrow.touched_bytes)
     draft_cells = loaded.draft.cells if loaded.draft else None
     lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
-    return narrow.graph, lent.with_row_slices()
+    assert loaded.backing is not None
+    return narrow.graph, lent.with_row_slices(loaded.backing.address_space.chunk_bytes, shape.narrow_tokens)
 
 
 def _follow_cuts(loaded: Loaded, backing: WeightBacking) -> CopySchedule | None:

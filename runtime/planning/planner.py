@@ -106,7 +106,8 @@ class Planner:
         cells = known.cells if known.cell_bytes >= LEAST_SPARSE_BYTES and not shape.has_streams else None
         draft_cells = self._prepared.draft.cells if self._prepared.draft else None
         lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle)
-        return replace(lent, verified_tokens=shape.verified_tokens).with_row_slices()
+        lent = replace(lent, verified_tokens=shape.verified_tokens)
+        return lent.with_row_slices(self._address_space.chunk_bytes, shape.narrow_tokens)
 
     def _repacking(self, terms: Terms, wanted: Collection[str]) -> Terms:
         """Return `terms` of a run that repacks those of the `wanted` kinds of weights that have a kernel for it."""

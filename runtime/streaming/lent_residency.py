@@ -1,4 +1,4 @@
-"""Room that passes do not need is lent to weights: that of keys and values not written yet, and of idle buffers.
+"""Room that passes do not need is lent to weights: that of keys and values not written yet, of idle buffers and work.
 
 A budget has room for a context's keys and values in full, a draft model's too, and for llama.cpp's compute buffer,
 which is made for a micro-batch. As long as a text is short most of the one is unused, and a pass of one token touches
@@ -115,6 +115,28 @@ class CellRoom:
         return self._cells.bytes_for(n_cells)
 
 
+class WorkRoom:
+    """The memory in which products convert their inputs, beyond what passes of at most `narrow_tokens` tokens take.
+
+    llama.cpp keeps as much as its widest pass took. What products in row slices took is freed.
+    """
+
+    def __init__(self, narrow_tokens: int, kept_bytes: int, freed_bytes: int, free: Callable[[], None]) -> None:
+        """kept_bytes, freed_bytes: what a token of a pass takes. free: frees what row slices took so far."""
+        self._narrow_tokens, self._free = narrow_tokens, free
+        self._kept_bytes, self._freed_bytes = kept_bytes, freed_bytes
+        self._widest = self._widest_unfreed = narrow_tokens
+
+    def needed_bytes(self, n_tokens: int) -> int:
+        """Return what there is with a pass of `n_tokens` tokens more."""
+        if max(n_tokens, self._narrow_tokens) < self._widest_unfreed:
+            self._free()
+            self._widest_unfreed = self._narrow_tokens
+        self._widest, self._widest_unfreed = (max(n, n_tokens) for n in (self._widest, self._widest_unfreed))
+        kept = (self._widest - self._narrow_tokens) * self._kept_bytes
+        return kept + (self._widest_unfreed - self._narrow_tokens) * self._freed_bytes
+
+
 class LentResidency:
     """Lends to a borrower before each pass what the pass leaves, and takes back what it needs.
 
@@ -135,15 +157,17 @@ class LentResidency:
         cells: CellRoom | None = None,
         count: CellCount | None = None,
         draft_cells: CellRoom | None = None,
+        work: WorkRoom | None = None,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         """Lend to `borrower`, to whom nothing was lent yet.
 
         cells: of the context; None where they keep all their memory. count: tells up to which of them anything is
-        written. draft_cells: those of the draft model's context. on_end: runs when the buffer is idle no more.
+        written. draft_cells: those of the draft model's context. work: None where it keeps all its memory. on_end: runs
+        when the buffer is idle no more.
         """
         self.loans, self._borrower, self._buffer = loans, borrower, buffer
-        self._cells, self.count, self._draft_cells, self._on_end = cells, count, draft_cells, on_end
+        self._cells, self.count, self._draft_cells, self._work, self._on_end = cells, count, draft_cells, work, on_end
         self._has_told_end = buffer.is_over
         self._own_bytes, self._draft_bytes = loans.pool_bytes, 0
         self.lacking_bytes: Callable[[], int] = lambda: 0
@@ -157,7 +181,7 @@ class LentResidency:
 
     def before_pass(self, n_tokens: int) -> None:
         """Divide the room for a pass of `n_tokens` tokens, which must be the next one."""
-        self._own_bytes = self._buffer.needed_bytes(n_tokens)
+        self._own_bytes = self._buffer.needed_bytes(n_tokens) + (self._work.needed_bytes(n_tokens) if self._work else 0)
         if self._cells and self.count:
             kept_cells = self.count.top
             self.count.add(n_tokens)

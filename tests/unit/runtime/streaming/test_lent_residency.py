@@ -11,7 +11,7 @@ from edge_run.base.units import MIB
 from edge_run.runtime.decoding import compute_buffer
 from edge_run.runtime.decoding.compute_buffer import ComputeBuffer
 from edge_run.runtime.streaming import lent_residency
-from edge_run.runtime.streaming.lent_residency import CellRoom, IdleBuffer, LentResidency
+from edge_run.runtime.streaming.lent_residency import CellRoom, IdleBuffer, LentResidency, WorkRoom
 from edge_run.tiers import _libc
 from edge_run.tiers.kv.cells import CellCount, Cells, CellTensor
 from edge_run.tiers.kv.loans import Loans
@@ -243,3 +243,32 @@ def test_what_a_full_pool_lacks_without_a_fallen_limit_is_nobodys_news(buffer: i
     lent.say = said.append
     lent.before_pass(2)
     assert (lent.loans.lacking_bytes, said) == (LENT, [])
+
+
+def test_work_is_kept_for_as_wide_as_a_pass_was_and_freed_where_rows_are_sliced(buffer: int) -> None:
+    freed: list[bool] = []
+    work = WorkRoom(narrow_tokens=4, kept_bytes=100, freed_bytes=10, free=lambda: freed.append(True))
+    found = [(work.needed_bytes(width), len(freed)) for width in (1, 4, 64, 64, 20, 4, 1, 512, 1)]
+    assert found == [
+        (0, 0),
+        (0, 0),
+        (60 * 110, 0),
+        (60 * 110, 0),
+        (60 * 100 + 16 * 10, 1),
+        (60 * 100, 2),
+        (60 * 100, 2),
+        (508 * 110, 2),
+        (508 * 100, 3),
+    ]
+
+
+def test_work_that_no_pass_has_taken_yet_is_lent(buffer: int) -> None:
+    weights = FakeWeights()
+    weights.most_loans = 100
+    work = WorkRoom(1, MIB, 0, lambda: None)
+    lent = LentResidency(Loans(31 * MIB, 2 * MIB, 100), weights, IdleBuffer(seen(), 0), work=work)
+    found = []
+    for width in (1, 16, 1, 32, 1):
+        lent.before_pass(width)
+        found.append(weights.n_loans)
+    assert found == [15, 8, 8, 0, 0]
