@@ -71,7 +71,8 @@ def plan_residency(
 
     Raises BudgetError, with the smallest budget that works, when the largest segment does not fit.
     """
-    uses = Counter(chain.from_iterable(_taken(segments)))
+    order = _order(segments)
+    uses = Counter(order)
     movable = [chunk for chunk in uses if chunk not in must_pin]
     fixed = must_pin.intersection(uses)
     n_places = available_bytes // chunk_bytes - len(fixed)
@@ -98,7 +99,7 @@ def plan_residency(
     chosen = frozenset(streamed)
     pinned = tuple(chunk for chunk in uses if chunk not in chosen)
     n_frames = n_places - n_pinned
-    n_reads = len(_reads(segments, chosen, uses, n_frames))
+    n_reads = len(_reads(order, segments, chosen, n_frames))
     return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, len(fixed) + largest)
 
 
@@ -130,21 +131,25 @@ def with_lent(plan: ResidencyPlan, segments: Sequence[Sequence[int]], most_lent:
     """
     if not most_lent:
         return plan
-    uses = Counter(chain.from_iterable(_taken(segments)))
-    reads = Counter(_reads(segments, frozenset(plan.streamed), uses, plan.n_frames))
+    order = _order(segments)
+    reads = Counter(_reads(order, segments, frozenset(plan.streamed), plan.n_frames))
     lent: list[int] = []
     for n_reads in sorted({reads[chunk] for chunk in plan.streamed}, reverse=True):
         group = [chunk for chunk in plan.streamed if reads[chunk] == n_reads]
         n_taken = min(most_lent - len(lent), len(group))
         lent += halved_evenly(spread_evenly(group, n_taken) if n_reads == 1 else group)[:n_taken]
     left = frozenset(plan.streamed).difference(lent)
-    return replace(plan, lent=tuple(lent), streamed_uses=len(_reads(segments, left, uses, plan.n_frames)))
+    return replace(plan, lent=tuple(lent), streamed_uses=len(_reads(order, segments, left, plan.n_frames)))
 
 
-def reads_beside(plan: ResidencyPlan, segments: Sequence[Sequence[int]], n_lent: int) -> int:
-    """Return the reads of streamed chunks in a pass while the first `n_lent` lent chunks of `plan` have memory."""
-    left = frozenset(plan.streamed).difference(plan.lent[:n_lent])
-    return len(_reads(segments, left, Counter(chain.from_iterable(_taken(segments))), plan.n_frames))
+def reads_beside(plan: ResidencyPlan, segments: Sequence[Sequence[int]], counts: Sequence[int]) -> list[int]:
+    """Return the reads of streamed chunks in a pass while the first lent chunks of `plan` have memory.
+
+    counts: how many of them, for each number that is returned.
+    """
+    order, streamed = _order(segments), frozenset(plan.streamed)
+    found = {n: len(_reads(order, segments, streamed.difference(plan.lent[:n]), plan.n_frames)) for n in set(counts)}
+    return [found[n] for n in counts]
 
 
 def with_spare(
@@ -172,30 +177,34 @@ def with_spare(
     return replace(plan, spare=tuple(spare))
 
 
-def _taken(segments: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the chunks of each segment that the segment before it did not hold, in order."""
-    taken = []
+def _order(segments: Sequence[Sequence[int]]) -> list[int]:
+    """Return the chunks that segments take which the segment before did not hold, in the order of use."""
+    order: list[int] = []
     before: frozenset[int] = frozenset()
     for segment in segments:
         now = frozenset(segment)
-        taken.append(sorted(now - before))
+        order += sorted(now - before)
         before = now
-    return taken
+    return order
 
 
-def _reads(segments: Sequence[Sequence[int]], streamed: frozenset[int], uses: Counter[int], n_frames: int) -> list[int]:
-    """Return the streamed chunks that a pass reads, as often as it does.
+def _reads(
+    order: Sequence[int], segments: Sequence[Sequence[int]], streamed: frozenset[int], n_frames: int
+) -> list[int]:
+    """Return the streamed chunks that a pass reads, as often as it does; `order`: that of `segments`.
 
     A chunk that is used again within as many other uses as the largest segment leaves frames stays.
     """
     reach = n_frames - max((len(streamed.intersection(segment)) for segment in segments), default=0)
-    taken = _taken(segments)
-    order = [chunk for chunks in taken for chunk in chunks if chunk in streamed]
-    if len(order) <= reach:
+    used = [chunk for chunk in order if chunk in streamed]
+    if len(used) <= reach:
         return []
-    last = {chunk: i - len(order) for i, chunk in enumerate(order) if uses[chunk] > 1}
+    last, again = {chunk: i for i, chunk in enumerate(used)}, Counter(used)
+    if len(last) == len(used):
+        return used
+    last = {chunk: i - len(used) for chunk, i in last.items() if again[chunk] > 1}
     reads = []
-    for i, chunk in enumerate(order):
+    for i, chunk in enumerate(used):
         if chunk not in last or i - last[chunk] > reach:
             reads.append(chunk)
         if chunk in last:

@@ -38,10 +38,10 @@ class DraftFile:
     known: Inspection
 
     @classmethod
-    def read(cls, path: Path, config: ModelConfig, target: GgufModel) -> DraftFile:
+    def read(cls, path: Path, config: ModelConfig, target: GgufModel, *, is_tried: bool) -> DraftFile:
         """Read the header of `path`, and inspect it for `target`, which is opened as `config` says.
 
-        Raises ModelFileError, NotSupported or ConfigError.
+        is_tried: as of `inspect`. Raises ModelFileError, NotSupported or ConfigError.
         """
         gguf = read_gguf(path)
         check_kind(gguf)
@@ -53,7 +53,7 @@ class DraftFile:
             sequences=1 if gguf.value("attention.sliding_window") else SEQUENCES,
             cache_folder=config.cache_folder,
         )
-        return cls(gguf, own, inspect(gguf, own, library_version(), is_tried=config.check_file))
+        return cls(gguf, own, inspect(gguf, own, library_version(), is_tried=is_tried))
 
     @property
     def path(self) -> Path:

@@ -226,13 +226,14 @@ class _Sharing:
             n_lent = min(terms.lent_bytes // self._chunk_cost, self._most - n_frames)
             lent_bytes = n_lent * chunk_bytes
         room = n_frames * chunk_bytes
+        steps = terms.context_steps if lent_bytes else []
+        kept = [min(lent_bytes // chunk_bytes, terms.loans_at(tokens, self._chunk_cost)) for tokens in steps]
+        dense_reads = reads_beside(residency, self._needs, [*kept, 0]) if residency else [0] * (len(kept) + 1)
         points = []
-        for tokens in terms.context_steps if lent_bytes else ():
-            n_kept = min(lent_bytes // chunk_bytes, terms.loans_at(tokens, self._chunk_cost))
-            kept = n_kept * chunk_bytes
-            of_dense = reads_beside(residency, self._needs, n_kept) * chunk_bytes if residency else 0
-            read = of_dense + self._missing_bytes(room if residency else room + kept)
-            points.append(ContextPoint(tokens, pinned + room + kept, read))
+        for tokens, n_kept, n_reads in zip(steps, kept, dense_reads, strict=False):
+            kept_bytes = n_kept * chunk_bytes
+            read = n_reads * chunk_bytes + self._missing_bytes(room if residency else room + kept_bytes)
+            points.append(ContextPoint(tokens, pinned + room + kept_bytes, read))
         why = "weights that every token needs: all but the experts"
         packed = PlanItem("packed", terms.packed_bytes, "to read packed experts and unpack them")
         plan = make_plan(
@@ -243,7 +244,7 @@ class _Sharing:
             window_bytes=window,
             expert_bytes=room,
             streamed_bytes_per_pass=dense_read + self._missing_bytes(room + n_lent * chunk_bytes),
-            streamed_bytes_per_batch=reads_beside(residency, self._needs, 0) * chunk_bytes if residency else 0,
+            streamed_bytes_per_batch=dense_reads[-1] * chunk_bytes,
             readers=terms.readers,
             lent_bytes=lent_bytes,
             by_context=tuple(points),

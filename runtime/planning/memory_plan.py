@@ -123,11 +123,12 @@ def plan_streamed(
         by_visits = plan_stage_visits(residency, segments, visits, address_space.ragged, n_lent)
         residency = by_visits or with_lent(residency, segments, n_lent)
     pinned = address_space.total_bytes(residency.pinned)
-    points = []
-    for tokens in terms.context_steps if residency.lent else ():
-        n_kept = min(len(residency.lent), terms.loans_at(tokens, chunk_bytes))
-        kept, n_reads = n_kept * address_space.chunk_bytes, reads_beside(residency, segments, n_kept)
-        points.append(ContextPoint(tokens, pinned + kept, n_reads * address_space.chunk_bytes))
+    steps = terms.context_steps if residency.lent else []
+    kept = [min(len(residency.lent), terms.loans_at(tokens, chunk_bytes)) for tokens in steps]
+    points = [
+        ContextPoint(tokens, pinned + n_kept * address_space.chunk_bytes, n_reads * address_space.chunk_bytes)
+        for tokens, n_kept, n_reads in zip(steps, kept, reads_beside(residency, segments, kept), strict=True)
+    ]
     shortest = terms.shortened(terms.pool_bytes) or terms
     least_other = with_page_tables(shortest.holdings.total_bytes + rows)
     window = residency.n_frames * address_space.chunk_bytes

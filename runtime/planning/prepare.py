@@ -97,7 +97,7 @@ class _Opening:
             asked = replace(asked, context_tokens=self._usual_tokens(asked))
         config = speculation_config(asked, gguf)
         budget_bytes = int(config.memory or default_budget_bytes(self.promised_bytes))
-        draft = DraftFile.read(config.draft_model, config, gguf) if config.draft_model else None
+        draft = self._draft(config, is_tried=self.is_opened and config.check_file)
         if draft and self.is_opened:
             draft.check_budget(budget_bytes)
         why_plain = why_not_ours(config, is_loaded=self.is_opened)
@@ -137,10 +137,13 @@ class _Opening:
     def _outlined(self, asked: ModelConfig) -> Prepared:
         """Return what a plan of the model is made from, with a context of the length that `asked` has."""
         config = speculation_config(asked, self.gguf)
-        draft = DraftFile.read(config.draft_model, config, self.gguf) if config.draft_model else None
+        draft = self._draft(config, is_tried=False)
         budget_bytes = int(config.memory or default_budget_bytes(self.promised_bytes))
         packed = choose_packed(self.gguf, config)
         return Prepared(self.gguf, config, budget_bytes, draft=draft, packed=packed, known=_outlined(self.gguf, config))
+
+    def _draft(self, config: ModelConfig, *, is_tried: bool) -> DraftFile | None:
+        return DraftFile.read(config.draft_model, config, self.gguf, is_tried=is_tried) if config.draft_model else None
 
     def _tokens_that_fit(self, prepared: Prepared) -> int:
         """Return how long a context the budget may have room for; a context is made no longer than that.

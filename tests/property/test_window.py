@@ -228,7 +228,7 @@ def test_more_lent_memory_never_means_more_reading(segments: Segments, n_places:
     assert len(set(lending.lent)) == len(lending.lent) == min(most_lent, len(plan.streamed))
     assert set(lending.lent) <= set(plan.streamed)
     assert with_lent(plan, segments, most_lent + 1).streamed_uses <= lending.streamed_uses
-    reads = [reads_beside(lending, segments, n) for n in range(len(lending.lent) + 1)]
+    reads = reads_beside(lending, segments, range(len(lending.lent) + 1))
     assert reads[0] == plan.streamed_uses
     assert reads[-1] == lending.streamed_uses
     assert all(more <= less for less, more in itertools.pairwise(reads))
@@ -239,7 +239,7 @@ def test_what_is_read_several_times_in_a_pass_gets_lent_memory_first() -> None:
     shared, segments = 1000, [(i, 1000) if i % 10 == 0 else (i,) for i in range(200)]
     plan = ResidencyPlan((), tuple(dict.fromkeys(chain.from_iterable(segments))), 6, 0, 2)
     lending, evenly = with_lent(plan, segments, 6), replace(plan, lent=tuple(spread_evenly(plan.streamed, 6)))
-    assert reads_beside(evenly, segments, 6) >= 214
+    assert reads_beside(evenly, segments, [6]) >= [214]
     assert lending.lent[0] == shared
-    assert reads_beside(plan, segments, 0) == 220
+    assert reads_beside(plan, segments, [0]) == [220]
     assert lending.streamed_uses == 200 - 5
