@@ -17,29 +17,43 @@ from edge_run.runtime.engine.engine import Engine
 
 
 def main() -> None:
-    """Open, read a prompt, make tokens; `settled` is what the last of them took."""
+    """Open, place tokens, read a prompt, make tokens; what is settled is what the last half of them took.
+
+    Tokens that are placed take their cells, and nothing is computed for them: the text is as long as with them.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
     parser.add_argument("--memory", required=True)
     parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--placed", type=int, default=0)
     parser.add_argument("--prompt", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     started = time.monotonic()
-    config = ModelConfig(memory=parse_size(arguments.memory), context_tokens=arguments.context, backend="edge-run")
+    config = ModelConfig(
+        memory=parse_size(arguments.memory),
+        context_tokens=arguments.context,
+        backend="edge-run",
+        threads=arguments.threads,
+    )
     engine = Engine.open(arguments.model, config)
     opened_s, plan, decoder = time.monotonic() - started, engine.plan, engine.decoder
-    tokens = np.random.default_rng(0).integers(5, engine.model.vocabulary - 5, arguments.prompt + arguments.tokens)
-    batch = [BatchToken(int(t), i, 0, i + 1 == arguments.prompt) for i, t in enumerate(tokens[: arguments.prompt])]
+    first = arguments.placed + arguments.prompt
+    tokens = np.random.default_rng(0).integers(5, engine.model.vocabulary - 5, first + arguments.tokens).tolist()
+    width = engine.shape.micro_batch_tokens
+    for start in range(0, arguments.placed, width):
+        decoder.place(tokens[start : min(start + width, arguments.placed)], start, lambda node: None)
     started = time.monotonic()
-    decoder.decode(batch)
-    prompt_s, read, times_s = time.monotonic() - started, [], []
-    for i in range(arguments.prompt, len(tokens)):
-        before, started = engine.read_totals.bytes_read, time.monotonic()
-        decoder.decode([BatchToken(int(tokens[i]), i, 0, True)])
+    decoder.decode([BatchToken(tokens[i], i, 0, i + 1 == first) for i in range(arguments.placed, first)])
+    prompt_s, read, times_s, cpu_s = time.monotonic() - started, [], [], []
+    for i in range(first, len(tokens)):
+        before, started, started_cpu = engine.read_totals.bytes_read, time.monotonic(), time.process_time()
+        decoder.decode([BatchToken(tokens[i], i, 0, True)])
         read.append(engine.read_totals.bytes_read - before)
         times_s.append(time.monotonic() - started)
-    settled = read[len(read) // 2 :]
+        cpu_s.append(time.process_time() - started_cpu)
+    settled, settled_cpu = read[len(read) // 2 :], cpu_s[len(cpu_s) // 2 :]
     memory = process_memory()
     print(
         json.dumps(
@@ -57,6 +71,7 @@ def main() -> None:
                 "swapped_bytes": memory.swapped_bytes,
                 "opened_s": opened_s,
                 "prompt_s": prompt_s,
+                "cpu_s_per_token": sum(settled_cpu) / max(1, len(settled_cpu)),
                 "token_s": float(np.median(times_s)) if times_s else 0.0,
                 "worst_token_s": max(times_s[1:], default=0.0),
             }

@@ -4,16 +4,20 @@ Models are named on the command line, `MODEL.gguf@BUDGET[@CONTEXT]`: real ones, 
 zeros, whose bytes and peaks are right and whose seconds are not. Each runs once in a process of its own under the
 product's defaults: a prompt of 200 tokens, then an answer. Bytes per token are the mean over the second half of the
 answer. A budget is kept when the peak of the process is at most the budget, and nothing is swapped. With `--smallest`,
-the smallest budget that a refusal names is looked for, and run.
+the smallest budget that a refusal names is looked for, and run. With `--beside CONTEXT`, each is run in turn with the
+same in a context of that length, with a text as long (`--placed`): a long context is to cost nothing while the text is
+short. Then processor seconds count, which other programs change little, beside bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from _box import ROOT, run_json, write_results
@@ -30,22 +34,32 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", metavar="MODEL@BUDGET[@CONTEXT]")
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--smallest", action="store_true", help="and under the smallest budget that works")
+    parser.add_argument("--beside", metavar="CONTEXT", help="and in a context of this length, in turn")
+    parser.add_argument("--rounds", type=int, default=3, help="of runs in turn")
+    parser.add_argument("--placed", type=int, default=0, help="tokens of a text for which nothing is computed")
+    parser.add_argument("--prompt", type=int, default=200)
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--name", default="lending")
     arguments = parser.parse_args()
+    lengths = {name: str(getattr(arguments, name)) for name in ("placed", "prompt", "tokens")}
+    options = lengths | ({"threads": str(arguments.threads)} if arguments.threads else {})
     rows = []
     for run in arguments.runs:
         model, budget, context = (*run.split("@"), "4096")[:3]
         budgets = [budget, *([smallest(Path(model), context)] if arguments.smallest else [])]
-        for memory in budgets:
-            found = measure(Path(model), memory, context, arguments.tokens)
-            rows.append({"model": Path(model).stem, "asked_context": int(context), **found})
+        turns = [context, arguments.beside] * arguments.rounds if arguments.beside else [context]
+        for memory, asked in itertools.product(budgets, turns):
+            found = measure(Path(model), memory, asked, options)
+            rows.append({"model": Path(model).stem, "asked_context": int(asked), **found})
             print(rows[-1], flush=True)
-    write_results(arguments.name, rows, f"{__doc__.strip()}\n\n{table(rows)}")
+    shown = [table(rows), *([in_turn(rows)] if arguments.beside else [])]
+    write_results(arguments.name, rows, "\n\n".join([__doc__.strip(), *shown]))
 
 
-def measure(model: Path, memory: str, context: str, tokens: int) -> dict[str, Any]:
+def measure(model: Path, memory: str, context: str, options: dict[str, str]) -> dict[str, Any]:
     """Return what a run under `memory` prints."""
-    command = [sys.executable, WORKER, model, "--memory", memory, "--context", context, "--tokens", str(tokens)]
+    named = [part for name, value in options.items() for part in (f"--{name}", value)]
+    command = [sys.executable, WORKER, model, "--memory", memory, "--context", context, *named]
     found, _ = run_json([str(part) for part in command])
     return found
 
@@ -77,6 +91,19 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{row['mode']} | {format_size(row['held_bytes'])} | {row['bytes_per_token'] / GIB:.3f} GiB | "
             f"{row['planned_bytes_per_token'] / GIB:.3f} GiB | {least / GIB:.3f} GiB | "
             f"{row['peak_bytes'] / row['budget_bytes']:.3f} of the budget |"
+        )
+    return "\n".join(lines)
+
+
+def in_turn(rows: list[dict[str, Any]]) -> str:
+    """Return what each model takes in contexts of both lengths: medians over the rounds, and the least and the most."""
+    lines = ["| model | budget | context | read per token | processor seconds per token |", "|---|---|---|---|---|"]
+    for model, budget, asked in dict.fromkeys((r["model"], r["budget_bytes"], r["asked_context"]) for r in rows):
+        same = [r for r in rows if (r["model"], r["budget_bytes"], r["asked_context"]) == (model, budget, asked)]
+        read, cpu = ([r[name] for r in same] for name in ("bytes_per_token", "cpu_s_per_token"))
+        lines.append(
+            f"| {model} | {budget / MIB:,.0f} MiB | {asked:,} | {median(read) / GIB:.4f} GiB | "
+            f"{median(cpu):.3f} ({min(cpu):.3f} to {max(cpu):.3f}) |"
         )
     return "\n".join(lines)
 

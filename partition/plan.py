@@ -32,6 +32,7 @@ class ResidencyPlan:
     streamed_uses: the reads of streamed chunks in a pass; where chunks have lent memory, in a pass in which they do.
     minimum_chunks: the fewest chunks that must fit in memory.
     lent: the streamed chunks that stay while they have lent memory.
+    spare: the pinned chunks that can stream too where memory is short, in the order in which to unpin them.
     by_stage_visits: whether the frames hold all that streams in a stage visit while the lent chunks stay.
     """
 
@@ -41,7 +42,11 @@ class ResidencyPlan:
     streamed_uses: int
     minimum_chunks: int
     lent: tuple[int, ...] = ()
+    spare: tuple[int, ...] = ()
     by_stage_visits: bool = False
+
+
+NOTHING_STAYS = ResidencyPlan((), (), 0, 0, 0)
 
 
 def plan_residency(
@@ -66,7 +71,8 @@ def plan_residency(
 
     Raises BudgetError, with the smallest budget that works, when the largest segment does not fit.
     """
-    uses = Counter(chain.from_iterable(_taken(segments)))
+    order = _order(segments)
+    uses = Counter(order)
     movable = [chunk for chunk in uses if chunk not in must_pin]
     fixed = must_pin.intersection(uses)
     n_places = available_bytes // chunk_bytes - len(fixed)
@@ -93,7 +99,7 @@ def plan_residency(
     chosen = frozenset(streamed)
     pinned = tuple(chunk for chunk in uses if chunk not in chosen)
     n_frames = n_places - n_pinned
-    n_reads = _count_reads(segments, chosen, uses, n_frames)
+    n_reads = len(_reads(order, segments, chosen, n_frames))
     return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, len(fixed) + largest)
 
 
@@ -120,44 +126,90 @@ def frames_in_use(segments: Sequence[Sequence[int]]) -> int:
 def with_lent(plan: ResidencyPlan, segments: Sequence[Sequence[int]], most_lent: int) -> ResidencyPlan:
     """Return `plan` with lent memory for at most `most_lent` of its streamed chunks.
 
-    They are spread evenly over the pass, and so are any number of the first of them.
+    Those that a pass reads more often come first. Of those that it reads equally often, any number of the first are
+    spread evenly over the pass.
     """
     if not most_lent:
         return plan
-    lent = halved_evenly(spread_evenly(plan.streamed, min(most_lent, len(plan.streamed))))
+    order = _order(segments)
+    reads = Counter(_reads(order, segments, frozenset(plan.streamed), plan.n_frames))
+    lent: list[int] = []
+    for n_reads in sorted({reads[chunk] for chunk in plan.streamed}, reverse=True):
+        group = [chunk for chunk in plan.streamed if reads[chunk] == n_reads]
+        n_taken = min(most_lent - len(lent), len(group))
+        lent += halved_evenly(spread_evenly(group, n_taken) if n_reads == 1 else group)[:n_taken]
     left = frozenset(plan.streamed).difference(lent)
-    n_reads = _count_reads(segments, left, Counter(chain.from_iterable(_taken(segments))), plan.n_frames)
-    return replace(plan, lent=tuple(lent), streamed_uses=n_reads)
+    return replace(plan, lent=tuple(lent), streamed_uses=len(_reads(order, segments, left, plan.n_frames)))
 
 
-def _taken(segments: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the chunks of each segment that the segment before it did not hold, in order."""
-    taken = []
+def reads_beside(plan: ResidencyPlan, segments: Sequence[Sequence[int]], counts: Sequence[int]) -> list[int]:
+    """Return the reads of streamed chunks in a pass while the first lent chunks of `plan` have memory.
+
+    counts: how many of them, for each number that is returned.
+    """
+    order, streamed = _order(segments), frozenset(plan.streamed)
+    found = {n: len(_reads(order, segments, streamed.difference(plan.lent[:n]), plan.n_frames)) for n in set(counts)}
+    return [found[n] for n in counts]
+
+
+def with_spare(
+    plan: ResidencyPlan,
+    segments: Sequence[Sequence[int]],
+    must_pin: frozenset[int],
+    segment_chunks: int = SEGMENT_CHUNKS,
+) -> ResidencyPlan:
+    """Return `plan` with those of its pinned chunks found that could stream too, through its frames.
+
+    Any number of the first of them are spread evenly over the pass.
+    """
+    places: dict[int, list[int]] = {}
+    for i, segment in enumerate(segments):
+        for chunk in segment:
+            places.setdefault(chunk, []).append(i)
+    streamed, spare = frozenset(plan.streamed), list[int]()
+    n_streamed = [len(streamed.intersection(segment)) for segment in segments]
+    may_stream = [chunk for chunk in plan.pinned if chunk not in must_pin] if plan.n_frames >= segment_chunks else []
+    for chunk in halved_evenly(may_stream):
+        if all(n_streamed[i] < plan.n_frames for i in places[chunk]):
+            spare.append(chunk)
+            for i in places[chunk]:
+                n_streamed[i] += 1
+    return replace(plan, spare=tuple(spare))
+
+
+def _order(segments: Sequence[Sequence[int]]) -> list[int]:
+    """Return the chunks that segments take which the segment before did not hold, in the order of use."""
+    order: list[int] = []
     before: frozenset[int] = frozenset()
     for segment in segments:
         now = frozenset(segment)
-        taken.append(sorted(now - before))
+        order += sorted(now - before)
         before = now
-    return taken
+    return order
 
 
-def _count_reads(segments: Sequence[Sequence[int]], streamed: frozenset[int], uses: Counter[int], n_frames: int) -> int:
-    """Return the reads of streamed chunks in a pass.
+def _reads(
+    order: Sequence[int], segments: Sequence[Sequence[int]], streamed: frozenset[int], n_frames: int
+) -> list[int]:
+    """Return the streamed chunks that a pass reads, as often as it does; `order`: that of `segments`.
 
     A chunk that is used again within as many other uses as the largest segment leaves frames stays.
     """
     reach = n_frames - max((len(streamed.intersection(segment)) for segment in segments), default=0)
-    taken = _taken(segments)
-    order = [chunk for chunks in taken for chunk in chunks if chunk in streamed]
-    if len(order) <= reach:
-        return 0
-    last = {chunk: i - len(order) for i, chunk in enumerate(order) if uses[chunk] > 1}
-    n_reads = len(order)
-    for i, chunk in enumerate(order):
+    used = [chunk for chunk in order if chunk in streamed]
+    if len(used) <= reach:
+        return []
+    last, again = {chunk: i for i, chunk in enumerate(used)}, Counter(used)
+    if len(last) == len(used):
+        return used
+    last = {chunk: i - len(used) for chunk, i in last.items() if again[chunk] > 1}
+    reads = []
+    for i, chunk in enumerate(used):
+        if chunk not in last or i - last[chunk] > reach:
+            reads.append(chunk)
         if chunk in last:
-            n_reads -= i - last[chunk] <= reach
             last[chunk] = i
-    return n_reads
+    return reads
 
 
 def _choose(

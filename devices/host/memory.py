@@ -34,17 +34,25 @@ class ProcessMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """A memory cgroup: its folder, and its files' names in this version of cgroups."""
+    """A memory cgroup: its folder, and its files' names in this version of cgroups.
+
+    throttle_name: of the limit beyond which the kernel slows its processes down; empty where there is none.
+    """
 
     folder: Path
     limit_name: str
     usage_name: str
+    throttle_name: str = ""
 
     @property
     def limit_bytes(self) -> int | None:
-        """Its limit; None where it has none, or cannot be read."""
+        """The lower of its limits; None where it has none, or cannot be read."""
+        names = (self.limit_name, self.throttle_name) if self.throttle_name else (self.limit_name,)
+        return min((limit for name in names if (limit := self._limit(name)) is not None), default=None)
+
+    def _limit(self, name: str) -> int | None:
         try:
-            text = (self.folder / self.limit_name).read_text().strip()
+            text = (self.folder / name).read_text().strip()
             return None if text == "max" or int(text) >= 1 << 60 else int(text)
         except (OSError, ValueError):
             return None
@@ -118,7 +126,7 @@ def available_bytes(root: Path = Path("/"), promised_bytes: Promised = _nothing)
         (None, machine_memory(root).available_bytes + own.resident_bytes - own.file_bytes)
     ]
     for group in memory_groups("self", root):
-        if (room := _room(group, own)) is not None:
+        if (room := room_bytes(group, own)) is not None:
             rooms.append((group.folder, room))
     return min(room - promised_bytes(folder) for folder, room in rooms)
 
@@ -137,17 +145,19 @@ def charges_reserved(root: Path = Path("/")) -> bool:
 def memory_groups(process: int | str = "self", root: Path = Path("/")) -> Iterator[MemoryGroup]:
     """Yield the memory cgroups that `process` (an id) is in, innermost first; none where there are no cgroups."""
     for folder, is_unified in control_groups("memory", process, root):
-        names = ("memory.max", "memory.current") if is_unified else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        yield MemoryGroup(folder, *names)
+        if is_unified:
+            yield MemoryGroup(folder, "memory.max", "memory.current", "memory.high")
+        else:
+            yield MemoryGroup(folder, "memory.limit_in_bytes", "memory.usage_in_bytes")
 
 
-def _room(group: MemoryGroup, own: ProcessMemory) -> int | None:
+def room_bytes(group: MemoryGroup, own: ProcessMemory | None = None) -> int | None:
     """Return what a cgroup leaves us, what we hold ourselves included; None where it has no limit.
 
     Its page cache is no one's: the kernel gives it back first, as it does of the whole machine. Nor is what the kernel
     itself keeps, of which most is for our pages.
     """
-    limit = group.limit_bytes
+    limit, own = group.limit_bytes, own or process_memory()
     if limit is None:
         return None
     try:

@@ -221,6 +221,10 @@ class Engine:
         if self._mesh is None:
             self._passes.expect(profile)
 
+    def tell(self, say: Callable[[str], None]) -> None:
+        """Have `say` told, in a line, what cannot be done and is gone on without."""
+        self._passes.tell(say)
+
     def before_closing(self, action: Callable[[], object]) -> None:
         """Have `action` done first when this is closed."""
         self._stack.callback(action)

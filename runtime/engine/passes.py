@@ -26,6 +26,10 @@ class Passes:
             loaded.model, loaded.context, loaded.driver, loaded.shape, self._begin, self.timeline, supply().count
         )
 
+    def tell(self, say: Callable[[str], None]) -> None:
+        """Have `say` told, in a line, what cannot be done and is gone on without."""
+        self._supply().tell(say)
+
     def expect(self, profile: DeviceProfile) -> None:
         """Report progress in seconds, expected from `profile`."""
         prepared = self._loaded.prepared

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from edge_run.base.results import ExpertUse, Plan
 from edge_run.devices.host.ledger import Ledger
+from edge_run.devices.host.limit_watch import LimitWatch
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import ONE_TOKEN, compile_program
 from edge_run.runtime.decoding.narrow_pass import map_narrow_pass
@@ -23,7 +24,7 @@ from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident
 from edge_run.runtime.planning.terms import Terms
 from edge_run.runtime.streaming.assemble import Streams, WeightMemory, open_streams
 from edge_run.runtime.streaming.experts import ExpertStreaming
-from edge_run.runtime.streaming.lent_residency import CellRoom, IdleBuffer, LentResidency
+from edge_run.runtime.streaming.lent_residency import CellRoom, IdleBuffer, LentResidency, WorkRoom
 from edge_run.runtime.streaming.route_recorder import RouteRecorder
 from edge_run.runtime.streaming.weights import WeightStreaming
 from edge_run.tiers._libc import PAGE
@@ -50,18 +51,28 @@ class Supply:
         streams: Streams = (),
         whole: Callable[[], object] | None = None,
         upload: Upload | None = None,
-        count: CellCount | None = None,
+        lender: LentResidency | None = None,
     ) -> None:
         """Supply the weights of `loaded`.
 
         whole: waits for all weights of a model that is read once.
         upload: the upload of the weights that lie on a GPU.
-        count: of the context's cells, where their memory is lent.
+        lender: lends the weights what passes leave.
         """
         self.plan, self.is_unread = plan, readers is not None
         self.streams: Streams = streams
-        self.count = count
+        self._lender = lender
         self._loaded, self._readers, self._whole, self._upload = loaded, readers, whole, upload
+
+    @property
+    def count(self) -> CellCount | None:
+        """How many of the context's cells are in use, where their memory is lent."""
+        return self._lender.count if self._lender else None
+
+    def tell(self, say: Callable[[str], None]) -> None:
+        """Have `say` told, in a line, what cannot be done and is gone on without."""
+        if self._lender:
+            self._lender.say = say
 
     @property
     def read_totals(self) -> ReadTotals:
@@ -128,20 +139,20 @@ def open_supply(
         return Supply(loaded, plan_plain(loaded.terms(loaded.holdings)))
     readers = Readers(loaded.prepared.config.readers)
     stack.callback(readers.close)
-    plan, streams, whole, count = (_whole if backing.is_whole else _streamed)(loaded, backing, readers, ledger, stack)
+    plan, streams, whole, lender = (_whole if backing.is_whole else _streamed)(loaded, backing, readers, ledger, stack)
     for stream in streams:
         if recorder and isinstance(stream, ExpertStreaming):
             recorder.is_resident = stream.is_resident
     offload, gguf = loaded.prepared.offload, loaded.prepared.gguf
     check = loaded.driver.interrupt.check
     upload = open_upload(loaded.model, gguf, backing.sources, readers, offload.gpu, check) if offload else None
-    supply = Supply(loaded, plan, readers, streams, whole, upload, count)
+    supply = Supply(loaded, plan, readers, streams, whole, upload, lender)
     stack.callback(supply.close)
     return supply
 
 
-# What waits for a model that is read once, and how many cells are in use of a context whose memory is lent.
-Begun: TypeAlias = "tuple[Plan, Streams, Callable[[], object] | None, CellCount | None]"
+# With what waits for a model that is read once, and what lends memory to one that streams.
+Begun: TypeAlias = "tuple[Plan, Streams, Callable[[], object] | None, LentResidency | None]"
 
 
 def _whole(
@@ -175,7 +186,8 @@ def _streamed(
             driver.follow_copies(WeightCopies(cuts, stream))
     driver.features += streams
     driver.programs[ONE_TOKEN] = compile_program(graph, driver.features, cuts.splits() if cuts else ())
-    return plan, streams, None, _lend(loaded, replace(terms, context_tokens=plan.context_tokens), streams)
+    terms = replace(terms, context_tokens=plan.context_tokens)
+    return plan, streams, None, _lend(loaded, terms, plan, streams, products)
 
 
 def _memory(loaded: Loaded, backing: WeightBacking, readers: Readers) -> WeightMemory:
@@ -183,22 +195,27 @@ def _memory(loaded: Loaded, backing: WeightBacking, readers: Readers) -> WeightM
     return WeightMemory(backing.address_space, backing.sources, readers, check, repacked=backing.repacked)
 
 
-def _lend(loaded: Loaded, terms: Terms, streams: Streams) -> CellCount | None:
-    """Have weights borrow what passes leave; return the count of cells in use, where their memory is lent.
+def _lend(loaded: Loaded, terms: Terms, plan: Plan, streams: Streams, products: RowProducts) -> LentResidency | None:
+    """Have weights borrow what passes leave, and give back what a limit takes that falls; None where they cannot.
 
-    terms: those of the plan.
+    terms: those of the plan. products: computes products in row slices.
     """
     driver = loaded.driver
-    borrower = next((stream for stream in streams if stream.most_loans), None)
-    if borrower is None:
+    borrower = next((stream for stream in streams if stream.most_loans > stream.least_loans), None)
+    if borrower is None or loaded.prepared.offload:
         return None
     count = CellCount(terms.context_tokens, terms.verified_tokens) if terms.cells else None
-    loans = Loans(terms.pool_bytes, borrower.loan_bytes, borrower.most_loans)
+    loans = Loans(terms.pool_bytes, borrower.loan_bytes, borrower.most_loans, borrower.least_loans)
     buffer = IdleBuffer(driver.compute_buffer, terms.idle_bytes, loaded.shape.narrow_tokens)
-    cells = CellRoom(terms.cells, count) if terms.cells and count else None
-    lender = LentResidency(loans, borrower, buffer, cells)
+    cells, draft_cells = (CellRoom(cells) if cells else None for cells in (terms.cells, terms.draft_cells))
+    per_token = terms.work_token_bytes, terms.sliced_token_bytes
+    work = WorkRoom(terms.narrow_tokens, *per_token, products.close) if terms.narrow_tokens else None
+    lender = LentResidency(loans, borrower, buffer, cells, count, draft_cells, work)
+    lender.lacking_bytes = LimitWatch(sum(item.size_bytes for item in plan.items)).lacking_bytes
     driver.before_pass = lambda shape: lender.before_pass(shape.tokens)
-    return count
+    if loaded.draft:
+        loaded.draft.make_room = lender.before_drafting
+    return lender
 
 
 def _mapped(loaded: Loaded) -> tuple[GraphMap, Terms]:
@@ -213,8 +230,10 @@ def _mapped(loaded: Loaded) -> tuple[GraphMap, Terms]:
     is_by_cell = loaded.context.untouched_bytes and not shape.has_streams
     cells = Cells(narrow.flow.cells, PAGE) if is_by_cell else None
     idle = idle_bytes(narrow.buffer_bytes, narrow.touched_bytes)
-    lent = replace(terms, cells=cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
-    return narrow.graph, lent.with_row_slices()
+    draft_cells = loaded.draft.cells if loaded.draft else None
+    lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
+    assert loaded.backing is not None
+    return narrow.graph, lent.with_row_slices(loaded.backing.address_space.chunk_bytes, shape.narrow_tokens)
 
 
 def _follow_cuts(loaded: Loaded, backing: WeightBacking) -> CopySchedule | None:

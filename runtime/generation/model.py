@@ -79,6 +79,7 @@ class Model(Closing):
         self._notices: list[str] = []
         self._finalizer = weakref.finalize(self, self._owner_process.only_here(self._engine.close))
         try:
+            self._engine.tell(self._notices.append)
             self._session = open_session(self._engine)
             self._keeper = open_keeper(self._engine, self._notices.append)
             if self._keeper:

@@ -2,47 +2,84 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import MIB, format_size, round_up
 from edge_run.devices.host.memory import process_memory
-from edge_run.runtime.inspection.cache import inspect
+from edge_run.runtime.inspection.cache import Inspection, inspect
 from edge_run.runtime.inspection.model_kind import check_kind
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.library import library_version
 from edge_run.tiers.gguf import GgufModel, read_gguf
+from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES, Cells
 
 BEAM = 12  # guesses that are followed up at once
 SEQUENCES = 2 * BEAM  # those of one level of a tree, and of the next
+MOST_DEPTH = 16  # of a path of guesses
+GUESSED_TOKENS = (MOST_DEPTH + 1) * (1 + BEAM)  # beside the text at most: a path that is verified, what may follow it
 MICRO_BATCH_TOKENS = 128
 VOCABULARY_BYTES = 320  # of llama.cpp's tables, for each token
 
 
+@dataclass(frozen=True, slots=True)
 class DraftFile:
-    """A draft model's file, inspected. size_bytes: what it will take, all in all."""
+    """A draft model's file, inspected.
 
-    def __init__(self, path: Path, config: ModelConfig, target: GgufModel) -> None:
+    gguf: its header.
+    config: the configuration that it is opened with.
+    known: the result of the inspection.
+    """
+
+    gguf: GgufModel
+    config: ModelConfig
+    known: Inspection
+
+    @classmethod
+    def read(cls, path: Path, config: ModelConfig, target: GgufModel, *, is_tried: bool) -> DraftFile:
         """Read the header of `path`, and inspect it for `target`, which is opened as `config` says.
 
-        Raises ModelFileError, NotSupported or ConfigError.
+        is_tried: as of `inspect`. Raises ModelFileError, NotSupported or ConfigError.
         """
-        self.gguf = read_gguf(path)
-        check_kind(self.gguf)
-        self.path = path
-        trained, wanted = trained_context_tokens(self.gguf), _context_tokens(config, target)
-        self.config = ModelConfig(
+        gguf = read_gguf(path)
+        check_kind(gguf)
+        trained, wanted = trained_context_tokens(gguf), _context_tokens(config, target)
+        own = ModelConfig(
             context_tokens=min(wanted, trained) if trained else wanted,
             threads=config.threads,
             micro_batch_tokens=MICRO_BATCH_TOKENS,
-            sequences=1 if self.gguf.value("attention.sliding_window") else SEQUENCES,
+            sequences=1 if gguf.value("attention.sliding_window") else SEQUENCES,
             cache_folder=config.cache_folder,
         )
-        known = inspect(self.gguf, self.config, library_version(), is_tried=config.check_file)
-        self.context_tokens = known.context_tokens
-        vocabulary = VOCABULARY_BYTES * known.vocabulary
-        self.size_bytes = self.gguf.data_bytes + known.kv_bytes + known.buffer_bytes + vocabulary
+        return cls(gguf, own, inspect(gguf, own, library_version(), is_tried=is_tried))
+
+    @property
+    def path(self) -> Path:
+        """The file, or the first of several."""
+        return self.gguf.shards[0].path
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest text that it can follow."""
+        return self.known.context_tokens
+
+    @property
+    def size_bytes(self) -> int:
+        """What it will take, all in all."""
+        vocabulary_bytes = VOCABULARY_BYTES * self.known.vocabulary
+        return self.gguf.data_bytes + self.known.kv_bytes + self.known.buffer_bytes + vocabulary_bytes
+
+    @property
+    def cells(self) -> Cells | None:
+        """Its keys and values, whose memory is taken as they are written; None where it is taken at once."""
+        return self.known.cells if self.known.cell_bytes >= LEAST_SPARSE_BYTES else None
+
+    @property
+    def least_bytes(self) -> int:
+        """What it will take before it has read a text."""
+        return self.size_bytes - (self.known.cell_bytes if self.cells else 0)
 
     def host_bytes(self, moved_bytes: int) -> int:
         """Return what it will take of the machine's memory, with `moved_bytes` of it in a GPU's own."""
@@ -50,7 +87,7 @@ class DraftFile:
 
     def check_budget(self, budget_bytes: int) -> None:
         """Raise BudgetError where not even the draft model fits."""
-        needed = self.size_bytes + process_memory().resident_bytes
+        needed = self.least_bytes + process_memory().resident_bytes
         if needed > budget_bytes:
             raise BudgetError(
                 f"memory budget {format_size(budget_bytes)}: too small for the draft model {self.path}, which with the "

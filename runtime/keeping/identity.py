@@ -1,6 +1,8 @@
 """Whose rows are kept: the model's files, the library and the processor, the numerics key, and the layout of the cache.
 
-A row is of use only to a run that would compute the same bits. Whatever may change them is part of the key.
+A row is of use only to a run that would compute the same bits. Whatever may change them is part of the key. The length
+of a context is not: where it decides about a model's factors, the numerics key says which; where it decides how large a
+ring or a state is, the layout does.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ class KeptIdentity:
     facts: dict[str, str]
 
 
-def kept_identity(gguf: GgufModel, numerics: Numerics, context_tokens: int, signature: str) -> KeptIdentity:
-    """Return whose the rows are of a context of `context_tokens` tokens whose layout is `signature`.
+def kept_identity(gguf: GgufModel, numerics: Numerics, signature: str) -> KeptIdentity:
+    """Return whose the rows are of a context whose layout is `signature`.
 
     Raises OSError where the model's files cannot be read.
     """
     files = [file_facts(shard.path) for shard in gguf.shards]
     library = _digest([library_version(), _processor(), *map(_build_facts, _library_files())]).hex()
-    key = _digest([FORMAT, library, files, dataclasses.asdict(numerics), context_tokens, signature])
+    key = _digest([FORMAT, library, files, dataclasses.asdict(numerics), signature])
     path = str(gguf.shards[0].path.resolve())
     return KeptIdentity(key, {"library": library, "path": path, "file": _digest(files).hex()})
 

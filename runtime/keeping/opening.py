@@ -33,7 +33,7 @@ def _open(engine: Engine, say: Callable[[str], None]) -> PromptKeeper:
     _check_supported(engine)
     layout = layout_of(engine.flow(), engine.context_tokens)
     try:
-        identity = kept_identity(engine.gguf, engine.numerics, engine.context_tokens, layout.signature)
+        identity = kept_identity(engine.gguf, engine.numerics, layout.signature)
     except OSError as error:
         raise TierReadError(f"{engine.gguf.shards[0].path}: cannot be read ({error.strerror or error})") from error
     store = PromptStore(engine.config.prompt_folder, identity, engine.config.most_prompt_bytes)

@@ -172,6 +172,7 @@ class LlamaContext:
     kv_bytes: of keys, values and recurrent state in DRAM.
     cell_bytes: of keys and values, wherever they are.
     untouched_bytes: of kv_bytes, what takes no memory until it is written to.
+    sparse_caches: where that is, (address, bytes).
     buffer_bytes: of the other buffers in DRAM, for computing and for logits.
     gpu_kv_bytes, gpu_buffer_bytes: the same on a GPU.
     caches: of each cache, wherever it is, its bytes and how many layers it has.
@@ -241,6 +242,7 @@ class LlamaContext:
         self.gpu_buffer_bytes, self.buffer_bytes = lines.sizes(_BUFFER, gpu)
         self.kv_bytes = sum(size for size, _ in self.caches) - self.gpu_kv_bytes
         self.untouched_bytes = min(caches.size_bytes, self.kv_bytes)
+        self.sparse_caches: Sequence[tuple[int, int]] = caches.ranges
 
     def stop_at(self, flag: ggml.StopFlag) -> None:
         """End passes, with code 2, while `flag` is up; it must live as long as this does."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edge_run.base.errors import BudgetError
 from edge_run.base.results import ContextPoint, Plan, PlanItem
 from edge_run.base.units import MIB, format_size
-from edge_run.partition.plan import ResidencyPlan, named_minimum, plan_residency, with_lent
+from edge_run.partition.plan import ResidencyPlan, named_minimum, plan_residency, reads_beside, with_lent
 from edge_run.partition.window import frames_needed
 from edge_run.prefetch.experts import prediction_bytes
 from edge_run.runtime.graph.nodes import GraphMap
@@ -221,13 +221,14 @@ class _Sharing:
             n_lent = min(terms.lent_bytes // self._chunk_cost, self._most - n_frames)
             lent_bytes = n_lent * chunk_bytes
         room = n_frames * chunk_bytes
+        steps = terms.context_steps if lent_bytes else []
+        kept = [min(lent_bytes // chunk_bytes, terms.loans_at(tokens, self._chunk_cost)) for tokens in steps]
+        dense_reads = reads_beside(residency, self._needs, [*kept, 0]) if residency else [0] * (len(kept) + 1)
         points = []
-        for tokens in terms.context_steps if lent_bytes else ():
-            kept = min(lent_bytes, terms.loans_at(tokens, self._chunk_cost) * chunk_bytes)
-            read = dense_read + lent_bytes - kept + self._missing_bytes(room)
-            points.append(
-                ContextPoint(tokens, pinned + room + kept, read if residency else self._missing_bytes(room + kept))
-            )
+        for tokens, n_kept, n_reads in zip(steps, kept, dense_reads, strict=False):
+            kept_bytes = n_kept * chunk_bytes
+            read = n_reads * chunk_bytes + self._missing_bytes(room if residency else room + kept_bytes)
+            points.append(ContextPoint(tokens, pinned + room + kept_bytes, read))
         why = "weights that every token needs: all but the experts"
         packed = PlanItem("packed", terms.packed_bytes, "to read packed experts and unpack them")
         plan = make_plan(
@@ -238,7 +239,7 @@ class _Sharing:
             window_bytes=window,
             expert_bytes=room,
             streamed_bytes_per_pass=dense_read + self._missing_bytes(room + n_lent * chunk_bytes),
-            streamed_bytes_per_batch=dense_read + lent_bytes if residency else 0,
+            streamed_bytes_per_batch=dense_reads[-1] * chunk_bytes,
             readers=terms.readers,
             lent_bytes=lent_bytes,
             by_context=tuple(points),

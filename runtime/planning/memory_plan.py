@@ -9,7 +9,7 @@ from typing import Any
 from edge_run.base.errors import BudgetError
 from edge_run.base.results import ContextPoint, Plan, PlanItem
 from edge_run.base.units import MIB, round_down, round_up
-from edge_run.partition.plan import LOOKAHEAD_CHUNKS, ResidencyPlan, plan_residency, with_lent
+from edge_run.partition.plan import LOOKAHEAD_CHUNKS, ResidencyPlan, plan_residency, reads_beside, with_lent
 from edge_run.partition.stage_visits import plan_stage_visits
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.planning.budget_causes import cause_named
@@ -103,10 +103,12 @@ def plan_streamed(
         by_visits = plan_stage_visits(residency, segments, visits, address_space.ragged, n_lent)
         residency = by_visits or with_lent(residency, segments, n_lent)
     pinned = address_space.total_bytes(residency.pinned)
-    points = []
-    for tokens in terms.context_steps if residency.lent else ():
-        kept = min(len(residency.lent), terms.loans_at(tokens, chunk_bytes)) * address_space.chunk_bytes
-        points.append(ContextPoint(tokens, pinned + kept, max(0, per_batch * address_space.chunk_bytes - kept)))
+    steps = terms.context_steps if residency.lent else []
+    kept = [min(len(residency.lent), terms.loans_at(tokens, chunk_bytes)) for tokens in steps]
+    points = [
+        ContextPoint(tokens, pinned + n_kept * address_space.chunk_bytes, n_reads * address_space.chunk_bytes)
+        for tokens, n_kept, n_reads in zip(steps, kept, reads_beside(residency, segments, kept), strict=True)
+    ]
     shortest = terms.shortened(terms.pool_bytes) or terms
     least_other = with_page_tables(shortest.holdings.total_bytes + rows)
     window = residency.n_frames * address_space.chunk_bytes

@@ -3,7 +3,8 @@
 A wide pass reads the weights that stream once for many tokens, but needs larger buffers, beside which fewer weights
 stay. What is best is predicted, in seconds where the device was measured, else from what is read. The width belongs to
 the numerics key, so that it must not hang on the weather: it is one of a few, and a decision is kept for a model, a
-budget and a context, and changes only for a gain of more than a tenth.
+budget and a context, and changes only for a gain of more than a tenth. Buffers do not shorten the context that was
+asked for where narrower passes do without.
 """
 
 from __future__ import annotations
@@ -34,11 +35,15 @@ _FOLDER = "micro-batch"
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A width, what it was prepared as, and the seconds that a prompt and an answer are expected to take with it."""
+    """A width, what it was prepared as, and the seconds that a prompt and an answer are expected to take with it.
+
+    has_room: whether the whole context that was asked for fits beside such passes.
+    """
 
     width: int
     prepared: Prepared
     cost_s: float
+    has_room: bool
 
 
 def widths(config: ModelConfig) -> Sequence[int]:
@@ -70,13 +75,15 @@ def choose(
             plan = _planned(prepared)
             cost_s = _cost_s(prepared, plan, width, recall(prepared))
             if found or width == widths(config)[-1] or _has_margin(plan):
-                found.append(_Candidate(width, prepared, cost_s))
+                found.append(_Candidate(width, prepared, cost_s, plan.context_tokens >= plan.wanted_context_tokens))
         except BudgetError as error:
             if refusal is None or error.minimum_bytes < refusal.minimum_bytes:
                 refusal = error
     if not found:
         assert refusal is not None
         raise refusal
+    if any(one.has_room and one.width > 1 for one in found):
+        found = [one for one in found if one.has_room]
     best = min(found, key=lambda one: one.cost_s)
     earlier = next((one for one in found if one.width == kept), None)
     if earlier and earlier.cost_s <= LEAST_GAIN * best.cost_s:

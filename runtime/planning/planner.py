@@ -82,9 +82,11 @@ class Planner:
     @property
     def opening_bytes(self) -> int:
         """The memory that the model takes while it is opened."""
-        holdings, cells = self._holdings, self._terms.cells
-        kv_bytes = max(0, holdings.kv_bytes - self.known.cell_bytes) if cells else holdings.kv_bytes
-        return self.known.program_bytes + kv_bytes + holdings.buffer_bytes + holdings.draft_bytes
+        holdings, terms = self._holdings, self._terms
+        kv_bytes = max(0, holdings.kv_bytes - self.known.cell_bytes) if terms.cells else holdings.kv_bytes
+        draft = self._prepared.draft
+        draft_bytes = draft.least_bytes if draft and terms.draft_cells else holdings.draft_bytes
+        return self.known.program_bytes + kv_bytes + holdings.buffer_bytes + draft_bytes
 
     @functools.cached_property
     def _terms(self) -> Terms:
@@ -96,8 +98,10 @@ class Planner:
         output_bytes = 4 * known.vocabulary * shape.outputs_per_pass
         idle = idle_bytes(known.buffer_bytes - output_bytes, known.narrow_bytes)
         cells = known.cells if known.cell_bytes >= LEAST_SPARSE_BYTES and not shape.has_streams else None
-        lent = replace(terms, cells=cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
-        return lent.with_row_slices()
+        draft_cells = self._prepared.draft.cells if self._prepared.draft else None
+        lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle)
+        lent = replace(lent, verified_tokens=shape.verified_tokens)
+        return lent.with_row_slices(self._address_space.chunk_bytes, shape.narrow_tokens)
 
     def _repacking(self, terms: Terms, wanted: Collection[str]) -> Terms:
         """Return `terms` of a run that repacks those of the `wanted` kinds of weights that have a kernel for it."""

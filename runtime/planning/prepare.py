@@ -97,7 +97,7 @@ class _Opening:
             asked = replace(asked, context_tokens=self._usual_tokens(asked))
         config = speculation_config(asked, gguf)
         budget_bytes = int(config.memory or default_budget_bytes(self.promised_bytes))
-        draft = DraftFile(config.draft_model, config, gguf) if config.draft_model else None
+        draft = self._draft(config, is_tried=self.is_opened and config.check_file)
         if draft and self.is_opened:
             draft.check_budget(budget_bytes)
         why_plain = why_not_ours(config, is_loaded=self.is_opened)
@@ -120,23 +120,30 @@ class _Opening:
     def _usual_tokens(self, asked: ModelConfig) -> int:
         """Return the length of a context that was not asked for: longer than is usual where keys and values are lent.
 
-        They are not on a GPU, on a mesh and beside a draft model, by llama.cpp's own loader, and where the kernel
-        charges what is only reserved. Without the leave to start a child first, nothing is known.
+        They are not on a GPU and on a mesh, by llama.cpp's own loader, and where the kernel charges what is only
+        reserved. Without the leave to start a child first, nothing is known.
         """
-        lengths, gguf = usual_lengths(self.gguf), self.gguf
-        is_lent = not (self.is_slice or asked.gpu_memory != 0 or asked.draft_model or charges_reserved())
+        lengths = usual_lengths(self.gguf)
+        is_lent = not (self.is_slice or asked.gpu_memory != 0 or charges_reserved())
         is_known = is_library_known() and asked.check_file and not why_unavailable()
         if len(lengths) == 1 or not is_lent or not is_known or why_not_ours(asked, is_loaded=self.is_opened):
             return lengths[-1]
-        config = speculation_config(asked, gguf)
-        budget_bytes = int(config.memory or default_budget_bytes(self.promised_bytes))
         try:
-            longest, usual = (_outlined(gguf, replace(config, context_tokens=n)) for n in (lengths[0], lengths[-1]))
+            longest, usual = (self._outlined(replace(asked, context_tokens=n)) for n in (lengths[0], lengths[-1]))
         except NoInspector:
             return lengths[-1]
-        config = replace(config, context_tokens=lengths[-1])
-        prepared = Prepared(gguf, config, budget_bytes, packed=choose_packed(gguf, config), known=usual)
-        return longest_that_fits(prepared, longest, lengths)
+        return longest_that_fits(usual, longest, lengths)
+
+    def _outlined(self, asked: ModelConfig) -> Prepared:
+        """Return what a plan of the model is made from, with a context of the length that `asked` has."""
+        config = speculation_config(asked, self.gguf)
+        draft = self._draft(config, is_tried=False)
+        budget_bytes = int(config.memory or default_budget_bytes(self.promised_bytes))
+        packed = choose_packed(self.gguf, config)
+        return Prepared(self.gguf, config, budget_bytes, draft=draft, packed=packed, known=_outlined(self.gguf, config))
+
+    def _draft(self, config: ModelConfig, *, is_tried: bool) -> DraftFile | None:
+        return DraftFile.read(config.draft_model, config, self.gguf, is_tried=is_tried) if config.draft_model else None
 
     def _tokens_that_fit(self, prepared: Prepared) -> int:
         """Return how long a context the budget may have room for; a context is made no longer than that.

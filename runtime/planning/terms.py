@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 
 from edge_run.base.results import GpuPlan
+from edge_run.partition.window import SEGMENT_CHUNKS
+from edge_run.runtime.graph.segments import SLICED_SEGMENTS
+from edge_run.runtime.inspection.draft_file import GUESSED_TOKENS
 from edge_run.runtime.llama.holdings import Holdings
 from edge_run.runtime.planning.routing import Experience
 from edge_run.tiers.gguf import GgufModel
@@ -33,10 +37,14 @@ class Terms:
     gpu: the part of the model that lies on a GPU, and needs no place.
     packed: the packed file of the experts.
     cells: the context's keys and values; None where they take all their memory at once.
+    draft_cells: those of the draft model; None where there is none, or they take all their memory at once.
     idle_bytes: the part of the buffers that passes of few tokens do not touch.
     verified_tokens: the guesses in a pass at most, each of which takes a cell.
     wanted_context_tokens: the context that was asked for; the budget may have room for fewer tokens.
     has_row_slices: whether products with large matrices are computed in slices of rows.
+    narrow_tokens: the tokens of a pass, at most, that makes a token or verifies guesses; 0 where work is not lent.
+    work_token_bytes: of work, what a token of a pass takes, and ggml keeps for as many as its widest pass had.
+    sliced_token_bytes: the same of products in row slices, whose work is freed after each wide pass.
     repacked: the kinds of weights that are repacked.
     """
 
@@ -52,10 +60,14 @@ class Terms:
     gpu: GpuPlan | None = None
     packed: PackedFile | None = None
     cells: Cells | None = None
+    draft_cells: Cells | None = None
     idle_bytes: int = 0
     verified_tokens: int = 0
     wanted_context_tokens: int = 0
     has_row_slices: bool = False
+    narrow_tokens: int = 0
+    work_token_bytes: int = 0
+    sliced_token_bytes: int = 0
     repacked: tuple[str, ...] = ()
 
     @property
@@ -65,39 +77,78 @@ class Terms:
 
     @property
     def pool_bytes(self) -> int:
-        """What is divided anew before each pass: the idle part of the buffers, and all keys and values."""
-        return self.idle_bytes + self.cell_bytes(self.context_tokens)
+        """What is divided anew before each pass: the idle part of buffers and work, and all keys and values."""
+        sliced_bytes = self._wide_bytes(self.micro_batch_tokens, self.sliced_token_bytes)
+        return self.idle_bytes + self._kept_work_bytes(self.micro_batch_tokens) + sliced_bytes + self._full_cell_bytes
+
+    @property
+    def _full_cell_bytes(self) -> int:
+        return self.cell_bytes(self.context_tokens)
+
+    def _wide_bytes(self, n_tokens: int, token_bytes: int) -> int:
+        return max(0, n_tokens - self.narrow_tokens) * token_bytes if self.narrow_tokens else 0
+
+    def _kept_work_bytes(self, widest_tokens: int) -> int:
+        """Return the work beyond that of narrow passes which stays after a pass of `widest_tokens` tokens."""
+        return self._wide_bytes(widest_tokens, self.work_token_bytes)
 
     def cell_bytes(self, tokens: int) -> int:
-        """Return what keys and values of `tokens` tokens take, with those of guesses that are verified."""
-        return self.cells.bytes_for(tokens + self.verified_tokens) if self.cells else 0
+        """Return what keys and values of `tokens` tokens take, with those of guesses: the model's and the draft's."""
+        own_bytes = self.cells.bytes_for(tokens + self.verified_tokens) if self.cells else 0
+        return own_bytes + self._draft_cell_bytes(tokens)
+
+    def _draft_cell_bytes(self, tokens: int) -> int:
+        return self.draft_cells.bytes_for(tokens + GUESSED_TOKENS) if self.draft_cells else 0
 
     def loans_at(self, tokens: int, loan_bytes: int) -> int:
-        """Return the loans of `loan_bytes` that weights may have while the context has `tokens` tokens."""
-        return max(0, self.pool_bytes - self.cell_bytes(tokens + 1)) // loan_bytes
+        """Return the loans of `loan_bytes` that weights may have while the context has `tokens` tokens.
+
+        These were read in passes as wide as can be.
+        """
+        kept_bytes = self._kept_work_bytes(min(tokens, self.micro_batch_tokens))
+        return max(0, self.pool_bytes - kept_bytes - self.cell_bytes(tokens + 1)) // loan_bytes
 
     @property
     def context_steps(self) -> list[int]:
         """The tokens in a context for which a plan says what it holds: none, all, and some between."""
         return [*(tokens for tokens in _CONTEXT_STEPS if tokens < self.context_tokens - 1), self.context_tokens - 1]
 
-    def with_row_slices(self) -> Terms:
-        """Return these terms with row slices, whose products convert their inputs in memory of their own."""
-        holdings = replace(self.holdings, work_bytes=2 * self.holdings.work_bytes)
-        return replace(self, holdings=holdings, has_row_slices=True)
+    def with_row_slices(self, chunk_bytes: int, narrow_tokens: int) -> Terms:
+        """Return these terms with row slices, whose products convert their inputs in memory of their own.
+
+        chunk_bytes: the size of a chunk. narrow_tokens: the tokens of a pass, at most, beside which work is lent.
+        """
+        least_bytes = SLICED_SEGMENTS * SEGMENT_CHUNKS * chunk_bytes
+        sliced = [t for t in self.gguf.tensors if len(t.shape) == 2 and t.size_bytes > least_bytes]
+        sliced_token_bytes = max((_converted_bytes(tensor, 1) for tensor in sliced), default=0)
+        work_bytes = self.holdings.work_bytes + self.micro_batch_tokens * sliced_token_bytes
+        return replace(
+            self,
+            holdings=replace(self.holdings, work_bytes=work_bytes),
+            has_row_slices=True,
+            narrow_tokens=narrow_tokens,
+            work_token_bytes=work_token_bytes(self.gguf),
+            sliced_token_bytes=sliced_token_bytes,
+        )
 
     def shortened(self, lacking_bytes: int) -> Terms | None:
         """Return these terms with a context that takes `lacking_bytes` less; None where it cannot be shorter.
 
         The shortest one has `LEAST_CONTEXT_TOKENS`, whatever it takes.
         """
-        if not self.cells or self.context_tokens <= LEAST_CONTEXT_TOKENS:
+        longest = self.context_tokens
+        if not (self.cells or self.draft_cells) or longest <= LEAST_CONTEXT_TOKENS:
             return None
-        full_bytes = self.cell_bytes(self.context_tokens)
-        cells = self.cells.cells_in(full_bytes - lacking_bytes, self.context_tokens + self.verified_tokens)
-        tokens = max(LEAST_CONTEXT_TOKENS, min(cells - self.verified_tokens, self.context_tokens - 1))
-        freed_bytes = full_bytes - self.cell_bytes(tokens)
-        holdings = replace(self.holdings, kv_bytes=max(0, self.holdings.kv_bytes - freed_bytes))
+        full_bytes = self.cell_bytes(longest)
+        fitting = bisect_right(range(1, longest), full_bytes - lacking_bytes, key=self.cell_bytes)
+        tokens = max(LEAST_CONTEXT_TOKENS, fitting)
+        of_draft_bytes = self._draft_cell_bytes(longest) - self._draft_cell_bytes(tokens)
+        of_own_bytes = full_bytes - self.cell_bytes(tokens) - of_draft_bytes
+        holdings = replace(
+            self.holdings,
+            kv_bytes=max(0, self.holdings.kv_bytes - of_own_bytes),
+            draft_bytes=max(0, self.holdings.draft_bytes - of_draft_bytes),
+        )
         return replace(self, holdings=holdings, context_tokens=tokens)
 
     @property
@@ -107,20 +158,26 @@ class Terms:
 
 
 def work_bytes(gguf: GgufModel, micro_batch_tokens: int) -> int:
-    """Return the memory that ggml allocates to convert the largest input of a matrix multiplication.
+    """Return the memory that ggml allocates to convert the largest input of a matrix multiplication."""
+    return micro_batch_tokens * work_token_bytes(gguf)
+
+
+def work_token_bytes(gguf: GgufModel) -> int:
+    """Return the same for each token of a pass."""
+    experts = used_experts(gguf)
+    return max((_converted_bytes(tensor, experts) for tensor in gguf.tensors if len(tensor.shape) > 1), default=0)
+
+
+def _converted_bytes(tensor: TensorInfo, experts: int) -> int:
+    """Return what a token's converted input for `tensor` takes, where it uses so many `experts`.
 
     For quantised weights the input is converted to blocks with 8 bits a number; the largest of these (Q8_K) take 1.14
     bytes a number.
     """
-    experts = used_experts(gguf)
-
-    def row_bytes(tensor: TensorInfo) -> int:
-        width = tensor.shape[0]
-        if len(tensor.shape) > 2:
-            return 2 * width * experts
-        return 2 * width if tensor.type_id in _WHOLE_NUMBERS else -(-width * 8 // 7)
-
-    return micro_batch_tokens * max((row_bytes(t) for t in gguf.tensors if len(t.shape) > 1), default=0)
+    width = tensor.shape[0]
+    if len(tensor.shape) > 2:
+        return 2 * width * experts
+    return 2 * width if tensor.type_id in _WHOLE_NUMBERS else -(-width * 8 // 7)
 
 
 def used_experts(gguf: GgufModel) -> int:

@@ -45,11 +45,11 @@ def usual_lengths(gguf: GgufModel) -> list[int]:
     return [*found, least]
 
 
-def longest_that_fits(usual: Prepared, longest: Inspection, lengths: list[int]) -> int:
+def longest_that_fits(usual: Prepared, longest: Prepared, lengths: list[int]) -> int:
     """Return the longest of `lengths` that costs nothing.
 
     usual: the model, inspected with the last of them.
-    longest: its inspection with the first.
+    longest: the same with the first.
     """
     assert usual.known is not None
     try:
@@ -60,31 +60,52 @@ def longest_that_fits(usual: Prepared, longest: Inspection, lengths: list[int]) 
     for tokens in lengths[:-1]:
         if tokens > room_tokens:
             continue
+        between = _between(usual, longest, tokens)
         try:
-            plan = Planner(replace(usual, known=_between(usual.known, longest, tokens))).plan()
+            plan = Planner(between).plan()
         except BudgetError:
             continue
-        if _costs_nothing(plan, least, tokens):
+        more_bytes = _draft_buffer_bytes(between) - _draft_buffer_bytes(usual)
+        if _costs_nothing(plan, least, tokens, more_bytes):
             return tokens
         if plan.mode == least.mode == "streamed":
             room_tokens = plan.context_tokens
     return lengths[-1]
 
 
-def _costs_nothing(plan: Plan, least: Plan, tokens: int) -> bool:
-    """Return whether a context of `tokens`, planned as `plan`, takes nothing away from `least`, the usual one."""
+def _costs_nothing(plan: Plan, least: Plan, tokens: int, draft_bytes: int) -> bool:
+    """Return whether a context of `tokens`, planned as `plan`, takes nothing away from `least`, the usual one.
+
+    draft_bytes: what it adds to the draft model's buffers.
+    """
     if plan.mode != least.mode or plan.context_tokens < tokens:
         return False
     if plan.mode == "resident":
         return _size(plan) - _size(least) <= KV_SHARE * (least.budget_bytes - _size(least))
-    return _size(plan, "buffers") - _size(least, "buffers") <= BUFFER_SHARE * least.budget_bytes
+    more_bytes = _size(plan, "buffers") - _size(least, "buffers") + draft_bytes
+    return more_bytes <= BUFFER_SHARE * least.budget_bytes
 
 
 def _size(plan: Plan, what: str = "") -> int:
     return sum(item.size_bytes for item in plan.items if what in ("", item.what))
 
 
-def _between(usual: Inspection, longest: Inspection, tokens: int) -> Inspection:
+def _draft_buffer_bytes(prepared: Prepared) -> int:
+    return prepared.draft.known.buffer_bytes if prepared.draft else 0
+
+
+def _between(usual: Prepared, longest: Prepared, tokens: int) -> Prepared:
+    """Return the model as it would be prepared with `tokens`."""
+    assert usual.known is not None
+    assert longest.known is not None
+    known, draft = _sized(usual.known, longest.known, tokens), usual.draft
+    if draft and longest.draft:
+        trained = longest.draft.context_tokens
+        draft = replace(draft, known=_sized(draft.known, longest.draft.known, min(tokens, trained)))
+    return replace(usual, known=known, draft=draft)
+
+
+def _sized(usual: Inspection, longest: Inspection, tokens: int) -> Inspection:
     """Return what an inspection with `tokens` would find: sizes grow in proportion."""
     share = (tokens - usual.context_tokens) / max(1, longest.context_tokens - usual.context_tokens)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from edge_run.runtime.decoding.driver import Driver
 from edge_run.runtime.decoding.repacked_weights import RepackedWeights
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.decoding.short_pass import map_short_pass
+from edge_run.runtime.decoding.twin_context import sparse_cells
 from edge_run.runtime.decoding.warm_up import warm_up
 from edge_run.runtime.gpu.offload import Offload
 from edge_run.runtime.inspection.draft_file import BEAM, MICRO_BATCH_TOKENS, DraftFile
@@ -37,9 +38,14 @@ _RATES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 
 
 class DraftModel(Closing):
-    """The drafter. A context manager; one thread at a time. held_bytes: what the process grew by.
+    """The drafter. A context manager; one thread at a time.
 
+    resident_bytes: what the process grew by.
+    held_bytes: what it will take, with the keys and values of the longest text.
     context_tokens: the longest text that it can follow.
+    cells: its keys and values, whose memory is taken as they are written; None where it is taken at once.
+    make_room: is told how many tokens stay in the cache, and how many may be in it from now on; returns whether there
+        is room for them. It is called between passes of the target only.
     """
 
     def __init__(
@@ -78,8 +84,10 @@ class DraftModel(Closing):
                 weights = RepackedWeights(self.model, file.gguf, map_short_pass(self.model, shape), repacked)
                 stack.callback(weights.close)
                 weights.repack_now()
-            self._context = LlamaContext(self.model, shape)
+            self._context = LlamaContext(self.model, shape, is_sparse=not offload)
             stack.callback(self._context.close)
+            self.cells = sparse_cells(self.model, shape, self._context)
+            self.make_room: Callable[[int, int], bool] = lambda kept_tokens, most_tokens: True
             self._decoder = LocalDecoder(self.model, self._context, Driver(), shape)
             stack.callback(self._decoder.close)
             self._decoder.decode([BatchToken(0, 0, 0, True)])
@@ -90,7 +98,8 @@ class DraftModel(Closing):
             self._beam = BEAM if self._decoder.capabilities.can_branch else 1
             self._stack = stack.pop_all()
         self.resident_bytes = max(0, process_memory().resident_bytes - before.resident_bytes)
-        self.held_bytes = max(self.resident_bytes, file.host_bytes(offload.moved_bytes if offload else 0))
+        all_bytes = self.resident_bytes + self._context.untouched_bytes
+        self.held_bytes = max(all_bytes, file.host_bytes(offload.moved_bytes if offload else 0))
 
     def check_vocabulary(self, target: LlamaModel) -> None:
         """Raise NotSupported unless a token means the same in `target`."""
@@ -119,13 +128,31 @@ class DraftModel(Closing):
         A level follows up the BEAM most valuable guesses of the one before (one, where the cache cannot branch), as
         long as they are among the `most_guesses` best of all.
         """
-        room = self.context_tokens - len(history)
-        if room < 1:
+        if not self.prepare(history, most_depth):
             return {}
+        return self._tree(history, most_depth, most_guesses, acceptance)
+
+    def prepare(self, history: Sequence[int], most_depth: int) -> bool:
+        """Have room for `history` and guesses of what follows it; return whether there is. Between passes only.
+
+        Of the text that was followed so far, what `history` begins with stays.
+        """
+        if len(history) >= self.context_tokens:
+            return False
         self._decoder.keep(0, 0, 0, self._sequences[1:])
+        held = self._session.history
+        common = next((i for i, (a, b) in enumerate(zip(held, history[:-1], strict=False)) if a != b), None)
+        if common is None:
+            common = min(len(held), len(history) - 1)
+        del held[self._decoder.rewind(0, common) :]  # and guesses, which were made in its sequence
+        most_tokens = len(history) + (most_depth - 1) * self._beam
+        return self.make_room(len(held), min(most_tokens, self.context_tokens))
+
+    def _tree(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
+        room = self.context_tokens - len(history)
         guesses: dict[Path, Guess] = {}
         frontier: dict[Path, int] = {(): 0}
-        rows = self._follow(history)
+        rows: Logits = self._session.feed(history)[0][np.newaxis]
         for depth in range(1, most_depth + 1):
             level: list[Path] = []
             for path, logits in zip(frontier, rows, strict=True):
@@ -155,11 +182,14 @@ class DraftModel(Closing):
         acceptance: Acceptance,
         end: threading.Event,
     ) -> Guesses:
-        """Guess as `draft` does, beside a pass: on one core; return what there is soon after `end` is set."""
+        """Guess as `draft` does, beside a pass: on one core; return what there is soon after `end` is set.
+
+        That there is room was found by `prepare`, before the pass.
+        """
         self._end = end
         self._context.use_threads(1)
         try:
-            return self.draft(history, most_depth, most_guesses, acceptance)
+            return self._tree(history, most_depth, most_guesses, acceptance)
         finally:
             self._context.use_threads(self._threads)
             self._end = None
@@ -167,12 +197,6 @@ class DraftModel(Closing):
     def close(self) -> None:
         """Free it. Idempotent."""
         self._stack.close()
-
-    def _follow(self, history: Sequence[int]) -> Logits:
-        """Let the cache hold `history`; return the logits after it, in a row."""
-        held = self._session.history
-        del held[self._decoder.rewind(0, len(held)) :]  # guesses were made in its sequence
-        return self._session.feed(history)[0][np.newaxis]
 
     def _grow(self, level: Sequence[Path], frontier: Mapping[Path, int]) -> dict[Path, int]:
         """Return the sequence of each path of `level`, which follow those of `frontier`, in their sequences.

@@ -65,7 +65,7 @@ class Overlap:
     def going_on(self, text: Sequence[int], acceptance: Acceptance) -> Iterator[None]:
         """Guess what follows `text` while the block runs, if that pays; nothing is left running after it."""
         self._ahead = None
-        if not self.is_on:
+        if not self.is_on or not self._drafter.prepare(text, self._asked[0] + 1):
             yield
             return
         end = threading.Event()

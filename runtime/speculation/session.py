@@ -27,6 +27,7 @@ import numpy as np
 from edge_run.base.protocols import BatchToken, Clock, Decoder, Logits
 from edge_run.base.results import Speculation
 from edge_run.runtime.decoding.session import Session
+from edge_run.runtime.inspection.draft_file import MOST_DEPTH
 from edge_run.runtime.speculation.drafting import (
     Acceptance,
     Drafter,
@@ -42,7 +43,6 @@ from edge_run.runtime.speculation.overlap import Overlap
 from edge_run.runtime.speculation.tally import SpeculationTally
 from edge_run.runtime.speculation.width_control import WidthControl
 
-MOST_DEPTH = 16
 _FORESEEN, _SURE = ("foreseen", 0, 0), 0.99
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edge_run.base.results import Plan
-from edge_run.partition.plan import ResidencyPlan
+from edge_run.partition.plan import ResidencyPlan, with_spare
 from edge_run.partition.stage_visits import LONG_RUN
 from edge_run.prefetch.experts import ExpertCache, MoeShape
 from edge_run.prefetch.policies import make_policy
@@ -15,7 +15,7 @@ from edge_run.prefetch.schedule import join_stage_visits
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.llama.row_products import RowProducts
-from edge_run.runtime.planning.expert_plan import MoePlan, least_by_expert, plan_moe, token_bytes
+from edge_run.runtime.planning.expert_plan import MoePlan, least_by_expert, least_frames, plan_moe, token_bytes
 from edge_run.runtime.planning.experts import DensePart
 from edge_run.runtime.planning.memory_plan import plan_streamed, row_ranges
 from edge_run.runtime.planning.routing import Usage
@@ -117,10 +117,8 @@ def _in_order(
     if not residency.n_frames:  # nothing ever leaves, so no pass need stop for it
         return plan, [PinnedWeights(weights, address_space, lookups)]
     products = memory.products if terms.has_row_slices else None
-    by_stage_visits = residency.by_stage_visits
-    streaming = WeightStreaming(
-        weights, address_space, lookups, residency.pinned, residency.lent, by_stage_visits, products=products
-    )
+    residency = with_spare(residency, [segment.needs for segment in segments], address_space.ragged)
+    streaming = WeightStreaming(weights, address_space, lookups, residency, products=products)
     return plan, [streaming]
 
 
@@ -145,7 +143,7 @@ def _by_expert(graph: GraphMap, moe: MoePlan, memory: WeightMemory, terms: Terms
     policy = make_policy(terms.expert_policy, shape)
     cache = ExpertCache(n_frames, dict(enumerate(experts.sizes)), policy, experts.size_of)
     adaptation = _adaptation(moe, memory.readers, ExpertPrefetch(terms.gguf, shape, cache.__contains__), blocks, terms)
-    room = ExpertRoom(n_frames, moe.n_lent, n_used, terms.micro_batch_tokens)
+    room = ExpertRoom(n_frames, moe.n_lent, least_frames(experts, n_used), n_used, terms.micro_batch_tokens)
     return [dense, ExpertStreaming(experts, cache, weights, room, adaptation)]
 
 
@@ -154,14 +152,15 @@ def _dense_in_order(
 ) -> WeightStreaming:
     """Stream the dense part of a model in the order of a pass, through frames of its own."""
     address_space = memory.address_space
-    order = [chunk for segment in part.segments(graph, address_space, lookups.ranges) for chunk in segment.acquire]
+    segments = part.segments(graph, address_space, lookups.ranges)
+    order = [chunk for segment in segments for chunk in segment.acquire]
     states = Residency(address_space.n_chunks, order, residency.pinned, residency.n_frames)
     weights = memory.weights(states, READ_BYTES // address_space.chunk_bytes)
     weights.start()
     products = memory.products if part.has_row_slices else None
-    return WeightStreaming(
-        weights, address_space, lookups, residency.pinned, residency.lent, part=part, products=products
-    )
+    needs = [segment.needs for segment in segments]
+    residency = with_spare(residency, needs, address_space.ragged, part.segment_chunks)
+    return WeightStreaming(weights, address_space, lookups, residency, part, products)
 
 
 def _unpacking(

@@ -39,12 +39,14 @@ class ExpertRoom:
 
     n_frames: the frames of experts, cached and in use.
     n_lent: the frames that are lent to them at most.
+    n_least: the fewest frames that they can do with.
     n_used: the experts of a layer that a token uses.
     micro_batch_tokens: the tokens of a full pass, which more of the same prompt follows.
     """
 
     n_frames: int
     n_lent: int
+    n_least: int
     n_used: int
     micro_batch_tokens: int
 
@@ -87,7 +89,7 @@ class ExpertStreaming:
         self.usage, self.prefetch = adaptation.usage, adaptation.prefetch
         self.tuning, self.packed = adaptation.tuning, adaptation.packed
         self._experts, self._cache, self._weights = experts, cache, weights
-        self.most_loans = room.n_lent
+        self.most_loans, self.least_loans = room.n_lent, min(0, room.n_least - room.n_frames)
         self._n_own_frames, self._n_used, self._full_tokens = room.n_frames, room.n_used, room.micro_batch_tokens
         self._order = [tensor for layer in experts.layers for tensor in layer]
         self._next = dict(zip(self._order, [*self._order[1:], None], strict=True))
@@ -139,7 +141,7 @@ class ExpertStreaming:
         return self._n_own_frames + self._n_borrowed
 
     def borrow(self, n_loans: int) -> None:
-        """Have `n_loans` frames more than of its own from now on; only between passes."""
+        """Have `n_loans` frames more than of its own from now on, or fewer; only between passes."""
         if n_loans > self._n_borrowed:
             self._weights.grow(n_loans - self._n_borrowed)
             self._n_borrowed = n_loans

@@ -1,10 +1,10 @@
-"""Room that passes do not need is lent to weights: that of keys and values not written yet, and of idle buffers.
+"""Room that passes do not need is lent to weights: that of keys and values not written yet, of idle buffers and work.
 
-A budget has room for a context's keys and values in full, and for llama.cpp's compute buffer, which is made for a
-micro-batch. As long as a text is short most of the one is unused, and a pass of one token touches little of the other.
-What the next pass does not need holds weights that would stream otherwise, and is taken back before a pass that needs
-it: always between passes, when a buffer holds nothing that counts (`runtime/decoding/compute_buffer.py`) and cells
-that no token has are not looked at. So what is computed is the same.
+A budget has room for a context's keys and values in full, a draft model's too, and for llama.cpp's compute buffer,
+which is made for a micro-batch. As long as a text is short most of the one is unused, and a pass of one token touches
+little of the other. What the next pass does not need holds weights that would stream otherwise, and is taken back
+before a pass that needs it: always between passes, when a buffer holds nothing that counts
+(`runtime/decoding/compute_buffer.py`) and cells that no token has are not looked at. So what is computed is the same.
 
 How much of the buffer a narrow pass touches is known from its graph. That it is so is looked up before every pass, and
 where it is not, buffers are lent no more.
@@ -16,6 +16,8 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from edge_run.base.errors import Cancelled
+from edge_run.base.units import format_size
 from edge_run.runtime.decoding.compute_buffer import ComputeBuffer
 from edge_run.tiers import _libc
 from edge_run.tiers.kv.cells import CellCount, Cells
@@ -32,6 +34,11 @@ class Borrower(Protocol):
     @property
     def most_loans(self) -> int:
         """Loans that it has a use for; each is of `loan_bytes`."""
+        ...
+
+    @property
+    def least_loans(self) -> int:
+        """Fewer than none, where it can give up memory of its own; else 0."""
         ...
 
     @property
@@ -91,26 +98,55 @@ class IdleBuffer:
 class CellRoom:
     """The memory of a context's keys and values, as far as they are written."""
 
-    def __init__(self, cells: Cells, count: CellCount) -> None:
-        """count: tells up to which cell anything is written."""
-        self._cells, self._count = cells, count
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
         self._dirty_cells = max((tensor.n_cells for tensor in cells.tensors), default=0)  # llama.cpp cleared all
 
-    def needed_bytes(self, n_tokens: int) -> int:
-        """Return what it takes with a pass of `n_tokens` tokens more; give back what was written and is not used."""
-        if self._count.top < self._dirty_cells:
+    def needed_bytes(self, kept_cells: int, n_cells: int) -> int:
+        """Return what the first `n_cells` cells take; give back what was written and is not in the first `kept_cells`.
+
+        No others may be in use.
+        """
+        if kept_cells < self._dirty_cells:
             for tensor in self._cells.tensors:
-                for address, length in tensor.unused(self._count.top, self._cells.page_bytes):
+                for address, length in tensor.unused(kept_cells, self._cells.page_bytes):
                     _libc.drop_pages(address, length)
-        self._count.add(n_tokens)
-        self._dirty_cells = self._count.top
-        return self._cells.bytes_for(self._dirty_cells)
+        self._dirty_cells = n_cells
+        return self._cells.bytes_for(n_cells)
+
+
+class WorkRoom:
+    """The memory in which products convert their inputs, beyond what passes of at most `narrow_tokens` tokens take.
+
+    llama.cpp keeps as much as its widest pass took. What products in row slices took is freed.
+    """
+
+    def __init__(self, narrow_tokens: int, kept_bytes: int, freed_bytes: int, free: Callable[[], None]) -> None:
+        """kept_bytes, freed_bytes: what a token of a pass takes. free: frees what row slices took so far."""
+        self._narrow_tokens, self._free = narrow_tokens, free
+        self._kept_bytes, self._freed_bytes = kept_bytes, freed_bytes
+        self._widest = self._widest_unfreed = narrow_tokens
+
+    def needed_bytes(self, n_tokens: int) -> int:
+        """Return what there is with a pass of `n_tokens` tokens more."""
+        if max(n_tokens, self._narrow_tokens) < self._widest_unfreed:
+            self._free()
+            self._widest_unfreed = self._narrow_tokens
+        self._widest, self._widest_unfreed = (max(n, n_tokens) for n in (self._widest, self._widest_unfreed))
+        kept = (self._widest - self._narrow_tokens) * self._kept_bytes
+        return kept + (self._widest_unfreed - self._narrow_tokens) * self._freed_bytes
 
 
 class LentResidency:
     """Lends to a borrower before each pass what the pass leaves, and takes back what it needs.
 
+    A draft model's passes come between those of the model, or run beside one. What they need was divided before. Where
+    the process may hold less than its budget, as the limit of its control group fell, weights have so much less.
+
     loans: how much is lent.
+    count: of the context's cells in use.
+    lacking_bytes: returns how much less than its budget the process may hold now.
+    say: is told, once, that this is more than weights can give up.
     """
 
     def __init__(
@@ -119,12 +155,24 @@ class LentResidency:
         borrower: Borrower,
         buffer: IdleBuffer,
         cells: CellRoom | None = None,
+        count: CellCount | None = None,
+        draft_cells: CellRoom | None = None,
+        work: WorkRoom | None = None,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """cells: None where keys and values keep all their memory. on_end: runs when the buffer is idle no more."""
+        """Lend to `borrower`, to whom nothing was lent yet.
+
+        cells: of the context; None where they keep all their memory. count: tells up to which of them anything is
+        written. draft_cells: those of the draft model's context. work: None where it keeps all its memory. on_end: runs
+        when the buffer is idle no more.
+        """
         self.loans, self._borrower, self._buffer = loans, borrower, buffer
-        self._cells, self._on_end = cells, on_end
+        self._cells, self.count, self._draft_cells, self._work, self._on_end = cells, count, draft_cells, work, on_end
         self._has_told_end = buffer.is_over
+        self._own_bytes, self._draft_bytes = loans.pool_bytes, 0
+        self.lacking_bytes: Callable[[], int] = lambda: 0
+        self.say: Callable[[str], None] = logger.warning
+        self._has_told_lack = False
 
     @property
     def is_over(self) -> bool:
@@ -133,18 +181,47 @@ class LentResidency:
 
     def before_pass(self, n_tokens: int) -> None:
         """Divide the room for a pass of `n_tokens` tokens, which must be the next one."""
-        needed = self._buffer.needed_bytes(n_tokens) + (self._cells.needed_bytes(n_tokens) if self._cells else 0)
-        self._divide(needed)
+        self._own_bytes = self._buffer.needed_bytes(n_tokens) + (self._work.needed_bytes(n_tokens) if self._work else 0)
+        if self._cells and self.count:
+            kept_cells = self.count.top
+            self.count.add(n_tokens)
+            self._own_bytes += self._cells.needed_bytes(kept_cells, self.count.top)
+        self._divide(self._own_bytes + self._draft_bytes)
+        self._tell_lack()
         if self.is_over and not self._has_told_end:
             self._has_told_end = True
             self._on_end()
+
+    def before_drafting(self, kept_tokens: int, most_tokens: int) -> bool:
+        """Divide the room for passes of the draft model; return whether there is room, which a stop prevents.
+
+        kept_tokens: the tokens in its context.
+        most_tokens: as many may be there until this is called again.
+        """
+        if self._draft_cells:
+            self._draft_bytes = self._draft_cells.needed_bytes(kept_tokens, most_tokens)
+            try:
+                self._divide(self._own_bytes + self._draft_bytes)
+            except Cancelled:  # as the next pass will be
+                return False
+        return True
 
     def take_back(self) -> None:
         """Take everything back until the next pass."""
         self._divide(self.loans.pool_bytes)
 
+    def _tell_lack(self) -> None:
+        lacking_bytes, fallen_bytes = self.loans.lacking_bytes, self.lacking_bytes()
+        if lacking_bytes and fallen_bytes and not self._has_told_lack:
+            self._has_told_lack = True
+            self.say(
+                f"the memory limit of this control group fell {format_size(fallen_bytes)} below what the run was "
+                f"given, {format_size(lacking_bytes)} more than it can do without: it goes on, and may become slow or "
+                "be ended; raise the limit, or start it again with less --memory"
+            )
+
     def _divide(self, needed_bytes: int) -> None:
-        settlement = self.loans.before_pass(needed_bytes)
+        settlement = self.loans.before_pass(needed_bytes + self.lacking_bytes())
         if settlement.n_returned or settlement.n_granted:
             self._borrower.borrow(self.loans.n_loans + settlement.n_granted - settlement.n_returned)
         self.loans.settled(settlement)

@@ -17,7 +17,8 @@ class RowSlice:
     rows: its rows.
     acquire: makes them readable.
     release: gives them back.
-    stays_from: how many lent chunks must be borrowed for all of it to stay; more than there are, where it never does.
+    stays_from: how many lent chunks must be borrowed for all of it to stay, as of `WeightStreaming.borrow`; more than
+        there are, where it never does.
     """
 
     rows: range

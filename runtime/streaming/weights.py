@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from edge_run.partition.plan import NOTHING_STAYS, ResidencyPlan
 from edge_run.partition.window import SEGMENT_CHUNKS
 from edge_run.prefetch.schedule import Segment, join_stage_visits
 from edge_run.runtime.decoding.driver import Step, Steps
@@ -28,7 +29,6 @@ class WeightStreaming:
     It is over 200 lines because segments, row slices, nodes of unknown graphs and copies share one account of what is
     held.
 
-    pinned: the chunks that stay.
     lent: the chunks that stay while they have lent memory.
     holds_stage_visits: whether all chunks of a stage visit are held from its start in passes in which the lent chunks
         stay (`StageVisits`).
@@ -39,20 +39,21 @@ class WeightStreaming:
         weights: Weights,
         address_space: AddressSpace,
         lookups: Lookups | None = None,
-        pinned: Collection[int] = (),
-        lent: Sequence[int] = (),
-        holds_stage_visits: bool = False,
+        residency: ResidencyPlan = NOTHING_STAYS,
         part: DensePart | None = None,
         products: RowProducts | None = None,
     ) -> None:
         """Stream `weights`, except what is only looked up by row.
 
-        lookups: the lookups of rows. part: the only part of the model that is streamed; None for all of it.
-        products: computes products with large matrices in slices of rows; None where such a matrix is held whole.
+        lookups: the lookups of rows. residency: which chunks stay. part: the only part of the model that is streamed;
+        None for all of it. products: computes products with large matrices in slices of rows; None where such a matrix
+        is held whole.
         """
         self.weights, self._address_space, self._lookups = weights, address_space, lookups or Lookups(())
-        self._pinned, self.lent, self.holds_stage_visits = frozenset(pinned), lent, holds_stage_visits
-        self._n_borrowed, self._part, self._products = 0, part, products
+        self.lent, self.holds_stage_visits = residency.lent, residency.by_stage_visits
+        self._pinned, spare = frozenset(residency.pinned), residency.spare
+        self._fixed, self._in_turn = self._pinned.difference(spare), (*reversed(spare), *self.lent)
+        self._n_spare, self._n_borrowed, self._part, self._products = len(spare), 0, part, products
         self._most_chunks = part.segment_chunks if part else SEGMENT_CHUNKS
         self._unknown_product: Callable[[], None] | None = None
         self._held: Counter[int] = Counter()  # how often: a segment may need what is copied to a GPU
@@ -71,6 +72,11 @@ class WeightStreaming:
         return len(self.lent)
 
     @property
+    def least_loans(self) -> int:
+        """Fewer than none, where it can do with fewer chunks of its own."""
+        return -self._n_spare
+
+    @property
     def loan_bytes(self) -> int:
         """A chunk, and what the kernel keeps to map it."""
         return with_page_tables(self._address_space.chunk_bytes)
@@ -83,11 +89,17 @@ class WeightStreaming:
         return self._cut[1]
 
     def borrow(self, n_loans: int) -> None:
-        """Let the first `n_loans` of the lent stay from now on, and the others stream; only between passes."""
-        if n_loans > self._n_borrowed:
-            self.weights.pin(self.lent[self._n_borrowed : n_loans])
-        elif n_loans < self._n_borrowed:
-            self.weights.unpin(self.lent[n_loans : self._n_borrowed])
+        """Let the first `n_loans` of the lent stay from now on, and the others stream; only between passes.
+
+        Where they are fewer than none, so many pinned chunks stream too.
+        """
+        before, after = (self._n_spare + n for n in (self._n_borrowed, n_loans))
+        if after > before:
+            self.weights.pin(self._in_turn[before:after])
+        elif after < before:
+            self.weights.unpin(self._in_turn[after:before])
+        if min(before, after) < self._n_spare:
+            self._pinned = self._fixed.union(self._in_turn[: min(after, self._n_spare)])
         self._n_borrowed = n_loans
 
     def register(self, graph: GraphMap, steps: Steps) -> None:
@@ -181,33 +193,43 @@ class WeightStreaming:
     def _product_step(self, slices: Sequence[Segment]) -> Step:
         """Return the step that computes the product of a node whose matrix streams in `slices`."""
         assert self._products
-        rank = {chunk: number for number, chunk in enumerate(self.lent, 1)}
+        rank = {chunk: number - self._n_spare for number, chunk in enumerate(self._in_turn, 1)}
         row_slices = [
             RowSlice(
                 one.rows or range(0),
                 self._acquire_step(one.acquire),
                 self._release_step(one.release),
-                max(0 if c in self._pinned else rank.get(c, len(rank) + 1) for c in one.needs),
+                max(-self._n_spare if c in self._fixed else rank.get(c, len(rank) + 1) for c in one.needs),
             )
             for one in slices
         ]
         return product_step(self._products, row_slices, lambda: self._n_borrowed)
 
     def _acquire_step(self, chunks: tuple[int, ...]) -> Step:
-        leaving, may_lack = self._leaving(chunks), True
+        there: frozenset[int] | None = None
+        leaving = chunks
 
         def acquire(_: int) -> None:
-            nonlocal may_lack
-            self._acquire(chunks if may_lack else leaving)
-            if may_lack:
-                self._release(tuple(self._pinned.intersection(chunks)))
-                may_lack = False  # what is pinned is there from now on
+            nonlocal there, leaving
+            if there is self._pinned:
+                self._acquire(leaving)
+                return
+            self._acquire(chunks)
+            self._release(tuple(self._pinned.intersection(chunks)))
+            there, leaving = self._pinned, self._leaving(chunks)  # what is pinned is there while it is
 
         return acquire
 
     def _release_step(self, chunks: tuple[int, ...], is_visit_end: bool = False) -> Step:
-        leaving = self._leaving(chunks)
-        return lambda _: self._release(leaving, is_visit_end)
+        pinned, leaving = self._pinned, self._leaving(chunks)
+
+        def release(_: int) -> None:
+            nonlocal pinned, leaving
+            if pinned is not self._pinned:
+                pinned, leaving = self._pinned, self._leaving(chunks)
+            self._release(leaving, is_visit_end)
+
+        return release
 
     def _leaving(self, chunks: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(chunk for chunk in chunks if chunk not in self._pinned)

@@ -7,10 +7,7 @@ weights that are not there ends the child process that a test runs in.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,66 +17,12 @@ import pytest
 from edge_run.base.errors import Cancelled, ContextFull
 from edge_run.base.units import KIB
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.streaming.experts import ExpertStreaming
-from edge_run.runtime.streaming.lent_residency import LentResidency
-from edge_run.tiers import _libc
 from exactness import open_at
 from in_child import in_child
 from slices import least_lent
 from talks import OPTIONS, SEQUENCES, Talk, check_rows, say, say_in_branches
 from tiny_models import make_model
-
-_WRITABLE = re.compile(r"^(\w+)-(\w+) rw", re.MULTILINE)
-
-
-@dataclass
-class Witness:
-    """Looks, after each pass, whether what is lent and what is written go together. counts: the loans then."""
-
-    engine: Engine
-    counts: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        hook = self.engine.decoder._driver.before_pass  # type: ignore[attr-defined]
-        cells = [cell.cell_contents for cell in hook.__closure__ or ()]
-        self.lender = next(cell for cell in cells if isinstance(cell, LentResidency))
-
-    def look(self) -> None:
-        loans, plan = self.lender.loans, self.engine.plan
-        loans.check()
-        self.counts.append(loans.n_loans)
-        assert not any(self.written_above())
-        own_bytes = plan.pinned_bytes + plan.window_bytes + plan.expert_bytes
-        assert self.weight_bytes() <= own_bytes + loans.n_loans * loans.loan_bytes
-
-    def weight_bytes(self) -> int:
-        """The memory under weights, but for tables, of which only some rows are there."""
-        backing = self.engine._loaded.backing
-        assert backing is not None
-        inside: set[int] = set()
-        for span in backing.address_space.spans:
-            inside.update(range(span.start, span.stop, _libc.PAGE))
-        for stream in self.engine._supplied.streams:
-            for table in getattr(getattr(stream, "_lookups", None), "ranges", ()):
-                inside.difference_update(range(table.start, table.stop, _libc.PAGE))
-        least, most, n_pages = min(inside), max(inside), 0
-        with ExitStack() as stack:
-            for stream in self.engine._supplied.streams:  # no frame is on its way meanwhile
-                weights = stream._weights if isinstance(stream, ExpertStreaming) else stream.weights
-                stack.enter_context(weights._changed)
-            maps = Path("/proc/self/maps").read_text()
-        for start, stop in _WRITABLE.findall(maps):
-            pages = range(max(least, int(start, 16)), min(most + 1, int(stop, 16)), _libc.PAGE)
-            n_pages += len(inside.intersection(pages))
-        return n_pages * _libc.PAGE
-
-    def written_above(self) -> Iterator[bool]:
-        """Whether anything is written where the keys and values of cells that are counted as unused would lie."""
-        room = self.lender._cells
-        if room is not None:
-            for tensor in room._cells.tensors:
-                for address, length in tensor.unused(room._dirty_cells, _libc.PAGE):
-                    yield bool(np.frombuffer(_libc.view(address, length), np.uint64).any())
+from witness import Witness
 
 
 def open_lending(path: Path, share: float, settings: dict[str, Any], by_expert: bool) -> tuple[Engine, Witness]:

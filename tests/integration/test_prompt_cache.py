@@ -130,6 +130,50 @@ def test_what_is_not_by_token_comes_back_as_it_was(name: str, folder: Path, kept
 
 
 @pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in (*ROWS, *SNAPSHOTS) if name != "deepseek4"),
+        ("llama", {"flash_attention": "off"}),
+        ("llama", {"kv_type": "q8_0", "flash_attention": "on"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
+)
+@in_child
+def test_rows_are_found_in_contexts_of_other_lengths(
+    name: str, options: dict[str, Any], folder: Path, kept: Path
+) -> None:
+    """As free memory changes, so does the length that a context has by default."""
+    path = make_model(name, folder)
+    talks(path, kept, TOKENS[:600], context_tokens=2048, **options)
+    for tokens in (1024, 4096):
+        wanted = talks(path, None, TOKENS[:600], context_tokens=tokens, **options)[0]
+        found = talks(path, kept, TOKENS[:600], context_tokens=tokens, **options)[0]
+        assert found[1] >= 512
+        assert same(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths", "is_same"),
+    [
+        ("gemma3", (1024, 256), False),  # whose ring would be longer than the context
+        ("phi3", (1024, 256), False),  # other factors
+        ("phi3", (1024, 2048), True),
+        ("deepseek4", (1024, 2048), False),  # compressed states, one for so many tokens of the context
+    ],
+)
+@in_child
+def test_the_length_counts_where_it_changes_what_is_computed_or_kept(
+    name: str, lengths: tuple[int, int], is_same: bool, folder: Path, kept: Path
+) -> None:
+    keys = set()
+    for tokens in lengths:
+        with opened(make_model(name, folder), kept, context_tokens=tokens) as (_, keeper, _said):
+            assert keeper
+            keys.add(keeper._key)
+    assert (len(keys) == 1) == is_same
+
+
+@pytest.mark.parametrize(
     "options",
     [
         {"flash_attention": "off"},

@@ -55,17 +55,34 @@ def test_and_where_the_kernel_charges_what_is_reserved(
 
 
 @in_child
-def _runs(path: Path, cache: Path) -> None:
-    engine = Engine.open(path, ModelConfig(threads=1, memory="700MiB", cache_folder=cache))
+def _runs(path: Path, cache: Path, draft: Path | None) -> None:
+    options = {"memory": "900MiB", "draft": draft}
+    engine = Engine.open(path, ModelConfig(threads=1, cache_folder=cache, **options))
     try:
-        assert engine.plan.context_tokens == engine.context_tokens == planned(path, cache, memory="700MiB") > 4096
+        assert engine.plan.context_tokens == engine.context_tokens == planned(path, cache, **options) > 4096
         assert engine.plan.wanted_context_tokens == engine.plan.context_tokens, "nobody wanted more"
+        if engine.draft:
+            assert engine.draft.context_tokens == engine.context_tokens
     finally:
         engine.close()
 
 
-def test_a_run_has_what_its_plan_said(long_llama: Path, tmp_path: Path) -> None:
-    _runs(path=long_llama, cache=tmp_path)
+@pytest.mark.parametrize("has_draft", [False, True])
+def test_a_run_has_what_its_plan_said(long_llama: Path, tmp_path: Path, has_draft: bool) -> None:
+    _runs(path=long_llama, cache=tmp_path, draft=long_llama if has_draft else None)
+
+
+def test_a_draft_model_takes_of_what_there_is(long_llama: Path, tmp_path: Path) -> None:
+    """Its keys and values are as large as the model's own here; a context of one that was trained on less is short."""
+    found = [planned(long_llama, tmp_path, memory=f"{size}MiB", draft=long_llama) for size in (6000, 900, 500, 260)]
+    assert found[0] == TRAINED
+    assert found == sorted(found, reverse=True)
+    assert len(set(found)) > 2
+    assert found[-1] >= 4096
+    alone = planned(long_llama, tmp_path, memory="900MiB")
+    assert found[1] < alone
+    short = make_model("llama", long_llama.parent)
+    assert found[1] <= planned(long_llama, tmp_path, memory="900MiB", draft=short) <= alone
 
 
 def test_the_factors_of_a_model_are_part_of_its_key(tmp_path: Path) -> None:

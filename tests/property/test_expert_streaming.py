@@ -107,7 +107,7 @@ class Bench:
             self.experts,
             self.cache,
             self.chunks,  # type: ignore[arg-type]
-            ExpertRoom(n_frames, 0, USED, MICRO_BATCH_TOKENS),
+            ExpertRoom(n_frames, 0, n_frames, USED, MICRO_BATCH_TOKENS),
             Adaptation(usage),
         )
 

@@ -8,12 +8,21 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edge_run.partition.plan import LOOKAHEAD_CHUNKS, ResidencyPlan, plan_residency
+from edge_run.partition.plan import (
+    LOOKAHEAD_CHUNKS,
+    ResidencyPlan,
+    plan_residency,
+    reads_beside,
+    spread_evenly,
+    with_lent,
+    with_spare,
+)
 from edge_run.partition.window import SEGMENT_CHUNKS, frames_needed
 from edge_run.prefetch.schedule import Segment, schedule_pass
 from frames_drive import Drive
@@ -190,3 +199,47 @@ def test_a_table_that_is_also_the_output_is_pinned_first() -> None:
     plan = plan_for([table, *layers, table], 100)
     assert len(set(table) - set(plan.pinned)) <= SEGMENT_CHUNKS
     assert plan.streamed_uses <= 270 - 100 + 2 * SEGMENT_CHUNKS + LOOKAHEAD_CHUNKS + IN_FLIGHT
+
+
+@given(segments=passes(most_chunks=40, uses_again=True), n_places=st.integers(4, 40), n_ahead=st.integers(0, 8))
+def test_whatever_is_unpinned_of_what_is_spare_the_frames_suffice(
+    segments: Segments, n_places: int, n_ahead: int
+) -> None:
+    chunks = set(chain.from_iterable(segments))
+    fixed = frozenset(chunk for chunk in chunks if chunk % 7 == 0)
+    n_least = len(fixed) + max(SEGMENT_CHUNKS, *map(len, segments))
+    plan = plan_residency(segments, fixed, 1, max(n_places, n_least), 0, lookahead_chunks=n_ahead)
+    plan = with_spare(plan, segments, fixed)
+    assert set(plan.spare) <= set(plan.pinned) - fixed
+    assert len(set(plan.spare)) == len(plan.spare)
+    for n_unpinned in range(len(plan.spare) + 1):
+        streamed = {*plan.streamed, *plan.spare[:n_unpinned]}
+        assert frames_needed(segments, streamed) <= plan.n_frames or not n_unpinned
+    staying = set(plan.pinned) - set(plan.spare) - fixed
+    for chunk in staying if plan.n_frames >= SEGMENT_CHUNKS else ():
+        assert any(len(streamed.intersection(one)) == plan.n_frames for one in segments if chunk in one), "none is left"
+
+
+@given(segments=passes(most_chunks=30, uses_again=True), n_places=st.integers(4, 30), most_lent=st.integers(1, 30))
+def test_more_lent_memory_never_means_more_reading(segments: Segments, n_places: int, most_lent: int) -> None:
+    """The more stays, the less is read: of what there is room for, and of what there is room for at most."""
+    plan = plan_for(segments, max(n_places, SEGMENT_CHUNKS, *map(len, segments)))
+    lending = with_lent(plan, segments, most_lent)
+    assert len(set(lending.lent)) == len(lending.lent) == min(most_lent, len(plan.streamed))
+    assert set(lending.lent) <= set(plan.streamed)
+    assert with_lent(plan, segments, most_lent + 1).streamed_uses <= lending.streamed_uses
+    reads = reads_beside(lending, segments, range(len(lending.lent) + 1))
+    assert reads[0] == plan.streamed_uses
+    assert reads[-1] == lending.streamed_uses
+    assert all(more <= less for less, more in itertools.pairwise(reads))
+
+
+def test_what_is_read_several_times_in_a_pass_gets_lent_memory_first() -> None:
+    """As in Qwen2.5 0.5B, where small tensors of all layers share chunks."""
+    shared, segments = 1000, [(i, 1000) if i % 10 == 0 else (i,) for i in range(200)]
+    plan = ResidencyPlan((), tuple(dict.fromkeys(chain.from_iterable(segments))), 6, 0, 2)
+    lending, evenly = with_lent(plan, segments, 6), replace(plan, lent=tuple(spread_evenly(plan.streamed, 6)))
+    assert reads_beside(evenly, segments, [6]) >= [214]
+    assert lending.lent[0] == shared
+    assert reads_beside(plan, segments, [0]) == [220]
+    assert lending.streamed_uses == 200 - 5

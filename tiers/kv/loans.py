@@ -2,7 +2,8 @@
 
 A context's keys and values take memory as its text grows, and the buffers of batches with many tokens are idle while
 single tokens are decoded. A budget has room for both in full. What the next pass does not need of that room is lent to
-weights, in loans of one size each, and is returned before a pass that needs it.
+weights, in loans of one size each, and is returned before a pass that needs it. Where memory is short, weights may have
+to give up some of their own: then they have less than no loans.
 
 One event (`before_pass`), what to do about it, and the note that it is done. Not thread-safe: it is asked between
 passes only.
@@ -42,20 +43,22 @@ class Loans:
     pool_bytes: the room in all.
     loan_bytes: the size of one loan.
     most_loans: as many as weights have a use for.
+    least_loans: 0, or less by what they can give up of their own.
     n_loans: those that weights have now.
     needed_bytes: what the pass in progress was promised, or the last one.
     times_granted: how often weights got more.
     """
 
-    def __init__(self, pool_bytes: int, loan_bytes: int, most_loans: int) -> None:
-        assert min(pool_bytes, most_loans) >= 0
+    def __init__(self, pool_bytes: int, loan_bytes: int, most_loans: int, least_loans: int = 0) -> None:
+        assert min(pool_bytes, most_loans) >= 0 >= least_loans
         assert loan_bytes > 0
-        self.pool_bytes, self.loan_bytes, self.most_loans = pool_bytes, loan_bytes, most_loans
+        self.pool_bytes, self.loan_bytes = pool_bytes, loan_bytes
+        self.most_loans, self.least_loans = most_loans, least_loans
         self.n_loans = self.needed_bytes = self.times_granted = self._next_bytes = 0
 
     def loans_beside(self, needed_bytes: int) -> int:
         """Return how many loans weights may have while a pass needs `needed_bytes` of the pool."""
-        return max(0, min(self.most_loans, (self.pool_bytes - needed_bytes) // self.loan_bytes))
+        return max(self.least_loans, min(self.most_loans, (self.pool_bytes - needed_bytes) // self.loan_bytes))
 
     def before_pass(self, needed_bytes: int) -> Settlement:
         """Return what is to be done before a pass that needs `needed_bytes` of the pool, which may be more than all."""
@@ -69,7 +72,12 @@ class Loans:
         self.needed_bytes = self._next_bytes
         self.times_granted += settlement.n_granted > 0
 
+    @property
+    def lacking_bytes(self) -> int:
+        """What is needed, and neither in the pool nor to be had from weights."""
+        return max(0, self.n_loans * self.loan_bytes + self.needed_bytes - self.pool_bytes)
+
     def check(self) -> None:
         """Raise AssertionError where what is lent and what the pass needs are more than the pool."""
-        assert 0 <= self.n_loans <= self.most_loans
-        assert self.n_loans == 0 or self.n_loans * self.loan_bytes + self.needed_bytes <= self.pool_bytes
+        assert self.least_loans <= self.n_loans <= self.most_loans
+        assert self.n_loans == self.least_loans or not self.lacking_bytes

@@ -24,12 +24,15 @@ def asked() -> list[int]:
 
 @pytest.fixture
 def chosen(tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the width that is chosen at given costs; a width of `easy` leaves nothing to gain."""
+    """Return the width that is chosen at given costs; a width of `easy` leaves nothing to gain.
+
+    short: widths beside which the context that was asked for has no room.
+    """
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF")
     gguf: Any = SimpleNamespace(shards=[SimpleNamespace(path=model)])
 
-    def decide(costs: Costs, *, easy: int = 0, **options: Any) -> int:
+    def decide(costs: Costs, *, easy: int = 0, short: tuple[int, ...] = (), **options: Any) -> int:
         asked.clear()
 
         def prepare(config: ModelConfig) -> Any:
@@ -39,9 +42,12 @@ def chosen(tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch) ->
                 raise BudgetError("too small", minimum_bytes=int(-costs[width]))
             return SimpleNamespace(known=True, why_plain="", offload=None, width=width)
 
-        monkeypatch.setattr(
-            micro_batch, "_planned", lambda prepared: SimpleNamespace(minimum_bytes=1, budget_bytes=1 << 30)
-        )
+        def planned(prepared: Any) -> Any:
+            tokens = 1000 if prepared.width in short else 4096
+            budget = {"minimum_bytes": 1, "budget_bytes": 1 << 30}
+            return SimpleNamespace(**budget, context_tokens=tokens, wanted_context_tokens=4096)
+
+        monkeypatch.setattr(micro_batch, "_planned", planned)
         monkeypatch.setattr(micro_batch, "_cost_s", lambda prepared, plan, width, profile: costs[width])
         monkeypatch.setattr(micro_batch, "_is_easy", lambda prepared: prepared.width == easy)
         config = ModelConfig(cache_folder=tmp_path / "cache", **options)
@@ -53,6 +59,14 @@ def chosen(tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_fastest_is_chosen(chosen: Any) -> None:
     assert chosen({512: 9, 128: 7, 32: 8, 1: 30}) == 128
+
+
+def test_buffers_do_not_shorten_the_context_where_narrower_passes_do_without(chosen: Any) -> None:
+    """Passes of one token are the last resort: prompts take too long with them."""
+    assert chosen({512: 5, 128: 7, 32: 8, 1: 30}, short=(512,)) == 128
+    assert chosen({512: 5, 128: 7, 32: 8, 1: 30}, short=(512, 128)) == 32
+    assert chosen({512: 5, 128: 7, 32: 8, 1: 30}, short=(512, 128, 32)) == 512
+    assert chosen({512: 5, 128: 7, 32: 8, 1: 30}, short=(512, 128, 32, 1)) == 512
 
 
 def test_where_there_is_nothing_to_gain_nothing_else_is_looked_at(chosen: Any, asked: list[int]) -> None:

@@ -23,8 +23,14 @@ class Drafter:
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
         self.aside: list[list[int]] = []
+        self.prepared: list[tuple[list[int], int]] = []
         self.began = threading.Event()
-        self.fails = False
+        self.fails, self.has_room = False, True
+
+    def prepare(self, history: Sequence[int], most_depth: int) -> bool:
+        assert not self.began.is_set(), "before the pass, and not beside it"
+        self.prepared.append((list(history), most_depth))
+        return self.has_room
 
     def draft(self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance) -> Guesses:
         self.asked.append(list(history))
@@ -133,3 +139,20 @@ def test_values_are_chances_after_the_token() -> None:
         (2, 3): Guess(0.4, ("test", 0, 0), 0.2),
     }
     assert following([0], guesses, [0, 4]) == {}  # less deep than the best
+
+
+def test_room_is_made_before_the_pass_for_as_deep_a_path_as_is_guessed_beside_it() -> None:
+    drafter = Drafter()
+    overlap = overlapping(drafter)
+    run_pass(overlap, drafter, [7, 8])
+    assert drafter.prepared == [([7, 8], 5)]
+
+
+def test_nothing_is_guessed_beside_a_pass_where_there_is_no_room() -> None:
+    drafter = Drafter()
+    overlap = overlapping(drafter)
+    drafter.has_room = False
+    overlap.draft([7, 8], 4, 8, Acceptance())
+    with overlap.going_on([7, 8], Acceptance()):
+        assert not [thread for thread in threading.enumerate() if thread.name == "edge-run-overlap"]
+    assert drafter.aside == []

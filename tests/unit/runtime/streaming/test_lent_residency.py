@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from edge_run.base.errors import Cancelled
 from edge_run.base.units import MIB
 from edge_run.runtime.decoding import compute_buffer
 from edge_run.runtime.decoding.compute_buffer import ComputeBuffer
 from edge_run.runtime.streaming import lent_residency
-from edge_run.runtime.streaming.lent_residency import CellRoom, IdleBuffer, LentResidency
+from edge_run.runtime.streaming.lent_residency import CellRoom, IdleBuffer, LentResidency, WorkRoom
 from edge_run.tiers import _libc
 from edge_run.tiers.kv.cells import CellCount, Cells, CellTensor
 from edge_run.tiers.kv.loans import Loans
@@ -22,7 +23,7 @@ LENT = 12 * MIB
 class FakeWeights:
     """Notes how many loans it has."""
 
-    most_loans, loan_bytes = 6, 2 * MIB
+    most_loans, least_loans, loan_bytes = 6, 0, 2 * MIB
 
     def __init__(self) -> None:
         self.n_loans = 0
@@ -163,7 +164,7 @@ def test_keys_and_values_take_memory_as_they_are_written_and_give_it_back(buffer
     cells, count, weights = Cells([keys], _libc.PAGE), CellCount(1024), FakeWeights()
     pool_bytes, weights.loan_bytes, weights.most_loans = cells.bytes_for(1024), 64 * _libc.PAGE, 1000
     loans = Loans(pool_bytes, weights.loan_bytes, weights.most_loans)
-    lent = LentResidency(loans, weights, IdleBuffer(seen(), 0), CellRoom(cells, count))
+    lent = LentResidency(loans, weights, IdleBuffer(seen(), 0), CellRoom(cells), count)
     touch(buffer, 4 * MIB)  # llama.cpp cleared all of it
     lent.before_pass(1)
     assert _libc.resident_bytes(buffer, 4 * MIB) == 0, "nothing of that counts"
@@ -180,3 +181,94 @@ def test_keys_and_values_take_memory_as_they_are_written_and_give_it_back(buffer
     assert weights.n_loans == 14
     lent.take_back()
     assert weights.n_loans == 0
+
+
+def test_a_draft_models_cells_are_divided_before_it_guesses_and_left_alone_by_passes(buffer: int) -> None:
+    """Its keys are rows of 4 KiB; the model's own keep all their memory, and of the buffer nothing is lent."""
+    cells, weights = Cells([CellTensor(buffer, n_cells=1024, cell_bytes=_libc.PAGE)], _libc.PAGE), FakeWeights()
+    weights.loan_bytes, weights.most_loans = 64 * _libc.PAGE, 1000
+    loans = Loans(cells.bytes_for(1024), weights.loan_bytes, weights.most_loans)
+    lent = LentResidency(loans, weights, IdleBuffer(seen(), 0), draft_cells=CellRoom(cells))
+    assert lent.before_drafting(0, 100)
+    assert weights.n_loans == 0, "before the first pass the pool is whole"
+    lent.before_pass(1)
+    assert weights.n_loans == 14
+    assert lent.before_drafting(100, 600)
+    assert weights.n_loans == 6
+    touch(buffer, 600 * _libc.PAGE)
+    lent.before_pass(1)
+    assert weights.n_loans == 6
+    assert _libc.resident_bytes(buffer, 4 * MIB) == 600 * _libc.PAGE, "it may be guessing now"
+    assert lent.before_drafting(200, 300)
+    assert _libc.resident_bytes(buffer, 4 * MIB) == 200 * _libc.PAGE
+    assert weights.n_loans == 11
+
+
+def test_there_is_no_room_for_guesses_where_weights_are_stopped_while_they_give_back(buffer: int) -> None:
+    cells, weights = Cells([CellTensor(buffer, n_cells=1024, cell_bytes=_libc.PAGE)], _libc.PAGE), FakeWeights()
+    weights.loan_bytes, weights.most_loans = 64 * _libc.PAGE, 1000
+    loans = Loans(cells.bytes_for(1024), weights.loan_bytes, weights.most_loans)
+    lent = LentResidency(loans, weights, IdleBuffer(seen(), 0), draft_cells=CellRoom(cells))
+    lent.before_pass(1)
+
+    def stop() -> None:
+        raise Cancelled("stopped")
+
+    weights.check = stop
+    assert not lent.before_drafting(0, 900)
+    assert weights.n_loans == loans.n_loans == 16
+    weights.check = lambda: None
+    lent.before_pass(1)
+    assert weights.n_loans == 1
+
+
+def test_a_limit_that_falls_takes_loans_back_and_then_what_weights_have_of_their_own(buffer: int) -> None:
+    weights, taken, said = FakeWeights(), [0], list[str]()
+    loans = Loans(LENT, weights.loan_bytes, weights.most_loans, least_loans=-3)
+    lent = LentResidency(loans, weights, IdleBuffer(seen(), LENT))
+    lent.lacking_bytes, lent.say = lambda: taken[0], said.append
+    found = []
+    for taken[0] in (0, 3 * MIB, 12 * MIB, 18 * MIB, 19 * MIB, 30 * MIB, 0):
+        lent.before_pass(1)
+        found.append(weights.n_loans)
+    assert found == [6, 4, 0, -3, -3, -3, 6]
+    assert len(said) == 1
+    assert "19 MiB below" in said[0]
+    assert "1 MiB more" in said[0]
+
+
+def test_what_a_full_pool_lacks_without_a_fallen_limit_is_nobodys_news(buffer: int) -> None:
+    weights, said = FakeWeights(), list[str]()
+    lent = LentResidency(Loans(LENT, weights.loan_bytes, 6), weights, IdleBuffer(seen(), 2 * LENT))
+    lent.say = said.append
+    lent.before_pass(2)
+    assert (lent.loans.lacking_bytes, said) == (LENT, [])
+
+
+def test_work_is_kept_for_as_wide_as_a_pass_was_and_freed_where_rows_are_sliced(buffer: int) -> None:
+    freed: list[bool] = []
+    work = WorkRoom(narrow_tokens=4, kept_bytes=100, freed_bytes=10, free=lambda: freed.append(True))
+    found = [(work.needed_bytes(width), len(freed)) for width in (1, 4, 64, 64, 20, 4, 1, 512, 1)]
+    assert found == [
+        (0, 0),
+        (0, 0),
+        (60 * 110, 0),
+        (60 * 110, 0),
+        (60 * 100 + 16 * 10, 1),
+        (60 * 100, 2),
+        (60 * 100, 2),
+        (508 * 110, 2),
+        (508 * 100, 3),
+    ]
+
+
+def test_work_that_no_pass_has_taken_yet_is_lent(buffer: int) -> None:
+    weights = FakeWeights()
+    weights.most_loans = 100
+    work = WorkRoom(1, MIB, 0, lambda: None)
+    lent = LentResidency(Loans(31 * MIB, 2 * MIB, 100), weights, IdleBuffer(seen(), 0), work=work)
+    found = []
+    for width in (1, 16, 1, 32, 1):
+        lent.before_pass(width)
+        found.append(weights.n_loans)
+    assert found == [15, 8, 8, 0, 0]

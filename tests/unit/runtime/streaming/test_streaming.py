@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from edge_run.base.errors import TierReadError
+from edge_run.partition.plan import ResidencyPlan
 from edge_run.partition.window import SEGMENT_CHUNKS
 from edge_run.runtime.decoding.driver import Steps
 from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
@@ -33,6 +34,8 @@ class Weights:
     held: set[int] = field(default_factory=set)
     asked: list[tuple[int, ...]] = field(default_factory=list)
     exposed: list[frozenset[int] | None] = field(default_factory=list)
+    pins: list[tuple[int, ...]] = field(default_factory=list)
+    unpins: list[tuple[int, ...]] = field(default_factory=list)
     fails_at: int = -1
 
     def acquire(self, chunks: Iterable[int]) -> float:
@@ -49,6 +52,12 @@ class Weights:
         self.held -= set(chunks)
 
     release_soon = release
+
+    def pin(self, chunks: tuple[int, ...]) -> None:
+        self.pins.append(chunks)
+
+    def unpin(self, chunks: tuple[int, ...]) -> None:
+        self.unpins.append(chunks)
 
     def expose(self, but: frozenset[int]) -> None:
         self.exposed.append(but)
@@ -153,8 +162,9 @@ def test_a_pass_in_visits_stops_where_what_streams_of_a_stage_visit_is_done_with
     graph = tuple(nodes(range(i, i + 5)) for i in range(0, 30, 5))
     graph = (*graph[:3], replace(graph[3], is_border=True), *graph[4:])
     leaving = {*range(0, 7), *range(15, 18)}
-    pinned, lent = frozenset(range(7, 25)) - leaving, tuple(range(25, 30))
-    feature = WeightStreaming(weights, address_space, pinned=pinned, lent=lent, holds_stage_visits=True)  # type: ignore[arg-type]
+    pinned = tuple(sorted(frozenset(range(7, 25)) - leaving))
+    residency = ResidencyPlan(pinned, (), 0, 0, 0, lent=tuple(range(25, 30)), by_stage_visits=True)
+    feature = WeightStreaming(weights, address_space, residency=residency)  # type: ignore[arg-type]
     steps = Steps()
     StageVisits(feature).register(graph, steps)
     assert weights.asked == []
@@ -319,8 +329,7 @@ def test_slices_that_stay_are_multiplied_by_together(
     feature = WeightStreaming(
         weights,  # type: ignore[arg-type]
         address_space,
-        pinned=range(5, 15),
-        lent=range(15, 30),
+        residency=ResidencyPlan(tuple(range(5, 15)), (), 0, 0, 0, lent=tuple(range(15, 30))),
         products=products,  # type: ignore[arg-type]
     )
     steps = Steps()
@@ -335,3 +344,34 @@ def test_slices_that_stay_are_multiplied_by_together(
     multiply(address)
     assert [rows for rows, _ in products.done] == [range(25 * CHUNK // ROW)]
     assert n_slices > 3
+
+
+def test_pinned_chunks_that_are_given_up_are_acquired_in_each_pass_until_they_are_pinned_again(
+    address_space: AddressSpace, weights: Weights, nodes: Nodes
+) -> None:
+    graph = tuple(nodes(range(i, i + 5)) for i in range(0, 30, 5))
+    residency = ResidencyPlan(tuple(range(20)), tuple(range(20, 30)), 5, 10, 0, lent=(22, 27), spare=(7, 2, 12))
+    feature = WeightStreaming(weights, address_space, residency=residency)  # type: ignore[arg-type]
+    steps = Steps()
+    feature.register(graph, steps)
+
+    def asked_in_a_pass() -> set[int]:
+        weights.asked.clear()
+        for i, _ in enumerate(graph):
+            for step in (*steps.before.get(i, ()), *steps.after.get(i, ())):
+                step(0)
+        assert weights.held == set()
+        return {chunk for chunks in weights.asked for chunk in chunks}
+
+    assert asked_in_a_pass() == set(range(30)), "the first time all must come"
+    assert asked_in_a_pass() == set(range(20, 30))
+    feature.borrow(1)
+    assert weights.pins == [(22,)]
+    feature.borrow(-2)
+    assert weights.unpins == [(2, 7, 22)]
+    asked_in_a_pass()
+    assert asked_in_a_pass() == {2, 7, *range(20, 30)}
+    feature.borrow(2)
+    assert weights.pins == [(22,), (2, 7, 22, 27)]
+    assert asked_in_a_pass() == set(range(30)), "they are waited for once more"
+    assert asked_in_a_pass() == set(range(20, 30))

@@ -13,9 +13,14 @@ from edge_run.tiers.kv.loans import LEAST_IDLE_BYTES, MARGIN_BYTES, Loans, Settl
 class LoansMachine(RuleBasedStateMachine):
     """Passes that need any part of a pool, or more; what weights are told is done, or somebody stops it."""
 
-    @initialize(pool=st.integers(0, 1000), loan=st.integers(1, 100), most=st.integers(0, 30))
-    def begin(self, pool: int, loan: int, most: int) -> None:
-        self.loans = Loans(pool, loan, most)
+    @initialize(
+        pool=st.integers(0, 1000),
+        loan=st.integers(1, 100),
+        most=st.integers(0, 30),
+        spare=st.one_of(st.just(0), st.integers(0, 20)),
+    )
+    def begin(self, pool: int, loan: int, most: int, spare: int) -> None:
+        self.loans = Loans(pool, loan, most, -spare)
         self.n_held = self.times_more = 0
 
     @rule(needed=st.integers(0, 1200), is_stopped=st.booleans())
@@ -52,6 +57,16 @@ def test_a_pass_that_needs_all_gets_all() -> None:
     assert settlement == Settlement(n_returned=3)
     loans.settled(settlement)
     assert loans.before_pass(50) == Settlement()
+
+
+def test_where_a_pool_is_too_small_weights_give_up_what_they_can_of_their_own() -> None:
+    loans = Loans(10, 3, 5, least_loans=-2)
+    loans.settled(loans.before_pass(14))
+    assert (loans.n_loans, loans.lacking_bytes) == (-2, 0)
+    loans.settled(loans.before_pass(20))
+    assert (loans.n_loans, loans.lacking_bytes) == (-2, 4)
+    settlement = loans.before_pass(4)
+    assert settlement == Settlement(n_granted=4)
 
 
 @given(buffer=st.integers(0, 64 * MIB), touched=st.integers(0, 64 * MIB))
