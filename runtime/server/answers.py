@@ -85,6 +85,7 @@ class AnswerResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises Refusal, or an error of ours, where nothing was sent yet."""
         self._job.check(self._service.model.plan.context_tokens)
+        opening = self._form.begin()  # before any piece: some forms number what they write
         with self._service.admission.place() as place:
             sender, receiver = anyio.create_memory_object_stream[_Item](MOST_FRAMES)
             try:
@@ -97,7 +98,10 @@ class AnswerResponse:
 
                     async def write() -> None:
                         with receiver:
-                            await (self._write_stream if self._is_stream else self._write_whole)(send, receiver)
+                            if self._is_stream:
+                                await self._write_stream(send, receiver, opening)
+                            else:
+                                await self._write_whole(send, receiver)
                         group.cancel_scope.cancel()
 
                     group.start_soon(watch, name="edge-run-watch-client")
@@ -146,14 +150,14 @@ class AnswerResponse:
         await send(_start(JSON, len(item)))
         await send(_body(item, is_last=True))
 
-    async def _write_stream(self, send: Send, receiver: MemoryObjectReceiveStream[_Item]) -> None:
+    async def _write_stream(self, send: Send, receiver: MemoryObjectReceiveStream[_Item], opening: bytes) -> None:
         item: _Item | None = None
         with anyio.move_on_after(QUICK_S):
             item = await receiver.receive()
         if isinstance(item, Refusal):
             raise item
         await send(_start(self._form.media_type))
-        await send(_body(self._form.begin() + (item or b"")))
+        await send(_body(opening + (item or b"")))
         pause_s = PROGRESS_S if self._form.wants_progress else SILENCE_S
         while True:
             item = None

@@ -20,6 +20,7 @@ from edge_run.runtime.server.answers import json_response
 from edge_run.runtime.server.apis import anthropic_messages, llama_server, ollama
 from edge_run.runtime.server.apis.openai_chat import chat_completions
 from edge_run.runtime.server.apis.openai_completions import completions, model_document
+from edge_run.runtime.server.apis.responses import responses
 from edge_run.runtime.server.refusals import Refusal, refusal_of
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.status import status
@@ -44,6 +45,7 @@ def make_app(service: Service, access: Access) -> ASGIApp:
     posts: dict[str, Handler] = {
         "/v1/chat/completions": chat_completions,
         "/v1/completions": completions,
+        "/v1/responses": responses,
         "/v1/messages": anthropic_messages.messages,
         "/v1/messages/count_tokens": anthropic_messages.count_tokens,
         "/api/chat": ollama.ollama_chat,

@@ -1,0 +1,164 @@
+"""`/v1/responses`, as OpenAI has it, without what would have to be kept: each request brings its conversation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from edge_run.base.config import SamplingConfig
+from edge_run.runtime.server.answers import AnswerResponse
+from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES, ChatMessage, ContentPart, template_messages
+from edge_run.runtime.server.apis.responses_form import ResponseForm
+from edge_run.runtime.server.chat_task import ChatTask
+from edge_run.runtime.server.refusals import Refusal
+from edge_run.runtime.server.sampling_fields import (
+    Count,
+    Name,
+    ResponseFormat,
+    Share,
+    Temperature,
+    refuse_set,
+    sampling_of,
+    unsupported,
+)
+from edge_run.runtime.server.service import Service
+from edge_run.runtime.server.tools import AUTO, FunctionTool, Toolbox, ToolName
+
+_LEFT_OUT = ("reasoning",)
+
+
+class Item(msgspec.Struct):
+    """A message, a call, or the result of one."""
+
+    type: str = "message"
+    role: str = ""
+    content: str | list[ContentPart] | None = None
+    call_id: Name = ""
+    name: Name = ""
+    arguments: str = "{}"
+    output: str | list[ContentPart] | None = None
+
+
+class FlatTool(msgspec.Struct):
+    """A tool that may be called: a function, or one of OpenAI's own, which is refused."""
+
+    type: str
+    name: ToolName = "unnamed"
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class FlatChoice(msgspec.Struct):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    name: ToolName
+
+
+class TextOptions(msgspec.Struct):
+    """What form the text has."""
+
+    format: dict[str, Any] | None = None
+
+
+class ReasoningOptions(msgspec.Struct):
+    """How much the model thinks."""
+
+    effort: Name | None = None
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True):
+    """A conversation to be answered. What is not named here is ignored."""
+
+    input: str | Annotated[list[Item], Meta(min_length=1, max_length=MOST_MESSAGES)]
+    model: Name | None = None
+    instructions: str | None = None
+    stream: bool | None = None
+    max_output_tokens: Count | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    tools: list[FlatTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FlatChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    metadata: dict[str, str] | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
+    prompt: Any = None
+    top_logprobs: int | None = None
+
+    def check(self) -> None:
+        """Raise Refusal for what cannot be served."""
+        refuse_set(self, "previous_response_id", "conversation", "background", "prompt", "top_logprobs")
+
+    def task(self) -> ChatTask:
+        """Return what is to be answered. Raises Refusal."""
+        said = [ChatMessage("system", self.instructions)] if self.instructions else []
+        messages = template_messages(said)
+        if isinstance(self.input, str):
+            messages.append({"role": "user", "content": self.input})
+        else:
+            for index, item in enumerate(self.input):
+                _add(messages, item, f"input[{index}]")
+        effort = self.reasoning.effort if self.reasoning else None
+        variables = {"reasoning_effort": effort[:32], "enable_thinking": effort != "none"} if effort else {}
+        return ChatTask(messages, self._toolbox(), variables)
+
+    def sampling(self, defaults: SamplingConfig) -> SamplingConfig:
+        """Return how tokens are chosen. Raises Refusal."""
+        form = (self.text.format if self.text else None) or {"type": "text"}
+        given = ResponseFormat(str(form.get("type")), schema=form.get("schema"))
+        if not isinstance(given.schema, dict | None):
+            raise Refusal(400, "text.format.schema: must be an object", param="text.format.schema")
+        return sampling_of(defaults, temperature=self.temperature, top_p=self.top_p, json_schema=given.text())
+
+    def _toolbox(self) -> Toolbox:
+        for index, tool in enumerate(self.tools or ()):
+            if tool.type != "function":
+                raise unsupported(f"tools[{index}].type", f"{tool.type[:40]!r} is a tool of OpenAI's own")
+        tools = [FunctionTool(tool.name, tool.description, tool.parameters) for tool in self.tools or ()]
+        choice = self.tool_choice.name if isinstance(self.tool_choice, FlatChoice) else self.tool_choice
+        return Toolbox(tools, choice or AUTO, self.parallel_tool_calls is not False)
+
+
+async def responses(service: Service, request: Request) -> AnswerResponse:
+    """Answer a conversation."""
+    asked = await service.read(request, ResponsesRequest)
+    asked.check()
+    sampling = asked.sampling(service.sampling)
+    job = await asked.task().job(service, sampling, asked.max_output_tokens)
+    told = {
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "metadata": asked.metadata or {},
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "tool_choice": asked.tool_choice or AUTO,
+        "tools": asked.tools or [],
+        "text": asked.text or {"format": {"type": "text"}},
+    }
+    return AnswerResponse(service, job, ResponseForm(service.name, told), bool(asked.stream))
+
+
+def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:
+    """Add an item to a conversation; calls in a row are one message."""
+    if item.type == "message":
+        messages += template_messages([ChatMessage(item.role, item.content)], where)
+    elif item.type == "function_call":
+        call = {"function": {"name": item.name, "arguments": item.arguments}, "id": item.call_id}
+        (made,) = template_messages([msgspec.convert({"role": "assistant", "tool_calls": [call]}, ChatMessage)], where)
+        if messages and messages[-1]["role"] == "assistant":
+            calls = [*messages[-1].get("tool_calls", ()), *made["tool_calls"]]
+            messages[-1] = {**messages[-1], "tool_calls": calls}
+        else:
+            messages.append(made)
+    elif item.type == "function_call_output":
+        messages += template_messages([ChatMessage("tool", item.output, tool_call_id=item.call_id)], where)
+    elif item.type not in _LEFT_OUT:
+        raise unsupported(f"{where}.type", f"{item.type[:40]!r} is not taken")

@@ -1,0 +1,175 @@
+"""Responses of OpenAI's API, and the events of their streams: items that are added, go on, and are done."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from edge_run.base.results import Progress
+from edge_run.runtime.server.answers import EVENT_STREAM, event
+from edge_run.runtime.server.generating import Delta, FinishedAnswer, ToolCall
+from edge_run.runtime.server.refusals import Refusal
+from edge_run.runtime.server.usage import openai_usage
+
+_MESSAGE, _REASONING = "message", "reasoning"
+_PARTS = {_MESSAGE: "output_text", _REASONING: "reasoning_text"}
+
+
+class ResponseForm:
+    """A response. told: what it repeats of the request."""
+
+    media_type = EVENT_STREAM
+    wants_progress = False
+
+    def __init__(self, name: str, told: Mapping[str, Any]) -> None:
+        self._head = {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": name,
+            "background": False,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "truncation": "disabled",
+            "user": None,
+            **told,
+        }
+        self._n_events = 0
+        self._items: list[dict[str, Any]] = []
+        self._open = ""
+        self._text: list[str] = []
+
+    def begin(self) -> bytes:
+        """Return the response that will be filled."""
+        return self._event("response.created", response=self._response("in_progress")) + self._event(
+            "response.in_progress", response=self._response("in_progress")
+        )
+
+    def piece(self, number: int, delta: Delta) -> bytes:
+        """Return what an item goes on by."""
+        if delta.call:
+            return self._close() + self._add_call(delta.call)
+        kind, text = (_REASONING, delta.reasoning) if delta.reasoning else (_MESSAGE, delta.content)
+        if not text:
+            return b""
+        opening = b"" if self._open == kind else self._close() + self._begin_item(kind)
+        self._text.append(text)
+        return opening + self._part_event(f"response.{_PARTS[kind]}.delta", delta=text, **_logprobs(kind))
+
+    def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
+        """Return the whole response."""
+        closing = self._close()
+        response = self._finished(outcomes, self._items)
+        return closing + self._event(f"response.{response['status']}", response=response)
+
+    def failed(self, refusal: Refusal) -> bytes:
+        """Return the response that failed."""
+        error = {"code": refusal.code or "server_error", "message": refusal.message}
+        return self._event("response.failed", response={**self._response("failed"), "error": error})
+
+    def progress(self, progress: Progress) -> bytes:
+        """Return nothing: this API has no word for it."""
+        return b""
+
+    def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
+        """Return the response."""
+        (outcome,) = outcomes
+        items = [_item(_REASONING, outcome.reasoning)] if outcome.reasoning else []
+        if outcome.content or not outcome.calls:
+            items.append(_item(_MESSAGE, outcome.content))
+        items += [_call_item(call) for call in outcome.calls]
+        return msgspec.json.encode(self._finished(outcomes, items))
+
+    def _response(self, status: str, output: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        empty = {"error": None, "incomplete_details": None, "usage": None}
+        return {**self._head, **empty, "status": status, "output": list(output)}
+
+    def _finished(self, outcomes: Sequence[FinishedAnswer], items: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        usage = openai_usage(outcomes)
+        counts = {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": usage["prompt_tokens_details"],
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
+        }
+        if outcomes[0].finish != "length":
+            return {**self._response("completed", items), "usage": counts}
+        why = {"reason": "max_output_tokens"}
+        return {**self._response("incomplete", items), "incomplete_details": why, "usage": counts}
+
+    def _begin_item(self, kind: str) -> bytes:
+        item = _item(kind, None)
+        self._open = kind
+        self._items.append(item)
+        part = {"type": _PARTS[kind], "text": "", **({"annotations": []} if kind == _MESSAGE else {})}
+        added = self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
+        return added + self._part_event("response.content_part.added", part=part)
+
+    def _close(self) -> bytes:
+        """End the item that is open."""
+        if not self._open:
+            return b""
+        kind, text = self._open, "".join(self._text)
+        item = {**_item(kind, text), "id": self._items[-1]["id"]}
+        frames = [
+            self._part_event(f"response.{_PARTS[kind]}.done", text=text, **_logprobs(kind)),
+            self._part_event("response.content_part.done", part=item["content"][0]),
+            self._event("response.output_item.done", output_index=len(self._items) - 1, item=item),
+        ]
+        self._items[-1] = item
+        self._open, self._text = "", []
+        return b"".join(frames)
+
+    def _add_call(self, call: ToolCall) -> bytes:
+        item = _call_item(call)
+        self._items.append(item)
+        place = {"output_index": len(self._items) - 1}
+        started = {**item, "arguments": "", "status": "in_progress"}
+        change = {**place, "item_id": item["id"]}
+        return (
+            self._event("response.output_item.added", **place, item=started)
+            + self._event("response.function_call_arguments.delta", **change, delta=call.arguments)
+            + self._event("response.function_call_arguments.done", **change, name=call.name, arguments=call.arguments)
+            + self._event("response.output_item.done", **place, item=item)
+        )
+
+    def _part_event(self, kind: str, **fields: Any) -> bytes:
+        place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1, "content_index": 0}
+        return self._event(kind, **place, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        number = self._n_events
+        self._n_events += 1
+        return event({"type": kind, "sequence_number": number, **fields}, kind)
+
+
+def _item(kind: str, text: str | None) -> dict[str, Any]:
+    """Return an item of text; None is one that has only begun."""
+    status = "in_progress" if text is None else "completed"
+    part: dict[str, Any] = {"type": _PARTS[kind], "text": text}
+    if kind == _REASONING:
+        content = [] if text is None else [part]
+        return {"type": kind, "id": f"rs_{uuid.uuid4().hex}", "status": status, "summary": [], "content": content}
+    content = [] if text is None else [{**part, "annotations": [], "logprobs": []}]
+    return {"type": kind, "id": f"msg_{uuid.uuid4().hex}", "status": status, "role": "assistant", "content": content}
+
+
+def _call_item(call: ToolCall) -> dict[str, Any]:
+    return {
+        "type": "function_call",
+        "id": f"fc_{uuid.uuid4().hex}",
+        "call_id": call.identity,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": "completed",
+    }
+
+
+def _logprobs(kind: str) -> dict[str, Any]:
+    return {"logprobs": []} if kind == _MESSAGE else {}
