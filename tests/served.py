@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 
+EXACTLY = ("-c", 512, "-t", 1, "--exact", "--parallel", 1)  # so that no bit depends on what was asked before
 START_S = END_S = 60.0
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 _READY = re.compile(r"^serving \S+ at (https?)://(\S+):(\d+)$", re.MULTILINE)

@@ -68,9 +68,7 @@ class Access:
         """Return whether a key is there, or none is needed; what it takes to find out says nothing of the keys."""
         if not self.keys:
             return True
-        kind, _, key = headers.get("authorization", "").partition(" ")
-        given = key.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
-        found = digest(given)
+        found = digest(given_key(headers))
         return sum(hmac.compare_digest(found, known) for known in self.keys) > 0
 
     def _knows(self, name: str) -> bool:
@@ -122,6 +120,12 @@ def read_keys(text: str, where: str) -> list[str]:
                 f"{where}: key {number} has {len(key)} letters, must have {LEAST_KEY_LETTERS} to {MOST_KEY_LETTERS}"
             )
     return keys
+
+
+def given_key(headers: Mapping[str, str]) -> str:
+    """Return the key of a request; empty for none."""
+    kind, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def digest(key: str) -> bytes:

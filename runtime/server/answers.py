@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,6 +30,7 @@ QUICK_S = 0.25  # what is refused within this time is refused with a status of H
 SILENCE_S = 5.0  # clients and proxies take a longer one for a failure
 PROGRESS_S = 1.0
 MOST_FRAMES = 8192  # that a client may be behind
+WHOSE = "edge_run.key"  # of an ASGI scope: what tells apart whose requests they are
 COMMENT = b": the answer is being computed\n\n"
 
 _Item = bytes | Refusal
@@ -84,7 +86,8 @@ class AnswerResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises Refusal, or an error of ours, where nothing was sent yet."""
-        self._job.check(self._service.model.plan.context_tokens)
+        job = dataclasses.replace(self._job, key=scope.get(WHOSE, ""))
+        job.check(self._service.model.plan.context_tokens)
         opening = self._form.begin()  # before any piece: some forms number what they write
         with self._service.admission.place() as place:
             sender, receiver = anyio.create_memory_object_stream[_Item](MOST_FRAMES)
@@ -105,12 +108,12 @@ class AnswerResponse:
                         group.cancel_scope.cancel()
 
                     group.start_soon(watch, name="edge-run-watch-client")
-                    group.start_soon(self._compute, place, sender, name="edge-run-answer")
+                    group.start_soon(self._compute, job, place, sender, name="edge-run-answer")
                     group.start_soon(write, name="edge-run-write")
             except BaseExceptionGroup as failures:
                 raise failures.exceptions[0] from failures.exceptions[0].__cause__
 
-    async def _compute(self, place: Place, sender: MemoryObjectSendStream[_Item]) -> None:
+    async def _compute(self, job: Job, place: Place, sender: MemoryObjectSendStream[_Item]) -> None:
         """Generate; put what is to be written into `sender`, which is full where the client reads too slowly."""
 
         def take(number: int, delta: Delta) -> None:
@@ -127,9 +130,9 @@ class AnswerResponse:
         with sender:
             try:
                 with place.scope:
-                    outcomes = await generate(self._service.answering, self._job, take, count)
+                    outcomes = await generate(self._service.answering, job, take, count)
                     for outcome in outcomes:
-                        outcome.stop_text = self._service.stop_text(outcome.generation, self._job.sampling.stop)
+                        outcome.stop_text = self._service.stop_text(outcome.generation, job.sampling.stop)
                         counts.answer(outcome.generation, outcome.finish)
                     is_stream, reason = self._is_stream, ""
                     sender.send_nowait(self._form.end(outcomes) if is_stream else self._form.whole(outcomes))

@@ -15,8 +15,8 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_run.base.errors import EdgeRunError
-from edge_run.runtime.server.access import Access
-from edge_run.runtime.server.answers import json_response
+from edge_run.runtime.server.access import Access, digest, given_key
+from edge_run.runtime.server.answers import WHOSE, json_response
 from edge_run.runtime.server.apis import anthropic_messages, llama_server, ollama
 from edge_run.runtime.server.apis.openai_chat import chat_completions
 from edge_run.runtime.server.apis.openai_completions import completions, model_document
@@ -107,7 +107,8 @@ class Guard:
             if method == "OPTIONS":
                 await _preflight(headers)(scope, receive, send_guarded)
             else:
-                await self._app({**scope, "app": self}, receive, send_guarded)
+                whose = digest(given_key(headers)).hex() if self._access.keys else ""
+                await self._app({**scope, "app": self, WHOSE: whose}, receive, send_guarded)
         except Exception as error:
             refusal = _refusal(error)
             if status:

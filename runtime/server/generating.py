@@ -69,6 +69,7 @@ class Job:
     """What is to be generated.
 
     tokens: of the prompt. choices: how many answers. parser: makes what parses one of them.
+    key: whose request it is.
     """
 
     tokens: Sequence[int]
@@ -76,6 +77,7 @@ class Job:
     max_tokens: int | None = None
     choices: int = 1
     parser: Callable[[], OutputParser] = PlainOutput
+    key: str = ""
 
     def check(self, context_tokens: int) -> None:
         """Raise ContextFull where the prompt leaves no room for a token."""
@@ -137,7 +139,7 @@ async def _answer(model: AsyncModel, job: Job, number: int, take: Take, count: C
     if sampling.seed is not None and number:
         sampling = dataclasses.replace(sampling, seed=(sampling.seed + number) % _SEEDS)
     parser, deltas, generation = job.parser(), [], None
-    stream = model.generate(job.tokens, max_tokens=job.max_tokens, sampling=sampling)
+    stream = model.generate(job.tokens, max_tokens=job.max_tokens, sampling=sampling, key=job.key)
     async with aclosing(stream) as pieces:
         async for piece in pieces:
             count(len(piece.token_ids))

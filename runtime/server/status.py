@@ -63,6 +63,7 @@ def status_document(service: Service) -> dict[str, Any]:
         "requests": {
             "running": service.admission.n_running,
             "waiting": service.admission.n_waiting,
+            "most_parallel": model.most_parallel,
             "max_queue": service.admission.max_queue,
             "finished": counts.finished,
         },

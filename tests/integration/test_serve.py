@@ -12,11 +12,11 @@ import openai
 import pytest
 
 from edge_run import Model
-from served import TEMPLATE, Served, served
+from served import EXACTLY, TEMPLATE, Served, served
 
 PROMPT = "Once upon a time"
 MESSAGES: Any = [{"role": "user", "content": "Tell me of the fox."}]
-OPTIONS = ("-c", 512, "-t", 1)
+OPTIONS = EXACTLY
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def http(server: Served) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def model(kit: Path) -> Iterator[Model]:
-    with Model(kit, context_tokens=512, threads=1, chat_template=TEMPLATE) as model:
+    with Model(kit, context_tokens=512, threads=1, exact=True, chat_template=TEMPLATE) as model:
         yield model
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from edge_run import Model
-from served import TEMPLATE, Served, served
+from served import EXACTLY, TEMPLATE, Served, served
 
 anthropic = pytest.importorskip("anthropic")
 
@@ -24,7 +24,7 @@ TOOL = {
 
 @pytest.fixture(scope="module")
 def server(kit: Path) -> Iterator[Served]:
-    with served(kit, "-c", 512, "-t", 1, "--chat-template", TEMPLATE, "--temp", 0) as server:
+    with served(kit, *EXACTLY, "--chat-template", TEMPLATE, "--temp", 0) as server:
         yield server
 
 
@@ -36,7 +36,7 @@ def client(server: Served) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def model(kit: Path) -> Iterator[Model]:
-    with Model(kit, context_tokens=512, threads=1, chat_template=TEMPLATE) as model:
+    with Model(kit, context_tokens=512, threads=1, exact=True, chat_template=TEMPLATE) as model:
         yield model
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import threading
@@ -23,7 +24,9 @@ SHORT = {"prompt": PROMPT, "max_tokens": 2}
 @pytest.fixture(scope="module")
 def server(grown: Path) -> Iterator[Served]:
     """A model that streams, whose answers would take minutes."""
-    with served(grown, "-c", 16_384, "-t", 1, "-ub", 16, "--memory", 190 * MIB, "--max-queue", 1) as server:
+    with served(
+        grown, "-c", 16_384, "-t", 1, "-ub", 16, "--memory", 190 * MIB, "--parallel", 1, "--max-queue", 1
+    ) as server:
         yield server
 
 
@@ -78,6 +81,23 @@ def test_too_many_are_told_when_to_come_again(server: Served) -> None:
     for thread in waiting:
         thread.join(60)
     assert post(server, SHORT).status_code == 200
+
+
+def test_answers_share_passes_and_one_that_leaves_does_not_stop_the_others(kit: Path) -> None:
+    with served(kit, "-c", 8192, "-t", 1, "--parallel", 3) as server, contextlib.ExitStack() as leaving:
+        body = {**LONG, "temperature": 0, "max_tokens": 1500}
+        streams = [
+            leaving.enter_context(httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60))
+            for _ in range(3)
+        ]
+        found = [events(stream) for stream in streams]
+        for one in found:
+            next(one)
+        assert server.requests() == (3, 0)
+        streams[0].close()
+        server.wait_until(running=2, waiting=0)
+        for one in found[1:]:
+            assert [*one][-1] == "[DONE]"
 
 
 def test_told_to_stop_it_lets_answers_finish(kit: Path) -> None:

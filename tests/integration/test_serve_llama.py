@@ -11,20 +11,20 @@ import httpx
 import pytest
 
 from edge_run import Model
-from served import TEMPLATE, Served, served
+from served import EXACTLY, TEMPLATE, Served, served
 
 PROMPT = "Once upon a time"
 
 
 @pytest.fixture(scope="module")
 def server(kit: Path) -> Iterator[Served]:
-    with served(kit, "-c", 256, "-t", 1, "--chat-template", TEMPLATE, "-n", 40) as server:
+    with served(kit, *EXACTLY, "--chat-template", TEMPLATE, "-n", 40) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def model(kit: Path) -> Iterator[Model]:
-    with Model(kit, context_tokens=256, threads=1, chat_template=TEMPLATE) as model:
+    with Model(kit, context_tokens=512, threads=1, exact=True, chat_template=TEMPLATE) as model:
         yield model
 
 
@@ -73,10 +73,11 @@ def test_templates(server: Served, model: Model) -> None:
 
 def test_what_it_says_of_itself(server: Served) -> None:
     props = httpx.get(f"{server.url}/props").json()
-    assert props["default_generation_settings"]["n_ctx"] == 256
+    assert props["default_generation_settings"]["n_ctx"] == 512
     assert props["default_generation_settings"]["params"]["n_predict"] == 40
     assert props["chat_template"] == TEMPLATE
-    assert httpx.get(f"{server.url}/slots").json() == [{"id": 0, "n_ctx": 256, "is_processing": False}]
+    slots = httpx.get(f"{server.url}/slots").json()
+    assert slots == [{"id": n, "n_ctx": 512, "is_processing": False} for n in range(props["total_slots"])]
 
 
 def test_the_status_adds_up(server: Served) -> None:

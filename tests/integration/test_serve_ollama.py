@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from edge_run import Model
-from served import TEMPLATE, Served, served
+from served import EXACTLY, TEMPLATE, Served, served
 
 MESSAGES: Any = [{"role": "user", "content": "Tell me of the fox."}]
 GREEDY = {"temperature": 0, "num_predict": 10}
@@ -20,13 +20,13 @@ TOOL = {"type": "function", "function": {"name": "now", "description": "What tim
 
 @pytest.fixture(scope="module")
 def server(kit: Path) -> Iterator[Served]:
-    with served(kit, "-c", 512, "-t", 1, "--chat-template", TEMPLATE) as server:
+    with served(kit, *EXACTLY, "--chat-template", TEMPLATE) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def model(kit: Path) -> Iterator[Model]:
-    with Model(kit, context_tokens=512, threads=1, chat_template=TEMPLATE) as model:
+    with Model(kit, context_tokens=512, threads=1, exact=True, chat_template=TEMPLATE) as model:
         yield model
 
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from edge_run import Model
-from served import TEMPLATE, Served, served
+from served import EXACTLY, TEMPLATE, Served, served
 
 INPUT = "Tell me of the fox."
 MESSAGES: Any = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": INPUT}]
@@ -24,7 +24,7 @@ TOOL: Any = {
 
 @pytest.fixture(scope="module")
 def server(kit: Path) -> Iterator[Served]:
-    with served(kit, "-c", 512, "-t", 1, "--chat-template", TEMPLATE) as server:
+    with served(kit, *EXACTLY, "--chat-template", TEMPLATE) as server:
         yield server
 
 
@@ -36,7 +36,7 @@ def client(server: Served) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def wanted(kit: Path) -> str:
-    with Model(kit, context_tokens=512, threads=1, chat_template=TEMPLATE) as model:
+    with Model(kit, context_tokens=512, threads=1, exact=True, chat_template=TEMPLATE) as model:
         return model.chat(MESSAGES, max_tokens=12, temperature=0).text
 
 

@@ -103,7 +103,7 @@ async def props(service: Service, request: Request) -> Response:
     return json_response(
         {
             "default_generation_settings": settings,
-            "total_slots": 1,
+            "total_slots": model.most_parallel,
             "model_alias": service.name,
             "chat_template": model.chat_template,
             "modalities": {"vision": False, "audio": False},
@@ -113,11 +113,10 @@ async def props(service: Service, request: Request) -> Response:
 
 
 async def slots(service: Service, request: Request) -> Response:
-    """Say who is being answered: a slot for each request, one at least."""
-    n_running = service.admission.n_running
-    n_ctx = service.model.plan.context_tokens
-    found = [{"id": index, "n_ctx": n_ctx, "is_processing": index < n_running} for index in range(max(1, n_running))]
-    return json_response(found)
+    """Say how many are being answered: answers that share passes have no place of their own, so the first ones are."""
+    n_running, n_ctx = service.admission.n_running, service.model.plan.context_tokens
+    n_slots = service.model.most_parallel
+    return json_response([{"id": n, "n_ctx": n_ctx, "is_processing": n < n_running} for n in range(n_slots)])
 
 
 class NativeCompletionForm:

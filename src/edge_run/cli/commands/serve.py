@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from edge_run.base.files import read_text_file
 from edge_run.cli.shared.answer import opened
 from edge_run.cli.shared.generating import mesh_options
 from edge_run.cli.shared.options import MODEL, SETTINGS
-from edge_run.cli.shared.settings import report, resolve
+from edge_run.cli.shared.settings import RunSettings, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 
+PARALLEL = 4
 HOST, PORT, MAX_QUEUE = "127.0.0.1", 8080, 64
 MOST_KEY_FILE_BYTES = 1 << 20
 _OF_ONE_ANSWER = {
@@ -67,6 +69,12 @@ _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
             help=f"Requests that may wait; others are told when to come again.  [default: {MAX_QUEUE}]",
         ),
         click.Option(
+            ["--parallel"],
+            type=click.IntRange(1, 256),
+            metavar="N",
+            help=f"Answers that share a pass at most.  [default: {PARALLEL}, or 1 where guesses are made or on a mesh]",
+        ),
+        click.Option(
             ["--drain"],
             type=click.FloatRange(0, 3600),
             default=30.0,
@@ -95,12 +103,13 @@ def serve(context: click.Context, /, model_file: Path, host: str, port: int, **g
 
     terminal: Terminal = context.obj
     settings = resolve(context, {**{s.name: None for s in SETTINGS}, **given, "model_file": model_file})
+    config = dataclasses.replace(settings.config, sequences=given["parallel"] or _usual_parallel(settings))
     if (given["tls_cert"] is None) != (given["tls_key"] is None):
         raise ConfigError("--tls-cert and --tls-key: belong together; give both")
     keys: list[str] = []
     if (file := given["api_key_file"]) is not None:
         keys = read_keys(read_text_file(file, f"--api-key-file {file}", MOST_KEY_FILE_BYTES), f"--api-key-file {file}")
-    report(context, terminal, settings.config, settings.sampling)
+    report(context, terminal, config, settings.sampling)
     with bind(host, port) as bound:
         options = ServeOptions(
             access_for(host, bound.getsockname()[0], given["allow_host"], given["allow_origin"], keys),
@@ -113,5 +122,11 @@ def serve(context: click.Context, /, model_file: Path, host: str, port: int, **g
             edge_run.__version__,
         )
         mesh = mesh_options(settings, terminal) if settings.is_mesh else None
-        with opened(settings.model, settings.config, terminal, settings.chat_template, mesh=mesh) as model:
+        with opened(settings.model, config, terminal, settings.chat_template, mesh=mesh) as model:
             anyio.run(serve_model, model, bound, options, terminal.say)
+
+
+def _usual_parallel(settings: RunSettings) -> int:
+    """Return how many answers share a pass where nobody said: guesses are made for one alone."""
+    config = settings.config
+    return 1 if settings.is_mesh or config.draft_model or config.uses_lookup else PARALLEL
