@@ -62,13 +62,7 @@ class Admission:
         if self.is_closed:
             raise Refusal(503, "the server is shutting down", code="shutting_down", retry_after_s=5, closes=True)
         if self.n_waiting > self.max_queue:
-            wait_s = self.expected_wait_s
-            raise Refusal(
-                429,
-                f"{self.n_waiting} requests wait already, {self.max_queue} may; try again in {wait_s:.0f} s",
-                code="queue_full",
-                retry_after_s=wait_s,
-            )
+            raise self.refusal()
         place = Place(self._clock)
         self._places.add(place)
         try:
@@ -77,6 +71,12 @@ class Admission:
             self._places.remove(place)
             if place.has_begun:
                 self._answer_s += _LEARNING * (place.age_s - self._answer_s)
+
+    def refusal(self) -> Refusal:
+        """Return what is said to one too many."""
+        wait_s = self.expected_wait_s
+        message = f"too many requests wait already; try again in {wait_s:.0f} s"
+        return Refusal(429, message, code="queue_full", retry_after_s=wait_s)
 
     @property
     def expected_wait_s(self) -> float:

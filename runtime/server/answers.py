@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
@@ -29,11 +31,14 @@ EVENT_STREAM, JSON_LINES, JSON = "text/event-stream; charset=utf-8", "applicatio
 QUICK_S = 0.25  # what is refused within this time is refused with a status of HTTP
 SILENCE_S = 5.0  # clients and proxies take a longer one for a failure
 PROGRESS_S = 1.0
+AT_ONCE = 64
 MOST_FRAMES = 8192  # that a client may be behind
 WHOSE = "edge_run.key"  # of an ASGI scope: what tells apart whose requests they are
 COMMENT = b": the answer is being computed\n\n"
 
 _Item = bytes | Refusal
+
+logger = logging.getLogger(__name__)
 
 
 class AnswerForm(Protocol):
@@ -108,13 +113,17 @@ class AnswerResponse:
                         group.cancel_scope.cancel()
 
                     group.start_soon(watch, name="edge-run-watch-client")
-                    group.start_soon(self._compute, job, place, sender, name="edge-run-answer")
+                    group.start_soon(
+                        self._compute, job, place, sender, group.cancel_scope.cancel, name="edge-run-answer"
+                    )
                     group.start_soon(write, name="edge-run-write")
             except BaseExceptionGroup as failures:
                 raise failures.exceptions[0] from failures.exceptions[0].__cause__
 
-    async def _compute(self, job: Job, place: Place, sender: MemoryObjectSendStream[_Item]) -> None:
-        """Generate; put what is to be written into `sender`, which is full where the client reads too slowly."""
+    async def _compute(
+        self, job: Job, place: Place, sender: MemoryObjectSendStream[_Item], leave: Callable[[], None]
+    ) -> None:
+        """Generate; put what is to be written into `sender`. `leave` where the client reads too slowly."""
 
         def take(number: int, delta: Delta) -> None:
             if self._is_stream and (frame := self._form.piece(number, delta)):
@@ -141,6 +150,9 @@ class AnswerResponse:
             except EdgeRunError as error:
                 reason = "error"
                 sender.send_nowait(refusal_of(error))
+            except anyio.WouldBlock:
+                logger.info("a client is dropped that is %d pieces behind", MOST_FRAMES)
+                leave()
             finally:
                 counts.request_s.add(place.age_s)
                 if reason:
@@ -169,11 +181,21 @@ class AnswerResponse:
                     item = await receiver.receive()
                 except anyio.EndOfStream:
                     break
-            if isinstance(item, Refusal):
-                item = self._form.failed(item)
-            if frame := item or self._fill_silence():
+            frame = self._fill_silence() if item is None else self._frame(item) + self._at_hand(receiver)
+            if frame:
                 await send(_body(frame))
         await send(_body(b"", is_last=True))
+
+    def _frame(self, item: _Item) -> bytes:
+        return self._form.failed(item) if isinstance(item, Refusal) else item
+
+    def _at_hand(self, receiver: MemoryObjectReceiveStream[_Item]) -> bytes:
+        """Return what came meanwhile, to be written at once."""
+        frames: list[bytes] = []
+        with contextlib.suppress(anyio.WouldBlock, anyio.EndOfStream):
+            while len(frames) < AT_ONCE:
+                frames.append(self._frame(receiver.receive_nowait()))
+        return b"".join(frames)
 
     def _fill_silence(self) -> bytes:
         progress = self._service.model.progress if self._form.wants_progress else None

@@ -40,7 +40,7 @@ HEADERS: Mapping[str, str] = {
 logger = logging.getLogger(__name__)
 
 
-def make_app(service: Service, access: Access) -> ASGIApp:
+def make_app(service: Service, access: Access, has_metrics: bool = False) -> ASGIApp:
     """Return the application that serves a model to those who may ask."""
     posts: dict[str, Handler] = {
         "/v1/chat/completions": chat_completions,
@@ -68,6 +68,10 @@ def make_app(service: Service, access: Access) -> ASGIApp:
         "/v1/models": models,
         "/v1/models/{model:path}": one_model,
     }
+    if has_metrics:
+        from edge_run.runtime.server.metrics import metrics  # whose library takes 2 MiB
+
+        gets["/metrics"] = metrics
     routes = [
         Route(path, partial(handler, service), methods=[method])
         for method, handlers in (("POST", posts), ("GET", gets))

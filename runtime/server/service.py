@@ -19,6 +19,7 @@ from edge_run.runtime.server.bodies import BodyRoom
 from edge_run.runtime.server.counts import Counts
 from edge_run.runtime.server.refusals import Refusal
 
+MOST_UNPREPARED = 32  # requests whose prompt is not rendered yet
 _PREPARING = 2  # prompts at once: each may take much memory
 _Result = TypeVar("_Result")
 _Kind = TypeVar("_Kind")
@@ -56,7 +57,9 @@ class Service:
         return await self._room.read(request, kind)
 
     async def prepare(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Run in a thread what takes its time but does not compute."""
+        """Run in a thread what takes its time but does not compute. Raises Refusal where too many wait for that."""
+        if self._preparing.statistics().tasks_waiting >= MOST_UNPREPARED:
+            raise self.admission.refusal()
         return await anyio.to_thread.run_sync(function, *arguments, limiter=self._preparing)
 
     async def prompt_tokens(self, text: str) -> list[int]:

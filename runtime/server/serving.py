@@ -36,7 +36,7 @@ class ServeOptions:
     access: who may ask. max_queue: requests that may wait. sampling: where a request says nothing.
     most_tokens: of an answer. drain_s: how long who is there may go on when the server is told to stop.
     certificate, certificate_key: files for TLS, both or none.
-    version: of edge-run.
+    version: of edge-run. has_metrics: `/metrics` is there.
     """
 
     access: Access
@@ -47,6 +47,7 @@ class ServeOptions:
     certificate: Path | None = None
     certificate_key: Path | None = None
     version: str = ""
+    has_metrics: bool = False
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -102,7 +103,7 @@ class _Server(uvicorn.Server):
 
 def _configuration(service: Service, options: ServeOptions) -> uvicorn.Config:
     return uvicorn.Config(
-        make_app(service, options.access),
+        make_app(service, options.access, options.has_metrics),
         http=BoundedProtocol,
         ws="none",
         loop="none",

@@ -18,7 +18,7 @@ PROMPT = "Once upon a time"
 
 @pytest.fixture(scope="module")
 def server(kit: Path) -> Iterator[Served]:
-    with served(kit, *EXACTLY, "--chat-template", TEMPLATE, "-n", 40) as server:
+    with served(kit, *EXACTLY, "--chat-template", TEMPLATE, "-n", 40, "--metrics") as server:
         yield server
 
 
@@ -89,3 +89,30 @@ def test_the_status_adds_up(server: Served) -> None:
     assert sum(item["size_bytes"] for item in after["memory"]["items"]) <= after["memory"]["budget_bytes"]
     assert after["model"]["mode"] == "resident"
     assert after["now_s"] > before["now_s"]
+
+
+def test_metrics(server: Served) -> None:
+    def figures() -> dict[str, float]:
+        answer = httpx.get(f"{server.url}/metrics")
+        assert answer.headers["content-type"].startswith("text/plain")
+        lines = [line.rpartition(" ") for line in answer.text.splitlines() if not line.startswith("#")]
+        return {key.partition("{")[0] + key.partition("finished_reason")[2]: float(value) for key, _, value in lines}
+
+    before = figures()
+    found = post(server, "/completion", prompt=PROMPT, n_predict=7, temperature=0).json()
+    after = figures()
+
+    def change(key: str) -> float:
+        return after[key] - before.get(key, 0.0)
+
+    assert change("vllm:generation_tokens_total") == found["tokens_predicted"]
+    assert change("vllm:prompt_tokens_total") == found["tokens_evaluated"]
+    assert change('vllm:request_success_total="length",model_name="kit-dense-q4_0"}') == 1
+    assert change("vllm:time_to_first_token_seconds_count") == 1
+    assert after["vllm:num_requests_running"] == 0
+    assert 0 < after["edge_run:resident_bytes"] <= after["edge_run:budget_bytes"]
+
+
+def test_without_the_flag_there_are_no_metrics(kit: Path) -> None:
+    with served(kit, "-c", 128, "-t", 1) as server:
+        assert httpx.get(f"{server.url}/metrics").status_code == 404

@@ -81,6 +81,7 @@ _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
             metavar="SECONDS",
             help="How long answers may go on after Ctrl-C or SIGTERM.  [default: 30.0]",
         ),
+        click.Option(["--metrics"], is_flag=True, help="Figures for Prometheus at /metrics."),
         click.Option(["--tls-cert"], help="Certificate chain, for HTTPS.", **_FILE),
         click.Option(["--tls-key"], help="The key of the certificate.", **_FILE),
         *_SETTINGS,
@@ -93,7 +94,7 @@ def serve(context: click.Context, /, model_file: Path, host: str, port: int, **g
 
     Sampling settings are for requests that say nothing; -n is the most that an answer may have.
     """
-    for module in ("uvicorn", "starlette", "msgspec"):
+    for module in ("uvicorn", "starlette", "msgspec", *(["prometheus_client"] if given["metrics"] else [])):
         need(module, "serve")
     import anyio
 
@@ -120,6 +121,7 @@ def serve(context: click.Context, /, model_file: Path, host: str, port: int, **g
             given["tls_cert"],
             given["tls_key"],
             edge_run.__version__,
+            given["metrics"],
         )
         mesh = mesh_options(settings, terminal) if settings.is_mesh else None
         with opened(settings.model, config, terminal, settings.chat_template, mesh=mesh) as model:
