@@ -20,7 +20,7 @@ THINK, THOUGHT = "<think>", "</think>"
 CALL, CALLED = "<tool_call>", "</tool_call>"
 _CONTENT, _THINKING, _CALLING, _BARE, _AFTER_BARE = "content", "thinking", "calling", "bare", "after"
 _OPENINGS = ("{", "```json\n{", "```\n{")  # of a call without marks
-MOST_BARE_LETTERS = 1 << 16
+MOST_BARE_LETTERS = 1 << 13  # of an answer that begins like a call, before it is taken for text
 
 
 def new_call_identity() -> str:
