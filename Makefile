@@ -12,6 +12,10 @@ BENCH ?= $(filter-out benchmarks/_% $(BENCH_TOOLS),$(wildcard benchmarks/*.py))
 VULKAN_VENV ?= .venv-vulkan
 SOFTWARE_GPU := GGML_VK_VISIBLE_DEVICES=0
 
+# What people use to speak to `edge-run serve`, in an environment of its own: some want older versions of others.
+CLIENTS_VENV ?= .venv-clients
+CLIENTS := openai anthropic ollama langchain-openai langchain-ollama litellm instructor 'pydantic-ai-slim[openai]' openai-agents
+
 # For llama.cpp with AddressSanitizer, in an environment of its own: the tests in which Python and native code hand memory
 # to each other. Freed memory is kept back a little only, as budgets are measured; ASAN_TESTS names other tests.
 ASAN_VENV ?= .venv-asan
@@ -24,7 +28,7 @@ ASAN_TESTS ?= tests/asan $(wildcard tests/unit/tiers/test_weights*.py) \
     $(patsubst %,tests/integration/test_%.py,exactness slices engine engine_shapes moe speculation sampling) \
     $(patsubst %,tests/integration/test_%.py,mesh_decoder prefetch model) tests/property/test_on_demand.py
 
-.PHONY: help venv torch run test test-gpu test-real test-vulkan test-asan check format bench clean
+.PHONY: help venv torch run test test-gpu test-real test-clients test-vulkan test-asan check format bench clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -44,6 +48,9 @@ test-gpu: $(VENV)/.installed ## the tests on this machine's GPU, which llama.cpp
 
 test-real: $(VENV)/.installed ## the tests on real, trained models: EDGE_RUN_REAL_MODELS=FOLDER (CONTRIBUTING.md); minutes
 	$(BIN)/pytest tests/real $(ARGS)
+
+test-clients: $(CLIENTS_VENV)/.installed ## the first examples of clients of OpenAI, Anthropic and Ollama against the server
+	$(CLIENTS_VENV)/bin/pytest -W ignore -p no:unraisableexception tests/clients $(ARGS)
 
 test-vulkan: $(VULKAN_VENV)/.installed ## the same on a GPU that the processor plays: Mesa's Vulkan driver; minutes
 	$(SOFTWARE_GPU) NEED_GPU=1 $(VULKAN_VENV)/bin/pytest tests/gpu $(ARGS)
@@ -70,7 +77,7 @@ bench: $(VENV)/.installed ## every benchmark; BENCH=benchmarks/one.py runs one
 	@set -e; for script in $(BENCH); do echo "== $$script"; $(BIN)/python $$script $(ARGS); done
 
 clean: ## remove the virtual environment, builds and caches
-	rm -rf $(VENV) $(VULKAN_VENV) $(ASAN_VENV) build dist *.egg-info .*_cache .hypothesis .coverage* htmlcov
+	rm -rf $(VENV) $(VULKAN_VENV) $(CLIENTS_VENV) $(ASAN_VENV) build dist *.egg-info .*_cache .hypothesis .coverage* htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -95,6 +102,11 @@ $(VULKAN_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VULKAN_VENV)
 	CMAKE_ARGS=-DGGML_VULKAN=on CXXFLAGS="$(CXXFLAGS) -I$(CURDIR)/tests/vulkan" \
 	    $(VULKAN_VENV)/bin/pip install --no-cache-dir --no-binary llama-cpp-python --editable '.[dev]'
+	touch $@
+
+$(CLIENTS_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(CLIENTS_VENV)
+	$(CLIENTS_VENV)/bin/pip install --editable '.[dev]' $(CLIENTS)
 	touch $@
 
 $(ASAN_VENV)/.installed: pyproject.toml

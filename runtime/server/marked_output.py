@@ -18,10 +18,9 @@ from edge_run.runtime.server.generating import Delta, ToolCall
 
 THINK, THOUGHT = "<think>", "</think>"
 CALL, CALLED = "<tool_call>", "</tool_call>"
-_CONTENT, _THINKING, _CALLING, _BARE, _FENCED = "content", "thinking", "calling", "bare", "fenced"
+_CONTENT, _THINKING, _CALLING, _BARE, _AFTER_BARE = "content", "thinking", "calling", "bare", "after"
 _OPENINGS = ("{", "```json\n{", "```\n{")  # of a call without marks
-_FENCE = "```"
-MOST_BARE_LETTERS = 1 << 16
+MOST_BARE_LETTERS = 1 << 13  # of an answer that begins like a call, before it is taken for text
 
 
 def new_call_identity() -> str:
@@ -57,7 +56,7 @@ class MarkedOutput:
             _THINKING: self._thinking,
             _CALLING: self._calling,
             _BARE: self._bare,
-            _FENCED: self._fenced,
+            _AFTER_BARE: self._after_bare,
         }
 
     def push(self, text: str) -> list[Delta]:
@@ -137,29 +136,25 @@ class MarkedOutput:
         if call is None:
             return []
         self._n_calls += 1
-        if self._held.lstrip().startswith(_FENCE):
-            self._state = _FENCED
-        self._held = self._held[end:]
+        self._state, self._held = _AFTER_BARE, self._held[end:]
         return [Delta(call=call)]
 
-    def _fenced(self, is_last: bool) -> list[Delta]:
-        """Leave out the end of a code block that held a call."""
-        text = self._held.lstrip()
-        if is_last or not _FENCE.startswith(text) or text == _FENCE:
-            self._state, self._held = _CONTENT, text.removeprefix(_FENCE)
+    def _after_bare(self, is_last: bool) -> list[Delta]:
+        """Leave out what closes a code block or a doubled brace."""
+        self._held = self._held.lstrip("} \n`")
+        if self._held:
+            self._state = _CONTENT
         return []
 
     def _call(self, text: str) -> ToolCall | None:
-        try:
-            value = strict_json.parse(text.strip())
-        except ValueError:
-            return None
-        if not isinstance(value, dict) or value.get("name") not in self._tools:
+        value = _object(text.strip())
+        name = value.get("name")
+        if not isinstance(name, str) or name not in self._tools:
             return None
         arguments = value.get("arguments", value.get("parameters", {}))
         if not isinstance(arguments, dict):
             return None
-        return ToolCall(self._identity(), value["name"], dumped(arguments))
+        return ToolCall(self._identity(), name, dumped(arguments))
 
     def _go_on(self, state: str, text: str) -> None:
         """Go on with `text` after a mark that has line breaks around it."""
@@ -178,6 +173,21 @@ class MarkedOutput:
 def dumped(value: Any) -> str:
     """Return JSON as models write it."""
     return json.dumps(value, ensure_ascii=False)
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Return the JSON object that `text` is; an empty one where it is none.
+
+    Some templates show a call with its braces doubled, and models copy that, or the half of it.
+    """
+    for candidate in (text, text[1:], text[1:-1]) if text.startswith("{{") else (text,):
+        try:
+            value = strict_json.parse(candidate)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            return value
+    return {}
 
 
 def _reasoning(text: str) -> Delta:

@@ -20,13 +20,19 @@ from edge_run.runtime.generation.model import Model
 from edge_run.runtime.server.access import Access
 from edge_run.runtime.server.admission import USUAL_S, Admission
 from edge_run.runtime.server.app import make_app
-from edge_run.runtime.server.connections import BoundedProtocol
+from edge_run.runtime.server.connections import MOST_CONNECTIONS, BoundedProtocol
 from edge_run.runtime.server.service import Service
+
+try:
+    import resource
+except ImportError:  # not a POSIX system
+    resource = None  # type: ignore[assignment]
 
 DRAIN_S = 30.0
 LAST_RESORT_S = 15  # after that, for those who do not end although they are cancelled
 KEEP_ALIVE_S = 75
 BACKLOG = 1024
+OTHER_FILES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,18 @@ class ServeOptions:
     certificate_key: Path | None = None
     version: str = ""
     has_metrics: bool = False
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many open files as connections that it takes, as far as the system allows it."""
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_CONNECTIONS + OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -73,6 +91,7 @@ async def serve(model: Model, bound: socket.socket, options: ServeOptions, say: 
 
     say: told in a line when the server is ready, and when it is about to end.
     """
+    raise_file_limit()
     async with AsyncModel.of(model) as answering:
         forecast = model.plan.forecast
         admission = Admission(options.max_queue, forecast.first_token_s if forecast else USUAL_S)

@@ -18,7 +18,7 @@ SUB = '<tool_call>{"name": "sub", "arguments": {}}</tool_call>'
 
 def parsed(text: str, cuts: list[int] | None = None, **options: object) -> tuple[str, str, list[tuple[str, object]]]:
     """Return content, reasoning and calls of a text that comes in pieces."""
-    parser = MarkedOutput(**{"tools": ("add", "sub"), **options})  # type: ignore[arg-type]
+    parser = MarkedOutput(**{"tools": frozenset({"add", "sub"}), **options})  # type: ignore[arg-type]
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts or ())})
     deltas: list[Delta] = []
     for start, end in itertools.pairwise(places):
@@ -50,10 +50,13 @@ TEXTS = {
     ),
     '```json\n{"name": "add",\n "arguments": {"a": {}}}\n```': ("", "", [("add", {"a": {}})]),
     '{"name": "sub", "arguments": {}}': ("", "", [("sub", {})]),
+    '{{"name": "sub", "arguments": {}}}': ("", "", [("sub", {})]),
+    '<tool_call>{{"name": "sub", "arguments": {"x": {}}}</tool_call>': ("", "", [("sub", {"x": {}})]),
     '```json\n{"name": "Ann"}\n```\nThat is her.': ('```json\n{"name": "Ann"}\n```\nThat is her.', "", []),
     "```python\nprint({})\n```": ("```python\nprint({})\n```", "", []),
     "{": ("{", "", []),
     "<tool_call>{broken</tool_call> on": ("<tool_call>{broken</tool_call> on", "", []),
+    '<tool_call>{"name": ["add"]}</tool_call>': ('<tool_call>{"name": ["add"]}</tool_call>', "", []),
     '<tool_call>["add"]</tool_call>': ('<tool_call>["add"]</tool_call>', "", []),
     '<tool_call>{"name": "add", "arguments": "{}"}': ('<tool_call>{"name": "add", "arguments": "{}"}', "", []),
 }
