@@ -42,8 +42,8 @@ class Model(Closing):
 
     A context manager. A model belongs to the process that opened it: in a forked child its methods raise NotSupported,
     and closing it does nothing. Only `cancel`, `progress`, `mesh_use` and what turns texts into tokens are thread-safe.
-    One generation runs at a time: starting another one while the first is being iterated ends the first. Use `AsyncModel`
-    to share a model between tasks.
+    One generation runs at a time: starting another one while the first is being iterated ends the first. Use
+    `AsyncModel` to share a model between tasks.
 
     The class is over 200 lines because it is the whole interface of an open model, and most of it is one call each.
     """

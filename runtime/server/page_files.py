@@ -1,7 +1,7 @@
 """The page at `/`: its files, read once at the start, and what a browser may do with them.
 
-A request names no file: it names a path, and the paths are a table. The page needs no key, for there is nothing in it; what
-it shows it asks for with the key that its user gives.
+A request names no file: it names a path, and the paths are a table. The page needs no key, for there is nothing in it:
+what it shows it asks for, with the key that its user gives.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAMES = (
 )
 PAGE_FILES: Mapping[str, str] = {PAGE: "index.html", **{f"/page/{name}": name for name in _NAMES}}
 
-# Trusted types: text of a model cannot become markup even by a mistake in the page, for no script may make markup at all.
+# Trusted types: no script may make markup, so what a model says cannot become any by a mistake of the page.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"

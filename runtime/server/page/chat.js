@@ -55,6 +55,7 @@ export class Chat {
     part.wait.hidden = !isRunning || Boolean(answer.content);
     if (!part.wait.hidden) drawWait(part, answer);
     say(part.state, isRunning ? "" : (WHY[answer.state]?.(answer) ?? (answer.isShort ? "It reached the most tokens it may have." : "")));
+    part.state.classList.toggle("bad", answer.state === GONE || answer.state === REFUSED);
     say(part.figures, isRunning || !answer.timings ? "" : figures(answer.timings));
     part.foot.hidden = isRunning;
     part.copy.hidden = !answer.content;
