@@ -58,7 +58,7 @@ class RepeatingModel:
     def __init__(self, name: str) -> None:
         self.path, self.has_chat_template, self.trained_context_tokens = Path(name), True, 32768
         self.most_parallel, self.notices, self.chat_template = 4, (), "<think>"
-        self.mesh_use: MeshUse | None = None
+        self.mesh_use = MESH
         self.progress: Progress | None = None
         self.began_s = time.monotonic()
         self.speculation = Speculation("ngram", passes=50, drafted=120, accepted=78, tokens_per_pass=2.6)
@@ -117,10 +117,8 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--key", action="append", default=[])
-    parser.add_argument("--mesh", action="store_true")
     given = parser.parse_args()
     model: Any = RepeatingModel(given.name)
-    model.mesh_use = MESH if given.mesh else None
     service = Service(model, model, Admission(4), version="0")
     with bind("127.0.0.1", given.port) as bound:
         app: Any = make_app(service, access_for("127.0.0.1", "127.0.0.1", keys=given.key))

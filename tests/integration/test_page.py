@@ -268,17 +268,13 @@ def test_a_key_is_asked_for_and_forgotten_with_the_tab(driver: Any) -> None:
     page.errors()
 
 
-def test_the_machine_and_a_device_that_is_lost(driver: Any) -> None:
-    page = Page(driver)
-    with served(Path("a-model"), "--mesh", program=DOUBLE) as server:
-        page.open(server)
-        page.sees("#machine", "layers 20\u201327")
-        for part in ("of 2.00 GiB", "of these lent to weights", "MB/s", "65 % of 120", "0 of 4"):
-            page.sees("#machine", part)
-        page.say(LOSE)
-        page.sees("#machine", "attic is lost")
-        page.sees("#machine", "layers 12\u201327")
-        assert not page.errors()
+def test_the_machine_and_a_device_that_is_lost(page: Page) -> None:
+    page.sees("#machine", "layers 20\u201327")
+    for part in ("of 2.00 GiB", "of these lent to weights", "MB/s", "65 % of 120", "0 of 4"):
+        page.sees("#machine", part)
+    page.say(LOSE)
+    page.sees("#machine", "attic is lost")
+    page.sees("#machine", "layers 12\u201327")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

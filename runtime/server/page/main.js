@@ -201,10 +201,12 @@ at("settings").addEventListener("input", () => {
   if (conversation.messages.length) keep(conversation);
 });
 
-at("settings").addEventListener("submit", (event) => {
-  event.preventDefault();
-  at("settings").close();
-});
+for (const dialog of document.querySelectorAll("dialog")) {
+  dialog.addEventListener("submit", (event) => {
+    event.preventDefault();
+    dialog.close();
+  });
+}
 
 at("forget-key").addEventListener("click", () => {
   forgetKey();
@@ -217,12 +219,7 @@ onKeyNeeded((why) => new Promise((give) => {
   at("key-text").value = "";
   if (at("settings").open) at("settings").close();
   at("key").showModal();
-  at("key").addEventListener("cancel", (event) => event.preventDefault());
-  at("key").onsubmit = (event) => {
-    event.preventDefault();
-    at("key").close();
-    give(at("key-text").value.trim());
-  };
+  at("key").onclose = () => give(at("key-text").value.trim());
 }));
 
 // Sides that a small screen shows over the chat
