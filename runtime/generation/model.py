@@ -190,6 +190,11 @@ class Model(Closing):
         self._check_tokens("tokens", tokens)
         return b"".join(ggml.token_bytes(self._vocab, t, False) for t in tokens).decode("utf-8", "replace")
 
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token stands for, which may be a part of a character; none for control tokens."""
+        self._check_tokens("token", (token,))
+        return ggml.token_bytes(self._vocab, token, False)
+
     def prompt_tokens(self, text: str) -> list[int]:
         """Return the tokens of a prompt as `generate` makes them: with BOS, and control tokens in it as such.
 

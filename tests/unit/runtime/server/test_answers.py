@@ -47,6 +47,7 @@ class FakeModel:
         self.path, self.progress, self.has_chat_template = Path("model.gguf"), None, True
         self.plan = SimpleNamespace(context_tokens=100, forecast=None)
         self.generation: Any = SimpleNamespace(
+            logprobs=(),
             finish_reason="length", text="", token_ids=(), prompt_tokens=1, cached_tokens=0, completion_tokens=3,
             decode_tokens_per_s=1.0, prefill_tokens_per_s=1.0, io=SimpleNamespace(bytes_read=0),
         )  # fmt: skip
@@ -92,7 +93,8 @@ class Client:
 async def answering(model: FakeModel, client: Client, is_stream: bool = True) -> AsyncIterator[Service]:
     """Answer a request in this block, and wait for the end of it."""
     service = Service(model, model, Admission(0), SamplingConfig())  # type: ignore[arg-type]
-    response = AnswerResponse(service, Job([1], SamplingConfig()), CompletionForm("model", False), is_stream)
+    form = CompletionForm("model", False, lambda token: b"")
+    response = AnswerResponse(service, Job([1], SamplingConfig()), form, is_stream)
     async with anyio.create_task_group() as group:
         group.start_soon(response, {"type": "http"}, client.receive, client.send)
         with anyio.fail_after(30):
