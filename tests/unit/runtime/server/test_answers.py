@@ -180,6 +180,19 @@ async def test_when_the_server_ends_the_client_is_told() -> None:
     assert model.ended == 1
 
 
+async def test_an_answer_that_is_cancelled_by_nobody_is_an_error() -> None:
+    """A task group takes a task that ends as cancelled for one that it cancelled itself, and says nothing."""
+    model, client = FakeModel(), Client()
+    model.error = anyio.get_cancelled_exc_class()()  # type: ignore[assignment]
+    model.goes_on.set()
+    with pytest.raises(ExceptionGroup) as caught:
+        async with answering(model, client):
+            pass
+    (refusal,) = caught.value.exceptions
+    assert isinstance(refusal, Refusal)
+    assert (refusal.status, client.status) == (500, 0)
+
+
 async def test_a_whole_answer_is_sent_with_its_length() -> None:
     model, client = FakeModel(), Client()
     model.goes_on.set()
