@@ -96,7 +96,7 @@ class AnswerResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises Refusal, or an error of ours, where nothing was sent yet."""
         job = dataclasses.replace(self._job, key=scope.get(WHOSE, ""))
-        job.check(self._service.model.plan.context_tokens)
+        job.check(self._service.model.context_tokens)
         opening = self._form.begin()  # before any piece: some forms number what they write
         with self._service.admission.place() as place:
             sender, receiver = anyio.create_memory_object_stream[_Item](MOST_FRAMES)

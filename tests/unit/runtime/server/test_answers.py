@@ -45,7 +45,8 @@ class FakeModel:
         self.error: Exception | None = None
         self.ended = 0
         self.path, self.progress, self.has_chat_template = Path("model.gguf"), None, True
-        self.plan = SimpleNamespace(context_tokens=100, forecast=None)
+        self.plan = SimpleNamespace(forecast=None)
+        self.context_tokens = 100
         self.generation: Any = SimpleNamespace(
             finish_reason="length", text="", token_ids=(), prompt_tokens=1, cached_tokens=0, completion_tokens=3,
             decode_tokens_per_s=1.0, prefill_tokens_per_s=1.0, io=SimpleNamespace(bytes_read=0),
