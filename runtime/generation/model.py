@@ -104,6 +104,11 @@ class Model(Closing):
         return self._engine.plan
 
     @property
+    def context_tokens(self) -> int:
+        """The tokens that a prompt and its answer may have."""
+        return self._opened.front.capabilities.context_tokens
+
+    @property
     def trained_context_tokens(self) -> int:
         """The longest context that the model was trained on; 0 where its file does not say."""
         return max(0, self._opened.model.trained_context_tokens)

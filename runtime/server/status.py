@@ -39,7 +39,7 @@ def status_document(service: Service) -> dict[str, Any]:
             "size_bytes": plan.model_bytes,
             "mode": plan.mode,
             "backend": dataclasses.asdict(stats.backend),
-            "context_tokens": plan.context_tokens,
+            "context_tokens": model.context_tokens,
             "trained_context_tokens": model.trained_context_tokens,
             "has_chat_template": model.has_chat_template,
         },

@@ -155,7 +155,7 @@ def model_document(service: Service) -> dict[str, Any]:
     """Return a model as OpenAI describes it, with llama-server's `meta`."""
     plan = service.model.plan
     meta = {
-        "n_ctx": plan.context_tokens,
+        "n_ctx": service.model.context_tokens,
         "n_ctx_train": service.model.trained_context_tokens,
         "size": plan.model_bytes,
     }
