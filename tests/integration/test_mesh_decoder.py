@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_run import Model
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, DeviceLost
 from edge_run.base.interrupt import Interrupt
@@ -44,6 +45,23 @@ def test_tokens_are_those_of_one_device_also_when_one_dies(name: str, folder: Pa
         assert any("lost" in line for line in run.said)
         run.engine.front.rewind(0, 0)
         assert greedy(run.engine, at=lambda i: run.hub.kill("c") if i == 9 else None) == wanted, "alone, in the end"
+
+
+@in_child
+def test_a_model_says_who_computes_what_before_and_after_one_dies(folder: Path) -> None:
+    with running(make_model("llama", folder)) as run:
+        run.engine.close()
+        with Model(run.path, config=run.config, mesh=run.mesh) as model:
+            use = model.mesh_use
+            assert use is not None
+            assert [node.node for node in use.nodes] == ["a", "b", "c"]
+            blocks = [block for node in use.nodes for block in node.blocks]
+            assert sorted(blocks) == [*range(len(blocks))]
+            run.hub.kill("b")
+            model.generate(PROMPT, max_tokens=2, temperature=0).result()
+            use = model.mesh_use
+            assert use is not None
+            assert [node.node for node in use.nodes] == ["a", "c"]
 
 
 @in_child

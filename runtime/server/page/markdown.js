@@ -5,11 +5,11 @@ import { copyButton, el } from "./dom.js";
 const MOST_DEPTH = 8; // of quotes, lists and emphasis within each other
 const MOST_EMPHASIS = 1000; // letters, lest a text of stars takes the square of its length
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+const HEADING = /^ {0,3}(#{1,6})\s(.*)$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:\s+|$)/;
 const QUOTE = /^ {0,3}> ?/;
-const DASHES = /^ *\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
+const DASHES = /^\|? *:?-+:? *(?:\| *:?-+:? *)*\|?$/;
 
 /** Show `text` in `place`; blocks that were there already stay, so that a stream costs its last block only. */
 export function show(place, text) {
@@ -59,7 +59,7 @@ function readBlock(lines, start, depth) {
     const text = lines.slice(start + 1, end).join("\n");
     return [Math.min(end + 1, lines.length), () => code(text, found[2])];
   }
-  if ((found = HEADING.exec(line))) return [end, () => el(`h${Math.min(6, found[1].length + 2)}`, {}, ...inline(found[2], 0))];
+  if ((found = HEADING.exec(line))) return [end, () => el(`h${Math.min(6, found[1].length + 2)}`, {}, ...inline(found[2].trim(), 0))];
   if (RULE.test(line)) return [end, () => el("hr")];
   if (depth < MOST_DEPTH && QUOTE.test(line)) {
     while (end < lines.length && QUOTE.test(lines[end])) end += 1;
@@ -67,7 +67,7 @@ function readBlock(lines, start, depth) {
     return [end, () => el("blockquote", {}, ...renderAll(inner, depth + 1))];
   }
   if (depth < MOST_DEPTH && ITEM.test(line)) return readList(lines, start, depth);
-  if (line.includes("|") && DASHES.test(lines[end] ?? "") && lines[end].includes("-")) {
+  if (line.includes("|") && DASHES.test(lines[end]?.trim() ?? "")) {
     while (end < lines.length && lines[end].includes("|")) end += 1;
     return [end, () => table(lines.slice(start, end))];
   }
@@ -158,7 +158,8 @@ function codeSpan(text, at, add) {
   const [ticks] = mark.exec(text);
   const end = text.indexOf(ticks, at + ticks.length);
   if (end < 0 || text[end + ticks.length] === "`") return add(at, at + ticks.length, ticks);
-  add(at, end + ticks.length, el("code", {}, text.slice(at + ticks.length, end).replace(/^ (.*\S.*) $/s, "$1")));
+  const inner = text.slice(at + ticks.length, end);
+  add(at, end + ticks.length, el("code", {}, inner.trim() || inner));
 }
 
 /** A link leads where it says: its host is shown where its text is another one, and other kinds of links stay text. */
