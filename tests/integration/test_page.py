@@ -179,6 +179,20 @@ def test_markdown(page: Page) -> None:
     assert page.text("article:last-child > .text") == "It was a thought."
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["*a " * 20_000, "**a `c` [d](http://e.f) " * 10_000, "> " * 20_000 + "x", "[" * 60_000],
+    ids=["stars", "marks", "quotes", "brackets"],
+)
+def test_a_text_that_is_nothing_but_marks_is_drawn(page: Page, text: str) -> None:
+    """Neither recursion nor a search that begins anew at each of them holds the page up."""
+    script = """
+        const [text, done] = arguments, place = document.createElement("div");
+        import("/page/markdown.js").then(({ show }) => show(place, text)).then(() => done(place.textContent.length), done);
+    """
+    assert page.driver.execute_async_script(script, text) > len(text) / 4
+
+
 def test_stop_and_answer_anew(page: Page, double: Served) -> None:
     page.say(COUNT)
     page.sees("article:last-child .text", "3")
