@@ -188,7 +188,8 @@ def test_a_text_that_is_nothing_but_marks_is_drawn(page: Page, text: str) -> Non
     """Neither recursion nor a search that begins anew at each of them holds the page up."""
     script = """
         const [text, done] = arguments, place = document.createElement("div");
-        import("/page/markdown.js").then(({ show }) => show(place, text)).then(() => done(place.textContent.length), done);
+        const drawn = import("/page/markdown.js").then(({ show }) => show(place, text));
+        drawn.then(() => done(place.textContent.length), done);
     """
     assert page.driver.execute_async_script(script, text) > len(text) / 4
 
