@@ -1,6 +1,6 @@
 """The server with a made-up model, for tests of the page: it says again what it is told, or counts for ever.
 
-`python page_double.py serve NAME --port N [--key KEY]` serves it, and says where as `edge-run serve` does.
+`python page_double.py serve NAME --port N [--key KEY] [--plain]` serves it, and says where as `edge-run serve` does.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ MESH = MeshUse(
         MeshNode("b2", "shelf", tuple(range(12, 20)), 310 * MIB),
         MeshNode("c3", "attic", tuple(range(20, 28)), 290 * MIB),
     ),
-    1, 0.2, 0.2, 0.001, 0, 0, {}, 0, {},
+    1, 0.2, 0.2, 0.001, 0, 0, {}, 0, {"d4": "cellar has other numerics"},
 )  # fmt: skip
 
 
 class RepeatingModel:
     """A model whose answer is what it is told, word for word; `count` it answers with numbers without end."""
 
-    def __init__(self, name: str) -> None:
-        self.path, self.has_chat_template, self.trained_context_tokens = Path(name), True, 32768
+    def __init__(self, name: str, has_chat_template: bool = True) -> None:
+        self.path, self.has_chat_template, self.trained_context_tokens = Path(name), has_chat_template, 32768
         self.most_parallel, self.notices, self.chat_template = 4, (), "<think>"
         self.mesh_use = MESH
         self.progress: Progress | None = None
@@ -90,7 +90,7 @@ class RepeatingModel:
         text, made = "".join(map(chr, tokens)), 0
         if text == LOSE:
             left = dataclasses.replace(MESH.nodes[1], blocks=tuple(range(12, 28)))
-            self.mesh_use = dataclasses.replace(MESH, nodes=(MESH.nodes[0], left), left_out={"c3": "attic is lost"})
+            self.mesh_use = dataclasses.replace(MESH, nodes=(MESH.nodes[0], left))
         if text == THINK:
             text = "<think>What was it?</think>It was a thought."
         words = text.split(" ")
@@ -117,11 +117,13 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--key", action="append", default=[])
+    parser.add_argument("--plain", action="store_true", help="without a chat template")
     given = parser.parse_args()
-    model: Any = RepeatingModel(given.name)
+    model: Any = RepeatingModel(given.name, not given.plain)
     service = Service(model, model, Admission(4), version="0")
     with bind("127.0.0.1", given.port) as bound:
         app: Any = make_app(service, access_for("127.0.0.1", "127.0.0.1", keys=given.key))
+        bound.listen()
         print(f"serving {given.name} at http://127.0.0.1:{bound.getsockname()[1]}", file=sys.stderr, flush=True)
         uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off")).run(sockets=[bound])
 

@@ -241,6 +241,14 @@ def test_models_and_health(client: openai.OpenAI, http: httpx.Client) -> None:
     assert http.get("/health").json() == {"status": "ok"}
 
 
+def test_the_machine_at_work(http: httpx.Client) -> None:
+    before, after = (http.get("/edge-run/status").json() for _ in range(2))
+    assert after["now_s"] > before["now_s"]
+    assert 0 < sum(item["size_bytes"] for item in after["memory"]["items"]) <= after["memory"]["budget_bytes"]
+    assert after["sampling"]["temperature"] == 0.8
+    assert after["mesh"] is None
+
+
 def test_a_model_without_a_template_only_completes(kit: Path) -> None:
     with served(kit, *OPTIONS) as server:
         asked = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": MESSAGES}, timeout=60)

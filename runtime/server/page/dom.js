@@ -12,14 +12,14 @@ export function svg(tag, given = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), given, children);
 }
 
-/** Set attributes, of which `on…` are listeners, and false, null and undefined are left out. */
+/** Set attributes, of which `on…` are listeners, and add children, or lists of them; what is false or null is left out. */
 function fill(made, given, children) {
   for (const [name, value] of Object.entries(given)) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (value === true) made.setAttribute(name, "");
     else if (value !== false && value != null) made.setAttribute(name, value);
   }
-  made.append(...children.filter((child) => child != null && child !== false));
+  for (const child of children.flat()) if (child != null && child !== false) made.append(child);
   return made;
 }
 

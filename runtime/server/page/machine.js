@@ -22,6 +22,7 @@ export class Machine {
   constructor(place) {
     this.samples = [];
     this.rows = {};
+    this.names = new Map(); // of the devices that computed layers since the page was opened
     this.bar = svg("svg", { class: "memory", role: "img", viewBox: "0 0 1000 20", preserveAspectRatio: "none" });
     this.holders = el("dl");
     this.drive = new Chart("Read from the drive in the last minute");
@@ -130,7 +131,12 @@ export class Machine {
     this.meshKey = key;
     const nodes = (mesh?.nodes ?? []).map(({ name, blocks, streamed_bytes }) =>
       el("li", {}, el("b", {}, name), el("span", {}, `layers ${ranges(blocks)}`), el("small", {}, streamed_bytes ? `reads ${amount(streamed_bytes)} a token` : "all in memory")));
-    const lost = Object.entries(mesh?.left_out ?? {}).map(([node, why]) => el("li", { class: "lost" }, el("b", {}, node.slice(0, 12)), el("small", {}, why)));
+    for (const { node, name } of mesh?.nodes ?? []) this.names.set(node, name);
+    const absent = new Map([...this.names.keys()].map((node) => [node, "has no layers any more"]));
+    for (const [node, why] of Object.entries(mesh?.left_out ?? {})) absent.set(node, why);
+    for (const { node } of mesh?.nodes ?? []) absent.delete(node);
+    const lost = [...absent].map(([node, why]) =>
+      el("li", { class: "lost" }, el("b", {}, this.names.get(node) ?? node.slice(0, 12)), el("small", {}, why)));
     this.nodes.replaceChildren(...nodes, ...lost);
   }
 

@@ -64,8 +64,8 @@ function forget({ id }) {
 // Answers
 
 function send() {
-  const text = at("text").value.trim();
-  if (!text || running || !isThere) return;
+  const text = isChat ? at("text").value.trim() : at("text").value;
+  if (!text.trim() || running || !isThere) return;
   const message = { role: "user", content: text };
   conversation.messages.push(message);
   at("text").value = "";

@@ -5,11 +5,11 @@ import { copyButton, el } from "./dom.js";
 const MOST_DEPTH = 8; // of quotes, lists and emphasis within each other
 const MOST_EMPHASIS = 1000; // letters, lest a text of stars takes the square of its length
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+const HEADING = /^ {0,3}(#{1,6})\s(.*)$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:\s+|$)/;
 const QUOTE = /^ {0,3}> ?/;
-const DASHES = /^ *\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
+const DASHES = /^\|? *:?-+:? *(?:\| *:?-+:? *)*\|?$/;
 
 /** Show `text` in `place`; blocks that were there already stay, so that a stream costs its last block only. */
 export function show(place, text) {
@@ -59,20 +59,20 @@ function readBlock(lines, start, depth) {
     const text = lines.slice(start + 1, end).join("\n");
     return [Math.min(end + 1, lines.length), () => code(text, found[2])];
   }
-  if ((found = HEADING.exec(line))) return [end, () => el(`h${Math.min(6, found[1].length + 2)}`, {}, ...inline(found[2], 0))];
+  if ((found = HEADING.exec(line))) return [end, () => el(`h${Math.min(6, found[1].length + 2)}`, {}, inline(found[2].trim(), 0))];
   if (RULE.test(line)) return [end, () => el("hr")];
   if (depth < MOST_DEPTH && QUOTE.test(line)) {
     while (end < lines.length && QUOTE.test(lines[end])) end += 1;
     const inner = lines.slice(start, end).map((one) => one.replace(QUOTE, ""));
-    return [end, () => el("blockquote", {}, ...renderAll(inner, depth + 1))];
+    return [end, () => el("blockquote", {}, renderAll(inner, depth + 1))];
   }
   if (depth < MOST_DEPTH && ITEM.test(line)) return readList(lines, start, depth);
-  if (line.includes("|") && DASHES.test(lines[end] ?? "") && lines[end].includes("-")) {
+  if (line.includes("|") && DASHES.test(lines[end]?.trim() ?? "")) {
     while (end < lines.length && lines[end].includes("|")) end += 1;
     return [end, () => table(lines.slice(start, end))];
   }
   while (end < lines.length && lines[end].trim() && !beginsBlock(lines[end])) end += 1;
-  return [end, () => el("p", {}, ...inline(lines.slice(start, end).join("\n").trim(), 0))];
+  return [end, () => el("p", {}, inline(lines.slice(start, end).join("\n").trim(), 0))];
 }
 
 const isClosing = (line, mark) => line.trim().startsWith(mark) && !line.trim().replaceAll(mark[0], "");
@@ -95,7 +95,7 @@ function readList(lines, start, depth) {
     }
   }
   const make = () =>
-    el(isNumbered ? "ol" : "ul", { start: isNumbered && parseInt(mark, 10) }, ...items.map((item) => listItem(item, depth)));
+    el(isNumbered ? "ol" : "ul", { start: isNumbered && parseInt(mark, 10) }, items.map((item) => listItem(item, depth)));
   return [end, make];
 }
 
@@ -103,7 +103,7 @@ function readList(lines, start, depth) {
 function listItem([first, ...rest], depth) {
   const shared = Math.min(...rest.filter((line) => line.trim()).map((line) => line.search(/\S/)), 8);
   const made = renderAll([first, ...rest.map((line) => line.slice(shared))], depth + 1);
-  return el("li", {}, ...(made[0]?.tagName === "P" ? [...made[0].childNodes, ...made.slice(1)] : made));
+  return el("li", {}, made[0]?.tagName === "P" ? [...made[0].childNodes] : made[0], made.slice(1));
 }
 
 function code(text, language) {
@@ -114,8 +114,8 @@ function code(text, language) {
 function table([head, dashes, ...rows]) {
   const sides = cells(dashes).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "end") : null));
   const row = (kind) => (line) =>
-    el("tr", {}, ...cells(line).slice(0, sides.length).map((cell, n) => el(kind, { class: sides[n] }, ...inline(cell, 0))));
-  const made = el("table", {}, el("thead", {}, row("th")(head)), el("tbody", {}, ...rows.map(row("td"))));
+    el("tr", {}, cells(line).slice(0, sides.length).map((cell, n) => el(kind, { class: sides[n] }, inline(cell, 0))));
+  const made = el("table", {}, el("thead", {}, row("th")(head)), el("tbody", {}, rows.map(row("td"))));
   return el("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "Table" }, made);
 }
 
@@ -158,7 +158,8 @@ function codeSpan(text, at, add) {
   const [ticks] = mark.exec(text);
   const end = text.indexOf(ticks, at + ticks.length);
   if (end < 0 || text[end + ticks.length] === "`") return add(at, at + ticks.length, ticks);
-  add(at, end + ticks.length, el("code", {}, text.slice(at + ticks.length, end).replace(/^ (.*\S.*) $/s, "$1")));
+  const inner = text.slice(at + ticks.length, end);
+  add(at, end + ticks.length, el("code", {}, inner.trim() || inner));
 }
 
 /** A link leads where it says: its host is shown where its text is another one, and other kinds of links stay text. */
@@ -179,11 +180,12 @@ function emphasis(text, at, add, depth) {
   const start = at + (mark?.length ?? 0);
   if (!mark || /\s/.test(text[start] ?? " ")) return;
   if (mark[0] === "_" && /\w/.test(text[at - 1] ?? "")) return;
-  let end = start;
-  do end = text.indexOf(mark, end + 1);
-  while (end > 0 && end - start < MOST_EMPHASIS && !closes(text, end, mark));
-  if (end < 0 || end - start >= MOST_EMPHASIS) return mark.length > 1 ? add(at, start, mark) : undefined;
-  add(at, end + mark.length, el(EMPHASIS[mark], {}, ...inline(text.slice(start, end), depth + 1)));
+  const near = text.slice(start, start + MOST_EMPHASIS);
+  let end = 0;
+  do end = near.indexOf(mark, end + 1);
+  while (end > 0 && !closes(text, start + end, mark));
+  if (end < 0) return mark.length > 1 ? add(at, start, mark) : undefined;
+  add(at, start + end + mark.length, el(EMPHASIS[mark], {}, inline(near.slice(0, end), depth + 1)));
 }
 
 function closes(text, end, mark) {
