@@ -167,7 +167,8 @@ async def health(service: Service, request: Request) -> Response:
 
 async def models(service: Service, request: Request) -> Response:
     """List the one model."""
-    return json_response({"object": "list", "data": [model_document(service)]})
+    ends = {"has_more": False, "first_id": service.name, "last_id": service.name}
+    return json_response({"object": "list", "data": [model_document(service)], **ends})
 
 
 async def one_model(service: Service, request: Request) -> Response:
