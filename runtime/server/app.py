@@ -41,7 +41,7 @@ HEADERS: Mapping[str, str] = {
 logger = logging.getLogger(__name__)
 
 
-def make_app(service: Service, access: Access, has_metrics: bool = False) -> ASGIApp:
+def make_app(service: Service, access: Access, has_metrics: bool = False) -> Guard:
     """Return the application that serves a model to those who may ask."""
     posts: dict[str, Handler] = {
         "/v1/chat/completions": chat_completions,
@@ -83,10 +83,13 @@ def make_app(service: Service, access: Access, has_metrics: bool = False) -> ASG
 
 
 class Guard:
-    """Lets through who may ask, and turns what is refused into the error document of the API that was spoken."""
+    """Lets through who may ask, and turns what is refused into the error document of the API that was spoken.
+
+    access: who may ask; another one counts from the next request on.
+    """
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app, self._access = app, access
+        self._app, self.access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. No header or body of it is logged."""
@@ -109,11 +112,11 @@ class Guard:
             await send(message)
 
         try:
-            self._access.check(method, path, headers, scope["scheme"])
+            self.access.check(method, path, headers, scope["scheme"])
             if method == "OPTIONS":
                 await _preflight(headers)(scope, receive, send_guarded)
             else:
-                whose = digest(given_key(headers)).hex() if self._access.keys else ""
+                whose = digest(given_key(headers)).hex() if self.access.keys else ""
                 await self._app({**scope, "app": self, WHOSE: whose}, receive, send_guarded)
         except Exception as error:
             refusal = _refusal(error)
@@ -128,7 +131,7 @@ class Guard:
         """Return what every answer says, and to pages of other sites that may ask, that they may read it."""
         said = dict(HEADERS)
         origin = headers.get("origin", "")
-        if self._access.allows(origin):
+        if self.access.allows(origin):
             said.update({"access-control-allow-origin": origin, "vary": "Origin"})
             said["cross-origin-resource-policy"] = "cross-origin"
         return [(name.encode(), value.encode("latin-1")) for name, value in said.items()]
@@ -167,7 +170,8 @@ async def health(service: Service, request: Request) -> Response:
 
 async def models(service: Service, request: Request) -> Response:
     """List the one model."""
-    return json_response({"object": "list", "data": [model_document(service)]})
+    ends = {"has_more": False, "first_id": service.name, "last_id": service.name}
+    return json_response({"object": "list", "data": [model_document(service)], **ends})
 
 
 async def one_model(service: Service, request: Request) -> Response:

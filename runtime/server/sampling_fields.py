@@ -134,13 +134,11 @@ def sampling_of(
         raise Refusal(400, str(error)) from None
 
 
-def schema_text(schema: dict[str, Any], param: str) -> str:
+def schema_text(schema: dict[str, Any], param: str, most_letters: int = MOST_SCHEMA_LETTERS) -> str:
     """Return a JSON schema as text. Raises Refusal for a long one."""
     text = json.dumps(schema)
-    if len(text) > MOST_SCHEMA_LETTERS:
-        raise Refusal(
-            400, f"{param}: a schema of {len(text):,} letters, {MOST_SCHEMA_LETTERS:,} are the most", param=param
-        )
+    if len(text) > most_letters:
+        raise Refusal(400, f"{param}: a schema of {len(text):,} letters, {most_letters:,} are the most", param=param)
     return text
 
 

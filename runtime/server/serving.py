@@ -14,12 +14,12 @@ import anyio
 import uvicorn
 
 from edge_run.base.config import SamplingConfig
-from edge_run.base.errors import ConfigError
+from edge_run.base.errors import ConfigError, EdgeRunError
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.server.access import Access
 from edge_run.runtime.server.admission import USUAL_S, Admission
-from edge_run.runtime.server.app import make_app
+from edge_run.runtime.server.app import Guard, make_app
 from edge_run.runtime.server.connections import MOST_CONNECTIONS, BoundedProtocol
 from edge_run.runtime.server.service import Service
 
@@ -43,6 +43,7 @@ class ServeOptions:
     most_tokens: of an answer. drain_s: how long who is there may go on when the server is told to stop.
     certificate, certificate_key: files for TLS, both or none.
     version: of edge-run. has_metrics: `/metrics` is there.
+    read_access: says anew who may ask, when SIGHUP comes.
     """
 
     access: Access
@@ -54,6 +55,7 @@ class ServeOptions:
     certificate_key: Path | None = None
     version: str = ""
     has_metrics: bool = False
+    read_access: Callable[[], Access] | None = None
 
 
 def raise_file_limit() -> None:
@@ -96,10 +98,11 @@ async def serve(model: Model, bound: socket.socket, options: ServeOptions, say: 
         forecast = model.plan.forecast
         admission = Admission(options.max_queue, forecast.first_token_s if forecast else USUAL_S)
         service = Service(model, answering, admission, options.sampling, options.most_tokens, options.version)
-        server = _Server(_configuration(service, options), lambda: say(_ready(model, bound, options)))
+        guard = make_app(service, options.access, options.has_metrics)
+        server = _Server(_configuration(guard, options), lambda: say(_ready(model, bound, options)))
         async with anyio.create_task_group() as group:
             if threading.current_thread() is threading.main_thread():
-                group.start_soon(_hear_signals, server, admission, options.drain_s, say, name="edge-run-signals")
+                group.start_soon(_hear_signals, server, guard, admission, options, say, name="edge-run-signals")
             await server.serve(sockets=[bound])
             group.cancel_scope.cancel()
 
@@ -120,9 +123,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _configuration(service: Service, options: ServeOptions) -> uvicorn.Config:
+def _configuration(guard: Guard, options: ServeOptions) -> uvicorn.Config:
     return uvicorn.Config(
-        make_app(service, options.access, options.has_metrics),
+        guard,
         http=BoundedProtocol,
         ws="none",
         loop="none",
@@ -141,22 +144,38 @@ def _configuration(service: Service, options: ServeOptions) -> uvicorn.Config:
 
 
 async def _hear_signals(
-    server: uvicorn.Server, admission: Admission, drain_s: float, say: Callable[[str], None]
+    server: uvicorn.Server, guard: Guard, admission: Admission, options: ServeOptions, say: Callable[[str], None]
 ) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            break
+    """End the server on SIGINT and SIGTERM; on SIGHUP read anew who may ask."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+
+        async def told_to_end() -> None:
+            async for number in signals:
+                if number != signal.SIGHUP:
+                    return
+                if options.read_access is not None:
+                    _reread(guard, options.read_access, say)
+
+        await told_to_end()
         admission.close()
         server.should_exit = True
         if n_left := admission.n_running + admission.n_waiting:
-            say(f"stopping: {n_left} requests have {drain_s:g} s to finish; Ctrl-C again ends them at once")
-        with anyio.move_on_after(drain_s):
-            async for _ in signals:
-                break
+            say(f"stopping: {n_left} requests have {options.drain_s:g} s to finish; Ctrl-C again ends them at once")
+        with anyio.move_on_after(options.drain_s):
+            await told_to_end()
         while True:
             admission.cancel()
-            async for _ in signals:
-                break
+            await told_to_end()
+
+
+def _reread(guard: Guard, read_access: Callable[[], Access], say: Callable[[str], None]) -> None:
+    """Let the guard know who may ask now; where that cannot be read, all stays as it is."""
+    try:
+        guard.access = read_access()
+    except EdgeRunError as error:
+        say(f"nothing is changed: {error}")
+    else:
+        say("read anew who may ask")
 
 
 def _ready(model: Model, bound: socket.socket, options: ServeOptions) -> str:

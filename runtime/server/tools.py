@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import schema_text
 
 MOST_TOOLS = 128
+MOST_TOOLS_LETTERS = 1 << 19  # some editors bring 60,000
 NONE, AUTO, REQUIRED = "none", "auto", "required"
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -54,7 +54,7 @@ class Toolbox:
             raise Refusal(400, f"{param}: {len(self.tools)} tools, {MOST_TOOLS} are the most", param=param)
         if len(self.names) < len(self.tools):
             raise Refusal(400, f"{param}: two tools of one name", param=param)
-        schema_text({"tools": [tool.document() for tool in self.tools]}, param)
+        schema_text({"tools": [tool.document() for tool in self.tools]}, param, MOST_TOOLS_LETTERS)
         if self.choice not in (NONE, AUTO, REQUIRED, *self.names) or (self.choice == REQUIRED and not self.tools):
             raise Refusal(400, "tool_choice: names none of the tools", param="tool_choice")
 
@@ -76,7 +76,7 @@ class Toolbox:
         return bool(self.tools) and self.choice not in (NONE, AUTO)
 
     def call_schema(self) -> str:
-        """Return the JSON schema, as text, of a call of one of the tools."""
+        """Return the JSON schema, as text, of a call of one of the tools. Raises Refusal for a long one."""
         calls = [
             {
                 "type": "object",
@@ -95,7 +95,7 @@ class Toolbox:
             for key in ("$defs", "definitions"):
                 definitions.setdefault(key, {}).update(arguments.get(key, {}))
         found = {key: value for key, value in definitions.items() if value}
-        return json.dumps({**found, "anyOf": calls} if len(calls) > 1 else {**found, **calls[0]})
+        return schema_text({**found, "anyOf": calls} if len(calls) > 1 else {**found, **calls[0]}, "tools")
 
     def told(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return a conversation for a template that knows no tools: what it would say of them is in the texts."""

@@ -182,7 +182,7 @@ def test_a_schema_that_cannot_be_used_is_refused_also_in_a_stream(client: openai
 
 
 def test_a_prompt_that_is_too_long_is_refused(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="the context holds 512") as caught:
+    with pytest.raises(openai.BadRequestError, match="the context holds 511") as caught:
         client.completions.create(model="any", prompt="fox " * 1000)
     assert caught.value.code == "context_length_exceeded"
     found = client.completions.create(model="any", prompt="fox " * 80, max_tokens=4000)

@@ -96,6 +96,12 @@ def test_tokens_are_counted(client: Any, model: Model) -> None:
     assert found.input_tokens == len(model.prompt_tokens(model.chat_prompt(MESSAGES)))
 
 
+def test_the_model_is_listed(client: Any) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.type) == ("kit-dense-q4_0", "model")
+    assert client.models.retrieve(model.id).created_at == model.created_at
+
+
 def test_errors_are_as_anthropic_says_them(client: Any, server: Served) -> None:
     image = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/x.png"}}
     with pytest.raises(anthropic.BadRequestError, match="reads text only") as caught:

@@ -83,6 +83,12 @@ def test_too_many_are_told_when_to_come_again(server: Served) -> None:
     assert post(server, SHORT).status_code == 200
 
 
+def test_all_that_kept_the_budget(server: Served) -> None:
+    memory = httpx.get(f"{server.url}/edge-run/status", timeout=60).json()["memory"]
+    assert memory["window_bytes"] > 0, "weights stream"
+    assert memory["peak_bytes"] <= memory["budget_bytes"]
+
+
 def test_answers_share_passes_and_one_that_leaves_does_not_stop_the_others(kit: Path) -> None:
     with served(kit, "-c", 8192, "-t", 1, "--parallel", 3) as server, contextlib.ExitStack() as leaving:
         body = {**LONG, "temperature": 0, "max_tokens": 1500}

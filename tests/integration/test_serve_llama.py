@@ -71,13 +71,15 @@ def test_templates(server: Served, model: Model) -> None:
     assert post(server, "/apply-template", messages=messages).json() == {"prompt": model.chat_prompt(messages)}
 
 
-def test_what_it_says_of_itself(server: Served) -> None:
+def test_what_it_says_of_itself(server: Served, model: Model) -> None:
     props = httpx.get(f"{server.url}/props").json()
-    assert props["default_generation_settings"]["n_ctx"] == 512
+    assert props["default_generation_settings"]["n_ctx"] == model.context_tokens
     assert props["default_generation_settings"]["params"]["n_predict"] == 40
     assert props["chat_template"] == TEMPLATE
     slots = httpx.get(f"{server.url}/slots").json()
-    assert slots == [{"id": n, "n_ctx": 512, "is_processing": False} for n in range(props["total_slots"])]
+    assert slots == [
+        {"id": n, "n_ctx": model.context_tokens, "is_processing": False} for n in range(props["total_slots"])
+    ]
 
 
 def test_the_status_adds_up(server: Served) -> None:

@@ -76,15 +76,15 @@ def test_conversations_with_tools_go_on(server: Served) -> None:
     assert found["done"]
 
 
-def test_what_there_is(server: Served) -> None:
-    (model,) = httpx.get(f"{server.url}/api/tags").json()["models"]
-    assert model["name"] == "kit-dense-q4_0:latest"
-    assert model["details"]["family"]
-    assert httpx.get(f"{server.url}/api/ps").json()["models"][0]["name"] == model["name"]
+def test_what_there_is(server: Served, model: Model) -> None:
+    (listed,) = httpx.get(f"{server.url}/api/tags").json()["models"]
+    assert listed["name"] == "kit-dense-q4_0:latest"
+    assert listed["details"]["family"]
+    assert httpx.get(f"{server.url}/api/ps").json()["models"][0]["name"] == listed["name"]
     shown = post(server, "/api/show").json()
     assert shown["template"] == TEMPLATE
     assert "tools" in shown["capabilities"]
-    assert shown["model_info"][f"{model['details']['family']}.context_length"] == 512
+    assert shown["model_info"][f"{listed['details']['family']}.context_length"] == model.context_tokens
     assert httpx.get(f"{server.url}/api/version").json()["version"].count(".") == 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import ssl
 import subprocess
@@ -217,6 +218,19 @@ def ended(connection: socket.socket) -> bool:
         return True
 
 
+def test_keys_are_read_anew(kit: Path, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{KEY}\n")
+    with served(kit, "-c", 128, "-t", 1, "--api-key-file", file) as server:
+        for text, message in ((f"{OTHER}\n", "read anew"), ("short\n", "nothing is changed")):
+            file.write_text(text)
+            server.process.send_signal(signal.SIGHUP)
+            wait_for(lambda: message if message in server.said else "")  # noqa: B023 - it is called here
+            assert get(server, "/v1/models", x_api_key=KEY).status_code == 401
+            assert get(server, "/v1/models", x_api_key=OTHER).status_code == 200
+        assert server.end() == 0
+
+
 def test_tls(kit: Path, tmp_path: Path) -> None:
     certificate, key = tmp_path / "certificate", tmp_path / "key"
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
@@ -226,5 +240,11 @@ def test_tls(kit: Path, tmp_path: Path) -> None:
         assert server.url.startswith("https://")
         trusting = ssl.create_default_context(cafile=certificate)
         assert httpx.get(f"{server.url}/health", verify=trusting).json() == {"status": "ok"}
-    done = run_program("serve", kit, "--tls-cert", certificate)
-    assert (done.returncode, done.stderr.count("\n")) == (ConfigError.exit_code, 1)
+    for words in (
+        ["--tls-cert", certificate],
+        ["--tls-cert", key, "--tls-key", key],
+        ["--tls-cert", kit, "--tls-key", 1],
+    ):
+        done = run_program("serve", kit, *words)
+        assert (done.returncode, done.stderr.count("\n")) == (ConfigError.exit_code, 1)
+        assert "--tls-cert" in done.stderr

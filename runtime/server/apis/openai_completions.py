@@ -6,6 +6,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import Annotated, Any
 
 import msgspec
@@ -152,11 +153,13 @@ def _choice(
 
 
 def model_document(service: Service) -> dict[str, Any]:
-    """Return a model as OpenAI describes it, with llama-server's `meta`."""
-    plan = service.model.plan
+    """Return a model as OpenAI describes it, and Anthropic, with llama-server's `meta`."""
     meta = {
         "n_ctx": service.model.context_tokens,
         "n_ctx_train": service.model.trained_context_tokens,
-        "size": plan.model_bytes,
+        "size": service.model.plan.model_bytes,
     }
-    return {"id": service.name, "object": "model", "created": service.began_s, "owned_by": "edge-run", "meta": meta}
+    since = datetime.fromtimestamp(service.began_s, timezone.utc).isoformat()
+    anthropic = {"type": "model", "display_name": service.name, "created_at": since}
+    openai = {"object": "model", "created": service.began_s, "owned_by": "edge-run"}
+    return {"id": service.name, **openai, **anthropic, "meta": meta}

@@ -43,7 +43,11 @@ _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
             metavar="N",
             help=f"0: any that is free, which is said.  [default: {PORT}]",
         ),
-        click.Option(["--api-key-file"], help="Who has no key of this file, one a line, is refused.", **_FILE),
+        click.Option(
+            ["--api-key-file"],
+            help="Who has no key of this file, one a line, is refused; SIGHUP reads it anew.",
+            **_FILE,
+        ),
         click.Option(
             ["--allow-origin"],
             multiple=True,
@@ -94,22 +98,26 @@ def serve(context: click.Context, /, model_file: Path, host: str, port: int, **g
         need(module, SERVE)
     import anyio
 
-    from edge_run.runtime.server.access import access_for, read_keys
+    from edge_run.runtime.server.access import Access, access_for, read_keys
     from edge_run.runtime.server.serving import ServeOptions, bind
     from edge_run.runtime.server.serving import serve as serve_model
 
     terminal: Terminal = context.obj
     settings = resolve(context, {**{s.name: None for s in SETTINGS}, **given, "model_file": model_file})
     config = dataclasses.replace(settings.config, sequences=given["parallel"] or _usual_parallel(settings))
-    if (given["tls_cert"] is None) != (given["tls_key"] is None):
-        raise ConfigError("--tls-cert and --tls-key: belong together; give both")
-    keys: list[str] = []
-    if (file := given["api_key_file"]) is not None:
-        keys = read_keys(read_text_file(file, f"--api-key-file {file}", MOST_KEY_FILE_BYTES), f"--api-key-file {file}")
+    _check_certificate(given["tls_cert"], given["tls_key"])
     report(context, terminal, config, settings.sampling)
     with bind(host, port) as bound:
+
+        def read_access() -> Access:
+            keys: list[str] = []
+            if (file := given["api_key_file"]) is not None:
+                where = f"--api-key-file {file}"
+                keys = read_keys(read_text_file(file, where, MOST_KEY_FILE_BYTES), where)
+            return access_for(host, bound.getsockname()[0], given["allow_host"], given["allow_origin"], keys)
+
         options = ServeOptions(
-            access_for(host, bound.getsockname()[0], given["allow_host"], given["allow_origin"], keys),
+            read_access(),
             given["max_queue"],
             settings.sampling,
             settings.max_tokens,
@@ -118,10 +126,25 @@ def serve(context: click.Context, /, model_file: Path, host: str, port: int, **g
             given["tls_key"],
             edge_run.__version__,
             given["metrics"],
+            read_access,
         )
         mesh = mesh_options(settings, terminal) if settings.is_mesh else None
         with opened(settings.model, config, terminal, settings.chat_template, mesh=mesh) as model:
             anyio.run(serve_model, model, bound, options, terminal.say)
+
+
+def _check_certificate(certificate: Path | None, key: Path | None) -> None:
+    """Raise ConfigError for files that TLS cannot use, before a model is opened for them."""
+    if certificate is None and key is None:
+        return
+    if certificate is None or key is None:
+        raise ConfigError("--tls-cert and --tls-key: belong together; give both")
+    import ssl
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except OSError as error:  # ssl.SSLError is one too
+        raise ConfigError(f"--tls-cert {certificate} --tls-key {key}: {error.strerror or error}") from error
 
 
 def _usual_parallel(settings: RunSettings) -> int:

@@ -51,7 +51,7 @@ def test_choices() -> None:
         {"tools": [{"type": "web_search"}]},
         {"tools": [tool("a"), tool("a")]},
         {"tools": [tool(f"t{n}") for n in range(129)]},
-        {"tools": [tool("a", parameters={"x": "y" * 70_000})]},
+        {"tools": [tool("a", parameters={"x": "y" * 600_000})]},
         {"tools": [tool("a")], "tool_choice": {"type": "function", "function": {"name": "b"}}},
         {"tools": [tool("a")], "tool_choice": "any"},
         {"tool_choice": "required"},
@@ -70,6 +70,12 @@ def test_the_schema_of_a_call_is_one_that_a_grammar_can_be_made_of() -> None:
     grammar = schema_grammar(Toolbox([DOUBLE, NOW], "required").call_schema())
     assert r"\"double\"" in grammar
     assert r"\"now\"" in grammar
+
+
+def test_a_call_that_must_be_made_has_a_schema_of_bounded_length() -> None:
+    long = toolbox(tools=[tool("a", parameters={"x": "y" * 70_000})], tool_choice="required")
+    with pytest.raises(Refusal, match="65,536 are the most"):
+        long.call_schema()
 
 
 def test_a_template_that_knows_no_tools_is_told_in_words() -> None:
