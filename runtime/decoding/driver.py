@@ -291,6 +291,7 @@ class Driver:
         if self._seen is not None:
             self._program = self._program_of(tuple(self._seen))
         self.programs[shape] = self._program
+        self._cursor = 0  # nothing of the next pass is done
 
     def _abandon(self) -> None:
         for feature in self.features:

@@ -88,12 +88,14 @@ class Timeline:
         self._is_timed = False
         self._n_done = 0
         self._started_s = 0.0
+        self._told_share = 0.0  # which never falls, whatever moment between two passes is seen
         self.paces: deque[float] = deque(maxlen=MOST_PACES)
 
     def begin(self, steps: Sequence[Step], is_timed: bool = False) -> None:
         """Start on `steps`. is_timed: whether their units are seconds."""
         with self._lock:
             self._steps, self._is_timed, self._n_done, self._started_s = tuple(steps), is_timed, 0, self._clock()
+            self._told_share = 0.0
 
     def advance(self) -> None:
         """Note that the present step is done."""
@@ -115,13 +117,17 @@ class Timeline:
         if n_done >= len(steps):
             return None
         share = min(1.0, max(0.0, self._share_of_step()))
-        done = sum(step.units for step in steps[:n_done]) + share * steps[n_done].units
         whole = sum(step.units for step in steps)
+        share = (sum(step.units for step in steps[:n_done]) + share * steps[n_done].units) / whole
+        with self._lock:
+            if steps is self._steps:
+                self._told_share = share = max(share, self._told_share)
+        done = share * whole
         return Progress(
             stage=steps[n_done].stage,
             done_tokens=sum(step.tokens for step in steps[:n_done]),
             all_tokens=sum(step.tokens for step in steps),
-            share=done / whole,
+            share=share,
             elapsed_s=elapsed_s,
             remaining_s=_remaining_s(done, whole, elapsed_s, is_timed),
         )
