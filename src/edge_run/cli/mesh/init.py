@@ -23,7 +23,6 @@ from edge_run.cli.mesh.options import (
 from edge_run.cli.shared.options import some_settings
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
-from edge_run.devices.link.hosts import parse_place, place_text
 
 
 @click.command(
@@ -56,6 +55,7 @@ def init(terminal: Terminal, /, broker: str | None, serve: str | None, **given: 
     The line lets devices in while `edge-run mesh join` runs here: treat it as a password. Without --broker this device
     runs one, as long as `mesh join` runs on it. Needs the `mesh` extra.
     """
+    from edge_run.devices.link.hosts import parse_place, place_text
     from edge_run.devices.members.cluster import PORT, new_cluster, write_cluster
     from edge_run.devices.members.identity import device_key
     from edge_run.devices.members.keeping import found
