@@ -151,7 +151,9 @@ class Batch(Closing):
 
     def drop(self, number: int) -> None:
         """Forget a request; without effect where it has ended."""
-        self._cancelled.discard(number)
+        if number in self._cancelled:
+            self._cancelled.discard(number)
+            self._engine.interrupt.reset()  # which may have been set for it when its last pass had ended
         if number in self._open:
             self._forget(number)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from edge_run import (
 )
 from edge_run.base.protocols import Logits
 from edge_run.base.results import Piece
-from edge_run.runtime.generation.batch import Batch
+from edge_run.runtime.generation.batch import Batch, Event
 from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.meter import Meter
 from edge_run.runtime.generation.request import Turn
@@ -268,6 +269,27 @@ def test_another_generation_ends_many_and_cancelling_ends_all(kit: Path) -> None
         found = stream.results()
         assert [one.finish_reason for one in found if isinstance(one, Generation)] == ["cancelled"] * 3
         assert model.generate("Three", max_tokens=5, temperature=0).result().text == wanted.text
+
+
+def test_a_request_that_was_cancelled_and_dropped_takes_no_other_with_it(kit: Path) -> None:
+    """As a client does that leaves right when a pass has ended: its interrupt has nothing to end any more."""
+    with Model(kit, context_tokens=512, threads=1, sequences=4) as model:
+        batch = model.open_batch()
+        for _ in range(2):
+            left = batch.submit(model.begin(Request("Once", 50)), Turn())
+            batch.advance()
+            batch.cancel(left)
+            batch.drop(left)
+            stays = batch.submit(model.begin(Request("One day", 5)), Turn())
+            pieces = [event.piece for event in iterated(batch) if event.request == stays]
+            assert pieces[-1] is not None
+            assert pieces[-1].generation is not None
+            assert pieces[-1].generation.finish_reason == "length"
+
+
+def iterated(batch: Batch) -> Iterator[Event]:
+    while not batch.is_idle:
+        yield from batch.advance()
 
 
 def test_a_deadline_ends_an_answer_as_it_is(kit: Path) -> None:
