@@ -60,7 +60,7 @@ class RepeatingModel:
         self.most_parallel, self.notices, self.chat_template = 4, (), "<think>"
         self.mesh_use = MESH
         self.progress: Progress | None = None
-        self.began_s = time.monotonic()
+        self.began_s, self.context_tokens = time.monotonic(), 4096
         self.speculation = Speculation("ngram", passes=50, drafted=120, accepted=78, tokens_per_pass=2.6)
         self.plan = Plan(
             "streamed", 2 * GIB, GIB, 4 * GIB, ITEMS["pinned"] * MIB, 32 * MIB, 2900 * MIB, 384 * MIB, 4096, 4,
@@ -100,10 +100,14 @@ class RepeatingModel:
             await anyio.sleep(PIECE_S)
         generation: Any = SimpleNamespace(
             finish_reason="stop", text=text, token_ids=(), prompt_tokens=len(tokens), cached_tokens=0, ttft_s=0.8,
-            completion_tokens=made, decode_tokens_per_s=12.3, prefill_tokens_per_s=88.0, mesh=None,
+            completion_tokens=made, decode_tokens_per_s=12.3, prefill_tokens_per_s=88.0, mesh=None, logprobs=(),
             io=SimpleNamespace(bytes_read=int(1.4e9)),
         )  # fmt: skip
         yield Piece("", (), generation)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the letter of a token."""
+        return chr(token).encode()
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return nothing: what an answer held back is empty."""
