@@ -175,6 +175,7 @@ def test_markdown(page: Page) -> None:
     assert page.text("article:last-child blockquote") == "said"
     page.say(THINK)
     page.finished()
+    assert [one.is_displayed() for one in page.driver.find_elements("css selector", ".again")] == [False, True]
     assert page.js("return document.querySelector('article:last-child .thoughts .text').textContent") == "What was it?"
     assert page.text("article:last-child > .text") == "It was a thought."
 
@@ -200,7 +201,7 @@ def test_stop_and_answer_anew(page: Page, double: Served) -> None:
     page.one("#text").send_keys("\ue00c")
     page.sees("article:last-child .state", "Stopped")
     double.wait_until(running=0, waiting=0)
-    page.js("[...document.querySelectorAll('article:last-child button')].at(-1).click()")
+    page.one("article:last-child .again").click()
     page.sees("article:last-child .text", "0 1")
     page.one("#stop").click()
     page.sees("article:last-child .state", "Stopped")

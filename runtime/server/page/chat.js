@@ -22,7 +22,9 @@ const WHY = {
  */
 export class Chat {
   constructor(log, said, again) {
-    Object.assign(this, { log, said, again, parts: new Map(), conversation: null, running: null });
+    Object.assign(this, { log, said, again, parts: new Map(), conversation: null, running: null, isFollowed: true });
+    log.addEventListener("scroll", () => (this.isFollowed = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR));
+    new ResizeObserver(() => this.#follow()).observe(log);
   }
 
   /** Draw a conversation. running: the answer that is being generated, if any. */
@@ -30,7 +32,7 @@ export class Chat {
     Object.assign(this, { conversation, running, parts: new Map() });
     this.log.replaceChildren(...(conversation.messages.length ? conversation.messages.map((one) => this.#make(one)) : [about]));
     for (const answer of this.parts.keys()) this.update(answer);
-    this.log.scrollTop = this.log.scrollHeight;
+    this.#follow(true);
   }
 
   /** Add what a message is not drawn yet of. */
@@ -38,8 +40,8 @@ export class Chat {
     this.running = running;
     if (this.conversation.messages.length <= 2 && !this.log.querySelector("article")) this.log.replaceChildren();
     this.log.append(this.#make(message));
-    if (this.parts.has(message)) this.update(message);
-    this.log.scrollTop = this.log.scrollHeight;
+    this.update(message);
+    this.#follow(true);
     this.read = 0;
   }
 
@@ -47,7 +49,6 @@ export class Chat {
   update(answer) {
     const part = this.parts.get(answer);
     if (!part) return;
-    const isFollowed = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR;
     const isRunning = answer === this.running;
     show(part.text, answer.content);
     part.thoughts.hidden = !answer.thoughts;
@@ -59,9 +60,8 @@ export class Chat {
     say(part.figures, isRunning || !answer.timings ? "" : figures(answer.timings));
     part.foot.hidden = isRunning;
     part.copy.hidden = !answer.content;
-    part.again.hidden = answer !== this.conversation.messages.at(-1);
     say(part.again, answer.state && answer.state !== STOPPED ? "Try again" : "Answer anew");
-    if (isFollowed) this.log.scrollTop = this.log.scrollHeight;
+    this.#follow();
   }
 
   /** Have the sentences read out that were finished since; all that is left where the answer is over. */
@@ -77,6 +77,11 @@ export class Chat {
     while (this.said.children.length > 5) this.said.firstChild.remove();
   }
 
+  #follow(isFollowed = this.isFollowed) {
+    this.isFollowed = isFollowed;
+    if (isFollowed) this.log.scrollTop = this.log.scrollHeight;
+  }
+
   #make(message) {
     if (message.role === "user") {
       return el("article", { class: "mine" }, el("h2", { class: "unseen" }, "You"), el("div", { class: "text" }, message.content));
@@ -90,7 +95,7 @@ export class Chat {
       state: el("p", { class: "state" }),
       figures: el("p", { class: "figures" }),
       copy: copyButton(() => message.content),
-      again: el("button", { type: "button", class: "quiet", onclick: () => this.again() }),
+      again: el("button", { type: "button", class: "quiet again", onclick: () => this.again() }),
       foot: el("footer"),
     };
     part.thoughts = el("details", { class: "thoughts" }, el("summary", {}, "Thoughts"), part.thoughtText);
