@@ -290,8 +290,7 @@ class Driver:
             self._seen = list(self._program.graph[: self._cursor])
         if self._seen is not None:
             self._program = self._program_of(tuple(self._seen))
-        self.programs[shape] = self._program
-        self._cursor = 0  # nothing of the next pass is done
+        self.programs[shape], self._cursor = self._program, 0  # nothing of the next pass is done
 
     def _abandon(self) -> None:
         for feature in self.features:
