@@ -1,10 +1,10 @@
 """Every call that edge-run makes of the system, failing once: reads, opened and written files, mapped memory, threads.
 
-For each kind of run (all in memory, streamed, a mixture of experts, from a packed file, with a draft model, as two
-slices, an upload, fetched pieces, a file that is new, and what writes files) each call of a kind is made to fail in
-its turn, by a library loaded before the C library (`tests/injector.c`), and the same is done again with what was open.
-Right is: an error of ours in one line, or the right result in spite of it; and then the right result. A sample of
-llama.cpp's own calls fails too: there a process may end, but has to say what of.
+For each kind of run (all in memory, streamed, a mixture of experts, from a packed file, with a draft model, with keys
+and values in a file, as two slices, an upload, fetched pieces, a file that is new, and what writes files) each call of
+a kind is made to fail in its turn, by a library loaded before the C library (`tests/injector.c`), and the same is done
+again with what was open. Right is: an error of ours in one line, or the right result in spite of it; and then the right
+result. A sample of llama.cpp's own calls fails too: there a process may end, but has to say what of.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from _box import ROOT, write_results
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-RUNS = ("resident", "dense", "moe", "packed", "draft", "slices", "upload", "fetched", "first")
+RUNS = ("resident", "dense", "moe", "packed", "draft", "spill", "slices", "upload", "fetched", "first")
 WRITERS = ("packing", "inflating", "tracing")
 OURS = (
     ("read", "ours", errno.EIO, (*RUNS, *WRITERS)),

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.errors import system_errors
-from edge_run.base.units import GIB, KIB
+from edge_run.base.errors import BudgetError, system_errors
+from edge_run.base.units import GIB, KIB, MIB
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.slices.engine import SliceEngine
+from edge_run.runtime.streaming.spilled_cells import SpilledCells
 from edge_run.runtime.tools.inflate import inflate
 from edge_run.runtime.tools.pack import pack
 from edge_run.runtime.tools.tracing import trace
@@ -38,7 +39,7 @@ Scenario = Callable[[Path], contextlib.AbstractContextManager[Work]]
 PROMPT = [7, 3, 250, 7, 3]
 OPTIONS: dict[str, Any] = {"context_tokens": 256, "micro_batch_tokens": 4, "threads": 1, "readers": 2, "memory": GIB}
 OPTIONS["backend"] = "edge-run"
-CHUNK_BYTES = 64 * KIB
+CHUNK_BYTES, LONG = 64 * KIB, 1 << 17
 
 
 @cache
@@ -128,6 +129,46 @@ def draft(folder: Path) -> contextlib.AbstractContextManager[Work]:
     """A model that streams, and a draft model."""
     drafter = _model("llama", folder, "Q4_0")
     return _run(_model("llama", folder), 0, draft=drafter, draft_tokens=3, speculate="draft")
+
+
+@contextmanager
+def spill(folder: Path) -> Iterator[Work]:
+    """A model that streams, whose keys and values are in a file as soon as they can be."""
+    path = _model("llama", folder)
+    small = {
+        "context_tokens": LONG,
+        "micro_batch_tokens": 32,
+        "memory": _spilling_budget(path),
+        "kv_spill": folder / "spill",
+    }
+    config = ModelConfig(**{**OPTIONS, **small}, cache_folder=folder / "cache", chunk_bytes=4 * _libc.PAGE)
+    engine = Engine.open(path, config)
+    try:
+        cells = next(one for one in engine._loaded.driver.features if isinstance(one, SpilledCells))
+        cells.spill.room_bytes = 0
+        yield partial(_rewound, open_session(engine))
+    finally:
+        engine.close()
+
+
+@cache
+def _spilling_budget(path: Path) -> int:
+    """A budget with room for a part of a long context."""
+    try:
+        Engine.open(path, ModelConfig(**{**OPTIONS, "context_tokens": LONG, "micro_batch_tokens": 32, "memory": MIB}))
+    except BudgetError as error:
+        return error.minimum_bytes + 200 * MIB  # processes grow over hundreds of failures
+    raise AssertionError("a model in 1 MiB")
+
+
+def _rewound(session: Session) -> list[int]:
+    """The tokens that go on from a text of some pieces, from a part of it, and from more again."""
+    tokens = []
+    for text in (30 * PROMPT, 22 * PROMPT, [*22 * PROMPT, *9 * PROMPT]):
+        logits, _ = session.feed(text)
+        tokens += [int(logits.argmax()), int(session.step(7).argmax())]
+    session.feed([1])
+    return tokens
 
 
 @contextmanager
@@ -259,6 +300,7 @@ SCENARIOS: dict[str, Scenario] = {
         moe,
         packed,
         draft,
+        spill,
         slices,
         upload,
         fetched,

@@ -112,5 +112,5 @@ def driver_for(feature: Feature, *graphs: Graph, knows_buffer: bool = True) -> D
     driver = Driver()
     driver.compute_buffer = KnownComputeBuffer(knows_buffer)
     driver.features.append(feature)
-    driver._observer = Observer(*graphs)  # type: ignore[assignment]
+    driver.observer = Observer(*graphs)  # type: ignore[assignment]
     return driver

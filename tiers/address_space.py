@@ -94,8 +94,9 @@ class AddressSpace:
     ragged: the chunks that stick out of a mapping.
     """
 
-    def __init__(self, spans: Sequence[MappedSpan], chunk_bytes: int = CHUNK_BYTES) -> None:
-        self.spans = tuple(spans)
+    def __init__(self, spans: Sequence[MappedSpan], chunk_bytes: int = CHUNK_BYTES, *, is_sparse: bool = False) -> None:
+        """is_sparse: fresh memory is in small pages, so that a part of it may go without the rest."""
+        self.spans, self._is_sparse = tuple(spans), is_sparse
         self.chunk_bytes = chunk_bytes
         self._first: list[int] = []
         self._grid: list[int] = []
@@ -205,7 +206,7 @@ class AddressSpace:
         try:
             if source is None or source < 0:
                 _libc.map_anonymous(length, _libc.PROT_READ_WRITE, at=address)
-                _libc.prepare_for_weights(address, length)
+                _libc.prepare_for_weights(address, length, is_sparse=self._is_sparse)
             elif count == 1 or not self._move_together(source, address, length):
                 for i in range(count):
                     self._move(source + i, chunk + i)

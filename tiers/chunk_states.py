@@ -75,6 +75,11 @@ class ChunkStates(ABC):
         """Whether a chunk that was acquired can never come: all frames are held, and no read is in flight."""
         return bool(self._starved) and self._n_loading == 0
 
+    @property
+    def n_frames(self) -> int:
+        """The frames that all chunks share, but those with memory of their own."""
+        return self._n_frames
+
     def state(self, chunk: int) -> ChunkState:
         """Return where `chunk` is."""
         return self._state[chunk]

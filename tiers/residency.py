@@ -6,7 +6,9 @@ order that is known beforehand, because every pass over a model reads its weight
     ABSENT -> LOADING -> FRESH -> HELD -> SPENT -> (its frame moves under another chunk) ABSENT
 
 That is the usual way. A chunk that somebody waits for goes from LOADING to HELD, one whose read fails back to ABSENT; a
-HELD or SPENT one that is used again soon becomes FRESH, and a SPENT one that is used at once HELD.
+HELD or SPENT one that is used again soon becomes FRESH, and a SPENT one that is used at once HELD. One that was read
+and is not needed any more is SPENT at once. `pin` makes a chunk PINNED, whatever memory it has, or its read when it
+comes; `unpin` takes it from there to ABSENT.
 
 In a cycle, LRU would evict exactly the chunk that is needed next. Here the victim is the chunk that was used last,
 whose next use is the farthest (Belady 1966). A chunk that was read ahead is evicted only for one that is needed now.

@@ -73,6 +73,11 @@ class Weights:
         self._exposed: list[int] | None = None
         self._delayed: list[tuple[list[Load], int | None]] = []
 
+    @property
+    def n_frames(self) -> int:
+        """The frames that chunks share."""
+        return self._residency.n_frames
+
     def start(self) -> None:
         """Begin to read ahead."""
         with self._changed:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edge_run.devices.host.system_files import control_groups, system_text
 
+IN_MEMORY = ("tmpfs", "ramfs")  # file systems whose files take memory
 _UNIFIED_LIMITS = {"io.max": ""}  # files of limits, and what their lines lack
 _READ_LIMITS = {"blkio.throttle.read_bps_device": " bps", "blkio.throttle.read_iops_device": " iops"}
 _ESCAPE = re.compile(r"\\([0-7]{3})")

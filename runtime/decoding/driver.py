@@ -147,7 +147,7 @@ class Driver:
 
     stop: is set while the pass in progress is to end; llama.cpp looks at it after each node that it computes.
     before_pass: runs before each pass, and may raise; nothing is computed then.
-    compute_buffer: the memory that the pass in progress, or the last pass, computes in.
+    compute_buffer: the memory that the pass in progress, or the last pass, computes in. observer: looks at nodes.
     is_partial: whether programs leave some nodes out, so that an unexpected graph is refused with GraphChanged.
 
     It is over 200 lines because the calls of one pass share the pass's state: each takes up where the last one ended.
@@ -163,7 +163,7 @@ class Driver:
         self.stop = ggml.StopFlag()
         self._flow: FlowObserver | None = None
         self._look: Step = _only_stop
-        self._observer = Observer()
+        self.observer = Observer()
         self._program = _EMPTY
         self._quiet = _EMPTY.quiet  # of the program, while the pass goes as expected
         self._cursor = 0
@@ -178,7 +178,7 @@ class Driver:
 
     def follow_cuts(self, cuts: CopySchedule) -> None:
         """Follow how the scheduler splits graphs, where llama.cpp copies weights to a GPU."""
-        self._cuts, self._observer = cuts, Observer(cuts.reads)
+        self._cuts, self.observer = cuts, Observer(cuts.reads)
 
     def follow_copies(self, copies: WeightCopies) -> None:
         """Stop where llama.cpp copies weights to a GPU."""
@@ -353,7 +353,7 @@ class Driver:
 
     def _note(self, address: int, seen: list[Node]) -> Node:
         """Observe the node at `address`, and append it to `seen`."""
-        node = self._observer.observe(address, seen)
+        node = self.observer.observe(address, seen)
         # The first node again: llama.cpp has cut the batch.
         self._at = self._at + 1 if seen and node.name != seen[0].name else 0
         if self._cuts:

@@ -12,7 +12,7 @@ from pathlib import Path
 from edge_run.base.errors import EdgeRunError
 from edge_run.base.findings import NOTE, OK, PROBLEM, Finding
 from edge_run.base.units import MIB, format_size
-from edge_run.devices.host.mount import find_mount
+from edge_run.devices.host.mount import IN_MEMORY, find_mount
 from edge_run.devices.host.system_files import system_text
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel
@@ -20,7 +20,6 @@ from edge_run.tiers.source import SourceFile
 
 LEAST_FREE_BYTES = 256 * MIB
 LEAST_HOLE_BYTES = MIB
-IN_MEMORY = ("tmpfs", "ramfs")
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "ceph", "glusterfs", "fuse.sshfs", "fuse.rclone")
 
 

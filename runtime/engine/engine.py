@@ -24,7 +24,7 @@ from edge_run.base.errors import system_errors
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.protocols import Decoder
-from edge_run.base.results import ExpertUse, MemoryUse, MeshUse, Numerics, Plan
+from edge_run.base.results import ExpertUse, KvSpill, MemoryUse, MeshUse, Numerics, Plan
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.driver import Driver
@@ -82,6 +82,11 @@ class Supplied(Protocol):
     @property
     def expert_use(self) -> ExpertUse | None:
         """How a mixture of experts was streamed so far; None where nothing streams by expert."""
+        ...
+
+    @property
+    def kv_spill(self) -> KvSpill | None:
+        """What of keys and values went to a file so far; None where all stay in memory."""
         ...
 
 
@@ -215,6 +220,11 @@ class Engine:
     def expert_use(self) -> ExpertUse | None:
         """How a mixture of experts was streamed so far; None where nothing streams by expert."""
         return self._supplied.expert_use
+
+    @property
+    def kv_spill(self) -> KvSpill | None:
+        """What of keys and values went to a file so far; None where all stay in memory."""
+        return self._supplied.kv_spill
 
     def expect(self, profile: DeviceProfile) -> None:
         """Report progress in seconds, expected from `profile`; on a mesh, progress is reported in shares."""

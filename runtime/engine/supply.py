@@ -8,24 +8,33 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
-from edge_run.base.results import ExpertUse, Plan
+from edge_run.base.results import ExpertUse, KvSpill, Plan
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.limit_watch import LimitWatch
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import ONE_TOKEN, compile_program
-from edge_run.runtime.decoding.narrow_pass import map_narrow_pass
+from edge_run.runtime.decoding.narrow_pass import NarrowPass, map_narrow_pass
 from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
 from edge_run.runtime.engine.loading import Loaded, WeightBacking
+from edge_run.runtime.engine.spilling import open_spill, spillable_uses
 from edge_run.runtime.gpu.loading import host_weights, open_upload
-from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.llama.row_products import RowProducts
 from edge_run.runtime.planning import routing
 from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident
+from edge_run.runtime.planning.spill_terms import check_spill, with_spill
 from edge_run.runtime.planning.terms import Terms
 from edge_run.runtime.streaming.assemble import Streams, WeightMemory, open_streams
 from edge_run.runtime.streaming.experts import ExpertStreaming
-from edge_run.runtime.streaming.lent_residency import CellRoom, IdleBuffer, LentResidency, WorkRoom
+from edge_run.runtime.streaming.lent_residency import (
+    Borrower,
+    CellRoom,
+    IdleBuffer,
+    LentResidency,
+    NoBorrower,
+    WorkRoom,
+)
 from edge_run.runtime.streaming.route_recorder import RouteRecorder
+from edge_run.runtime.streaming.spilled_cells import SpilledCells
 from edge_run.runtime.streaming.weights import WeightStreaming
 from edge_run.tiers._libc import PAGE
 from edge_run.tiers.kv.cells import CellCount, Cells
@@ -52,16 +61,18 @@ class Supply:
         whole: Callable[[], object] | None = None,
         upload: Upload | None = None,
         lender: LentResidency | None = None,
+        spilled: SpilledCells | None = None,
     ) -> None:
         """Supply the weights of `loaded`.
 
         whole: waits for all weights of a model that is read once.
         upload: the upload of the weights that lie on a GPU.
         lender: lends the weights what passes leave.
+        spilled: the keys and values that may be in a file.
         """
         self.plan, self.is_unread = plan, readers is not None
         self.streams: Streams = streams
-        self._lender = lender
+        self._lender, self._spilled = lender, spilled
         self._loaded, self._readers, self._whole, self._upload = loaded, readers, whole, upload
 
     @property
@@ -81,8 +92,13 @@ class Supply:
 
     @property
     def wait_s(self) -> float:
-        """Seconds that passes have waited for weights so far."""
-        return sum(stream.wait_s for stream in self.streams)
+        """Seconds that passes have waited for weights, keys and values so far."""
+        return sum(stream.wait_s for stream in self.streams) + (self._spilled.wait_s if self._spilled else 0.0)
+
+    @property
+    def kv_spill(self) -> KvSpill | None:
+        """What of keys and values went to a file; None where all stay in memory."""
+        return self._spilled.figures if self._spilled else None
 
     @property
     def expert_use(self) -> ExpertUse | None:
@@ -139,20 +155,21 @@ def open_supply(
         return Supply(loaded, plan_plain(loaded.terms(loaded.holdings)))
     readers = Readers(loaded.prepared.config.readers)
     stack.callback(readers.close)
-    plan, streams, whole, lender = (_whole if backing.is_whole else _streamed)(loaded, backing, readers, ledger, stack)
+    begin = _whole if backing.is_whole else _streamed
+    plan, streams, whole, lender, spilled = begin(loaded, backing, readers, ledger, stack)
     for stream in streams:
         if recorder and isinstance(stream, ExpertStreaming):
             recorder.is_resident = stream.is_resident
     offload, gguf = loaded.prepared.offload, loaded.prepared.gguf
     check = loaded.driver.interrupt.check
     upload = open_upload(loaded.model, gguf, backing.sources, readers, offload.gpu, check) if offload else None
-    supply = Supply(loaded, plan, readers, streams, whole, upload, lender)
+    supply = Supply(loaded, plan, readers, streams, whole, upload, lender, spilled)
     stack.callback(supply.close)
     return supply
 
 
-# With what waits for a model that is read once, and what lends memory to one that streams.
-Begun: TypeAlias = "tuple[Plan, Streams, Callable[[], object] | None, LentResidency | None]"
+# With what waits for a model that is read once, what lends memory to one that streams, and what brings spilled cells.
+Begun: TypeAlias = "tuple[Plan, Streams, Callable[[], object] | None, LentResidency | None, SpilledCells | None]"
 
 
 def _whole(
@@ -165,7 +182,7 @@ def _whole(
     states = Residency(backing.address_space.n_chunks, everything, everything, 0)
     weights = _memory(loaded, backing, readers).weights(states, MAX_READ_CHUNKS)
     weights.start()
-    return plan, (), lambda: weights.acquire(everything), None
+    return plan, (), lambda: weights.acquire(everything), None, None
 
 
 def _streamed(
@@ -173,7 +190,8 @@ def _streamed(
 ) -> Begun:
     """Map the graph, plan, and begin to read."""
     driver, cuts = loaded.driver, _follow_cuts(loaded, backing)
-    graph, terms = _mapped(loaded)
+    narrow, terms = _mapped(loaded)
+    graph = narrow.graph
     if cuts:
         backing.address_space.reserve()
     products = RowProducts(loaded.shape.threads)
@@ -184,10 +202,15 @@ def _streamed(
     for stream in streams:
         if cuts and isinstance(stream, WeightStreaming):
             driver.follow_copies(WeightCopies(cuts, stream))
-    driver.features += streams
+    terms = replace(terms, context_tokens=plan.context_tokens, away_bytes=plan.spilled_kv_bytes)
+    if plan.context_tokens < plan.wanted_context_tokens:
+        check_spill(loaded.prepared.config, terms.cells, loaded.prepared.gguf.shards[0].path)
+    spilled = None
+    if terms.away_bytes:
+        spilled, graph = open_spill(loaded, terms, narrow, readers, stack)
+    driver.features += [*streams, *([spilled] if spilled else [])]
     driver.programs[ONE_TOKEN] = compile_program(graph, driver.features, cuts.splits() if cuts else ())
-    terms = replace(terms, context_tokens=plan.context_tokens)
-    return plan, streams, None, _lend(loaded, terms, plan, streams, products)
+    return plan, streams, None, _lend(loaded, terms, plan, streams, products, spilled), spilled
 
 
 def _memory(loaded: Loaded, backing: WeightBacking, readers: Readers) -> WeightMemory:
@@ -195,19 +218,30 @@ def _memory(loaded: Loaded, backing: WeightBacking, readers: Readers) -> WeightM
     return WeightMemory(backing.address_space, backing.sources, readers, check, repacked=backing.repacked)
 
 
-def _lend(loaded: Loaded, terms: Terms, plan: Plan, streams: Streams, products: RowProducts) -> LentResidency | None:
+def _lend(
+    loaded: Loaded,
+    terms: Terms,
+    plan: Plan,
+    streams: Streams,
+    products: RowProducts,
+    spilled: SpilledCells | None,
+) -> LentResidency | None:
     """Have weights borrow what passes leave, and give back what a limit takes that falls; None where they cannot.
 
-    terms: those of the plan. products: computes products in row slices.
+    terms: those of the plan. products: computes products in row slices. spilled: the cells that may be in a file.
     """
     driver = loaded.driver
-    borrower = next((stream for stream in streams if stream.most_loans > stream.least_loans), None)
+    borrower: Borrower | None = next((stream for stream in streams if stream.most_loans > stream.least_loans), None)
+    if spilled and borrower is None:
+        borrower = NoBorrower()
     if borrower is None or loaded.prepared.offload:
         return None
+    borrower = borrower or NoBorrower()
     count = CellCount(terms.context_tokens, terms.verified_tokens) if terms.cells else None
     loans = Loans(terms.pool_bytes, borrower.loan_bytes, borrower.most_loans, borrower.least_loans)
     buffer = IdleBuffer(driver.compute_buffer, terms.idle_bytes, loaded.shape.narrow_tokens)
-    cells, draft_cells = (CellRoom(cells) if cells else None for cells in (terms.cells, terms.draft_cells))
+    cells = CellRoom(terms.cells, spilled.spill if spilled else None) if terms.cells else None
+    draft_cells = CellRoom(terms.draft_cells) if terms.draft_cells else None
     per_token = terms.work_token_bytes, terms.sliced_token_bytes
     work = WorkRoom(terms.narrow_tokens, *per_token, products.close) if terms.narrow_tokens else None
     lender = LentResidency(loans, borrower, buffer, cells, count, draft_cells, work)
@@ -218,22 +252,23 @@ def _lend(loaded: Loaded, terms: Terms, plan: Plan, streams: Streams, products: 
     return lender
 
 
-def _mapped(loaded: Loaded) -> tuple[GraphMap, Terms]:
-    """Return the graph of a pass of one token, and the terms of a plan that may lend what passes leave."""
+def _mapped(loaded: Loaded) -> tuple[NarrowPass, Terms]:
+    """Return what passes of one token are like, and the terms of a plan that may lend what passes leave."""
     driver, shape = loaded.driver, loaded.shape
     with contextlib.closing(LocalDecoder(loaded.model, loaded.context, driver, shape)) as decoder:
         is_lendable = not loaded.prepared.offload  # what is copied to a GPU has an order of its own
         narrow = map_narrow_pass(decoder, driver, shape.narrow_tokens if is_lendable else 1)
     terms = loaded.terms(loaded.holdings)
     if not is_lendable:
-        return narrow.graph, terms
+        return narrow, terms
     is_by_cell = loaded.context.untouched_bytes and not shape.has_streams
     cells = Cells(narrow.flow.cells, PAGE) if is_by_cell else None
     idle = idle_bytes(narrow.buffer_bytes, narrow.touched_bytes)
     draft_cells = loaded.draft.cells if loaded.draft else None
     lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle, verified_tokens=shape.verified_tokens)
     assert loaded.backing is not None
-    return narrow.graph, lent.with_row_slices(loaded.backing.address_space.chunk_bytes, shape.narrow_tokens)
+    lent = lent.with_row_slices(loaded.backing.address_space.chunk_bytes, shape.narrow_tokens)
+    return narrow, with_spill(lent, spillable_uses(loaded, narrow), loaded.prepared.config)
 
 
 def _follow_cuts(loaded: Loaded, backing: WeightBacking) -> CopySchedule | None:

@@ -80,6 +80,7 @@ class Meter:
             io=self.io_use(whole, self._decode, max(0, self._completion_tokens - self._generations)),
             backend=self._engine.backend,
             experts=self._engine.expert_use,
+            kv_spill=self._engine.kv_spill,
         )
 
     def _now(self) -> Interval:

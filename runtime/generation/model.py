@@ -13,7 +13,7 @@ from edge_run.base.config import ModelConfig, SamplingConfig, make_config
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.mesh import Mesh
 from edge_run.base.profile import DeviceProfile
-from edge_run.base.results import Generation, Plan, Progress, Speculation, Stats
+from edge_run.base.results import Generation, MeshUse, Plan, Progress, Speculation, Stats
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.batch import Batch
 from edge_run.runtime.generation.chat import ChatTemplate, contents, template_cell
@@ -41,9 +41,9 @@ class Model(Closing):
     """A model that generates text, inside a memory budget.
 
     A context manager. A model belongs to the process that opened it: in a forked child its methods raise NotSupported,
-    and closing it does nothing. Only `cancel`, `progress` and what turns texts into tokens are thread-safe. One
-    generation runs at a time: starting another one while the first is being iterated ends the first. Use `AsyncModel`
-    to share a model between tasks.
+    and closing it does nothing. Only `cancel`, `progress`, `mesh_use` and what turns texts into tokens are thread-safe.
+    One generation runs at a time: starting another one while the first is being iterated ends the first. Use
+    `AsyncModel` to share a model between tasks.
 
     The class is over 200 lines because it is the whole interface of an open model, and most of it is one call each.
     """
@@ -104,6 +104,11 @@ class Model(Closing):
         return self._engine.plan
 
     @property
+    def context_tokens(self) -> int:
+        """The tokens that a prompt and its answer may have."""
+        return self._opened.front.capabilities.context_tokens
+
+    @property
     def trained_context_tokens(self) -> int:
         """The longest context that the model was trained on; 0 where its file does not say."""
         return max(0, self._opened.model.trained_context_tokens)
@@ -121,6 +126,11 @@ class Model(Closing):
     def speculation(self) -> Speculation:
         """What speculation did since the last prompt; before one, its mode and why it is off or limited."""
         return self._session.speculation()
+
+    @property
+    def mesh_use(self) -> MeshUse | None:
+        """How the model is spread over devices now; None where it is not. Any thread may ask."""
+        return self._engine.mesh_use
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -184,6 +194,11 @@ class Model(Closing):
         """Return the text of `tokens`."""
         self._check_tokens("tokens", tokens)
         return b"".join(ggml.token_bytes(self._vocab, t, False) for t in tokens).decode("utf-8", "replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token stands for, which may be a part of a character; none for control tokens."""
+        self._check_tokens("token", (token,))
+        return ggml.token_bytes(self._vocab, token, False)
 
     def prompt_tokens(self, text: str) -> list[int]:
         """Return the tokens of a prompt as `generate` makes them: with BOS, and control tokens in it as such.

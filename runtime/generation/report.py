@@ -71,4 +71,5 @@ def report(
         speculation=speculation,
         mesh=engine.mesh_use,
         logprobs=tuple(answer.logprobs),
+        kv_spill=engine.kv_spill,
     )

@@ -37,6 +37,7 @@ class Node:
         perhaps a strided view).
     is_border: whether a pass stops before it, whatever it reads.
     is_on_gpu: whether a GPU computes it.
+    cells: the addresses of the keys and values that it reads or writes, of those that are asked about.
     """
 
     name: bytes
@@ -46,6 +47,7 @@ class Node:
     expert_ids: int | None = None
     is_border: bool = False
     is_on_gpu: bool = False
+    cells: tuple[int, ...] = ()
 
 
 GraphMap = tuple[Node, ...]

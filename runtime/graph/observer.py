@@ -7,6 +7,7 @@ graph (token embeddings, learned positions) reads only those rows; any other nod
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from edge_run.base.errors import KernelError, NotSupported
@@ -25,23 +26,33 @@ class Observer:
     """Turns the nodes that the callback shows into `Node`s.
 
     copied: the weights that may be copied to a GPU, by name.
+    cells: the addresses of keys and values whose readers and writers are to be known.
     """
 
-    def __init__(self, copied: Mapping[bytes, WeightRead] | None = None) -> None:
-        self._may_be_copied = copied or {}
+    def __init__(self, copied: Mapping[bytes, WeightRead] | None = None, cells: AbstractSet[int] = frozenset()) -> None:
+        self._may_be_copied, self._cells = copied or {}, cells
 
     def observe(self, address: int, seen: Sequence[Node]) -> Node:
         """Return the node of the tensor struct at `address`; `seen` are the nodes before it."""
         tensor = ggml.tensor_at(address)
         op = ggml.op_name(tensor.op)
         reads: list[WeightRead] = []
+        cells: tuple[int, ...] = ()
         if op not in _READS_NOTHING:
+            if self._cells:
+                cells = self._cells_of(tensor)
             for index, source in enumerate(tensor.src):
                 if source and (read := self._read(op, tensor, index, source)):
                     reads.append(read)
         ids = _producer(tensor.src[2], seen) if op == "MUL_MAT_ID" else None
         is_computed, is_on_gpu = bool(tensor.flags & ggml.FLAG_COMPUTE), not ggml.is_on_host(address)
-        return Node(ggml.tensor_name(address), op, tuple(reads), is_computed, ids, is_on_gpu=is_on_gpu)
+        return Node(ggml.tensor_name(address), op, tuple(reads), is_computed, ids, is_on_gpu=is_on_gpu, cells=cells)
+
+    def _cells_of(self, tensor: Any) -> tuple[int, ...]:
+        """Return which of the keys and values asked about `tensor` reads, through views too, or writes."""
+        sources = [*(source for source in tensor.src if source), *([tensor.view_src] if tensor.view_src else [])]
+        roots = (ggml.tensor_at(ggml.tensor_at(source).view_src or source).data for source in sources)
+        return tuple(sorted(self._cells & set(roots)))
 
     def _read(self, op: str, tensor: Any, index: int, source: int) -> WeightRead | None:
         part = ggml.tensor_at(source)

@@ -28,7 +28,7 @@ from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.kv.cells import Cells, CellTensor
 
 SHARD_BYTES = 1 << 46  # a file address: the shard's number times this, plus the offset in it
-FORMAT = 8
+FORMAT = 9
 MOST_REMEMBERED = 200
 SHAPING = (
     "context_tokens",
@@ -51,8 +51,8 @@ class Inspection:
     loading the vocabulary takes. program_bytes: resident memory of a process that holds nothing but Python, llama.cpp
     and the vocabulary. Both are estimates where it was not loaded. kv_bytes and buffer_bytes: what the context will
     allocate. cell_bytes: of kv_bytes, keys and values that are written cell by cell; cell_rows: of each such tensor its
-    rows (`CellTensor`) and its share of cell_bytes. narrow_bytes: what narrow passes touch of the compute buffer.
-    packed_graph: see `graph`, of which `spans` are the part that holds tensors.
+    rows (`CellTensor`) and its share of cell_bytes; cell_uses: which of them each attention reads. narrow_bytes: what
+    narrow passes touch of the compute buffer. packed_graph: see `graph`; `spans`: its part of the address space.
     """
 
     is_tried: bool
@@ -66,6 +66,7 @@ class Inspection:
     buffer_bytes: int
     cell_bytes: int
     cell_rows: tuple[tuple[int, float], ...]
+    cell_uses: tuple[tuple[int, ...], ...]
     narrow_bytes: int
     spans: tuple[MappedSpan, ...]
     packed_graph: str
@@ -101,6 +102,7 @@ class Inspection:
         lists = {
             "spans": tuple(MappedSpan(*span) for span in spans),
             "cell_rows": tuple((int(n), float(s)) for n, s in rows),
+            "cell_uses": tuple(tuple(map(int, use)) for use in fields["cell_uses"]),
         }
         return cls(**fields | lists)
 

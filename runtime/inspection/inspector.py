@@ -23,6 +23,7 @@ from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import Driver
 from edge_run.runtime.decoding.narrow_pass import NarrowPass, map_narrow_pass
+from edge_run.runtime.graph.cell_uses import cell_uses
 from edge_run.runtime.graph.nodes import GraphMap, WeightRead
 from edge_run.runtime.inspection.cache import SHARD_BYTES, Inspection, pack_graph
 from edge_run.runtime.inspection.kv_rules import check_kv_types
@@ -80,6 +81,7 @@ def inspect_here(path: Path, config: ModelConfig, *, is_tried: bool) -> Inspecti
         buffer_bytes=sizes.buffer_bytes,
         cell_bytes=sizes.cell_bytes,
         cell_rows=_cell_rows(narrow.flow.cells),
+        cell_uses=cell_uses(narrow.graph, narrow.flow),
         narrow_bytes=narrow.touched_bytes,
         spans=tuple(map(_in_files, address_space.spans)),
         packed_graph=pack_graph(_at_file_addresses(narrow.graph, address_space)),

@@ -53,6 +53,8 @@ def _check_supported(engine: Engine) -> None:
         raise NotSupported("over a mesh each device has the rows of its own layers")
     if engine.backend.name != "edge-run":
         raise NotSupported(f"llama.cpp's own loader runs this model ({engine.backend.reason})")
+    if engine.kv_spill:
+        raise NotSupported("keys and values that have no room in memory are spilled; --kv-spill off keeps prompts")
     if engine.offload:
         raise NotSupported("keys and values lie on the GPU")
 

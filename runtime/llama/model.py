@@ -211,20 +211,25 @@ class LlamaContext:
         lines = _Lines()
         is_telling = params.op_offload and callback is not None
         caches = CacheMemory()
-        with (
-            ggml.log.listening(lines.add),
-            ggml.telling_splits() if is_telling else contextlib.nullcontext(),
-            caches.watching() if is_sparse else contextlib.nullcontext(),
-        ):
-            self.handle = L.llama_init_from_model(model.handle, params)
-        caches.settle(is_made=bool(self.handle))
+        self.handle: Any = None
+        self._pool: ggml.ThreadPool | None = None
+        try:
+            with (
+                ggml.log.listening(lines.add),
+                ggml.telling_splits() if is_telling else contextlib.nullcontext(),
+                caches.watching() if is_sparse else contextlib.nullcontext(),
+            ):
+                self.handle = L.llama_init_from_model(model.handle, params)
+            caches.settle(is_made=bool(self.handle))
+        except BaseException:  # what was heard meanwhile failed: it is made, and nobody would free it
+            self.close()
+            raise
         if not self.handle:
             raise KernelError(
                 f"{model.path}: llama.cpp cannot make a context of {shape.context_tokens:,} tokens: {lines.reason()}; "
                 "try other settings (-c, -ctk, -ctv, -fa), or another copy of the file"
             )
         self._threads = shape.threads
-        self._pool: ggml.ThreadPool | None = None
         self.memory = L.llama_get_memory(self.handle)
         self.context_tokens: int = L.llama_n_ctx(self.handle)
         self.caches = [

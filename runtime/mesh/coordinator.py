@@ -207,17 +207,15 @@ class LayerCoordinator:
     def describe(self) -> tuple[MeshNode, ...]:
         """Return who computes what."""
         names = names_apart(self._mesh.members())
-        units = self._engine.layout.units
+        plan, units = self.plan, self._engine.layout.units
         return tuple(
             MeshNode(
                 node=node,
                 name=names.get(node, node),
-                blocks=tuple(
-                    b for u, owner in zip(units, self.plan.owners, strict=True) if owner == node for b in u.blocks
-                ),
-                streamed_bytes=self.plan.read_bytes.get(node, 0),
+                blocks=tuple(b for u, owner in zip(units, plan.owners, strict=True) if owner == node for b in u.blocks),
+                streamed_bytes=plan.read_bytes.get(node, 0),
             )
-            for node in self.plan.nodes
+            for node in plan.nodes
         )
 
     def plan_document(self) -> Document:

@@ -79,7 +79,7 @@ class MeshRun:
             plain_bytes=self._sent.plain_bytes,
             activations=dict(self._sent.activations),
             recoveries=self._failover.recoveries,
-            left_out={node: _why(one, names) for node, one in self._failover.left_out.items()},
+            left_out={node: _why(one, names) for node, one in tuple(self._failover.left_out.items())},
         )
 
     def close(self) -> None:

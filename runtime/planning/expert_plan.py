@@ -221,14 +221,15 @@ class _Sharing:
             n_lent = min(terms.lent_bytes // self._chunk_cost, self._most - n_frames)
             lent_bytes = n_lent * chunk_bytes
         room = n_frames * chunk_bytes
-        steps = terms.context_steps if lent_bytes else []
+        steps = terms.context_steps if lent_bytes or terms.away_bytes else []
         kept = [min(lent_bytes // chunk_bytes, terms.loans_at(tokens, self._chunk_cost)) for tokens in steps]
         dense_reads = reads_beside(residency, self._needs, [*kept, 0]) if residency else [0] * (len(kept) + 1)
         points = []
         for tokens, n_kept, n_reads in zip(steps, kept, dense_reads, strict=False):
             kept_bytes = n_kept * chunk_bytes
             read = n_reads * chunk_bytes + self._missing_bytes(room if residency else room + kept_bytes)
-            points.append(ContextPoint(tokens, pinned + room + kept_bytes, read))
+            weights_bytes, kv_read = pinned + room + kept_bytes, terms.kv_read_at(tokens)
+            points.append(ContextPoint(tokens, weights_bytes, read, kv_bytes_per_pass=kv_read))
         why = "weights that every token needs: all but the experts"
         packed = PlanItem("packed", terms.packed_bytes, "to read packed experts and unpack them")
         plan = make_plan(

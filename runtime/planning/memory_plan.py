@@ -103,10 +103,15 @@ def plan_streamed(
         by_visits = plan_stage_visits(residency, segments, visits, address_space.ragged, n_lent)
         residency = by_visits or with_lent(residency, segments, n_lent)
     pinned = address_space.total_bytes(residency.pinned)
-    steps = terms.context_steps if residency.lent else []
+    steps = terms.context_steps if residency.lent or terms.away_bytes else []
     kept = [min(len(residency.lent), terms.loans_at(tokens, chunk_bytes)) for tokens in steps]
     points = [
-        ContextPoint(tokens, pinned + n_kept * address_space.chunk_bytes, n_reads * address_space.chunk_bytes)
+        ContextPoint(
+            tokens,
+            pinned + n_kept * address_space.chunk_bytes,
+            n_reads * address_space.chunk_bytes,
+            kv_bytes_per_pass=terms.kv_read_at(tokens),
+        )
         for tokens, n_kept, n_reads in zip(steps, kept, reads_beside(residency, segments, kept), strict=True)
     ]
     shortest = terms.shortened(terms.pool_bytes) or terms
@@ -168,5 +173,6 @@ def make_plan(terms: Terms, **parts: Any) -> Plan:
         readers=0,
         gpu=terms.gpu,
         repacked=terms.repacked,
+        spilled_kv_bytes=terms.away_bytes,
     )
     return replace(nothing, **parts)

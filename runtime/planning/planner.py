@@ -28,6 +28,7 @@ from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.planning.forecast import PassTimes, forecast, pass_work, shared_work
 from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident, plan_streamed, row_ranges
 from edge_run.runtime.planning.prepared import Prepared
+from edge_run.runtime.planning.spill_terms import with_spill
 from edge_run.runtime.planning.terms import Terms, work_bytes
 from edge_run.tiers.address_space import AddressSpace, MappedSpan, clipped
 from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES
@@ -101,7 +102,8 @@ class Planner:
         draft_cells = self._prepared.draft.cells if self._prepared.draft else None
         lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle)
         lent = replace(lent, verified_tokens=shape.verified_tokens)
-        return lent.with_row_slices(self._address_space.chunk_bytes, shape.narrow_tokens)
+        lent = lent.with_row_slices(self._address_space.chunk_bytes, shape.narrow_tokens)
+        return with_spill(lent, known.cell_uses, self.config)
 
     def _repacking(self, terms: Terms, wanted: Collection[str]) -> Terms:
         """Return `terms` of a run that repacks those of the `wanted` kinds of weights that have a kernel for it."""
@@ -195,7 +197,7 @@ class Planner:
 
     def _timed_point(self, plan: Plan, point: ContextPoint, profile: DeviceProfile) -> ContextPoint:
         """Return `point` with the speed of decoding there."""
-        there = replace(plan, streamed_bytes_per_pass=point.streamed_bytes_per_pass)
+        there = replace(plan, streamed_bytes_per_pass=point.streamed_bytes_per_pass + point.kv_bytes_per_pass)
         token_s = self.times(there, profile).pass_s(1, point.tokens, 1, is_first=False)
         return replace(point, decode_tokens_per_s=1 / token_s if token_s else 0.0)
 

@@ -29,6 +29,7 @@ from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.repack_choice import choose_kinds
 from edge_run.runtime.planning.speculation_shape import speculation_config
+from edge_run.runtime.planning.spill_terms import check_spill
 from edge_run.runtime.planning.terms import LEAST_CONTEXT_TOKENS
 from edge_run.runtime.planning.usual_context import STEP_TOKENS, longest_that_fits, rope_factors, usual_lengths
 from edge_run.tiers._libc import why_unavailable
@@ -66,6 +67,8 @@ def prepare(
     opening = _Opening(gguf, promised_bytes, is_opened=is_opened, is_slice=is_slice)
     if is_slice and config.repack == "on":
         raise NotSupported("repack on: weights that devices share are not repacked; leave out --repack or --mesh")
+    if is_slice and config.spills_kv:
+        raise NotSupported("kv spill: devices of a mesh keep keys and values in memory; leave out --kv-spill or --mesh")
     has_width = bool(config.micro_batch_tokens)
     prepared = opening.prepare(config) if has_width else choose(gguf, config, opening.prepare, _recalled)
     if is_slice or prepared.offload or prepared.why_plain:
@@ -111,6 +114,7 @@ class _Opening:
         if not prepared.known or why_plain:
             return prepared
         if (tokens := self._tokens_that_fit(prepared)) < prepared.known.context_tokens:
+            check_spill(config, prepared.known.cells, gguf.shards[0].path)
             shorter = self.prepare(replace(asked, context_tokens=tokens))
             return replace(shorter, wanted_context_tokens=prepared.known.context_tokens)
         if self.is_opened:

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 
 from edge_run.base.results import GpuPlan
+from edge_run.base.units import MIB
 from edge_run.partition.window import SEGMENT_CHUNKS
 from edge_run.runtime.graph.segments import SLICED_SEGMENTS
 from edge_run.runtime.inspection.draft_file import GUESSED_TOKENS
@@ -14,9 +15,11 @@ from edge_run.runtime.planning.routing import Experience
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_header import TensorInfo
 from edge_run.tiers.kv.cells import Cells
+from edge_run.tiers.kv.spill_shape import SpillShape
 from edge_run.tiers.packed_file import PackedFile
 
 LEAST_CONTEXT_TOKENS = 512  # of a context that is longer than the budget has room for
+MOST_BESIDE_SPILL_BYTES = 64 * MIB  # for weights, so that reading them need not wait for computing
 _CONTEXT_STEPS = (0, 1024, 4096, 16_384, 32_768, 131_072)
 _WHOLE_NUMBERS = frozenset((0, 1, 30))  # f32, f16, bf16: of such weights the inputs stay, or get 2 bytes a number
 
@@ -46,6 +49,8 @@ class Terms:
     work_token_bytes: of work, what a token of a pass takes, and ggml keeps for as many as its widest pass had.
     sliced_token_bytes: the same of products in row slices, whose work is freed after each wide pass.
     repacked: the kinds of weights that are repacked.
+    spill: what of keys and values may be away in a file; None where all stay in memory.
+    away_bytes: what of them is away when the context is full.
     """
 
     gguf: GgufModel
@@ -69,6 +74,8 @@ class Terms:
     work_token_bytes: int = 0
     sliced_token_bytes: int = 0
     repacked: tuple[str, ...] = ()
+    spill: SpillShape | None = None
+    away_bytes: int = 0
 
     @property
     def lent_bytes(self) -> int:
@@ -93,12 +100,24 @@ class Terms:
         return self._wide_bytes(widest_tokens, self.work_token_bytes)
 
     def cell_bytes(self, tokens: int) -> int:
-        """Return what keys and values of `tokens` tokens take, with those of guesses: the model's and the draft's."""
-        own_bytes = self.cells.bytes_for(tokens + self.verified_tokens) if self.cells else 0
-        return own_bytes + self._draft_cell_bytes(tokens)
+        """Return what keys and values of `tokens` tokens take in memory, with those of guesses: the draft's too."""
+        taken = self._own_cell_bytes(tokens)
+        if self.away_bytes:
+            taken = min(taken, self._own_cell_bytes(self.context_tokens) - self.away_bytes)
+        return taken + self._draft_cell_bytes(tokens)
+
+    def _own_cell_bytes(self, tokens: int) -> int:
+        """Return what those of the model take, wherever they are."""
+        return self.cells.bytes_for(tokens + self.verified_tokens) if self.cells else 0
 
     def _draft_cell_bytes(self, tokens: int) -> int:
         return self.draft_cells.bytes_for(tokens + GUESSED_TOKENS) if self.draft_cells else 0
+
+    def kv_read_at(self, tokens: int) -> int:
+        """Return what a token reads of keys and values that are away, when the context has `tokens` tokens."""
+        if not self.spill or not self.away_bytes:
+            return 0
+        return self.spill.read_at(tokens, self._full_cell_bytes)
 
     def loans_at(self, tokens: int, loan_bytes: int) -> int:
         """Return the loans of `loan_bytes` that weights may have while the context has `tokens` tokens.
@@ -132,10 +151,13 @@ class Terms:
         )
 
     def shortened(self, lacking_bytes: int) -> Terms | None:
-        """Return these terms with a context that takes `lacking_bytes` less; None where it cannot be shorter.
+        """Return these terms with keys and values that take `lacking_bytes` less; None where they cannot.
 
-        The shortest one has `LEAST_CONTEXT_TOKENS`, whatever it takes.
+        Where they may be away, more of them are, as far as that goes, and weights get some room to be read ahead. Else
+        the context is shorter; the shortest one has `LEAST_CONTEXT_TOKENS`, whatever it takes.
         """
+        if self.spill:
+            return self._spilled(self.spill, lacking_bytes)
         longest = self.context_tokens
         if not (self.cells or self.draft_cells) or longest <= LEAST_CONTEXT_TOKENS:
             return None
@@ -150,6 +172,22 @@ class Terms:
             draft_bytes=max(0, self.holdings.draft_bytes - of_draft_bytes),
         )
         return replace(self, holdings=holdings, context_tokens=tokens)
+
+    def _spilled(self, spill: SpillShape, lacking_bytes: int) -> Terms | None:
+        """Return the same of keys and values that may be away; there is no draft model beside them."""
+        tokens, room_bytes = self.context_tokens, self._full_cell_bytes - lacking_bytes
+        if spill.least_bytes(tokens) <= room_bytes:
+            # A byte of weights that is read costs what one of keys and values does.
+            room_bytes -= min(MOST_BESIDE_SPILL_BYTES, self.budget_bytes // 8)
+        elif tokens <= LEAST_CONTEXT_TOKENS:
+            return None
+        else:
+            tokens = max(LEAST_CONTEXT_TOKENS, spill.tokens_in(room_bytes, tokens - 1))
+        shorter = replace(self, context_tokens=tokens, away_bytes=0)
+        away_bytes = max(0, shorter.cell_bytes(tokens) - max(room_bytes, spill.least_bytes(tokens)))
+        freed_bytes = self._full_cell_bytes - shorter.cell_bytes(tokens) + away_bytes
+        holdings = replace(self.holdings, kv_bytes=max(0, self.holdings.kv_bytes - freed_bytes))
+        return replace(shorter, away_bytes=away_bytes, holdings=holdings)
 
     @property
     def packed_bytes(self) -> int:

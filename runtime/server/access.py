@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge_run.base.errors import ConfigError
+from edge_run.runtime.server.page_files import PAGE, PAGE_FILES
 from edge_run.runtime.server.refusals import Refusal
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 ANY_ORIGIN = "*"
-OPEN_PATHS = frozenset({"/health", "/v1/health"})
+OPEN_PATHS = frozenset({"/health", "/v1/health", *PAGE_FILES})
 _HARMLESS_SITES = ("", "none", "same-origin")
 MOST_KEYS, LEAST_KEY_LETTERS, MOST_KEY_LETTERS = 1000, 8, 512
 
@@ -51,7 +52,7 @@ class Access:
         if origin and origin.lower() == f"{scheme}://{host}":
             origin = ""
         is_allowed = self.allows(origin)
-        if (origin or site not in _HARMLESS_SITES) and not is_allowed:
+        if (origin or site not in _HARMLESS_SITES) and not (is_allowed or _follows_link(method, path, headers)):
             raise Refusal(
                 403, "pages of other sites must not ask; start it with --allow-origin to let one", code="origin"
             )
@@ -131,6 +132,13 @@ def given_key(headers: Mapping[str, str]) -> str:
 def digest(key: str) -> bytes:
     """Return what a key is compared by: of equal length for all, so that comparing takes the same time."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _follows_link(method: str, path: str, headers: Mapping[str, str]) -> bool:
+    """Return whether the user comes here from a page of another site, which sees nothing of what is answered."""
+    return (method, path) == ("GET", PAGE) and (
+        (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+    )
 
 
 def _is_address(name: str) -> bool:

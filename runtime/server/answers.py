@@ -31,12 +31,16 @@ EVENT_STREAM, JSON_LINES, JSON = "text/event-stream; charset=utf-8", "applicatio
 QUICK_S = 0.25  # what is refused within this time is refused with a status of HTTP
 SILENCE_S = 5.0  # clients and proxies take a longer one for a failure
 PROGRESS_S = 1.0
-AT_ONCE = 64
 MOST_FRAMES = 8192  # that a client may be behind
 WHOSE = "edge_run.key"  # of an ASGI scope: what tells apart whose requests they are
 COMMENT = b": the answer is being computed\n\n"
 
-_Item = bytes | Refusal
+
+class _Last(bytes):
+    """What an answer ends with."""
+
+
+_Item = bytes | _Last | Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -92,33 +96,41 @@ class AnswerResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises Refusal, or an error of ours, where nothing was sent yet."""
         job = dataclasses.replace(self._job, key=scope.get(WHOSE, ""))
-        job.check(self._service.model.plan.context_tokens)
+        job.check(self._service.model.context_tokens)
         opening = self._form.begin()  # before any piece: some forms number what they write
         with self._service.admission.place() as place:
             sender, receiver = anyio.create_memory_object_stream[_Item](MOST_FRAMES)
+            is_over = False
+
+            def leave() -> None:
+                nonlocal is_over
+                is_over = True
+                group.cancel_scope.cancel()
+
             try:
                 async with anyio.create_task_group() as group:
 
                     async def watch() -> None:
                         while (await receive())["type"] != "http.disconnect":
                             pass
-                        group.cancel_scope.cancel()
+                        leave()
 
                     async def write() -> None:
-                        with receiver:
+                        with receiver, contextlib.suppress(anyio.EndOfStream):
                             if self._is_stream:
                                 await self._write_stream(send, receiver, opening)
                             else:
                                 await self._write_whole(send, receiver)
-                        group.cancel_scope.cancel()
+                            leave()
 
                     group.start_soon(watch, name="edge-run-watch-client")
-                    group.start_soon(
-                        self._compute, job, place, sender, group.cancel_scope.cancel, name="edge-run-answer"
-                    )
+                    group.start_soon(self._compute, job, place, sender, leave, name="edge-run-answer")
                     group.start_soon(write, name="edge-run-write")
             except BaseExceptionGroup as failures:
                 raise failures.exceptions[0] from failures.exceptions[0].__cause__
+            if not is_over:
+                logger.error("an answer was lost: its task was cancelled, though by nobody here")
+                raise Refusal(500, "the answer was lost", code="lost")
 
     async def _compute(
         self, job: Job, place: Place, sender: MemoryObjectSendStream[_Item], leave: Callable[[], None]
@@ -144,7 +156,7 @@ class AnswerResponse:
                         outcome.stop_text = self._service.stop_text(outcome.generation, job.sampling.stop)
                         counts.answer(outcome.generation, outcome.finish)
                     is_stream, reason = self._is_stream, ""
-                    sender.send_nowait(self._form.end(outcomes) if is_stream else self._form.whole(outcomes))
+                    sender.send_nowait(_Last(self._form.end(outcomes) if is_stream else self._form.whole(outcomes)))
                 if place.scope.cancelled_caught:
                     sender.send_nowait(Refusal(503, "the server is shutting down", code="shutting_down"))
             except EdgeRunError as error:
@@ -172,30 +184,24 @@ class AnswerResponse:
         if isinstance(item, Refusal):
             raise item
         await send(_start(self._form.media_type))
-        await send(_body(opening + (item or b"")))
+        frame = opening + (item or b"")
         pause_s = PROGRESS_S if self._form.wants_progress else SILENCE_S
         while True:
-            item = None
-            with anyio.move_on_after(pause_s):
+            while item is not None and not isinstance(item, _Last | Refusal):  # what is at hand is written at once
                 try:
-                    item = await receiver.receive()
-                except anyio.EndOfStream:
+                    item = receiver.receive_nowait()
+                except anyio.WouldBlock:
                     break
-            frame = self._fill_silence() if item is None else self._frame(item) + self._at_hand(receiver)
+                frame += self._form.failed(item) if isinstance(item, Refusal) else item
             if frame:
                 await send(_body(frame))
+            if isinstance(item, _Last | Refusal):
+                break
+            item = None
+            with anyio.move_on_after(pause_s):
+                item = await receiver.receive()
+            frame = self._form.failed(item) if isinstance(item, Refusal) else item or self._fill_silence()
         await send(_body(b"", is_last=True))
-
-    def _frame(self, item: _Item) -> bytes:
-        return self._form.failed(item) if isinstance(item, Refusal) else item
-
-    def _at_hand(self, receiver: MemoryObjectReceiveStream[_Item]) -> bytes:
-        """Return what came meanwhile, to be written at once."""
-        frames: list[bytes] = []
-        with contextlib.suppress(anyio.WouldBlock, anyio.EndOfStream):
-            while len(frames) < AT_ONCE:
-                frames.append(self._frame(receiver.receive_nowait()))
-        return b"".join(frames)
 
     def _fill_silence(self) -> bytes:
         progress = self._service.model.progress if self._form.wants_progress else None

@@ -21,6 +21,7 @@ from edge_run.runtime.server.apis import anthropic_messages, llama_server, ollam
 from edge_run.runtime.server.apis.openai_chat import chat_completions
 from edge_run.runtime.server.apis.openai_completions import completions, model_document
 from edge_run.runtime.server.apis.responses import responses
+from edge_run.runtime.server.page_files import page_handlers
 from edge_run.runtime.server.refusals import Refusal, refusal_of
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.status import status
@@ -77,6 +78,7 @@ def make_app(service: Service, access: Access, has_metrics: bool = False) -> ASG
         for method, handlers in (("POST", posts), ("GET", gets))
         for path, handler in handlers.items()
     ]
+    routes += [Route(path, handler, methods=["GET"]) for path, handler in page_handlers().items()]
     return Guard(Router(routes), access)
 
 

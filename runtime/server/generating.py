@@ -13,7 +13,7 @@ import anyio
 
 from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import Cancelled, ContextFull
-from edge_run.base.results import Generation
+from edge_run.base.results import Generation, TokenLogprobs
 from edge_run.runtime.generation.async_model import AsyncModel
 
 if sys.version_info < (3, 11):
@@ -33,11 +33,16 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What an answer goes on by. call: a tool that is called, complete."""
+    """What an answer goes on by.
+
+    call: a tool that is called, complete.
+    logprobs: how likely the tokens were that have come since the one before, where that was asked for.
+    """
 
     content: str = ""
     reasoning: str = ""
     call: ToolCall | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class OutputParser(Protocol):
@@ -138,20 +143,28 @@ async def _answer(model: AsyncModel, job: Job, number: int, take: Take, count: C
     sampling = job.sampling
     if sampling.seed is not None and number:
         sampling = dataclasses.replace(sampling, seed=(sampling.seed + number) % _SEEDS)
-    parser, deltas, generation = job.parser(), [], None
+    parser, deltas, generation = job.parser(), list[Delta](), None
+    logprobs: list[TokenLogprobs] = []  # of tokens whose text is held back
+
+    def tell(delta: Delta) -> None:
+        told = dataclasses.replace(delta, logprobs=tuple(logprobs))
+        logprobs.clear()
+        deltas.append(told)
+        take(number, told)
+
     stream = model.generate(job.tokens, max_tokens=job.max_tokens, sampling=sampling, key=job.key)
     async with aclosing(stream) as pieces:
         async for piece in pieces:
             count(len(piece.token_ids))
+            if piece.logprobs:
+                logprobs.append(piece.logprobs)
             for delta in parser.push(piece.text):
-                deltas.append(delta)
-                take(number, delta)
+                tell(delta)
             generation = piece.generation
     if generation is None or generation.finish_reason == "cancelled":
         raise Cancelled("the answer was ended before it was finished")
     for delta in parser.finish():
-        deltas.append(delta)
-        take(number, delta)
+        tell(delta)
     return FinishedAnswer(
         generation,
         "".join(delta.content for delta in deltas),

@@ -25,6 +25,10 @@ Count = Annotated[int, Meta(ge=-1, le=MOST_TOKENS)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Temperature = Annotated[float, Meta(ge=0, le=1000)]
 Penalty = Annotated[float, Meta(gt=0, le=1000)]
+TokenPenalty = Annotated[float, Meta(ge=-2, le=2)]
+TokenId = Annotated[str, Meta(pattern="^[0-9]{1,9}$")]
+Biases = Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Stop = Annotated[str, Meta(max_length=MOST_STOP_LETTERS)]
 Stops = Stop | Annotated[list[Stop], Meta(max_length=MOST_STOPS)]
@@ -70,14 +74,18 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     repeat_last_n: Count | None = None
     seed: Seed | None = None
     stop: Stops | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | list[Any] | None = None
+    frequency_penalty: TokenPenalty | None = None
+    presence_penalty: TokenPenalty | None = None
+    logit_bias: Biases | None = None
     grammar: Annotated[str, Meta(max_length=MOST_SCHEMA_LETTERS)] | None = None
 
-    def sampling(self, defaults: SamplingConfig, json_schema: str | None = None) -> SamplingConfig:
-        """Return how tokens are chosen. json_schema: what the answer must follow. Raises Refusal."""
-        refuse_set(self, "frequency_penalty", "presence_penalty", "logit_bias")
+    def sampling(
+        self, defaults: SamplingConfig, json_schema: str | None = None, top_logprobs: int | None = None
+    ) -> SamplingConfig:
+        """Return how tokens are chosen. Raises Refusal.
+
+        json_schema: what the answer must follow. top_logprobs: how many likely tokens are told of; None: nothing is.
+        """
         if self.grammar and json_schema:
             raise Refusal(400, "grammar and a JSON schema: give one of the two", param="grammar")
         return sampling_of(
@@ -90,8 +98,12 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             repeat_last_n=self.repeat_last_n,
             seed=self.seed,
             stop=self.stop,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            logit_bias={int(token): bias for token, bias in (self.logit_bias or {}).items()} or None,
             grammar=self.grammar,
             json_schema=json_schema,
+            top_logprobs=top_logprobs,
         )
 
 

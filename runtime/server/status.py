@@ -17,6 +17,8 @@ from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.server.answers import json_response
 from edge_run.runtime.server.service import Service
 
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "seed")
+
 
 async def status(service: Service, request: Request) -> Response:
     """Say what holds the budget, what was read, who is answered, and how fast."""
@@ -37,9 +39,13 @@ def status_document(service: Service) -> dict[str, Any]:
             "size_bytes": plan.model_bytes,
             "mode": plan.mode,
             "backend": dataclasses.asdict(stats.backend),
-            "context_tokens": plan.context_tokens,
+            "context_tokens": model.context_tokens,
             "trained_context_tokens": model.trained_context_tokens,
             "has_chat_template": model.has_chat_template,
+        },
+        "sampling": {
+            **{name: getattr(service.sampling, name) for name in _SAMPLING},
+            "max_tokens": service.most_tokens,
         },
         "memory": {
             **dataclasses.asdict(stats.memory),
@@ -76,7 +82,7 @@ def status_document(service: Service) -> dict[str, Any]:
         "progress": dataclasses.asdict(progress) if (progress := model.progress) else None,
         "speculation": dataclasses.asdict(model.speculation),
         "experts": dataclasses.asdict(stats.experts) if stats.experts else None,
-        "mesh": dataclasses.asdict(latest.mesh) if latest and latest.mesh else None,
+        "mesh": dataclasses.asdict(mesh) if (mesh := model.mesh_use) else None,
         "notices": list(model.notices),
     }
 

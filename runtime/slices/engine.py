@@ -14,7 +14,7 @@ from pathlib import Path
 from edge_run.base.config import PACKED_OFF, ModelConfig
 from edge_run.base.errors import NotSupported, system_errors
 from edge_run.base.interrupt import Interrupt
-from edge_run.base.results import ExpertUse, Plan
+from edge_run.base.results import ExpertUse, KvSpill, Plan
 from edge_run.base.units import round_down, round_up
 from edge_run.devices.host.ledger import Ledger
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
@@ -134,6 +134,11 @@ class SliceEngine:
     def expert_use(self) -> ExpertUse | None:
         """How a mixture of experts is streamed; None where nothing streams by expert."""
         return self._supply.expert_use
+
+    @property
+    def kv_spill(self) -> KvSpill | None:
+        """What of keys and values went to a file: on a mesh, nothing does."""
+        return self._supply.kv_spill
 
     @property
     def interrupt(self) -> Interrupt:

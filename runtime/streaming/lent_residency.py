@@ -22,6 +22,7 @@ from edge_run.runtime.decoding.compute_buffer import ComputeBuffer
 from edge_run.tiers import _libc
 from edge_run.tiers.kv.cells import CellCount, Cells
 from edge_run.tiers.kv.loans import Loans
+from edge_run.tiers.kv.spill import Spill
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,15 @@ class Borrower(Protocol):
         What raises, as a stop does, leaves at least as many as are to be left; it is asked for again then.
         """
         ...
+
+
+class NoBorrower:
+    """Where nothing has a use for room that is lent."""
+
+    most_loans, least_loans, loan_bytes = 0, 0, 1
+
+    def borrow(self, n_loans: int) -> None:
+        """Do nothing: there are no loans."""
 
 
 class IdleBuffer:
@@ -98,21 +108,26 @@ class IdleBuffer:
 class CellRoom:
     """The memory of a context's keys and values, as far as they are written."""
 
-    def __init__(self, cells: Cells) -> None:
-        self._cells = cells
+    def __init__(self, cells: Cells, spill: Spill | None = None) -> None:
+        """spill: of a context of one sequence, where what has no room goes."""
+        self._cells, self._spill = cells, spill
         self._dirty_cells = max((tensor.n_cells for tensor in cells.tensors), default=0)  # llama.cpp cleared all
 
     def needed_bytes(self, kept_cells: int, n_cells: int) -> int:
         """Return what the first `n_cells` cells take; give back what was written and is not in the first `kept_cells`.
 
-        No others may be in use.
+        No others may be in use. What has no room in memory is sent away; raises TierReadError where the drive refuses
+        that.
         """
+        if self._spill:
+            self._spill.cut(kept_cells)
         if kept_cells < self._dirty_cells:
             for tensor in self._cells.tensors:
                 for address, length in tensor.unused(kept_cells, self._cells.page_bytes):
                     _libc.drop_pages(address, length)
         self._dirty_cells = n_cells
-        return self._cells.bytes_for(n_cells)
+        full_bytes = self._cells.bytes_for(n_cells)
+        return self._spill.settle(kept_cells, full_bytes) if self._spill else full_bytes
 
 
 class WorkRoom:

@@ -71,6 +71,8 @@ def test_the_wheel_holds_the_packages_their_data_and_the_licence(wheel: Path) ->
     info = f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"
     assert {f"{info}/licenses/LICENSE", f"{info}/licenses/NOTICE", "edge_run/py.typed"} <= names
     assert {"edge_run/models/kit-dense-q4_0.gguf", "edge_run/models/README.md"} <= names
+    page = ROOT / "runtime" / "server" / "page"
+    assert {f"edge_run/runtime/server/page/{path.name}" for path in page.iterdir()} <= names
     code = {path.relative_to(ROOT / "src") for path in (ROOT / "src" / "edge_run").rglob("*.py")}
     for folder in ("runtime", "tiers", "prefetch", "partition", "devices"):
         code |= {Path("edge_run", path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*.py")}

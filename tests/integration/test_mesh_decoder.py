@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_run import Model
 from edge_run.base.config import ModelConfig, SamplingConfig
 from edge_run.base.errors import Cancelled, DeviceLost
 from edge_run.base.interrupt import Interrupt
@@ -84,6 +85,23 @@ def answers(engine: Engine, prompts: list[list[int]], at: Callable[[int], None] 
         assert all(event.error is None for event in batch.advance())
     batch.close()
     return [*found.values()]
+
+
+@in_child
+def test_a_model_says_who_computes_what_before_and_after_one_dies(folder: Path) -> None:
+    with running(make_model("llama", folder)) as run:
+        run.engine.close()
+        with Model(run.path, config=run.config, mesh=run.mesh) as model:
+            use = model.mesh_use
+            assert use is not None
+            assert [node.node for node in use.nodes] == ["a", "b", "c"]
+            blocks = [block for node in use.nodes for block in node.blocks]
+            assert sorted(blocks) == [*range(len(blocks))]
+            run.hub.kill("b")
+            model.generate(PROMPT, max_tokens=2, temperature=0).result()
+            use = model.mesh_use
+            assert use is not None
+            assert [node.node for node in use.nodes] == ["a", "c"]
 
 
 @in_child

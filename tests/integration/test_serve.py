@@ -192,9 +192,9 @@ def test_a_prompt_that_is_too_long_is_refused(client: openai.OpenAI) -> None:
 
 
 def test_errors_are_as_openai_says_them(client: openai.OpenAI, http: httpx.Client) -> None:
-    with pytest.raises(openai.BadRequestError, match="logprobs") as caught:
-        client.chat.completions.create(model="any", messages=MESSAGES, logprobs=True)
-    assert caught.value.param == "logprobs"
+    with pytest.raises(openai.BadRequestError, match="modalities") as caught:
+        client.chat.completions.create(model="any", messages=MESSAGES, modalities=["audio"])
+    assert caught.value.param == "modalities"
     assert caught.value.type == "invalid_request_error"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-17")
@@ -202,11 +202,51 @@ def test_errors_are_as_openai_says_them(client: openai.OpenAI, http: httpx.Clien
     assert http.get("/v1/completions").status_code == 405
 
 
+def test_how_likely_tokens_were(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "any", "messages": MESSAGES, "max_tokens": 6, "temperature": 0, "logprobs": True}
+    whole = client.chat.completions.create(**asked, top_logprobs=2)
+    assert whole.choices[0].logprobs
+    found = whole.choices[0].logprobs.content
+    assert found
+    assert "".join(one.token for one in found) == whole.choices[0].message.content
+    assert all(one.token == one.top_logprobs[0].token and len(one.top_logprobs) == 2 for one in found)
+    assert all(bytes(one.bytes or ()).decode() == one.token for one in found)
+    chunks = list(client.chat.completions.create(**asked, stream=True))
+    parts = [choice.logprobs.content or [] for chunk in chunks for choice in chunk.choices if choice.logprobs]
+    assert [one.token for part in parts for one in part] == [one.token for one in found]
+    text = client.completions.create(model="any", prompt="The fox", max_tokens=4, temperature=0, logprobs=1)
+    told = text.choices[0].logprobs
+    assert told
+    assert told.tokens
+    assert "".join(told.tokens) == text.choices[0].text
+    assert told.text_offset == [sum(map(len, told.tokens[:i])) for i in range(len(told.tokens))]
+
+
+def test_biases_and_penalties(client: openai.OpenAI, http: httpx.Client) -> None:
+    asked: dict[str, Any] = {"model": "any", "prompt": "The fox", "max_tokens": 12, "temperature": 0}
+    plain = client.completions.create(**asked).choices[0].text
+    (first,) = http.post("/tokenize", json={"content": plain, "add_special": False}).json()["tokens"][:1]
+    banned = client.completions.create(**asked, logit_bias={str(first): -100}).choices[0].text
+    assert banned[:2] != plain[:2]
+    assert client.completions.create(**asked, logit_bias={str(first): 100}).choices[0].text != plain
+    assert client.completions.create(**asked, frequency_penalty=2, presence_penalty=2).choices[0].text != plain
+    with pytest.raises(openai.BadRequestError, match="outside the vocabulary"):
+        client.completions.create(**asked, logit_bias={"99999999": 1})
+
+
 def test_models_and_health(client: openai.OpenAI, http: httpx.Client) -> None:
     (model,) = client.models.list().data
     assert model.id == "kit-dense-q4_0"
     assert client.models.retrieve(model.id).owned_by == "edge-run"
     assert http.get("/health").json() == {"status": "ok"}
+
+
+def test_the_machine_at_work(http: httpx.Client) -> None:
+    before, after = (http.get("/edge-run/status").json() for _ in range(2))
+    assert after["now_s"] > before["now_s"]
+    assert 0 < sum(item["size_bytes"] for item in after["memory"]["items"]) <= after["memory"]["budget_bytes"]
+    assert after["sampling"]["temperature"] == 0.8
+    assert after["mesh"] is None
 
 
 def test_a_model_without_a_template_only_completes(kit: Path) -> None:

@@ -100,6 +100,16 @@ def test_answers_share_passes_and_one_that_leaves_does_not_stop_the_others(kit: 
             assert [*one][-1] == "[DONE]"
 
 
+def test_exact_answers_at_once_have_a_part_of_the_context_each(kit: Path) -> None:
+    with served(kit, "-c", 256, "-t", 1, "--parallel", 2, "--exact") as server:
+        length = httpx.get(f"{server.url}/v1/models").json()["data"][0]["meta"]["n_ctx"]
+        assert length < 256
+        fits = post(server, {"prompt": [1] * (length - 1), "max_tokens": 1})
+        assert fits.status_code == 200, fits.text
+        long = post(server, {"prompt": [1] * length, "max_tokens": 1})
+        assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
 def test_told_to_stop_it_lets_answers_finish(kit: Path) -> None:
     with served(kit, "-c", 2048, "-t", 1, "--drain", 60) as server:
         with httpx.stream("POST", f"{server.url}/v1/completions", json={**LONG, "max_tokens": 1500}) as response:

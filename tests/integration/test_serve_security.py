@@ -47,7 +47,7 @@ def test_beyond_loopback_it_needs_a_key(kit: Path) -> None:
 
 def test_only_health_is_open(server: Served) -> None:
     assert get(server, "/health").status_code == 200
-    for path in ("/v1/models", "/", "/props", "/slots", "/metrics", "/edge-run/status", "/nowhere"):
+    for path in ("/v1/models", "/props", "/slots", "/metrics", "/edge-run/status", "/nowhere"):
         assert get(server, path).status_code == 401, path
         assert get(server, path, authorization="Bearer wrong").status_code == 401
     refused = get(server, "/v1/models")

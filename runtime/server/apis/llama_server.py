@@ -99,7 +99,7 @@ async def apply_template(service: Service, request: Request) -> Response:
 async def props(service: Service, request: Request) -> Response:
     """Describe the server."""
     model = service.model
-    settings = {"n_ctx": model.plan.context_tokens, "params": _parameters(service.sampling, service.most_tokens)}
+    settings = {"n_ctx": model.context_tokens, "params": _parameters(service.sampling, service.most_tokens)}
     return json_response(
         {
             "default_generation_settings": settings,
@@ -114,7 +114,7 @@ async def props(service: Service, request: Request) -> Response:
 
 async def slots(service: Service, request: Request) -> Response:
     """Say how many are being answered: answers that share passes have no place of their own, so the first ones are."""
-    n_running, n_ctx = service.admission.n_running, service.model.plan.context_tokens
+    n_running, n_ctx = service.admission.n_running, service.model.context_tokens
     n_slots = service.model.most_parallel
     return json_response([{"id": n, "n_ctx": n_ctx, "is_processing": n < n_running} for n in range(n_slots)])
 

@@ -163,7 +163,7 @@ async def tags(service: Service, request: Request) -> Response:
 async def running_models(service: Service, request: Request) -> Response:
     """List the one model, which stays loaded."""
     never = "9999-12-31T23:59:59Z"
-    loaded = {"expires_at": never, "size_vram": 0, "context_length": service.model.plan.context_tokens}
+    loaded = {"expires_at": never, "size_vram": 0, "context_length": service.model.context_tokens}
     return json_response({"models": [{**_model_document(service), **loaded}]})
 
 
@@ -175,7 +175,7 @@ async def show(service: Service, request: Request) -> Response:
     capabilities = ["completion", *(["tools"] if model.has_chat_template else [])]
     if THINK in model.chat_template:
         capabilities.append("thinking")
-    info = {"general.architecture": architecture, f"{architecture}.context_length": model.plan.context_tokens}
+    info = {"general.architecture": architecture, f"{architecture}.context_length": model.context_tokens}
     return json_response(
         {
             "modelfile": "",

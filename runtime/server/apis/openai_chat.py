@@ -16,6 +16,7 @@ from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event
 from edge_run.runtime.server.apis.openai_messages import Messages, template_messages
 from edge_run.runtime.server.chat_task import ChatTask
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
+from edge_run.runtime.server.logprobs import Spell, chat_logprobs
 from edge_run.runtime.server.refusals import Refusal, openai_error
 from edge_run.runtime.server.sampling_fields import (
     MOST_CHOICES,
@@ -23,6 +24,7 @@ from edge_run.runtime.server.sampling_fields import (
     Name,
     ResponseFormat,
     SamplingFields,
+    TopLogprobs,
     refuse_set,
     unsupported,
 )
@@ -86,7 +88,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     reasoning_format: Name | None = None
     return_progress: bool = False
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: TopLogprobs | None = None
     modalities: list[str] | None = None
     audio: Any = None
     functions: list[Any] | None = None
@@ -95,9 +97,11 @@ class ChatRequest(SamplingFields, kw_only=True):
 
     def check(self) -> None:
         """Raise Refusal for what cannot be served."""
-        refuse_set(self, "logprobs", "top_logprobs", "audio", "functions", "function_call", "web_search_options")
+        refuse_set(self, "audio", "functions", "function_call", "web_search_options")
         if set(self.modalities or ()) - {"text"}:
             raise unsupported("modalities", "this server writes text only")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise Refusal(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
 
     def variables(self) -> dict[str, Any]:
         """Return what the template is told besides the messages. Raises Refusal for what no template is told."""
@@ -136,10 +140,10 @@ async def chat_job(service: Service, asked: ChatRequest) -> tuple[Job, ChatForm]
     asked.check()
     schema = asked.response_format.text() if asked.response_format else None
     most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
-    sampling = asked.sampling(service.sampling, schema)
+    sampling = asked.sampling(service.sampling, schema, (asked.top_logprobs or 0) if asked.logprobs else None)
     job = await asked.task().job(service, sampling, most, asked.n or 1)
     has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-    return job, ChatForm(service.name, job.choices, has_usage, asked.return_progress)
+    return job, ChatForm(service.name, job.choices, has_usage, asked.return_progress, service.model.token_bytes)
 
 
 class ChatForm:
@@ -147,8 +151,8 @@ class ChatForm:
 
     media_type = EVENT_STREAM
 
-    def __init__(self, name: str, choices: int, has_usage: bool, wants_progress: bool) -> None:
-        self._name, self._choices, self._has_usage = name, choices, has_usage
+    def __init__(self, name: str, choices: int, has_usage: bool, wants_progress: bool, spell: Spell) -> None:
+        self._name, self._choices, self._has_usage, self._spell = name, choices, has_usage, spell
         self.wants_progress = wants_progress
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self._calls = [0] * choices
@@ -167,7 +171,8 @@ class ChatForm:
             call = {"index": index, "id": delta.call.identity, "type": "function", "function": function}
             return self._chunk([_choice(number, {"tool_calls": [call]})])
         key, text = ("reasoning_content", delta.reasoning) if delta.reasoning else ("content", delta.content)
-        return self._chunk([_choice(number, {key: text})]) if text else b""
+        logprobs = chat_logprobs(delta.logprobs, self._spell)
+        return self._chunk([_choice(number, {key: text}, logprobs=logprobs)]) if text else b""
 
     def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return why each choice ended, the usage where it was asked for, and the end of the stream."""
@@ -190,7 +195,12 @@ class ChatForm:
     def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return a chat completion."""
         choices = [
-            {"index": number, "message": _message(outcome), "logprobs": None, "finish_reason": outcome.finish}
+            {
+                "index": number,
+                "message": _message(outcome),
+                "logprobs": chat_logprobs(outcome.generation.logprobs, self._spell),
+                "finish_reason": outcome.finish,
+            }
             for number, outcome in enumerate(outcomes)
         ]
         head = {"id": self._id, "object": "chat.completion", "created": self._created, "model": self._name}
@@ -203,8 +213,10 @@ class ChatForm:
         return event({**head, "choices": choices, **usage, **more})
 
 
-def _choice(number: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-    return {"index": number, "delta": delta, "logprobs": None, "finish_reason": finish}
+def _choice(
+    number: int, delta: dict[str, Any], finish: str | None = None, logprobs: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
 
 def _message(outcome: FinishedAnswer) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -15,8 +16,17 @@ from edge_run.base.results import Progress
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event
 from edge_run.runtime.server.apis.openai_chat import DONE, Choices, StreamOptions
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
+from edge_run.runtime.server.logprobs import Spell, text_logprobs
 from edge_run.runtime.server.refusals import Refusal, openai_error
-from edge_run.runtime.server.sampling_fields import MOST_TOKENS, Count, Name, ResponseFormat, SamplingFields, refuse_set
+from edge_run.runtime.server.sampling_fields import (
+    MOST_TOKENS,
+    Count,
+    Name,
+    ResponseFormat,
+    SamplingFields,
+    TopLogprobs,
+    refuse_set,
+)
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.usage import openai_usage, timings
 
@@ -36,15 +46,15 @@ class CompletionRequest(SamplingFields, kw_only=True):
     best_of: int | None = None
     max_tokens: Count | None = None
     response_format: ResponseFormat | None = None
-    logprobs: int | None = None
+    logprobs: TopLogprobs | None = None
     echo: bool | None = None
     suffix: str | None = None
 
     def check(self) -> None:
         """Raise Refusal for what cannot be served."""
-        refuse_set(self, "logprobs", "echo", "suffix")
+        refuse_set(self, "echo", "suffix")
         if (self.best_of or 1) > (self.n or 1):
-            raise Refusal(400, "best_of: more than n needs logprobs, which this server does not have", param="best_of")
+            raise Refusal(400, "best_of: more answers than n are not made", param="best_of")
 
 
 async def prompt_of(service: Service, prompt: str | Sequence[str | int]) -> list[int]:
@@ -72,12 +82,12 @@ async def completion_job(service: Service, asked: CompletionRequest) -> tuple[Jo
     most = USUAL_TOKENS if asked.max_tokens is None else asked.max_tokens
     job = Job(
         await prompt_of(service, asked.prompt),
-        asked.sampling(service.sampling, schema),
+        asked.sampling(service.sampling, schema, asked.logprobs),
         service.limit(most),
         asked.n or 1,
     )
     has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-    return job, CompletionForm(service.name, has_usage)
+    return job, CompletionForm(service.name, has_usage, service.model.token_bytes)
 
 
 class CompletionForm:
@@ -86,14 +96,15 @@ class CompletionForm:
     media_type = EVENT_STREAM
     wants_progress = False
 
-    def __init__(self, name: str, has_usage: bool) -> None:
+    def __init__(self, name: str, has_usage: bool, spell: Spell) -> None:
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": name,
         }
-        self._has_usage = has_usage
+        self._has_usage, self._spell = has_usage, spell
+        self._written = Counter[int]()  # letters of each choice
 
     def begin(self) -> bytes:
         """Return nothing: the text is all there is."""
@@ -101,7 +112,9 @@ class CompletionForm:
 
     def piece(self, number: int, delta: Delta) -> bytes:
         """Return a chunk."""
-        return self._chunk([_choice(number, delta.content)]) if delta.content else b""
+        logprobs = text_logprobs(delta.logprobs, self._spell, self._written[number])
+        self._written[number] += len(delta.content)
+        return self._chunk([_choice(number, delta.content, logprobs=logprobs)]) if delta.content else b""
 
     def end(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return why each choice ended, the usage where it was asked for, and the end of the stream."""
@@ -120,7 +133,10 @@ class CompletionForm:
 
     def whole(self, outcomes: Sequence[FinishedAnswer]) -> bytes:
         """Return a text completion."""
-        choices = [_choice(number, outcome.content, outcome.finish) for number, outcome in enumerate(outcomes)]
+        choices = [
+            _choice(number, one.content, one.finish, text_logprobs(one.generation.logprobs, self._spell))
+            for number, one in enumerate(outcomes)
+        ]
         rest = {"usage": openai_usage(outcomes), "timings": timings(outcomes[0].generation)}
         return msgspec.json.encode({**self._head, "choices": choices, **rest})
 
@@ -129,15 +145,17 @@ class CompletionForm:
         return event({**self._head, "choices": choices, **usage, **more})
 
 
-def _choice(number: int, text: str, finish: str | None = None) -> dict[str, Any]:
-    return {"index": number, "text": text, "logprobs": None, "finish_reason": finish}
+def _choice(
+    number: int, text: str, finish: str | None = None, logprobs: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
 
 def model_document(service: Service) -> dict[str, Any]:
     """Return a model as OpenAI describes it, with llama-server's `meta`."""
     plan = service.model.plan
     meta = {
-        "n_ctx": plan.context_tokens,
+        "n_ctx": service.model.context_tokens,
         "n_ctx_train": service.model.trained_context_tokens,
         "size": plan.model_bytes,
     }

@@ -24,6 +24,7 @@ PACKED_OFF = "off"
 REPACK = ("auto", "on", "off")
 MESH_ACTIVATIONS = ("exact", "compact")
 PROMPT_CACHE_ON, PROMPT_CACHE_OFF = "on", "off"
+KV_SPILL_ON, KV_SPILL_OFF = "on", "off"
 PROMPT_CACHE_BYTES = 4 * GIB
 SPECULATE = ("auto", "off", "ngram", "draft")
 _CHOICES = {
@@ -87,6 +88,8 @@ class ModelConfig:
     prompt_cache: `on` keeps what was computed of prompts in `prompts` of the cache folder, to be read back for prompts
         that begin alike; a path keeps it there; `off` keeps nothing.
     prompt_cache_size: what of the disk that may take, bytes or text; the least recently used goes first.
+    kv_spill: `on` writes keys and values that have no room in memory to a file without a name in `spill` of the cache
+        folder, and reads them for each token; a path has it there; `off` ends the text where memory ends.
     check_file: open a file that is not known in a child process first: llama.cpp ends over some broken files.
     draft: a small model with the same tokens, which guesses what comes next.
     speculate: how tokens are guessed, to be verified in one pass: `draft` (by that model), `ngram` (from the text so
@@ -121,6 +124,7 @@ class ModelConfig:
     cache_folder: Path | None = None
     prompt_cache: Path | str = PROMPT_CACHE_OFF
     prompt_cache_size: int | str = PROMPT_CACHE_BYTES
+    kv_spill: Path | str = KV_SPILL_OFF
     check_file: bool = True
     draft: Path | str | None = None
     speculate: str = "auto"
@@ -158,6 +162,22 @@ class ModelConfig:
             f"chunk of {self.chunk_bytes} bytes: must be a power of two from {LEAST_CHUNK_BYTES} to {CHUNK_BYTES}",
         )
         self._check_speculation()
+        self._check_spill()
+
+    def _check_spill(self) -> None:
+        _require(str(self.kv_spill) != "", "kv spill: names no folder; give one, on or off")
+        if not self.spills_kv:
+            return
+        _require(self.gpu_memory == 0, "kv spill: runs on the processor alone; give --gpu-memory 0")
+        _require(self.backend != "llama.cpp", "kv spill: llama.cpp's own loader has none; leave out --backend")
+        _require(
+            self.flash_attention != "off" and not self.exact,
+            "kv spill: needs flash attention, which --exact and -fa off leave out",
+        )
+        _require(
+            self.sequences == 1 and self.draft_model is None and not self.uses_lookup,
+            "kv spill: serves one text at a time, without guesses; give --parallel 1, or leave out -md and --speculate",
+        )
 
     def _check_speculation(self) -> None:
         if self.draft is not None:
@@ -220,6 +240,16 @@ class ModelConfig:
     def most_prompt_bytes(self) -> int:
         """What kept prompts may take of the disk, in bytes."""
         return parse_size(self.prompt_cache_size)
+
+    @property
+    def spills_kv(self) -> bool:
+        """Whether keys and values may lie in a file."""
+        return str(self.kv_spill) != KV_SPILL_OFF
+
+    @property
+    def spill_folder(self) -> Path:
+        """Where that file is. Raises ConfigError where the user has no home folder."""
+        return self.cache / "spill" if str(self.kv_spill) == KV_SPILL_ON else Path(self.kv_spill)
 
     @property
     def kv_types(self) -> tuple[str, str]:

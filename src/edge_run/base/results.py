@@ -111,15 +111,15 @@ class GpuPlan:
 class ContextPoint:
     """How a token is made when the context has `tokens` tokens, of a plan that lends memory to weights.
 
-    weights_bytes: the weights that stay in memory then.
-    streamed_bytes_per_pass: what the token reads.
-    decode_tokens_per_s: how fast tokens are made then; 0 where the device was not measured.
+    weights_bytes: the weights that stay in memory then. streamed_bytes_per_pass and kv_bytes_per_pass: what it reads of
+    these, and of keys and values that have no room. decode_tokens_per_s: 0 where the device was not measured.
     """
 
     tokens: int
     weights_bytes: int
     streamed_bytes_per_pass: int
     decode_tokens_per_s: float = 0.0
+    kv_bytes_per_pass: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Plan:
     lent_bytes: of buffers, keys and values, what weights have at first while passes are of few tokens;
     streamed_bytes_per_pass is for those, streamed_bytes_per_batch for passes of many tokens, beside which nothing is
     lent. by_context: how that changes while the context fills. micro_batch_tokens: of one pass of a prompt, which the
-    minimum is for.
+    minimum is for. spilled_kv_bytes: keys and values of a full context that have no room in kv_bytes of memory.
     """
 
     mode: str
@@ -157,6 +157,7 @@ class Plan:
     by_context: tuple[ContextPoint, ...] = ()
     micro_batch_tokens: int = 0
     repacked: tuple[str, ...] = ()
+    spilled_kv_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,15 +212,9 @@ class IoUse:
 class TuningDecision:
     """The result of comparing two settings of a tunable.
 
-    tunable: its name.
-    setting: the setting that is used since.
-    other: the setting that is not used.
-    tried: which of the two was new.
-    gain: how much faster tokens were with `tried`, as a share.
-    gain_low: the least that the gain is, with this confidence.
-    gain_high: the most that the gain is, with this confidence.
-    confidence: the probability that the gain lies between these.
-    tokens: the tokens that were compared.
+    tunable: its name. setting: the one that is used since; other: the one that is not; tried: which of the two was new.
+    gain: how much faster tokens were with `tried`, as a share. gain_low, gain_high: between these it lies, with the
+    probability `confidence`. tokens: those that were compared.
     """
 
     tunable: str
@@ -241,8 +236,7 @@ class ExpertUse:
     hit_rate: the share of the bytes used by tokens that was in memory.
     prefetched_bytes: the bytes read before a layer asked for them.
     unused_bytes: those of them that were evicted before they were used.
-    tunables: the settings found so far.
-    decisions: the comparisons that were decided.
+    tunables, decisions: the settings found so far, and the comparisons that were decided.
     """
 
     tokens: int
@@ -251,6 +245,15 @@ class ExpertUse:
     unused_bytes: int
     tunables: dict[str, str]
     decisions: tuple[TuningDecision, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KvSpill:
+    """The keys and values that went to a file and came back since the model was opened; away_bytes: those there now."""
+
+    written_bytes: int
+    read_bytes: int
+    away_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +362,7 @@ class Generation:
     speculation: Speculation = field(default_factory=Speculation)
     mesh: MeshUse | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    kv_spill: KvSpill | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +377,7 @@ class Stats:
     io: IoUse
     backend: Backend
     experts: ExpertUse | None = None
+    kv_spill: KvSpill | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,8 @@ _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
             ["--parallel"],
             type=click.IntRange(1, 256),
             metavar="N",
-            help=f"Answers that share a pass at most.  [default: {PARALLEL}, or 1 where guesses are made or on a mesh]",
+            help="Answers that share a pass at most.  "
+            f"[default: {PARALLEL}, or 1 where guesses are made, on a mesh or with --kv-spill]",
         ),
         click.Option(
             ["--drain"],
@@ -124,6 +125,7 @@ def serve(context: click.Context, /, model_file: Path, host: str, port: int, **g
 
 
 def _usual_parallel(settings: RunSettings) -> int:
-    """Return how many answers share a pass where nobody said: guesses are made for one alone."""
+    """Return how many answers share a pass where nobody said: guesses are made, and texts spilled, for one alone."""
     config = settings.config
-    return 1 if settings.is_mesh or config.draft_model or config.uses_lookup else PARALLEL
+    is_alone = settings.is_mesh or config.draft_model or config.uses_lookup or config.spills_kv
+    return 1 if is_alone else PARALLEL

@@ -54,11 +54,15 @@ def by_context(plan: Plan) -> str:
     if not plan.by_context:
         return ""
     is_timed = any(point.decode_tokens_per_s for point in plan.by_context)
-    rows: list[tuple[str, ...]] = [("tokens in the context", "weights held", "read per token", "answer" * is_timed)]
+    spilled = ("and keys and values",) if plan.spilled_kv_bytes else ()
+    rows: list[tuple[str, ...]] = [
+        ("tokens in the context", "weights held", "read per token", *spilled, "answer" * is_timed)
+    ]
     for point in plan.by_context:
         speed = format_rate(point.decode_tokens_per_s) if is_timed else ""
         sizes = (format_size(point.weights_bytes), format_size(point.streamed_bytes_per_pass))
-        rows.append((f"{point.tokens:,}", *sizes, speed))
+        kv = (format_size(point.kv_bytes_per_pass),) if spilled else ()
+        rows.append((f"{point.tokens:,}", *sizes, *kv, speed))
     what = "Keys, values and buffers that are not in use hold weights meanwhile:"
     return "\n".join([what, *align(rows, str.rjust)])
 

@@ -139,5 +139,5 @@ def say_figures(answer: WrittenAnswer, terminal: Terminal, is_chat: bool = False
     terminal.say(figures.describe_speed(generation), NOTICE)
     if not is_chat:
         terminal.say(figures.describe_use(generation.plan, generation.memory, generation.io, generation.load_s), NOTICE)
-        for line in figures.describe_experts(generation.experts):
+        for line in (*figures.describe_experts(generation.experts), *figures.describe_spill(generation.kv_spill)):
             terminal.say(line, NOTICE)

@@ -7,6 +7,7 @@ from edge_run.base.results import (
     Generation,
     GpuPlan,
     IoUse,
+    KvSpill,
     MemoryUse,
     Plan,
     Progress,
@@ -37,7 +38,9 @@ def describe_context(plan: Plan) -> str:
     """Return how long the context is, as a part of a sentence."""
     context = f"context of {plan.context_tokens:,} tokens"
     if plan.context_tokens < plan.wanted_context_tokens:
-        return f"{context}, as the budget has no room for {plan.wanted_context_tokens:,}"
+        context += f", as the budget has no room for {plan.wanted_context_tokens:,}"
+    if plan.spilled_kv_bytes:
+        context += f"; {format_size(plan.spilled_kv_bytes)} of its keys and values will be in a file when it is full"
     return context
 
 
@@ -122,6 +125,16 @@ def describe_experts(use: ExpertUse | None) -> list[str]:
     return [text, *map(describe_decision, use.decisions)]
 
 
+def describe_spill(use: KvSpill | None) -> list[str]:
+    """Return what keys and values that had no room took; nothing where all had."""
+    if use is None or not use.written_bytes:
+        return []
+    return [
+        f"keys and values: {format_size(use.away_bytes)} have no room in memory; {format_size(use.written_bytes)} "
+        f"written, {format_size(use.read_bytes)} read back since the model was opened"
+    ]
+
+
 def describe_decision(decision: TuningDecision) -> str:
     """Return what a comparison of two settings found."""
     between = f"{decision.gain_low:+.1%} to {decision.gain_high:+.1%}, {decision.confidence:.0%} sure"
@@ -148,4 +161,5 @@ def describe_stats(plan: Plan, stats: Stats) -> list[str]:
         f"prompts of {format_count(stats.prompt_tokens, 'token')}",
         describe_use(plan, stats.memory, stats.io, stats.load_s),
         *describe_experts(stats.experts),
+        *describe_spill(stats.kv_spill),
     ]

@@ -145,6 +145,11 @@ SETTINGS: tuple[Setting, ...] = (
         help="What that may take of the disk; the least recently used goes first. [default: 4GiB]",
     ),
     _memory(
+        "--kv-spill", field="kv_spill", metavar="on|off|FOLDER",
+        help="Keep keys and values that have no room in memory in a file without a name, and read them for each token. "
+        "[default: off]",
+    ),
+    _memory(
         "--check-file/--no-check-file", field="check_file", default=None,
         help="Open a file that is new in a process of its own first: some broken ones would end this one. "
         "[default: yes]",

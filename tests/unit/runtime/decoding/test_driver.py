@@ -35,7 +35,7 @@ BY_PROGRAM = ["take w1", "a", "w1", "give w1", "take w2", "b", "w2", "give w2", 
 def test_an_unknown_graph_is_met_node_by_node_and_known_from_then_on(feature: Feature) -> None:
     graph = Graph(SMALL)
     driver = driver_for(feature, graph)
-    observer = driver._observer
+    observer = driver.observer
     assert run(driver, feature, graph) == STEP_BY_STEP
     n_looks = observer.n_looks  # type: ignore[attr-defined]
     assert n_looks == len(SMALL)

@@ -129,11 +129,11 @@ NAMES = ("a", "b", "g", "w1", "c")
 def followed(feature: Feature, graph: Graph) -> tuple[Driver, CopySchedule]:
     """A driver whose pass stops for copies, which are noted with all else that happens."""
     driver = driver_for(feature, graph)
-    observer = driver._observer
+    observer = driver.observer
     schedule = schedule_of("w9")
     driver.follow_cuts(schedule)
     driver.follow_copies(WeightCopies(schedule, Carrier(feature.note, is_brief=True)))
-    driver._observer = observer
+    driver.observer = observer
     return driver, schedule
 
 

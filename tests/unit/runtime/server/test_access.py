@@ -74,7 +74,7 @@ def test_an_allowed_site_may_ask_also_before_it_has_a_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/models", "/", "/metrics", "/api/tags", "/props", "/nowhere", "/health/", "//health"]
+    "path", ["/v1/models", "/page/", "/metrics", "/api/tags", "/props", "/nowhere", "/health/", "//health"]
 )
 def test_without_a_key_nothing_is_open_but_health(path: str) -> None:
     assert status(KEYED, path) == 401

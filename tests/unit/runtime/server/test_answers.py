@@ -45,8 +45,10 @@ class FakeModel:
         self.error: Exception | None = None
         self.ended = 0
         self.path, self.progress, self.has_chat_template = Path("model.gguf"), None, True
-        self.plan = SimpleNamespace(context_tokens=100, forecast=None)
+        self.plan = SimpleNamespace(forecast=None)
+        self.context_tokens = 100
         self.generation: Any = SimpleNamespace(
+            logprobs=(),
             finish_reason="length", text="", token_ids=(), prompt_tokens=1, cached_tokens=0, completion_tokens=3,
             decode_tokens_per_s=1.0, prefill_tokens_per_s=1.0, io=SimpleNamespace(bytes_read=0),
         )  # fmt: skip
@@ -92,7 +94,8 @@ class Client:
 async def answering(model: FakeModel, client: Client, is_stream: bool = True) -> AsyncIterator[Service]:
     """Answer a request in this block, and wait for the end of it."""
     service = Service(model, model, Admission(0), SamplingConfig())  # type: ignore[arg-type]
-    response = AnswerResponse(service, Job([1], SamplingConfig()), CompletionForm("model", False), is_stream)
+    form = CompletionForm("model", False, lambda token: b"")
+    response = AnswerResponse(service, Job([1], SamplingConfig()), form, is_stream)
     async with anyio.create_task_group() as group:
         group.start_soon(response, {"type": "http"}, client.receive, client.send)
         with anyio.fail_after(30):
@@ -178,6 +181,19 @@ async def test_when_the_server_ends_the_client_is_told() -> None:
         service.admission.cancel()
     assert b"shutting_down" in client.body
     assert model.ended == 1
+
+
+async def test_an_answer_that_is_cancelled_by_nobody_is_an_error() -> None:
+    """A task group takes a task that ends as cancelled for one that it cancelled itself, and says nothing."""
+    model, client = FakeModel(), Client()
+    model.error = anyio.get_cancelled_exc_class()()  # type: ignore[assignment]
+    model.goes_on.set()
+    with pytest.raises(ExceptionGroup) as caught:
+        async with answering(model, client):
+            pass
+    (refusal,) = caught.value.exceptions
+    assert isinstance(refusal, Refusal)
+    assert (refusal.status, client.status) == (500, 0)
 
 
 async def test_a_whole_answer_is_sent_with_its_length() -> None:

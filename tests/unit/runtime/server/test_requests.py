@@ -77,6 +77,13 @@ def test_unknown_fields_are_ignored() -> None:
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
         ({"chat_template_kwargs": {"enable_thinking": {"a": 1}}}, "chat_template_kwargs.enable_thinking"),
         ({"chat_template_kwargs": {"reasoning_effort": "x" * 1000}}, "chat_template_kwargs.reasoning_effort"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias[...]"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
@@ -86,9 +93,6 @@ def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str) -
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"logprobs": True}, "logprobs"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"functions": [{"name": "f"}]}, "functions"),
         (

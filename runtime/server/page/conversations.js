@@ -1,0 +1,61 @@
+// Conversations in the browser's storage, each under a key of its own, so that two tabs do not overwrite each other's.
+
+const PREFIX = "edge-run/chat/";
+const CURRENT = "edge-run/current"; // of this tab
+const TITLE_LETTERS = 60;
+
+/** Return all conversations, that which changed last first. What cannot be read is left out. */
+export function all() {
+  const found = [];
+  for (let number = 0; number < localStorage.length; number++) {
+    const key = localStorage.key(number);
+    if (key.startsWith(PREFIX)) found.push(load(key.slice(PREFIX.length)));
+  }
+  return found.filter(Boolean).sort((one, other) => other.changed - one.changed);
+}
+
+export function load(id) {
+  try {
+    const found = JSON.parse(localStorage.getItem(PREFIX + id));
+    return Array.isArray(found?.messages) ? found : null;
+  } catch {
+    return null;
+  }
+}
+
+/** Return a conversation without messages, with the settings of `like`. */
+export function begin(like) {
+  const id = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 8)}`;
+  return { id, changed: Date.now(), system: like?.system ?? "", settings: { ...like?.settings }, messages: [] };
+}
+
+/** Return the conversation that this tab had, else the latest, else a new one. */
+export function current() {
+  return load(sessionStorage.getItem(CURRENT)) ?? all()[0] ?? begin();
+}
+
+export const setCurrent = (conversation) => sessionStorage.setItem(CURRENT, conversation.id);
+
+/** Keep a conversation; return whether there was room for it. */
+export function save(conversation) {
+  conversation.changed = Date.now();
+  try {
+    localStorage.setItem(PREFIX + conversation.id, JSON.stringify(conversation));
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+export const remove = (id) => localStorage.removeItem(PREFIX + id);
+
+export function title(conversation) {
+  const text = conversation.messages.find((message) => message.role === "user")?.content.trim() ?? "";
+  const line = text.split("\n", 1)[0];
+  return line.length > TITLE_LETTERS ? `${line.slice(0, TITLE_LETTERS)}…` : line || "New chat";
+}
+
+/** Have `changed` called when another tab changes a conversation. */
+export function watch(changed) {
+  addEventListener("storage", (event) => event.key?.startsWith(PREFIX) && changed(event.key.slice(PREFIX.length)));
+}

@@ -1,0 +1,290 @@
+// The page: which conversation is shown, which answer is generated, and whether the server is there.
+
+import { GONE, OPEN, SETTINGS, generate } from "./answering.js";
+import { Chat } from "./chat.js";
+import * as kept from "./conversations.js";
+import { at, el, say, size } from "./dom.js";
+import { Machine } from "./machine.js";
+import { Gone, ask, forgetKey, hasKey, onKeyNeeded } from "./server.js";
+
+const POLL_MS = 1000, POLL_LIMIT_MS = 20000, SAVE_MS = 400;
+
+const chat = new Chat(at("log"), at("said"), () => answerAnew());
+const machine = new Machine(at("machine"));
+let conversation = kept.current();
+let running = null; // { conversation, answer, abort }, of the answer that is being generated
+let isChat = true; // whether the model has a chat template
+let isThere = true; // whether the server is
+let isLeaving = false; // whether the page is about to go, which ends its requests first
+let status = null;
+
+function open(found) {
+  conversation = found;
+  kept.setCurrent(found);
+  chat.draw(found, running?.answer, about());
+  drawList();
+  closeSides();
+}
+
+function about() {
+  return el("div", { class: "about" }, el("h2", {}, status?.model.name ?? "edge-run"), el("p", {}, status
+    ? `${size(status.model.size_bytes)} of weights in a budget of ${size(status.memory.budget_bytes)}. What you write stays on the machine that serves this page.`
+    : "Connecting …"), isChat ? null : el("p", {}, "This model has no chat template: it continues your text."));
+}
+
+// The list of conversations
+
+function drawList() {
+  const all = kept.all();
+  if (!all.some(({ id }) => id === conversation.id)) all.unshift(conversation);
+  at("list").replaceChildren(...all.map((one) => {
+    const title = kept.title(one);
+    const show = el("button", { class: "quiet", "aria-current": one.id === conversation.id && "true", onclick: () => {
+      open(one.id === running?.conversation.id ? running.conversation : (kept.load(one.id) ?? one));
+      at("text").focus();
+    } }, title);
+    const remove = el("button", { class: "quiet remove", "aria-label": `Delete ${title}` }, "×");
+    remove.addEventListener("click", () => (remove.textContent === "×" ? sure(remove) : forget(one)));
+    return el("li", {}, show, remove);
+  }));
+}
+
+function sure(button) {
+  say(button, "Delete?");
+  button.addEventListener("blur", () => say(button, "×"), { once: true });
+}
+
+function forget({ id }) {
+  if (running?.conversation.id === id) running.abort.abort();
+  kept.remove(id);
+  open(id === conversation.id ? (kept.all()[0] ?? kept.begin(conversation)) : conversation);
+  at("new").focus();
+}
+
+// Answers
+
+function send() {
+  const text = isChat ? at("text").value.trim() : at("text").value;
+  if (!text.trim() || running || !isThere) return;
+  const message = { role: "user", content: text };
+  conversation.messages.push(message);
+  at("text").value = "";
+  fit();
+  chat.add(message, null);
+  answer();
+}
+
+async function answer() {
+  const answering = { conversation, answer: { role: "assistant", content: "" }, abort: new AbortController() };
+  running = answering;
+  conversation.messages.push(answering.answer);
+  const shown = () => conversation === answering.conversation;
+  let frame = 0, saved = 0;
+  const changed = () => {
+    frame ||= requestAnimationFrame(() => {
+      frame = 0;
+      if (!shown() || running !== answering) return;
+      chat.update(answering.answer);
+      chat.readOut(answering.answer, false);
+    });
+    saved ||= setTimeout(() => {
+      saved = 0;
+      keep(answering.conversation);
+    }, SAVE_MS);
+  };
+  chat.add(answering.answer, answering.answer);
+  drawButtons();
+  keep(conversation);
+  drawList();
+  await generate(answering.conversation, answering.answer, isChat, answering.abort.signal, changed);
+  clearTimeout(saved);
+  if (isLeaving && answering.answer.state === GONE) answering.answer.state = OPEN;
+  running = null;
+  chat.running = null;
+  if (kept.load(answering.conversation.id)) keep(answering.conversation);
+  if (shown()) {
+    chat.update(answering.answer);
+    chat.readOut(answering.answer, true);
+  }
+  drawButtons();
+}
+
+function answerAnew() {
+  if (running || conversation.messages.at(-1)?.role !== "assistant") return;
+  conversation.messages.pop();
+  chat.draw(conversation, null, about());
+  answer();
+  at("text").focus();
+}
+
+function keep(one) {
+  if (!kept.save(one)) notify("The browser's storage is full: delete a chat, or this one is gone with the page.");
+}
+
+const stop = () => running?.abort.abort();
+
+function drawButtons() {
+  const isFocused = document.activeElement === at("stop") || document.activeElement === at("send");
+  at("send").hidden = Boolean(running);
+  at("stop").hidden = !running;
+  at("send").disabled = !isThere;
+  if (isFocused) at("text").focus();
+}
+
+// The server
+
+let timer = 0;
+
+async function poll() {
+  clearTimeout(timer);
+  if (document.visibilityState === "hidden") return;
+  try {
+    const response = await ask("edge-run/status", { signal: AbortSignal.timeout(POLL_LIMIT_MS) });
+    connected(await response.json());
+  } catch (error) {
+    if (isThere) lost(error instanceof Gone ? "The server does not answer. Asking again every second …" : error.message);
+  }
+  clearTimeout(timer);
+  timer = setTimeout(poll, POLL_MS);
+}
+
+function connected(found) {
+  const isFirst = !status || status.started_s !== found.started_s;
+  status = found;
+  isChat = found.model.has_chat_template;
+  machine.show(found);
+  if (!isThere) notify("");
+  isThere = true;
+  if (isFirst) {
+    drawServer();
+    if (!conversation.messages.length) chat.draw(conversation, null, about());
+  }
+  drawButtons();
+}
+
+function lost(why) {
+  isThere = false;
+  notify(why);
+  drawButtons();
+}
+
+function drawServer() {
+  const { model, memory, sampling } = status;
+  document.title = `${model.name} · edge-run`;
+  say(at("model"), model.name);
+  const way = model.mode === "resident" ? "all in memory" : model.mode === "streamed" ? "streamed from the drive" : "llama.cpp's loader";
+  say(at("mode"), `${way}, ${size(memory.budget_bytes)}`);
+  for (const [name] of SETTINGS) at(name).placeholder = sampling[name] ?? "any";
+  at("forget-key").hidden = !hasKey();
+}
+
+function notify(text) {
+  say(at("notice"), text);
+  at("notice").hidden = !text;
+}
+
+// Settings, and the key
+
+at("fields").append(...SETTINGS.map(([name, label, bounds]) =>
+  el("div", {}, el("label", { for: name }, label), el("input", { id: name, type: "number", inputmode: "decimal", ...bounds }))));
+
+at("show-settings").addEventListener("click", () => {
+  at("system").value = conversation.system;
+  for (const [name] of SETTINGS) at(name).value = conversation.settings[name] ?? "";
+  at("settings").showModal();
+});
+
+at("settings").addEventListener("input", () => {
+  conversation.system = at("system").value;
+  const given = SETTINGS.map(([name]) => at(name)).filter((field) => field.value && field.checkValidity());
+  conversation.settings = Object.fromEntries(given.map((field) => [field.id, field.valueAsNumber]));
+  if (conversation.messages.length) keep(conversation);
+});
+
+for (const dialog of document.querySelectorAll("dialog")) {
+  dialog.addEventListener("submit", (event) => {
+    event.preventDefault();
+    dialog.close();
+  });
+}
+
+at("forget-key").addEventListener("click", () => {
+  forgetKey();
+  at("settings").close();
+  poll();
+});
+
+onKeyNeeded((why) => new Promise((give) => {
+  if (why) say(at("key-why"), why);
+  at("key-text").value = "";
+  if (at("settings").open) at("settings").close();
+  at("key").showModal();
+  at("key").onclose = () => give(at("key-text").value.trim());
+}));
+
+// Sides that a small screen shows over the chat
+
+const SIDES = [["show-conversations", "conversations"], ["show-machine", "machine"]];
+
+function closeSides() {
+  for (const [button, side] of SIDES) {
+    at(side).classList.remove("open");
+    at(button).setAttribute("aria-expanded", "false");
+  }
+}
+
+for (const [button, side] of SIDES) {
+  at(button).addEventListener("click", () => {
+    const isOpen = at(side).classList.contains("open");
+    closeSides();
+    at(side).classList.toggle("open", !isOpen);
+    at(button).setAttribute("aria-expanded", String(!isOpen));
+  });
+}
+
+// Keys, and the field that grows with its text
+
+function fit() {
+  const field = at("text");
+  field.style.height = "auto";
+  field.style.height = `${field.scrollHeight + 2}px`;
+}
+
+at("text").addEventListener("input", fit);
+at("text").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  send();
+});
+at("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  send();
+});
+at("stop").addEventListener("click", stop);
+addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
+  const open = SIDES.find(([, side]) => at(side).classList.contains("open"));
+  if (open) {
+    closeSides();
+    at(open[0]).focus();
+  } else {
+    stop();
+  }
+});
+at("new").addEventListener("click", () => {
+  open(conversation.messages.length ? kept.begin(conversation) : conversation);
+  at("text").focus();
+});
+
+addEventListener("beforeunload", () => (isLeaving = true));
+addEventListener("pageshow", () => (isLeaving = false));
+addEventListener("pagehide", () => running && kept.save(running.conversation));
+document.addEventListener("visibilitychange", poll);
+kept.watch((id) => {
+  if (id === conversation.id && running?.conversation !== conversation) open(kept.load(id) ?? kept.begin(conversation));
+  else drawList();
+});
+
+open(conversation);
+if (matchMedia("(hover: hover)").matches) at("text").focus();
+poll();

@@ -1,0 +1,320 @@
+"""The page at `/`, in a real Chromium: what a user sees, does, and is told when something ends in the middle."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from page_double import COUNT, LOSE, THINK
+from served import TEMPLATE, Served, served, wait_for
+
+webdriver = pytest.importorskip("selenium.webdriver")
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+DOUBLE = (str(Path(__file__).parents[1] / "page_double.py"),)
+WIDTH, HEIGHT = 1280, 800
+ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-extensions",
+             "--no-first-run", "--disable-background-networking", "--disable-component-update")  # fmt: skip
+HOSTILE = (
+    "<script>window.hit=1</script> <img/src=x/onerror=window.hit=2> [click](javascript:window.hit=3) "
+    "[data](data:text/html,<script>window.hit=4</script>) ![picture](https://example.org/p.png) "
+    "**<b>bold</b>** `<i>code</i>`"
+)
+MARKDOWN = """# Title
+
+A *small* **text** with `code` and a [link](https://example.org/a).
+
+- one
+- two
+  1. deep
+
+| a | b |
+|---|--:|
+| 1 | 22 |
+
+```python
+print("<b>")
+```
+
+> said"""
+
+pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="no chromium, or no chromedriver")
+
+
+class Page:
+    """The page in a browser."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def open(self, server: Served, path: str = "/") -> None:
+        """Open the page as nobody did before, and wait until it knows the server."""
+        self.driver.get(f"{server.url}/health")
+        self.errors()  # of a page before
+        self.js("localStorage.clear(); sessionStorage.clear()")
+        self.look(WIDTH, HEIGHT)
+        self.driver.get(server.url + path)
+
+    def look(self, width: int, height: int, scheme: str = "light") -> None:
+        """Show it on a screen of this size."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        features = [
+            {"name": "prefers-color-scheme", "value": scheme},
+            {"name": "prefers-reduced-motion", "value": "reduce"},
+        ]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def js(self, script: str, *arguments: object) -> Any:
+        """Return what a script returns."""
+        return self.driver.execute_script(script, *arguments)
+
+    def one(self, selector: str) -> Any:
+        """Return the element, which must be there."""
+        return self.driver.find_element("css selector", selector)
+
+    def text(self, selector: str) -> str:
+        """Return what is seen of the last such element; empty where there is none."""
+        return self.js("return [...document.querySelectorAll(arguments[0])].at(-1)?.innerText ?? ''", selector)
+
+    def until(self, script: str, *arguments: object) -> str:
+        """Wait until an expression is true."""
+        return wait_for(lambda: str(self.js(f"return {script}", *arguments) or ""))
+
+    def sees(self, selector: str, part: str) -> None:
+        """Wait until the last such element has this in it."""
+        wait_for(lambda: part if part in self.text(selector) else "")
+
+    def say(self, text: str) -> None:
+        """Write a message and press Enter."""
+        self.until("document.getElementById('send').disabled === false && !document.getElementById('send').hidden")
+        self.js("document.getElementById('text').value = arguments[0]", text)
+        self.one("#text").send_keys("\ue007")
+
+    def finished(self) -> None:
+        """Wait until the answer is finished."""
+        self.until(
+            "document.querySelector('article:last-child footer:not([hidden])') && "
+            "document.getElementById('stop').hidden"
+        )
+
+    def errors(self) -> list[str]:
+        """Return what the console has as errors since it was asked last."""
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for argument in (*ARGUMENTS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+@pytest.fixture(scope="module")
+def double() -> Iterator[Served]:
+    with served(Path("a-model"), program=DOUBLE) as server:
+        yield server
+
+
+@pytest.fixture
+def page(driver: Any, double: Served) -> Iterator[Page]:
+    """The page of the made-up model; a test that ends must have left no error in the console."""
+    page = Page(driver)
+    page.open(double)
+    yield page
+    assert not page.errors()
+
+
+def test_a_chat_with_a_real_model(driver: Any, kit: Path) -> None:
+    page = Page(driver)
+    with served(kit, "-c", 512, "-t", 1, "-n", 24, "--chat-template", TEMPLATE) as server:
+        page.open(server)
+        page.sees("#model", kit.stem)
+        page.say("Tell me of the fox.")
+        page.finished()
+        assert page.text("article:last-child .text")
+        page.sees("article:last-child .figures", "tokens")
+        page.sees("#machine", "Weights that stay")
+        page.sees("#machine", "nothing: all is in memory")
+        assert not page.errors()
+
+
+def test_what_a_model_says_is_text_whatever_it_says(page: Page) -> None:
+    page.say(HOSTILE)
+    page.finished()
+    answer = page.text("article:last-child .text")
+    for part in ("<script>window.hit=1</script>", "onerror=window.hit=2", "javascript:window.hit=3", "<i>code</i>"):
+        assert part in answer
+    inside = "return [...document.querySelectorAll('article:last-child .text ' + arguments[0])].length"
+    assert not page.js(inside, "script") + page.js(inside, "img") + page.js(inside, "b") + page.js(inside, "i")
+    links = page.js(
+        "return [...document.querySelectorAll('article .text a')].map((a) => [a.protocol, a.rel, a.target])"
+    )
+    assert links == [["https:", "noopener noreferrer", "_blank"]]
+    assert not page.js("return window.hit ?? 0")
+
+
+def test_markdown(page: Page) -> None:
+    page.say(MARKDOWN)
+    page.finished()
+    shape = "return [...document.querySelector('article:last-child > .text').children].map((one) => one.tagName)"
+    assert page.js(shape) == ["H3", "P", "UL", "DIV", "FIGURE", "BLOCKQUOTE"]
+    assert page.text("article:last-child ul ol li") == "deep"
+    assert page.text("article:last-child td.end") == "22"
+    assert page.text("article:last-child pre") == 'print("<b>")'
+    assert page.text("article:last-child blockquote") == "said"
+    page.say(THINK)
+    page.finished()
+    assert page.js("return document.querySelector('article:last-child .thoughts .text').textContent") == "What was it?"
+    assert page.text("article:last-child > .text") == "It was a thought."
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["*a " * 20_000, "**a `c` [d](http://e.f) " * 10_000, "> " * 20_000 + "x", "[" * 60_000],
+    ids=["stars", "marks", "quotes", "brackets"],
+)
+def test_a_text_that_is_nothing_but_marks_is_drawn(page: Page, text: str) -> None:
+    """Neither recursion nor a search that begins anew at each of them holds the page up."""
+    script = """
+        const [text, done] = arguments, place = document.createElement("div");
+        const drawn = import("/page/markdown.js").then(({ show }) => show(place, text));
+        drawn.then(() => done(place.textContent.length), done);
+    """
+    assert page.driver.execute_async_script(script, text) > len(text) / 4
+
+
+def test_stop_and_answer_anew(page: Page, double: Served) -> None:
+    page.say(COUNT)
+    page.sees("article:last-child .text", "3")
+    page.one("#text").send_keys("\ue00c")
+    page.sees("article:last-child .state", "Stopped")
+    double.wait_until(running=0, waiting=0)
+    page.js("[...document.querySelectorAll('article:last-child button')].at(-1).click()")
+    page.sees("article:last-child .text", "0 1")
+    page.one("#stop").click()
+    page.sees("article:last-child .state", "Stopped")
+    assert page.js("return document.querySelectorAll('article').length") == 2
+    assert page.js("return document.activeElement.id") == "text"
+
+
+def test_a_reload_in_mid_answer_keeps_what_was_said(page: Page, double: Served) -> None:
+    page.say(COUNT)
+    page.sees("article:last-child .text", "0 1 2 3")
+    page.driver.refresh()
+    page.sees("article:last-child .state", "Cut off")
+    assert page.text("article:last-child .text").startswith("0 1 2 3")
+    double.wait_until(running=0, waiting=0)
+    page.say("go on")
+    page.finished()
+    assert page.text("article:last-child .text") == "go on"
+
+
+def test_conversations_settings_and_lines(page: Page) -> None:
+    page.one("#text").send_keys("first", "\ue008\ue007\ue000", "line two", "\ue007")
+    page.finished()
+    assert page.text("article:last-child .text") == "first\nline two"
+    page.one("#new").click()
+    page.one("#show-settings").click()
+    page.one("#system").send_keys("Be brief.")
+    page.one("#temperature").send_keys("0.5")
+    page.one("#settings [type=submit]").click()
+    page.say("second")
+    page.finished()
+    assert page.text("article:last-child .text") == "Be brief. second"
+    kept = (
+        "return Object.entries(localStorage).map(([, text]) => JSON.parse(text)).map((one) => one.settings.temperature)"
+    )
+    assert sorted(page.js(kept), key=str) == [0.5, None]
+    page.js(
+        "[...document.querySelectorAll('#list li button:first-child')].find((b) => b.innerText === 'first').click()"
+    )
+    page.sees("article:last-child .text", "line two")
+    page.js("document.querySelector('#list [aria-current] + button').click()")
+    page.js("document.querySelector('#list [aria-current] + button').click()")
+    page.until("document.querySelectorAll('#list li').length === 1")
+
+
+def test_a_server_that_fails_in_mid_answer_and_comes_back(driver: Any) -> None:
+    page = Page(driver)
+    with served(Path("a-model"), program=DOUBLE) as server:
+        page.open(server)
+        page.say(COUNT)
+        page.sees("article:last-child .text", "0 1 2")
+        server.process.kill()
+        page.sees("article:last-child .state", "went away")
+        page.sees("#notice", "does not answer")
+        assert page.text("article:last-child .text").startswith("0 1 2")
+    with served(Path("a-model"), "--port", server.port, program=DOUBLE):
+        page.until("document.getElementById('notice').hidden")
+        page.say("are you back")
+        page.finished()
+        assert page.text("article:last-child .text") == "are you back"
+    assert not [error for error in page.errors() if "ERR_" not in error], "nothing but the connection that was lost"
+
+
+def test_a_key_is_asked_for_and_a_model_without_a_template_continues(driver: Any) -> None:
+    page = Page(driver)
+    with served(Path("a-model"), "--key", "a-key-of-eight", "--plain", program=DOUBLE) as server:
+        page.open(server)
+        for key in ("not-this-one", "a-key-of-eight"):
+            page.until("document.getElementById('key').open")
+            page.one("#key-text").send_keys(key, "\ue007")
+        page.sees("#model", "a-model")
+        page.sees(".about", "no chat template")
+        page.say("hello")
+        page.finished()
+        page.say(" again")
+        page.finished()
+        assert page.text("article:last-child .text") == "hellohello again"
+        assert (
+            page.js("return [Object.keys(localStorage).join(), Object.values(localStorage).join()].join()").count(
+                "eight"
+            )
+            == 0
+        )
+        assert page.js("return sessionStorage.getItem('edge-run/key')") == "a-key-of-eight"
+    page.errors()
+
+
+def test_the_machine_and_a_device_that_is_lost(page: Page) -> None:
+    page.sees("#machine", "layers 20\u201327")
+    for part in ("of 2.00 GiB", "of these lent to weights", "MB/s", "65 % of 120", "0 of 4", "other numerics"):
+        page.sees("#machine", part)
+    page.say(LOSE)
+    page.sees("#machine", "has no layers any more")
+    page.sees("#machine", "layers 12\u201327")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_small_screen(page: Page, scheme: str) -> None:
+    page.look(360, 640, scheme)
+    page.say(MARKDOWN + " " + "long" * 40)
+    page.finished()
+    assert page.js(
+        "return document.documentElement.scrollWidth <= 360 && document.getElementById('log').scrollWidth <= 360"
+    )
+    paper = page.js("return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]")
+    assert paper < 80 if scheme == "dark" else paper > 200
+    page.one("#show-machine").click()
+    page.sees("#machine", "Weights that stay")
+    assert page.js("return document.documentElement.scrollWidth <= 360")
+    page.one("#show-machine").send_keys("\ue00c")
+    assert not page.one("#machine").is_displayed()
+
+
+def test_nothing_leaves_the_machine(page: Page, double: Served) -> None:
+    page.sees("#machine", "Weights that stay")
+    places = page.js("return performance.getEntriesByType('resource').map((one) => new URL(one.name).origin)")
+    assert places
+    assert set(places) == {double.url}

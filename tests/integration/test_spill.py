@@ -1,0 +1,320 @@
+"""The merge gate for keys and values in a file: logits are llama.cpp's, whatever of the context is away.
+
+Whatever is complete is sent away before every pass, so that each attention brings all of its rows. What is away is
+unreadable, so a read of it elsewhere ends the child process that a test runs in.
+"""
+
+from __future__ import annotations
+
+import errno
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_run import Model
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import Cancelled, ConfigError, NotSupported, TierReadError
+from edge_run.base.units import KIB, MIB
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.keeping.opening import open_keeper
+from edge_run.runtime.planning import spill_terms
+from edge_run.runtime.planning.plan import planner
+from edge_run.runtime.streaming.spilled_cells import SpilledCells
+from exactness import open_at
+from in_child import in_child
+from program import run_program
+from talks import OPTIONS, TEXT, Talk, check_rows
+from tiny_models import make_model
+
+# Attention alone: grouped heads, biases, latent, shared, looped, experts. Then windows and states beside it.
+ROWS = ["llama", "gpt2", "phi3", "deci", "command-r", "minicpm3", "hrm_text", "qwen3moe", "deepseek2"]
+OTHERS = ["gemma3", "gemma3n", "llama4", "gpt-oss", "falcon-h1"]
+
+
+def open_spilling(path: Path, folder: Path, share: float = 0.3, by_expert: bool = False, **options: Any) -> Engine:
+    """Open `path` in little memory, with a context that has no room in it."""
+    settings = {**OPTIONS, "kv_spill": folder / "spill", **options}
+    engine = open_at(path, share, settings, by_expert, chunk_bytes=32 * KIB)
+    assert engine.plan.spilled_kv_bytes > 0
+    return engine
+
+
+def open_whole(path: Path, folder: Path, options: dict[str, Any]) -> Engine:
+    """Open `path` in little memory, with room for all of its context if what is complete is away."""
+    shorter = open_spilling(path, folder, 0.05, **options)
+    tokens = options["context_tokens"]
+    memory = shorter.budget_bytes + spilled_of(shorter).spill._shape.least_bytes(tokens) - shorter.plan.kv_bytes
+    shorter.close()
+    settings = {**OPTIONS, **options, "kv_spill": folder / "spill", "chunk_bytes": 32 * KIB}
+    for _ in range(12):  # what the program takes grows a little from engine to engine
+        memory += MIB
+        engine = Engine.open(path, ModelConfig(memory=memory, **settings))
+        if engine.plan.context_tokens == tokens and engine.plan.spilled_kv_bytes:
+            return engine
+        engine.close()
+    raise AssertionError("no budget has room for the context, but not for all of it in memory")
+
+
+def spilled_of(engine: Engine) -> SpilledCells:
+    return next(feature for feature in engine._loaded.driver.features if isinstance(feature, SpilledCells))
+
+
+def compare(
+    path: Path, script: Callable[[Talk], None], attentions: int = 1, by_expert: bool = False, **options: Any
+) -> None:
+    """Assert that a run that sends away all it can is llama.cpp's."""
+    spill_terms.ATTENTIONS_AT_ONCE = attentions
+    engine = open_spilling(path, path.parent, by_expert=by_expert, **options)
+    spill = spilled_of(engine).spill
+    spill.room_bytes = 0
+    found = Talk(engine.decoder, spill.states.check)
+    script(found)
+    figures = engine.kv_spill
+    assert figures is not None
+    assert figures.read_bytes > figures.written_bytes > 0
+    assert not by_expert or engine.plan.expert_bytes > 0
+    assert engine.memory_use.peak_bytes <= engine.budget_bytes
+    engine.close()
+    assert list((path.parent / "spill").iterdir()) == []
+    check_rows(path, script, {**OPTIONS, **options}, found)
+
+
+def say_much(talk: Talk) -> None:
+    """A text that grows over several pieces, and is cut in what is away, between pieces and to nothing."""
+    talk.prompt(200)
+    talk.step(3)
+    talk.verify(5, 2)
+    talk.prompt(150)
+    talk.step(2)
+    talk.rewind(150)
+    talk.step(2)
+    talk.prompt(80)
+    talk.rewind(128)
+    talk.prompt(64)
+    talk.step(1)
+    talk.clear()
+    talk.step(1)
+    talk.prompt(70)
+    talk.step(1)
+
+
+@pytest.mark.parametrize("name", ROWS)
+@in_child
+def test_attention_alone(name: str, folder: Path) -> None:
+    compare(make_model(name, folder), say_much)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@in_child
+def test_windows_and_states_stay_in_memory(name: str, folder: Path) -> None:
+    compare(make_model(name, folder), say_much)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama", {"attentions": 2}),
+        ("llama", {"kv_type": "q8_0"}),
+        ("qwen3", {"kv_type": "q8_0/q4_0"}),
+        ("qwen3moe", {"by_expert": True, "context_tokens": 32_768}),
+        ("llama", {"repack": "on"}),
+    ],
+    ids=["two at once", "q8_0", "q8_0/q4_0", "by expert", "repacked"],
+)
+@in_child
+def test_other_ways(name: str, options: dict[str, Any], folder: Path) -> None:
+    compare(make_model(name, folder), say_much, **options)
+
+
+@in_child
+def test_passes_wider_than_a_piece(folder: Path) -> None:
+    def say(talk: Talk) -> None:
+        for start, stop in ((0, 512), (512, 700), (700, 701), (701, 1213)):
+            talk.decode([talk.token(i, wants_logits=i >= stop - 2) for i in range(start, stop)])
+            talk.position = stop
+        talk.rewind(600)
+        talk.decode([talk.token(i, wants_logits=i == 1111) for i in range(600, 1112)])
+
+    compare(make_model("llama", folder), say, micro_batch_tokens=512)
+
+
+@in_child
+def test_a_context_is_filled_in_its_budget(folder: Path) -> None:
+    """Nothing is sent away before it must, each byte is written once, and the plan says what a token reads."""
+    spill_terms.ATTENTIONS_AT_ONCE = 1
+    path, options = make_model("llama", folder), {"context_tokens": 4096, "micro_batch_tokens": 256}
+    engine = open_whole(path, folder, options)
+    plan, spilled = engine.plan, spilled_of(engine)
+
+    def fill(talk: Talk) -> None:
+        for start in range(talk.position, 4094, 256):
+            stop = min(start + 256, 4094)
+            talk.decode([talk.token(i, wants_logits=i == stop - 1) for i in range(start, stop)])
+            talk.position = stop
+
+    def say(talk: Talk) -> None:
+        talk.prompt(256)
+        fill(talk)
+        talk.step(1)
+        talk.rewind(100)
+        talk.step(3)
+
+    talk = Talk(engine.decoder)
+    talk.prompt(256)
+    assert spilled.figures.written_bytes == 0, "weights give way first"
+    fill(talk)
+    before = spilled.figures
+    talk.step(1)
+    after = spilled.figures
+    assert plan.spilled_kv_bytes < after.away_bytes < 1.5 * plan.spilled_kv_bytes, "a layer of it is in memory in turn"
+    assert after.written_bytes == after.away_bytes
+    point = plan.by_context[-1]
+    assert point.tokens == 4095
+    assert point.kv_bytes_per_pass == pytest.approx(after.away_bytes, rel=0.1), "each attention reads its own"
+    assert after.read_bytes - before.read_bytes == pytest.approx(after.away_bytes, rel=0.4), "some was on its way"
+    assert engine.memory_use.peak_bytes <= engine.budget_bytes
+    talk.rewind(100)
+    talk.step(3)
+    assert spilled.figures.away_bytes == 0, "there is room again"
+    assert spilled.figures.written_bytes == after.written_bytes
+    engine.close()
+    check_rows(path, say, {**OPTIONS, **options}, talk)
+
+
+@pytest.mark.parametrize("call", ["write", "read_into"])
+@in_child
+def test_what_the_drive_refuses_ends_the_pass_alone(call: str, folder: Path) -> None:
+    """The text is as it was before the pass; when the drive works again, it goes on."""
+    path = make_model("llama", folder)
+    engine = open_spilling(path, folder)
+    spill = spilled_of(engine).spill
+    spill.room_bytes = 0
+    talk = Talk(engine.decoder)
+    talk.prompt(300)
+    real = getattr(spill.file, call)
+
+    def refuse(*_: int) -> int:
+        raise TierReadError("refused", errno=errno.ENOSPC)
+
+    setattr(spill.file, call, refuse)
+    for _ in range(2):
+        with pytest.raises(TierReadError, match="refused"):
+            engine.decoder.decode([talk.token(i, wants_logits=i == 599) for i in range(300, 600)])
+        spill.states.check()
+        assert engine.decoder.cells_in_use() == 300
+    setattr(spill.file, call, real)
+    talk.prompt(300)
+    talk.step(2)
+    engine.close()
+
+    def in_two(wanted: Talk) -> None:
+        wanted.prompt(300)
+        wanted.prompt(300)
+        wanted.step(2)
+
+    check_rows(path, in_two, OPTIONS, talk)
+
+
+@in_child
+def test_a_full_drive_leaves_what_was_said(folder: Path) -> None:
+    """Here the drive is one that takes no larger file than two pieces of the last tensor make it."""
+    path = make_model("llama", folder)
+    engine = open_spilling(path, folder)
+    memory = engine.budget_bytes
+    engine.close()
+    options = {**OPTIONS, "kv_spill": folder / "spill", "chunk_bytes": 32 * KIB, "memory": memory}
+    with Model(path, **options) as model:
+        spill = spilled_of(model._engine).spill
+        spill.room_bytes = 0
+        last = spill._space.spans[-1]
+        most_bytes = last.start - last.base + 2 * spill._space.chunk_bytes
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.RLIM_INFINITY))
+        answer, said = model.generate(TEXT[:100], temperature=0, max_tokens=600), []
+        with pytest.raises(TierReadError, match="File too large") as refusal:
+            said += iter(answer)
+        assert refusal.value.exit_code == 5
+        assert "\n" not in str(refusal.value)
+        assert len(said) > 20
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        again = model.generate(TEXT[:100], temperature=0, max_tokens=len(said)).result()
+        assert again.token_ids == tuple(piece.token_ids[0] for piece in said)
+
+
+@in_child
+def test_a_stop_while_rows_are_awaited(folder: Path) -> None:
+    path = make_model("llama", folder)
+    engine = open_spilling(path, folder)
+    spill = spilled_of(engine).spill
+    spill.room_bytes = 0
+    talk = Talk(engine.decoder)
+    talk.prompt(300)
+    begin, n_left = spill.begin, [2]
+
+    def stop(use: tuple[int, ...]) -> None:
+        n_left[0] -= 1
+        if not n_left[0]:
+            raise Cancelled("stopped")
+        begin(use)
+
+    spill.begin = stop  # type: ignore[method-assign]
+    with pytest.raises(Cancelled):
+        talk.step(1)
+    spill.begin = begin  # type: ignore[method-assign]
+    assert engine.decoder.cells_in_use() == 300
+    talk.step(3)
+    engine.close()
+
+    def again(wanted: Talk) -> None:
+        wanted.prompt(300)
+        wanted.step(3)
+
+    check_rows(path, again, OPTIONS, talk)
+
+
+def test_what_it_excludes_is_refused_in_one_line(tmp_path: Path) -> None:
+    for options in ({"exact": True}, {"flash_attention": "off"}, {"sequences": 2}, {"speculate": "ngram"}):
+        with pytest.raises(ConfigError, match="kv spill: "):
+            ModelConfig(kv_spill="on", **options)
+    for options in ({"gpu_memory": "1GiB"}, {"backend": "llama.cpp"}, {"draft": tmp_path}):
+        with pytest.raises(ConfigError, match="kv spill: "):
+            ModelConfig(kv_spill=tmp_path, **options)
+
+
+@in_child
+def test_a_model_without_flash_attention(folder: Path) -> None:
+    """It is refused where its context has no room, and only there."""
+    path = make_model("grok", folder)
+    with pytest.raises(NotSupported, match="flash attention"):
+        open_spilling(path, folder)
+    engine = open_at(path, 0.3, {**OPTIONS, "kv_spill": folder, "context_tokens": 512}, chunk_bytes=32 * KIB)
+    assert engine.kv_spill is None
+    engine.close()
+
+
+@in_child
+def test_the_prompt_cache_gives_way(folder: Path) -> None:
+    path, said = make_model("llama", folder), list[str]()
+    engine = open_spilling(path, folder, prompt_cache=folder / "prompts")
+    assert open_keeper(engine, said.append) is None
+    assert "--kv-spill" in said[0]
+    engine.close()
+
+
+def test_a_plan_says_what_is_away(folder: Path) -> None:
+    path = make_model("hrm_text", folder)
+    options = {**OPTIONS, "check_file": True, "context_tokens": 32_768, "cache_folder": folder}
+    least = planner(path, ModelConfig(memory=MIB, **options)).sweep()[0].minimum_bytes
+    plans = {
+        spill: planner(path, ModelConfig(memory=least + 56 * MIB, kv_spill=spill, **options)).plan()
+        for spill in ("on", "off")
+    }
+    assert plans["on"].context_tokens == 32_768 > plans["off"].context_tokens
+    assert plans["off"].spilled_kv_bytes == 0 < plans["on"].spilled_kv_bytes
+    assert [point.kv_bytes_per_pass > 0 for point in plans["on"].by_context] == [False, False, False, True, True]
+    flags = ("-c", 32_768, "--memory", least + 56 * MIB, "--kv-spill", "on", "--no-probe", "--cache-dir", folder)
+    said = run_program("plan", path, *flags)
+    assert said.returncode == 0
+    assert "keys and values" in said.stdout
