@@ -236,7 +236,6 @@ def _lend(
         borrower = NoBorrower()
     if borrower is None or loaded.prepared.offload:
         return None
-    borrower = borrower or NoBorrower()
     count = CellCount(terms.context_tokens, terms.verified_tokens) if terms.cells else None
     loans = Loans(terms.pool_bytes, borrower.loan_bytes, borrower.most_loans, borrower.least_loans)
     buffer = IdleBuffer(driver.compute_buffer, terms.idle_bytes, loaded.shape.narrow_tokens)

@@ -121,13 +121,22 @@ class CellRoom:
         """
         if self._spill:
             self._spill.cut(kept_cells)
-        if kept_cells < self._dirty_cells:
-            for tensor in self._cells.tensors:
-                for address, length in tensor.unused(kept_cells, self._cells.page_bytes):
-                    _libc.drop_pages(address, length)
+        is_cut = kept_cells < self._dirty_cells
+        if is_cut:
+            self._drop_from(kept_cells)
         self._dirty_cells = n_cells
         full_bytes = self._cells.bytes_for(n_cells)
-        return self._spill.settle(kept_cells, full_bytes) if self._spill else full_bytes
+        if self._spill is None:
+            return full_bytes
+        held_bytes = self._spill.settle(kept_cells, full_bytes)
+        if is_cut:
+            self._drop_from(kept_cells)  # what was cut came back with the rest of its piece
+        return held_bytes
+
+    def _drop_from(self, n_cells: int) -> None:
+        for tensor in self._cells.tensors:
+            for address, length in tensor.unused(n_cells, self._cells.page_bytes):
+                _libc.drop_pages(address, length)
 
 
 class WorkRoom:
@@ -196,11 +205,12 @@ class LentResidency:
 
     def before_pass(self, n_tokens: int) -> None:
         """Divide the room for a pass of `n_tokens` tokens, which must be the next one."""
-        self._own_bytes = self._buffer.needed_bytes(n_tokens) + (self._work.needed_bytes(n_tokens) if self._work else 0)
+        own_bytes = self._buffer.needed_bytes(n_tokens) + (self._work.needed_bytes(n_tokens) if self._work else 0)
         if self._cells and self.count:
             kept_cells = self.count.top
             self.count.add(n_tokens)
-            self._own_bytes += self._cells.needed_bytes(kept_cells, self.count.top)
+            own_bytes += self._cells.needed_bytes(kept_cells, self.count.top)
+        self._own_bytes = own_bytes
         self._divide(self._own_bytes + self._draft_bytes)
         self._tell_lack()
         if self.is_over and not self._has_told_end:

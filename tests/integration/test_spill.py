@@ -28,6 +28,7 @@ from in_child import in_child
 from program import run_program
 from talks import OPTIONS, TEXT, Talk, check_rows
 from tiny_models import make_model
+from witness import Witness
 
 # Attention alone: grouped heads, biases, latent, shared, looped, experts. Then windows and states beside it.
 ROWS = ["llama", "gpt2", "phi3", "deci", "command-r", "minicpm3", "hrm_text", "qwen3moe", "deepseek2"]
@@ -272,6 +273,41 @@ def test_a_stop_while_rows_are_awaited(folder: Path) -> None:
         wanted.step(3)
 
     check_rows(path, again, OPTIONS, talk)
+
+
+@in_child
+def test_room_is_lent_and_taken_beside_what_is_away(folder: Path) -> None:
+    """Weights have what passes leave, give way as the text grows, and give up more when a limit falls."""
+    path = make_model("llama", folder)
+    engine = open_spilling(path, folder)
+    spilled, witness, taken = spilled_of(engine), Witness(engine), [0]
+    witness.lender.lacking_bytes = lambda: taken[0]
+    spilled.spill.room_bytes = 0
+    loans, talk = witness.lender.loans, Talk(engine.decoder, witness.look)
+    talk.step(1)
+    n_first = loans.n_loans
+    assert n_first > loans.least_loans < 0
+    found = []
+    for taken[0] in (0, 1 << 40, 0):
+        talk.prompt(200)
+        talk.step(2)
+        found.append(loans.n_loans)
+        assert spilled.figures.away_bytes > 0
+    assert found[1] == loans.least_loans < found[2] <= found[0] <= n_first
+    talk.rewind(100)
+    talk.step(2)
+    assert engine.memory_use.peak_bytes <= engine.budget_bytes
+    engine.close()
+
+    def say(wanted: Talk) -> None:
+        wanted.step(1)
+        for _ in range(3):
+            wanted.prompt(200)
+            wanted.step(2)
+        wanted.rewind(100)
+        wanted.step(2)
+
+    check_rows(path, say, OPTIONS, talk)
 
 
 def test_what_it_excludes_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""What a shorter context takes, of the model's keys and values and of a draft model's."""
+"""What a shorter context takes, or one of which a part is in a file: of the model's keys and values, and a draft's."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 from hypothesis import given
@@ -12,6 +13,7 @@ from edge_run.runtime.llama.holdings import Holdings
 from edge_run.runtime.planning.terms import LEAST_CONTEXT_TOKENS, Terms
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.kv.cells import Cells, CellTensor
+from edge_run.tiers.kv.spill_shape import SpillShape
 
 PAGE, TOKENS, VERIFIED, OTHERS = 4096, 8192, 20, 1_000_000
 
@@ -47,6 +49,53 @@ def test_a_shorter_context_frees_what_is_lacking_of_both(n_own: int, n_draft: in
     assert freed >= lacking or found.context_tokens == LEAST_CONTEXT_TOKENS
     assert found.holdings.draft_bytes >= OTHERS or not n_draft
     assert found.shortened(1) is None or found.context_tokens > LEAST_CONTEXT_TOKENS
+
+
+def spilling(n_layers: int) -> Terms:
+    """Terms of a context of TOKENS tokens that may spill, with work and a buffer that are lent."""
+    own = cells(n_layers, 512)
+    assert own
+    shape = SpillShape(own, [(2 * i, 2 * i + 1) for i in range(n_layers)], 64 * PAGE, 32, 2)
+    work = {"narrow_tokens": 1, "work_token_bytes": PAGE, "sliced_token_bytes": 2 * PAGE}
+    holdings = Holdings(1, 1, kv_bytes=own.bytes_for(TOKENS), work_bytes=32 * 3 * PAGE)
+    nothing = cast(GgufModel, None)
+    return Terms(nothing, 8 * PAGE, holdings, TOKENS, 32, 1, cells=own, idle_bytes=100 * PAGE, spill=shape, **work)
+
+
+@given(n_layers=st.integers(1, 8), shares=st.lists(st.floats(0.001, 0.5), min_size=1, max_size=4))
+def test_a_context_of_which_a_part_is_away_frees_what_is_lacking(n_layers: int, shares: list[float]) -> None:
+    """It stays as long as it can be, and what is lent besides keys and values stays what it was."""
+    whole = found = spilling(n_layers)
+    assert whole.spill
+    for share in shares:
+        before, lacking = found, max(1, int(share * whole.cell_bytes(TOKENS)))
+        shorter = before.shortened(lacking)
+        if shorter is None:
+            assert before.context_tokens == LEAST_CONTEXT_TOKENS
+            return
+        found = shorter
+        room = before.cell_bytes(before.context_tokens) - lacking
+        assert (found.context_tokens == before.context_tokens) == (
+            whole.spill.least_bytes(before.context_tokens) <= room
+        )
+        assert before.holdings.total_bytes - found.holdings.total_bytes == before.pool_bytes - found.pool_bytes
+        assert found.cell_bytes(found.context_tokens) <= room or found.context_tokens == LEAST_CONTEXT_TOKENS
+        full = whole.cells.bytes_for(found.context_tokens) if whole.cells else 0
+        assert found.cell_bytes(found.context_tokens) == full - found.away_bytes
+        assert found.pool_bytes - found.cell_bytes(found.context_tokens) == whole.pool_bytes - whole.cell_bytes(TOKENS)
+        assert found.loans_at(found.context_tokens - 1, PAGE) == (found.idle_bytes + 31 * 2 * PAGE) // PAGE
+        assert (found.kv_read_at(found.context_tokens - 1) > 0) == (found.away_bytes > 0)
+
+
+def test_what_is_away_is_not_taken_from_short_texts() -> None:
+    whole = spilling(4)
+    assert whole.spill
+    found = whole.shortened(whole.cell_bytes(TOKENS) - whole.spill.least_bytes(TOKENS))
+    assert found
+    assert found.away_bytes > 0
+    assert found.cell_bytes(512) == whole.cell_bytes(512)
+    assert found.kv_read_at(512) == 0
+    assert replace(found, away_bytes=0).cell_bytes(TOKENS) == whole.cell_bytes(TOKENS)
 
 
 def test_a_draft_model_has_cells_for_guesses_beside_the_text() -> None:
