@@ -109,6 +109,10 @@ class Guesser:
                 found.setdefault(path, Guess(above * self._chance.random(), ("random", 0, 0), 0.5))
         return found
 
+    def prepare(self, history: Sequence[int], most_depth: int) -> bool:
+        """At times there is no room to go on beside a pass."""
+        return self._chance.random() < 0.8
+
     def draft_aside(
         self, history: Sequence[int], most_depth: int, most_guesses: int, acceptance: Acceptance, end: threading.Event
     ) -> Guesses:
