@@ -32,13 +32,13 @@ from witness import Witness
 
 # Attention alone: grouped heads, biases, latent, shared, looped, experts. Then windows and states beside it.
 ROWS = ["llama", "gpt2", "phi3", "deci", "command-r", "minicpm3", "hrm_text", "qwen3moe", "deepseek2"]
-OTHERS = ["gemma3", "gemma3n", "llama4", "gpt-oss", "falcon-h1"]
+OTHERS = ["gemma3", "llama4", "gpt-oss", "falcon-h1"]
 
 
 def open_spilling(path: Path, folder: Path, share: float = 0.3, by_expert: bool = False, **options: Any) -> Engine:
     """Open `path` in little memory, with a context that has no room in it."""
     settings = {**OPTIONS, "kv_spill": folder / "spill", **options}
-    for part in (1, 1 / 4, 1 / 16, 0):  # of some models the rest is small beside what a context takes
+    for part in (1, 1 / 4, 1 / 16):  # of some models the rest is small beside what a context takes
         engine = open_at(path, part * share, settings, by_expert, chunk_bytes=32 * KIB)
         if engine.plan.spilled_kv_bytes:
             return engine
