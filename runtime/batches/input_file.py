@@ -48,8 +48,12 @@ class NumberedLine:
 
 def count_lines(path: Path) -> int:
     """Return how many lines of `path` are not empty. Raises ConfigError."""
+    n_lines, is_new = 0, True
     with _opened(path) as file:
-        return sum(bool(line.strip()) for line in file)
+        while line := file.readline(MOST_BODY_BYTES):  # the parts of a line that is too long are one
+            n_lines += is_new and bool(line.strip())
+            is_new = line.endswith(b"\n")
+    return n_lines
 
 
 def read_requests(path: Path) -> Iterator[NumberedLine]:
@@ -88,6 +92,8 @@ def _skip_rest(file: BinaryIO, line: bytes) -> None:
 
 def _opened(path: Path) -> BinaryIO:
     try:
+        if path.exists() and not path.is_file():  # which may have no end, and is read twice
+            raise ConfigError(f"batch {path}: is no file with an end; write the requests into one")
         return path.open("rb")
     except OSError as error:
         raise ConfigError(f"batch {path}: cannot be read ({error.strerror or error})") from error

@@ -28,6 +28,8 @@ class ResultsFile(Closing):
     def __init__(self, path: Path) -> None:
         """Open `path`, or make it. Raises ConfigError for a file of another kind, or one that another run writes."""
         self.path = path
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"results {path}: cannot be written (it is no file); give another one (-o)")
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         except OSError as error:
@@ -76,14 +78,18 @@ class ResultsFile(Closing):
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     break
-                try:
-                    document = json.loads(line)
-                    done.add(document["custom_id"])
-                    assert "response" in document
-                except (ValueError, KeyError, TypeError, AssertionError):
-                    raise ConfigError(
-                        f"results {self.path}: line {number} is no result of a batch; give another file (-o)"
-                    ) from None
+                done.add(self._id_of(number, line))
                 end += len(line)
         os.ftruncate(self._descriptor, end)
         return done
+
+    def _id_of(self, number: int, line: bytes) -> str:
+        """Return whose result a line is. Raises ConfigError where it is none."""
+        try:
+            document = json.loads(line)
+        except (ValueError, RecursionError):
+            document = None
+        custom_id = document.get("custom_id") if isinstance(document, dict) and "response" in document else None
+        if not isinstance(custom_id, str):
+            raise ConfigError(f"results {self.path}: line {number} is no result of a batch; give another file (-o)")
+        return custom_id

@@ -278,3 +278,13 @@ def test_a_model_that_is_dropped_is_closed(kit: Path) -> None:
     del model
     gc.collect()
     assert threading.active_count() == before
+
+
+def test_an_answer_tells_how_likely_its_tokens_were(kit: Path) -> None:
+    with Model(kit, context_tokens=256, threads=1) as model:
+        pieces = list(model.generate("Once upon a time", max_tokens=5, temperature=0, top_logprobs=2))
+    generation = pieces[-1].generation
+    assert generation is not None
+    assert [piece.logprobs for piece in pieces[:-1]] == [*generation.logprobs]
+    assert [one[0][0] for one in generation.logprobs] == [*generation.token_ids]
+    assert all(one[0] == one[1] and len(one) == 3 for one in generation.logprobs)

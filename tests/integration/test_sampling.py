@@ -16,10 +16,8 @@ import pytest
 from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import ConfigError, KernelError, NotSupported
 from edge_run.base.protocols import Logits
-from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.sampling import Sampler
 from edge_run.runtime.llama import _ggml as ggml
-from kit_models import KIT
 
 MODEL = Path(__file__).parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
 PROMPT = "It was a dark and stormy night, and"
@@ -247,16 +245,6 @@ def test_logprobs_are_of_the_model_whatever_was_chosen(engine: Engine) -> None:
         assert sampler.logprobs(row, 0) == ((0, pytest.approx(wanted[0])),)
     with engine.sampler() as sampler:
         assert sampler.logprobs(row, 0) is None
-
-
-def test_an_answer_tells_how_likely_its_tokens_were() -> None:
-    with Model(KIT, context_tokens=256, threads=1) as model:
-        pieces = list(model.generate("Once upon a time", max_tokens=5, temperature=0, top_logprobs=2))
-    generation = pieces[-1].generation
-    assert generation is not None
-    assert [piece.logprobs for piece in pieces[:-1]] == [*generation.logprobs]
-    assert [one[0][0] for one in generation.logprobs] == [*generation.token_ids]
-    assert all(one[0] == one[1] and len(one) == 3 for one in generation.logprobs)
 
 
 # Grammars

@@ -67,6 +67,14 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         list(read_requests(tmp_path / "none"))
 
 
+def test_what_has_no_end_is_not_read() -> None:
+    for path in (Path("/dev/zero"), Path("/dev")):
+        with pytest.raises(ConfigError, match="is no file with an end"):
+            count_lines(path)
+        with pytest.raises(ConfigError, match="it is no file"):
+            ResultsFile(path)
+
+
 def test_results_are_found_again_and_a_line_that_was_cut_is_taken_back(tmp_path: Path) -> None:
     path = tmp_path / "out"
     with ResultsFile(path) as results:
@@ -82,7 +90,17 @@ def test_results_are_found_again_and_a_line_that_was_cut_is_taken_back(tmp_path:
         assert [json.loads(line)["custom_id"] for line in path.read_bytes().splitlines()] == ["a", "c"]
 
 
-@pytest.mark.parametrize("content", [b"a note\n", b"[1]\n", b'{"custom_id": 1}\n', b"\x00\n"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"a note\n",
+        b"[1]\n",
+        b'{"custom_id": 1, "response": {}}\n',
+        b'{"custom_id": "a"}\n',
+        b"\x00\n",
+        b"[" * 9999 + b"\n",
+    ],
+)
 def test_a_file_of_another_kind_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "out"
     path.write_bytes(content + b"half")
