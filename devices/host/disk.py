@@ -72,6 +72,7 @@ def measure_disk(folder: Path, model: Path | None, readers: int, effort: Effort 
         raise TierReadError(f"{folder}: cannot be read ({error.strerror}); name another folder") from error
     with _opened(folder, model, effort) as (source, units), _memory(effort.ring_bytes) as ring:
         deal = _Deal(units, effort.most_bytes // UNIT_BYTES, readers)
+        effort = replace(effort, most_bytes=min(effort.most_bytes, deal.most_bytes))
         reads, used_cpu = [], 0.0
         for block_bytes in BLOCK_SIZES:
             target = functools.partial(_used, ring, effort.ring_bytes // block_bytes, block_bytes)
@@ -137,6 +138,12 @@ class _Deal:
         self._units = itertools.cycle([units[index] for index in order])
         # Beyond what counts, one unit for each reader, so that the last that counts are not read by fewer at a time.
         self._count = min(len(units), most_units + readers)
+        self._spare = min(readers, self._count // 2)
+
+    @property
+    def most_bytes(self) -> int:
+        """What of the blocks for a figure counts at most."""
+        return (self._count - self._spare) * UNIT_BYTES
 
     def next(self, block_bytes: int, n_units: int = 0) -> list[int]:
         """Return offsets of the blocks in so many units; neighbours here are none in the file."""

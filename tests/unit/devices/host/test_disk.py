@@ -75,6 +75,20 @@ def test_every_beginning_is_spread(count: int) -> None:
             assert max(gaps) <= 3 * count / n
 
 
+@pytest.mark.parametrize("n_units", [16, 24, 132])
+@pytest.mark.parametrize("readers", [4, 16])
+@pytest.mark.parametrize("block_bytes", BLOCK_SIZES)
+def test_a_file_that_is_read_in_no_time_has_a_speed(n_units: int, readers: int, block_bytes: int) -> None:
+    """A small model on a fast drive is over before either bound of the beginning that does not count."""
+    deal = disk._Deal(range(0, n_units * UNIT_BYTES, UNIT_BYTES), Effort().most_bytes // UNIT_BYTES, readers)
+    offsets = deal.next(block_bytes)
+    meter = ReadMeter(Effort(most_bytes=deal.most_bytes), max(1, min(readers, len(offsets) // 4)))
+    for number in range(len(offsets)):
+        if meter.note(number * block_bytes / 20e9, block_bytes):
+            break
+    assert meter.bytes_per_s == pytest.approx(20e9)
+
+
 def test_blocks_are_dealt_once_and_others_for_each_figure() -> None:
     deal = disk._Deal(range(0, 64 * UNIT_BYTES, UNIT_BYTES), 12, 4)
     seen: set[int] = set()
