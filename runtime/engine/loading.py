@@ -23,6 +23,7 @@ from edge_run.runtime.gpu.loading import host_ranges, load_stubs
 from edge_run.runtime.gpu.offload import OffloadTooLarge, shrink_offload
 from edge_run.runtime.inspection.draft_file import DraftFile
 from edge_run.runtime.inspection.model_kind import check_decoder_only
+from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama.context_shape import ContextShape, context_shape
 from edge_run.runtime.llama.holdings import Holdings, text_reserve_bytes
 from edge_run.runtime.llama.library import library_version
@@ -101,6 +102,7 @@ class Loaded:
             gpu=offload.key if offload else "",
             mesh_activations=config.mesh_activations if self.driver.is_partial else "exact",
             repacked=", ".join(self.repacked),
+            kernels=ggml.kernel_features(),
             rope_factors=rope_factors(self.prepared.gguf, self.context.context_tokens),
         )
 

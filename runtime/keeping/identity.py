@@ -1,4 +1,4 @@
-"""Whose rows are kept: the model's files, the library and the processor, the numerics key, and the layout of the cache.
+"""Whose rows are kept: the model's files, the library, the numerics key, and the layout of the cache.
 
 A row is of use only to a run that would compute the same bits. Whatever may change them is part of the key. The length
 of a context is not: where it decides about a model's factors, the numerics key says which; where it decides how large a
@@ -36,15 +36,10 @@ def kept_identity(gguf: GgufModel, numerics: Numerics, signature: str) -> KeptId
     Raises OSError where the model's files cannot be read.
     """
     files = [file_facts(shard.path) for shard in gguf.shards]
-    library = _digest([library_version(), _processor(), *map(_build_facts, _library_files())]).hex()
+    library = _digest([library_version(), numerics.kernels, *map(_build_facts, _library_files())]).hex()
     key = _digest([FORMAT, library, files, dataclasses.asdict(numerics), signature])
     path = str(gguf.shards[0].path.resolve())
     return KeptIdentity(key, {"library": library, "path": path, "file": _digest(files).hex()})
-
-
-def _processor() -> str:
-    """Return the processor's features that llama.cpp computes with: others sum in another order."""
-    return (L.llama_print_system_info() or b"").decode("utf-8", "replace")
 
 
 def _library_files() -> list[Path]:

@@ -203,6 +203,13 @@ def _advice() -> str:
 
 
 @functools.cache
+def kernel_features() -> str:
+    """Return what of the processor llama.cpp's kernels use here, and what they were built with, in a line."""
+    features = L.llama_print_system_info().decode("utf-8", "replace").strip().removesuffix("|")
+    return " ".join(features.replace(" = 1", "").replace("|", " ").split())
+
+
+@functools.cache
 def op_name(op: int) -> str:
     """Return ggml's name of an operation, as `MUL_MAT`."""
     name: bytes = functions().ggml_op_name(op)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.fields import plain
@@ -22,7 +22,6 @@ from edge_run.runtime.mesh.offers import (
     device_spec,
     differing,
     layout_hash,
-    numerics_document,
     room_document,
     shared_settings,
 )
@@ -236,7 +235,7 @@ class LayerCoordinator:
         """Leave out a device that would compute something else. Raises Failed."""
         if answer.get("layout") != layout_hash(self._engine.layout):
             raise Failed(Refused(node, "it cuts the model in other places: another version of llama.cpp or edge-run"))
-        others = differing(numerics_document(self._engine.loaded.numerics), answer.get("numerics"))
+        others = differing(asdict(self._engine.loaded.numerics), answer.get("numerics"))
         if others and not self._takes_any:
             raise Failed(
                 Refused(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 from collections.abc import Mapping
 from typing import Any
@@ -12,14 +11,12 @@ from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig, make_config
 from edge_run.base.errors import ConfigError, ProtocolError
 from edge_run.base.fields import MOST_BYTES, MOST_RATE, Fields
 from edge_run.base.mesh import Document, JsonValue
-from edge_run.base.results import Numerics
 from edge_run.devices.host.profile import disk_of
 from edge_run.partition.cost import CostModel
 from edge_run.partition.mesh_plan import DeviceSpec
 from edge_run.partition.plan import LOOKAHEAD_CHUNKS
 from edge_run.runtime.decoding.driver import PassShape
 from edge_run.runtime.graph.units import Layout
-from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.mesh.transport import MOST_WAITING_BYTES
 from edge_run.runtime.planning.forecast import pass_work
 from edge_run.runtime.planning.memory_plan import with_page_tables
@@ -32,17 +29,6 @@ SHARED_FIELDS = (*_WHOLE, "kv_type", "flash_attention", "exact", "mesh_activatio
 PASSES_AHEAD = 16  # of a device that is quicker than the one after it
 GUESSED_COMPUTE_BYTES_PER_S = 5e9  # where nobody has measured; live rates replace it
 GUESSED_DISK_BYTES_PER_S = 500e6
-
-
-@functools.cache
-def kernel_features() -> str:
-    """Return which instructions llama.cpp's kernels use here: with others, sums differ in the last bit."""
-    return str(L.llama_print_system_info().decode("utf-8", "replace")).strip()
-
-
-def numerics_document(numerics: Numerics) -> Document:
-    """Return the numerics key of a device, its kernels' features included."""
-    return {**dataclasses.asdict(numerics), "kernels": kernel_features()}
 
 
 def differing(ours: Document, theirs: object) -> list[str]:
@@ -128,7 +114,7 @@ def room_document(engine: SliceEngine) -> Document:
         "disk_bytes_per_s": disk,
         "is_measured": is_measured,
         "layout": layout_hash(engine.layout),
-        "numerics": numerics_document(engine.loaded.numerics),
+        "numerics": dataclasses.asdict(engine.loaded.numerics),
     }
 
 

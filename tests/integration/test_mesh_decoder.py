@@ -24,7 +24,7 @@ from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.meter import Meter
 from edge_run.runtime.generation.request import Turn
 from edge_run.runtime.generation.speculation_setup import open_session
-from edge_run.runtime.mesh import coordinator, device_group, offers
+from edge_run.runtime.mesh import coordinator, device_group
 from edge_run.runtime.mesh import orders as run_orders
 from edge_run.runtime.mesh.engine import MeshOptions, open_mesh_engine
 from fake_mesh import Hub
@@ -227,12 +227,12 @@ def test_a_device_that_was_started_anew_is_asked_at_once(folder: Path) -> None:
 def test_a_device_without_the_model_or_with_other_kernels_is_left_out(folder: Path) -> None:
     path, other = make_model("llama", folder), make_model("llama", folder / "other", seed=1)
     wanted = alone(path)
-    real = offers.numerics_document
+    real = coordinator.differing
     hub_run = Run.__new__(Run)
     hub_run.hub, hub_run.path, hub_run.said = Hub(), path, []
     coordinator.plan_ring = round_robin
     hub_run.workers = {"b": hub_run.join("b", other), "c": hub_run.join("c")}
-    offers.numerics_document = lambda numerics: {**real(numerics), "kernels": "AVX9"}
+    coordinator.differing = lambda ours, theirs: real({**ours, "kernels": "AVX9"}, theirs)
     hub_run.mesh = hub_run.hub.join("a")
     hub_run.engine = open_mesh_engine(
         path,

@@ -28,10 +28,9 @@ class Numerics:
 
     gpu: which one, and what of the model it computes; empty where there is none.
     use_extra_bufts: whether llama.cpp's own loader repacks all weights that it has kernels for.
-    repacked: the kinds of weights that edge-run repacked; empty for none.
-    rope_factors: `short` or `long`, of a model that has both, by the length of its context; else empty.
-    batching: `unified` where answers share passes and the cells of one cache: then a logit may differ in its last
-        digits by what else is computed. Else empty.
+    repacked: the kinds of weights that edge-run repacked. rope_factors: `short` or `long`, of a model that has both.
+    kernels: what of the processor llama.cpp's kernels use: others sum in another order.
+    batching: `unified` where what else is computed may change a logit's last digits, in passes shared by answers.
     """
 
     library: str
@@ -48,6 +47,7 @@ class Numerics:
     repacked: str = ""
     rope_factors: str = ""
     batching: str = ""
+    kernels: str = ""
 
 
 @dataclass(frozen=True, slots=True)
