@@ -251,11 +251,14 @@ class LocalDecoder:
 
     def _rows(self, n_rows: int) -> Logits:
         """Return an array for the logits of `n_rows` tokens; it is reused while that number stays the same."""
-        import numpy as np
-
         if self._logits is None or len(self._logits) != n_rows:
-            self._logits = np.empty((n_rows, self._model.vocabulary), np.float32)
+            self._logits = self._new_rows(n_rows)
         return self._logits
+
+    def _new_rows(self, n_rows: int) -> Logits:
+        import numpy as np  # which takes long to load, and who follows without logits does without
+
+        return np.empty((n_rows, self._model.vocabulary), np.float32)
 
     def _pass(self, tokens: Sequence[BatchToken], logits: Logits | None, filled: int) -> int:
         if self._has_streams and _is_step(tokens):
@@ -295,10 +298,8 @@ class LocalDecoder:
             )
 
     def _padded_pass(self, token: BatchToken, logits: Logits | None, filled: int) -> int:
-        import numpy as np
-
         padding = BatchToken(token.token, token.position + 1, token.sequence, token.wants_logits)
-        rows = None if logits is None else np.empty((2, self._model.vocabulary), np.float32)
+        rows = None if logits is None else self._new_rows(2)
         n_rows = self._plain_pass([token, padding], rows, 0) // 2
         self.watcher.cut(token.sequence, padding.position)
         L.llama_memory_seq_rm(self._context.memory, token.sequence, padding.position, -1)
@@ -313,8 +314,6 @@ class LocalDecoder:
         llama.cpp computes sequences with cells of their own together only where their numbers follow each other. And
         there are always two tokens, as in `_padded_pass`.
         """
-        import numpy as np
-
         first, last = tokens[0].sequence, max(tokens[-1].sequence, tokens[0].sequence + 1)
         given, lengths = {token.sequence: token for token in tokens}, self._lengths()
         padding = [
@@ -325,7 +324,7 @@ class LocalDecoder:
         wants = any(token.wants_logits for token in tokens)
         line = sorted([*tokens, *padding], key=lambda token: token.sequence)
         line = [replace(token, wants_logits=wants) for token in line]
-        rows = None if logits is None or not wants else np.empty((len(line), self._model.vocabulary), np.float32)
+        rows = None if logits is None or not wants else self._new_rows(len(line))
         self._plain_pass(line, rows, 0)
         for token in padding:
             L.llama_memory_seq_rm(self._context.memory, token.sequence, token.position, -1)

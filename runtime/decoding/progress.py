@@ -12,11 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from edge_run.base.protocols import Clock
-from edge_run.base.results import Plan, Progress
 from edge_run.runtime.llama.context_shape import ContextShape
+
+if TYPE_CHECKING:  # these take long to load, and the inspector of files does without
+    from edge_run.base.results import Plan, Progress
 
 MOST_PACES = 256
 
@@ -122,6 +124,8 @@ class Timeline:
         with self._lock:
             if steps is self._steps:
                 self._told_share = share = max(share, self._told_share)
+        from edge_run.base.results import Progress
+
         done = share * whole
         return Progress(
             stage=steps[n_done].stage,

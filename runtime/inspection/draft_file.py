@@ -9,7 +9,8 @@ from edge_run.base.config import ModelConfig
 from edge_run.base.errors import BudgetError
 from edge_run.base.units import MIB, format_size, round_up
 from edge_run.devices.host.memory import process_memory
-from edge_run.runtime.inspection.cache import Inspection, inspect
+from edge_run.runtime.inspection.cache import inspect
+from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.inspection.model_kind import check_kind
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.library import library_version

@@ -25,7 +25,7 @@ from edge_run.runtime.decoding.driver import Driver
 from edge_run.runtime.decoding.narrow_pass import NarrowPass, map_narrow_pass
 from edge_run.runtime.graph.cell_uses import cell_uses
 from edge_run.runtime.graph.nodes import GraphMap, WeightRead
-from edge_run.runtime.inspection.cache import SHARD_BYTES, Inspection, pack_graph
+from edge_run.runtime.inspection.inspection import SHARD_BYTES, Inspection, pack_graph
 from edge_run.runtime.inspection.kv_rules import check_kv_types
 from edge_run.runtime.inspection.model_kind import check_decoder_only
 from edge_run.runtime.inspection.trial import Trial, try_vocabulary

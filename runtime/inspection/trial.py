@@ -59,7 +59,7 @@ class Trial:
         logger.debug("trial of %d nodes, %d of them left out", len(graph), len(self._left_out))
         self._is_running = True
         try:
-            decoder.decode([BatchToken(token=0, position=0, wants_logits=True)])
+            decoder.follow([BatchToken(token=0, position=0, wants_logits=True)])
         finally:
             self._is_running = False
 

@@ -19,7 +19,7 @@ from edge_run.prefetch.schedule import Segment
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.repackable import is_by_expert, repackable
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
-from edge_run.runtime.inspection.cache import SHARD_BYTES
+from edge_run.runtime.inspection.inspection import SHARD_BYTES
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.holdings import Holdings, repacking_bytes, text_reserve_bytes
 from edge_run.runtime.llama.threads import compute_threads
@@ -37,7 +37,7 @@ from edge_run.tiers.rows import RowRange
 
 CLEARED_BYTES_PER_S = 2e9  # of fresh memory: llama.cpp zeroes its caches, also those that take none yet, in no time
 OPENING_S_PER_NODE = 35e-6
-RUN_BYTES = 26 * MIB  # of Python modules that a run of the program loads, and an inspection does not
+RUN_BYTES = 28 * MIB  # of Python modules that a run of the program loads, and an inspection does not
 SWEPT_SHARES = (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 

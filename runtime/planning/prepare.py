@@ -15,8 +15,9 @@ from edge_run.base.profile import DeviceProfile
 from edge_run.base.units import round_down
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import Promised, available_bytes, charges_reserved, default_budget_bytes
-from edge_run.runtime.inspection.cache import Inspection, inspect
+from edge_run.runtime.inspection.cache import inspect
 from edge_run.runtime.inspection.draft_file import DraftFile
+from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.inspection.kv_rules import check_kv_types
 from edge_run.runtime.inspection.launcher import NoInspector
 from edge_run.runtime.inspection.model_kind import check_kind

@@ -13,8 +13,8 @@ from dataclasses import replace
 from edge_run.base.errors import BudgetError
 from edge_run.base.results import Plan
 from edge_run.base.units import round_down
-from edge_run.runtime.inspection.cache import Inspection
 from edge_run.runtime.inspection.draft_file import trained_context_tokens
+from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.tiers.gguf import GgufModel

@@ -22,12 +22,13 @@ def take_request() -> Any:
 
 def give_answer(make: Callable[[], str]) -> NoReturn:
     """Answer with what `make` returns, or with the EdgeRunError that it raises, and end this process."""
-    from edge_run.base.error_codes import error_document
     from edge_run.base.errors import EdgeRunError
 
     try:
         answer, text = "ok", make()
     except EdgeRunError as error:
+        from edge_run.base.error_codes import error_document
+
         answer, text = "error", json.dumps(error_document(error))
     sys.stdout.buffer.write(f"{answer}\n{text}".encode("utf-8", "surrogateescape"))
     sys.stdout.flush()

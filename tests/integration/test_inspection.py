@@ -22,7 +22,7 @@ from edge_run import KernelError, Model, ModelFileError
 from edge_run.base.units import MIB
 from edge_run.runtime.inspection import cache as inspection_cache
 from edge_run.runtime.inspection import launcher
-from edge_run.runtime.inspection.cache import Inspection
+from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.tiers._libc import PAGE
 from mutations import Entry, deadly, parse
 from tiny_models import make_model

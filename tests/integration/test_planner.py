@@ -14,7 +14,8 @@ import pytest
 from edge_run import BudgetError, ModelConfig
 from edge_run.base.units import MIB
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.inspection.cache import Inspection, inspect
+from edge_run.runtime.inspection.cache import inspect
+from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.llama.library import library_version
 from edge_run.runtime.planning.plan import planner
 from edge_run.tiers.gguf import read_gguf

@@ -1,0 +1,98 @@
+"""What is known of a model file before it is opened, as a line of text can say it.
+
+The process that found it out (`inspector.py`) needs no more of it than this, and who asks keeps it (`cache.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
+from edge_run.tiers._libc import PAGE
+from edge_run.tiers.address_space import MappedSpan
+from edge_run.tiers.kv.cells import Cells, CellTensor
+
+SHARD_BYTES = 1 << 46  # a file address: the shard's number times this, plus the offset in it
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is known of a model before it is opened.
+
+    is_tried: whether the vocabulary was loaded and a pass computed, without which no file is opened. load_s: what
+    loading the vocabulary takes. program_bytes: resident memory of a process that holds nothing but Python, llama.cpp
+    and the vocabulary. Both are estimates where it was not loaded. kv_bytes and buffer_bytes: what the context will
+    allocate. cell_bytes: of kv_bytes, keys and values that are written cell by cell; cell_rows: of each such tensor its
+    rows (`CellTensor`) and its share of cell_bytes; cell_uses: which of them each attention reads. narrow_bytes: what
+    narrow passes touch of the compute buffer. packed_graph: see `graph`; `spans`: its part of the address space.
+    """
+
+    is_tried: bool
+    context_tokens: int
+    trained_context_tokens: int
+    micro_batch_tokens: int
+    vocabulary: int
+    load_s: float
+    program_bytes: int
+    kv_bytes: int
+    buffer_bytes: int
+    cell_bytes: int
+    cell_rows: tuple[tuple[int, float], ...]
+    cell_uses: tuple[tuple[int, ...], ...]
+    narrow_bytes: int
+    spans: tuple[MappedSpan, ...]
+    packed_graph: str
+
+    @functools.cached_property
+    def cells(self) -> Cells:
+        """The context's keys and values, as if all were for the whole context."""
+        tokens = self.context_tokens
+        return Cells(
+            [
+                CellTensor(0, tokens, max(1, round(self.cell_bytes * share / (rows * tokens))), rows)
+                for rows, share in self.cell_rows
+            ],
+            PAGE,
+        )
+
+    @functools.cached_property
+    def graph(self) -> GraphMap:
+        """The graph of a pass of one token, its weights at file addresses; unpacked when it is first asked for."""
+        return tuple(map(_unpack, json.loads(self.packed_graph)))
+
+    def to_json(self) -> str:
+        """Return it as one line of JSON."""
+        return json.dumps(
+            {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}, default=dataclasses.astuple
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Inspection:
+        """Return what `to_json` wrote. Raises ValueError, TypeError or KeyError for anything else."""
+        fields = json.loads(text)
+        spans, rows = fields["spans"], fields["cell_rows"]
+        lists = {
+            "spans": tuple(MappedSpan(*span) for span in spans),
+            "cell_rows": tuple((int(n), float(s)) for n, s in rows),
+            "cell_uses": tuple(tuple(map(int, use)) for use in fields["cell_uses"]),
+        }
+        return cls(**fields | lists)
+
+
+def pack_graph(graph: GraphMap) -> str:
+    """Return `graph` as an `Inspection` has it."""
+    return json.dumps([_pack(node) for node in graph])
+
+
+def _pack(node: Node) -> list[Any]:
+    reads = [[read.name, read.address, read.length, read.row_bytes, read.product_row_bytes] for read in node.reads]
+    return [node.name.decode("latin-1"), node.op, node.is_computed, node.expert_ids, *reads]
+
+
+def _unpack(fields: list[Any]) -> Node:
+    name, op, is_computed, expert_ids, *reads = fields
+    return Node(name.encode("latin-1"), op, tuple(WeightRead(*read) for read in reads), is_computed, expert_ids)
