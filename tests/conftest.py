@@ -16,6 +16,8 @@ from tempfile import gettempdir
 import pytest
 from hypothesis import HealthCheck, settings
 
+from edge_run.base.folders import cache_folder
+
 DOOR = Path(gettempdir()) / f"edge-run-tests-{os.getuid()}"  # of all runs of the suite on this machine
 
 # Children share the cores with other tests, so their threads let others run while they wait. And hundreds of them
@@ -32,11 +34,17 @@ settings.load_profile("on a busy machine too")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Each tiny model is made once in a run of the suite, and copied from there."""
+def shared_folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a run of the suite has for all its tests.
+
+    Each tiny model is made once, and copied from there. And the cache folder is new: what the user's own says of this
+    device, and what it keeps of files, is neither read nor replaced, nor how long reading it takes.
+    """
     own = tmp_path_factory.getbasetemp()
     run = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     os.environ["TINY_MODELS"] = str(run / "tiny-models")
+    os.environ.setdefault("MPLCONFIGDIR", str(cache_folder().with_name("matplotlib")))  # its fonts, found before
+    os.environ["XDG_CACHE_HOME"] = str(run / "cache")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import time
@@ -36,7 +37,7 @@ def describe_machine(root: Path = Path("/")) -> Machine:
     usable = usable_cpus()
     limits = [group.limit_bytes for group in memory_groups(root=root)]
     return Machine(
-        cpu=_cpu_name(root),
+        cpu=cpu_name(root),
         architecture=platform.machine(),
         physical_cores=_physical_cores(usable, root),
         logical_cores=len(usable),
@@ -87,7 +88,8 @@ def machine_cores(root: Path = Path("/")) -> int:
     return psutil.cpu_count(logical=False) or 0
 
 
-def _cpu_name(root: Path) -> str:
+@functools.cache
+def cpu_name(root: Path = Path("/")) -> str:
     """Return the processor's name; a board's where the processor has none, as on ARM."""
     lines = [line.partition(":") for line in system_text(root / "proc/cpuinfo").splitlines()]
     fields = {key.strip(): " ".join(value.split()) for key, _, value in reversed(lines)}

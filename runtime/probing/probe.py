@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.profile import DeviceProfile, GpuProfile, KernelSpeed, RepackedSpeed
 from edge_run.base.units import format_count
 from edge_run.devices.host.disk import NORMAL, Effort, measure_disk
-from edge_run.devices.host.machine import OtherLoad, describe_machine
+from edge_run.devices.host.machine import OtherLoad, cpu_name, describe_machine, usable_cpus
 from edge_run.devices.host.mount import Mount, find_mount
 from edge_run.devices.host.profile import (
     CostsFigure,
@@ -130,8 +131,7 @@ def recall_kernels(config: ModelConfig) -> tuple[Sequence[KernelSpeed], Sequence
 
 def this_setup() -> MeasuredSetup:
     """Return what the figures of this device depend on."""
-    machine = describe_machine()
-    return MeasuredSetup(machine.cpu, machine.architecture, machine.logical_cores, library_version())
+    return MeasuredSetup(cpu_name(), platform.machine(), len(usable_cpus()), library_version())
 
 
 class _Session:
