@@ -56,6 +56,7 @@ def open_at(
     by_expert: bool = False,
     chunk_bytes: int = 0,
     in_order_too: bool = False,
+    smallest_bytes: int = 0,
 ) -> Engine:
     """Open under the smallest budget that works plus `share` of the model; below a share of 1, so that it streams.
 
@@ -64,10 +65,11 @@ def open_at(
     `by_expert`, to have no room for experts one by one: then it is changed in steps, larger when several in one
     direction were too few, and half as large in the other direction when that was too much. What the process held
     before, as for making the model, is not in its peak. `in_order_too`: beside the experts, some of what every token
-    reads streams as well.
+    reads streams as well. `smallest_bytes`: the smallest budget, where it is known, which saves the refusal.
     """
     count_peak_from_here()
-    budget, extra, step, n_same = 40 * MIB, int(share * path.stat().st_size), 0, 0
+    extra, step, n_same = int(share * path.stat().st_size), 0, 0
+    budget = smallest_bytes + extra if smallest_bytes else 40 * MIB
     for _ in range(40):
         try:
             chosen = {**options, "chunk_bytes": chunk_bytes or CHUNK_BYTES}
@@ -174,14 +176,17 @@ def main() -> None:
     wanted = run(with_plain, tokens, arguments.prefill)
     with_plain.close()
     count_peak_from_here()  # llama.cpp's was the whole model
-    results = []
+    results, smallest_bytes = list[dict[str, Any]](), 0
     for share in (0.0, 0.25, 0.6, 8.0):
         engine = None
         with fewest_frames(share), suppress(NothingStreams):
             by_expert = arguments.by_expert and share > 0
-            engine = open_at(arguments.model, share, options, by_expert, arguments.chunk_kib * KIB)
+            engine = open_at(
+                arguments.model, share, options, by_expert, arguments.chunk_kib * KIB, smallest_bytes=smallest_bytes
+            )
         if engine is None:
             continue
+        smallest_bytes = 0 if arguments.by_expert else engine.plan.minimum_bytes
         found = run(engine, tokens, arguments.prefill)
         results.append(
             {
