@@ -12,8 +12,6 @@ import pytest
 from edge_run import Model
 from served import EXACTLY, TEMPLATE, Served, served
 
-anthropic = pytest.importorskip("anthropic")
-
 MESSAGES: Any = [{"role": "user", "content": "Tell me of the fox."}]
 TOOL = {
     "name": "paint",
@@ -29,7 +27,13 @@ def server(kit: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def client(server: Served) -> Iterator[Any]:
+def anthropic() -> Any:
+    """The client's package, which takes more than a second to load: not where others only collect these tests."""
+    return pytest.importorskip("anthropic")
+
+
+@pytest.fixture(scope="module")
+def client(anthropic: Any, server: Served) -> Iterator[Any]:
     with anthropic.Anthropic(base_url=server.url, api_key="none needed", max_retries=0, timeout=60) as client:
         yield client
 
@@ -102,7 +106,7 @@ def test_the_model_is_listed(client: Any) -> None:
     assert client.models.retrieve(model.id).created_at == model.created_at
 
 
-def test_errors_are_as_anthropic_says_them(client: Any, server: Served) -> None:
+def test_errors_are_as_anthropic_says_them(client: Any, server: Served, anthropic: Any) -> None:
     image = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/x.png"}}
     with pytest.raises(anthropic.BadRequestError, match="reads text only") as caught:
         client.messages.create(model="any", max_tokens=1, messages=[{"role": "user", "content": [image]}])

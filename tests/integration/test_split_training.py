@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,8 @@ from edge_run.runtime.split.train import TrainTask, train_split
 from edge_run.runtime.split.training import TrainConfig
 from vision_models import CLASSES, CUT, SHAPE, convolution, make_images, make_pixels, residual_network, save, weight
 
-torch = pytest.importorskip("torch", reason="needs PyTorch: `make torch`")
+# PyTorch takes more than a second to load: not where others only collect these tests.
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch: `make torch`")
 
 RATES = (40, 80, 120)
 
@@ -95,6 +97,8 @@ def wide_network(folder: Path) -> Path:
 
 
 def test_torch_computes_what_onnxruntime_computes(tmp_path: Path) -> None:
+    import torch
+
     for path in (residual_network(tmp_path), wide_network(tmp_path)):
         batch = np.random.default_rng(0).normal(size=(3, 3, 16, 16)).astype(np.float32)
         wanted = run_session(open_session(str(path), path.name, 1), batch)
@@ -104,6 +108,8 @@ def test_torch_computes_what_onnxruntime_computes(tmp_path: Path) -> None:
 
 
 def test_what_was_learned_goes_back_into_the_graph(model: Path) -> None:
+    import torch
+
     proto = onnx.load(str(model))
     graph = TorchGraph(proto.graph, "model")
     batch = np.random.default_rng(0).normal(size=(2, 3, 16, 16)).astype(np.float32)
