@@ -71,7 +71,7 @@ class LocalDecoder:
         self._batch: Any = L.llama_batch_init(self._width, 0, shape.sequences)
         self._logits: Logits | None = None
         self.watcher = RowWatcher()
-        has_padding = shape.is_exact and not model.is_recurrent
+        has_padding = shape.is_exact and not (model.is_recurrent or shape.pooling)
         self._has_streams = shape.has_streams
         sequence_tokens = context.context_tokens // shape.sequences if shape.has_streams else context.context_tokens
         self.limits = Limits(

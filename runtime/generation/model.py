@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from edge_run.base.closing import Closing
 from edge_run.base.config import ModelConfig, SamplingConfig, make_config
+from edge_run.base.embeddings import Embeddings
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.mesh import Mesh
 from edge_run.base.profile import DeviceProfile
@@ -18,6 +19,7 @@ from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.batch import Batch
 from edge_run.runtime.generation.chat import ChatTemplate, contents, template_cell
 from edge_run.runtime.generation.continuation import Continuation
+from edge_run.runtime.generation.embedding import Text, embed, most_tokens
 from edge_run.runtime.generation.grammar_room import GrammarRoom
 from edge_run.runtime.generation.many import ManyAnswers, ManyStream
 from edge_run.runtime.generation.meter import Meter
@@ -25,6 +27,7 @@ from edge_run.runtime.generation.request import Message, Prompt, Request, make_r
 from edge_run.runtime.generation.sampling import CandidateTable
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.generation.stream import Answer, Stream
+from edge_run.runtime.inspection.model_kind import check_generates
 from edge_run.runtime.keeping.keeper import ConversationRows
 from edge_run.runtime.keeping.opening import open_keeper
 from edge_run.runtime.llama import _ggml as ggml
@@ -290,6 +293,33 @@ class Model(Closing):
         self._running = weakref.ref(stream)
         return stream
 
+    def embed(self, texts: Text | Sequence[Text], *, normalize: bool = True, truncate: bool = False) -> Embeddings:
+        """Return the vectors of texts; of a model that was opened for that (`embeddings`), as encoders are.
+
+        texts: one or several, each as text or as tokens; text gets the model's own first and last tokens.
+        normalize: whether vectors get length 1. truncate: whether a text that is too long is cut.
+
+        Texts share passes, as many as the model was opened for (`sequences`): then the last digits of a vector depend
+        on the texts beside it (`numerics.batching`). Opened for one, or with `exact`, each is computed alone, and its
+        vector is llama.cpp's to the bit. Raises ContextFull for a text that is too long, NotSupported where the model
+        was opened to generate text, Cancelled after `cancel`, and what `generate` raises of the drive.
+        """
+        engine = self._opened
+        self._end_running()
+        one = isinstance(texts, str) or (len(texts) > 0 and isinstance(texts[0], int))
+        given = cast("Sequence[Text]", [texts] if one else texts)
+        return embed(self.path, engine, self._meter, given, normalize=normalize, truncate=truncate)
+
+    @property
+    def makes_embeddings(self) -> bool:
+        """Whether the model was opened for the vectors of texts, and not to generate text."""
+        return bool(self._opened.shape.pooling)
+
+    @property
+    def longest_text_tokens(self) -> int:
+        """The longest text that has a vector."""
+        return most_tokens(self._opened)
+
     @property
     def most_parallel(self) -> int:
         """The answers that can share a pass."""
@@ -330,6 +360,9 @@ class Model(Closing):
 
     def begin(self, request: Request) -> Continuation:
         """Return the beginning of the answer to a request. Raises what is wrong with it."""
+        if self.makes_embeddings:
+            check_generates(self._opened.gguf)
+            raise NotSupported(f"{self.path}: was opened for embeddings, not for text; leave out embeddings")
         prompt = request.prompt
         if isinstance(prompt, str):
             tokens = self.prompt_tokens(prompt)
