@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from edge_run.base.embeddings import Embeddings
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Generation, Piece, Plan, Progress, Stats
-from edge_run.runtime.generation.embedding import Text
+from edge_run.runtime.embedding.results import Embeddings
+from edge_run.runtime.embedding.texts import Text
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.request import Message, Prompt, Turn, make_request
 from edge_run.runtime.generation.shared_passes import SharedPasses

@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 from edge_run.base.closing import Closing
 from edge_run.base.config import ModelConfig, SamplingConfig, make_config
-from edge_run.base.embeddings import Embeddings
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.mesh import Mesh
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Generation, MeshUse, Plan, Progress, Speculation, Stats
+from edge_run.runtime.embedding.embedding import embed, embedding_shape
+from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape
+from edge_run.runtime.embedding.texts import Text
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.batch import Batch
 from edge_run.runtime.generation.chat import ChatTemplate, contents, template_cell
 from edge_run.runtime.generation.continuation import Continuation
-from edge_run.runtime.generation.embedding import Text, embed, most_tokens
 from edge_run.runtime.generation.grammar_room import GrammarRoom
 from edge_run.runtime.generation.many import ManyAnswers, ManyStream
-from edge_run.runtime.generation.meter import Meter
+from edge_run.runtime.generation.meter import Interval, Meter
 from edge_run.runtime.generation.request import Message, Prompt, Request, make_request
 from edge_run.runtime.generation.sampling import CandidateTable
 from edge_run.runtime.generation.speculation_setup import open_session
@@ -293,11 +294,12 @@ class Model(Closing):
         self._running = weakref.ref(stream)
         return stream
 
-    def embed(self, texts: Text | Sequence[Text], *, normalize: bool = True, truncate: bool = False) -> Embeddings:
+    def embed(self, texts: Text | Sequence[Text], **options: Any) -> Embeddings:
         """Return the vectors of texts; of a model that was opened for that (`embeddings`), as encoders are.
 
         texts: one or several, each as text or as tokens; text gets the model's own first and last tokens.
-        normalize: whether vectors get length 1. truncate: whether a text that is too long is cut.
+        options: `normalize`, whether vectors get length 1 (True); `truncate`, whether a text that is too long is cut
+            (False); `on_text`, which is told of each text, a `TextVectors`, when it has its vectors.
 
         Texts share passes, as many as the model was opened for (`sequences`): then the last digits of a vector depend
         on the texts beside it (`numerics.batching`). Opened for one, or with `exact`, each is computed alone, and its
@@ -306,19 +308,14 @@ class Model(Closing):
         """
         engine = self._opened
         self._end_running()
-        one = isinstance(texts, str) or (len(texts) > 0 and isinstance(texts[0], int))
-        given = cast("Sequence[Text]", [texts] if one else texts)
-        return embed(self.path, engine, self._meter, given, normalize=normalize, truncate=truncate)
+        found = embed(self.path, engine, texts, **options)
+        self._meter.count(sum(found.tokens), 0, Interval())
+        return found
 
     @property
-    def makes_embeddings(self) -> bool:
-        """Whether the model was opened for the vectors of texts, and not to generate text."""
-        return bool(self._opened.shape.pooling)
-
-    @property
-    def longest_text_tokens(self) -> int:
-        """The longest text that has a vector."""
-        return most_tokens(self._opened)
+    def embedding(self) -> EmbeddingShape | None:
+        """What its vectors are like; None where the model was opened to generate text."""
+        return embedding_shape(self._opened)
 
     @property
     def most_parallel(self) -> int:
@@ -360,7 +357,7 @@ class Model(Closing):
 
     def begin(self, request: Request) -> Continuation:
         """Return the beginning of the answer to a request. Raises what is wrong with it."""
-        if self.makes_embeddings:
+        if self.embedding:
             check_generates(self._opened.gguf)
             raise NotSupported(f"{self.path}: was opened for embeddings, not for text; leave out embeddings")
         prompt = request.prompt

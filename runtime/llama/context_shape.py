@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from edge_run.base.config import WIDEST_MICRO_BATCH, ModelConfig
 from edge_run.base.units import round_up
 
+UNIFIED = "unified"  # `Numerics.batching` where sequences share passes, and cells if there are any
 CELLS_STEP = 256  # to which llama.cpp rounds up the cells of a sequence
 
 

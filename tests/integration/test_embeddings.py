@@ -11,8 +11,9 @@ import pytest
 
 from edge_run import AsyncModel, Model, plan
 from edge_run.base.errors import ConfigError, ContextFull, NotSupported
+from edge_run.runtime.embedding.embedding import normalized, shared
+from edge_run.runtime.embedding.results import EmbeddingShape
 from edge_run.runtime.engine.engine import Engine
-from edge_run.runtime.generation.embedding import normalized, shared
 from small_engines import open_engine, streaming_engine
 from stock_embeddings import stock_vectors
 from tiny_models import N_VOCAB, make_model, silence_llama_logs
@@ -116,7 +117,7 @@ def test_a_model_gives_vectors_with_what_they_cost(opened: Model) -> None:
 
 
 def test_texts_that_are_too_long(opened: Model) -> None:
-    assert opened.longest_text_tokens == WIDTH
+    assert opened.embedding == EmbeddingShape("cls", 256, WIDTH)
     long = [*TEXTS[3], 5]
     with pytest.raises(ContextFull, match=r"text 2: has 65 tokens, .* has 64; shorten it") as refused:
         opened.embed([TEXTS[0], long])

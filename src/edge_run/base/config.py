@@ -63,6 +63,8 @@ def _require(is_ok: bool, message: str) -> None:
 class ModelConfig:
     """How a model is opened. Everything that changes the numbers is part of the numerics key.
 
+    It is over 200 lines because all that a model can be asked for is named and checked in one place.
+
     memory: budget for the whole process, bytes or text (`4GiB`); None is what is available less a margin.
     gpu_memory: budget of a GPU's memory, for weights, keys and values, and buffers there; 0 leaves it out, as long as
         no real GPU was tried; None is what is free less a margin, and nothing where the processor plays the GPU.

@@ -14,6 +14,32 @@ if TYPE_CHECKING:
 Vectors: TypeAlias = "npt.NDArray[np.float32]"
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingShape:
+    """What the vectors of a model are like.
+
+    pooling: how one is made of a text. width: its numbers. longest_text_tokens: the longest text that has one.
+    """
+
+    pooling: str
+    width: int
+    longest_text_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextVectors:
+    """What comes of one text.
+
+    number: of the text, from 0. vectors: `(rows, width)`, float32: one, or with pooling `none` one for each token.
+    tokens: those that were computed. is_truncated: whether the text was cut.
+    """
+
+    number: int
+    vectors: Vectors
+    tokens: int
+    is_truncated: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Embeddings:
     """The vectors of texts, and what they cost.
