@@ -215,6 +215,8 @@ class Planner:
         fresh_bytes = max(0, plan.kv_bytes - (self.known.cell_bytes if self._terms.cells else 0))
         load_s = self.known.load_s + len(self.known.graph) * OPENING_S_PER_NODE + fresh_bytes / CLEARED_BYTES_PER_S
         times = self.times(plan, profile)
+        expected = forecast(times, prompt_tokens, self.known.micro_batch_tokens, load_s)
+        if self.config.embeddings:  # no token is made
+            return replace(plan, forecast=replace(expected, decode_tokens_per_s=0.0))
         points = tuple(self._timed_point(plan, point, profile) for point in plan.by_context)
-        plan = replace(plan, by_context=points)
-        return replace(plan, forecast=forecast(times, prompt_tokens, self.known.micro_batch_tokens, load_s))
+        return replace(plan, by_context=points, forecast=expected)

@@ -65,8 +65,8 @@ class Forecast:
     """How fast a plan will run on a device that was measured, for a prompt of `prompt_tokens` tokens.
 
     load_s: until the model is open. first_token_s: from the first prompt to the first token, in which the model is read
-    for the first time. prefill_tokens_per_s: of any later prompt. limit: what decides the speed of decoding, `disk` or
-    `compute`.
+    for the first time. prefill_tokens_per_s: of any later prompt. decode_tokens_per_s: 0 of a model for embeddings.
+    limit: what decides the speed of decoding, `disk` or `compute`.
     """
 
     prompt_tokens: int
