@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
-from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.errors import NotSupported
 from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape, TextVectors, Vectors
-from edge_run.runtime.embedding.texts import Text, most_tokens, tokens_of
+from edge_run.runtime.embedding.texts import Text, most_tokens, text_tokens
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.llama.context_shape import UNIFIED
 
@@ -36,28 +35,24 @@ def embed(
     embedder = engine.embedder
     if embedder is None:
         raise NotSupported(f"{path}: was opened to generate text; open it for vectors with embeddings=True")
-    rows, truncated = list[list[int]](), list[int]()
-    for number, text in enumerate(_several(texts)):
-        tokens, is_cut = tokens_of(engine, number, text, truncate=truncate)
-        rows.append(tokens)
-        truncated += [number] * is_cut
+    given = text_tokens(engine, texts, truncate=truncate)
     engine.interrupt.reset()
     began_s, reads = time.monotonic(), engine.read_totals
     is_normalized = normalize and embedder.pooling != "rank"
-    found, passes = list[Vectors](), list(shared(rows, engine.shape.sequences, engine.shape.micro_batch_tokens))
+    found, passes = list[Vectors](), list(shared(given.tokens, engine.shape.sequences, engine.shape.micro_batch_tokens))
     for together in passes:
         vectors = embedder.embed(together)
         vectors = normalized(vectors) if is_normalized else vectors
         for text, of_text in zip(together, _of_each(together, vectors, embedder.pooling), strict=True):
-            on_text(TextVectors(len(found), of_text, len(text), len(found) in truncated))
+            on_text(TextVectors(len(found), of_text, len(text), len(found) in given.truncated))
             found.append(of_text)
     numerics = engine.numerics
-    if len(passes) < len(rows):
+    if len(passes) < len(given.tokens):
         numerics = replace(numerics, batching=UNIFIED)
     return Embeddings(
         vectors=np.concatenate(found),
-        tokens=tuple(map(len, rows)),
-        truncated=tuple(truncated),
+        tokens=tuple(map(len, given.tokens)),
+        truncated=given.truncated,
         pooling=embedder.pooling,
         is_normalized=is_normalized,
         passes=len(passes),
@@ -68,14 +63,6 @@ def embed(
         plan=engine.plan,
         backend=engine.backend,
     )
-
-
-def _several(texts: Text | Sequence[Text]) -> Sequence[Text]:
-    """Return what was given as a list of texts. Raises ConfigError for none."""
-    if not texts and not isinstance(texts, str):
-        raise ConfigError("texts: there are none; give at least one")
-    is_one = isinstance(texts, str) or isinstance(texts[0], int)
-    return cast("Sequence[Text]", [texts] if is_one else texts)
 
 
 def _of_each(texts: Sequence[list[int]], vectors: Vectors, pooling: str) -> list[Vectors]:

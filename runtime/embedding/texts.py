@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
 
 from edge_run.base.errors import ConfigError, ContextFull
 from edge_run.runtime.engine.engine import Engine
@@ -13,6 +15,14 @@ from edge_run.runtime.planning.embedding_shape import can_be_cut
 Text = str | Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class TextTokens:
+    """Texts as they are computed. tokens: of each. truncated: the numbers of those that were cut, from 0."""
+
+    tokens: list[list[int]]
+    truncated: tuple[int, ...]
+
+
 def most_tokens(engine: Engine) -> int:
     """Return the longest text that has a vector: where it cannot be cut into passes, one pass."""
     context_tokens = engine.decoder.capabilities.context_tokens
@@ -21,14 +31,23 @@ def most_tokens(engine: Engine) -> int:
     return min(context_tokens, engine.config.context_tokens or context_tokens)
 
 
-def tokens_of(engine: Engine, number: int, text: Text, *, truncate: bool) -> tuple[list[int], bool]:
-    """Return the tokens of text `number`, and whether they are the beginning only, as a text that is too long may be.
+def text_tokens(engine: Engine, texts: Text | Sequence[Text], *, truncate: bool = False) -> TextTokens:
+    """Return the tokens of texts, each as text or as tokens; see `Model.embed`. Computes nothing.
 
     Raises ConfigError for what is no text, and ContextFull for one that is too long and is not to be truncated.
     """
-    most = most_tokens(engine)
-    tokens = _tokens(engine, f"text {number + 1}", text, most, truncate=truncate)
-    return (tokens, False) if len(tokens) <= most else (_cut(engine, tokens, most), True)
+    if not texts and not isinstance(texts, str):
+        raise ConfigError("texts: there are none; give at least one")
+    is_one = isinstance(texts, str) or isinstance(texts[0], int)
+    several = cast("Sequence[Text]", [texts] if is_one else texts)
+    most, rows, truncated = most_tokens(engine), list[list[int]](), list[int]()
+    for number, text in enumerate(several):
+        tokens = _tokens(engine, f"text {number + 1}", text, most, truncate=truncate)
+        if len(tokens) > most:
+            truncated.append(number)
+            tokens = _cut(engine, tokens, most)
+        rows.append(tokens)
+    return TextTokens(rows, tuple(truncated))
 
 
 def _tokens(engine: Engine, what: str, text: Text, most: int, *, truncate: bool) -> list[int]:

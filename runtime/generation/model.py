@@ -16,7 +16,7 @@ from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Generation, MeshUse, Plan, Progress, Speculation, Stats
 from edge_run.runtime.embedding.embedding import embed, embedding_shape
 from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape
-from edge_run.runtime.embedding.texts import Text
+from edge_run.runtime.embedding.texts import Text, TextTokens, text_tokens
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.batch import Batch
 from edge_run.runtime.generation.chat import ChatTemplate, contents, template_cell
@@ -311,6 +311,10 @@ class Model(Closing):
         found = embed(self.path, engine, texts, **options)
         self._meter.count(sum(found.tokens), 0, Interval())
         return found
+
+    def text_tokens(self, texts: Text | Sequence[Text], *, truncate: bool = False) -> TextTokens:
+        """Return the tokens that `embed` computes of texts; it raises what that raises of them."""
+        return text_tokens(self._opened, texts, truncate=truncate)
 
     @property
     def embedding(self) -> EmbeddingShape | None:

@@ -98,7 +98,7 @@ def write(path: Path, architecture: str, kind: str = "") -> Path:
         ("llama", "adapter", "an adapter.*give the model that it belongs to, or merge the two"),
         ("controlvector", "", "a control vector"),
         ("imatrix", "imatrix", "an importance matrix"),
-        ("bert", "", "an encoder, which makes embeddings and no text; give a model that generates text"),
+        ("bert", "", "an encoder, which makes embeddings and no text; use `edge-run embed`, or give a model"),
         ("gemma-embedding", "model", "an encoder"),
         ("t5", "", "a model with an encoder"),
         ("eagle3", "", "the draft of another model"),
