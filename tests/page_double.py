@@ -58,7 +58,7 @@ class RepeatingModel:
     def __init__(self, name: str, has_chat_template: bool = True) -> None:
         self.path, self.has_chat_template, self.trained_context_tokens = Path(name), has_chat_template, 32768
         self.most_parallel, self.notices, self.chat_template = 4, (), "<think>"
-        self.mesh_use = MESH
+        self.mesh_use, self.embedding = MESH, None
         self.progress: Progress | None = None
         self.began_s, self.context_tokens = time.monotonic(), 4096
         self.speculation = Speculation("ngram", passes=50, drafted=120, accepted=78, tokens_per_pass=2.6)

@@ -7,8 +7,8 @@ builds every tensor the architecture could have and calls back once for each. We
 optional ones that the recipe does not want, draw the weights with numpy and write the file with the `gguf` package.
 The metadata in the file is the recipe's and nothing else.
 
-Covers: dense, mixture, recurrent and hybrid language models; F16 matrices, or any type that llama.cpp quantises to;
-files split into shards. Does not cover: encoders, diffusion, vision, sensible text. All models have llama.cpp's
+Covers: dense, mixture, recurrent and hybrid language models; encoders; F16 matrices, or any type that llama.cpp
+quantises to; files split into shards. Does not cover: diffusion, vision, sensible text. All models have llama.cpp's
 tokenizer "test", which hashes every five bytes of text into one token and knows no end of text.
 """
 
@@ -453,6 +453,34 @@ _RECIPES = (
 ARCHITECTURES: dict[str, Recipe] = {recipe.name or recipe.architecture: recipe for recipe in _RECIPES}
 """Every model there is, by name: the architecture's but for `llama-moe`, which is `llama` with experts."""
 
+_MEAN, _CLS, _LAST, _RANK = ({"pooling_type": number} for number in (1, 2, 3, 4))
+_WHOLE: Keys = {"attention.causal": False}
+
+
+def _encoder(architecture: str, pooling: Keys, metadata: Keys | None = None, **changes: Any) -> Recipe:
+    return Recipe(architecture, {**_WHOLE, **pooling, **(metadata or {})}, **{"n_head_kv": 4, **changes})
+
+
+_EMBEDDERS = (
+    _encoder("bert", _CLS, without=_SELDOM),
+    _encoder("bert", _RANK, name="bert-rank", without=r"\.(input_)?scales?$"),
+    _encoder("eurobert", _MEAN),
+    _encoder("gemma-embedding", _MEAN, _WINDOW_OF_6, n_layer=6, n_head_kv=2),
+    _encoder(
+        "jina-bert-v2", _MEAN, {"attention.max_alibi_bias": 8.0}, without=_SELDOM + r"|attn_norm_2|attn_[qk]_norm"
+    ),
+    _encoder("jina-bert-v3", _MEAN, without=_SELDOM),
+    _encoder("modern-bert", _CLS, _WINDOW_OF_4),
+    _encoder("neo-bert", _CLS),
+    _encoder("nomic-bert", _MEAN),
+    _encoder("nomic-bert-moe", _MEAN, {"moe_every_n_layers": 2}, n_expert=N_EXPERT),
+    _encoder("llama-embed", _MEAN, n_head_kv=2),
+    Recipe("qwen3", _LAST, name="qwen3-embedding"),
+)
+
+EMBEDDERS: dict[str, Recipe] = {recipe.name or recipe.architecture: recipe for recipe in _EMBEDDERS}
+"""Models for embeddings: encoders, one that ranks, and decoders whose files name a pooling."""
+
 
 def make_model(name: str, folder: Path, *, scale: int = 1, seed: int = 0, quantisation: str | None = None) -> Path:
     """Write `folder/name-scale-seed.gguf`, unless it exists, and return its path.
@@ -477,7 +505,7 @@ def make_model(name: str, folder: Path, *, scale: int = 1, seed: int = 0, quanti
     elif quantisation is not None:
         _quantise(make_model(name, folder, scale=scale, seed=seed), path, quantisation)
     else:
-        recipe = ARCHITECTURES[name]
+        recipe = (ARCHITECTURES | EMBEDDERS)[name]
         metadata = _metadata(recipe, scale)
         shapes = _shapes(recipe, metadata)
         if recipe.n_nextn:
@@ -558,6 +586,7 @@ def _metadata(recipe: Recipe, scale: int) -> dict[str, Value]:
         "tokenizer.ggml.model": "test",
         "tokenizer.ggml.tokens": [f"tok_{token}" for token in range(N_VOCAB)],
         "tokenizer.ggml.scores": [0.0] * N_VOCAB,
+        **({"tokenizer.ggml.token_type_count": 2} if "pooling_type" in recipe.metadata else {}),
     }
 
 

@@ -128,6 +128,8 @@ def outline_metadata(gguf: GgufModel) -> dict[str, int | str]:
     """Return the metadata that llama.cpp needs in the vocabulary's place."""
     tokens = gguf.metadata.get(f"{_VOCABULARY_PREFIX}ggml.tokens")
     known: dict[str, int | str] = {f"{_VOCABULARY_PREFIX}ggml.model": "no_vocab"}
+    if isinstance(types := gguf.metadata.get(key := f"{_VOCABULARY_PREFIX}ggml.token_type_count"), int):
+        known[key] = types  # of which encoders have a table
     return known | {f"{gguf.architecture}.vocab_size": tokens.count} if isinstance(tokens, ArrayValue) else known
 
 

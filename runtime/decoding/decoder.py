@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from edge_run.base.errors import Cancelled, ContextFull, KernelError, system_errors
+from edge_run.base.errors import Cancelled, ContextFull, KernelError, NotSupported, system_errors
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
 from edge_run.runtime.decoding.batch_limits import Limits
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver, PassShape
@@ -71,8 +71,8 @@ class LocalDecoder:
         self._batch: Any = L.llama_batch_init(self._width, 0, shape.sequences)
         self._logits: Logits | None = None
         self.watcher = RowWatcher()
-        has_padding = shape.is_exact and not model.is_recurrent
-        self._has_streams = shape.has_streams
+        has_padding = shape.is_exact and not (model.is_recurrent or shape.pooling)
+        self._has_streams, self._has_logits = shape.has_streams, not shape.pooling
         sequence_tokens = context.context_tokens // shape.sequences if shape.has_streams else context.context_tokens
         self.limits = Limits(
             context_tokens=min(sequence_tokens, self._count.most_tokens) - has_padding,
@@ -98,6 +98,8 @@ class LocalDecoder:
     @system_errors("computing a pass")
     def decode(self, batch: Sequence[BatchToken]) -> Logits:
         """Run a batch; see `Decoder.decode`. Ctrl-C rolls the batch back, and then raises KeyboardInterrupt."""
+        if not self._has_logits:
+            raise NotSupported("the model was opened for embeddings, which have no logits; leave out embeddings")
         self.limits.check_batch(batch)
         logits = self._rows(sum(token.wants_logits for token in batch))
         self._run(batch, logits)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import ONE_TOKEN, Driver
@@ -16,9 +15,7 @@ SHORT_CONTEXT_TOKENS = 64
 
 def map_short_pass(model: LlamaModel, shape: ContextShape) -> GraphMap:
     """Return the graph of a pass of one token of `model`, whose weights need not be there."""
-    tokens = min(shape.context_tokens, SHORT_CONTEXT_TOKENS)
-    short = replace(shape, context_tokens=tokens, micro_batch_tokens=min(shape.micro_batch_tokens, tokens))
-    driver = Driver()
+    short, driver = shape.shortened(SHORT_CONTEXT_TOKENS), Driver()
     with (
         closing(LlamaContext(model, short, driver.callback)) as context,
         closing(LocalDecoder(model, context, driver, short)) as decoder,

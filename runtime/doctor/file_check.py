@@ -14,6 +14,7 @@ from edge_run.base.findings import NOTE, OK, PROBLEM, Finding
 from edge_run.base.units import MIB, format_size
 from edge_run.devices.host.mount import IN_MEMORY, find_mount
 from edge_run.devices.host.system_files import system_text
+from edge_run.runtime.inspection.model_kind import is_encoder
 from edge_run.tiers import _libc
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.source import SourceFile
@@ -70,7 +71,8 @@ def check_model(path: Path, gguf: GgufModel, error: str) -> Finding:
     if error:
         advice = "get the file again, or one of an architecture that this llama.cpp knows"
         return Finding("model", PROBLEM, f"{text}; llama.cpp refuses it: {error}", advice)
-    return Finding("model", OK, text)
+    makes = "; an encoder: `edge-run embed` and `edge-run serve` make vectors with it" if is_encoder(gguf) else ""
+    return Finding("model", OK, f"{text}{makes}")
 
 
 def check_size(weights_bytes: int, budget_bytes: int) -> Finding:

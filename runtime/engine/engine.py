@@ -28,6 +28,7 @@ from edge_run.base.results import ExpertUse, KvSpill, MemoryUse, MeshUse, Numeri
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.driver import Driver
+from edge_run.runtime.decoding.embedder import Embedder
 from edge_run.runtime.engine.loading import Loaded, load
 from edge_run.runtime.engine.passes import Passes
 from edge_run.runtime.engine.supply import open_supply
@@ -200,6 +201,12 @@ class Engine:
     def front(self) -> Decoder:
         """The decoder that answers are generated with."""
         return self._mesh or self.decoder
+
+    @property
+    def embedder(self) -> Embedder | None:
+        """What vectors of texts are computed with; None where the model was opened to generate text."""
+        loaded = self._loaded
+        return Embedder(loaded.model, loaded.context, self.decoder, loaded.shape) if loaded.shape.pooling else None
 
     @property
     def mesh_use(self) -> MeshUse | None:

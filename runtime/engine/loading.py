@@ -104,6 +104,7 @@ class Loaded:
             repacked=", ".join(self.repacked),
             kernels=ggml.kernel_features(),
             rope_factors=rope_factors(self.prepared.gguf, self.context.context_tokens),
+            pooling=shape.pooling,
         )
 
     @property

@@ -13,6 +13,8 @@ import anyio.to_thread
 
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Generation, Piece, Plan, Progress, Stats
+from edge_run.runtime.embedding.results import Embeddings
+from edge_run.runtime.embedding.texts import Text
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.request import Message, Prompt, Turn, make_request
 from edge_run.runtime.generation.shared_passes import SharedPasses
@@ -99,6 +101,12 @@ class AsyncModel(AsyncOwner[Model]):
                 generation = piece.generation
         assert generation is not None, "a stream ends with its generation"
         return generation
+
+    async def embed(self, texts: Text | Sequence[Text], **options: Any) -> Embeddings:
+        """Return the vectors of texts, when it is the task's turn; arguments and errors as for `Model.embed`."""
+        model = self._opened
+        async with self._turn:
+            return await run_in_thread(partial(model.embed, texts, **options), self._thread, model.cancel)
 
     async def __aexit__(self, *_: object) -> None:
         # Not in turn: a generator that was left half way may hold it for ever. The thread is free between passes.

@@ -23,11 +23,11 @@ from edge_run.runtime.generation.pass_costs import pass_costs
 from edge_run.runtime.generation.report import Course, report
 from edge_run.runtime.generation.request import Turn
 from edge_run.runtime.generation.scheduled_passes import ComputedPass, ScheduledPasses
+from edge_run.runtime.llama.context_shape import UNIFIED
 from edge_run.runtime.scheduling.scheduler import PassRules, Scheduler
 from edge_run.runtime.scheduling.sequences import SequencePool
 from edge_run.runtime.scheduling.widths import PassWidths
 
-UNIFIED = "unified"
 _ALONE = Speculation(reason="answers that share their passes do not speculate")
 
 

@@ -14,17 +14,21 @@ from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.mesh import Mesh
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Generation, MeshUse, Plan, Progress, Speculation, Stats
+from edge_run.runtime.embedding.embedding import embed, embedding_shape
+from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape
+from edge_run.runtime.embedding.texts import Text, TextTokens, text_tokens
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.batch import Batch
 from edge_run.runtime.generation.chat import ChatTemplate, contents, template_cell
 from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.grammar_room import GrammarRoom
 from edge_run.runtime.generation.many import ManyAnswers, ManyStream
-from edge_run.runtime.generation.meter import Meter
+from edge_run.runtime.generation.meter import Interval, Meter
 from edge_run.runtime.generation.request import Message, Prompt, Request, make_request
 from edge_run.runtime.generation.sampling import CandidateTable
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.generation.stream import Answer, Stream
+from edge_run.runtime.inspection.model_kind import check_generates
 from edge_run.runtime.keeping.keeper import ConversationRows
 from edge_run.runtime.keeping.opening import open_keeper
 from edge_run.runtime.llama import _ggml as ggml
@@ -290,6 +294,33 @@ class Model(Closing):
         self._running = weakref.ref(stream)
         return stream
 
+    def embed(self, texts: Text | Sequence[Text], **options: Any) -> Embeddings:
+        """Return the vectors of texts; of a model that was opened for that (`embeddings`), as encoders are.
+
+        texts: one or several, each as text or as tokens; text gets the model's own first and last tokens.
+        options: `normalize`, whether vectors get length 1 (True); `truncate`, whether a text that is too long is cut
+            (False); `on_text`, which is told of each text, a `TextVectors`, when it has its vectors.
+
+        Texts share passes, as many as the model was opened for (`sequences`): then the last digits of a vector depend
+        on the texts beside it (`numerics.batching`). Opened for one, or with `exact`, each is computed alone, and its
+        vector is llama.cpp's to the bit. Raises ContextFull for a text that is too long, NotSupported where the model
+        was opened to generate text, Cancelled after `cancel`, and what `generate` raises of the drive.
+        """
+        engine = self._opened
+        self._end_running()
+        found = embed(self.path, engine, texts, **options)
+        self._meter.count(sum(found.tokens), 0, Interval())
+        return found
+
+    def text_tokens(self, texts: Text | Sequence[Text], *, truncate: bool = False) -> TextTokens:
+        """Return the tokens that `embed` computes of texts; it raises what that raises of them."""
+        return text_tokens(self._opened, texts, truncate=truncate)
+
+    @property
+    def embedding(self) -> EmbeddingShape | None:
+        """What its vectors are like; None where the model was opened to generate text."""
+        return embedding_shape(self._opened)
+
     @property
     def most_parallel(self) -> int:
         """The answers that can share a pass."""
@@ -330,6 +361,9 @@ class Model(Closing):
 
     def begin(self, request: Request) -> Continuation:
         """Return the beginning of the answer to a request. Raises what is wrong with it."""
+        if self.embedding:
+            check_generates(self._opened.gguf)
+            raise NotSupported(f"{self.path}: was opened for embeddings, not for text; leave out embeddings")
         prompt = request.prompt
         if isinstance(prompt, str):
             tokens = self.prompt_tokens(prompt)

@@ -21,7 +21,7 @@ from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.inspection.launcher import ask_child
 from edge_run.tiers.gguf import GgufModel
 
-FORMAT = 9
+FORMAT = 10
 MOST_REMEMBERED = 200
 SHAPING = (
     "context_tokens",
@@ -32,6 +32,8 @@ SHAPING = (
     "kv_type",
     "flash_attention",
     "exact",
+    "embeddings",
+    "pooling",
 )
 _HASHED_BYTES = 1 << 16
 

@@ -11,7 +11,7 @@ from edge_run.base.units import MIB, format_size, round_up
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.inspection.cache import inspect
 from edge_run.runtime.inspection.inspection import Inspection
-from edge_run.runtime.inspection.model_kind import check_kind
+from edge_run.runtime.inspection.model_kind import check_generates, check_kind
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.library import library_version
 from edge_run.tiers.gguf import GgufModel, read_gguf
@@ -46,6 +46,7 @@ class DraftFile:
         """
         gguf = read_gguf(path)
         check_kind(gguf)
+        check_generates(gguf)
         trained, wanted = trained_context_tokens(gguf), _context_tokens(config, target)
         own = ModelConfig(
             context_tokens=min(wanted, trained) if trained else wanted,

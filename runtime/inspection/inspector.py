@@ -165,8 +165,7 @@ def _short_context(
     gguf: GgufModel, model: LlamaModel, shape: ContextShape, driver: Driver, callback: Callable[[int, bool, int], bool]
 ) -> Iterator[tuple[LocalDecoder, LlamaContext]]:
     """A context that takes little memory, with as much of `shape` as decides what a pass of one token computes."""
-    tokens = min(shape.context_tokens, SHORT_CONTEXT_TOKENS)
-    short = small = replace(shape, context_tokens=tokens, micro_batch_tokens=min(shape.micro_batch_tokens, tokens))
+    short = small = shape.shortened(SHORT_CONTEXT_TOKENS)
     with contextlib.suppress(ConfigError):  # raised where the model cannot have the smallest cache
         check_kv_types(gguf, ModelConfig(kv_type=SMALL_KV_TYPE, flash_attention=shape.flash_attention))
         os.environ["LLAMA_ATTN_ROT_DISABLE"] = "1"  # of quantised caches only: it adds nodes

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge_run.base.config import WIDEST_MICRO_BATCH, ModelConfig
 from edge_run.base.units import round_up
 
+UNIFIED = "unified"  # `Numerics.batching` where sequences share passes, and cells if there are any
 CELLS_STEP = 256  # to which llama.cpp rounds up the cells of a sequence
 
 
@@ -17,6 +18,8 @@ class ContextShape:
     is_exact: logits do not depend on the width of passes.
     has_streams: each sequence has cells of its own, an equal part of all, so that logits do not depend on the others;
         the last sequence is for padding tokens.
+    pooling: how one vector is made of a text, where the context is for embeddings: then all tokens are outputs. Else
+        empty.
     """
 
     context_tokens: int
@@ -29,6 +32,7 @@ class ContextShape:
     flash_attention: str
     is_exact: bool = False
     has_streams: bool = False
+    pooling: str = ""
 
     @property
     def narrow_tokens(self) -> int:
@@ -38,12 +42,29 @@ class ContextShape:
     @property
     def verified_tokens(self) -> int:
         """Guesses that a pass verifies at most, each of which takes a cell beside those of the text."""
-        return self.narrow_tokens if self.sequences > 1 and not self.has_streams else 0
+        return self.narrow_tokens if self.sequences > 1 and not (self.has_streams or self.pooling) else 0
 
     @property
     def sequence_tokens(self) -> int:
         """Tokens of one sequence at most."""
         return self.context_tokens // self.sequences if self.has_streams else self.context_tokens
+
+    def shortened(self, tokens: int) -> ContextShape:
+        """Return this shape with a context of about so many tokens, where it is longer."""
+        tokens = min(self.context_tokens, tokens)
+        return replace(self, context_tokens=tokens, micro_batch_tokens=min(self.micro_batch_tokens, tokens)).fitted()
+
+    def fitted(self) -> ContextShape:
+        """Return this shape as llama.cpp takes it: for embeddings it wants a part of each pass for each sequence."""
+        if not self.pooling:
+            return self
+        width = round_up(self.micro_batch_tokens, self.sequences)
+        return replace(
+            self,
+            micro_batch_tokens=width,
+            context_tokens=max(self.context_tokens, width),
+            outputs_per_pass=max(self.outputs_per_pass, width),
+        )
 
 
 def wants_streams(config: ModelConfig) -> bool:
@@ -76,4 +97,5 @@ def context_shape(config: ModelConfig, trained_context_tokens: int, threads: int
         flash_attention=config.flash_attention,
         is_exact=config.exact,
         has_streams=has_streams,
-    )
+        pooling=config.pooling if config.embeddings else "",
+    ).fitted()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.closing import Closing
+from edge_run.base.config import POOLING
 from edge_run.base.errors import BudgetError, EdgeRunError, KernelError, ModelFileError, NotSupported
 from edge_run.base.units import MIB
 from edge_run.runtime.llama import _ggml as ggml
@@ -137,6 +138,8 @@ class LlamaModel(Closing):
         self.is_recurrent: bool = L.llama_model_is_recurrent(self.handle) or L.llama_model_is_hybrid(self.handle)
         self.has_encoder: bool = L.llama_model_has_encoder(self.handle)
         self.has_decoder: bool = L.llama_model_has_decoder(self.handle)
+        self.embedding_width: int = L.llama_model_n_embd_out(self.handle)
+        self.n_scores: int = L.llama_model_n_cls_out(self.handle)
 
     def metadata(self, key: str) -> str | None:
         """Return a metadata value as text, None when the file has none."""
@@ -203,6 +206,8 @@ class LlamaContext:
         params.n_threads = params.n_threads_batch = shape.threads
         params.type_k, params.type_v = ggml.TYPE_IDS[shape.kv_type_k], ggml.TYPE_IDS[shape.kv_type_v]
         params.flash_attn_type = ggml.FLASH_ATTENTION[shape.flash_attention]
+        if shape.pooling:
+            params.embeddings, params.pooling_type = True, POOLING.index(shape.pooling) - 1
         placement = model.placement
         params.no_perf, params.offload_kqv = True, placement is not None
         params.op_offload = placement is not None and placement.copies_weights and may_copy_weights
@@ -245,6 +250,8 @@ class LlamaContext:
         gpu = placement.gpu_name if placement else ""
         self.gpu_kv_bytes, _ = lines.sizes(_CACHE_PART, gpu)
         self.gpu_buffer_bytes, self.buffer_bytes = lines.sizes(_BUFFER, gpu)
+        if shape.pooling and self.buffer_bytes:
+            self.buffer_bytes += _outputs_bytes(model, width) - _outputs_bytes(model, shape.sequences)
         self.kv_bytes = sum(size for size, _ in self.caches) - self.gpu_kv_bytes
         self.untouched_bytes = min(caches.size_bytes, self.kv_bytes)
         self.sparse_caches: Sequence[tuple[int, int]] = caches.ranges
@@ -282,6 +289,14 @@ class LlamaContext:
             self.handle = None
         if self._pool:
             self._pool.close()
+
+
+def _outputs_bytes(model: LlamaModel, tokens: int) -> int:
+    """Return what llama.cpp keeps of the outputs of a pass for embeddings, which it allocates at the first such pass.
+
+    Room for logits is part of it, whether there are any or not.
+    """
+    return 4 * tokens * (model.vocabulary + model.embedding_width)
 
 
 @contextlib.contextmanager

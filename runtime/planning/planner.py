@@ -97,7 +97,7 @@ class Planner:
             return terms
         shape = context_shape(self.config, known.trained_context_tokens, self.threads)
         output_bytes = 4 * known.vocabulary * shape.outputs_per_pass
-        idle = idle_bytes(known.buffer_bytes - output_bytes, known.narrow_bytes)
+        idle = 0 if shape.pooling else idle_bytes(known.buffer_bytes - output_bytes, known.narrow_bytes)
         cells = known.cells if known.cell_bytes >= LEAST_SPARSE_BYTES and not shape.has_streams else None
         draft_cells = self._prepared.draft.cells if self._prepared.draft else None
         lent = replace(terms, cells=cells, draft_cells=draft_cells, idle_bytes=idle)
@@ -215,6 +215,8 @@ class Planner:
         fresh_bytes = max(0, plan.kv_bytes - (self.known.cell_bytes if self._terms.cells else 0))
         load_s = self.known.load_s + len(self.known.graph) * OPENING_S_PER_NODE + fresh_bytes / CLEARED_BYTES_PER_S
         times = self.times(plan, profile)
+        expected = forecast(times, prompt_tokens, self.known.micro_batch_tokens, load_s)
+        if self.config.embeddings:  # no token is made
+            return replace(plan, forecast=replace(expected, decode_tokens_per_s=0.0))
         points = tuple(self._timed_point(plan, point, profile) for point in plan.by_context)
-        plan = replace(plan, by_context=points)
-        return replace(plan, forecast=forecast(times, prompt_tokens, self.known.micro_batch_tokens, load_s))
+        return replace(plan, by_context=points, forecast=expected)

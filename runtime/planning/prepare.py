@@ -24,6 +24,7 @@ from edge_run.runtime.inspection.model_kind import check_kind
 from edge_run.runtime.llama.backend_choice import is_library_known, why_not_ours
 from edge_run.runtime.llama.context_shape import wants_streams
 from edge_run.runtime.llama.library import library_version
+from edge_run.runtime.planning.embedding_shape import embedding_config
 from edge_run.runtime.planning.micro_batch import choose
 from edge_run.runtime.planning.packed_choice import choose_packed
 from edge_run.runtime.planning.planner import Planner
@@ -61,13 +62,16 @@ def prepare(
     BudgetError.
     """
     check_kind(gguf)
-    check_kv_types(gguf, config)
     promised_bytes = (ledger or Ledger()).promised_bytes
+    config = embedding_config(config, gguf, lambda: int(config.memory or default_budget_bytes(promised_bytes)))
+    check_kv_types(gguf, config)
     if not config.micro_batch_tokens and (is_slice or config.gpu_memory != 0):  # a GPU has buffers of another kind
         config = replace(config, micro_batch_tokens=WIDEST_MICRO_BATCH)
     opening = _Opening(gguf, promised_bytes, is_opened=is_opened, is_slice=is_slice)
     if is_slice and config.repack == "on":
         raise NotSupported("repack on: weights that devices share are not repacked; leave out --repack or --mesh")
+    if is_slice and config.embeddings:
+        raise NotSupported("embeddings: devices of a mesh make text; leave out --mesh")
     if is_slice and config.spills_kv:
         raise NotSupported("kv spill: devices of a mesh keep keys and values in memory; leave out --kv-spill or --mesh")
     has_width = bool(config.micro_batch_tokens)

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edge_run.base.errors import EdgeRunError
 from edge_run.runtime.server.access import Access, digest, given_key
 from edge_run.runtime.server.answers import WHOSE, json_response
-from edge_run.runtime.server.apis import anthropic_messages, llama_server, ollama
+from edge_run.runtime.server.apis import anthropic_messages, embeddings, llama_server, ollama
 from edge_run.runtime.server.apis.openai_chat import chat_completions
 from edge_run.runtime.server.apis.openai_completions import completions, model_document
 from edge_run.runtime.server.apis.responses import responses
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 def make_app(service: Service, access: Access, has_metrics: bool = False) -> Guard:
     """Return the application that serves a model to those who may ask."""
-    posts: dict[str, Handler] = {
+    texts: dict[str, Handler] = {
         "/v1/chat/completions": chat_completions,
         "/v1/completions": completions,
         "/v1/responses": responses,
@@ -51,11 +51,26 @@ def make_app(service: Service, access: Access, has_metrics: bool = False) -> Gua
         "/v1/messages/count_tokens": anthropic_messages.count_tokens,
         "/api/chat": ollama.ollama_chat,
         "/api/generate": ollama.ollama_generate,
-        "/api/show": ollama.show,
         "/completion": llama_server.completion,
+        "/apply-template": llama_server.apply_template,
+    }
+    vectors: dict[str, Handler] = {
+        "/v1/embeddings": embeddings.embeddings,
+        "/api/embed": embeddings.ollama_embed,
+        "/api/embeddings": embeddings.ollama_embeddings,
+        "/embedding": embeddings.native_embeddings,
+        "/embeddings": embeddings.native_embeddings,
+    }
+    if service.model.embedding:
+        texts = dict.fromkeys(texts, embeddings.no_text)
+    else:
+        vectors = dict.fromkeys(vectors, embeddings.no_embeddings)
+    posts: dict[str, Handler] = {
+        **texts,
+        **vectors,
+        "/api/show": ollama.show,
         "/tokenize": llama_server.tokenize,
         "/detokenize": llama_server.detokenize,
-        "/apply-template": llama_server.apply_template,
     }
     gets: dict[str, Handler] = {
         "/health": health,

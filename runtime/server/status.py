@@ -42,6 +42,7 @@ def status_document(service: Service) -> dict[str, Any]:
             "context_tokens": model.context_tokens,
             "trained_context_tokens": model.trained_context_tokens,
             "has_chat_template": model.has_chat_template,
+            "embedding": dataclasses.asdict(shape) if (shape := model.embedding) else None,
         },
         "sampling": {
             **{name: getattr(service.sampling, name) for name in _SAMPLING},

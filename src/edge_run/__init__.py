@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from edge_run.base.replay import Recording, Replay
     from edge_run.base.results import Forecast, Generation, Piece, Plan, Progress, Stats, to_json
     from edge_run.prefetch.replay import replay
+    from edge_run.runtime.embedding.results import Embeddings
     from edge_run.runtime.generation.async_model import AsyncModel
     from edge_run.runtime.generation.model import Model
     from edge_run.runtime.generation.request import Request, Turn
@@ -46,6 +47,7 @@ _HOME = {
     "Model": "edge_run.runtime.generation.model",
     "AsyncModel": "edge_run.runtime.generation.async_model",
     **dict.fromkeys(("Request", "Turn"), "edge_run.runtime.generation.request"),
+    "Embeddings": "edge_run.runtime.embedding.results",
     "SplitModel": "edge_run.runtime.split.model",
     "AsyncSplitModel": "edge_run.runtime.split.async_model",
     "inflate": "edge_run.runtime.tools.inflate",
@@ -80,6 +82,7 @@ __all__ = [
     "DeviceLost",
     "DeviceProfile",
     "EdgeRunError",
+    "Embeddings",
     "Forecast",
     "Generation",
     "KernelError",

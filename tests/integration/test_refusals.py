@@ -98,7 +98,7 @@ def write(path: Path, architecture: str, kind: str = "") -> Path:
         ("llama", "adapter", "an adapter.*give the model that it belongs to, or merge the two"),
         ("controlvector", "", "a control vector"),
         ("imatrix", "imatrix", "an importance matrix"),
-        ("bert", "", "an encoder, which makes embeddings and no text; give a model that generates text"),
+        ("bert", "", "an encoder, which makes embeddings and no text; use `edge-run embed`, or give a model"),
         ("gemma-embedding", "model", "an encoder"),
         ("t5", "", "a model with an encoder"),
         ("eagle3", "", "the draft of another model"),
@@ -109,7 +109,7 @@ def test_files_that_are_no_models_to_run(refused, tmp_path: Path, architecture: 
     path = write(tmp_path / "odd.gguf", architecture, kind)
     assert refused(NotSupported.exit_code, message, path.name).startswith("edge-run: odd.gguf: ")
     with pytest.raises(NotSupported, match=message):
-        Model(path, cache_folder=tmp_path)
+        Model(path, cache_folder=tmp_path, embeddings=False)
 
 
 def test_a_vocabulary_without_weights(refused, llama: Path, tmp_path: Path) -> None:

@@ -202,6 +202,12 @@ def test_errors_are_as_openai_says_them(client: openai.OpenAI, http: httpx.Clien
     assert http.get("/v1/completions").status_code == 405
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embedding", "/api/embed"])
+def test_a_model_for_text_makes_no_embeddings(http: httpx.Client, path: str) -> None:
+    refused = http.post(path, json={"input": "x"})
+    assert (refused.status_code, "serve it with --embeddings" in refused.text) == (400, True)
+
+
 def test_how_likely_tokens_were(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "any", "messages": MESSAGES, "max_tokens": 6, "temperature": 0, "logprobs": True}
     whole = client.chat.completions.create(**asked, top_logprobs=2)

@@ -20,6 +20,7 @@ from edge_run.cli.shared.config_file import read_config_file
 from edge_run.cli.shared.options import SETTINGS
 from edge_run.cli.shared.setting import ENVIRONMENT_PREFIX, Setting
 from edge_run.cli.shared.settings_command import CommandGroup
+from edge_run.runtime.embedding import results as embedding
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.generation.stream import Stream
@@ -112,7 +113,7 @@ def dataclasses_of(module: ModuleType) -> list[type]:
 
 RESULTS = [
     kind
-    for module in (results, findings, profile, bench, replay, split, mesh_status)
+    for module in (results, embedding, findings, profile, bench, replay, split, mesh_status)
     for kind in dataclasses_of(module)
 ]
 

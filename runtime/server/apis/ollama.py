@@ -172,10 +172,12 @@ async def show(service: Service, request: Request) -> Response:
     await service.read(request, OllamaRequest)
     model = service.model
     architecture = model.metadata("general.architecture") or ""
-    capabilities = ["completion", *(["tools"] if model.has_chat_template else [])]
-    if THINK in model.chat_template:
-        capabilities.append("thinking")
     info = {"general.architecture": architecture, f"{architecture}.context_length": model.context_tokens}
+    if shape := model.embedding:
+        capabilities, info[f"{architecture}.embedding_length"] = ["embedding"], shape.width
+    else:
+        capabilities = ["completion", *(["tools"] if model.has_chat_template else [])]
+        capabilities += ["thinking"] if THINK in model.chat_template else []
     return json_response(
         {
             "modelfile": "",

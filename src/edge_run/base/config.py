@@ -27,12 +27,14 @@ PROMPT_CACHE_ON, PROMPT_CACHE_OFF = "on", "off"
 KV_SPILL_ON, KV_SPILL_OFF = "on", "off"
 PROMPT_CACHE_BYTES = 4 * GIB
 SPECULATE = ("auto", "off", "ngram", "draft")
+POOLING = ("auto", "none", "mean", "cls", "last", "rank")  # after `auto` in the order of llama.cpp's numbers
 _CHOICES = {
     "backend": BACKENDS,
     "flash_attention": FLASH_ATTENTION,
     "expert_policy": EXPERT_POLICIES,
     "expert_prefetch": EXPERT_PREFETCH,
     "mesh_activations": MESH_ACTIVATIONS,
+    "pooling": POOLING,
     "repack": REPACK,
     "speculate": SPECULATE,
 }
@@ -60,6 +62,8 @@ def _require(is_ok: bool, message: str) -> None:
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """How a model is opened. Everything that changes the numbers is part of the numerics key.
+
+    It is over 200 lines because all that a model can be asked for is named and checked in one place.
 
     memory: budget for the whole process, bytes or text (`4GiB`); None is what is available less a margin.
     gpu_memory: budget of a GPU's memory, for weights, keys and values, and buffers there; 0 leaves it out, as long as
@@ -103,6 +107,11 @@ class ModelConfig:
         for tests.
     mesh_activations: the form of activations between devices of a mesh: `exact`, or `compact`, which rounds them to
         8 bits a number where that saves time on a slow link, so that tokens may differ from those of one device.
+    embeddings: whether the model is opened for the vectors of texts (`Model.embed`) and not to generate text; None is
+        where its file is made for that: an encoder, or a file that names a pooling.
+    pooling: how one vector is made of those of a text's tokens: `mean`, `cls` (the first), `last`; `none` keeps one for
+        each token, `rank` gives a reranker's scores; `auto` is what the file says, else `mean` for an encoder, and
+        `last` for other models.
     """
 
     memory: int | str | None = None
@@ -133,6 +142,8 @@ class ModelConfig:
     mesh_activations: str = "exact"
     repack: str = "auto"
     chunk_bytes: int = CHUNK_BYTES
+    embeddings: bool | None = None
+    pooling: str = "auto"
 
     def __post_init__(self) -> None:
         if self.memory is not None:

@@ -29,8 +29,8 @@ class Numerics:
     gpu: which one, and what of the model it computes; empty where there is none.
     use_extra_bufts: whether llama.cpp's own loader repacks all weights that it has kernels for.
     repacked: the kinds of weights that edge-run repacked. rope_factors: `short` or `long`, of a model that has both.
-    kernels: what of the processor llama.cpp's kernels use: others sum in another order.
-    batching: `unified` where what else is computed may change a logit's last digits, in passes shared by answers.
+    kernels: what of the processor llama.cpp's kernels use: others sum in another order. pooling: of embeddings.
+    batching: `unified` where what else is computed may change last digits, in passes shared by answers or texts.
     """
 
     library: str
@@ -48,6 +48,7 @@ class Numerics:
     rope_factors: str = ""
     batching: str = ""
     kernels: str = ""
+    pooling: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ class Forecast:
     """How fast a plan will run on a device that was measured, for a prompt of `prompt_tokens` tokens.
 
     load_s: until the model is open. first_token_s: from the first prompt to the first token, in which the model is read
-    for the first time. prefill_tokens_per_s: of any later prompt. limit: what decides the speed of decoding, `disk` or
-    `compute`.
+    for the first time. prefill_tokens_per_s: of any later prompt. decode_tokens_per_s: 0 of a model for embeddings.
+    limit: what decides the speed of decoding, `disk` or `compute`.
     """
 
     prompt_tokens: int
@@ -234,8 +235,7 @@ class ExpertUse:
 
     tokens: the passes of one token.
     hit_rate: the share of the bytes used by tokens that was in memory.
-    prefetched_bytes: the bytes read before a layer asked for them.
-    unused_bytes: those of them that were evicted before they were used.
+    prefetched_bytes: the bytes read before a layer asked for them; unused_bytes: those evicted before their use.
     tunables, decisions: the settings found so far, and the comparisons that were decided.
     """
 

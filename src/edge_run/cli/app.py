@@ -19,7 +19,7 @@ from edge_run.cli.shared.terminal import Terminal
 
 NAME = "edge-run"
 _SINGLE = (
-    *("run", "chat", "sessions", "serve", "batch", "plan", "demo", "inflate", "pack"),
+    *("run", "chat", "sessions", "serve", "batch", "embed", "plan", "demo", "inflate", "pack"),
     *("doctor", "probe", "bench", "trace", "replay"),
 )
 _GROUPS = ("split", "mesh")

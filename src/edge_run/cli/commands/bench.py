@@ -55,7 +55,7 @@ def bench(context: click.Context, /, model_file: Path, plot: Path | None, **give
     the same tokens.
     """
     terminal: Terminal = context.obj
-    config = model_config(context, given)
+    config = model_config(context, given, embeddings=False)
     report(context, terminal, config)
     from edge_run.runtime.bench.bench import Bencher, Task
 

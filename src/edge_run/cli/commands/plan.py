@@ -100,10 +100,15 @@ def _what(gguf: GgufModel) -> str:
 
 
 def _paragraphs(plan: Plan, planned: Planner, columns: int | None, profile: DeviceProfile | None) -> Iterator[str]:
-    yield f"{_what(planned.gguf)}; {describe_context(plan)}\n"
+    makes = f"embeddings (pooling {planned.config.pooling}), " if planned.config.embeddings else ""
+    yield f"{_what(planned.gguf)}; {makes}{describe_context(plan)}\n"
     yield f"{forecasts.headline(plan)}\n{describe_items(plan, columns)}\n"
     if plan.repacked:
         yield f"{forecasts.repacked(plan)}\n"
+    if planned.config.embeddings:
+        if plan.forecast:
+            yield f"{forecasts.describe_texts(plan, columns)}\n"
+        return
     if plan.by_context:
         yield f"{forecasts.by_context(plan)}\n"
     if plan.gpu:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 import edge_run
+from edge_run.base.config import POOLING
 from edge_run.base.errors import ConfigError
 from edge_run.base.extras import SERVE, need
 from edge_run.base.files import read_text_file
@@ -71,8 +72,20 @@ _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
             ["--parallel"],
             type=click.IntRange(1, 256),
             metavar="N",
-            help="Answers that share a pass at most.  "
+            help="Answers, or texts, that share a pass at most.  "
             f"[default: {PARALLEL}, or 1 where guesses are made, on a mesh or with --kv-spill]",
+        ),
+        click.Option(
+            ["--embeddings/--no-embeddings"],
+            default=None,
+            help="Serve the vectors of texts instead of answers.  [default: where the file is made for that, as an "
+            "encoder]",
+        ),
+        click.Option(
+            ["--pooling"],
+            type=click.Choice(POOLING),
+            default=POOLING[0],
+            help="How one vector is made of a text's tokens, as of embed.  [default: auto]",
         ),
         click.Option(
             ["--drain"],
@@ -104,7 +117,12 @@ def serve(context: click.Context, /, model_file: Path, host: str, port: int, **g
 
     terminal: Terminal = context.obj
     settings = resolve(context, {**{s.name: None for s in SETTINGS}, **given, "model_file": model_file})
-    config = dataclasses.replace(settings.config, sequences=given["parallel"] or _usual_parallel(settings))
+    config = dataclasses.replace(
+        settings.config,
+        sequences=given["parallel"] or _usual_parallel(settings),
+        embeddings=given["embeddings"],
+        pooling=given["pooling"],
+    )
     _check_certificate(given["tls_cert"], given["tls_key"])
     report(context, terminal, config, settings.sampling)
     with bind(host, port) as bound:

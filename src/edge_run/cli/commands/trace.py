@@ -46,7 +46,7 @@ def trace(context: click.Context, /, model_file: Path, output: Path, tokens: int
     from edge_run.runtime.tools.tracing import trace as record
 
     terminal: Terminal = context.obj
-    config = model_config(context, given)
+    config = model_config(context, given, embeddings=False)
     report(context, terminal, config)
     prompt = given["prompt"] if given["file"] is None else read_prompt(given["file"])
     if prompt is None and not terminal.can_ask:

@@ -49,6 +49,20 @@ def describe(plan: Plan, micro_batch_tokens: int, columns: int | None) -> str:
     return "\n".join(["Expected on this device:", *with_reasons(rows, columns)])
 
 
+def describe_texts(plan: Plan, columns: int | None) -> str:
+    """Return the same of a model that makes vectors of texts."""
+    forecast = plan.forecast
+    assert forecast is not None
+    tokens, passes = forecast.prompt_tokens, -(-forecast.prompt_tokens // plan.micro_batch_tokens)
+    first = f"texts of {tokens:,} tokens in {passes} pass{'es' if passes > 1 else ''}; these read the whole model"
+    rows = [
+        ("opening", _seconds(forecast.load_s), "header, vocabulary and an empty context"),
+        ("first texts", _seconds(forecast.first_token_s), first),
+        ("texts", format_rate(forecast.prefill_tokens_per_s), "of others, when the model has been read"),
+    ]
+    return "\n".join(["Expected on this device:", *with_reasons(rows, columns)])
+
+
 def by_context(plan: Plan) -> str:
     """Return what is held and read while the context fills, one line for each length; empty where nothing changes."""
     if not plan.by_context:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from edge_run.base.results import (
     ExpertUse,
     Generation,
@@ -16,6 +18,9 @@ from edge_run.base.results import (
 )
 from edge_run.base.units import format_count, format_rate, format_size
 from edge_run.cli.shared.tables import with_reasons
+
+if TYPE_CHECKING:
+    from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape
 
 
 def describe_plan(name: str, plan: Plan) -> str:
@@ -32,6 +37,34 @@ def describe_plan(name: str, plan: Plan) -> str:
     if plan.mode == "resident":
         return f"{model}: fits {format_size(plan.budget_bytes)}, all of it stays in memory; {context}"
     return f"{model}: with llama.cpp's own loader, no budget is kept; {context}"
+
+
+def describe_embedding(name: str, plan: Plan, shape: EmbeddingShape) -> str:
+    """Return what was decided about the model file `name`, which makes vectors of texts, as a sentence."""
+    model = f"{name}, {format_size(plan.model_bytes)}"
+    texts = (
+        f"texts of up to {shape.longest_text_tokens:,} tokens, {shape.width:,} numbers each (pooling {shape.pooling})"
+    )
+    if plan.mode == "streamed":
+        return (
+            f"{model}: streamed inside {format_size(plan.budget_bytes)}: {format_size(plan.pinned_bytes)} pinned, a "
+            f"window of {format_size(plan.window_bytes)}, {format_size(plan.streamed_bytes_per_batch)} read per pass; "
+            f"{texts}, pooling {shape.pooling}"
+        )
+    where = f"fits {format_size(plan.budget_bytes)}" if plan.mode == "resident" else "with llama.cpp's own loader"
+    return f"{model}: {where}; {texts}, pooling {shape.pooling}"
+
+
+def describe_embeddings(found: Embeddings, load_s: float) -> str:
+    """Return what the vectors of texts cost."""
+    texts, tokens = format_count(len(found.tokens), "text"), sum(found.tokens)
+    passes = f"{found.passes:,} pass" + "es" * (found.passes > 1)
+    speed = format_rate(tokens / found.wall_s) if found.wall_s else ""
+    budget = f" of {format_size(found.memory.budget_bytes)}" if found.plan.mode != "llama.cpp" else ""
+    return (
+        f"{texts}, {tokens:,} tokens at {speed} in {passes}; read {format_size(found.bytes_read)}; memory at most "
+        f"{format_size(found.memory.peak_bytes)}{budget}; opened in {load_s:.2f} s"
+    )
 
 
 def describe_context(plan: Plan) -> str:

@@ -57,7 +57,7 @@ def resolve(context: click.Context, given: Mapping[str, Any]) -> RunSettings:
         raise ConfigError(f"tokens to predict {n_predict}: must be -1 (until the model ends) or more", found=n_predict)
     return RunSettings(
         model=_model(values),
-        config=model_config(context, values),
+        config=model_config(context, values, embeddings=False),
         sampling=_sampling(values),
         prompt=values["prompt"] if values["file"] is None else read_prompt(values["file"]),
         is_chat=values["conversation"],

@@ -29,7 +29,8 @@ def anyio_backend() -> str:
 @pytest.fixture
 def http() -> httpx.AsyncClient:
     """A client of a server with a key, which the client does not have."""
-    service: Any = SimpleNamespace(admission=SimpleNamespace(is_closed=False))
+    model = SimpleNamespace(embedding=None)
+    service: Any = SimpleNamespace(admission=SimpleNamespace(is_closed=False), model=model)
     app: Any = make_app(service, access_for("localhost", "127.0.0.1", keys=["a-key-of-eight"]))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:8080")
 

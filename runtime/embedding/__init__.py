@@ -1,0 +1,1 @@
+"""Vectors of texts: what is computed together, and what comes of it."""

@@ -1,0 +1,73 @@
+"""What comes of embedding texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from edge_run.base.results import Backend, MemoryUse, Numerics, Plan
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Vectors: TypeAlias = "npt.NDArray[np.float32]"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingShape:
+    """What the vectors of a model are like.
+
+    pooling: how one is made of a text. width: its numbers. longest_text_tokens: the longest text that has one.
+    """
+
+    pooling: str
+    width: int
+    longest_text_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextVectors:
+    """What comes of one text.
+
+    number: of the text, from 0. vectors: `(rows, width)`, float32: one, or with pooling `none` one for each token.
+    tokens: those that were computed. is_truncated: whether the text was cut.
+    """
+
+    number: int
+    vectors: Vectors
+    tokens: int
+    is_truncated: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embeddings:
+    """The vectors of texts, and what they cost.
+
+    vectors: `(rows, width)`, float32: a row for each text; with pooling `none` one for each token, text after text.
+    tokens: of each text, those that were computed.
+    truncated: the numbers of the texts that were cut, from 0.
+    pooling: how one vector was made of a text; `rank` gives a reranker's scores.
+    is_normalized: whether the vectors have length 1.
+    passes: how often the model was computed. wall_s, bytes_read: what all took.
+    """
+
+    vectors: Vectors
+    tokens: tuple[int, ...]
+    truncated: tuple[int, ...]
+    pooling: str
+    is_normalized: bool
+    passes: int
+    wall_s: float
+    bytes_read: int
+    memory: MemoryUse
+    numerics: Numerics
+    plan: Plan
+    backend: Backend
+
+    def of(self, number: int) -> Vectors:
+        """Return the vectors of text `number`, `(rows, width)`: one, or with pooling `none` one for each token."""
+        if self.pooling != "none":
+            return self.vectors[number : number + 1]
+        start = sum(self.tokens[:number])
+        return self.vectors[start : start + self.tokens[number]]

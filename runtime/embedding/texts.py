@@ -1,0 +1,80 @@
+"""Texts to the tokens that a model for embeddings gets: how many at most, and what of a longer text is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from edge_run.base.errors import ConfigError, ContextFull
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.llama._ggml import L
+from edge_run.runtime.llama.prompt_text import CLEARLY, refuse_what_is_too_long
+from edge_run.runtime.planning.embedding_shape import can_be_cut
+
+Text = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TextTokens:
+    """Texts as they are computed. tokens: of each. truncated: the numbers of those that were cut, from 0."""
+
+    tokens: list[list[int]]
+    truncated: tuple[int, ...]
+
+
+def most_tokens(engine: Engine) -> int:
+    """Return the longest text that has a vector: where it cannot be cut into passes, one pass."""
+    context_tokens = engine.decoder.capabilities.context_tokens
+    if can_be_cut(engine.gguf, engine.shape.pooling):
+        return context_tokens
+    return min(context_tokens, engine.config.context_tokens or context_tokens)
+
+
+def text_tokens(engine: Engine, texts: Text | Sequence[Text], *, truncate: bool = False) -> TextTokens:
+    """Return the tokens of texts, each as text or as tokens; see `Model.embed`. Computes nothing.
+
+    Raises ConfigError for what is no text, and ContextFull for one that is too long and is not to be truncated.
+    """
+    if not texts and not isinstance(texts, str):
+        raise ConfigError("texts: there are none; give at least one")
+    is_one = isinstance(texts, str) or isinstance(texts[0], int)
+    several = cast("Sequence[Text]", [texts] if is_one else texts)
+    most, rows, truncated = most_tokens(engine), list[list[int]](), list[int]()
+    for number, text in enumerate(several):
+        tokens = _tokens(engine, f"text {number + 1}", text, most, truncate=truncate)
+        if len(tokens) > most:
+            truncated.append(number)
+            tokens = _cut(engine, tokens, most)
+        rows.append(tokens)
+    return TextTokens(rows, tuple(truncated))
+
+
+def _tokens(engine: Engine, what: str, text: Text, most: int, *, truncate: bool) -> list[int]:
+    """Return all tokens of a text, called `what` in errors, which is too long only if it may be cut."""
+    model = engine.model
+    if isinstance(text, str):
+        if not truncate:
+            refuse_what_is_too_long(model, text, most, CLEARLY)
+        tokens = model.tokenize(text, add_special=True, parse_special=False)
+    else:
+        tokens = list(text)
+        if outside := [token for token in tokens if not 0 <= token < model.vocabulary]:
+            raise ConfigError(f"{what}: token {outside[0]} is outside the vocabulary of {model.vocabulary}")
+    if not tokens:
+        raise ConfigError(f"{what}: is empty; give at least one token")
+    if len(tokens) > most and not truncate:
+        raise ContextFull(
+            f"{what}: has {len(tokens):,} tokens, and the longest that has a vector here has {most:,}; shorten it, "
+            "have it cut (truncate), or give more context with -c",
+            prompt_tokens=len(tokens),
+            context_tokens=most,
+        )
+    return tokens
+
+
+def _cut(engine: Engine, tokens: list[int], most: int) -> list[int]:
+    """Return the first tokens of a text, and the end that the vocabulary adds to every text."""
+    added = engine.model.tokenize("", add_special=True, parse_special=False)
+    is_added = len(added) > L.llama_vocab_get_add_bos(engine.model.vocab) and tokens[-1] == added[-1]
+    return [*tokens[: most - 1], tokens[-1]] if is_added else tokens[:most]

@@ -1,0 +1,184 @@
+"""Vectors of texts: llama.cpp's to the bit, resident and streamed; what is refused, and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+
+from edge_run import AsyncModel, Model, plan
+from edge_run.base.errors import ConfigError, ContextFull, NotSupported
+from edge_run.runtime.embedding.embedding import normalized, shared
+from edge_run.runtime.embedding.results import EmbeddingShape
+from edge_run.runtime.engine.engine import Engine
+from small_engines import open_engine, streaming_engine
+from stock_embeddings import stock_vectors
+from tiny_models import N_VOCAB, make_model, silence_llama_logs
+
+WIDTH = 64
+TEXTS = [np.random.default_rng(n).integers(1, N_VOCAB, n).tolist() for n in (1, 40, 7, WIDTH, 40)]
+OPTIONS = {"context_tokens": WIDTH, "micro_batch_tokens": WIDTH}
+LONGEST = {"context_tokens": WIDTH, "threads": 1, "check_file": False}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet() -> None:
+    silence_llama_logs()
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    return make_model("bert", tmp_path)
+
+
+@pytest.fixture
+def opened(bert: Path) -> Iterator[Model]:
+    with Model(bert, **LONGEST) as model:
+        yield model
+
+
+def vectors(engine: Engine) -> np.ndarray:
+    """The vectors of TEXTS, each alone."""
+    assert engine.embedder is not None
+    return np.concatenate([engine.embedder.embed([text]) for text in TEXTS])
+
+
+@pytest.mark.parametrize(
+    "name", ["bert", "bert-rank", "gemma-embedding", "jina-bert-v2", "modern-bert", "nomic-bert", "qwen3-embedding"]
+)
+def test_vectors_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    """Read as a whole and streamed; nothing of a text is left for the next one."""
+    path = make_model(name, tmp_path)
+    wanted = stock_vectors(path, TEXTS, WIDTH)
+    with open_engine(path, memory="1GiB", **OPTIONS) as engine:
+        assert engine.plan.mode == "resident"
+        assert np.array_equal(vectors(engine), wanted)
+    with streaming_engine(path, **OPTIONS) as engine:
+        assert 2 * engine.plan.streamed_bytes_per_pass > engine.plan.model_bytes
+        assert np.array_equal(vectors(engine), wanted)
+        assert engine.memory_use.peak_bytes <= engine.budget_bytes
+    assert np.ptp(wanted) > 0.1
+
+
+@pytest.mark.parametrize(("pooling", "number"), [("none", 0), ("mean", 1), ("last", 3)])
+def test_any_decoder_has_vectors(pooling: str, number: int, tmp_path: Path) -> None:
+    """Of a text that is longer than a pass too, where the last token alone is looked at."""
+    path, width = make_model("qwen2", tmp_path), 16 if pooling == "last" else WIDTH
+    wanted = stock_vectors(path, TEXTS, WIDTH, pooling=number, pass_tokens=width)
+    options = {"context_tokens": WIDTH, "micro_batch_tokens": width, "pooling": pooling, "outputs_per_pass": 1}
+    with streaming_engine(path, **options) as engine:
+        assert np.array_equal(vectors(engine), wanted)
+    assert engine.numerics.pooling == pooling
+
+
+@pytest.mark.parametrize("name", ["nomic-bert", "qwen3-embedding"])
+def test_texts_that_share_a_pass(name: str, tmp_path: Path) -> None:
+    """They get the bits that llama.cpp gives them together, and with `exact` those of each alone."""
+    path = make_model(name, tmp_path)
+    options = {**LONGEST, "micro_batch_tokens": WIDTH, "threads": 1}
+    texts = [TEXTS[2], TEXTS[0], TEXTS[2]]
+    with Model(path, **options, sequences=3) as model:
+        together = model.embed(texts, normalize=False)
+    assert np.array_equal(together.vectors, stock_vectors(path, texts, WIDTH, sequences=3))
+    assert (together.passes, together.numerics.batching) == (1, "unified")
+    with Model(path, **options, sequences=3, exact=True) as model:
+        alone = model.embed(texts, normalize=False)
+    assert np.array_equal(alone.vectors, stock_vectors(path, texts, WIDTH, flash_attention=0))
+    assert (alone.passes, alone.numerics.batching) == (3, "")
+    assert np.allclose(together.vectors, alone.vectors, atol=0.1)
+
+
+def test_texts_share_passes_in_their_order() -> None:
+    lengths = [3, 4, 2, 9, 1, 1, 1, 1]
+    texts = [[number] * length for number, length in enumerate(lengths)]
+    passes = [[text[0] for text in together] for together in shared(texts, 3, 9)]
+    assert passes == [[0, 1, 2], [3], [4, 5, 6], [7]]
+
+
+def test_lengths_of_one() -> None:
+    rows = np.array([[3.0, 4.0], [0.0, 0.0], [-1e-20, 0.0]], np.float32)
+    assert np.array_equal(normalized(rows)[:2], np.array([[0.6, 0.8], [0, 0]], np.float32))
+    assert not np.isnan(normalized(rows)).any()
+
+
+def test_a_model_gives_vectors_with_what_they_cost(opened: Model) -> None:
+    found = opened.embed(["one text", TEXTS[1]])
+    assert found.vectors.shape == (2, 256)
+    assert np.allclose(np.linalg.norm(found.vectors, axis=1), 1)
+    assert found.tokens == (len(opened.tokenize("one text")), 40)
+    assert (found.pooling, found.is_normalized, found.passes, found.truncated) == ("cls", True, 2, ())
+    assert found.bytes_read > 0
+    assert np.array_equal(found.of(1), found.vectors[1:])
+    assert np.array_equal(opened.embed(TEXTS[1]).vectors, found.of(1))
+    assert opened.stats.prompt_tokens == sum(found.tokens) + 40
+
+
+def test_texts_that_are_too_long(opened: Model) -> None:
+    assert opened.embedding == EmbeddingShape("cls", 256, WIDTH)
+    long = [*TEXTS[3], 5]
+    with pytest.raises(ContextFull, match=r"text 2: has 65 tokens, .* has 64; shorten it") as refused:
+        opened.embed([TEXTS[0], long])
+    assert (refused.value.prompt_tokens, refused.value.context_tokens) == (65, WIDTH)
+    cut = opened.embed([TEXTS[0], long], truncate=True)
+    assert (cut.truncated, cut.tokens) == ((1,), (1, WIDTH))
+    assert np.array_equal(cut.of(1), opened.embed(TEXTS[3]).vectors)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [([], "there are none"), ([[1], []], "text 2: is empty"), ([[N_VOCAB]], "text 1: token 384 is outside")],
+)
+def test_texts_that_cannot_be(opened: Model, texts: list[list[int]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        opened.embed(texts)
+
+
+def test_an_encoder_makes_no_text(opened: Model, bert: Path) -> None:
+    with pytest.raises(NotSupported, match="makes embeddings and no text; use `edge-run embed`"):
+        opened.generate("x")
+    with pytest.raises(NotSupported, match="makes embeddings and no text; use `edge-run embed`"):
+        Model(bert, embeddings=False)
+
+
+def test_a_model_is_for_text_or_for_vectors(tmp_path: Path) -> None:
+    path = make_model("qwen3-embedding", tmp_path)
+    with Model(path, **LONGEST) as model, pytest.raises(NotSupported, match="opened for embeddings"):
+        model.generate("x")
+    with Model(path, **LONGEST, embeddings=False) as model:
+        assert model.generate([1, 2], max_tokens=2).result().completion_tokens == 2
+        with pytest.raises(NotSupported, match="open it for vectors with embeddings=True"):
+            model.embed("x")
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"gpu_memory": "1GiB"}, NotSupported, "processor alone"),
+        ({"context_tokens": 2048}, ConfigError, "learned positions for 1,024 tokens; give -c 1024"),
+        ({"pooling": "most"}, ConfigError, "pooling 'most': must be one of"),
+    ],
+)
+def test_options_that_do_not_go_with_vectors(
+    bert: Path, options: dict[str, object], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        plan(bert, **options)
+
+
+def test_tasks_take_turns(bert: Path) -> None:
+    async def run() -> list[np.ndarray]:
+        found: dict[int, np.ndarray] = {}
+
+        async def one(number: int) -> None:
+            found[number] = (await model.embed(TEXTS[number])).vectors
+
+        async with AsyncModel(bert, **LONGEST) as model, anyio.create_task_group() as group:
+            for number in range(3):
+                group.start_soon(one, number, name="embed")
+        return [found[number] for number in range(3)]
+
+    with Model(bert, **LONGEST) as model:
+        assert np.array_equal(np.concatenate(anyio.run(run)), model.embed(TEXTS[:3]).vectors)

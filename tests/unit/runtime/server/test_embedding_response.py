@@ -1,0 +1,131 @@
+"""EmbeddingResponse: requests take turns, a client that leaves ends its work, and what went wrong is counted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import msgspec
+import numpy as np
+import pytest
+
+from edge_run.base.errors import KernelError
+from edge_run.runtime.embedding.texts import TextTokens
+from edge_run.runtime.server.admission import Admission
+from edge_run.runtime.server.apis.embedding_response import EmbeddingResponse
+from edge_run.runtime.server.refusals import Refusal
+from edge_run.runtime.server.service import Service
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import ExceptionGroup
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """asyncio: what uvicorn runs on."""
+    return "asyncio"
+
+
+class FakeModel:
+    """Computes two texts at a time; the vector of a text is its first token. turns: what was computed together."""
+
+    def __init__(self) -> None:
+        self.path, self.most_parallel, self.turns = Path("model.gguf"), 2, list[list[list[int]]]()
+        self.goes_on, self.is_left, self._turn = anyio.Event(), False, anyio.Lock()
+        self.error: Exception | None = None
+
+    async def embed(self, texts: list[list[int]], normalize: bool) -> Any:
+        async with self._turn:
+            self.turns.append(texts)
+            try:
+                await self.goes_on.wait()
+            except anyio.get_cancelled_exc_class():
+                self.is_left = True
+                raise
+            if self.error:
+                raise self.error
+            await anyio.lowlevel.checkpoint()
+            return SimpleNamespace(of=lambda number: np.array([[texts[number][0]]]))
+
+
+class Client:
+    """What ASGI sends to, and receives from."""
+
+    def __init__(self) -> None:
+        self.body, self.leaves = b"", anyio.Event()
+
+    async def receive(self) -> Any:
+        await self.leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.body += message.get("body", b"")
+
+
+def service_of(model: FakeModel) -> Service:
+    return Service(model, model, Admission(8))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def responding(service: Service, *requests: tuple[Client, list[list[int]]]) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as group:
+        for client, texts in requests:
+            response = EmbeddingResponse(
+                service, TextTokens(texts, ()), lambda computed: [int(rows[0][0]) for rows in computed.of_texts]
+            )
+            group.start_soon(response, {"type": "http"}, client.receive, client.send)
+            await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(30):
+            yield
+
+
+async def test_requests_take_turns() -> None:
+    model, many, one = FakeModel(), Client(), Client()
+    service = service_of(model)
+    async with responding(service, (many, [[1], [2], [3], [4], [5]]), (one, [[9, 9]])):
+        assert service.admission.n_waiting == 2
+        model.goes_on.set()
+    assert model.turns == [[[1], [2]], [[9, 9]], [[3], [4]], [[5]]]
+    assert (msgspec.json.decode(many.body), msgspec.json.decode(one.body)) == ([1, 2, 3, 4, 5], [9])
+    assert service.counts.finished == {"stop": 2}
+    assert service.counts.prompt_tokens == 7
+
+
+async def test_a_client_that_leaves_ends_its_work() -> None:
+    model, client = FakeModel(), Client()
+    service = service_of(model)
+    async with responding(service, (client, [[1], [2], [3]])):
+        client.leaves.set()
+    assert (model.is_left, len(model.turns), client.body) == (True, 1, b"")
+    assert service.counts.finished == {"abort": 1}
+    assert service.admission.n_waiting == service.admission.n_running == 0
+
+
+async def test_what_goes_wrong_is_raised_and_counted() -> None:
+    model, client = FakeModel(), Client()
+    service = service_of(model)
+    model.error = KernelError("the drive is gone")
+    model.goes_on.set()
+    with pytest.raises(ExceptionGroup) as caught:
+        async with responding(service, (client, [[1]])):
+            pass
+    assert caught.value.exceptions == (model.error,)
+    assert service.counts.finished == {"error": 1}
+
+
+async def test_a_server_that_ends_says_so() -> None:
+    model, client = FakeModel(), Client()
+    service = service_of(model)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with responding(service, (client, [[1]])):
+            service.admission.cancel()
+    (refusal,) = caught.value.exceptions
+    assert isinstance(refusal, Refusal)
+    assert (refusal.status, refusal.code) == (503, "shutting_down")
