@@ -22,9 +22,10 @@ from typing import Protocol
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import system_errors
 from edge_run.base.interrupt import Interrupt
+from edge_run.base.mesh_status import MeshUse
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.protocols import Decoder
-from edge_run.base.results import ExpertUse, KvSpill, MemoryUse, MeshUse, Numerics, Plan
+from edge_run.base.results import ExpertUse, KvSpill, MemoryUse, Numerics, Plan
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.driver import Driver

@@ -9,14 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from edge_run.base.closing import Closing
-from edge_run.base.config import ModelConfig, SamplingConfig, make_config
-from edge_run.base.errors import ConfigError, NotSupported
+from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig, SamplingConfig, make_config
+from edge_run.base.errors import ConfigError, ContextFull, NotSupported
 from edge_run.base.mesh import Mesh
+from edge_run.base.mesh_status import MeshUse
 from edge_run.base.profile import DeviceProfile
-from edge_run.base.results import Generation, MeshUse, Plan, Progress, Speculation, Stats
+from edge_run.base.results import Generation, Plan, Progress, Speculation, Stats
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.batch import Batch
-from edge_run.runtime.generation.chat import ChatTemplate, contents, template_cell
+from edge_run.runtime.generation.chat import (
+    ChatTemplate,
+    contents,
+    leave_out_oldest,
+    template_cell,
+    without_oldest,
+)
 from edge_run.runtime.generation.continuation import Continuation
 from edge_run.runtime.generation.grammar_room import GrammarRoom
 from edge_run.runtime.generation.many import ManyAnswers, ManyStream
@@ -248,13 +255,30 @@ class Model(Closing):
         *,
         max_tokens: int | None = None,
         sampling: SamplingConfig | None = None,
+        drops_oldest: bool = False,
         **options: Any,
     ) -> Stream:
         """Answer a conversation, given as `{"role", "content"}` messages; see `generate`.
 
-        Raises NotSupported when the model has no chat template.
+        drops_oldest: leave out the oldest turns, never the system prompt, of a conversation that has no room in the
+            context, or none for its answer; `Generation.dropped_messages` says how many messages those were. The rest
+            is read anew. Raises NotSupported when the model has no chat template.
         """
-        return self._start(make_request(messages, max_tokens=max_tokens, sampling=sampling, **options))
+        request = make_request(messages, max_tokens=max_tokens, sampling=sampling, drops_oldest=drops_oldest, **options)
+        return self._start(request)
+
+    def without_oldest(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return a conversation less its oldest turns, so many that half of the context is free if that can be.
+
+        What the system says stays, and so does the last turn. Raises what `chat_prompt` raises, but for ContextFull.
+        """
+        return without_oldest(messages, self.context_tokens, self._count_tokens)
+
+    def _count_tokens(self, messages: Sequence[Message]) -> int:
+        try:
+            return len(self.prompt_tokens(self.chat_prompt(messages)))
+        except ContextFull:
+            return self.context_tokens + 1
 
     def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
         """Answer a conversation and return the finished answer; arguments as for `stream_chat`."""
@@ -330,11 +354,15 @@ class Model(Closing):
 
     def begin(self, request: Request) -> Continuation:
         """Return the beginning of the answer to a request. Raises what is wrong with it."""
-        prompt = request.prompt
+        prompt, n_dropped = request.prompt, 0
         if isinstance(prompt, str):
             tokens = self.prompt_tokens(prompt)
         elif prompt and isinstance(prompt[0], Mapping):
-            tokens = self.prompt_tokens(self.chat_prompt(cast("Sequence[Message]", prompt)))
+            messages = cast("Sequence[Message]", prompt)
+            if request.drops_oldest:
+                kept = leave_out_oldest(messages, self.context_tokens, self._count_tokens, request.max_tokens)
+                messages, n_dropped = kept, len(messages) - len(kept)
+            tokens = self.prompt_tokens(self.chat_prompt(messages))
         else:
             tokens = list(cast("Sequence[int]", prompt))
         if not tokens:
@@ -342,9 +370,13 @@ class Model(Closing):
         self._check_tokens("prompt", tokens)
         engine = self._opened
         room_tokens = engine.front.capabilities.context_tokens
-        return Continuation(
-            engine.model, tokens, request.max_tokens, request.sampling, room_tokens, self._grammars, self._table
+        has_end = request.max_tokens is not None or not engine.config.context_shift
+        most_tokens = request.max_tokens if has_end else MOST_CONTEXT_TOKENS
+        answer = Continuation(
+            engine.model, tokens, most_tokens, request.sampling, room_tokens, self._grammars, self._table
         )
+        answer.dropped_messages = n_dropped
+        return answer
 
     def _check_tokens(self, what: str, tokens: Sequence[int]) -> None:
         """Refuse what llama.cpp would end the process over."""

@@ -70,6 +70,8 @@ def prepare(
         raise NotSupported("repack on: weights that devices share are not repacked; leave out --repack or --mesh")
     if is_slice and config.spills_kv:
         raise NotSupported("kv spill: devices of a mesh keep keys and values in memory; leave out --kv-spill or --mesh")
+    if is_slice and config.context_shift:
+        raise NotSupported("context shift: devices of a mesh do not shift theirs; leave out --context-shift or --mesh")
     has_width = bool(config.micro_batch_tokens)
     prepared = opening.prepare(config) if has_width else choose(gguf, config, opening.prepare, _recalled)
     if is_slice or prepared.offload or prepared.why_plain:

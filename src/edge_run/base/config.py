@@ -14,6 +14,7 @@ from edge_run.base.folders import cache_folder
 from edge_run.base.units import GIB, MIB, parse_size
 
 KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+_WHOLE_NUMBERS = ("f32", "f16", "bf16")
 BACKENDS = ("auto", "edge-run", "llama.cpp")
 WIDEST_MICRO_BATCH = 512  # where the width of passes is left open
 MOST_CONTEXT_TOKENS = 2**31 - 1  # llama.cpp counts positions in 32 bits
@@ -90,6 +91,9 @@ class ModelConfig:
     prompt_cache_size: what of the disk that may take, bytes or text; the least recently used goes first.
     kv_spill: `on` writes keys and values that have no room in memory to a file without a name in `spill` of the cache
         folder, and reads them for each token; a path has it there; `off` ends the text where memory ends.
+    context_shift: where the context is full, take tokens out of its middle and go on, as llama.cpp does; what follows
+        is not what the model gives for the text that is left.
+    context_keep_tokens: the first tokens of a prompt, which stay then; -1 is all of them.
     check_file: open a file that is not known in a child process first: llama.cpp ends over some broken files.
     draft: a small model with the same tokens, which guesses what comes next.
     speculate: how tokens are guessed, to be verified in one pass: `draft` (by that model), `ngram` (from the text so
@@ -103,6 +107,8 @@ class ModelConfig:
         for tests.
     mesh_activations: the form of activations between devices of a mesh: `exact`, or `compact`, which rounds them to
         8 bits a number where that saves time on a slow link, so that tokens may differ from those of one device.
+
+    It is over 200 lines because most of it is what each setting means, and which exclude each other.
     """
 
     memory: int | str | None = None
@@ -125,6 +131,8 @@ class ModelConfig:
     prompt_cache: Path | str = PROMPT_CACHE_OFF
     prompt_cache_size: int | str = PROMPT_CACHE_BYTES
     kv_spill: Path | str = KV_SPILL_OFF
+    context_shift: bool = False
+    context_keep_tokens: int = 4
     check_file: bool = True
     draft: Path | str | None = None
     speculate: str = "auto"
@@ -163,6 +171,7 @@ class ModelConfig:
         )
         self._check_speculation()
         self._check_spill()
+        self._check_shift()
 
     def _check_spill(self) -> None:
         _require(str(self.kv_spill) != "", "kv spill: names no folder; give one, on or off")
@@ -177,6 +186,23 @@ class ModelConfig:
         _require(
             self.sequences == 1 and self.draft_model is None and not self.uses_lookup,
             "kv spill: serves one text at a time, without guesses; give --parallel 1, or leave out -md and --speculate",
+        )
+
+    def _check_shift(self) -> None:
+        keep = self.context_keep_tokens
+        _require(keep >= -1, f"context keep {keep}: must be -1 (the whole prompt) or a number of tokens")
+        if not self.context_shift:
+            return
+        _require(not self.spills_kv, "context shift: needs all keys in memory; leave out --kv-spill")
+        _require(self.gpu_memory == 0, "context shift: runs on the processor alone; give --gpu-memory 0")
+        _require(
+            self.kv_types[0] in _WHOLE_NUMBERS,
+            f"context shift: would round keys of {self.kv_types[0]} once more each time; give -ctk f16",
+        )
+        _require(
+            self.sequences == 1 and self.draft_model is None and not self.uses_lookup,
+            "context shift: is for one text at a time, without guesses; give --parallel 1, or leave out -md and "
+            "--speculate",
         )
 
     def _check_speculation(self) -> None:
@@ -194,7 +220,7 @@ class ModelConfig:
             not self.exact or self.micro_batch_tokens != 1, "exact: needs a micro-batch (-ub) of at least 2 tokens"
         )
         _require(
-            not self.exact or self.kv_types[1] in ("f32", "f16", "bf16"),
+            not self.exact or self.kv_types[1] in _WHOLE_NUMBERS,
             f"exact: excludes {self.kv_types[1]} for V, which needs flash attention; give -ctv f16",
         )
         _require(

@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from edge_run.base.mesh_status import MeshUse
+
 # The log-probability of the token that was chosen, then those of the likeliest ones, the best first; each with its id.
 TokenLogprobs: TypeAlias = "tuple[tuple[int, float], ...]"
 
@@ -291,55 +293,15 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
-class MeshNode:
-    """A device of a run: its id and name, the blocks of the model that it computes, and what it reads for each token.
-
-    The device that has the tokens also computes what comes before the first block and after the last.
-    """
-
-    node: str
-    name: str
-    blocks: tuple[int, ...]
-    streamed_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class MeshUse:
-    """How a model was spread over devices, at the end of an answer.
-
-    epoch: of the plan in force.
-    nodes: in the order of the ring.
-    rounds: how often a token goes around the ring.
-    predicted_token_s: what a token was expected to take.
-    token_s: what a token took, the median of late.
-    hop_s: what a hop from one device to the next took.
-    sent_bytes: of the activations that this device handed on.
-    plain_bytes: of the same activations before they were coded.
-    activations: how many of them went `plain`, `packed` (exact) and `compact` (rounded).
-    recoveries: new plans since the model was opened, each with all computed again.
-    left_out: devices that do not take part, and why.
-    """
-
-    epoch: int
-    nodes: tuple[MeshNode, ...]
-    rounds: int
-    predicted_token_s: float
-    token_s: float
-    hop_s: float
-    sent_bytes: int
-    plain_bytes: int
-    activations: dict[str, int]
-    recoveries: int
-    left_out: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class Generation:
     """A finished answer and its figures.
 
     finish_reason: `stop` (the model or a stop string ended it), `length` (max_tokens), `context` (full), `cancelled`,
         or `deadline` (its time was over).
     cached_tokens: how much of the prompt was in the KV cache already. ttft_s: from the request to the first token.
+    dropped_messages: the oldest messages of the conversation, which were left out because it had no room.
+    shifted_tokens: those that a context shift took out of the context; what came after is not what the model gives for
+        the text that was left.
     """
 
     text: str
@@ -363,6 +325,8 @@ class Generation:
     mesh: MeshUse | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     kv_spill: KvSpill | None = None
+    dropped_messages: int = 0
+    shifted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,15 @@ SETTINGS: tuple[Setting, ...] = (
         "[default: off]",
     ),
     _memory(
+        "--context-shift/--no-context-shift", field="context_shift", default=None,
+        help="Where the context is full, take the older half of the text out of it and go on; what follows is not what "
+        "the model gives for the text that is left. [default: no]",
+    ),
+    _memory(
+        "--keep", field="context_keep_tokens", **_NUMBER,
+        help="The first tokens of the prompt that stay then; -1: all." + _default("context_keep_tokens"),
+    ),
+    _memory(
         "--check-file/--no-check-file", field="check_file", default=None,
         help="Open a file that is new in a process of its own first: some broken ones would end this one. "
         "[default: yes]",
