@@ -74,6 +74,7 @@ def report(
         mesh=engine.mesh_use,
         logprobs=tuple(answer.logprobs),
         kv_spill=engine.kv_spill,
+        kv_keep=engine.kv_keep,
         dropped_messages=answer.dropped_messages,
         shifted_tokens=course.shifted_tokens,
     )

@@ -33,6 +33,8 @@ class Numerics:
     repacked: the kinds of weights that edge-run repacked. rope_factors: `short` or `long`, of a model that has both.
     kernels: what of the processor llama.cpp's kernels use: others sum in another order.
     batching: `unified` where what else is computed may change a logit's last digits, in passes shared by answers.
+    kv_keep: `pages N` or `window N` where each token of an answer looks at N rows of the context at most, which is
+        lossy: then the bits are not those that llama.cpp gives. Else empty.
     """
 
     library: str
@@ -50,6 +52,7 @@ class Numerics:
     rope_factors: str = ""
     batching: str = ""
     kernels: str = ""
+    kv_keep: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,7 @@ class Plan:
     streamed_bytes_per_pass is for those, streamed_bytes_per_batch for passes of many tokens, beside which nothing is
     lent. by_context: how that changes while the context fills. micro_batch_tokens: of one pass of a prompt, which the
     minimum is for. spilled_kv_bytes: keys and values of a full context that have no room in kv_bytes of memory.
+    kv_type_reason: the type of keys and values, and what was weighed, where that was left open (`auto`).
     """
 
     mode: str
@@ -160,6 +164,7 @@ class Plan:
     micro_batch_tokens: int = 0
     repacked: tuple[str, ...] = ()
     spilled_kv_bytes: int = 0
+    kv_type_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +264,18 @@ class KvSpill:
 
 
 @dataclass(frozen=True, slots=True)
+class KvKeep:
+    """Attention on a part of the context, which is lossy.
+
+    kind: which part. tokens: at most so many. share: what was looked at so far, of what was there.
+    """
+
+    kind: str
+    tokens: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Speculation:
     """How several tokens were verified in one pass.
 
@@ -325,6 +342,7 @@ class Generation:
     mesh: MeshUse | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     kv_spill: KvSpill | None = None
+    kv_keep: KvKeep | None = None
     dropped_messages: int = 0
     shifted_tokens: int = 0
 

@@ -102,6 +102,8 @@ def _what(gguf: GgufModel) -> str:
 def _paragraphs(plan: Plan, planned: Planner, columns: int | None, profile: DeviceProfile | None) -> Iterator[str]:
     yield f"{_what(planned.gguf)}; {describe_context(plan)}\n"
     yield f"{forecasts.headline(plan)}\n{describe_items(plan, columns)}\n"
+    if plan.kv_type_reason:
+        yield f"Keys and values in {plan.kv_type_reason}.\n"
     if plan.repacked:
         yield f"{forecasts.repacked(plan)}\n"
     if plan.by_context:

@@ -72,6 +72,13 @@ def opened(
             )
         if model.plan.context_tokens < model.plan.wanted_context_tokens:
             terminal.say(f"a {figures.describe_context(model.plan)}")
+        if config.kv_keep:
+            terminal.say(
+                f"each token looks at {config.kv_keep:,} tokens of the context at most (--kv-keep): the text is not "
+                "what the model gives with all of them"
+            )
+        if model.plan.kv_type_reason:
+            terminal.say(f"keys and values in {model.plan.kv_type_reason}")
         say_notices(model, terminal)
         if limits := model.speculation.reason:
             terminal.say(limits)
