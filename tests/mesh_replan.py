@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.config import ModelConfig
-from edge_run.base.results import MeshUse
+from edge_run.base.mesh_status import MeshUse
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import Hops, plan_ring
 from edge_run.runtime.engine.engine import Engine

@@ -135,6 +135,28 @@ class LocalDecoder:
         self._recount()
         return min(position, L.llama_memory_seq_pos_max(memory, sequence) + 1)
 
+    @property
+    def why_no_shift(self) -> str:
+        """Why `shift` cannot work; empty where it can."""
+        if self._model.is_recurrent or not L.llama_memory_can_shift(self._context.memory):
+            return "llama.cpp cannot shift this model's keys and values"
+        if self.limits.is_short:  # keys of all cells are turned, those that have no room too
+            return "the budget has no room for the whole context; give a shorter one (-c), or more --memory"
+        return ""
+
+    def shift(self, position: int, n_tokens: int) -> None:
+        """Take `n_tokens` tokens from `position` on out of sequence 0; those after them move down by as many.
+
+        llama.cpp turns their keys before it computes the next pass. If that pass fails, the context is void.
+        """
+        memory = self._context.memory
+        self.watcher.branched(position)
+        L.llama_memory_seq_rm(memory, 0, position, position + n_tokens)
+        L.llama_memory_seq_add(memory, 0, position + n_tokens, -1, -n_tokens)
+        self._count.shift(n_tokens)
+        self._recount()
+        self._driver.expects_shift = True
+
     def branch(self, sequence: int, branches: Sequence[int]) -> None:
         """Make each of `branches` share the tokens of `sequence`, and hold no others; nothing is copied."""
         self.limits.check_branches(sequence, branches)

@@ -148,6 +148,7 @@ class Driver:
     stop: is set while the pass in progress is to end; llama.cpp looks at it after each node that it computes.
     before_pass: runs before each pass, and may raise; nothing is computed then.
     compute_buffer: the memory that the pass in progress, or the last pass, computes in. observer: looks at nodes.
+    expects_shift: whether llama.cpp turns keys before it computes the next pass.
     is_partial: whether programs leave some nodes out, so that an unexpected graph is refused with GraphChanged.
 
     It is over 200 lines because the calls of one pass share the pass's state: each takes up where the last one ended.
@@ -166,15 +167,14 @@ class Driver:
         self.observer = Observer()
         self._program = _EMPTY
         self._quiet = _EMPTY.quiet  # of the program, while the pass goes as expected
-        self._cursor = 0
+        self._cursor = self._at = 0
         self._seen: list[Node] | None = None
         self._pending: list[Feature] = []
         self._failure: BaseException | None = None
-        self._is_mapping = self._must_restore = False
+        self._is_mapping = self._must_restore = self.expects_shift = False
         self.compute_buffer = ComputeBuffer()
         self._cuts: CopySchedule | None = None
         self._copies: WeightCopies | None = None
-        self._at = 0
 
     def follow_cuts(self, cuts: CopySchedule) -> None:
         """Follow how the scheduler splits graphs, where llama.cpp copies weights to a GPU."""
@@ -206,9 +206,7 @@ class Driver:
                 return False
             if not self.compute_buffer.size_bytes:
                 self.compute_buffer.note(address)
-            if self._failure is not None or self._is_mapping:
-                return self._skip(address)
-            return self._ask(address)
+            return (self._skip if self._failure is not None or self._is_mapping else self._ask)(address)
         except BaseException as error:
             self._fail(error, address)
             return not is_asking
@@ -290,7 +288,7 @@ class Driver:
             self._seen = list(self._program.graph[: self._cursor])
         if self._seen is not None:
             self._program = self._program_of(tuple(self._seen))
-        self.programs[shape], self._cursor = self._program, 0  # nothing of the next pass is done
+        self.programs[shape], self._cursor, self.expects_shift = self._program, 0, False  # nothing of the next is done
 
     def _abandon(self) -> None:
         for feature in self.features:
@@ -313,6 +311,8 @@ class Driver:
 
     def _ask(self, address: int) -> bool:
         self.interrupt.check()
+        if self.expects_shift and not self.compute_buffer.size_bytes:  # keys are turned where they lie
+            return False
         program, i = self._program, self._cursor
         if self._seen is None and i == len(program.graph):
             i = 0  # llama.cpp has cut the batch: the same graph once more

@@ -13,6 +13,7 @@ import numpy as np
 from edge_run.base.errors import ContextFull
 from edge_run.base.protocols import BatchToken, Decoder, Logits
 from edge_run.base.results import Speculation
+from edge_run.runtime.decoding.context_shift import ContextShift
 
 
 class Keeper(Protocol):
@@ -34,11 +35,19 @@ class Session:
     """One sequence of a decoder. Not thread-safe. After an error its tokens are those that the decoder still holds.
 
     keeper: the prompt cache, where there is one.
+    shifted_tokens: those that were taken out of a full context since the last prompt.
     """
 
-    def __init__(self, decoder: Decoder, sequence: int = 0, why_plain: str = "") -> None:
-        """Begin an empty conversation. why_plain: why it does not speculate although the user asked for it."""
+    def __init__(
+        self, decoder: Decoder, sequence: int = 0, why_plain: str = "", shift: ContextShift | None = None
+    ) -> None:
+        """Begin an empty conversation.
+
+        why_plain: why it does not speculate although the user asked for it.
+        shift: makes room when the context is full, if that was asked for.
+        """
         self.keeper: Keeper | None = None
+        self._shift, self._prompt_tokens, self.shifted_tokens = shift, 0, 0
         self._decoder = decoder
         self._sequence = sequence
         self._why_plain = why_plain
@@ -59,6 +68,9 @@ class Session:
                 prompt_tokens=len(prompt),
                 context_tokens=room,
             )
+        if self.shifted_tokens:  # what is left in the cells is not what reading it would give
+            self.shifted_tokens = self._cut(0)
+        self._prompt_tokens = len(prompt)
         common = 0
         for ours, theirs in zip(self.history, prompt[:-1], strict=False):
             if ours != theirs:
@@ -68,8 +80,19 @@ class Session:
         return self._append(prompt[cached:]), cached
 
     def step(self, token: int) -> Logits:
-        """Append one token; return the logits after it, `(vocabulary,)`."""
-        return self._append([token])
+        """Append one token; return the logits after it, `(vocabulary,)`. In a full context, others go first."""
+        if self._shift is None or not self._lacks_cells:
+            return self._append([token])
+        position, n_tokens = self._shift.plan_shift(self._prompt_tokens, len(self.history))
+        self._shift.shift(position, n_tokens)
+        del self.history[position : position + n_tokens]
+        self.shifted_tokens += n_tokens
+        try:
+            return self._append([token])
+        except BaseException:
+            self._shift.give_up()
+            self.history.clear()
+            raise
 
     def forget(self) -> None:
         """Leave the conversation: its sequence belongs to others."""
@@ -82,6 +105,11 @@ class Session:
     @property
     def is_full(self) -> bool:
         """Whether there is no room for another token."""
+        can_shift = self._shift and self._shift.plan_shift(self._prompt_tokens, len(self.history))[1]
+        return self._lacks_cells and not can_shift
+
+    @property
+    def _lacks_cells(self) -> bool:
         return len(self.history) >= self._decoder.capabilities.context_tokens
 
     def _resume(self, prompt: Sequence[int], common: int) -> int:

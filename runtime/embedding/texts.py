@@ -8,9 +8,9 @@ from typing import cast
 
 from edge_run.base.errors import ConfigError, ContextFull
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.inspection.embedding_shape import can_be_cut
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.prompt_text import CLEARLY, refuse_what_is_too_long
-from edge_run.runtime.planning.embedding_shape import can_be_cut
 
 Text = str | Sequence[int]
 

@@ -22,9 +22,10 @@ from typing import Protocol
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import system_errors
 from edge_run.base.interrupt import Interrupt
+from edge_run.base.mesh_status import MeshUse
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.protocols import Decoder
-from edge_run.base.results import ExpertUse, KvSpill, MemoryUse, MeshUse, Numerics, Plan
+from edge_run.base.results import ExpertUse, KvKeep, KvSpill, MemoryUse, Numerics, Plan
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.decoding.driver import Driver
@@ -36,6 +37,7 @@ from edge_run.runtime.graph.flow import Flow
 from edge_run.runtime.planning.offload_times import note_paces, part_of
 from edge_run.runtime.planning.prepare import prepare
 from edge_run.runtime.processes.forks import forkable_lock
+from edge_run.runtime.streaming.chosen_rows import ChosenRows
 from edge_run.runtime.streaming.route_recorder import RouteRecorder
 from edge_run.tiers.gguf import GgufModel, read_gguf
 from edge_run.tiers.readers import ReadTotals
@@ -160,7 +162,7 @@ class Engine:
         driver.features += [recorder] if recorder else []
         with contextlib.ExitStack() as stack:
             with one_opening():
-                loaded = load(prepared, driver, stack, may_be_whole=may_be_whole)
+                loaded = load(prepared, driver, stack, may_be_whole=may_be_whole and not config.kv_keep)
                 supply = open_supply(loaded, ledger, stack, recorder)
                 passes = Passes(loaded, lambda: supply)
                 stack.callback(passes.decoder.close)
@@ -232,6 +234,11 @@ class Engine:
     def kv_spill(self) -> KvSpill | None:
         """What of keys and values went to a file so far; None where all stay in memory."""
         return self._supplied.kv_spill
+
+    @property
+    def kv_keep(self) -> KvKeep | None:
+        """What attention looked at so far; None where that is everything."""
+        return next((one.figures for one in self._loaded.driver.features if isinstance(one, ChosenRows)), None)
 
     def expect(self, profile: DeviceProfile) -> None:
         """Report progress in seconds, expected from `profile`; on a mesh, progress is reported in shares."""

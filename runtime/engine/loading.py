@@ -103,6 +103,7 @@ class Loaded:
             mesh_activations=config.mesh_activations if self.driver.is_partial else "exact",
             repacked=", ".join(self.repacked),
             kernels=ggml.kernel_features(),
+            kv_keep=f"{config.kv_keep_by} {config.kv_keep}" if config.kv_keep else "",
             rope_factors=rope_factors(self.prepared.gguf, self.context.context_tokens),
             pooling=shape.pooling,
         )

@@ -15,6 +15,7 @@ from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import ONE_TOKEN, compile_program
 from edge_run.runtime.decoding.narrow_pass import NarrowPass, map_narrow_pass
 from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
+from edge_run.runtime.engine.choosing import choosing
 from edge_run.runtime.engine.loading import Loaded, WeightBacking
 from edge_run.runtime.engine.spilling import open_spill, spillable_uses
 from edge_run.runtime.gpu.loading import host_weights, open_upload
@@ -208,7 +209,7 @@ def _streamed(
     spilled = None
     if terms.away_bytes:
         spilled, graph = open_spill(loaded, terms, narrow, readers, stack)
-    driver.features += [*streams, *([spilled] if spilled else [])]
+    driver.features += [*streams, *([spilled] if spilled else []), *choosing(loaded, graph)]
     driver.programs[ONE_TOKEN] = compile_program(graph, driver.features, cuts.splits() if cuts else ())
     return plan, streams, None, _lend(loaded, terms, plan, streams, products, spilled), spilled
 

@@ -2,10 +2,15 @@
 
 A template is a stranger's program: it runs in a process of its own, within limits (`runtime/processes/cell.py`,
 `template_jobs.py`). Not covered: images.
+
+A conversation that has become longer than the context can be told without its oldest turns. A turn is what a user says,
+and all that follows up to the next thing that the user says. What comes before the first turn always stays, and so do
+what the system says, wherever it does, and the last turn, which is to be answered.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -17,6 +22,9 @@ from edge_run.runtime.processes.cell import Cell, Overrun
 TEMPLATE_KEY = "tokenizer.chat_template"
 MOST_TEMPLATE_BYTES = 1 << 20  # the longest in use have some 30,000
 _JOBS = "edge_run.runtime.generation.template_jobs"
+_SYSTEM = ("system", "developer")
+LEAST_ANSWER_SHARE = 8  # of the context: an eighth is kept free for an answer of which nobody said how long it may be
+KEPT_SHARE = 2  # half of the context is kept, so that what is kept need not be read anew with each message
 
 Metadata = Callable[[str], "str | None"]
 Message = Mapping[str, Any]
@@ -144,3 +152,44 @@ def _checked(index: int, message: object) -> dict[str, Any]:
     if not message["role"]:
         raise ConfigError(f"chat message {index}: role must not be empty")
     return dict(message)
+
+
+def leave_out_oldest(
+    messages: Sequence[Message],
+    context_tokens: int,
+    count_tokens: Callable[[Sequence[Message]], int],
+    max_tokens: int | None = None,
+) -> Sequence[Message]:
+    """Return the conversation with room for an answer in `context_tokens`, less its oldest turns where it has none.
+
+    count_tokens: returns the tokens of a conversation, or more than the context has.
+    max_tokens: of the answer; None is as many as may be.
+
+    Where turns must go, so many go that the rest is half of the context, if that can be. What has no room even without
+    them is returned with its last turn alone.
+    """
+    room = context_tokens // LEAST_ANSWER_SHARE
+    room = max(1, room if max_tokens is None else min(room, max_tokens))
+    if count_tokens(messages) + room <= context_tokens:
+        return messages
+    return without_oldest(messages, context_tokens, count_tokens)
+
+
+def without_oldest(
+    messages: Sequence[Message], context_tokens: int, count_tokens: Callable[[Sequence[Message]], int]
+) -> Sequence[Message]:
+    """Return the conversation less as many of its oldest turns, one at least, as leave half of the context.
+
+    A conversation of one turn is returned as it is.
+    """
+    begins = [i for i, message in enumerate(messages) if message.get("role") == "user"]
+    if len(begins) < 2:
+        return messages
+    first, *others = begins
+    shorter = [
+        [*messages[:first], *(one for one in messages[first:begin] if one.get("role") in _SYSTEM), *messages[begin:]]
+        for begin in others
+    ]
+    most = context_tokens // KEPT_SHARE
+    fits = bisect_left(shorter, True, key=lambda one: count_tokens(one) <= most)
+    return shorter[min(fits, len(shorter) - 1)]

@@ -8,9 +8,9 @@ from edge_run.base.closing import Closing
 from edge_run.base.config import SamplingConfig
 from edge_run.base.protocols import Logits
 from edge_run.base.results import Piece, TokenLogprobs
-from edge_run.runtime.generation.grammar_room import GrammarRoom
 from edge_run.runtime.generation.sampling import CandidateTable, Sampler
 from edge_run.runtime.generation.text import TextStream
+from edge_run.runtime.grammars.room import GrammarRoom
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 from edge_run.runtime.llama.model import LlamaModel
@@ -22,6 +22,7 @@ class Continuation(Closing):
     prompt: the tokens that it continues.
     tokens: the tokens of the answer so far.
     logprobs: how likely each was, where that was asked for.
+    dropped_messages: of the conversation that it answers, those that were left out.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Continuation(Closing):
         bad grammar.
         """
         self.prompt = prompt
+        self.dropped_messages = 0
         self._vocab = model.vocab
         self._max_tokens = context_tokens if max_tokens is None else max_tokens
         self._sampler = Sampler(model.vocab, sampling, model.vocabulary, context_tokens, room, table)

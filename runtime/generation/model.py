@@ -8,32 +8,35 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from edge_run.base.closing import Closing
-from edge_run.base.config import ModelConfig, SamplingConfig, make_config
+from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig, SamplingConfig, make_config
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.mesh import Mesh
+from edge_run.base.mesh_status import MeshUse
 from edge_run.base.profile import DeviceProfile
-from edge_run.base.results import Generation, MeshUse, Plan, Progress, Speculation, Stats
+from edge_run.base.results import Generation, Plan, Progress, Speculation, Stats
 from edge_run.runtime.embedding.embedding import embed, embedding_shape
 from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape
 from edge_run.runtime.embedding.texts import Text, TextTokens, text_tokens
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.batch import Batch
-from edge_run.runtime.generation.chat import ChatTemplate, contents, template_cell
+from edge_run.runtime.generation.chat import (
+    ChatTemplate,
+    leave_out_oldest,
+    template_cell,
+)
 from edge_run.runtime.generation.continuation import Continuation
-from edge_run.runtime.generation.grammar_room import GrammarRoom
 from edge_run.runtime.generation.many import ManyAnswers, ManyStream
 from edge_run.runtime.generation.meter import Interval, Meter
+from edge_run.runtime.generation.model_texts import ModelTexts
 from edge_run.runtime.generation.request import Message, Prompt, Request, make_request
 from edge_run.runtime.generation.sampling import CandidateTable
 from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.generation.stream import Answer, Stream
+from edge_run.runtime.grammars.room import GrammarRoom
 from edge_run.runtime.inspection.model_kind import check_generates
 from edge_run.runtime.keeping.keeper import ConversationRows
 from edge_run.runtime.keeping.opening import open_keeper
-from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
-from edge_run.runtime.llama.prompt_text import CLEARLY_IN_A_CHAT, refuse_what_is_too_long, tokenize_prompt
 from edge_run.runtime.probing.probe import recall
 from edge_run.runtime.processes.forks import OwnerProcess
 
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from edge_run.runtime.mesh.engine import MeshOptions
 
 
-class Model(Closing):
+class Model(ModelTexts):
     """A model that generates text, inside a memory budget.
 
     A context manager. A model belongs to the process that opened it: in a forked child its methods raise NotSupported,
@@ -108,11 +111,6 @@ class Model(Closing):
         return self._engine.plan
 
     @property
-    def context_tokens(self) -> int:
-        """The tokens that a prompt and its answer may have."""
-        return self._opened.front.capabilities.context_tokens
-
-    @property
     def trained_context_tokens(self) -> int:
         """The longest context that the model was trained on; 0 where its file does not say."""
         return max(0, self._opened.model.trained_context_tokens)
@@ -170,64 +168,11 @@ class Model(Closing):
             self._opened.expect(known)
 
     @property
-    def has_chat_template(self) -> bool:
-        """Whether `chat` can work: the file, or the caller, gave a template."""
-        return self._template is not None
-
-    @property
-    def chat_template(self) -> str:
-        """The Jinja text of the chat template; empty where there is none."""
-        return self._template.source if self._template else ""
-
-    @property
     def _opened(self) -> Engine:
         self._owner_process.check(self.path)
         if not self._finalizer.alive:
             raise ConfigError(f"{self.path}: this model was closed; open it again with Model(...)")
         return self._engine
-
-    @property
-    def _vocab(self) -> Any:
-        return self._opened.model.vocab
-
-    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Return the tokens of `text`. parse_special: control tokens written in it (`<|im_end|>`) count as such."""
-        return self._opened.model.tokenize(text, add_special=add_special, parse_special=parse_special)
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        """Return the text of `tokens`."""
-        self._check_tokens("tokens", tokens)
-        return b"".join(ggml.token_bytes(self._vocab, t, False) for t in tokens).decode("utf-8", "replace")
-
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes that a token stands for, which may be a part of a character; none for control tokens."""
-        self._check_tokens("token", (token,))
-        return ggml.token_bytes(self._vocab, token, False)
-
-    def prompt_tokens(self, text: str) -> list[int]:
-        """Return the tokens of a prompt as `generate` makes them: with BOS, and control tokens in it as such.
-
-        Raises ContextFull for a text that is clearly too long, ConfigError for what the vocabulary cannot write.
-        """
-        return tokenize_prompt(self._opened.model, text, self._engine.front.capabilities.context_tokens)
-
-    def chat_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
-        """Return the text that `stream_chat` continues, without the BOS that `prompt_tokens` adds.
-
-        variables: what else the template is told, such as `tools`. Raises NotSupported when there is no template, and
-        what `ChatTemplate.render` raises.
-        """
-        if self._template is None:
-            raise NotSupported(
-                f"{self.path}: has no chat template; give one with --chat-template, or use plain completion (-p)"
-            )
-        room_tokens = self._engine.front.capabilities.context_tokens
-        refuse_what_is_too_long(self._opened.model, contents(messages), room_tokens, CLEARLY_IN_A_CHAT)
-        text = self._template.render(messages, variables=variables)
-        bos = self._special(L.llama_vocab_bos(self._vocab))
-        if bos and L.llama_vocab_get_add_bos(self._vocab) and text.startswith(bos):
-            return text[len(bos) :]
-        return text
 
     def generate(
         self,
@@ -252,13 +197,17 @@ class Model(Closing):
         *,
         max_tokens: int | None = None,
         sampling: SamplingConfig | None = None,
+        drops_oldest: bool = False,
         **options: Any,
     ) -> Stream:
         """Answer a conversation, given as `{"role", "content"}` messages; see `generate`.
 
-        Raises NotSupported when the model has no chat template.
+        drops_oldest: leave out the oldest turns, never the system prompt, of a conversation that has no room in the
+            context, or none for its answer; `Generation.dropped_messages` says how many messages those were. The rest
+            is read anew. Raises NotSupported when the model has no chat template.
         """
-        return self._start(make_request(messages, max_tokens=max_tokens, sampling=sampling, **options))
+        request = make_request(messages, max_tokens=max_tokens, sampling=sampling, drops_oldest=drops_oldest, **options)
+        return self._start(request)
 
     def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
         """Answer a conversation and return the finished answer; arguments as for `stream_chat`."""
@@ -347,9 +296,6 @@ class Model(Closing):
         self._templates.close()
         self._grammars.close()
 
-    def _special(self, token: int) -> str:
-        return ggml.token_bytes(self._vocab, token, True).decode("utf-8", "replace") if token >= 0 else ""
-
     def _start(self, request: Request) -> Stream:
         continuation = self.begin(request)
         self._end_running()
@@ -364,11 +310,15 @@ class Model(Closing):
         if self.embedding:
             check_generates(self._opened.gguf)
             raise NotSupported(f"{self.path}: was opened for embeddings, not for text; leave out embeddings")
-        prompt = request.prompt
+        prompt, n_dropped = request.prompt, 0
         if isinstance(prompt, str):
             tokens = self.prompt_tokens(prompt)
         elif prompt and isinstance(prompt[0], Mapping):
-            tokens = self.prompt_tokens(self.chat_prompt(cast("Sequence[Message]", prompt)))
+            messages = cast("Sequence[Message]", prompt)
+            if request.drops_oldest:
+                kept = leave_out_oldest(messages, self.context_tokens, self._count_tokens, request.max_tokens)
+                messages, n_dropped = kept, len(messages) - len(kept)
+            tokens = self.prompt_tokens(self.chat_prompt(messages))
         else:
             tokens = list(cast("Sequence[int]", prompt))
         if not tokens:
@@ -376,16 +326,13 @@ class Model(Closing):
         self._check_tokens("prompt", tokens)
         engine = self._opened
         room_tokens = engine.front.capabilities.context_tokens
-        return Continuation(
-            engine.model, tokens, request.max_tokens, request.sampling, room_tokens, self._grammars, self._table
+        has_end = request.max_tokens is not None or not engine.config.context_shift
+        most_tokens = request.max_tokens if has_end else MOST_CONTEXT_TOKENS
+        answer = Continuation(
+            engine.model, tokens, most_tokens, request.sampling, room_tokens, self._grammars, self._table
         )
-
-    def _check_tokens(self, what: str, tokens: Sequence[int]) -> None:
-        """Refuse what llama.cpp would end the process over."""
-        vocabulary = self._opened.model.vocabulary
-        outside = [token for token in tokens if not 0 <= token < vocabulary]
-        if outside:
-            raise ConfigError(f"{what}: token {outside[0]} is outside the vocabulary of {vocabulary}")
+        answer.dropped_messages = n_dropped
+        return answer
 
     def _end_running(self) -> None:
         if self._running is not None and (stream := self._running()) is not None:

@@ -18,6 +18,7 @@ class Course:
     ttft_s: from its start to its first token.
     prefill, decode: what its prompt and its tokens cost, where passes are shared its part of them.
     prefill_s, decode_s: how long they took, shared or not.
+    shifted_tokens: those that were taken out of the context meanwhile, to make room.
     """
 
     cached_tokens: int = 0
@@ -26,6 +27,7 @@ class Course:
     decode: Interval = field(default_factory=Interval)
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    shifted_tokens: int = 0
 
     def prefilled(self, lap: Interval, share: float = 1.0) -> None:
         """The prompt was computed, or some of it, in a pass that cost `lap`; `share` of the pass was for it."""
@@ -72,4 +74,7 @@ def report(
         mesh=engine.mesh_use,
         logprobs=tuple(answer.logprobs),
         kv_spill=engine.kv_spill,
+        kv_keep=engine.kv_keep,
+        dropped_messages=answer.dropped_messages,
+        shifted_tokens=course.shifted_tokens,
     )

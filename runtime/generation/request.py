@@ -39,12 +39,14 @@ class Request:
     max_tokens: of the answer at most; None is until the model ends it or the context is full.
     sampling: how tokens are chosen.
     turn: when it is served.
+    drops_oldest: whether the oldest turns of a conversation are left out where it has no room in the context.
     """
 
     prompt: Prompt
     max_tokens: int | None = None
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     turn: Turn = field(default_factory=Turn)
+    drops_oldest: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 0:
@@ -57,9 +59,11 @@ def make_request(
     max_tokens: int | None = None,
     sampling: SamplingConfig | None = None,
     turn: Turn | None = None,
+    drops_oldest: bool = False,
     **options: Any,
 ) -> Request:
     """Return a request; `options` are the fields of `SamplingConfig`. Raises ConfigError."""
     if sampling is not None and options:
         raise ConfigError("sampling and single options: give one of the two")
-    return Request(prompt, max_tokens, sampling or make_config(SamplingConfig, options), turn or Turn())
+    sampling = sampling or make_config(SamplingConfig, options)
+    return Request(prompt, max_tokens, sampling, turn or Turn(), drops_oldest)

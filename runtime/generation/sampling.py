@@ -26,11 +26,11 @@ from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import ConfigError, KernelError, NotSupported
 from edge_run.base.protocols import Logits
 from edge_run.base.results import TokenLogprobs
-from edge_run.runtime.generation.grammar import CANDIDATE, LocalGrammar, grammar_text
+from edge_run.runtime.grammars.grammar import CANDIDATE, LocalGrammar, grammar_text
 from edge_run.runtime.llama import _ggml as ggml
 
 if TYPE_CHECKING:
-    from edge_run.runtime.generation.grammar_room import GrammarRoom, RoomedGrammar
+    from edge_run.runtime.grammars.room import GrammarRoom, RoomedGrammar
 
 _ANY_SEED = 2**32 - 1  # llama.cpp's word for "draw one": never passed, so that the seed can be reported
 _MIN_KEEP = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from edge_run.base.errors import NotSupported
+from edge_run.runtime.decoding.context_shift import ContextShift
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.pass_costs import pass_costs
@@ -20,7 +22,7 @@ def open_session(engine: Engine) -> Session:
     if config.uses_lookup:
         drafters.append(Lookup())
     if not drafters:
-        return Session(engine.front)
+        return Session(engine.front, shift=_context_shift(engine))
     if config.exact and config.sequences > 1:
         return Session(engine.front, why_plain="exact answers in shared passes are not guessed at")
     if not capabilities.can_rewind:
@@ -40,6 +42,14 @@ def open_session(engine: Engine) -> Session:
         is_exact=config.exact,
         counters=lambda: _counters(engine),
     )
+
+
+def _context_shift(engine: Engine) -> ContextShift | None:
+    if not engine.config.context_shift:
+        return None
+    if why := engine.decoder.why_no_shift:
+        raise NotSupported(f"context shift: {why}, or leave out --context-shift")
+    return ContextShift(engine.decoder, engine.config.context_keep_tokens)
 
 
 def _counters(engine: Engine) -> tuple[float, float, int]:

@@ -93,6 +93,7 @@ class Answer:
         if continuation.is_stopped:
             reason = "stop"
         speculation = self._session.speculation()
+        course.shifted_tokens = self._session.shifted_tokens
         self.generation = report(self._engine, self._meter, continuation, course, reason, speculation)
         yield Piece(rest, (), self.generation)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from edge_run.base.errors import NotSupported, TierReadError
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.graph.flow import Flow, users
+from edge_run.runtime.keeping.daily import DailyWrites
 from edge_run.runtime.keeping.identity import kept_identity
 from edge_run.runtime.keeping.keeper import PromptKeeper
 from edge_run.runtime.keeping.restoring import RowRestorer
@@ -37,6 +38,7 @@ def _open(engine: Engine, say: Callable[[str], None]) -> PromptKeeper:
     except OSError as error:
         raise TierReadError(f"{engine.gguf.shards[0].path}: cannot be read ({error.strerror or error})") from error
     store = PromptStore(engine.config.prompt_folder, identity, engine.config.most_prompt_bytes)
+    store.daily = DailyWrites(engine.config.prompt_folder, engine.config.most_daily_prompt_bytes)
     store.clean(say)
     width = engine.shape.micro_batch_tokens
     restorer = RowRestorer(engine.decoder, layout, identity.key, width, engine.interrupt.check)

@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_run.base.config import PROMPT_CACHE_DAILY_BYTES
 from edge_run.base.errors import TierReadError
 from edge_run.base.files import read_text_file, whole_file
 from edge_run.base.units import MIB, format_size
 from edge_run.devices.host.locks import locked
+from edge_run.runtime.keeping.daily import DailyWrites
 from edge_run.runtime.keeping.identity import KeptIdentity
 from edge_run.tiers.kv.block_file import FORMAT
 
@@ -46,12 +48,13 @@ class _KeptFile:
 class PromptStore:
     """What is kept for one model under one numerics key. Thread-safe but for `clean`.
 
-    folder: of all models. most_bytes: what all of it may take.
+    folder: of all models. most_bytes: what all of it may take. daily: what may be written to it in a day.
     """
 
     def __init__(self, folder: Path, identity: KeptIdentity, most_bytes: int) -> None:
         """Make the folder, for this user alone. Raises TierReadError where it cannot be."""
         self.folder, self._identity, self._most_bytes = folder, identity, most_bytes
+        self.daily = DailyWrites(folder, PROMPT_CACHE_DAILY_BYTES)
         self._own = folder / identity.key.hex()
         self._known_bytes, self._looked_s = 0, float("-inf")
         try:

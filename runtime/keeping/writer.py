@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_run.base.units import format_size
 from edge_run.runtime.keeping.store import PromptStore
 from edge_run.tiers.kv.block_file import RowsHead, RowsVoid, copy_part, write_rows
 from edge_run.tiers.kv.layout import BLOCK_ROWS, KvLayout, MemoryPart
@@ -70,6 +71,11 @@ class BlockWriter:
                 return True
             if not self._store.make_room(head.file_bytes):
                 self.failure = f"no room for {head.file_bytes:,} bytes more"
+                return False
+            if not self._store.daily.take(head.file_bytes):
+                self.failure = (
+                    f"{format_size(self._store.daily.written_bytes)} were written today (--prompt-cache-daily)"
+                )
                 return False
             self.written_bytes += write_rows(paths[-1], head, copies)
         except OSError as error:

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from edge_run.base.errors import BudgetError
 from edge_run.base.fields import plain
 from edge_run.base.mesh import Document, JsonValue, Mesh, names_apart
-from edge_run.base.results import MeshNode
+from edge_run.base.mesh_status import MeshNode
 from edge_run.partition.mesh_plan import DeviceSpec, MeshPlan, UnitWork
 from edge_run.partition.mesh_ring import plan_ring
 from edge_run.runtime.decoding.driver import PassShape

@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 
 from edge_run.base.mesh import Mesh
+from edge_run.base.mesh_status import MeshUse
 from edge_run.base.protocols import BatchToken, Capabilities, Logits
-from edge_run.base.results import MeshUse
 from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import GraphChanged
 from edge_run.runtime.mesh.blame import FAULTS

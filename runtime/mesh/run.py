@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from edge_run.base.errors import BudgetError, DeviceLost, EdgeRunError, MeshError
 from edge_run.base.mesh import Joined, Lost, Mesh, is_worker
+from edge_run.base.mesh_status import MeshUse
 from edge_run.base.protocols import BatchToken, Logits
-from edge_run.base.results import MeshUse
 from edge_run.partition.mesh_plan import MeshPlan
 from edge_run.runtime.mesh import failover
 from edge_run.runtime.mesh.activation_coding import ActivationCoder, SentActivations

@@ -174,5 +174,6 @@ def make_plan(terms: Terms, **parts: Any) -> Plan:
         gpu=terms.gpu,
         repacked=terms.repacked,
         spilled_kv_bytes=terms.away_bytes,
+        kv_type_reason=terms.kv_type_reason,
     )
     return replace(nothing, **parts)

@@ -133,10 +133,15 @@ def _batch_bytes(plan: Plan, width: int) -> int:
 
 
 def _pass_s(plan: Plan, read_bytes: int) -> float:
-    return max(read_bytes / READ_BYTES_PER_S, plan.model_bytes / COMPUTED_BYTES_PER_S)
+    return max(read_bytes / READ_BYTES_PER_S, computing_s(plan))
 
 
-def _key(config: ModelConfig) -> str:
+def computing_s(plan: Plan) -> float:
+    """Return about how long a pass computes with all weights, on a device that was not measured."""
+    return plan.model_bytes / COMPUTED_BYTES_PER_S
+
+
+def decision_key(config: ModelConfig) -> str:
     """Return what a decision is kept for, of a model on this device."""
     facts = {field: getattr(config, field) for field in SHAPING if field != "micro_batch_tokens"}
     return json.dumps({"memory": config.memory, "draft": str(config.draft_model or ""), **facts}, default=str)
@@ -151,8 +156,8 @@ def _decisions(gguf: GgufModel, config: ModelConfig) -> dict[str, int]:
 
 
 def _recall(gguf: GgufModel, config: ModelConfig) -> int | None:
-    return _decisions(gguf, config).get(_key(config))
+    return _decisions(gguf, config).get(decision_key(config))
 
 
 def _remember(gguf: GgufModel, config: ModelConfig, width: int) -> None:
-    save(gguf, config.cache / _FOLDER, {**_decisions(gguf, config), _key(config): width})
+    save(gguf, config.cache / _FOLDER, {**_decisions(gguf, config), decision_key(config): width})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
-from edge_run.base.config import WIDEST_MICRO_BATCH, ModelConfig
+from edge_run.base.config import KV_AUTO, WIDEST_MICRO_BATCH, ModelConfig
 from edge_run.base.errors import BudgetError, NotSupported
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.units import round_down
@@ -17,6 +17,7 @@ from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import Promised, available_bytes, charges_reserved, default_budget_bytes
 from edge_run.runtime.inspection.cache import inspect
 from edge_run.runtime.inspection.draft_file import DraftFile
+from edge_run.runtime.inspection.embedding_shape import embedding_config
 from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.inspection.kv_rules import check_kv_types
 from edge_run.runtime.inspection.launcher import NoInspector
@@ -24,7 +25,7 @@ from edge_run.runtime.inspection.model_kind import check_kind
 from edge_run.runtime.llama.backend_choice import is_library_known, why_not_ours
 from edge_run.runtime.llama.context_shape import wants_streams
 from edge_run.runtime.llama.library import library_version
-from edge_run.runtime.planning.embedding_shape import embedding_config
+from edge_run.runtime.planning.kv_type_choice import choose_kv_type
 from edge_run.runtime.planning.micro_batch import choose
 from edge_run.runtime.planning.packed_choice import choose_packed
 from edge_run.runtime.planning.planner import Planner
@@ -62,6 +63,10 @@ def prepare(
     BudgetError.
     """
     check_kind(gguf)
+    if config.kv_type == KV_AUTO:
+        if is_slice:
+            raise NotSupported("kv type auto: devices of a mesh share one type; name it (--kv-type)")
+        return choose_kv_type(gguf, config, lambda typed: prepare(gguf, typed, ledger, is_opened=is_opened))
     promised_bytes = (ledger or Ledger()).promised_bytes
     config = embedding_config(config, gguf, lambda: int(config.memory or default_budget_bytes(promised_bytes)))
     check_kv_types(gguf, config)
@@ -74,6 +79,10 @@ def prepare(
         raise NotSupported("embeddings: devices of a mesh make text; leave out --mesh")
     if is_slice and config.spills_kv:
         raise NotSupported("kv spill: devices of a mesh keep keys and values in memory; leave out --kv-spill or --mesh")
+    if is_slice and config.kv_keep:
+        raise NotSupported("kv keep: devices of a mesh look at the whole context; leave out --kv-keep or --mesh")
+    if is_slice and config.context_shift:
+        raise NotSupported("context shift: devices of a mesh do not shift theirs; leave out --context-shift or --mesh")
     has_width = bool(config.micro_batch_tokens)
     prepared = opening.prepare(config) if has_width else choose(gguf, config, opening.prepare, _recalled)
     if is_slice or prepared.offload or prepared.why_plain:

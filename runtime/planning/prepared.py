@@ -33,6 +33,7 @@ class Prepared:
     offload: the part of the model that goes to a GPU.
     draft_offload: the part of the draft model that goes to a GPU.
     profile: the profile of this device, where it decided what goes to a GPU.
+    kv_type_reason: the type of keys and values, and what was weighed, where that was left open; else empty.
     repacked: the kinds of weights that are to be repacked where all weights fit.
     repacked_streamed: the same where weights stream, and are repacked as often as they are read.
     wanted_context_tokens: the context that was asked for, where the budget has room for a shorter one; else 0.
@@ -51,6 +52,7 @@ class Prepared:
     wanted_context_tokens: int = 0
     repacked: frozenset[str] = frozenset()
     repacked_streamed: frozenset[str] = frozenset()
+    kv_type_reason: str = ""
 
     def terms(self, holdings: Holdings, context_tokens: int, micro_batch_tokens: int) -> Terms:
         """Return the terms of a plan, for a process that holds `holdings` besides weights."""
@@ -68,4 +70,5 @@ class Prepared:
             expert_prefetch=config.expert_prefetch,
             gpu=self.offload.plan if self.offload else None,
             packed=self.packed,
+            kv_type_reason=self.kv_type_reason,
         )

@@ -51,6 +51,7 @@ class Terms:
     repacked: the kinds of weights that are repacked.
     spill: what of keys and values may be away in a file; None where all stay in memory.
     away_bytes: what of them is away when the context is full.
+    kv_type_reason: their type, and what was weighed, where that was left open.
     """
 
     gguf: GgufModel
@@ -76,6 +77,7 @@ class Terms:
     repacked: tuple[str, ...] = ()
     spill: SpillShape | None = None
     away_bytes: int = 0
+    kv_type_reason: str = ""
 
     @property
     def lent_bytes(self) -> int:

@@ -159,8 +159,9 @@ def measure_attention(
     kv_heads: int,
     threads: int,
     gpu: GpuBench | None = None,
+    types: tuple[str, str] = ("f16", "f16"),
 ) -> float:
-    """Return the floating point operations a second of flash attention on f16 keys and values.
+    """Return the floating point operations a second of flash attention, on keys and values of `types`.
 
     Counts 4 for each of `tokens * kv_tokens * head_elements * heads`: every token sees every key; those that a causal
     mask hides cost next to nothing and are not to be counted.
@@ -173,10 +174,12 @@ def measure_attention(
     arena_bytes = 4 * kv_elements * layers + 8 * head_elements * heads * tokens + 2 * kv_tokens * tokens
     with workbench(threads, arena_bytes, layers, gpu) as bench:
         ggml, context = bench.ggml, bench.context
-        keys_values = [bench.tensor(F16, head_elements, kv_heads, kv_tokens) for _ in range(2 * layers)]
+        kinds = [_ggml.TYPE_IDS[name] for name in types]
+        keys_values = [bench.tensor(kind, head_elements, kv_heads, kv_tokens) for _ in range(layers) for kind in kinds]
         queries = bench.tensor(F32, head_elements, heads, tokens)
         mask = bench.tensor(F16, kv_tokens, tokens)
-        bench.fill(keys_values, _pattern(F16))
+        for tensors, kind in zip((keys_values[::2], keys_values[1::2]), kinds, strict=True):
+            bench.fill(tensors, _pattern(kind))
         bench.fill([queries], _pattern(F32))
         bench.fill([mask], np.zeros(1, np.uint8))
         room = bench.reserve(4 * head_elements * heads * tokens)

@@ -36,6 +36,7 @@ def timings(generation: Generation) -> dict[str, Any]:
         "predicted_ms": 1000 * decoded / decode if decode else 0.0,
         "predicted_per_second": decode,
         "bytes_read": generation.io.bytes_read,
+        "finish_reason": generation.finish_reason,
     }
 
 

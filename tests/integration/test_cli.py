@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
+from typing import Any
 
 import pytest
 
@@ -350,6 +351,30 @@ def test_full_context_does_not_end_the_chat(environment: dict[str, str], screen:
     chat.wait_for("\n> ")
     chat.type("/exit\n")
     assert chat.end() == 0
+
+
+def test_a_chat_leaves_out_its_oldest_turns_when_asked_to(
+    environment: dict[str, str], screen: list[Screen], run: Any
+) -> None:
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    chat = Screen(environment, KIT, *GREEDY, "-c", 256, "-ub", 64, "-n", 8, "--chat-template", template, "-sys", "Be.")
+    screen.append(chat)
+    chat.wait_for("> ")
+    chat.type("/drop\n")
+    assert "no turn that could be left out" in chat.wait_for("\n> ")
+    for _ in range(2):
+        chat.type(f"{PROMPT} " * 4 + "\n")
+        chat.wait_for("tokens/s[^>]*\n> ")
+    chat.type(f"{PROMPT} " * 22 + "\n")
+    assert "/drop leaves out its oldest turns, /clear begins anew" in " ".join(chat.wait_for("\n> ").split())
+    chat.type("/drop\n")
+    said = " ".join(chat.wait_for("tokens/s[^>]*\n> ").split())
+    kept = re.search(r"4 messages left out, the rest is read anew; (\S+) has them all\.", said)
+    assert kept
+    chat.type("/exit\n")
+    assert chat.end() == 0
+    whole = run("sessions", "show", kept[1]).stdout
+    assert whole.count(PROMPT) == 8
 
 
 def test_no_colour_and_no_control_codes_where_they_are_not_wanted(environment, screen: list[Screen]) -> None:

@@ -152,6 +152,26 @@ def test_chat_needs_a_template(model: Model) -> None:
         model.chat([{"role": "user", "content": "Hi"}])
 
 
+def test_a_chat_that_is_too_long_loses_its_oldest_turns_only_when_asked(kit: Path) -> None:
+    system, last = {"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who is there?"}
+    long = [{"role": "user", "content": "A fox. " * 60}, {"role": "assistant", "content": "Yes."}]
+    with Model(kit, chat_template=CHATML, context_tokens=256, threads=1) as model:
+        whole = model.chat([system, last], max_tokens=4, temperature=0, drops_oldest=True)
+        with pytest.raises(ContextFull):
+            model.chat([system, *long, *long, last], max_tokens=4)
+        short = model.chat([system, *long, *long, last], max_tokens=4, temperature=0, drops_oldest=True)
+    assert (whole.dropped_messages, short.dropped_messages) == (0, 4)
+    assert whole.token_ids == short.token_ids
+
+
+def test_an_answer_goes_on_beyond_a_context_that_shifts(kit: Path) -> None:
+    with Model(kit, context_tokens=256, threads=1, context_shift=True) as model:
+        found = model.generate(PROMPT, max_tokens=300, temperature=0)
+        generation = found.result()
+    assert (generation.finish_reason, generation.completion_tokens) == ("length", 300)
+    assert generation.shifted_tokens == (256 - 4) // 2
+
+
 def test_chat_with_a_template(kit: Path) -> None:
     with Model(kit, chat_template=CHATML, context_tokens=256, threads=1) as model:
         messages = [{"role": "user", "content": "Hello"}]

@@ -85,6 +85,15 @@ def test_a_tool_is_called_and_its_result_taken(client: openai.OpenAI) -> None:
     assert again.usage.input_tokens > (found.usage.input_tokens if found.usage else 0)
 
 
+def test_the_oldest_turns_go_only_where_that_was_asked_for(client: openai.OpenAI, wanted: str) -> None:
+    long = [{"role": "user", "content": "A fox. " * 150}, {"role": "assistant", "content": "Yes."}] * 2
+    conversation = [*long, {"role": "user", "content": INPUT}]
+    with pytest.raises(openai.BadRequestError, match="the context holds"):
+        client.responses.create(**asked(input=conversation))
+    found = client.responses.create(**asked(input=conversation, truncation="auto", max_output_tokens=12))
+    assert (found.output_text, found.truncation) == (wanted, "auto")
+
+
 def test_an_answer_follows_a_schema(client: openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     form = {"format": {"type": "json_schema", "name": "answer", "schema": schema}}

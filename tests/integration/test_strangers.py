@@ -21,8 +21,8 @@ from edge_run.base.config import SamplingConfig
 from edge_run.base.units import MIB
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.generation.chat import ChatTemplate
-from edge_run.runtime.generation.grammar_room import GrammarRoom
 from edge_run.runtime.generation.sampling import Sampler
+from edge_run.runtime.grammars.room import GrammarRoom
 from edge_run.runtime.processes import cell
 
 MODEL = Path(__file__).parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"

@@ -78,7 +78,7 @@ class CellCount:
 
     A token takes the lowest free cell, so a pass of n tokens in a context of m never writes beyond cell m + n, and the
     tokens of a single sequence never lie higher than their positions. Tokens that come beside those of other sequences,
-    as guesses do, may: how much higher is kept in mind until the context is empty.
+    as guesses do, may, and so may those that were shifted: how much higher is kept in mind until the context is empty.
     """
 
     def __init__(self, most_tokens: int, verified_tokens: int = 0) -> None:
@@ -110,6 +110,10 @@ class CellCount:
     def lower(self, n_tokens: int) -> None:
         """All sequences together have at most `n_tokens` tokens now."""
         self.used = min(self.used, n_tokens)
+
+    def shift(self, n_tokens: int) -> None:
+        """All tokens after some have lost `n_tokens` of their position, and stay in their cells."""
+        self._rise += n_tokens
 
     def cut(self, n_tokens: int) -> None:
         """The context is one sequence of `n_tokens` tokens now."""

@@ -298,6 +298,8 @@ def _event(kind: str, **fields: Any) -> bytes:
 def _stop_reason(outcome: FinishedAnswer) -> str:
     if outcome.finish == "stop" and outcome.stop_text:
         return "stop_sequence"
+    if outcome.generation.finish_reason == "context":
+        return "model_context_window_exceeded"
     return {"length": "max_tokens", "tool_calls": "tool_use"}.get(outcome.finish, "end_turn")
 
 

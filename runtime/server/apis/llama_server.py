@@ -165,7 +165,7 @@ class NativeCompletionForm:
             "tokens_predicted": generation.completion_tokens,
             "tokens_evaluated": generation.prompt_tokens,
             "tokens_cached": generation.prompt_tokens + max(0, generation.completion_tokens - 1),
-            "truncated": False,
+            "truncated": generation.finish_reason == "context" or generation.shifted_tokens > 0,
             "stop_type": _stop_type(outcome),
             "stopping_word": outcome.stop_text,
             "generation_settings": {**_parameters(self._job.sampling, self._job.max_tokens), "seed": generation.seed},

@@ -91,6 +91,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     background: bool | None = None
     prompt: Any = None
     top_logprobs: int | None = None
+    truncation: Literal["auto", "disabled"] | None = None
 
     def check(self) -> None:
         """Raise Refusal for what cannot be served."""
@@ -107,7 +108,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
                 _add(messages, item, f"input[{index}]")
         effort = self.reasoning.effort if self.reasoning else None
         variables = {"reasoning_effort": effort[:32], "enable_thinking": effort != "none"} if effort else {}
-        return ChatTask(messages, self._toolbox(), variables)
+        return ChatTask(messages, self._toolbox(), variables, drops_oldest=self.truncation == "auto")
 
     def sampling(self, defaults: SamplingConfig) -> SamplingConfig:
         """Return how tokens are chosen. Raises Refusal."""
@@ -142,6 +143,7 @@ async def responses(service: Service, request: Request) -> AnswerResponse:
         "tool_choice": asked.tool_choice or AUTO,
         "tools": asked.tools or [],
         "text": asked.text or {"format": {"type": "text"}},
+        "truncation": asked.truncation or "disabled",
     }
     return AnswerResponse(service, job, ResponseForm(service.name, told), bool(asked.stream))
 

@@ -14,6 +14,8 @@ from edge_run.base.folders import cache_folder
 from edge_run.base.units import GIB, MIB, parse_size
 
 KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+_WHOLE_NUMBERS = ("f32", "f16", "bf16")
+KV_AUTO, _DEFAULT_KV_TYPE = "auto", "f16"
 BACKENDS = ("auto", "edge-run", "llama.cpp")
 WIDEST_MICRO_BATCH = 512  # where the width of passes is left open
 MOST_CONTEXT_TOKENS = 2**31 - 1  # llama.cpp counts positions in 32 bits
@@ -24,8 +26,10 @@ PACKED_OFF = "off"
 REPACK = ("auto", "on", "off")
 MESH_ACTIVATIONS = ("exact", "compact")
 PROMPT_CACHE_ON, PROMPT_CACHE_OFF = "on", "off"
+KV_KEEP_BY = ("pages", "window")
+LEAST_KV_KEEP = 64
 KV_SPILL_ON, KV_SPILL_OFF = "on", "off"
-PROMPT_CACHE_BYTES = 4 * GIB
+PROMPT_CACHE_BYTES, PROMPT_CACHE_DAILY_BYTES = 4 * GIB, 32 * GIB
 SPECULATE = ("auto", "off", "ngram", "draft")
 POOLING = ("auto", "none", "mean", "cls", "last", "rank")  # after `auto` in the order of llama.cpp's numbers
 _CHOICES = {
@@ -33,6 +37,7 @@ _CHOICES = {
     "flash_attention": FLASH_ATTENTION,
     "expert_policy": EXPERT_POLICIES,
     "expert_prefetch": EXPERT_PREFETCH,
+    "kv_keep_by": KV_KEEP_BY,
     "mesh_activations": MESH_ACTIVATIONS,
     "pooling": POOLING,
     "repack": REPACK,
@@ -44,6 +49,12 @@ LEAST_CHUNK_BYTES, CHUNK_BYTES = 4096, 2 * MIB  # those of pages, and of huge pa
 
 
 _Config = TypeVar("_Config")
+
+
+def kv_types(kv_type: str) -> tuple[str, str]:
+    """Return the types of K and of V in `K/V`, or in one word for both."""
+    k, _, v = kv_type.partition("/")
+    return k, v or k
 
 
 def make_config(kind: type[_Config], options: Mapping[str, Any]) -> _Config:
@@ -63,8 +74,6 @@ def _require(is_ok: bool, message: str) -> None:
 class ModelConfig:
     """How a model is opened. Everything that changes the numbers is part of the numerics key.
 
-    It is over 200 lines because all that a model can be asked for is named and checked in one place.
-
     memory: budget for the whole process, bytes or text (`4GiB`); None is what is available less a margin.
     gpu_memory: budget of a GPU's memory, for weights, keys and values, and buffers there; 0 leaves it out, as long as
         no real GPU was tried; None is what is free less a margin, and nothing where the processor plays the GPU.
@@ -78,7 +87,8 @@ class ModelConfig:
     branches: sequences besides, for the branches of guesses; as many as the guessing needs, whatever is given.
     outputs_per_pass: tokens of one pass whose logits may be asked for, at least one for each sequence; more takes more
         memory (a row of logits each).
-    kv_type: type of both K and V, or of K and V when written `K/V` (`q8_0/q4_0`).
+    kv_type: type of both K and V, or of K and V when written `K/V` (`q8_0/q4_0`); `auto` is what room, time and
+        quality speak for, when the model is opened.
     flash_attention: `on`, `off`, or `auto`, which is on where llama.cpp has it for the model.
     backend: `edge-run` (our memory), `llama.cpp` (its own loader), or `auto` (ours where it works).
     readers: reader threads; a model streamed by expert tries half as many too.
@@ -92,8 +102,16 @@ class ModelConfig:
     prompt_cache: `on` keeps what was computed of prompts in `prompts` of the cache folder, to be read back for prompts
         that begin alike; a path keeps it there; `off` keeps nothing.
     prompt_cache_size: what of the disk that may take, bytes or text; the least recently used goes first.
+    prompt_cache_daily: what may be written there in a day, bytes or text, as flash wears out by writing.
     kv_spill: `on` writes keys and values that have no room in memory to a file without a name in `spill` of the cache
         folder, and reads them for each token; a path has it there; `off` ends the text where memory ends.
+    kv_keep: each token of an answer looks at so many rows of the context at most; 0 is all of them. With less than all
+        what is computed is not the model's, but cheaper.
+    kv_keep_by: which rows those are: `pages` of 16 whose keys answer the query best, and the latest, or `window`: the
+        first four and the latest.
+    context_shift: where the context is full, take tokens out of its middle and go on, as llama.cpp does; what follows
+        is not what the model gives for the text that is left.
+    context_keep_tokens: the first tokens of a prompt, which stay then; -1 is all of them.
     check_file: open a file that is not known in a child process first: llama.cpp ends over some broken files.
     draft: a small model with the same tokens, which guesses what comes next.
     speculate: how tokens are guessed, to be verified in one pass: `draft` (by that model), `ngram` (from the text so
@@ -112,6 +130,8 @@ class ModelConfig:
     pooling: how one vector is made of those of a text's tokens: `mean`, `cls` (the first), `last`; `none` keeps one for
         each token, `rank` gives a reranker's scores; `auto` is what the file says, else `mean` for an encoder, and
         `last` for other models.
+
+    It is over 200 lines because most of it is what each setting means, and which exclude each other.
     """
 
     memory: int | str | None = None
@@ -123,7 +143,7 @@ class ModelConfig:
     sequences: int = 1
     branches: int = 0
     outputs_per_pass: int = 1
-    kv_type: str = "f16"
+    kv_type: str = _DEFAULT_KV_TYPE
     flash_attention: str = "auto"
     backend: str = "auto"
     readers: int = 4
@@ -133,7 +153,12 @@ class ModelConfig:
     cache_folder: Path | None = None
     prompt_cache: Path | str = PROMPT_CACHE_OFF
     prompt_cache_size: int | str = PROMPT_CACHE_BYTES
+    prompt_cache_daily: int | str = PROMPT_CACHE_DAILY_BYTES
     kv_spill: Path | str = KV_SPILL_OFF
+    kv_keep: int = 0
+    kv_keep_by: str = KV_KEEP_BY[0]
+    context_shift: bool = False
+    context_keep_tokens: int = 4
     check_file: bool = True
     draft: Path | str | None = None
     speculate: str = "auto"
@@ -151,6 +176,7 @@ class ModelConfig:
         if self.gpu_memory is not None:
             object.__setattr__(self, "gpu_memory", parse_size(self.gpu_memory, least_bytes=0))
         object.__setattr__(self, "prompt_cache_size", parse_size(self.prompt_cache_size))
+        object.__setattr__(self, "prompt_cache_daily", parse_size(self.prompt_cache_daily))
         _require(str(self.prompt_cache) != "", "prompt cache: names no folder; give one, on or off")
         context = self.context_tokens
         _require(
@@ -167,13 +193,19 @@ class ModelConfig:
             value = getattr(self, name)
             _require(value in choices, f"{name.replace('_', ' ')} {value!r}: must be one of {', '.join(choices)}")
         for kind in self.kv_types:
-            _require(kind in KV_TYPES, f"KV type {kind!r}: must be one of {', '.join(KV_TYPES)}, or two as K/V")
+            _require(kind in KV_TYPES, f"KV type {kind!r}: must be auto or one of {', '.join(KV_TYPES)}, or two as K/V")
+        _require(
+            self.kv_type != KV_AUTO or self.gpu_memory == 0,
+            "KV type auto: is weighed for the processor alone; name one, or give --gpu-memory 0",
+        )
         _require(
             LEAST_CHUNK_BYTES <= self.chunk_bytes <= CHUNK_BYTES and self.chunk_bytes & (self.chunk_bytes - 1) == 0,
             f"chunk of {self.chunk_bytes} bytes: must be a power of two from {LEAST_CHUNK_BYTES} to {CHUNK_BYTES}",
         )
         self._check_speculation()
         self._check_spill()
+        self._check_shift()
+        self._check_keep()
 
     def _check_spill(self) -> None:
         _require(str(self.kv_spill) != "", "kv spill: names no folder; give one, on or off")
@@ -188,6 +220,42 @@ class ModelConfig:
         _require(
             self.sequences == 1 and self.draft_model is None and not self.uses_lookup,
             "kv spill: serves one text at a time, without guesses; give --parallel 1, or leave out -md and --speculate",
+        )
+
+    def _check_keep(self) -> None:
+        if not self.kv_keep:
+            return
+        _require(self.kv_keep >= LEAST_KV_KEEP, f"kv keep {self.kv_keep}: must be 0 or {LEAST_KV_KEEP} tokens or more")
+        _require(not self.spills_kv, "kv keep: chooses among keys in memory; leave out --kv-spill")
+        _require(
+            self.flash_attention != "off" and not self.exact and self.kv_types[0] in ("f16", "f32"),
+            "kv keep: needs flash attention, and keys of 16 or 32 bits; leave out --exact, -fa off and -ctk",
+        )
+        _require(
+            self.gpu_memory == 0 and self.backend != "llama.cpp",
+            "kv keep: runs on the processor, with the callback of edge-run; leave out --gpu-memory and --backend",
+        )
+        _require(
+            self.sequences == 1 and self.draft_model is None and not self.uses_lookup and not self.context_shift,
+            "kv keep: is for one text at a time, without guesses and shifts; give --parallel 1, or leave out -md, "
+            "--speculate and --context-shift",
+        )
+
+    def _check_shift(self) -> None:
+        keep = self.context_keep_tokens
+        _require(keep >= -1, f"context keep {keep}: must be -1 (the whole prompt) or a number of tokens")
+        if not self.context_shift:
+            return
+        _require(not self.spills_kv, "context shift: needs all keys in memory; leave out --kv-spill")
+        _require(self.gpu_memory == 0, "context shift: runs on the processor alone; give --gpu-memory 0")
+        _require(
+            self.kv_types[0] in _WHOLE_NUMBERS,
+            f"context shift: would round keys of {self.kv_types[0]} once more each time; give -ctk f16",
+        )
+        _require(
+            self.sequences == 1 and self.draft_model is None and not self.uses_lookup,
+            "context shift: is for one text at a time, without guesses; give --parallel 1, or leave out -md and "
+            "--speculate",
         )
 
     def _check_speculation(self) -> None:
@@ -205,7 +273,7 @@ class ModelConfig:
             not self.exact or self.micro_batch_tokens != 1, "exact: needs a micro-batch (-ub) of at least 2 tokens"
         )
         _require(
-            not self.exact or self.kv_types[1] in ("f32", "f16", "bf16"),
+            not self.exact or self.kv_types[1] in _WHOLE_NUMBERS,
             f"exact: excludes {self.kv_types[1]} for V, which needs flash attention; give -ctv f16",
         )
         _require(
@@ -253,6 +321,11 @@ class ModelConfig:
         return parse_size(self.prompt_cache_size)
 
     @property
+    def most_daily_prompt_bytes(self) -> int:
+        """What may be written of prompts in a day, in bytes."""
+        return parse_size(self.prompt_cache_daily)
+
+    @property
     def spills_kv(self) -> bool:
         """Whether keys and values may lie in a file."""
         return str(self.kv_spill) != KV_SPILL_OFF
@@ -264,9 +337,8 @@ class ModelConfig:
 
     @property
     def kv_types(self) -> tuple[str, str]:
-        """The types of K and of V."""
-        k, _, v = self.kv_type.partition("/")
-        return k, v or k
+        """The types of K and of V; those that `auto` begins with."""
+        return kv_types(_DEFAULT_KV_TYPE if self.kv_type == KV_AUTO else self.kv_type)
 
 
 @dataclass(frozen=True, slots=True)

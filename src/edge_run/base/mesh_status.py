@@ -1,4 +1,4 @@
-"""What `edge-run mesh status` says: frozen dataclasses, whose field names are the keys of its `--json`."""
+"""What is said of a mesh, by `edge-run mesh status` and in answers: dataclasses whose fields are keys of `--json`."""
 
 from __future__ import annotations
 
@@ -98,3 +98,46 @@ class ClusterMembers:
     members: tuple[ClusterMember, ...]
     removed: tuple[str, ...]
     invitations: tuple[OpenInvitation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MeshNode:
+    """A device of a run: its id and name, the blocks of the model that it computes, and what it reads for each token.
+
+    The device that has the tokens also computes what comes before the first block and after the last.
+    """
+
+    node: str
+    name: str
+    blocks: tuple[int, ...]
+    streamed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeshUse:
+    """How a model was spread over devices, at the end of an answer.
+
+    epoch: of the plan in force.
+    nodes: in the order of the ring.
+    rounds: how often a token goes around the ring.
+    predicted_token_s: what a token was expected to take.
+    token_s: what a token took, the median of late.
+    hop_s: what a hop from one device to the next took.
+    sent_bytes: of the activations that this device handed on.
+    plain_bytes: of the same activations before they were coded.
+    activations: how many of them went `plain`, `packed` (exact) and `compact` (rounded).
+    recoveries: new plans since the model was opened, each with all computed again.
+    left_out: devices that do not take part, and why.
+    """
+
+    epoch: int
+    nodes: tuple[MeshNode, ...]
+    rounds: int
+    predicted_token_s: float
+    token_s: float
+    hop_s: float
+    sent_bytes: int
+    plain_bytes: int
+    activations: dict[str, int]
+    recoveries: int
+    left_out: dict[str, str]

@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from edge_run.base.mesh_status import MeshUse
+
 # The log-probability of the token that was chosen, then those of the likeliest ones, the best first; each with its id.
 TokenLogprobs: TypeAlias = "tuple[tuple[int, float], ...]"
 
@@ -31,6 +33,8 @@ class Numerics:
     repacked: the kinds of weights that edge-run repacked. rope_factors: `short` or `long`, of a model that has both.
     kernels: what of the processor llama.cpp's kernels use: others sum in another order. pooling: of embeddings.
     batching: `unified` where what else is computed may change last digits, in passes shared by answers or texts.
+    kv_keep: `pages N` or `window N` where each token of an answer looks at N rows of the context at most, which is
+        lossy: then the bits are not those that llama.cpp gives. Else empty.
     """
 
     library: str
@@ -49,6 +53,7 @@ class Numerics:
     batching: str = ""
     kernels: str = ""
     pooling: str = ""
+    kv_keep: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,7 @@ class Plan:
     streamed_bytes_per_pass is for those, streamed_bytes_per_batch for passes of many tokens, beside which nothing is
     lent. by_context: how that changes while the context fills. micro_batch_tokens: of one pass of a prompt, which the
     minimum is for. spilled_kv_bytes: keys and values of a full context that have no room in kv_bytes of memory.
+    kv_type_reason: the type of keys and values, and what was weighed, where that was left open (`auto`).
     """
 
     mode: str
@@ -159,6 +165,7 @@ class Plan:
     micro_batch_tokens: int = 0
     repacked: tuple[str, ...] = ()
     spilled_kv_bytes: int = 0
+    kv_type_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +264,18 @@ class KvSpill:
 
 
 @dataclass(frozen=True, slots=True)
+class KvKeep:
+    """Attention on a part of the context, which is lossy.
+
+    kind: which part. tokens: at most so many. share: what was looked at so far, of what was there.
+    """
+
+    kind: str
+    tokens: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Speculation:
     """How several tokens were verified in one pass.
 
@@ -291,55 +310,15 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
-class MeshNode:
-    """A device of a run: its id and name, the blocks of the model that it computes, and what it reads for each token.
-
-    The device that has the tokens also computes what comes before the first block and after the last.
-    """
-
-    node: str
-    name: str
-    blocks: tuple[int, ...]
-    streamed_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class MeshUse:
-    """How a model was spread over devices, at the end of an answer.
-
-    epoch: of the plan in force.
-    nodes: in the order of the ring.
-    rounds: how often a token goes around the ring.
-    predicted_token_s: what a token was expected to take.
-    token_s: what a token took, the median of late.
-    hop_s: what a hop from one device to the next took.
-    sent_bytes: of the activations that this device handed on.
-    plain_bytes: of the same activations before they were coded.
-    activations: how many of them went `plain`, `packed` (exact) and `compact` (rounded).
-    recoveries: new plans since the model was opened, each with all computed again.
-    left_out: devices that do not take part, and why.
-    """
-
-    epoch: int
-    nodes: tuple[MeshNode, ...]
-    rounds: int
-    predicted_token_s: float
-    token_s: float
-    hop_s: float
-    sent_bytes: int
-    plain_bytes: int
-    activations: dict[str, int]
-    recoveries: int
-    left_out: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class Generation:
     """A finished answer and its figures.
 
     finish_reason: `stop` (the model or a stop string ended it), `length` (max_tokens), `context` (full), `cancelled`,
         or `deadline` (its time was over).
     cached_tokens: how much of the prompt was in the KV cache already. ttft_s: from the request to the first token.
+    dropped_messages: the oldest messages of the conversation, which were left out because it had no room.
+    shifted_tokens: those that a context shift took out of the context; what came after is not what the model gives for
+        the text that was left.
     """
 
     text: str
@@ -363,6 +342,9 @@ class Generation:
     mesh: MeshUse | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     kv_spill: KvSpill | None = None
+    kv_keep: KvKeep | None = None
+    dropped_messages: int = 0
+    shifted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

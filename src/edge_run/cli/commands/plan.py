@@ -103,6 +103,8 @@ def _paragraphs(plan: Plan, planned: Planner, columns: int | None, profile: Devi
     makes = f"embeddings (pooling {planned.config.pooling}), " if planned.config.embeddings else ""
     yield f"{_what(planned.gguf)}; {makes}{describe_context(plan)}\n"
     yield f"{forecasts.headline(plan)}\n{describe_items(plan, columns)}\n"
+    if plan.kv_type_reason:
+        yield f"Keys and values in {plan.kv_type_reason}.\n"
     if plan.repacked:
         yield f"{forecasts.repacked(plan)}\n"
     if planned.config.embeddings:

@@ -166,7 +166,9 @@ def _check_certificate(certificate: Path | None, key: Path | None) -> None:
 
 
 def _usual_parallel(settings: RunSettings) -> int:
-    """Return how many answers share a pass where nobody said: guesses are made, and texts spilled, for one alone."""
+    """Return how many answers share a pass where nobody said: guesses are made, texts spilled or shifted for one."""
     config = settings.config
-    is_alone = settings.is_mesh or config.draft_model or config.uses_lookup or config.spills_kv
+    makes_guesses = config.draft_model or config.uses_lookup
+    has_own_cells = config.spills_kv or config.context_shift or config.kv_keep
+    is_alone = settings.is_mesh or makes_guesses or has_own_cells
     return 1 if is_alone else PARALLEL

@@ -72,6 +72,13 @@ def opened(
             )
         if model.plan.context_tokens < model.plan.wanted_context_tokens:
             terminal.say(f"a {figures.describe_context(model.plan)}")
+        if config.kv_keep:
+            terminal.say(
+                f"each token looks at {config.kv_keep:,} tokens of the context at most (--kv-keep): the text is not "
+                "what the model gives with all of them"
+            )
+        if model.plan.kv_type_reason:
+            terminal.say(f"keys and values in {model.plan.kv_type_reason}")
         say_notices(model, terminal)
         if limits := model.speculation.reason:
             terminal.say(limits)
@@ -128,16 +135,19 @@ def follow(stream: Stream, model: Model, write: Callable[[str], None]) -> Writte
     return WrittenAnswer("".join(written), generation)
 
 
-def say_figures(answer: WrittenAnswer, terminal: Terminal, is_chat: bool = False) -> None:
-    """Say why the answer ended and what it cost; in a chat, its speed only."""
+def say_figures(answer: WrittenAnswer, terminal: Terminal, when_full: str = "") -> None:
+    """Say why the answer ended and what it cost; of a chat, its speed only.
+
+    when_full: what the user of a chat can do where the context is full.
+    """
     generation = answer.generation
     if generation is None:
         terminal.say("Stopped.", NOTICE)
         return
-    if reason := figures.describe_end(generation, is_chat):
+    if reason := figures.describe_end(generation, when_full):
         terminal.say(reason)
     terminal.say(figures.describe_speed(generation), NOTICE)
-    if not is_chat:
+    if not when_full:
         terminal.say(figures.describe_use(generation.plan, generation.memory, generation.io, generation.load_s), NOTICE)
         for line in (*figures.describe_experts(generation.experts), *figures.describe_spill(generation.kv_spill)):
             terminal.say(line, NOTICE)

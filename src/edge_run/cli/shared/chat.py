@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from edge_run.base.errors import ConfigError, ContextFull, EdgeRunError
+from edge_run.base.units import format_count
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.answer import NOTICE, say_figures, say_notices, show
 from edge_run.cli.shared.conversation_book import ConversationBook
@@ -21,6 +22,7 @@ PROMPT, MORE_PROMPT = "> ", ". "
 EXITS = ("/exit", "/quit", "/bye")
 HELP = """\
 /clear  forget the conversation
+/drop   leave out the oldest turns of a conversation that is too long; then the message that had no room is answered
 /stats  figures since the start
 /save NAME, /load NAME  keep the conversation under a name; go on with one that was kept
 /exit   leave (or Ctrl-D)
@@ -36,6 +38,7 @@ class Chat:
     def __init__(self, model: Model, talk: Talk, terminal: Terminal, book: ConversationBook | None = None) -> None:
         self._model, self._talk, self._terminal, self._book = model, talk, terminal, book
         self._n_notices = len(model.notices)
+        self._unanswered: str | None = None  # the last message, where it had no room
 
     def resume(self, conversation: Conversation) -> None:
         """Go on with a conversation that was kept. Raises ConfigError where it is of another kind."""
@@ -79,9 +82,12 @@ class Chat:
             self._terminal.say_lines(HELP)
         elif command == "/clear":
             self._talk.clear()
+            self._unanswered = None
             if self._book:
                 self._book.begin()
             self._terminal.say("The conversation is empty again.", NOTICE)
+        elif command == "/drop":
+            self._drop()
         elif command == "/stats":
             self._say_stats()
         elif command.partition(" ")[0] in ("/save", "/load"):
@@ -103,15 +109,34 @@ class Chat:
         except EdgeRunError as error:
             self._terminal.say(f"{command}: {error}")
 
+    def _drop(self) -> None:
+        """Leave out the oldest turns; what had no room before is answered then."""
+        text, self._unanswered = self._unanswered, None
+        n_dropped = self._talk.drop(text)
+        if not n_dropped:
+            self._terminal.say("/drop: there is no turn that could be left out; /clear begins anew.")
+            return
+        kept = ""
+        if self._book:  # under its own name the conversation stays whole
+            kept = f"; {self._book.name} has them all"
+            self._book.begin()
+        self._terminal.say(f"{format_count(n_dropped, 'message')} left out, the rest is read anew{kept}.", NOTICE)
+        if text is not None:
+            self._answer(text)
+
     def _say_stats(self) -> None:
         for line in figures.describe_stats(self._model.plan, self._model.stats):
             self._terminal.say(line, NOTICE)
 
     def _answer(self, text: str) -> None:
+        self._unanswered = None
         try:
             answer = show(self._talk.ask(text), self._model, self._terminal)
         except ContextFull as error:
-            self._terminal.say(f"{error}, or /clear. Your text was not added: the arrow up brings it back.")
+            self._unanswered = text
+            self._terminal.say(
+                f"{error}; {self._talk.when_full}. Your text was not added: the arrow up brings it back."
+            )
             return
         except EdgeRunError as error:
             self._terminal.say(f"{error}. The chat is as it was before.")
@@ -120,7 +145,7 @@ class Chat:
             self._talk.keep(text, answer.text)
             self._write_down()
         self._n_notices = say_notices(self._model, self._terminal, self._n_notices)
-        say_figures(answer, self._terminal, is_chat=True)
+        say_figures(answer, self._terminal, self._talk.when_full)
 
     def _write_down(self) -> None:
         """Keep the conversation as it is now; where that fails, say so, and go on."""

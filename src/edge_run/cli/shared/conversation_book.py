@@ -27,6 +27,11 @@ class ConversationBook:
         self._name = _new_name()
         model.keep_answers()
 
+    @property
+    def name(self) -> str:
+        """What the conversation is kept as."""
+        return self._name
+
     def begin(self) -> None:
         """Another conversation begins; the one so far stays as it is."""
         self._name = _new_name()

@@ -177,14 +177,24 @@ def describe_decision(decision: TuningDecision) -> str:
     )
 
 
-def describe_end(generation: Generation, is_chat: bool) -> str:
-    """Return why an answer ended, where that is not plain to see; an empty string where it is."""
+def describe_end(generation: Generation, when_full: str = "") -> str:
+    """Return why an answer ended, where that is not plain to see; an empty string where it is.
+
+    when_full: what can be done where the context is full, besides giving it more room.
+    """
     if generation.finish_reason == "context":
         plan = generation.plan
         more = "more fits with -c" if plan.context_tokens >= plan.wanted_context_tokens else "more fits with --memory"
-        advice = f"/clear begins anew; {more}" if is_chat else more
+        advice = f"{when_full}; {more}" if when_full else more
         return f"The context of {plan.context_tokens:,} tokens is full: the answer ends here; {advice}."
-    return "Stopped." if generation.finish_reason == "cancelled" else ""
+    if generation.finish_reason == "cancelled":
+        return "Stopped."
+    if generation.shifted_tokens:
+        return (
+            f"The context was full: {generation.shifted_tokens:,} tokens were taken out of it (--context-shift); what "
+            "came after is not what the model gives for the text that was left."
+        )
+    return ""
 
 
 def describe_stats(plan: Plan, stats: Stats) -> list[str]:

@@ -17,6 +17,7 @@ from edge_run.base.config import (
     EXPERT_POLICIES,
     EXPERT_PREFETCH,
     FLASH_ATTENTION,
+    KV_KEEP_BY,
     KV_TYPES,
     MESH_ACTIVATIONS,
     REPACK,
@@ -102,7 +103,10 @@ SETTINGS: tuple[Setting, ...] = (
         "the numerics key: another size may change the last bits of the logits." + _default("micro_batch_tokens"),
     ),
     _memory("-b", "--batch-size", help="As llama.cpp's: -ub is at most this.", **_NUMBER),
-    _memory("--kv-type", metavar="TYPE", help=f"Of the KV cache, or K/V: {_KV_HELP}." + _default("kv_type")),
+    _memory(
+        "--kv-type", metavar="TYPE",
+        help=f"Of the KV cache, or K/V: {_KV_HELP}; auto: what room, time and quality speak for." + _default("kv_type"),
+    ),
     _memory("-ctk", "--cache-type-k", metavar="TYPE", help="The type of K alone."),
     _memory("-ctv", "--cache-type-v", metavar="TYPE", help="The type of V alone."),
     _memory(
@@ -145,9 +149,31 @@ SETTINGS: tuple[Setting, ...] = (
         help="What that may take of the disk; the least recently used goes first. [default: 4GiB]",
     ),
     _memory(
+        "--prompt-cache-daily", field="prompt_cache_daily", callback=size_option, metavar="SIZE",
+        help="What may be written there in a day; flash wears out by writing. [default: 32GiB]",
+    ),
+    _memory(
         "--kv-spill", field="kv_spill", metavar="on|off|FOLDER",
         help="Keep keys and values that have no room in memory in a file without a name, and read them for each token. "
         "[default: off]",
+    ),
+    _memory(
+        "--kv-keep", field="kv_keep", **_NUMBER,
+        help="Tokens of the context that each token of an answer looks at, at most; 0: all. Less than all is lossy: "
+        "what is computed is not the model's any more." + _default("kv_keep"),
+    ),
+    _memory(
+        "--kv-keep-by", field="kv_keep_by", type=click.Choice(KV_KEEP_BY),
+        help="Which these are: pages whose keys answer best, or the first and the latest." + _default("kv_keep_by"),
+    ),
+    _memory(
+        "--context-shift/--no-context-shift", field="context_shift", default=None,
+        help="Where the context is full, take the older half of the text out of it and go on; what follows is not what "
+        "the model gives for the text that is left. [default: no]",
+    ),
+    _memory(
+        "--keep", field="context_keep_tokens", **_NUMBER,
+        help="The first tokens of the prompt that stay then; -1: all." + _default("context_keep_tokens"),
     ),
     _memory(
         "--check-file/--no-check-file", field="check_file", default=None,

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from edge_run.base.config import WIDEST_MICRO_BATCH, ModelConfig, SamplingConfig
+from edge_run.base.config import KV_AUTO, WIDEST_MICRO_BATCH, ModelConfig, SamplingConfig
 from edge_run.base.errors import ConfigError
 from edge_run.base.files import read_text_file
 from edge_run.base.folders import cache_folder
@@ -101,7 +101,7 @@ def report(context: click.Context, terminal: Terminal, *configs: ModelConfig | S
                 "automatic"
                 if value is None
                 else format_size(value)
-                if name in ("memory", "gpu_memory", "size", "prompt_cache_size")
+                if name in ("memory", "gpu_memory", "size", "prompt_cache_size", "prompt_cache_daily")
                 else value
             )
             shown = "a secret" if name in _SECRETS else shown
@@ -137,11 +137,13 @@ def _kv_type(context: click.Context, values: Mapping[str, Any]) -> str:
     """Return both types as K/V; a type for one of the two counts unless both were set nearer to the user."""
     both = values.get("kv_type")
     k, v = ModelConfig(kv_type=both).kv_types if both else ModelConfig().kv_types
+    is_chosen = both == KV_AUTO
     for name in ("cache_type_k", "cache_type_v"):
         one = values.get(name)
         if one is not None and (not both or _rank(context, name) <= _rank(context, "kv_type")):
             k, v = (one, v) if name == "cache_type_k" else (k, one)
-    return f"{k}/{v}"
+            is_chosen = False
+    return KV_AUTO if is_chosen else f"{k}/{v}"
 
 
 def _sampling(values: Mapping[str, Any]) -> SamplingConfig:

@@ -19,6 +19,7 @@ class TemplateTalk:
     """Messages, put into words by the model's chat template."""
 
     hint = "Write a message; /help says what else."
+    when_full = "/drop leaves out its oldest turns, /clear begins anew"
 
     def __init__(self, model: Model, system_prompt: str, max_tokens: int | None, sampling: SamplingConfig) -> None:
         self._model, self._max_tokens, self._sampling = model, max_tokens, sampling
@@ -45,6 +46,17 @@ class TemplateTalk:
             raise ConfigError("this conversation is a plain text, not a chat; go on with it with -no-cnv")
         self._messages = [{"role": role, "content": text} for role, text in parts]
 
+    def drop(self, text: str | None) -> int:
+        """Leave out the oldest turns, of a conversation that goes on with the message `text` if there is one.
+
+        Returns how many messages those were; 0 where there is but one turn.
+        """
+        following = [] if text is None else [{"role": "user", "content": text}]
+        kept = list(self._model.without_oldest([*self._messages, *following]))
+        n_kept = len(kept) - len(following)
+        n_dropped, self._messages = len(self._messages) - n_kept, [dict(one) for one in kept[:n_kept]]
+        return n_dropped
+
     def clear(self) -> None:
         """Forget all messages but the system's."""
         self._messages = list(self._system)
@@ -54,6 +66,7 @@ class PlainTalk:
     """A text that the user and the model write in turn."""
 
     hint = "This model continues the text that you write; Return alone lets it go on, /help says what else."
+    when_full = "/clear begins anew"
 
     def __init__(self, model: Model, beginning: str, max_tokens: int | None, sampling: SamplingConfig) -> None:
         self._model, self._max_tokens, self._sampling = model, max_tokens, sampling
@@ -77,6 +90,10 @@ class PlainTalk:
         if [role for role, _ in parts] != [TEXT]:
             raise ConfigError("this conversation is a chat, not a plain text; go on with it with -cnv")
         self._text = parts[0][1]
+
+    def drop(self, text: str | None) -> int:
+        """Return 0: a plain text has no turns."""
+        return 0
 
     def clear(self) -> None:
         """Begin again."""

@@ -17,7 +17,7 @@ if is_cell():
 
 import numpy as np
 
-from edge_run.runtime.generation.grammar import LocalGrammar
+from edge_run.runtime.grammars.grammar import LocalGrammar
 from edge_run.runtime.llama import _ggml as ggml
 from edge_run.runtime.llama._ggml import L
 

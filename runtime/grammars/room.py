@@ -18,7 +18,7 @@ from edge_run.runtime.processes.cell import Cell, Overrun
 
 LOADING_S = 120.0
 MOST_GRAMMAR_BYTES = 8 << 20
-_JOBS = "edge_run.runtime.generation.grammar_jobs"
+_JOBS = "edge_run.runtime.grammars.jobs"
 
 
 class GrammarRoom(Closing):

@@ -1,0 +1,22 @@
+"""Whether a model's attention can look at a part of the context (`--kv-keep`)."""
+
+from __future__ import annotations
+
+from edge_run.base.errors import NotSupported
+from edge_run.runtime.engine.loading import Loaded
+from edge_run.runtime.graph.nodes import GraphMap
+from edge_run.runtime.streaming.chosen_rows import ATTENTION, ChosenRows
+
+
+def choosing(loaded: Loaded, graph: GraphMap) -> list[ChosenRows]:
+    """Return the feature that chooses rows, where the configuration asks for one. Raises NotSupported."""
+    config, path = loaded.prepared.config, loaded.prepared.gguf.shards[0].path
+    if not config.kv_keep:
+        return []
+    if not any(node.op == ATTENTION for node in graph):
+        raise NotSupported(f"{path}: --kv-keep needs flash attention, which llama.cpp does not use for this model")
+    if loaded.model.sliding_window_tokens:
+        raise NotSupported(f"{path}: --kv-keep is for models without sliding windows, which look at a part already")
+    if loaded.prepared.gguf.value("attention.indexer.head_count"):
+        raise NotSupported(f"{path}: --kv-keep is not for a model that chooses among its rows itself")
+    return [ChosenRows(config.kv_keep, config.kv_keep_by)]

@@ -1,0 +1,110 @@
+"""What an open model knows of texts: text to tokens and back, and a conversation to the text that it goes on with."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge_run.base.closing import Closing
+from edge_run.base.errors import ConfigError, ContextFull, NotSupported
+from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.generation.chat import ChatTemplate, contents, without_oldest
+from edge_run.runtime.generation.request import Message
+from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.llama._ggml import L
+from edge_run.runtime.llama.prompt_text import CLEARLY_IN_A_CHAT, refuse_what_is_too_long, tokenize_prompt
+
+
+class ModelTexts(Closing):
+    """The texts of an open model. What turns text into tokens is thread-safe."""
+
+    path: Path
+    _template: ChatTemplate | None
+
+    @property
+    @abstractmethod
+    def _opened(self) -> Engine:
+        """Return the engine. Raises ConfigError where the model was closed."""
+
+    @property
+    def _vocab(self) -> Any:
+        return self._opened.model.vocab
+
+    @property
+    def context_tokens(self) -> int:
+        """The tokens that a prompt and its answer may have."""
+        return self._opened.front.capabilities.context_tokens
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `chat` can work: the file, or the caller, gave a template."""
+        return self._template is not None
+
+    @property
+    def chat_template(self) -> str:
+        """The Jinja text of the chat template; empty where there is none."""
+        return self._template.source if self._template else ""
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Return the tokens of `text`. parse_special: control tokens written in it (`<|im_end|>`) count as such."""
+        return self._opened.model.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Return the text of `tokens`."""
+        self._check_tokens("tokens", tokens)
+        return b"".join(ggml.token_bytes(self._vocab, t, False) for t in tokens).decode("utf-8", "replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token stands for, which may be a part of a character; none for control tokens."""
+        self._check_tokens("token", (token,))
+        return ggml.token_bytes(self._vocab, token, False)
+
+    def prompt_tokens(self, text: str) -> list[int]:
+        """Return the tokens of a prompt as `generate` makes them: with BOS, and control tokens in it as such.
+
+        Raises ContextFull for a text that is clearly too long, ConfigError for what the vocabulary cannot write.
+        """
+        return tokenize_prompt(self._opened.model, text, self.context_tokens)
+
+    def chat_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
+        """Return the text that `stream_chat` continues, without the BOS that `prompt_tokens` adds.
+
+        variables: what else the template is told, such as `tools`. Raises NotSupported when there is no template, and
+        what `ChatTemplate.render` raises.
+        """
+        if self._template is None:
+            raise NotSupported(
+                f"{self.path}: has no chat template; give one with --chat-template, or use plain completion (-p)"
+            )
+        room_tokens = self.context_tokens
+        refuse_what_is_too_long(self._opened.model, contents(messages), room_tokens, CLEARLY_IN_A_CHAT)
+        text = self._template.render(messages, variables=variables)
+        bos = self._special(L.llama_vocab_bos(self._vocab))
+        if bos and L.llama_vocab_get_add_bos(self._vocab) and text.startswith(bos):
+            return text[len(bos) :]
+        return text
+
+    def without_oldest(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return a conversation less its oldest turns, so many that half of the context is free if that can be.
+
+        What the system says stays, and so does the last turn. Raises what `chat_prompt` raises, but for ContextFull.
+        """
+        return without_oldest(messages, self.context_tokens, self._count_tokens)
+
+    def _count_tokens(self, messages: Sequence[Message]) -> int:
+        try:
+            return len(self.prompt_tokens(self.chat_prompt(messages)))
+        except ContextFull:
+            return self.context_tokens + 1
+
+    def _special(self, token: int) -> str:
+        return ggml.token_bytes(self._vocab, token, True).decode("utf-8", "replace") if token >= 0 else ""
+
+    def _check_tokens(self, what: str, tokens: Sequence[int]) -> None:
+        """Refuse what llama.cpp would end the process over."""
+        vocabulary = self._opened.model.vocabulary
+        outside = [token for token in tokens if not 0 <= token < vocabulary]
+        if outside:
+            raise ConfigError(f"{what}: token {outside[0]} is outside the vocabulary of {vocabulary}")

@@ -1,0 +1,67 @@
+"""How much slower attention is on keys and values of fewer bits, measured on this device once and kept.
+
+A quantised row is unpacked, or multiplied in integers, for each token that looks at it, so that fewer bytes may take
+longer. How much depends on the type and on the width of a pass; that it also depends a little on heads is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from edge_run.base.config import ModelConfig, kv_types
+from edge_run.base.files import keep_file
+from edge_run.base.strict_json import parse
+from edge_run.devices.host.machine import OtherLoad
+from edge_run.runtime.llama.threads import compute_threads
+from edge_run.runtime.probing.probe import this_setup
+from edge_run.runtime.probing.workload import ATTENTION, MANY_TOKENS, OTHERS_SHARE
+
+_FOLDER = "attention"
+
+
+def attention_speeds(config: ModelConfig, types: Sequence[str]) -> Mapping[str, tuple[float, float]]:
+    """Return the speeds of attention on keys and values of `types`, as `q8_0/q4_0`; measures what is not known.
+
+    They are floating point operations a second in a pass of one token, and in one of many. Measuring takes about a
+    second for each, and is kept unless other programs were at work meanwhile.
+    """
+    threads = compute_threads(config.threads)
+    kept = _kept(_place(config))
+    of_threads = kept.get(str(threads), {})
+    if all(kind in of_threads for kind in types):
+        return {kind: of_threads[kind] for kind in types}
+    load = OtherLoad()
+    found = {kind: _measure(kind, threads) for kind in types}  # all, so that they are compared at one time
+    if load.share <= OTHERS_SHARE:
+        kept[str(threads)] = {**of_threads, **found}
+        keep_file(_place(config), json.dumps(kept).encode(), "the speed of attention")
+    return found
+
+
+def _measure(kind: str, threads: int) -> tuple[float, float]:
+    from edge_run.runtime.probing.kernels import measure_attention
+
+    narrow, wide = (
+        measure_attention(tokens, **ATTENTION, threads=threads, types=kv_types(kind)) for tokens in (1, MANY_TOKENS)
+    )
+    return narrow, wide
+
+
+def _kept(place: Path) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return what was kept, by threads; nothing of what is not as it should be."""
+    try:
+        found = parse(place.read_bytes())
+        kept = {
+            str(threads): {str(kind): (float(narrow), float(wide)) for kind, (narrow, wide) in speeds.items()}
+            for threads, speeds in found.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+    has_all = all(min(pair) > 0 for speeds in kept.values() for pair in speeds.values())
+    return kept if has_all else {}
+
+
+def _place(config: ModelConfig) -> Path:
+    return config.cache / _FOLDER / this_setup().file_name

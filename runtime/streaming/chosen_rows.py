@@ -1,0 +1,124 @@
+"""Attention on a part of the context (`--kv-keep`), as a feature of a pass: for each layer, a mask of its own.
+
+llama.cpp computes as ever. Before an attention is computed, its query is read, rows are chosen, and the mask that all
+layers share says for this layer that the others are hidden; its kernel does not read rows that are hidden. So what is
+computed is not the model's any more, but that of a model that looks at less. Only passes of one token do so: a prompt
+is read with all of its rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from edge_run.base.errors import NotSupported
+from edge_run.base.results import KvKeep
+from edge_run.runtime.decoding.driver import Steps
+from edge_run.runtime.graph.cell_uses import WRITES_ROWS
+from edge_run.runtime.graph.nodes import GraphMap, Node
+from edge_run.runtime.llama import _ggml as ggml
+from edge_run.runtime.streaming.key_bounds import PAGE_ROWS, KeyBounds, choose_pages, choose_window
+from edge_run.tiers import _libc
+
+ATTENTION = "FLASH_ATTN_EXT"
+WINDOW = "window"
+_HIDDEN = np.uint16(0xFC00)  # minus infinity, as a mask of 16 bits has it
+_TYPES = {0: np.float32, 1: np.float16}
+
+
+class ChosenRows:
+    """The feature that chooses. keep_rows: as many are looked at. kind: `pages` or `window`."""
+
+    def __init__(self, keep_rows: int, kind: str) -> None:
+        self._keep_rows, self._kind = keep_rows, kind
+        self._bounds: dict[int, KeyBounds] = {}  # by where a layer's keys lie
+        self._mask: np.ndarray[Any, np.dtype[np.uint16]] | None = None  # as llama.cpp made it for the pass at hand
+        self._looked_at = self._there = 0
+
+    @property
+    def figures(self) -> KvKeep:
+        """What was looked at so far."""
+        return KvKeep(self._kind, self._keep_rows, self._looked_at / self._there if self._there else 1.0)
+
+    def register(self, graph: GraphMap, steps: Steps) -> None:
+        """Choose before each attention, and forget what was known of rows that are written."""
+        attentions = [i for i, node in enumerate(graph) if node.op == ATTENTION and node.is_computed]
+        for i in attentions:
+            steps.stop_before(i, self._begin if i == attentions[0] else self._choose)
+        for i, node in enumerate(graph):
+            if node.op == WRITES_ROWS:
+                steps.add_before(i, self._forget)
+
+    def before_unknown(self, node: Node, address: int) -> bool:
+        """Look at all rows where the graph is not known, but forget those that are written."""
+        if node.op == WRITES_ROWS:
+            self._forget(address)
+        return False
+
+    def after_unknown(self) -> None:
+        """Do nothing: nothing stops a pass for it."""
+
+    def abandon(self) -> None:
+        """Forget the mask of the pass."""
+        self._mask = None
+
+    def _begin(self, address: int) -> None:
+        self._mask = None
+        self._choose(address)
+
+    def _forget(self, address: int) -> None:
+        written = ggml.rows_written(address)
+        if written and len(written[1]) and (bounds := self._bounds.get(written[0])):
+            bounds.forget(int(written[1].min()))
+
+    def _choose(self, address: int) -> None:
+        """Hide rows from the attention at `address`, whose query is computed."""
+        sources = ggml.tensor_at(address).src
+        q, k, mask = (ggml.tensor_at(sources[i]) for i in (0, 1, 3))
+        if q.ne[1] != 1:
+            return
+        if k.type not in _TYPES or mask.type != 1 or q.type != 0:
+            raise NotSupported("kv keep: needs keys of 16 or 32 bits, and flash attention; give -ctk f16")
+        shown = np.frombuffer(_libc.view(mask.data, 2 * mask.ne[0]), np.uint16)
+        original = self._mask = shown.copy() if self._mask is None else self._mask
+        visible = np.flatnonzero(original != _HIDDEN)
+        n_rows = int(visible[-1]) + 1 if len(visible) else 0
+        if len(visible) != n_rows:
+            raise NotSupported("kv keep: the rows of this model's context do not lie in the order of the text")
+        self._there += n_rows
+        if n_rows <= self._keep_rows:
+            self._looked_at += n_rows
+            return  # of all layers, so that none has hidden any
+        chosen = choose_window(n_rows, self._keep_rows) if self._kind == WINDOW else self._pages(q, k, n_rows)
+        self._looked_at += int(chosen.sum())
+        shown[:n_rows] = np.where(chosen, original[:n_rows], _HIDDEN)
+
+    def _pages(self, q: Any, k: Any, n_rows: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        root = k
+        while root.view_src:
+            root = ggml.tensor_at(root.view_src)
+        bounds = self._bounds.setdefault(root.data, KeyBounds())
+        # The page that is being written is not known: it is among the latest.
+        first, n_pages = bounds.n_pages, (n_rows - 1) // PAGE_ROWS
+        if n_pages > first:
+            bounds.extend(_rows(k, first * PAGE_ROWS, n_pages * PAGE_ROWS))
+        return choose_pages(bounds.scores(_heads(q)), n_rows, self._keep_rows)
+
+
+def _heads(q: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return the query of one token, `(heads, channels)`."""
+    n_channels, _, n_heads = q.ne[:3]
+    memory = _libc.view(q.data, (n_heads - 1) * q.nb[2] + 4 * n_channels)
+    return np.ndarray((n_heads, n_channels), np.float32, memory, strides=(q.nb[2], 4)).copy()
+
+
+def _rows(k: Any, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return the keys of whole pages, `(pages, PAGE_ROWS, heads, channels)`."""
+    kind = np.dtype(_TYPES[k.type])
+    n_channels, _, n_heads = k.ne[:3]
+    length = (stop - 1) * k.nb[1] + (n_heads - 1) * k.nb[2] + n_channels * kind.itemsize
+    shape = (stop - start, n_heads, n_channels)
+    memory = _libc.view(k.data + start * k.nb[1], length - start * k.nb[1])
+    rows = np.ndarray(shape, kind, memory, strides=(k.nb[1], k.nb[2], kind.itemsize))
+    return rows.astype(np.float32).reshape(-1, PAGE_ROWS, n_heads, n_channels)

@@ -1,0 +1,82 @@
+"""Which type keys and values get where it is left open: room first, then time against quality, and no wavering."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_run.base.config import ModelConfig
+from edge_run.base.errors import ConfigError
+from edge_run.base.units import MIB
+from edge_run.runtime.planning import kv_type_choice
+from edge_run.runtime.planning.kv_type_choice import LEAST_GAINS, Option, best
+from edge_run.runtime.planning.plan import plan
+from edge_run.runtime.probing import attention
+from tiny_models import make_model
+
+
+def options(*costs_s: float, room: Sequence[bool] = (True, True, True)) -> list[Option]:
+    nothing: Any = None
+    return [
+        Option(kind, nothing, cost_s, has_room, 0)
+        for kind, cost_s, has_room in zip(LEAST_GAINS, costs_s, room, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "kept", "wanted"),
+    [
+        (options(10, 9.5, 9.5), None, "f16"),  # not worth the quality
+        (options(10, 8, 7), None, "q8_0"),
+        (options(10, 8, 5), None, "q8_0/q4_0"),
+        (options(10, 9, 20, room=(False, True, True)), None, "q8_0"),  # room comes first
+        (options(10, 90, 80, room=(False, True, True)), None, "q8_0"),
+        (options(10, 20, 15, room=(False, False, False)), None, "f16"),
+        (options(10, 9.5, 20), "q8_0", "q8_0"),  # what was chosen before stays for a small loss
+        (options(10, 20, 30), "q8_0", "f16"),
+        (options(10, 9, 20, room=(True, False, True)), "q8_0", "f16"),
+    ],
+)
+def test_the_best(found: list[Option], kept: str | None, wanted: str) -> None:
+    assert best(found, kept).kv_type == wanted
+
+
+def speeds(slowness: float) -> Any:
+    return lambda config, types: {kind: (1e12 / slowness**i, 1e12 / slowness**i) for i, kind in enumerate(LEAST_GAINS)}
+
+
+def test_a_plan_says_what_was_weighed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_model("llama", tmp_path)
+    given: dict[str, Any] = {"context_tokens": 16384, "micro_batch_tokens": 64, "threads": 1, "check_file": False}
+    given["cache_folder"] = tmp_path / "cache"
+    monkeypatch.setattr(attention, "attention_speeds", speeds(3.0))
+    roomy = plan(path, memory="1GiB", kv_type="auto", **given)
+    assert roomy.kv_type_reason.startswith("f16, for 8,192 tokens of text and 256 more: f16 ")
+    small = plan(path, memory="1GiB", kv_type="q8_0", **given)
+    assert not small.kv_type_reason
+    needed = sum(item.size_bytes for item in small.items)
+    assert small.kv_bytes < roomy.kv_bytes
+    short = plan(path, memory=needed + 8 * MIB, kv_type="auto", **given)
+    assert short.kv_type_reason.startswith("q8_0, for")
+    assert "f16" in short.kv_type_reason
+    assert "no room for the whole context" in short.kv_type_reason
+    assert (short.kv_bytes, short.context_tokens) == (small.kv_bytes, 16384)
+
+
+def test_what_a_type_is_weighed_among_is_what_the_model_and_the_settings_allow(tmp_path: Path) -> None:
+    given: dict[str, Any]
+    for given in ({"exact": True}, {"flash_attention": "off"}, {"context_shift": True}):
+        config = ModelConfig(kv_type="auto", **given)
+        able = [kind for kind in LEAST_GAINS if kv_type_choice._can_be(_gguf(tmp_path), config, kind)]
+        assert able == ["f16"]
+    with pytest.raises(ConfigError, match="--gpu-memory 0"):
+        ModelConfig(kv_type="auto", gpu_memory="1GiB")
+
+
+def _gguf(folder: Path) -> Any:
+    from edge_run.tiers.gguf import read_gguf
+
+    return read_gguf(make_model("llama", folder))
