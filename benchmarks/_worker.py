@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--backend", default="edge-run")
     parser.add_argument("--memory", default="1024GiB")
     parser.add_argument("--gpu-memory", default="0")
+    parser.add_argument("--also", type=Path)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
@@ -83,6 +84,7 @@ def main() -> None:
         threads=arguments.threads,
         backend=arguments.backend,
         kv_type=arguments.kv_type,
+        also=arguments.also,
     )
     engine = Engine.open(arguments.model, config)
 
@@ -126,6 +128,7 @@ def main() -> None:
         "other_bytes": sum(i.size_bytes for i in plan.items if i.what not in ("pinned", "window")),
         "peak_bytes": memory.peak_bytes,
         "swapped_bytes": memory.swapped_bytes,
+        "copy_share": reads.copy_bytes / reads.bytes_read if reads.bytes_read else 0.0,
         "last_token": token,
     }
     engine.close()

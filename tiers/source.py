@@ -123,9 +123,9 @@ class SourceFile:
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        descriptor, self._fd = self._fd, -1  # before it is closed: a read that hangs may go on after this
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def _after(targets: Sequence[memoryview], n_bytes: int) -> list[memoryview]:

@@ -15,6 +15,7 @@ from edge_run.base.units import MIB, format_size
 from edge_run.devices.host.mount import IN_MEMORY, find_mount
 from edge_run.devices.host.system_files import system_text
 from edge_run.tiers import _libc
+from edge_run.tiers.copies.check import check_copy, find_copies
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.source import SourceFile
 
@@ -117,6 +118,22 @@ def check_drive(path: Path, root: Path = Path("/")) -> list[Finding]:
     if is_rotational(os.stat(path).st_dev, root):
         findings.append(Finding("drive", NOTE, f"{where}, a rotating disk", move))
     return findings or [Finding("drive", OK, f"{where}, read directly")]
+
+
+def check_second_drive(gguf: GgufModel, also: Path) -> list[Finding]:
+    """Whether `also` is a copy of the model, on a drive that is worth reading too."""
+    advice = "copy the model again, to another drive"
+    try:
+        copies = find_copies(gguf, also)
+        for shard, copy in zip(gguf.shards, copies, strict=True):
+            check_copy(shard, copy)
+    except EdgeRunError as error:
+        return [Finding("also", PROBLEM, str(error), advice)]
+    if os.stat(copies[0]).st_dev == os.stat(gguf.shards[0].path).st_dev:
+        text = f"{copies[0]}: on the file system of {gguf.shards[0].path}: reading both gains nothing"
+        return [Finding("also", NOTE, text, advice)]
+    what = "lengths, headers and samples of the weights are the model's"
+    return [Finding("also", OK, f"{copies[0]}: {what}"), *check_drive(copies[0])]
 
 
 def is_rotational(device: int, root: Path = Path("/")) -> bool:

@@ -37,6 +37,7 @@ from edge_run.runtime.streaming.route_recorder import RouteRecorder
 from edge_run.runtime.streaming.spilled_cells import SpilledCells
 from edge_run.runtime.streaming.weights import WeightStreaming
 from edge_run.tiers._libc import PAGE
+from edge_run.tiers.copies.source import Drives
 from edge_run.tiers.kv.cells import CellCount, Cells
 from edge_run.tiers.kv.loans import Loans, idle_bytes
 from edge_run.tiers.readers import Readers, ReadTotals
@@ -84,11 +85,14 @@ class Supply:
         """Have `say` told, in a line, what cannot be done and is gone on without."""
         if self._lender:
             self._lender.say = say
+        if drives := self._drives:
+            drives.tell(say)
 
     @property
     def read_totals(self) -> ReadTotals:
         """What the readers read so far."""
-        return self._readers.totals if self._readers else ReadTotals()
+        totals = self._readers.totals if self._readers else ReadTotals()
+        return totals + drives.totals if (drives := self._drives) else totals
 
     @property
     def wait_s(self) -> float:
@@ -99,6 +103,10 @@ class Supply:
     def kv_spill(self) -> KvSpill | None:
         """What of keys and values went to a file; None where all stay in memory."""
         return self._spilled.figures if self._spilled else None
+
+    @property
+    def _drives(self) -> Drives | None:
+        return self._loaded.backing.drives if self._loaded.backing else None
 
     @property
     def expert_use(self) -> ExpertUse | None:

@@ -61,6 +61,8 @@ def _require(is_ok: bool, message: str) -> None:
 class ModelConfig:
     """How a model is opened. Everything that changes the numbers is part of the numerics key.
 
+    It is over 200 lines because every setting has a line here, and checks that concern several of them are together.
+
     memory: budget for the whole process, bytes or text (`4GiB`); None is what is available less a margin.
     gpu_memory: budget of a GPU's memory, for weights, keys and values, and buffers there; 0 leaves it out, as long as
         no real GPU was tried; None is what is free less a margin, and nothing where the processor plays the GPU.
@@ -78,6 +80,8 @@ class ModelConfig:
     flash_attention: `on`, `off`, or `auto`, which is on where llama.cpp has it for the model.
     backend: `edge-run` (our memory), `llama.cpp` (its own loader), or `auto` (ours where it works).
     readers: reader threads; a model streamed by expert tries half as many too.
+    also: a copy of the model on a second drive, its only or first file, or a folder that has it under the same names:
+        both are read at once.
     expert_policy: which experts stay in memory.
     expert_prefetch: how many layers ahead experts are read that are likely to be chosen (`1+`: one, asked twice);
         `auto` compares the settings as it goes.
@@ -118,6 +122,7 @@ class ModelConfig:
     flash_attention: str = "auto"
     backend: str = "auto"
     readers: int = 4
+    also: Path | str | None = None
     expert_policy: str = "default"
     expert_prefetch: str = "auto"
     packed: Path | str | None = None
@@ -161,6 +166,7 @@ class ModelConfig:
             LEAST_CHUNK_BYTES <= self.chunk_bytes <= CHUNK_BYTES and self.chunk_bytes & (self.chunk_bytes - 1) == 0,
             f"chunk of {self.chunk_bytes} bytes: must be a power of two from {LEAST_CHUNK_BYTES} to {CHUNK_BYTES}",
         )
+        _require(str(self.also) != "", "also: names no file; give a copy of the model, or leave it out")
         self._check_speculation()
         self._check_spill()
 

@@ -34,7 +34,7 @@ class TolerantCommand(SettingsCommand):
 
 @click.command(
     cls=TolerantCommand,
-    params=[_MODEL, *some_settings("memory", "cache_dir", "json")],
+    params=[_MODEL, *some_settings("memory", "also", "cache_dir", "json")],
     short_help="Say what is wrong here, and what to do.",
     epilog=EXIT_CODES,
 )
@@ -54,7 +54,8 @@ def doctor(context: click.Context, /, **given: Any) -> None:
     except ConfigError as error:
         findings.append(Finding("cache folder", PROBLEM, str(error)))
     model = given["model_file"] and Path(os.path.expanduser(given["model_file"]))
-    report = examine(model, folder, given["memory"])
+    also = given["also"] and Path(os.path.expanduser(given["also"]))
+    report = examine(model, folder, given["memory"], also=also)
     end_with_report(context, Report((*findings, *report.findings)), given["json"])
 
 

@@ -115,6 +115,10 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _memory("--readers", field="readers", help="Threads that read weights." + _default("readers"), **_NUMBER),
     _memory(
+        "--also", field="also", **_FILE,
+        help="A copy of the model on a second drive: both drives are read at once, and one may fail.",
+    ),
+    _memory(
         "--expert-policy", field="expert_policy", type=click.Choice(EXPERT_POLICIES),
         help="What the memory for a model's experts keeps." + _default("expert_policy"),
     ),
