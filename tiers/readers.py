@@ -38,11 +38,12 @@ def as_read_error(error: Exception) -> EdgeRunError:
 class ReadTotals:
     """What was read since the start.
 
-    bytes_read: bytes that came from storage.
+    bytes_read: bytes that came from storage, or the page cache.
     busy_s: wall time in which at least one read was in flight.
     cpu_s: CPU time of the threads.
     copy_bytes: what of it came from a second drive.
     repeated_reads: reads that were done again from the other of two drives.
+    cached_bytes: what of it was in the page cache.
     """
 
     bytes_read: int = 0
@@ -50,6 +51,7 @@ class ReadTotals:
     cpu_s: float = 0.0
     copy_bytes: int = 0
     repeated_reads: int = 0
+    cached_bytes: int = 0
 
     def __add__(self, more: ReadTotals) -> ReadTotals:
         return ReadTotals(*map(operator.add, astuple(self), astuple(more)))
@@ -60,10 +62,9 @@ class ReadTotals:
 
     def part(self, share: float) -> ReadTotals:
         """Return a share of it."""
-        n_bytes, copy_bytes, repeated = (
-            round(share * total) for total in (self.bytes_read, self.copy_bytes, self.repeated_reads)
-        )
-        return ReadTotals(n_bytes, self.busy_s * share, self.cpu_s * share, copy_bytes, repeated)
+        counts = self.bytes_read, self.copy_bytes, self.repeated_reads, self.cached_bytes
+        n_bytes, *others = (round(share * count) for count in counts)
+        return ReadTotals(n_bytes, self.busy_s * share, self.cpu_s * share, *others)
 
 
 class Readers:

@@ -99,9 +99,10 @@ def _check_frames() -> Finding:
 
 
 def _cache(folder: Path) -> Iterator[Check]:
-    from edge_run.runtime.doctor.file_check import check_cache_folder
+    from edge_run.runtime.doctor import file_check
 
-    yield "cache folder", lambda: check_cache_folder(folder)
+    yield "cache folder", lambda: file_check.check_cache_folder(folder)
+    yield "page cache", lambda: file_check.check_page_cache(folder)
 
 
 def _model(path: Path, gguf: GgufModel, budget_bytes: int, facts: dict[str, Any]) -> Iterator[Check]:

@@ -15,7 +15,8 @@ from edge_run.base.units import MIB, format_size
 from edge_run.devices.host.mount import IN_MEMORY, find_mount
 from edge_run.devices.host.system_files import system_text
 from edge_run.tiers import _libc
-from edge_run.tiers.copies.check import check_copy, find_copies
+from edge_run.tiers.drives.copy_check import check_copy, find_copies
+from edge_run.tiers.drives.page_cache import PageCache
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.source import SourceFile
 
@@ -100,6 +101,19 @@ def check_holes(path: Path, start: int) -> list[Finding]:
         return []
     text = f"{path}: {format_size(missing_bytes)} of it were never written, the first at byte {holes[0][1]}"
     return [Finding("holes", PROBLEM, text, "finish the download, or get the file again")]
+
+
+def check_page_cache(folder: Path) -> Finding:
+    """Whether a model that was run a moment ago can be read from memory."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(_libc.PAGE))
+        file.flush()
+        cache = PageCache(file.fileno())
+        cache.close()
+    if not cache.way:
+        text = "the kernel does not say what is in the page cache: a model that fits is read from the drive each time"
+        return Finding("page cache", NOTE, text, "Linux 6.5 or later, or a container that allows cachestat or mincore")
+    return Finding("page cache", OK, f"the kernel says what is there ({cache.way}): second starts are read from it")
 
 
 def check_drive(path: Path, root: Path = Path("/")) -> list[Finding]:

@@ -36,8 +36,8 @@ from edge_run.runtime.planning.usual_context import rope_factors
 from edge_run.runtime.speculation.draft_model import DraftModel
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import AddressSpace
-from edge_run.tiers.copies.check import check_copy, find_copies
-from edge_run.tiers.copies.source import CopiedSource, Drives, buffer_bytes
+from edge_run.tiers.drives.copied_source import CopiedSource, Drives, buffer_bytes
+from edge_run.tiers.drives.copy_check import check_copy, find_copies
 from edge_run.tiers.partial import PartialModel, PartialSource
 from edge_run.tiers.source import SourceFile
 

@@ -15,6 +15,7 @@ from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import ONE_TOKEN, compile_program
 from edge_run.runtime.decoding.narrow_pass import NarrowPass, map_narrow_pass
 from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
+from edge_run.runtime.engine.caching import use_page_cache
 from edge_run.runtime.engine.loading import Loaded, WeightBacking
 from edge_run.runtime.engine.spilling import open_spill, spillable_uses
 from edge_run.runtime.gpu.loading import host_weights, open_upload
@@ -37,7 +38,7 @@ from edge_run.runtime.streaming.route_recorder import RouteRecorder
 from edge_run.runtime.streaming.spilled_cells import SpilledCells
 from edge_run.runtime.streaming.weights import WeightStreaming
 from edge_run.tiers._libc import PAGE
-from edge_run.tiers.copies.source import Drives
+from edge_run.tiers.drives.copied_source import Drives
 from edge_run.tiers.kv.cells import CellCount, Cells
 from edge_run.tiers.kv.loans import Loans, idle_bytes
 from edge_run.tiers.readers import Readers, ReadTotals
@@ -92,7 +93,9 @@ class Supply:
     def read_totals(self) -> ReadTotals:
         """What the readers read so far."""
         totals = self._readers.totals if self._readers else ReadTotals()
-        return totals + drives.totals if (drives := self._drives) else totals
+        backing = self._loaded.backing
+        cached = ReadTotals(cached_bytes=sum(source.cached_bytes for source in backing.sources) if backing else 0)
+        return totals + cached + (drives.totals if (drives := self._drives) else ReadTotals())
 
     @property
     def wait_s(self) -> float:
@@ -186,6 +189,7 @@ def _whole(
     """Read everything, in file order; the first pass waits for all of it."""
     everything = backing.chunks
     plan = plan_resident(loaded.terms(loaded.holdings), backing.address_space, everything)
+    use_page_cache(loaded, backing, plan, ledger)
     loaded.enter_in_ledger(plan, ledger, stack)
     states = Residency(backing.address_space.n_chunks, everything, everything, 0)
     weights = _memory(loaded, backing, readers).weights(states, MAX_READ_CHUNKS)

@@ -68,6 +68,7 @@ class Meter:
             efficiency=decode.efficiency,
             copy_bytes=reads.copy_bytes,
             repeated_reads=reads.repeated_reads,
+            cached_bytes=reads.cached_bytes,
         )
 
     def stats(self) -> Stats:

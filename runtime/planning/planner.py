@@ -32,7 +32,7 @@ from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.spill_terms import with_spill
 from edge_run.runtime.planning.terms import Terms, work_bytes
 from edge_run.tiers.address_space import AddressSpace, MappedSpan, clipped
-from edge_run.tiers.copies.source import buffer_bytes
+from edge_run.tiers.drives.copied_source import buffer_bytes
 from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES
 from edge_run.tiers.kv.loans import idle_bytes
 from edge_run.tiers.rows import RowRange

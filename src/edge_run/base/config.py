@@ -24,6 +24,7 @@ PACKED_OFF = "off"
 REPACK = ("auto", "on", "off")
 MESH_ACTIVATIONS = ("exact", "compact")
 PROMPT_CACHE_ON, PROMPT_CACHE_OFF = "on", "off"
+PAGE_CACHE_AUTO, PAGE_CACHE_OFF = "auto", "off"
 KV_SPILL_ON, KV_SPILL_OFF = "on", "off"
 PROMPT_CACHE_BYTES = 4 * GIB
 SPECULATE = ("auto", "off", "ngram", "draft")
@@ -33,6 +34,7 @@ _CHOICES = {
     "expert_policy": EXPERT_POLICIES,
     "expert_prefetch": EXPERT_PREFETCH,
     "mesh_activations": MESH_ACTIVATIONS,
+    "page_cache": (PAGE_CACHE_AUTO, PAGE_CACHE_OFF),
     "repack": REPACK,
     "speculate": SPECULATE,
 }
@@ -82,6 +84,8 @@ class ModelConfig:
     readers: reader threads; a model streamed by expert tries half as many too.
     also: a copy of the model on a second drive, its only or first file, or a folder that has it under the same names:
         both are read at once.
+    page_cache: `auto` reads a model that fits from the kernel's page cache as far as it lies there, and leaves it there
+        for the next start where memory beyond the run is free; `off` leaves nothing there. What streams never does.
     expert_policy: which experts stay in memory.
     expert_prefetch: how many layers ahead experts are read that are likely to be chosen (`1+`: one, asked twice);
         `auto` compares the settings as it goes.
@@ -123,6 +127,7 @@ class ModelConfig:
     backend: str = "auto"
     readers: int = 4
     also: Path | str | None = None
+    page_cache: str = PAGE_CACHE_AUTO
     expert_policy: str = "default"
     expert_prefetch: str = "auto"
     packed: Path | str | None = None

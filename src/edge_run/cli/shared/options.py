@@ -19,6 +19,8 @@ from edge_run.base.config import (
     FLASH_ATTENTION,
     KV_TYPES,
     MESH_ACTIVATIONS,
+    PAGE_CACHE_AUTO,
+    PAGE_CACHE_OFF,
     REPACK,
     SPECULATE,
     ModelConfig,
@@ -117,6 +119,11 @@ SETTINGS: tuple[Setting, ...] = (
     _memory(
         "--also", field="also", **_FILE,
         help="A copy of the model on a second drive: both drives are read at once, and one may fail.",
+    ),
+    _memory(
+        "--page-cache", field="page_cache", type=click.Choice((PAGE_CACHE_AUTO, PAGE_CACHE_OFF)),
+        help="A model that fits is read from the kernel's page cache, and stays there for the next start where memory "
+        "is free." + _default("page_cache"),
     ),
     _memory(
         "--expert-policy", field="expert_policy", type=click.Choice(EXPERT_POLICIES),

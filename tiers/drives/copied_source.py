@@ -16,8 +16,8 @@ from edge_run.base.errors import TierReadError
 from edge_run.base.protocols import Clock
 from edge_run.base.units import KIB, round_up
 from edge_run.tiers import _libc
-from edge_run.tiers.copies.lanes import PART_BYTES, Lane, Reading
-from edge_run.tiers.copies.stripes import Stripes
+from edge_run.tiers.drives.lanes import PART_BYTES, Lane, Reading
+from edge_run.tiers.drives.stripes import Stripes
 from edge_run.tiers.readers import ReadTotals
 from edge_run.tiers.source import SourceFile
 
@@ -68,13 +68,14 @@ class Drives:
 
         Raises TierReadError where both fail, and ModelFileError where one has changed.
         """
-        tried: list[int] = []
+        failed: list[int] = []
         failure: TierReadError | None = None
-        while (drive := self._begin(length, tried)) is not None:
-            tried.append(drive)
+        is_again = False
+        while (drive := self._begin(length, failed, is_again=is_again)) is not None:
+            is_again = True
             reading = Reading(reads[drive], self._buffer())
             self._lanes[drive].submit(reading)
-            if not self._wait(reading, drive, length, tried):
+            if not self._wait(reading, drive, length, failed):
                 self._note_trouble(
                     drive, f"{paths[drive]}: the drive does not answer; read again from {paths[1 - drive]}"
                 )
@@ -83,6 +84,7 @@ class Drives:
                 n_bytes = reading.n_bytes
             except TierReadError as error:
                 self._end(drive, length, is_good=False)
+                failed.append(drive)
                 failure = error
                 self._note_trouble(drive, f"{error}; read again from {paths[1 - drive]}", "failed")
                 continue
@@ -92,7 +94,7 @@ class Drives:
             self._end(drive, length)
             _libc.copy(self._buffer(), address, n_bytes)
             return n_bytes
-        assert failure is not None, "a read is left only where another drive was not tried"
+        assert failure is not None
         raise failure
 
     def close(self) -> None:
@@ -104,25 +106,28 @@ class Drives:
         for buffer in buffers:
             _libc.unmap(buffer, PART_BYTES)
 
-    def _begin(self, length: int, tried: Sequence[int]) -> int | None:
+    def _begin(self, length: int, failed: Sequence[int], *, is_again: bool) -> int | None:
         with self._lock:
-            self.totals += ReadTotals(repeated_reads=int(len(tried) == 1))
-            return self._stripes.begin(length, tried)
+            self.totals += ReadTotals(repeated_reads=int(is_again and len(failed) < FILES))
+            return self._stripes.begin(length, failed)
 
     def _end(self, drive: int, length: int, *, is_good: bool = True) -> None:
         with self._lock:
             (self._stripes.end if is_good else self._stripes.fail)(drive, length)
             self.totals += ReadTotals(copy_bytes=length if drive and is_good else 0)
 
-    def _wait(self, reading: Reading, drive: int, length: int, tried: Sequence[int]) -> bool:
-        """Wait until `reading` has ended; return False where it was left, since it hangs and another drive answers."""
+    def _wait(self, reading: Reading, drive: int, length: int, failed: Sequence[int]) -> bool:
+        """Wait until `reading` has ended; return False where it was left, since it hangs and another drive answers.
+
+        failed: the drives that failed at this read.
+        """
         while True:
             with self._lock:
                 patience_s = self._stripes.patience_s(drive)
             if reading.has_ended(patience_s):
                 return True
             with self._lock:
-                others = [other for other in range(FILES) if other not in tried]
+                others = [other for other in range(FILES) if other != drive and other not in failed]
                 if not any(self._stripes.is_answering(other) for other in others):
                     continue
                 if not reading.leave(partial(self._revive, drive, length)):
@@ -190,6 +195,8 @@ class CopiedSource(SourceFile):
 
     def read_pieces(self, pieces: Sequence[tuple[int, int]], offset: int) -> int:
         """Fill the `pieces` of memory, part by part, each from either file. Raises like any source."""
+        if self.is_cached(offset, sum(length for _, length in pieces)):
+            return super().read_pieces(pieces, offset)
         n_bytes, paths = 0, (self.path, self._copy.path)
         for start, length in pieces:
             for place in range(0, length, PART_BYTES):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_run.base.units import MIB
-from edge_run.tiers.copies.stripes import LEAST_REST_S, MOST_REST_S, Stripes
+from edge_run.tiers.drives.stripes import LEAST_REST_S, MOST_REST_S, Stripes
 
 READ = 2 * MIB
 
@@ -67,7 +67,7 @@ def test_a_drive_that_fails_rests_for_longer_each_time() -> None:
     now_s, rests = 0.0, list[float]()
     stripes = Stripes(2, lambda: now_s)
     for _ in range(9):
-        assert stripes.begin(READ, tried=[1]) == 0
+        assert stripes.begin(READ, failed=[1]) == 0
         stripes.fail(0, READ)
         failed_s = now_s
         while not stripes._is_ready(0, now_s):
@@ -83,12 +83,12 @@ def test_a_drive_that_worked_again_rests_shortly_when_it_fails_next() -> None:
     now_s = 0.0
     stripes = Stripes(2, lambda: now_s)
     for _ in range(4):
-        stripes.begin(READ, tried=[1])
+        stripes.begin(READ, failed=[1])
         stripes.fail(0, READ)
         now_s += MOST_REST_S
-    stripes.begin(READ, tried=[1])
+    stripes.begin(READ, failed=[1])
     stripes.end(0, READ)
-    stripes.begin(READ, tried=[1])
+    stripes.begin(READ, failed=[1])
     stripes.fail(0, READ)
     assert not stripes._is_ready(0, now_s)
     assert stripes._is_ready(0, now_s + LEAST_REST_S)
@@ -97,13 +97,13 @@ def test_a_drive_that_worked_again_rests_shortly_when_it_fails_next() -> None:
 def test_nothing_more_is_read_where_a_read_hangs_unless_nothing_else_is_left() -> None:
     now_s = 0.0
     stripes = Stripes(2, lambda: now_s)
-    assert stripes.begin(READ, tried=[1]) == 0
+    assert stripes.begin(READ, failed=[1]) == 0
     stripes.hang(0)
     assert not stripes.is_answering(0)
     for _ in range(5):
         assert stripes.begin(READ) == 1
-    assert stripes.begin(READ, tried=[1]) == 0
-    assert stripes.begin(READ, tried=[0, 1]) is None
+    assert stripes.begin(READ, failed=[1]) == 0
+    assert stripes.begin(READ, failed=[0, 1]) is None
     stripes.revive(0, READ)
     assert stripes.is_answering(0)
     now_s += LEAST_REST_S

@@ -54,11 +54,15 @@ class Stripes:
         """Return whether no read hangs at `drive`."""
         return not self._drives[drive].n_hanging
 
-    def begin(self, length: int, tried: Collection[int] = ()) -> int | None:
-        """Return the drive for a read of `length` bytes, which has begun then; None where all were `tried`."""
+    def begin(self, length: int, failed: Collection[int] = ()) -> int | None:
+        """Return the drive for a read of `length` bytes, which has begun then; None where it `failed` on all of them.
+
+        A drive that rests is read from where nothing else answers, and one where a read hangs where nothing else is.
+        """
         now_s = self._clock()
-        left = [drive for drive in range(len(self._drives)) if drive not in tried]
-        ready = [drive for drive in left if self._is_ready(drive, now_s)] or left
+        left = [drive for drive in range(len(self._drives)) if drive not in failed]
+        answering = [drive for drive in left if self.is_answering(drive)]
+        ready = [drive for drive in left if self._is_ready(drive, now_s)] or answering or left
         if not ready:
             return None
         chosen = min(ready, key=lambda drive: self._expected_s(drive, length))
