@@ -86,12 +86,12 @@ def packed_moe(model: Path) -> Path:
 def run_worker(
     arguments: Sequence[object],
     box: Mapping[str, Any] | None = None,
-    cold: Path | None = None,
+    cold: Path | Sequence[Path] | None = None,
     worker: Path = WORKER,
 ) -> dict[str, Any]:
     """Run one worker, in a box when one is given (arguments of `boxed`), and return its figures and the box's.
 
-    cold: the model file whose page cache is dropped first.
+    cold: the model file, or files, whose page cache is dropped first, and whose disks are limited.
     """
     command = [sys.executable, str(worker), *map(str, arguments)]
     if box is not None:

@@ -65,6 +65,8 @@ def main() -> None:
     parser.add_argument("--backend", default="edge-run")
     parser.add_argument("--memory", default="1024GiB")
     parser.add_argument("--gpu-memory", default="0")
+    parser.add_argument("--also", type=Path)
+    parser.add_argument("--page-cache", default="auto")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--micro-batch", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
@@ -83,6 +85,8 @@ def main() -> None:
         threads=arguments.threads,
         backend=arguments.backend,
         kv_type=arguments.kv_type,
+        also=arguments.also,
+        page_cache=arguments.page_cache,
     )
     engine = Engine.open(arguments.model, config)
 
@@ -95,6 +99,7 @@ def main() -> None:
         return time.monotonic() - started, engine.read_totals.since(before).bytes_read
 
     prompt_s, prompt_bytes = feed()
+    cached_bytes = engine.read_totals.cached_bytes
     prompt_again_s, _ = feed() if arguments.again else (0.0, 0)
     times, position, token = [], arguments.prompt, 7
     for i in range(arguments.warm + arguments.decode):
@@ -112,6 +117,7 @@ def main() -> None:
         "load_s": engine.load_s,
         "prompt_s": prompt_s,
         "prompt_bytes": prompt_bytes,
+        "cached_share": cached_bytes / prompt_bytes if prompt_bytes else 0.0,
         "prompt_again_s": prompt_again_s,
         "token_s": statistics.median(times[arguments.warm :]),
         "mean_token_s": statistics.fmean(times[arguments.warm :]),
@@ -126,6 +132,7 @@ def main() -> None:
         "other_bytes": sum(i.size_bytes for i in plan.items if i.what not in ("pinned", "window")),
         "peak_bytes": memory.peak_bytes,
         "swapped_bytes": memory.swapped_bytes,
+        "copy_share": reads.copy_bytes / reads.bytes_read if reads.bytes_read else 0.0,
         "last_token": token,
     }
     engine.close()

@@ -5,8 +5,9 @@
 `--memory` and `--disk-mbps` are the limits of a control group (version 1 or 2) of its own, which has no swap. The page
 cache counts as memory there, and a page is charged to the group that read it first: one that another process has read
 would cost nothing. `--cold` therefore drops what the kernel has cached before the command starts, so that all the
-command needs is read, and charged to it. FILE says which disk is meant; without it, the one of the working folder is.
-Read-ahead is a setting of the disk, not of a group: boxes that run at once share it, and the last one puts it back.
+command needs is read, and charged to it. FILE says which disk is meant, and several FILEs mean several disks, each with
+these limits; without one it is the disk of the working folder. Read-ahead is a setting of the disk, not of a group:
+boxes that run at once share it, and the last one puts it back.
 
 The last line on standard error is JSON, the `Figures`. The exit status is the command's own (128 + N after signal N),
 or 125 with a line that says why no box can be made: that takes root, and control groups that root may write to.
@@ -43,11 +44,11 @@ class NoBox(EdgeRunError):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a box allows: memory, and reads from one disk (`device` is its `major:minor`). None does not limit."""
+    """What a box allows: memory, and reads from each disk (`devices` are their `major:minor`). None does not limit."""
 
     memory_bytes: int | None = None
     read_bytes_per_s: int | None = None
-    device: str | None = None
+    devices: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +83,10 @@ class GroupsV1:
             _write(self.memory / "memory.limit_in_bytes", limits.memory_bytes)
             if (both := self.memory / "memory.memsw.limit_in_bytes").exists():  # a kernel without swap has none
                 _write(both, limits.memory_bytes)
-        if limits.device:  # 0 is no limit; a kernel that was never asked for one counts no bytes of the disk
-            _write(self.disk / "blkio.throttle.read_bps_device", f"{limits.device} {limits.read_bytes_per_s or 0}")
+        for (
+            device
+        ) in limits.devices:  # 0 is no limit; a kernel that was never asked for one counts no bytes of the disk
+            _write(self.disk / "blkio.throttle.read_bps_device", f"{device} {limits.read_bytes_per_s or 0}")
 
     def figures(self) -> dict[str, int | None]:
         """Return the groups' part of `Figures`."""
@@ -110,8 +113,8 @@ class GroupsV2:
             _write(self.group / "memory.max", limits.memory_bytes)
             if (swap := self.group / "memory.swap.max").exists():
                 _write(swap, 0)
-        if limits.read_bytes_per_s:
-            _write(self.group / "io.max", f"{limits.device} rbps={limits.read_bytes_per_s}")
+        for device in limits.devices if limits.read_bytes_per_s else ():
+            _write(self.group / "io.max", f"{device} rbps={limits.read_bytes_per_s}")
 
     def figures(self) -> dict[str, int | None]:
         """Return the group's part of `Figures`."""
@@ -222,11 +225,12 @@ def boxed(
     memory: int | str | None = None,
     disk_mbps: float | None = None,
     readahead_kb: int | None = None,
-    cold: Path | None = None,
+    cold: Path | Sequence[Path] | None = None,
 ) -> list[str]:
     """Return the command line that runs `command` in a box with these limits."""
-    flags = {"memory": memory, "disk-mbps": disk_mbps, "readahead-kb": readahead_kb, "cold": cold}
+    flags = {"memory": memory, "disk-mbps": disk_mbps, "readahead-kb": readahead_kb}
     given = [f"--{name}={value}" for name, value in flags.items() if value]
+    given += [f"--cold={path}" for path in ([cold] if isinstance(cold, Path) else cold or ())]
     return [sys.executable, str(Path(__file__).resolve()), *given, "--", *command]
 
 
@@ -243,12 +247,12 @@ def main(arguments: Sequence[str]) -> int:
     if not command:
         parser.error("put the command after --")
     try:
-        disk = disk_of(flags.cold[0] if flags.cold else Path())
-        if disk is None and (flags.disk_mbps or flags.readahead_kb):
+        disks = tuple(dict.fromkeys(disk for path in flags.cold or [Path()] if (disk := disk_of(path))))
+        if not disks and (flags.disk_mbps or flags.readahead_kb):
             raise NoBox("no block device holds the file: neither its speed nor its read-ahead can be set")
-        limits = Limits(flags.memory, int(flags.disk_mbps * 1e6) if flags.disk_mbps else None, disk)
+        limits = Limits(flags.memory, int(flags.disk_mbps * 1e6) if flags.disk_mbps else None, disks)
         with contextlib.ExitStack() as settings:
-            if disk and flags.readahead_kb:
+            for disk in disks if flags.readahead_kb else ():
                 settings.enter_context(read_ahead(disk, flags.readahead_kb))
             figures = run(command, limits, flags.cores, is_cold=bool(flags.cold))
     except (EdgeRunError, OSError, subprocess.SubprocessError) as error:

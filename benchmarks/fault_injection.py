@@ -21,7 +21,7 @@ from _box import ROOT, write_results
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-RUNS = ("resident", "dense", "moe", "packed", "draft", "spill", "slices", "upload", "fetched", "first")
+RUNS = ("resident", "dense", "copied", "moe", "packed", "draft", "spill", "slices", "upload", "fetched", "first")
 WRITERS = ("packing", "inflating", "tracing")
 OURS = (
     ("read", "ours", errno.EIO, (*RUNS, *WRITERS)),

@@ -30,8 +30,9 @@ import numpy as np
 from _box import KIT, ROOT, SHARED, write_results
 from _speculation_worker import prompts
 
-from edge_run.base.config import ModelConfig, SamplingConfig
+from edge_run.base.config import ModelConfig
 from edge_run.base.protocols import BatchToken
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.partition.width_costs import WidthCosts
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.engine.engine import Engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,6 +52,11 @@ def _model(name: str, folder: Path, quantisation: str | None = None) -> Path:
 @cache
 def _packed(model: Path) -> Path:
     return pack(model, model.with_name("packed"), is_replacing=True).path
+
+
+@cache
+def _copy(model: Path) -> Path:
+    return Path(shutil.copy(model, model.with_name("copy.gguf")))
 
 
 @cache
@@ -112,6 +118,11 @@ def plain(folder: Path) -> contextlib.AbstractContextManager[Work]:
 def dense(folder: Path) -> contextlib.AbstractContextManager[Work]:
     """A model that streams in order."""
     return _run(_model("llama", folder), 0)
+
+
+def copied(folder: Path) -> contextlib.AbstractContextManager[Work]:
+    """A model that streams from two files."""
+    return _run(_model("llama", folder), 0, also=_copy(_model("llama", folder)))
 
 
 def moe(folder: Path) -> contextlib.AbstractContextManager[Work]:
@@ -297,6 +308,7 @@ SCENARIOS: dict[str, Scenario] = {
         resident,
         plain,
         dense,
+        copied,
         moe,
         packed,
         draft,

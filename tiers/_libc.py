@@ -25,6 +25,7 @@ _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 23, 25  # since Linux 5.14 and 6.1
 
 _M_MMAP_THRESHOLD = -3
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
+_CACHESTAT = 451  # the number of that system call, on every architecture; since Linux 6.5
 
 
 def _open() -> Any:
@@ -57,6 +58,7 @@ _mmap = _function("mmap", _ADDRESS, _LENGTH, _INT, _INT, _INT, ctypes.c_long, re
 _munmap = _function("munmap", _ADDRESS, _LENGTH)
 _mremap = _function("mremap", _ADDRESS, _LENGTH, _LENGTH, _INT, _ADDRESS, result=_ADDRESS)
 _mincore = _function("mincore", _ADDRESS, _LENGTH, _ADDRESS)
+_syscall = _function("syscall", ctypes.c_long, _INT, _ADDRESS, _ADDRESS, _INT, result=ctypes.c_long)
 _madvise = _function("madvise", _ADDRESS, _LENGTH, _INT)
 _has_64 = hasattr(_C, "fallocate64")  # musl has only the other one
 _fallocate = _function("fallocate64" if _has_64 else "fallocate", _INT, _INT, ctypes.c_int64, ctypes.c_int64)
@@ -83,6 +85,11 @@ def map_shared(descriptor: int, length: int, at: int) -> None:
     _checked(_mmap(at, length, PROT_READ_WRITE, flags, descriptor, 0), f"mmap of {length} bytes of a file")
 
 
+def map_file(descriptor: int, length: int) -> int:
+    """Map the first `length` bytes of a file for reading, and return their address; nothing is read."""
+    return _checked(_mmap(None, length, PROT_READ, _MAP_SHARED, descriptor, 0), f"mmap of {length} bytes of a file")
+
+
 def unmap(address: int, length: int) -> None:
     """Give the range back to the kernel."""
     _checked(_munmap(address, length), f"munmap of {length} bytes")
@@ -104,6 +111,13 @@ def resident_bytes(address: int, length: int) -> int:
     pages = (ctypes.c_ubyte * -(-length // PAGE))()
     _checked(_mincore(address, length, pages), f"mincore of {length} bytes")
     return PAGE * (len(pages) - bytes(pages).count(0))
+
+
+def cached_bytes(descriptor: int, offset: int, length: int) -> int:
+    """Return how much of a range of a file is in the page cache, in whole pages."""
+    asked, found = (ctypes.c_uint64 * 2)(offset, length), (ctypes.c_uint64 * 5)()
+    _checked(_syscall(_CACHESTAT, descriptor, asked, found, 0), f"cachestat of {length} bytes")
+    return PAGE * int(found[0])
 
 
 def punch_hole(descriptor: int, offset: int, length: int) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from edge_run.base.errors import EdgeRunError, TierReadError, from_system
 from edge_run.base.protocols import Clock
@@ -37,27 +38,33 @@ def as_read_error(error: Exception) -> EdgeRunError:
 class ReadTotals:
     """What was read since the start.
 
-    bytes_read: bytes that came from storage.
+    bytes_read: bytes that came from storage, or the page cache.
     busy_s: wall time in which at least one read was in flight.
     cpu_s: CPU time of the threads.
+    copy_bytes: what of it came from a second drive.
+    repeated_reads: reads that were done again from the other of two drives.
+    cached_bytes: what of it was in the page cache.
     """
 
     bytes_read: int = 0
     busy_s: float = 0.0
     cpu_s: float = 0.0
+    copy_bytes: int = 0
+    repeated_reads: int = 0
+    cached_bytes: int = 0
 
     def __add__(self, more: ReadTotals) -> ReadTotals:
-        return ReadTotals(self.bytes_read + more.bytes_read, self.busy_s + more.busy_s, self.cpu_s + more.cpu_s)
+        return ReadTotals(*map(operator.add, astuple(self), astuple(more)))
 
     def since(self, earlier: ReadTotals) -> ReadTotals:
         """Return the totals of what came after `earlier`."""
-        return ReadTotals(
-            self.bytes_read - earlier.bytes_read, self.busy_s - earlier.busy_s, self.cpu_s - earlier.cpu_s
-        )
+        return ReadTotals(*map(operator.sub, astuple(self), astuple(earlier)))
 
     def part(self, share: float) -> ReadTotals:
         """Return a share of it."""
-        return ReadTotals(round(self.bytes_read * share), self.busy_s * share, self.cpu_s * share)
+        counts = self.bytes_read, self.copy_bytes, self.repeated_reads, self.cached_bytes
+        n_bytes, *others = (round(share * count) for count in counts)
+        return ReadTotals(n_bytes, self.busy_s * share, self.cpu_s * share, *others)
 
 
 class Readers:

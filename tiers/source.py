@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from edge_run.base.errors import ModelFileError, TierReadError
 from edge_run.tiers import _libc
+from edge_run.tiers.drives.page_cache import PageCache
 
 
 def changed(path: Path) -> ModelFileError:
@@ -40,6 +42,8 @@ class Source(Protocol):
 class SourceFile:
     """One shard, open for reading. Thread-safe: reads are positional.
 
+    cached_bytes: what was read from the page cache (`use_page_cache`).
+
     is_direct: whether reads are direct (O_DIRECT). Where the file system has none, they are buffered, and the pages
         that each leaves in the page cache are dropped.
     is_doubtful: whether the file's status changed since it was opened while its size and time of modification did not:
@@ -49,6 +53,9 @@ class SourceFile:
 
     def __init__(self, path: Path) -> None:
         self.path, self._fd = path, -1
+        self.cached_bytes, self._keeps = 0, False
+        self._cache: PageCache | None = None
+        self._lock = threading.Lock()
         try:
             self._fd, self.is_direct = self._open(path)
             self._identity = self._identify()
@@ -79,6 +86,19 @@ class SourceFile:
         status = os.fstat(self._fd)
         return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
+    def use_page_cache(self, *, keeps: bool) -> None:
+        """Read from the page cache what it holds, from now on.
+
+        keeps: read all else through it too, and leave it there.
+        """
+        with contextlib.suppress(OSError):  # then all is read as before
+            self._cache = PageCache(self._fd)
+            self._keeps = keeps
+
+    def is_cached(self, offset: int, length: int) -> bool:
+        """Return whether `length` bytes at `offset` are to be read from the page cache."""
+        return self._cache is not None and self._cache.holds(offset, length)
+
     def check_unchanged(self) -> None:
         """Raise ModelFileError when the file was written to since it was opened; set `is_doubtful` when it may be."""
         found = self._identify()
@@ -98,10 +118,11 @@ class SourceFile:
         """Fill the `pieces` of memory, (address, length) each, one after the other, as `read_into` does."""
         length, got = sum(length for _, length in pieces), 0
         expected = min(length, self.size_bytes - offset)
+        descriptor, is_kept = self._choose(offset, expected)
         targets = [_libc.view(*piece) for piece in pieces]
         try:
             while got < expected:
-                n = os.preadv(self._fd, targets, offset + got)
+                n = os.preadv(descriptor, targets, offset + got)
                 if n <= 0:
                     raise ModelFileError(
                         f"{self.path}: ended at byte {offset + got} of {self.size_bytes}; it was cut while in use",
@@ -116,16 +137,30 @@ class SourceFile:
                 position_bytes=offset,
                 needed_bytes=length,
             ) from error
-        if not self.is_direct and hasattr(os, "posix_fadvise"):
+        if not (self.is_direct or is_kept) and hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):  # advice only
                 os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
         return got
 
+    def _choose(self, offset: int, length: int) -> tuple[int, bool]:
+        """Return the descriptor for a read, and whether what it leaves in the page cache is to stay there."""
+        if self.is_cached(offset, length):
+            assert self._cache is not None
+            with self._lock:
+                self.cached_bytes += length
+            return self._cache.descriptor, True
+        if self._cache and self._keeps:
+            self._cache.bring(offset, length)
+            return self._cache.descriptor, True
+        return self._fd, False
+
     def close(self) -> None:
         """Close the file. Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._cache:
+            self._cache.close()
+        descriptor, self._fd = self._fd, -1  # before it is closed: a read that hangs may go on after this
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def _after(targets: Sequence[memoryview], n_bytes: int) -> list[memoryview]:

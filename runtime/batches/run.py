@@ -11,9 +11,9 @@ from typing import Any
 
 import anyio
 
-from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import Cancelled, EdgeRunError, KernelError, MeshError, TierReadError
 from edge_run.base.protocols import Clock
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.batches.input_file import BatchRequest, NumberedLine, read_requests
 from edge_run.runtime.batches.results_file import ResultsFile
 from edge_run.runtime.generation.async_model import AsyncModel

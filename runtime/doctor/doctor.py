@@ -29,12 +29,16 @@ Check = tuple[str, Callable[[], Finding | Iterable[Finding] | None]]
 
 
 def examine(
-    model: Path | None, cache_folder: Path | None, memory_bytes: int | None = None, ledger: Ledger | None = None
+    model: Path | None,
+    cache_folder: Path | None,
+    memory_bytes: int | None = None,
+    ledger: Ledger | None = None,
+    also: Path | None = None,
 ) -> Report:
     """Return what there is to say. Raises nothing.
 
     model: a file to examine too. cache_folder: None where there is none. memory_bytes: the budget that a run would be
-    given; None: what it would take. ledger: the user's, if it is not said.
+    given; None: what it would take. ledger: the user's, if it is not said. also: a copy of the model.
     """
     ledger = ledger or Ledger()
     budget_bytes = 0  # where it cannot be told
@@ -48,6 +52,7 @@ def examine(
     findings += refusal
     if model is not None and gguf is not None:
         findings += _run(_model(model, gguf, memory_bytes or budget_bytes, facts))
+        findings += _run(_copy(gguf, also)) if also else []
     return Report(tuple(findings))
 
 
@@ -94,9 +99,10 @@ def _check_frames() -> Finding:
 
 
 def _cache(folder: Path) -> Iterator[Check]:
-    from edge_run.runtime.doctor.file_check import check_cache_folder
+    from edge_run.runtime.doctor import file_check
 
-    yield "cache folder", lambda: check_cache_folder(folder)
+    yield "cache folder", lambda: file_check.check_cache_folder(folder)
+    yield "page cache", lambda: file_check.check_page_cache(folder)
 
 
 def _model(path: Path, gguf: GgufModel, budget_bytes: int, facts: dict[str, Any]) -> Iterator[Check]:
@@ -111,6 +117,12 @@ def _model(path: Path, gguf: GgufModel, budget_bytes: int, facts: dict[str, Any]
     for shard in gguf.shards:
         yield "holes", functools.partial(file_check.check_holes, shard.path, shard.data_offset)
     yield "drive", lambda: file_check.check_drive(path)
+
+
+def _copy(gguf: GgufModel, also: Path) -> Iterator[Check]:
+    from edge_run.runtime.doctor.file_check import check_second_drive
+
+    yield "also", lambda: check_second_drive(gguf, also)
 
 
 def _run(checks: Iterator[Check]) -> list[Finding]:

@@ -16,6 +16,8 @@ from edge_run.devices.host.mount import IN_MEMORY, find_mount
 from edge_run.devices.host.system_files import system_text
 from edge_run.runtime.inspection.model_kind import is_encoder
 from edge_run.tiers import _libc
+from edge_run.tiers.drives.copy_check import check_copy, find_copies
+from edge_run.tiers.drives.page_cache import PageCache
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.source import SourceFile
 
@@ -103,6 +105,19 @@ def check_holes(path: Path, start: int) -> list[Finding]:
     return [Finding("holes", PROBLEM, text, "finish the download, or get the file again")]
 
 
+def check_page_cache(folder: Path) -> Finding:
+    """Whether a model that was run a moment ago can be read from memory."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(_libc.PAGE))
+        file.flush()
+        cache = PageCache(file.fileno())
+        cache.close()
+    if not cache.way:
+        text = "the kernel does not say what is in the page cache: a model that fits is read from the drive each time"
+        return Finding("page cache", NOTE, text, "Linux 6.5 or later, or a container that allows cachestat or mincore")
+    return Finding("page cache", OK, f"the kernel says what is there ({cache.way}): second starts are read from it")
+
+
 def check_drive(path: Path, root: Path = Path("/")) -> list[Finding]:
     """What the model is read from."""
     device, file_system = _mount(path)
@@ -119,6 +134,22 @@ def check_drive(path: Path, root: Path = Path("/")) -> list[Finding]:
     if is_rotational(os.stat(path).st_dev, root):
         findings.append(Finding("drive", NOTE, f"{where}, a rotating disk", move))
     return findings or [Finding("drive", OK, f"{where}, read directly")]
+
+
+def check_second_drive(gguf: GgufModel, also: Path) -> list[Finding]:
+    """Whether `also` is a copy of the model, on a drive that is worth reading too."""
+    advice = "copy the model again, to another drive"
+    try:
+        copies = find_copies(gguf, also)
+        for shard, copy in zip(gguf.shards, copies, strict=True):
+            check_copy(shard, copy)
+    except EdgeRunError as error:
+        return [Finding("also", PROBLEM, str(error), advice)]
+    if os.stat(copies[0]).st_dev == os.stat(gguf.shards[0].path).st_dev:
+        text = f"{copies[0]}: on the file system of {gguf.shards[0].path}: reading both gains nothing"
+        return [Finding("also", NOTE, text, advice)]
+    what = "lengths, headers and samples of the weights are the model's"
+    return [Finding("also", OK, f"{copies[0]}: {what}"), *check_drive(copies[0])]
 
 
 def is_rotational(device: int, root: Path = Path("/")) -> bool:

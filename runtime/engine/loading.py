@@ -36,6 +36,8 @@ from edge_run.runtime.planning.usual_context import rope_factors
 from edge_run.runtime.speculation.draft_model import DraftModel
 from edge_run.tiers import _libc
 from edge_run.tiers.address_space import AddressSpace
+from edge_run.tiers.drives.copied_source import CopiedSource, Drives, buffer_bytes
+from edge_run.tiers.drives.copy_check import check_copy, find_copies
 from edge_run.tiers.partial import PartialModel, PartialSource
 from edge_run.tiers.source import SourceFile
 
@@ -51,6 +53,7 @@ class WeightBacking:
     chunks: the chunks with weights that the processor reads.
     is_whole: whether all weights fit, so that no pass stops for them.
     repacked: the weights that are repacked as they are read; None where there are none.
+    drives: those of the files and of their copies; None where there are no copies.
     """
 
     address_space: AddressSpace
@@ -58,6 +61,7 @@ class WeightBacking:
     chunks: Sequence[int]
     is_whole: bool
     repacked: RepackedWeights | None = None
+    drives: Drives | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +184,7 @@ class _Loading:
     def ours(self, partial: PartialModel | None, may_be_whole: bool) -> Loaded:
         """Load a stub, and reserve the address space of the weights."""
         gguf, budget_bytes = self._prepared.gguf, self._prepared.budget_bytes
-        sources = [self._source(number, partial) for number in range(len(gguf.shards))]
+        sources, drives = self._sources(partial)
         buffered = [source.path for source in sources if not source.is_direct]
         why = f"{buffered[0]}: no direct reads on this file system, so they are buffered" if buffered else ""
         spans, model = load_stubs(gguf, self._model)
@@ -197,7 +201,7 @@ class _Loading:
                 repacked.undo()
             is_whole, repacked = False, self._repacked(model, is_whole=False)
             context, holdings = self._context(model, repacked, stops=True)
-        backing = WeightBacking(address_space, sources, chunks, is_whole, repacked)
+        backing = WeightBacking(address_space, sources, chunks, is_whole, repacked, drives)
         return self._loaded(model, context, holdings, Backend("edge-run", why), backing)
 
     def _repacked(self, model: LlamaModel, *, is_whole: bool) -> RepackedWeights | None:
@@ -223,10 +227,26 @@ class _Loading:
         shape = self._shape(model)
         return Loaded(prepared, model, self._draft, shape, context, self._driver, holdings, backend, backing)
 
-    def _source(self, shard: int, partial: PartialModel | None) -> SourceFile:
-        source = PartialSource(partial, shard) if partial else SourceFile(self._prepared.gguf.shards[shard].path)
-        self._stack.callback(source.close)
-        return source
+    def _sources(self, partial: PartialModel | None) -> tuple[list[SourceFile], Drives | None]:
+        """Open the shards, and their copies where there are any, which are checked first."""
+        gguf, config = self._prepared.gguf, self._prepared.config
+        drives, copies = None, list[Path]()
+        if config.also and not partial:
+            copies = find_copies(gguf, Path(config.also))
+            for shard, copy in zip(gguf.shards, copies, strict=True):
+                check_copy(shard, copy)
+            drives = Drives(config.readers)
+            self._stack.callback(drives.close)
+            if copies[0].stat().st_dev == gguf.shards[0].path.stat().st_dev:
+                drives.say(f"{copies[0]}: on the file system of {gguf.shards[0].path}, so reading both gains nothing")
+        sources: list[SourceFile] = []
+        for number, shard in enumerate(gguf.shards):
+            if partial:
+                sources.append(PartialSource(partial, number))
+            else:
+                sources.append(CopiedSource(shard.path, copies[number], drives) if drives else SourceFile(shard.path))
+            self._stack.callback(sources[-1].close)
+        return sources, drives
 
     def _model(
         self,
@@ -278,6 +298,8 @@ class _Loading:
         self._stack.callback(context.close)
         context.stop_at(self._driver.stop)
         holdings = Holdings.since(before, context, work_bytes(gguf, shape.micro_batch_tokens), model.vocabulary)
+        if self._prepared.config.also:
+            holdings = replace(holdings, copy_bytes=buffer_bytes(self._prepared.config.readers))
         if repacked:
             holdings = replace(holdings, repacking_bytes=repacked.memory_bytes(self._prepared.config.readers))
         return context, self._with_draft(self._with_gpu(holdings, context))

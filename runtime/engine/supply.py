@@ -15,6 +15,7 @@ from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.driver import ONE_TOKEN, compile_program
 from edge_run.runtime.decoding.narrow_pass import NarrowPass, map_narrow_pass
 from edge_run.runtime.decoding.weight_copies import CopySchedule, WeightCopies
+from edge_run.runtime.engine.caching import use_page_cache
 from edge_run.runtime.engine.choosing import choosing
 from edge_run.runtime.engine.loading import Loaded, WeightBacking
 from edge_run.runtime.engine.spilling import open_spill, spillable_uses
@@ -38,6 +39,7 @@ from edge_run.runtime.streaming.route_recorder import RouteRecorder
 from edge_run.runtime.streaming.spilled_cells import SpilledCells
 from edge_run.runtime.streaming.weights import WeightStreaming
 from edge_run.tiers._libc import PAGE
+from edge_run.tiers.drives.copied_source import Drives
 from edge_run.tiers.kv.cells import CellCount, Cells
 from edge_run.tiers.kv.loans import Loans, idle_bytes
 from edge_run.tiers.readers import Readers, ReadTotals
@@ -85,11 +87,16 @@ class Supply:
         """Have `say` told, in a line, what cannot be done and is gone on without."""
         if self._lender:
             self._lender.say = say
+        if drives := self._drives:
+            drives.tell(say)
 
     @property
     def read_totals(self) -> ReadTotals:
         """What the readers read so far."""
-        return self._readers.totals if self._readers else ReadTotals()
+        totals = self._readers.totals if self._readers else ReadTotals()
+        backing = self._loaded.backing
+        cached = ReadTotals(cached_bytes=sum(source.cached_bytes for source in backing.sources) if backing else 0)
+        return totals + cached + (drives.totals if (drives := self._drives) else ReadTotals())
 
     @property
     def wait_s(self) -> float:
@@ -100,6 +107,10 @@ class Supply:
     def kv_spill(self) -> KvSpill | None:
         """What of keys and values went to a file; None where all stay in memory."""
         return self._spilled.figures if self._spilled else None
+
+    @property
+    def _drives(self) -> Drives | None:
+        return self._loaded.backing.drives if self._loaded.backing else None
 
     @property
     def expert_use(self) -> ExpertUse | None:
@@ -179,6 +190,7 @@ def _whole(
     """Read everything, in file order; the first pass waits for all of it."""
     everything = backing.chunks
     plan = plan_resident(loaded.terms(loaded.holdings), backing.address_space, everything)
+    use_page_cache(loaded, backing, plan, ledger)
     loaded.enter_in_ledger(plan, ledger, stack)
     states = Residency(backing.address_space.n_chunks, everything, everything, 0)
     weights = _memory(loaded, backing, readers).weights(states, MAX_READ_CHUNKS)

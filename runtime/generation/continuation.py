@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edge_run.base.closing import Closing
-from edge_run.base.config import SamplingConfig
 from edge_run.base.protocols import Logits
 from edge_run.base.results import Piece, TokenLogprobs
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation.sampling import CandidateTable, Sampler
 from edge_run.runtime.generation.text import TextStream
 from edge_run.runtime.grammars.room import GrammarRoom

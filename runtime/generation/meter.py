@@ -66,6 +66,9 @@ class Meter:
             bytes_per_token=decode.reads.bytes_read / decoded_tokens if decoded_tokens else 0.0,
             bandwidth_bytes_per_s=reads.bytes_read / reads.busy_s if reads.busy_s else 0.0,
             efficiency=decode.efficiency,
+            copy_bytes=reads.copy_bytes,
+            repeated_reads=reads.repeated_reads,
+            cached_bytes=reads.cached_bytes,
         )
 
     def stats(self) -> Stats:

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig, SamplingConfig, make_config
+from edge_run.base.config import MOST_CONTEXT_TOKENS, ModelConfig, make_config
 from edge_run.base.errors import ConfigError, NotSupported
 from edge_run.base.mesh import Mesh
 from edge_run.base.mesh_status import MeshUse
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Generation, Plan, Progress, Speculation, Stats
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.embedding.embedding import embed, embedding_shape
 from edge_run.runtime.embedding.results import Embeddings, EmbeddingShape
 from edge_run.runtime.embedding.texts import Text, TextTokens, text_tokens

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from edge_run.base.config import SamplingConfig, make_config
+from edge_run.base.config import make_config
 from edge_run.base.errors import ConfigError
+from edge_run.base.sampling_config import SamplingConfig
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_run.base.closing import Closing
-from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import ConfigError, KernelError, NotSupported
 from edge_run.base.protocols import Logits
 from edge_run.base.results import TokenLogprobs
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.grammars.grammar import CANDIDATE, LocalGrammar, grammar_text
 from edge_run.runtime.llama import _ggml as ggml
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import ConfigError
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.llama import _ggml as ggml
 
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data

@@ -44,7 +44,8 @@ class Holdings:
     program_bytes: resident, Python and llama.cpp with its graphs. reserve_bytes: for what is allocated later. kv_bytes
     and buffer_bytes: allocated by llama.cpp's context, and counted in full, touched yet or not. work_bytes: what matrix
     multiplications will allocate for their inputs. draft_bytes: all that a draft model takes. upload_bytes: through
-    which weights reach a GPU; gpu_bytes: what lies on a GPU without memory of its own. repacking_bytes: of the readers.
+    which weights reach a GPU; gpu_bytes: what lies on a GPU without memory of its own. repacking_bytes: of the readers;
+    copy_bytes: of theirs too, where a copy of the model is read.
     """
 
     program_bytes: int
@@ -56,6 +57,7 @@ class Holdings:
     upload_bytes: int = 0
     gpu_bytes: int = 0
     repacking_bytes: int = 0
+    copy_bytes: int = 0
 
     @classmethod
     def now(cls, vocabulary: int) -> Holdings:
@@ -87,6 +89,7 @@ class Holdings:
             PlanItem("draft", self.draft_bytes, "the draft model: weights, keys and values, buffers, vocabulary"),
             PlanItem("gpu", self.gpu_bytes, "what lies on the GPU, which has no memory of its own"),
             PlanItem("upload", self.upload_bytes, "through which weights reach the GPU"),
+            PlanItem("also", self.copy_bytes, "buffers between two drives and the weights"),
             PlanItem("repacking", self.repacking_bytes, "rows that the readers are repacking"),
         )
         return (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile, GpuProfile
@@ -31,6 +32,7 @@ from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.spill_terms import with_spill
 from edge_run.runtime.planning.terms import Terms, work_bytes
 from edge_run.tiers.address_space import AddressSpace, MappedSpan, clipped
+from edge_run.tiers.drives.copied_source import buffer_bytes
 from edge_run.tiers.kv.cells import LEAST_SPARSE_BYTES
 from edge_run.tiers.kv.loans import idle_bytes
 from edge_run.tiers.rows import RowRange
@@ -56,6 +58,8 @@ class Planner:
         moved_bytes = prepared.draft_offload.moved_bytes if prepared.draft_offload else 0
         draft_bytes = prepared.draft.host_bytes(moved_bytes) if prepared.draft else 0
         self._holdings = Holdings(program, reserve, known.kv_bytes, known.buffer_bytes, work, draft_bytes)
+        if config.also:
+            self._holdings = replace(self._holdings, copy_bytes=buffer_bytes(config.readers))
         self._spans: Sequence[MappedSpan] = known.spans
         if offload:
             self._holdings = offload.added_to(self._holdings)
@@ -184,6 +188,9 @@ class Planner:
         elif plan.mode == "streamed":
             n_stops = len(self._segments)
         disk, points = disk_of(profile, self.gguf.shards[0].path), self._terms.experience.points
+        other = disk_of(profile, Path(self.config.also)) if self.config.also else None
+        if disk and other and disk != other:
+            disk = disk.beside(other)
         if self.offload and plan.gpu and (gpu := self._gpu_of(profile)):
             names, has_op_offload = self.offload.sizes.names, plan.gpu.op_offload
             work, there = shared_work(self.gguf, self.known.graph, n_stops, names, has_op_offload=has_op_offload)

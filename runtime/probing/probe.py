@@ -82,7 +82,7 @@ def probe(
     """
     config, model = config or ModelConfig(), None if model is None else Path(model)
     gguf = None if model is None else read_gguf(model)
-    targets = _targets(map(Path, folders), gguf)
+    targets = _targets(map(Path, folders), gguf, config.also)
     store = store or ProfileStore(config.cache)
     session = _Session(store, on_step)
     if not is_fresh:
@@ -104,7 +104,7 @@ def recall(gguf: GgufModel, config: ModelConfig) -> DeviceProfile | None:
     session = _Session(ProfileStore(config.cache), lambda text: None)
     session.recall()
     threads = compute_threads(config.threads)
-    disks = [session.known_disk(target, config.readers) for target in _targets([], gguf)]
+    disks = [session.known_disk(target, config.readers) for target in _targets([], gguf, config.also)]
     costs, kernel_figures = session.known_costs(threads), session.known_kernels(threads)
     wanted = _kernels(gguf)
     is_complete = not any(missing(kind, wanted, threads) for kind in (session.known.kernels, session.known.repacked))
@@ -284,8 +284,11 @@ def missing(known: Iterable[KernelFigure], wanted: Sequence[Multiplication], thr
     return [one for one in wanted if (*one, threads) not in keys]
 
 
-def _targets(folders: Iterable[Path], gguf: GgufModel | None) -> list[_Target]:
-    """Return each file system once; the model's is measured through the largest of its shards."""
+def _targets(folders: Iterable[Path], gguf: GgufModel | None, also: Path | str | None) -> list[_Target]:
+    """Return each file system once; the model's is measured through the largest of its shards.
+
+    also: a copy of the model, through which its file system is measured, or the folder of one.
+    """
     model = None if gguf is None else max(gguf.shards, key=lambda shard: shard.size_bytes).path
     targets: dict[Mount, _Target] = {}
     if sys.platform != "linux":
@@ -293,6 +296,10 @@ def _targets(folders: Iterable[Path], gguf: GgufModel | None) -> list[_Target]:
     if model is not None:
         folder, mount = model.absolute().parent, find_mount(model)
         targets[mount] = _Target(folder, mount, model)
+    if also is not None and Path(also).exists():
+        copy, mount = Path(also).absolute(), find_mount(Path(also))
+        where = (copy, None) if copy.is_dir() else (copy.parent, copy)
+        targets.setdefault(mount, _Target(where[0], mount, where[1]))
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: is no folder; name a folder on the disk to measure, or a model with --model")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import ContextFull
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation.chat import leave_out_oldest
 from edge_run.runtime.server.generating import Job, OutputParser, PlainOutput
 from edge_run.runtime.server.marked_output import CALL, THINK, THOUGHT, MarkedOutput

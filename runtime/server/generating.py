@@ -11,9 +11,9 @@ from typing import Protocol
 
 import anyio
 
-from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import Cancelled, ContextFull
 from edge_run.base.results import Generation, TokenLogprobs
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation.async_model import AsyncModel
 
 if sys.version_info < (3, 11):

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import ConfigError
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server.refusals import Refusal
 
 MOST_TOKENS = 2**31 - 1

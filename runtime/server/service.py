@@ -10,8 +10,8 @@ import anyio
 import anyio.to_thread
 from starlette.requests import Request
 
-from edge_run.base.config import SamplingConfig
 from edge_run.base.results import Generation
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.server.admission import Admission

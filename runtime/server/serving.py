@@ -13,8 +13,8 @@ from pathlib import Path
 import anyio
 import uvicorn
 
-from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import ConfigError, EdgeRunError
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.server.access import Access

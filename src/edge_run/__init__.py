@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edge_run.base.config import ModelConfig, SamplingConfig
+    from edge_run.base.config import ModelConfig
     from edge_run.base.errors import (
         BudgetError,
         Cancelled,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edge_run.base.profile import DeviceProfile
     from edge_run.base.replay import Recording, Replay
     from edge_run.base.results import Forecast, Generation, Piece, Plan, Progress, Stats, to_json
+    from edge_run.base.sampling_config import SamplingConfig
     from edge_run.prefetch.replay import replay
     from edge_run.runtime.embedding.results import Embeddings
     from edge_run.runtime.generation.async_model import AsyncModel

@@ -177,7 +177,7 @@ def test_groups_of_version_2(edgebox: ModuleType, monkeypatch: pytest.MonkeyPatc
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory +io"
     made.group.mkdir()
     (made.group / "memory.swap.max").touch()
-    made.limit(edgebox.Limits(1 << 30, 500_000_000, "8:0"))
+    made.limit(edgebox.Limits(1 << 30, 500_000_000, ("8:0",)))
     assert {path.name: path.read_text() for path in made.group.iterdir()} == {
         "memory.max": "1073741824",
         "memory.swap.max": "0",

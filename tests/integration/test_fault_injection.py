@@ -25,6 +25,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("scenario", "kind", "caller", "error", "step", "most"),
     [
         ("dense", "read", "ours", errno.EIO, 131, 6),
+        ("copied", "read", "ours", errno.EIO, 211, 3),
         ("moe", "read", "ours", errno.EIO, 23, 7),
         ("packed", "read", "ours", errno.EIO, 29, 7),
         ("draft", "read", "ours", errno.EIO, 173, 4),

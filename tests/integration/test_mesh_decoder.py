@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from edge_run import Model
-from edge_run.base.config import ModelConfig, SamplingConfig
+from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, DeviceLost
 from edge_run.base.interrupt import Interrupt
 from edge_run.base.mesh import Document, Unled
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.generation.batch import Batch
 from edge_run.runtime.generation.continuation import Continuation

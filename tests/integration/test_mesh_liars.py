@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import KernelError, ProtocolError
 from edge_run.base.mesh import Document
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.partition.activation_codec import encode_activations
 from edge_run.runtime.decoding.session import Session
 from edge_run.runtime.generation.sampling import Sampler

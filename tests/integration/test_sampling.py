@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import ConfigError, KernelError, NotSupported
 from edge_run.base.protocols import Logits
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation.sampling import Sampler
 from edge_run.runtime.llama import _ggml as ggml
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from edge_run import ConfigError, ContextFull, Model, ModelFileError, NotSupported
-from edge_run.base.config import SamplingConfig
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.base.units import MIB
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.generation.chat import ChatTemplate

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_run.base.config import SamplingConfig
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server.apis.anthropic_messages import MessagesRequest
 from edge_run.runtime.server.apis.llama_server import NativeCompletionRequest
 from edge_run.runtime.server.apis.ollama import OllamaChatRequest, OllamaGenerateRequest

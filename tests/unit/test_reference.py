@@ -13,7 +13,8 @@ import pytest
 
 import edge_run
 from edge_run.base import bench, errors, findings, mesh_status, profile, replay, results, split
-from edge_run.base.config import ModelConfig, SamplingConfig
+from edge_run.base.config import ModelConfig
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.cli.app import SIGPIPE_CODE, app
 from edge_run.cli.shared.chat import EXITS, HELP
 from edge_run.cli.shared.config_file import read_config_file

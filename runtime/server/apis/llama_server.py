@@ -10,8 +10,8 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edge_run.base.config import SamplingConfig
 from edge_run.base.results import Progress
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
 from edge_run.runtime.server.apis.openai_chat import ChatRequest
 from edge_run.runtime.server.apis.openai_completions import Token, prompt_of

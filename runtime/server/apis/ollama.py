@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from edge_run.base.config import SamplingConfig
 from edge_run.base.results import Progress
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server.answers import JSON_LINES, AnswerResponse, json_response
 from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES
 from edge_run.runtime.server.chat_task import ChatTask

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 
-from edge_run.base.config import SamplingConfig
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server.answers import AnswerResponse
 from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES, ChatMessage, ContentPart, template_messages
 from edge_run.runtime.server.apis.responses_form import ResponseForm

@@ -1,16 +1,15 @@
-"""What a caller may ask for: frozen dataclasses that refuse impossible values on construction."""
+"""How a model is opened: a frozen dataclass that refuses impossible values on construction."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.folders import cache_folder
+from edge_run.base.files import cache_folder
 from edge_run.base.units import GIB, MIB, parse_size
 
 KV_TYPES: tuple[str, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
@@ -28,6 +27,7 @@ MESH_ACTIVATIONS = ("exact", "compact")
 PROMPT_CACHE_ON, PROMPT_CACHE_OFF = "on", "off"
 KV_KEEP_BY = ("pages", "window")
 LEAST_KV_KEEP = 64
+PAGE_CACHE_AUTO, PAGE_CACHE_OFF = "auto", "off"
 KV_SPILL_ON, KV_SPILL_OFF = "on", "off"
 PROMPT_CACHE_BYTES, PROMPT_CACHE_DAILY_BYTES = 4 * GIB, 32 * GIB
 SPECULATE = ("auto", "off", "ngram", "draft")
@@ -39,12 +39,12 @@ _CHOICES = {
     "expert_prefetch": EXPERT_PREFETCH,
     "kv_keep_by": KV_KEEP_BY,
     "mesh_activations": MESH_ACTIVATIONS,
+    "page_cache": (PAGE_CACHE_AUTO, PAGE_CACHE_OFF),
     "pooling": POOLING,
     "repack": REPACK,
     "speculate": SPECULATE,
 }
 MOST_DRAFT_TOKENS = 127
-MOST_PENALTY, MOST_TOP_LOGPROBS = 100, 100
 LEAST_CHUNK_BYTES, CHUNK_BYTES = 4096, 2 * MIB  # those of pages, and of huge pages
 
 
@@ -65,7 +65,8 @@ def make_config(kind: type[_Config], options: Mapping[str, Any]) -> _Config:
     return kind(**options)
 
 
-def _require(is_ok: bool, message: str) -> None:
+def require(is_ok: bool, message: str) -> None:
+    """Raise ConfigError unless `is_ok`."""
     if not is_ok:
         raise ConfigError(message)
 
@@ -73,6 +74,8 @@ def _require(is_ok: bool, message: str) -> None:
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """How a model is opened. Everything that changes the numbers is part of the numerics key.
+
+    It is over 200 lines because every setting has a line here, and checks that concern several of them are together.
 
     memory: budget for the whole process, bytes or text (`4GiB`); None is what is available less a margin.
     gpu_memory: budget of a GPU's memory, for weights, keys and values, and buffers there; 0 leaves it out, as long as
@@ -92,6 +95,10 @@ class ModelConfig:
     flash_attention: `on`, `off`, or `auto`, which is on where llama.cpp has it for the model.
     backend: `edge-run` (our memory), `llama.cpp` (its own loader), or `auto` (ours where it works).
     readers: reader threads; a model streamed by expert tries half as many too.
+    also: a copy of the model on a second drive, its only or first file, or a folder that has it under the same names:
+        both are read at once.
+    page_cache: `auto` reads a model that fits from the kernel's page cache as far as it lies there, and leaves it there
+        for the next start where memory beyond the run is free; `off` leaves nothing there. What streams never does.
     expert_policy: which experts stay in memory.
     expert_prefetch: how many layers ahead experts are read that are likely to be chosen (`1+`: one, asked twice);
         `auto` compares the settings as it goes.
@@ -147,6 +154,8 @@ class ModelConfig:
     flash_attention: str = "auto"
     backend: str = "auto"
     readers: int = 4
+    also: Path | str | None = None
+    page_cache: str = PAGE_CACHE_AUTO
     expert_policy: str = "default"
     expert_prefetch: str = "auto"
     packed: Path | str | None = None
@@ -177,47 +186,48 @@ class ModelConfig:
             object.__setattr__(self, "gpu_memory", parse_size(self.gpu_memory, least_bytes=0))
         object.__setattr__(self, "prompt_cache_size", parse_size(self.prompt_cache_size))
         object.__setattr__(self, "prompt_cache_daily", parse_size(self.prompt_cache_daily))
-        _require(str(self.prompt_cache) != "", "prompt cache: names no folder; give one, on or off")
+        require(str(self.prompt_cache) != "", "prompt cache: names no folder; give one, on or off")
         context = self.context_tokens
-        _require(
+        require(
             context is None or 0 <= context <= MOST_CONTEXT_TOKENS,
             f"context length {context}: must be 0 (the model's own) or up to {MOST_CONTEXT_TOKENS} tokens",
         )
-        _require(self.threads is None or 1 <= self.threads <= 512, f"threads {self.threads}: must be 1 to 512")
+        require(self.threads is None or 1 <= self.threads <= 512, f"threads {self.threads}: must be 1 to 512")
         width = self.micro_batch_tokens
-        _require(width >= 0, f"micro-batch {width}: must be at least 1 token, or 0, which leaves it to the planner")
-        _require(1 <= self.sequences <= 256, f"sequences {self.sequences}: must be 1 to 256")
-        _require(self.outputs_per_pass >= 1, f"outputs per pass {self.outputs_per_pass}: must be at least 1")
-        _require(1 <= self.readers <= 64, f"readers {self.readers}: must be 1 to 64 threads")
+        require(width >= 0, f"micro-batch {width}: must be at least 1 token, or 0, which leaves it to the planner")
+        require(1 <= self.sequences <= 256, f"sequences {self.sequences}: must be 1 to 256")
+        require(self.outputs_per_pass >= 1, f"outputs per pass {self.outputs_per_pass}: must be at least 1")
+        require(1 <= self.readers <= 64, f"readers {self.readers}: must be 1 to 64 threads")
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            _require(value in choices, f"{name.replace('_', ' ')} {value!r}: must be one of {', '.join(choices)}")
+            require(value in choices, f"{name.replace('_', ' ')} {value!r}: must be one of {', '.join(choices)}")
         for kind in self.kv_types:
-            _require(kind in KV_TYPES, f"KV type {kind!r}: must be auto or one of {', '.join(KV_TYPES)}, or two as K/V")
-        _require(
+            require(kind in KV_TYPES, f"KV type {kind!r}: must be auto or one of {', '.join(KV_TYPES)}, or two as K/V")
+        require(
             self.kv_type != KV_AUTO or self.gpu_memory == 0,
             "KV type auto: is weighed for the processor alone; name one, or give --gpu-memory 0",
         )
-        _require(
+        require(
             LEAST_CHUNK_BYTES <= self.chunk_bytes <= CHUNK_BYTES and self.chunk_bytes & (self.chunk_bytes - 1) == 0,
             f"chunk of {self.chunk_bytes} bytes: must be a power of two from {LEAST_CHUNK_BYTES} to {CHUNK_BYTES}",
         )
+        require(str(self.also) != "", "also: names no file; give a copy of the model, or leave it out")
         self._check_speculation()
         self._check_spill()
         self._check_shift()
         self._check_keep()
 
     def _check_spill(self) -> None:
-        _require(str(self.kv_spill) != "", "kv spill: names no folder; give one, on or off")
+        require(str(self.kv_spill) != "", "kv spill: names no folder; give one, on or off")
         if not self.spills_kv:
             return
-        _require(self.gpu_memory == 0, "kv spill: runs on the processor alone; give --gpu-memory 0")
-        _require(self.backend != "llama.cpp", "kv spill: llama.cpp's own loader has none; leave out --backend")
-        _require(
+        require(self.gpu_memory == 0, "kv spill: runs on the processor alone; give --gpu-memory 0")
+        require(self.backend != "llama.cpp", "kv spill: llama.cpp's own loader has none; leave out --backend")
+        require(
             self.flash_attention != "off" and not self.exact,
             "kv spill: needs flash attention, which --exact and -fa off leave out",
         )
-        _require(
+        require(
             self.sequences == 1 and self.draft_model is None and not self.uses_lookup,
             "kv spill: serves one text at a time, without guesses; give --parallel 1, or leave out -md and --speculate",
         )
@@ -225,17 +235,17 @@ class ModelConfig:
     def _check_keep(self) -> None:
         if not self.kv_keep:
             return
-        _require(self.kv_keep >= LEAST_KV_KEEP, f"kv keep {self.kv_keep}: must be 0 or {LEAST_KV_KEEP} tokens or more")
-        _require(not self.spills_kv, "kv keep: chooses among keys in memory; leave out --kv-spill")
-        _require(
+        require(self.kv_keep >= LEAST_KV_KEEP, f"kv keep {self.kv_keep}: must be 0 or {LEAST_KV_KEEP} tokens or more")
+        require(not self.spills_kv, "kv keep: chooses among keys in memory; leave out --kv-spill")
+        require(
             self.flash_attention != "off" and not self.exact and self.kv_types[0] in ("f16", "f32"),
             "kv keep: needs flash attention, and keys of 16 or 32 bits; leave out --exact, -fa off and -ctk",
         )
-        _require(
+        require(
             self.gpu_memory == 0 and self.backend != "llama.cpp",
             "kv keep: runs on the processor, with the callback of edge-run; leave out --gpu-memory and --backend",
         )
-        _require(
+        require(
             self.sequences == 1 and self.draft_model is None and not self.uses_lookup and not self.context_shift,
             "kv keep: is for one text at a time, without guesses and shifts; give --parallel 1, or leave out -md, "
             "--speculate and --context-shift",
@@ -243,16 +253,16 @@ class ModelConfig:
 
     def _check_shift(self) -> None:
         keep = self.context_keep_tokens
-        _require(keep >= -1, f"context keep {keep}: must be -1 (the whole prompt) or a number of tokens")
+        require(keep >= -1, f"context keep {keep}: must be -1 (the whole prompt) or a number of tokens")
         if not self.context_shift:
             return
-        _require(not self.spills_kv, "context shift: needs all keys in memory; leave out --kv-spill")
-        _require(self.gpu_memory == 0, "context shift: runs on the processor alone; give --gpu-memory 0")
-        _require(
+        require(not self.spills_kv, "context shift: needs all keys in memory; leave out --kv-spill")
+        require(self.gpu_memory == 0, "context shift: runs on the processor alone; give --gpu-memory 0")
+        require(
             self.kv_types[0] in _WHOLE_NUMBERS,
             f"context shift: would round keys of {self.kv_types[0]} once more each time; give -ctk f16",
         )
-        _require(
+        require(
             self.sequences == 1 and self.draft_model is None and not self.uses_lookup,
             "context shift: is for one text at a time, without guesses; give --parallel 1, or leave out -md and "
             "--speculate",
@@ -261,26 +271,24 @@ class ModelConfig:
     def _check_speculation(self) -> None:
         if self.draft is not None:
             object.__setattr__(self, "draft", Path(self.draft))
-        _require(
+        require(
             1 <= self.draft_tokens <= MOST_DRAFT_TOKENS,
             f"draft tokens {self.draft_tokens}: must be 1 to {MOST_DRAFT_TOKENS}",
         )
-        _require(
+        require(
             self.speculate != "draft" or self.draft is not None, "speculate draft: needs a draft model; give one (-md)"
         )
-        _require(not self.exact or self.flash_attention != "on", "exact: excludes flash attention; leave out -fa on")
-        _require(
-            not self.exact or self.micro_batch_tokens != 1, "exact: needs a micro-batch (-ub) of at least 2 tokens"
-        )
-        _require(
+        require(not self.exact or self.flash_attention != "on", "exact: excludes flash attention; leave out -fa on")
+        require(not self.exact or self.micro_batch_tokens != 1, "exact: needs a micro-batch (-ub) of at least 2 tokens")
+        require(
             not self.exact or self.kv_types[1] in _WHOLE_NUMBERS,
             f"exact: excludes {self.kv_types[1]} for V, which needs flash attention; give -ctv f16",
         )
-        _require(
+        require(
             self.repack != "on" or self.gpu_memory == 0,
             "repack on: runs on the processor alone; give --gpu-memory 0, or leave out --repack",
         )
-        _require(not self.exact or not self.gpu_memory, "exact: runs on the processor alone; give --gpu-memory 0")
+        require(not self.exact or not self.gpu_memory, "exact: runs on the processor alone; give --gpu-memory 0")
         if self.exact:
             object.__setattr__(self, "flash_attention", "off")
             object.__setattr__(self, "gpu_memory", 0)
@@ -339,54 +347,3 @@ class ModelConfig:
     def kv_types(self) -> tuple[str, str]:
         """The types of K and of V; those that `auto` begins with."""
         return kv_types(_DEFAULT_KV_TYPE if self.kv_type == KV_AUTO else self.kv_type)
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingConfig:
-    """How the next token is chosen; names, defaults and order are llama.cpp's.
-
-    seed None draws one; the drawn seed is reported. grammar is GBNF text, json_schema JSON text; one of both at most.
-    stop: the answer ends before the first of these strings.
-    frequency_penalty, presence_penalty: taken from a token's logit for each time that it was there within
-        repeat_last_n, and once if it was.
-    logit_bias: added to the logits of tokens, by their ids; -inf bans one.
-    top_logprobs: how many of the likeliest tokens are told of with each token, with their log-probabilities before
-        anything was done to the logits; None tells nothing.
-    """
-
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_penalty: float = 1.0
-    repeat_last_n: int = 64
-    seed: int | None = None
-    grammar: str | None = None
-    json_schema: str | None = None
-    stop: Sequence[str] = ()
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    top_logprobs: int | None = None
-
-    def __post_init__(self) -> None:
-        _require(self.temperature >= 0, f"temperature {self.temperature}: must be 0 (greedy) or more")
-        _require(self.top_k >= 0, f"top-k {self.top_k}: must be 0 (all) or more")
-        _require(0 < self.top_p <= 1, f"top-p {self.top_p}: must be above 0 and at most 1")
-        _require(0 <= self.min_p <= 1, f"min-p {self.min_p}: must be 0 to 1")
-        _require(
-            0 < self.repeat_penalty < math.inf, f"repeat penalty {self.repeat_penalty}: must be above 0 and finite"
-        )
-        _require(self.repeat_last_n >= -1, f"repeat last n {self.repeat_last_n}: must be -1 (context) or more tokens")
-        _require(self.seed is None or 0 <= self.seed < 2**32 - 1, f"seed {self.seed}: must be 0 to 4294967294")
-        _require(not (self.grammar and self.json_schema), "grammar and JSON schema: give one of the two")
-        for name in ("frequency_penalty", "presence_penalty"):
-            value = getattr(self, name)
-            _require(abs(value) <= MOST_PENALTY, f"{name.replace('_', ' ')} {value}: must be -100 to 100")
-        for token, bias in self.logit_bias.items():
-            is_number = isinstance(bias, int | float) and not math.isnan(bias) and bias != math.inf
-            _require(type(token) is int and is_number, f"logit bias of {token!r}: {bias!r}: must be a number")
-        top = self.top_logprobs
-        _require(top is None or 0 <= top <= MOST_TOP_LOGPROBS, f"top logprobs {top}: must be 0 to {MOST_TOP_LOGPROBS}")
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        _require(all(self.stop), "stop string: must not be empty")

@@ -43,6 +43,16 @@ class DiskProfile:
             return sorted(read.bytes_per_s for read in self.reads)[len(self.reads) // 2]
         return max(self.reads, key=lambda read: read.block_bytes).bytes_per_s
 
+    def beside(self, other: DiskProfile) -> DiskProfile:
+        """Return what the two are together, as they hold the same file: large reads go to both at once."""
+        cpu_s = self.cpu_s_per_byte, other.cpu_s_per_byte
+        return replace(
+            self,
+            first_use_bytes_per_s=self.first_use_bytes_per_s + other.first_use_bytes_per_s,
+            cpu_s_per_byte=(max(one[0] for one in cpu_s), max(one[1] for one in cpu_s)),
+            reads=(ReadSpeed(0, self.reads[0].readers, self.bytes_per_s + other.bytes_per_s),),
+        )
+
 
 def weight_kind(type_name: str, row_elements: int, *, by_expert: bool) -> str:
     """Return a name for the weights of a type and a length of rows, as `Q4_0/4096` or `Q4_0/768/experts`."""

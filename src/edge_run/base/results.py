@@ -88,12 +88,9 @@ class Forecast:
 class GpuPlan:
     """The part of a model on a GPU.
 
-    device: the GPU, as llama.cpp names it.
-    kind: its kind, as in `GpuProfile`.
+    device: the GPU, as llama.cpp names it. kind: its kind, as in `GpuProfile`.
     budget_bytes: the budget of its memory.
-    weights_bytes: the weights there.
-    kv_bytes: the keys and values there.
-    buffer_bytes: the buffers there.
+    weights_bytes: the weights there. kv_bytes: the keys and values there. buffer_bytes: the buffers there.
     layers: how many layers lie there, counted from the end of the model; the output counts as one.
     narrow_layers: how many of these, the first ones, leave their widest weights in DRAM (experts, or the feed-forward
         network).
@@ -208,12 +205,17 @@ class IoUse:
 
     bytes_per_token: decode only. bandwidth_bytes_per_s: bytes over the time in which a read was in flight.
     efficiency: the longer of compute time and read time, over the wall time of decode; 1.0 is the physical limit.
+    copy_bytes: what came from a second drive. repeated_reads: done again, as one of two drives failed. cached_bytes:
+    what came from the page cache.
     """
 
     bytes_read: int
     bytes_per_token: float
     bandwidth_bytes_per_s: float
     efficiency: float
+    copy_bytes: int = 0
+    repeated_reads: int = 0
+    cached_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +242,8 @@ class TuningDecision:
 class ExpertUse:
     """How a mixture of experts was streamed since it was opened, in `tokens` passes of one token each.
 
-    tokens: the passes of one token.
-    hit_rate: the share of the bytes used by tokens that was in memory.
-    prefetched_bytes: the bytes read before a layer asked for them; unused_bytes: those evicted before their use.
+    hit_rate: the share of the bytes used by tokens that was in memory. prefetched_bytes: the bytes read before a layer
+    asked for them. unused_bytes: those of them that were evicted before they were used.
     tunables, decisions: the settings found so far, and the comparisons that were decided.
     """
 

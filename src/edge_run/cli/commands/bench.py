@@ -19,7 +19,7 @@ from edge_run.cli.shared.terminal import Terminal
 PROMPT_TOKENS, PREDICT_TOKENS, ROUNDS = 64, 8, 2
 _SETTINGS = (
     "memory", "ctx_size", "threads", "ubatch_size", "batch_size", "kv_type", "cache_type_k", "cache_type_v",
-    "flash_attn", "readers", "expert_policy", "expert_prefetch", "packed", "repack", "cache_dir", "json",
+    "flash_attn", "readers", "also", "expert_policy", "expert_prefetch", "packed", "repack", "cache_dir", "json",
     "verbose",
 )  # fmt: skip
 _EPILOG = """

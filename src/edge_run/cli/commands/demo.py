@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import Cancelled, TierReadError
 from edge_run.base.results import Plan
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.base.units import MIB, format_size
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.answer import opened, say_figures, show

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from edge_run.base.errors import ConfigError
+from edge_run.base.files import cache_folder
 from edge_run.base.findings import OK, PROBLEM, Finding, Report
-from edge_run.base.folders import cache_folder
 from edge_run.cli.reports.findings import EXIT_CODES, end_with_report
 from edge_run.cli.shared.config_file import config_path
 from edge_run.cli.shared.options import some_settings
@@ -34,7 +34,7 @@ class TolerantCommand(SettingsCommand):
 
 @click.command(
     cls=TolerantCommand,
-    params=[_MODEL, *some_settings("memory", "cache_dir", "json")],
+    params=[_MODEL, *some_settings("memory", "also", "cache_dir", "json")],
     short_help="Say what is wrong here, and what to do.",
     epilog=EXIT_CODES,
 )
@@ -54,7 +54,8 @@ def doctor(context: click.Context, /, **given: Any) -> None:
     except ConfigError as error:
         findings.append(Finding("cache folder", PROBLEM, str(error)))
     model = given["model_file"] and Path(os.path.expanduser(given["model_file"]))
-    report = examine(model, folder, given["memory"])
+    also = given["also"] and Path(os.path.expanduser(given["also"]))
+    report = examine(model, folder, given["memory"], also=also)
     end_with_report(context, Report((*findings, *report.findings)), given["json"])
 
 

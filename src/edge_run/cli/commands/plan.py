@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PROMPT_TOKENS = 512
 _SETTINGS = (
     "memory", "gpu_memory", "op_offload", "ctx_size", "threads", "ubatch_size", "batch_size", "kv_type", "cache_type_k",
-    "cache_type_v", "flash_attn", "readers", "packed", "repack", "cache_dir", "kv_spill", "draft", "speculate",
+    "cache_type_v", "flash_attn", "readers", "also", "packed", "repack", "cache_dir", "kv_spill", "draft", "speculate",
     "draft_max", "exact", "json", "verbose",
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.folders import mesh_folder
+from edge_run.base.files import mesh_folder
 from edge_run.cli.mesh.invitation import show_invitation
 from edge_run.cli.mesh.options import (
     AUTHORITY,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edge_run.base.errors import ConfigError, MeshError
-from edge_run.base.folders import mesh_folder
+from edge_run.base.files import mesh_folder
 from edge_run.base.mesh import Joined, Lost, MembersChanged, MeshEvent
 from edge_run.cli.mesh.options import AUTHORITY, DEVICE_OPTIONS, REPLACE, check_free, checked_authority
 from edge_run.cli.shared.options import some_settings

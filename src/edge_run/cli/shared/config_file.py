@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.folders import config_folder
+from edge_run.base.files import config_folder
 from edge_run.cli.shared.setting import ENVIRONMENT_PREFIX, Setting
 
 

@@ -140,6 +140,11 @@ def describe_use(plan: Plan, memory: MemoryUse, io: IoUse, load_s: float) -> str
         if io.bytes_per_token:
             reading += f", {format_size(io.bytes_per_token)} per token, {io.efficiency:.0%} of the physical limit"
         parts.append(reading)
+    if io.cached_bytes:
+        parts.append(f"{format_size(io.cached_bytes)} of it from the page cache")
+    if io.copy_bytes:
+        repeated = f", {format_count(io.repeated_reads, 'read')} done again" * (io.repeated_reads > 0)
+        parts.append(f"{format_size(io.copy_bytes)} of it from the copy{repeated}")
     budget = f" of {format_size(memory.budget_bytes)}" if plan.mode != "llama.cpp" else ""
     parts.append(f"memory at most {format_size(memory.peak_bytes)}{budget}")
     parts.append(f"opened in {load_s:.2f} s")

@@ -20,11 +20,13 @@ from edge_run.base.config import (
     KV_KEEP_BY,
     KV_TYPES,
     MESH_ACTIVATIONS,
+    PAGE_CACHE_AUTO,
+    PAGE_CACHE_OFF,
     REPACK,
     SPECULATE,
     ModelConfig,
-    SamplingConfig,
 )
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.cli.shared.setting import Setting, size_option
 
 MODEL = click.Argument(["model_file"], metavar="MODEL", type=click.Path(path_type=Path))
@@ -118,6 +120,15 @@ SETTINGS: tuple[Setting, ...] = (
         help="edge-run keeps the budget; llama.cpp is its own loader." + _default("backend"),
     ),
     _memory("--readers", field="readers", help="Threads that read weights." + _default("readers"), **_NUMBER),
+    _memory(
+        "--also", field="also", **_FILE,
+        help="A copy of the model on a second drive: both drives are read at once, and one may fail.",
+    ),
+    _memory(
+        "--page-cache", field="page_cache", type=click.Choice((PAGE_CACHE_AUTO, PAGE_CACHE_OFF)),
+        help="A model that fits is read from the kernel's page cache, and stays there for the next start where memory "
+        "is free." + _default("page_cache"),
+    ),
     _memory(
         "--expert-policy", field="expert_policy", type=click.Choice(EXPERT_POLICIES),
         help="What the memory for a model's experts keeps." + _default("expert_policy"),

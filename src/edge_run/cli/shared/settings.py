@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from edge_run.base.config import KV_AUTO, WIDEST_MICRO_BATCH, ModelConfig, SamplingConfig
+from edge_run.base.config import KV_AUTO, WIDEST_MICRO_BATCH, ModelConfig
 from edge_run.base.errors import ConfigError
-from edge_run.base.files import read_text_file
-from edge_run.base.folders import cache_folder
+from edge_run.base.files import cache_folder, read_text_file
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.base.units import MIB, format_size
 from edge_run.cli.shared.options import SETTINGS
 from edge_run.cli.shared.printable import LogFormatter

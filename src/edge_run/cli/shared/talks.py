@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import ConfigError
+from edge_run.base.sampling_config import SamplingConfig
 
 if TYPE_CHECKING:
     from edge_run.runtime.generation.model import Model

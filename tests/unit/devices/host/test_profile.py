@@ -247,3 +247,14 @@ def test_the_bandwidth_of_a_disk_is_that_of_large_blocks_and_under_a_limit_the_m
     disk = DiskProfile("/", "/dev/a", "ext4", True, "", 4e8, (1e-10, 1e-10), reads)
     assert disk.bytes_per_s == 4.8e8
     assert dataclasses.replace(disk, limit="254:0 500000000 bps").bytes_per_s == 4.9e8
+
+
+def test_two_disks_side_by_side_are_as_fast_as_both_together() -> None:
+    one = DiskProfile(
+        "/", "/dev/a", "ext4", True, "", 4e8, (1e-10, 3e-10), (ReadSpeed(4096, 4, 1e8), ReadSpeed(8, 4, 2e8))
+    )
+    other = DiskProfile("/b", "/dev/b", "ext4", True, "", 1e8, (2e-10, 2e-10), (ReadSpeed(4096, 4, 7e8),))
+    both = one.beside(other)
+    assert both.bytes_per_s == one.bytes_per_s + other.bytes_per_s == 8e8
+    assert both.first_use_bytes_per_s == 5e8
+    assert both.cpu_s_per_byte == (2e-10, 3e-10)

@@ -13,9 +13,9 @@ from typing import Any
 import anyio
 import pytest
 
-from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import ConfigError, KernelError
 from edge_run.base.results import Piece
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server import answers
 from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.answers import COMMENT, AnswerResponse

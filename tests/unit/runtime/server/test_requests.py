@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge_run.base.config import SamplingConfig
+from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server.apis.openai_chat import ChatRequest
 from edge_run.runtime.server.apis.openai_completions import CompletionRequest
 from edge_run.runtime.server.apis.openai_messages import template_messages

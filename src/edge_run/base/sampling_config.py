@@ -1,0 +1,60 @@
+"""How tokens are chosen: a frozen dataclass that refuses impossible values on construction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edge_run.base.config import require
+
+MOST_PENALTY, MOST_TOP_LOGPROBS = 100, 100
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingConfig:
+    """How the next token is chosen; names, defaults and order are llama.cpp's.
+
+    seed None draws one; the drawn seed is reported. grammar is GBNF text, json_schema JSON text; one of both at most.
+    stop: the answer ends before the first of these strings.
+    frequency_penalty, presence_penalty: taken from a token's logit for each time that it was there within
+        repeat_last_n, and once if it was.
+    logit_bias: added to the logits of tokens, by their ids; -inf bans one.
+    top_logprobs: how many of the likeliest tokens are told of with each token, with their log-probabilities before
+        anything was done to the logits; None tells nothing.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    seed: int | None = None
+    grammar: str | None = None
+    json_schema: str | None = None
+    stop: Sequence[str] = ()
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    top_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.temperature >= 0, f"temperature {self.temperature}: must be 0 (greedy) or more")
+        require(self.top_k >= 0, f"top-k {self.top_k}: must be 0 (all) or more")
+        require(0 < self.top_p <= 1, f"top-p {self.top_p}: must be above 0 and at most 1")
+        require(0 <= self.min_p <= 1, f"min-p {self.min_p}: must be 0 to 1")
+        require(0 < self.repeat_penalty < math.inf, f"repeat penalty {self.repeat_penalty}: must be above 0 and finite")
+        require(self.repeat_last_n >= -1, f"repeat last n {self.repeat_last_n}: must be -1 (context) or more tokens")
+        require(self.seed is None or 0 <= self.seed < 2**32 - 1, f"seed {self.seed}: must be 0 to 4294967294")
+        require(not (self.grammar and self.json_schema), "grammar and JSON schema: give one of the two")
+        for name in ("frequency_penalty", "presence_penalty"):
+            value = getattr(self, name)
+            require(abs(value) <= MOST_PENALTY, f"{name.replace('_', ' ')} {value}: must be -100 to 100")
+        for token, bias in self.logit_bias.items():
+            is_number = isinstance(bias, int | float) and not math.isnan(bias) and bias != math.inf
+            require(type(token) is int and is_number, f"logit bias of {token!r}: {bias!r}: must be a number")
+        top = self.top_logprobs
+        require(top is None or 0 <= top <= MOST_TOP_LOGPROBS, f"top logprobs {top}: must be 0 to {MOST_TOP_LOGPROBS}")
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        require(all(self.stop), "stop string: must not be empty")
