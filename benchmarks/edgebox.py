@@ -1,8 +1,9 @@
 """Runs a command as if on a small device: little memory, a slow disk, few cores, and nothing cached.
 
-    edgebox.py [--memory 2G] [--disk-mbps 500] [--readahead-kb 128] [--cores 0,1] [--cold FILE ...] -- COMMAND [ARG ...]
+    edgebox.py [--memory 2G] [--disk-mbps 500] [--readahead-kb 128] [--cores 0,1] [--cpus 0.5] [--cold FILE ...] --
+        COMMAND [ARG ...]
 
-`--memory` and `--disk-mbps` are the limits of a control group (version 1 or 2) of its own, which has no swap. The page
+`--memory`, `--disk-mbps` and `--cpus` limit a control group (version 1 or 2) of its own, which has no swap. The page
 cache counts as memory there, and a page is charged to the group that read it first: one that another process has read
 would cost nothing. `--cold` therefore drops what the kernel has cached before the command starts, so that all the
 command needs is read, and charged to it. FILE says which disk is meant; without it, the one of the working folder is.
@@ -34,6 +35,7 @@ from edge_run.base.units import parse_size
 NO_BOX = 125
 GROUPS = Path("/sys/fs/cgroup")
 PREFIX = "edgebox-"
+CPU_PERIOD_US = 100_000  # in each of which a group may compute for its share
 REMOVAL_TRIES, REMOVAL_WAIT_S = 100, 0.05
 
 
@@ -43,11 +45,12 @@ class NoBox(EdgeRunError):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a box allows: memory, and reads from one disk (`device` is its `major:minor`). None does not limit."""
+    """What a box allows: memory, reads from a disk (`device` is its `major:minor`), processors. None does not limit."""
 
     memory_bytes: int | None = None
     read_bytes_per_s: int | None = None
     device: str | None = None
+    cpus: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +77,8 @@ class GroupsV1:
             raise NoBox("control groups of version 1 without the controllers memory and blkio")
         self.memory = GROUPS / "memory" / places["memory"] / name
         self.disk = GROUPS / "blkio" / places["blkio"] / name
-        self.folders = (self.memory, self.disk)
+        self.cpu = GROUPS / "cpu" / places["cpu"] / name if "cpu" in places else None
+        self.folders = tuple(folder for folder in (self.memory, self.disk, self.cpu) if folder)
 
     def limit(self, limits: Limits) -> None:
         """Set `limits`, where the groups are there."""
@@ -84,6 +88,11 @@ class GroupsV1:
                 _write(both, limits.memory_bytes)
         if limits.device:  # 0 is no limit; a kernel that was never asked for one counts no bytes of the disk
             _write(self.disk / "blkio.throttle.read_bps_device", f"{limits.device} {limits.read_bytes_per_s or 0}")
+        if limits.cpus:
+            if self.cpu is None:
+                raise NoBox("control groups of version 1 without the controller cpu")
+            _write(self.cpu / "cpu.cfs_period_us", CPU_PERIOD_US)
+            _write(self.cpu / "cpu.cfs_quota_us", int(limits.cpus * CPU_PERIOD_US))
 
     def figures(self) -> dict[str, int | None]:
         """Return the groups' part of `Figures`."""
@@ -112,6 +121,10 @@ class GroupsV2:
                 _write(swap, 0)
         if limits.read_bytes_per_s:
             _write(self.group / "io.max", f"{limits.device} rbps={limits.read_bytes_per_s}")
+        if limits.cpus:
+            with contextlib.suppress(OSError):
+                _write(GROUPS / "cgroup.subtree_control", "+cpu")
+            _write(self.group / "cpu.max", f"{int(limits.cpus * CPU_PERIOD_US)} {CPU_PERIOD_US}")
 
     def figures(self) -> dict[str, int | None]:
         """Return the group's part of `Figures`."""
@@ -223,9 +236,10 @@ def boxed(
     disk_mbps: float | None = None,
     readahead_kb: int | None = None,
     cold: Path | None = None,
+    cpus: float | None = None,
 ) -> list[str]:
     """Return the command line that runs `command` in a box with these limits."""
-    flags = {"memory": memory, "disk-mbps": disk_mbps, "readahead-kb": readahead_kb, "cold": cold}
+    flags = {"memory": memory, "disk-mbps": disk_mbps, "readahead-kb": readahead_kb, "cold": cold, "cpus": cpus}
     given = [f"--{name}={value}" for name, value in flags.items() if value]
     return [sys.executable, str(Path(__file__).resolve()), *given, "--", *command]
 
@@ -237,6 +251,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--disk-mbps", type=float, metavar="N", help="reads, in 10^6 bytes a second")
     parser.add_argument("--readahead-kb", type=int, metavar="N", help="128 is what most devices have")
     parser.add_argument("--cores", type=lambda text: {int(core) for core in text.split(",")}, metavar="0,1")
+    parser.add_argument("--cpus", type=float, metavar="N", help="seconds of computing a second, of whatever cores")
     parser.add_argument("--cold", type=Path, action="append", default=[], metavar="FILE")
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     flags, command = parser.parse_args(arguments[:cut]), list(arguments[cut + 1 :])
@@ -246,7 +261,7 @@ def main(arguments: Sequence[str]) -> int:
         disk = disk_of(flags.cold[0] if flags.cold else Path())
         if disk is None and (flags.disk_mbps or flags.readahead_kb):
             raise NoBox("no block device holds the file: neither its speed nor its read-ahead can be set")
-        limits = Limits(flags.memory, int(flags.disk_mbps * 1e6) if flags.disk_mbps else None, disk)
+        limits = Limits(flags.memory, int(flags.disk_mbps * 1e6) if flags.disk_mbps else None, disk, flags.cpus)
         with contextlib.ExitStack() as settings:
             if disk and flags.readahead_kb:
                 settings.enter_context(read_ahead(disk, flags.readahead_kb))
