@@ -19,7 +19,7 @@ from typing import Any
 import anyio
 import msgspec
 from distributed import CancelledError, Client, Future
-from distributed.comm import resolve_address
+from distributed.comm.addressing import resolve_address
 
 from edge_run.base.error_codes import error_of
 from edge_run.base.errors import EdgeRunError, MeshError

@@ -23,6 +23,7 @@ from edge_run.runtime.inspection.inspection import SHARD_BYTES
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.holdings import Holdings, repacking_bytes, text_reserve_bytes
 from edge_run.runtime.llama.threads import compute_threads
+from edge_run.runtime.planning.abreast import Abreast
 from edge_run.runtime.planning.expert_plan import least_by_expert, plan_moe
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.planning.forecast import PassTimes, forecast, pass_work, shared_work
@@ -217,4 +218,12 @@ class Planner:
         times = self.times(plan, profile)
         points = tuple(self._timed_point(plan, point, profile) for point in plan.by_context)
         plan = replace(plan, by_context=points)
-        return replace(plan, forecast=forecast(times, prompt_tokens, self.known.micro_batch_tokens, load_s))
+        found = forecast(times, prompt_tokens, self.known.micro_batch_tokens, load_s)
+        if (number := self.config.sequences) > 1:
+            speed = self.abreast(plan, profile).tokens_per_s(number)
+            found = replace(found, parallel=number, parallel_tokens_per_s=speed)
+        return replace(plan, forecast=found)
+
+    def abreast(self, plan: Plan, profile: DeviceProfile) -> Abreast:
+        """Return what many answers at once would make under `plan`, on the device of `profile`."""
+        return Abreast(plan, lambda one: self.times(one, profile), self.known.vocabulary, self.config.sequences)

@@ -24,6 +24,7 @@ from edge_run.runtime.inspection.model_kind import check_kind
 from edge_run.runtime.llama.backend_choice import is_library_known, why_not_ours
 from edge_run.runtime.llama.context_shape import wants_streams
 from edge_run.runtime.llama.library import library_version
+from edge_run.runtime.planning.abreast import USUAL_PARALLEL
 from edge_run.runtime.planning.micro_batch import choose
 from edge_run.runtime.planning.packed_choice import choose_packed
 from edge_run.runtime.planning.planner import Planner
@@ -70,12 +71,41 @@ def prepare(
         raise NotSupported("repack on: weights that devices share are not repacked; leave out --repack or --mesh")
     if is_slice and config.spills_kv:
         raise NotSupported("kv spill: devices of a mesh keep keys and values in memory; leave out --kv-spill or --mesh")
-    has_width = bool(config.micro_batch_tokens)
-    prepared = opening.prepare(config) if has_width else choose(gguf, config, opening.prepare, _recalled)
+    prepared = _shaped(opening, config)
     if is_slice or prepared.offload or prepared.why_plain:
         return prepared
     whole, streamed = (choose_kinds(gguf, prepared.config, is_streamed=streams) for streams in (False, True))
     return replace(prepared, repacked=whole, repacked_streamed=streamed)
+
+
+def _shaped(opening: _Opening, config: ModelConfig) -> Prepared:
+    """Return the model prepared with as many sequences, and passes as wide, as are best where `config` leaves it open.
+
+    How many answers at once make the most tokens a second is known only where the device was measured; a mesh, a GPU
+    and cells that are not lent are not forecast.
+    """
+    if not config.sequences:
+        is_forecast = not (opening.is_slice or config.gpu_memory != 0 or config.exact)
+        asked = replace(config, sequences=1 if config.spills_kv else USUAL_PARALLEL)
+        number = asked.sequences
+        if is_forecast and not config.spills_kv:
+            try:
+                number = _most_productive(_shaped(opening, asked))
+            except BudgetError:  # which may suffice for one
+                number = 1
+        config = replace(config, sequences=number)
+    if config.micro_batch_tokens:
+        return opening.prepare(config)
+    return choose(opening.gguf, config, opening.prepare, _recalled)
+
+
+def _most_productive(prepared: Prepared) -> int:
+    """Return how many answers at once make the most tokens a second, as far as that is known."""
+    profile = _recalled(prepared) if prepared.known and not prepared.why_plain else None
+    planner = Planner(prepared) if profile else None
+    if planner is None or profile is None or not planner.can_time(profile):
+        return prepared.config.sequences
+    return planner.abreast(planner.plan(), profile).best
 
 
 def _recalled(prepared: Prepared) -> DeviceProfile | None:

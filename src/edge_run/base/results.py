@@ -65,7 +65,8 @@ class Forecast:
 
     load_s: until the model is open. first_token_s: from the first prompt to the first token, in which the model is read
     for the first time. prefill_tokens_per_s: of any later prompt. limit: what decides the speed of decoding, `disk` or
-    `compute`.
+    `compute`. parallel: the answers at once that the plan is for. parallel_tokens_per_s: theirs together, of 512 tokens
+    each with their prompts; 0 where it is for one.
     """
 
     prompt_tokens: int
@@ -76,6 +77,8 @@ class Forecast:
     compute_s_per_token: float
     read_s_per_token: float
     limit: str
+    parallel: int = 1
+    parallel_tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,13 @@ from edge_run.cli.shared.terminal import Terminal
 if TYPE_CHECKING:
     from edge_run.runtime.batches.run import BatchProgress, BatchRun
 
-_AT_ONCE = 16
+_AUTO = "auto"
 _PATH: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
+
+
+def _number(context: click.Context, parameter: click.Parameter, text: str) -> int:
+    """Return the answers at once that an option asks for, 0 for as many as are best: a click callback."""
+    return 0 if text == _AUTO else int(click.IntRange(1, 256)(text, parameter, context))
 
 
 @click.command(
@@ -41,10 +46,10 @@ _PATH: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
         click.Option(["--in-order"], is_flag=True, help="Results in the order of the requests."),
         click.Option(
             ["--parallel"],
-            type=click.IntRange(1, 256),
-            default=_AT_ONCE,
+            callback=_number,
+            default=_AUTO,
             metavar="N",
-            help=f"Answers that share a pass at most.  [default: {_AT_ONCE}]",
+            help="Answers that share a pass at most; auto: as many as are expected to be fastest.  [default: auto]",
         ),
         click.Option(["--dask"], metavar="ADDRESS", help="Answer on the workers of this Dask scheduler."),
         *SERVED_SETTINGS,
