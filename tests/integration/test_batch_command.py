@@ -105,7 +105,7 @@ def test_killed_at_any_moment_nothing_is_lost_or_done_twice(tmp_path: Path) -> N
 
 
 def test_ctrl_c_ends_it_at_once_and_what_is_done_stays(tmp_path: Path) -> None:
-    source = write(tmp_path / "in", [line(f"n{i}", prompt=f"Number {i}", max_tokens=400) for i in range(200)])
+    source = write(tmp_path / "in", [line(f"n{i}", prompt=f"Number {i}", max_tokens=100) for i in range(200)])
     command = [sys.executable, "-m", "edge_run", "batch", source, "-m", KIT, "-o", tmp_path / "out", "-c", "16384"]
     process = subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, text=True)
     wait_for_lines(tmp_path / "out", process, 1)
