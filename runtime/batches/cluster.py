@@ -26,7 +26,7 @@ from edge_run.base.errors import EdgeRunError, MeshError
 from edge_run.base.units import format_count
 from edge_run.partition.batch_shares import AnswerPace, MachineLoad, next_machine
 from edge_run.runtime.batches.answering import BatchResult, Place, refused
-from edge_run.runtime.batches.cluster_host import ModelHost, answer, ready
+from edge_run.runtime.batches.cluster_host import GONE, ModelHost, answer, open_model
 from edge_run.runtime.batches.input_file import BatchRequest
 from edge_run.runtime.server.refusals import Refusal
 
@@ -70,7 +70,7 @@ class ClusterPlaces:
         self._client, self._host, self._say = client, host, say
         self._run, self._n_tasks, self._n_unfinished = uuid.uuid4().hex, 0, 0
         self._workers: dict[str, _ClusterWorker] = {}
-        self._joining: set[str] = set()
+        self._joining: dict[str, Future[Any]] = {}
         self._failures: dict[str, EdgeRunError] = {}
         self._changed = anyio.Event()  # a place may be free
 
@@ -131,15 +131,7 @@ class ClusterPlaces:
 
     async def _ask(self, worker: _ClusterWorker, request: BatchRequest) -> BatchResult | None:
         """Return the result; None where the worker cannot give one, and others may."""
-        self._n_tasks += 1
-        future = self._client.submit(
-            answer,
-            self._host.name,
-            msgspec.json.encode(request),
-            key=("answer", self._run, self._n_tasks),  # what the dashboard calls it
-            workers=[worker.address],
-            pure=False,
-        )
+        future = self._submit("answer", worker.address, answer, self._host.name, msgspec.json.encode(request))
         worker.asked.add(future)
         found: dict[str, Any] | None = None
         try:
@@ -159,6 +151,12 @@ class ClusterPlaces:
         worker.pace.add(time.monotonic(), found["n_tokens"])
         return BatchResult(found["status"], found["body"], found["n_tokens"])
 
+    def _submit(self, name: str, address: str, function: Callable[..., Any], *arguments: object) -> Future[Any]:
+        """Have a worker carry out a task. name: what the dashboard calls it."""
+        self._n_tasks += 1
+        key = (name, self._run, self._n_tasks)
+        return self._client.submit(function, *arguments, key=key, workers=[address], pure=False)
+
     def _tell(self) -> None:
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
@@ -176,8 +174,9 @@ class ClusterPlaces:
                     raise MeshError(f"dask: the scheduler is gone ({error}); the same command goes on later") from error
                 for address in self._workers.keys() - present:
                     await self._lose(self._workers.pop(address))
-                for address in present - self._workers.keys() - self._joining - self._failures.keys():
-                    self._joining.add(address)
+                await self._client.cancel([self._joining[one] for one in self._joining.keys() - present], force=True)
+                for address in present - self._workers.keys() - self._joining.keys() - self._failures.keys():
+                    self._joining[address] = self._submit("open-model", address, open_model, self._host.name)
                     group.start_soon(self._join, address, name=f"edge-run-join-{address}")
                 if present and present <= self._failures.keys():
                     raise next(iter(self._failures.values()))
@@ -191,23 +190,22 @@ class ClusterPlaces:
     async def _join(self, address: str) -> None:
         """Have a worker open the model; then it has places."""
         try:
-            answers = await self._client.run(ready, self._host.name, workers=[address], on_error="return")
-            found = answers.get(address)
-            if isinstance(found, dict) and "most" in found:
+            found = await self._joining[address]
+            if "most" in found:
                 most = found["most"]
                 self._workers[address] = _ClusterWorker(address, most, AnswerPace(4 * most))
                 self._say(f"worker {address} answers, {most} requests at once")
                 self._tell()
-            elif isinstance(found, dict) and "failure" in found:
-                self._fail(address, error_of(found["failure"]))
-            elif found == {"is_gone": True}:  # its plugin was removed by another run that ended
+            elif found == GONE:  # its plugin was removed by another run that ended
                 await self._client.register_plugin(self._host, self._host.name)
-            elif isinstance(found, Exception) and not isinstance(found, OSError):
-                self._fail(
-                    address, MeshError(f"{type(found).__name__}: {found}; is edge-run[cluster] installed there?")
-                )
+            else:
+                self._fail(address, error_of(found["failure"]))
+        except CancelledError:
+            pass  # it is gone
+        except Exception as error:
+            self._fail(address, MeshError(f"{type(error).__name__}: {error}; is edge-run[cluster] installed there?"))
         finally:
-            self._joining.discard(address)
+            del self._joining[address]
 
     def _drop(self, worker: _ClusterWorker, found: dict[str, Any]) -> None:
         """Give a worker nothing more: its model was closed, which is opened again, or it has failed."""

@@ -6,7 +6,6 @@ that as many are answered at once as share a pass, whatever number of threads th
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import hashlib
@@ -48,19 +47,19 @@ class ModelHost(WorkerPlugin):
         self.name = "edge-run-" + hashlib.sha256(json.dumps(order, sort_keys=True).encode()).hexdigest()[:16]
 
     def setup(self, worker: Worker) -> None:
-        """Note whose plugin this is. The model is opened when a client asks for it (`ready`)."""
+        """Note whose plugin this is. The model is opened by a task, for which clusters that adapt keep the worker."""
         self._worker = worker
-        self._opening: asyncio.Task[None] | None = None
+        self._changing = threading.Lock()
         self._closing = contextlib.ExitStack()
         self._portal: BlockingPortal | None = None
         self._running: dict[Any, Future[BatchResult]] = {}
 
-    async def ready(self) -> dict[str, Any]:
+    def open(self) -> dict[str, Any]:
         """Open the model, where it is not open; return how many requests have a place, or the error."""
-        if self._opening is None or (self._opening.done() and self._portal is None):
-            self._opening = asyncio.create_task(anyio.to_thread.run_sync(self._open), name="edge-run-open")
         try:
-            await asyncio.shield(self._opening)
+            with self._changing:
+                if self._portal is None:
+                    self._open()
         except EdgeRunError as error:
             return {"failure": error_document(error)}
         return {"most": self._places.most}
@@ -98,10 +97,14 @@ class ModelHost(WorkerPlugin):
 
     async def teardown(self, worker: Worker) -> None:
         """Close the model."""
-        self._portal = None
-        for future in list(self._running.values()):
-            future.cancel()
-        await anyio.to_thread.run_sync(self._closing.close)
+        await anyio.to_thread.run_sync(self._close)
+
+    def _close(self) -> None:
+        with self._changing:
+            self._portal = None
+            for future in list(self._running.values()):
+                future.cancel()
+            self._closing.close()
 
     def _open(self) -> None:
         from edge_run.runtime.generation.model import Model
@@ -156,10 +159,11 @@ def order_of(
     }
 
 
-async def ready(name: str, dask_worker: Worker) -> dict[str, Any]:
-    """Have the worker's model opened; for `Client.run`."""
-    host = dask_worker.plugins.get(name)
-    return await host.ready() if isinstance(host, ModelHost) else GONE
+def open_model(name: str) -> dict[str, Any]:
+    """Open the model of the worker that this runs on: a task."""
+    host = get_worker().plugins.get(name)
+    secede()
+    return host.open() if isinstance(host, ModelHost) else GONE
 
 
 def answer(name: str, request: bytes) -> dict[str, Any]:

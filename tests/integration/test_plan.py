@@ -117,7 +117,7 @@ def test_as_many_at_once_as_make_the_most_tokens(grown: Path, tmp_path: Path, mo
     timed = unknown.timed(unknown.plan(), PROFILE, 100).forecast
     assert timed
     assert timed.parallel == USUAL_PARALLEL
-    assert timed.parallel_tokens_per_s > 1.5 * timed.decode_tokens_per_s
+    assert timed.parallel_tokens_per_s > timed.decode_tokens_per_s
     assert forecasts.abreast(timed).startswith("16 answers at once make ")
     monkeypatch.setattr(prepare, "_recalled", lambda prepared: PROFILE)
     assert planner(grown, config).config.sequences == unknown.abreast(unknown.plan(), PROFILE).best

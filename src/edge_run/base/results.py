@@ -63,10 +63,8 @@ class PlanItem:
 class Forecast:
     """How fast a plan will run on a device that was measured, for a prompt of `prompt_tokens` tokens.
 
-    load_s: until the model is open. first_token_s: from the first prompt to the first token, in which the model is read
-    for the first time. prefill_tokens_per_s: of any later prompt. limit: what decides the speed of decoding, `disk` or
-    `compute`. parallel: the answers at once that the plan is for. parallel_tokens_per_s: theirs together, of 512 tokens
-    each with their prompts; 0 where it is for one.
+    load_s: until the model is open. first_token_s: of a first prompt, which reads the model. prefill_tokens_per_s: of a
+    later one. limit: of decoding, `disk` or `compute`. parallel: answers at once. parallel_tokens_per_s: theirs, or 0.
     """
 
     prompt_tokens: int
@@ -174,8 +172,7 @@ class Sweep:
 class Progress:
     """How far the work at hand is.
 
-    stage: `reading` (the model, for the first time) or `prompt`. share: of the time it is expected to take, 0 to 1.
-    remaining_s: None while nothing is known.
+    stage: `reading` (the model, at first) or `prompt`. share: of its time, 0 to 1. remaining_s: None if unknown.
     """
 
     stage: str
