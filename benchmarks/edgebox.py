@@ -35,7 +35,9 @@ from edge_run.base.units import parse_size
 NO_BOX = 125
 GROUPS = Path("/sys/fs/cgroup")
 PREFIX = "edgebox-"
-CPU_PERIOD_US = 100_000  # in each of which a group may compute for its share
+CPU_PERIOD_US = (
+    10_000  # in each of which a group may compute for its share: short, so that it is slow, and not only rare
+)
 REMOVAL_TRIES, REMOVAL_WAIT_S = 100, 0.05
 
 

@@ -183,7 +183,7 @@ def test_groups_of_version_2(edgebox: ModuleType, monkeypatch: pytest.MonkeyPatc
         "memory.max": "1073741824",
         "memory.swap.max": "0",
         "io.max": "8:0 rbps=500000000",
-        "cpu.max": "50000 100000",
+        "cpu.max": "5000 10000",
     }
     assert made.figures() == {"peak_bytes": None, "oom_kills": 0, "read_bytes": 0}, "an older kernel, nothing read yet"
     (made.group / "memory.peak").write_text("1073700000\n")
