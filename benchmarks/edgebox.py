@@ -1,8 +1,9 @@
 """Runs a command as if on a small device: little memory, a slow disk, few cores, and nothing cached.
 
-    edgebox.py [--memory 2G] [--disk-mbps 500] [--readahead-kb 128] [--cores 0,1] [--cold FILE ...] -- COMMAND [ARG ...]
+    edgebox.py [--memory 2G] [--disk-mbps 500] [--readahead-kb 128] [--cores 0,1] [--cpus 0.5] [--cold FILE ...] --
+        COMMAND [ARG ...]
 
-`--memory` and `--disk-mbps` are the limits of a control group (version 1 or 2) of its own, which has no swap. The page
+`--memory`, `--disk-mbps` and `--cpus` limit a control group (version 1 or 2) of its own, which has no swap. The page
 cache counts as memory there, and a page is charged to the group that read it first: one that another process has read
 would cost nothing. `--cold` therefore drops what the kernel has cached before the command starts, so that all the
 command needs is read, and charged to it. FILE says which disk is meant, and several FILEs mean several disks, each with
@@ -35,6 +36,9 @@ from edge_run.base.units import parse_size
 NO_BOX = 125
 GROUPS = Path("/sys/fs/cgroup")
 PREFIX = "edgebox-"
+CPU_PERIOD_US = (
+    10_000  # in each of which a group may compute for its share: short, so that it is slow, and not only rare
+)
 REMOVAL_TRIES, REMOVAL_WAIT_S = 100, 0.05
 
 
@@ -44,11 +48,15 @@ class NoBox(EdgeRunError):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a box allows: memory, and reads from each disk (`devices` are their `major:minor`). None does not limit."""
+    """What a box allows: memory, reads from each disk (`devices` are their `major:minor`), processors.
+
+    None does not limit.
+    """
 
     memory_bytes: int | None = None
     read_bytes_per_s: int | None = None
     devices: tuple[str, ...] = ()
+    cpus: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +83,8 @@ class GroupsV1:
             raise NoBox("control groups of version 1 without the controllers memory and blkio")
         self.memory = GROUPS / "memory" / places["memory"] / name
         self.disk = GROUPS / "blkio" / places["blkio"] / name
-        self.folders = (self.memory, self.disk)
+        self.cpu = GROUPS / "cpu" / places["cpu"] / name if "cpu" in places else None
+        self.folders = tuple(folder for folder in (self.memory, self.disk, self.cpu) if folder)
 
     def limit(self, limits: Limits) -> None:
         """Set `limits`, where the groups are there."""
@@ -83,10 +92,14 @@ class GroupsV1:
             _write(self.memory / "memory.limit_in_bytes", limits.memory_bytes)
             if (both := self.memory / "memory.memsw.limit_in_bytes").exists():  # a kernel without swap has none
                 _write(both, limits.memory_bytes)
-        for (
-            device
-        ) in limits.devices:  # 0 is no limit; a kernel that was never asked for one counts no bytes of the disk
+        # 0 is no limit; a kernel that was never asked for one counts no bytes of the disk
+        for device in limits.devices:
             _write(self.disk / "blkio.throttle.read_bps_device", f"{device} {limits.read_bytes_per_s or 0}")
+        if limits.cpus:
+            if self.cpu is None:
+                raise NoBox("control groups of version 1 without the controller cpu")
+            _write(self.cpu / "cpu.cfs_period_us", CPU_PERIOD_US)
+            _write(self.cpu / "cpu.cfs_quota_us", int(limits.cpus * CPU_PERIOD_US))
 
     def figures(self) -> dict[str, int | None]:
         """Return the groups' part of `Figures`."""
@@ -115,6 +128,10 @@ class GroupsV2:
                 _write(swap, 0)
         for device in limits.devices if limits.read_bytes_per_s else ():
             _write(self.group / "io.max", f"{device} rbps={limits.read_bytes_per_s}")
+        if limits.cpus:
+            with contextlib.suppress(OSError):
+                _write(GROUPS / "cgroup.subtree_control", "+cpu")
+            _write(self.group / "cpu.max", f"{int(limits.cpus * CPU_PERIOD_US)} {CPU_PERIOD_US}")
 
     def figures(self) -> dict[str, int | None]:
         """Return the group's part of `Figures`."""
@@ -226,9 +243,10 @@ def boxed(
     disk_mbps: float | None = None,
     readahead_kb: int | None = None,
     cold: Path | Sequence[Path] | None = None,
+    cpus: float | None = None,
 ) -> list[str]:
     """Return the command line that runs `command` in a box with these limits."""
-    flags = {"memory": memory, "disk-mbps": disk_mbps, "readahead-kb": readahead_kb}
+    flags = {"memory": memory, "disk-mbps": disk_mbps, "readahead-kb": readahead_kb, "cpus": cpus}
     given = [f"--{name}={value}" for name, value in flags.items() if value]
     given += [f"--cold={path}" for path in ([cold] if isinstance(cold, Path) else cold or ())]
     return [sys.executable, str(Path(__file__).resolve()), *given, "--", *command]
@@ -241,6 +259,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--disk-mbps", type=float, metavar="N", help="reads, in 10^6 bytes a second")
     parser.add_argument("--readahead-kb", type=int, metavar="N", help="128 is what most devices have")
     parser.add_argument("--cores", type=lambda text: {int(core) for core in text.split(",")}, metavar="0,1")
+    parser.add_argument("--cpus", type=float, metavar="N", help="seconds of computing a second, of whatever cores")
     parser.add_argument("--cold", type=Path, action="append", default=[], metavar="FILE")
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     flags, command = parser.parse_args(arguments[:cut]), list(arguments[cut + 1 :])
@@ -250,7 +269,7 @@ def main(arguments: Sequence[str]) -> int:
         disks = tuple(dict.fromkeys(disk for path in flags.cold or [Path()] if (disk := disk_of(path))))
         if not disks and (flags.disk_mbps or flags.readahead_kb):
             raise NoBox("no block device holds the file: neither its speed nor its read-ahead can be set")
-        limits = Limits(flags.memory, int(flags.disk_mbps * 1e6) if flags.disk_mbps else None, disks)
+        limits = Limits(flags.memory, int(flags.disk_mbps * 1e6) if flags.disk_mbps else None, disks, flags.cpus)
         with contextlib.ExitStack() as settings:
             for disk in disks if flags.readahead_kb else ():
                 settings.enter_context(read_ahead(disk, flags.readahead_kb))

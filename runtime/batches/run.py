@@ -7,31 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import anyio
 
-from edge_run.base.errors import Cancelled, EdgeRunError, KernelError, MeshError, TierReadError
 from edge_run.base.protocols import Clock
-from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.batches.answering import BatchResult, Place, Places, refused
 from edge_run.runtime.batches.input_file import BatchRequest, NumberedLine, read_requests
 from edge_run.runtime.batches.results_file import ResultsFile
-from edge_run.runtime.generation.async_model import AsyncModel
-from edge_run.runtime.generation.model import Model
-from edge_run.runtime.server.admission import Admission
-from edge_run.runtime.server.answers import AnswerForm
-from edge_run.runtime.server.apis.openai_chat import ChatRequest, chat_job
-from edge_run.runtime.server.apis.openai_completions import CompletionRequest, completion_job
-from edge_run.runtime.server.bodies import convert
-from edge_run.runtime.server.generating import FinishedAnswer, generate
-from edge_run.runtime.server.refusals import Refusal, openai_error, refusal_of
-from edge_run.runtime.server.service import Service
+from edge_run.runtime.server.refusals import Refusal
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
-
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-WAITING = 4  # requests that are prepared while others are answered, so that a pass never lacks one
 
 
 @dataclass(slots=True)
@@ -57,6 +43,11 @@ class BatchProgress:
         self.began_s = self.clock()
 
     @property
+    def unfinished(self) -> int:
+        """The requests that have no result."""
+        return self.all_requests - self.kept - self.done
+
+    @property
     def elapsed_s(self) -> float:
         """The seconds since this run began."""
         return max(1e-9, self.clock() - self.began_s)
@@ -69,15 +60,7 @@ class BatchProgress:
     @property
     def remaining_s(self) -> float | None:
         """The seconds that are left at this pace; None before the first result."""
-        left = self.all_requests - self.kept - self.done
-        return left * self.elapsed_s / self.done if self.done else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Result:
-    custom_id: str
-    status: int
-    body: Any
+        return self.unfinished * self.elapsed_s / self.done if self.done else None
 
 
 class BatchRun:
@@ -89,33 +72,32 @@ class BatchRun:
         results: ResultsFile,
         progress: BatchProgress,
         on_progress: Callable[[], None],
-        sampling: SamplingConfig,
-        most_tokens: int | None = None,
         *,
         is_in_order: bool = False,
     ) -> None:
         """Prepare to answer the requests of `source` whose results are not there.
 
-        on_progress: called after each result. sampling, most_tokens: for requests that say nothing. is_in_order:
-        results are written in the order of the requests, each when those before it are.
+        on_progress: called after each result. is_in_order: results are written in the order of the requests, each when
+        those before it are.
         """
         self._source, self._results, self._progress, self._on_progress = source, results, progress, on_progress
-        self._sampling, self._most_tokens, self._is_in_order = sampling, most_tokens, is_in_order
-        self._held: dict[int, _Result] = {}  # that wait for those before them
+        self._is_in_order = is_in_order
+        self._held: dict[int, tuple[str, BatchResult]] = {}  # that wait for those before them
         self._next = 0
         self._turn = anyio.Lock()
 
-    async def run(self, model: Model) -> None:
-        """Answer all with `model`, which is closed at the end. Raises errors of the drive, of a mesh, of llama.cpp."""
-        async with AsyncModel.of(model) as answering:
-            service = Service(model, answering, Admission(0), self._sampling, self._most_tokens)
-            lines = enumerate(self._left())
-            try:
-                async with anyio.create_task_group() as group:
-                    for number in range(model.most_parallel + WAITING):
-                        group.start_soon(self._answer_all, service, lines, name=f"edge-run-batch-{number}")
-            except BaseExceptionGroup as failures:
-                raise failures.exceptions[0] from failures.exceptions[0].__cause__
+    async def run(self, places: Places) -> None:
+        """Answer all in `places`. Raises what a place raises."""
+        try:
+            async with anyio.create_task_group() as group:
+                for number, line in enumerate(self._left()):
+                    if isinstance(line.asked, Refusal):
+                        await self._finish(number, line.custom_id, refused(line.asked))
+                        continue
+                    place = await places.take(self._progress.unfinished)
+                    group.start_soon(self._answer, place, number, line.asked, name=f"edge-run-batch-{number}")
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from failures.exceptions[0].__cause__
 
     def _left(self) -> Iterator[NumberedLine]:
         """Yield the lines whose results are not there."""
@@ -125,53 +107,22 @@ class BatchRun:
             else:
                 yield line
 
-    async def _answer_all(self, service: Service, lines: Iterator[tuple[int, NumberedLine]]) -> None:
-        for number, line in lines:
-            status, body = await self._answer(service, line)
-            result = _Result(line.custom_id, status, body)
-            if not self._is_in_order:
-                await self._write(result)
-                continue
-            self._held[number] = result
-            while (held := self._held.pop(self._next, None)) is not None:
-                self._next += 1
-                await self._write(held)
+    async def _answer(self, place: Place, number: int, request: BatchRequest) -> None:
+        await self._finish(number, request.custom_id, await place(request))
 
-    async def _write(self, result: _Result) -> None:
+    async def _finish(self, number: int, custom_id: str, result: BatchResult) -> None:
+        if not self._is_in_order:
+            await self._write(custom_id, result)
+            return
+        self._held[number] = custom_id, result
+        while (held := self._held.pop(self._next, None)) is not None:
+            self._next += 1
+            await self._write(*held)
+
+    async def _write(self, custom_id: str, result: BatchResult) -> None:
         async with self._turn:
-            await anyio.to_thread.run_sync(self._results.add, result.custom_id, result.status, result.body)
+            await anyio.to_thread.run_sync(self._results.add, custom_id, result.status, result.body)
         self._progress.done += 1
         self._progress.failed += result.status != 200
+        self._progress.tokens += result.n_tokens
         self._on_progress()
-
-    async def _answer(self, service: Service, line: NumberedLine) -> tuple[int, Any]:
-        try:
-            if isinstance(line.asked, Refusal):
-                raise line.asked
-            return 200, await self._body(service, line.asked)
-        except Refusal as error:
-            refusal = error
-        except (Cancelled, TierReadError, MeshError, KernelError):
-            raise  # which others would meet too
-        except EdgeRunError as error:
-            refusal = refusal_of(error)
-        return refusal.status, openai_error(refusal)
-
-    async def _body(self, service: Service, request: BatchRequest) -> bytes:
-        if request.method != "POST":
-            raise Refusal(400, f"method {request.method[:20]!r}: must be POST", param="method")
-        form: AnswerForm
-        if request.url == CHAT:
-            job, form = await chat_job(service, convert(request.body, ChatRequest, "body."))
-        elif request.url == COMPLETIONS:
-            job, form = await completion_job(service, convert(request.body, CompletionRequest, "body."))
-        else:
-            raise Refusal(400, f"url {request.url[:80]!r}: must be {CHAT} or {COMPLETIONS}", param="url")
-        job.check(service.model.plan.context_tokens)
-        answers: list[FinishedAnswer] = await generate(
-            service.answering, job, lambda number, delta: None, self._count_tokens
-        )
-        return form.whole(answers)
-
-    def _count_tokens(self, n_tokens: int) -> None:
-        self._progress.tokens += n_tokens

@@ -10,7 +10,7 @@ from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.decoding.progress import Timeline, pass_steps
 from edge_run.runtime.engine.loading import Loaded
 from edge_run.runtime.engine.supply import Supply
-from edge_run.runtime.planning.forecast import PassTimes
+from edge_run.runtime.forecasting.forecast import PassTimes
 from edge_run.runtime.planning.planner import Planner
 
 

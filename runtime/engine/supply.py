@@ -19,9 +19,9 @@ from edge_run.runtime.engine.caching import use_page_cache
 from edge_run.runtime.engine.choosing import choosing
 from edge_run.runtime.engine.loading import Loaded, WeightBacking
 from edge_run.runtime.engine.spilling import open_spill, spillable_uses
+from edge_run.runtime.forecasting import routing
 from edge_run.runtime.gpu.loading import host_weights, open_upload
 from edge_run.runtime.llama.row_products import RowProducts
-from edge_run.runtime.planning import routing
 from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident
 from edge_run.runtime.planning.spill_terms import check_spill, with_spill
 from edge_run.runtime.planning.terms import Terms

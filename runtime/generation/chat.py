@@ -74,7 +74,7 @@ class ChatTemplate:
         template of the file that is not Jinja.
         """
         if override is not None:
-            return cls(_override_text(override), bos, eos, is_override=True, cell=cell)
+            return cls(override_text(override), bos, eos, is_override=True, cell=cell)
         source = metadata(TEMPLATE_KEY)
         return cls(source, bos, eos, cell=cell) if source else None
 
@@ -130,7 +130,7 @@ def contents(messages: Sequence[Message]) -> str:
     return "\n".join(text for text in said if isinstance(text, str))
 
 
-def _override_text(override: str) -> str:
+def override_text(override: str) -> str:
     """Return the template that `override` is, or the text of the file that it names."""
     if any(mark in override for mark in ("{{", "{%", "{#", "\n")):
         return override

@@ -16,9 +16,9 @@ from edge_run.partition.cost import CostModel
 from edge_run.partition.mesh_plan import DeviceSpec
 from edge_run.partition.plan import LOOKAHEAD_CHUNKS
 from edge_run.runtime.decoding.driver import PassShape
+from edge_run.runtime.forecasting.forecast import pass_work
 from edge_run.runtime.graph.units import Layout
 from edge_run.runtime.mesh.transport import MOST_WAITING_BYTES
-from edge_run.runtime.planning.forecast import pass_work
 from edge_run.runtime.planning.memory_plan import with_page_tables
 from edge_run.runtime.probing.probe import recall
 from edge_run.runtime.slices.engine import SliceEngine

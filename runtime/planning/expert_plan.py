@@ -12,11 +12,11 @@ from edge_run.base.units import MIB, format_size
 from edge_run.partition.plan import ResidencyPlan, named_minimum, plan_residency, reads_beside, with_lent
 from edge_run.partition.window import frames_needed
 from edge_run.prefetch.experts import prediction_bytes
+from edge_run.runtime.forecasting.routing import hit_rate
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of
 from edge_run.runtime.planning.experts import DensePart, ExpertMap, ExpertTensor, expert_chunk_bytes, expert_tensors
 from edge_run.runtime.planning.memory_plan import items_besides_weights, make_plan, row_ranges, with_page_tables
-from edge_run.runtime.planning.routing import hit_rate
 from edge_run.runtime.planning.terms import Terms, used_experts
 from edge_run.tiers.address_space import AddressSpace
 from edge_run.tiers.rows import RowRange

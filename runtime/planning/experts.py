@@ -18,7 +18,6 @@ LEAST_CHUNK_BYTES = 64 * KIB
 SEGMENT_BYTES = 8 * MIB  # of dense weights beside experts, whose chunks are small
 CHUNKS_PER_PIECE = 48  # more would read less beside the piece, but each costs some 25 µs
 CROWDED_SHARE = 0.5  # of a layer's experts, in use at once: they come tensor by tensor, each while one is computed
-MOST_SHARE = 0.9  # the next layer will want as many of its own
 MOST_FRAMES = 24_000  # each may be a mapping of its own, of which Linux allows 65,530
 
 

@@ -20,12 +20,12 @@ from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
 from edge_run.base.strict_json import parse
 from edge_run.base.units import format_size
+from edge_run.runtime.forecasting.forecast import pass_work
+from edge_run.runtime.forecasting.routing import place_of, save
 from edge_run.runtime.inspection.kv_rules import check_kv_types
-from edge_run.runtime.planning.forecast import pass_work
 from edge_run.runtime.planning.micro_batch import ANSWER_TOKENS, READ_BYTES_PER_S, computing_s, decision_key
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
-from edge_run.runtime.planning.routing import place_of, save
 from edge_run.tiers.gguf import GgufModel
 
 PLAIN = "f16"

@@ -19,10 +19,10 @@ from edge_run.base.profile import DeviceProfile
 from edge_run.base.results import Plan
 from edge_run.base.strict_json import parse
 from edge_run.partition.plan import MARGIN_BYTES, MARGIN_SHARE
+from edge_run.runtime.forecasting.routing import place_of, save
 from edge_run.runtime.inspection.cache import SHAPING
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
-from edge_run.runtime.planning.routing import place_of, save
 from edge_run.tiers.gguf import GgufModel
 
 WIDTHS = (WIDEST_MICRO_BATCH, 128, 32, 1)

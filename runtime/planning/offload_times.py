@@ -20,8 +20,8 @@ from pathlib import Path
 from edge_run.base.errors import BudgetError
 from edge_run.base.profile import DeviceProfile
 from edge_run.base.strict_json import parse
+from edge_run.runtime.forecasting import routing
 from edge_run.runtime.gpu.offload import Offload
-from edge_run.runtime.planning import routing
 from edge_run.runtime.planning.planner import Planner
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.probing.probe import recall

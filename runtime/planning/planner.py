@@ -17,6 +17,8 @@ from edge_run.base.results import ContextPoint, Plan
 from edge_run.base.units import MIB, round_up
 from edge_run.devices.host.profile import disk_of
 from edge_run.prefetch.schedule import Segment
+from edge_run.runtime.forecasting.abreast import Abreast
+from edge_run.runtime.forecasting.forecast import PassTimes, forecast, pass_work, shared_work
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.repackable import is_by_expert, repackable
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
@@ -26,7 +28,6 @@ from edge_run.runtime.llama.holdings import Holdings, repacking_bytes, text_rese
 from edge_run.runtime.llama.threads import compute_threads
 from edge_run.runtime.planning.expert_plan import least_by_expert, plan_moe
 from edge_run.runtime.planning.experts import routed_read
-from edge_run.runtime.planning.forecast import PassTimes, forecast, pass_work, shared_work
 from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident, plan_streamed, row_ranges
 from edge_run.runtime.planning.prepared import Prepared
 from edge_run.runtime.planning.spill_terms import with_spill
@@ -226,4 +227,12 @@ class Planner:
         if self.config.embeddings:  # no token is made
             return replace(plan, forecast=replace(expected, decode_tokens_per_s=0.0))
         points = tuple(self._timed_point(plan, point, profile) for point in plan.by_context)
-        return replace(plan, by_context=points, forecast=expected)
+        plan = replace(plan, by_context=points)
+        if (number := self.config.sequences) > 1:
+            speed = self.abreast(plan, profile).tokens_per_s(number)
+            expected = replace(expected, parallel=number, parallel_tokens_per_s=speed)
+        return replace(plan, forecast=expected)
+
+    def abreast(self, plan: Plan, profile: DeviceProfile) -> Abreast:
+        """Return what many answers at once would make under `plan`, on the device of `profile`."""
+        return Abreast(plan, lambda one: self.times(one, profile), self.known.vocabulary, self.config.sequences)

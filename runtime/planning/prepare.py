@@ -15,6 +15,7 @@ from edge_run.base.profile import DeviceProfile
 from edge_run.base.units import round_down
 from edge_run.devices.host.ledger import Ledger
 from edge_run.devices.host.memory import Promised, available_bytes, charges_reserved, default_budget_bytes
+from edge_run.runtime.forecasting.abreast import USUAL_PARALLEL
 from edge_run.runtime.inspection.cache import inspect
 from edge_run.runtime.inspection.draft_file import DraftFile
 from edge_run.runtime.inspection.embedding_shape import embedding_config
@@ -83,12 +84,41 @@ def prepare(
         raise NotSupported("kv keep: devices of a mesh look at the whole context; leave out --kv-keep or --mesh")
     if is_slice and config.context_shift:
         raise NotSupported("context shift: devices of a mesh do not shift theirs; leave out --context-shift or --mesh")
-    has_width = bool(config.micro_batch_tokens)
-    prepared = opening.prepare(config) if has_width else choose(gguf, config, opening.prepare, _recalled)
+    prepared = _shaped(opening, config)
     if is_slice or prepared.offload or prepared.why_plain:
         return prepared
     whole, streamed = (choose_kinds(gguf, prepared.config, is_streamed=streams) for streams in (False, True))
     return replace(prepared, repacked=whole, repacked_streamed=streamed)
+
+
+def _shaped(opening: _Opening, config: ModelConfig) -> Prepared:
+    """Return the model prepared with as many sequences, and passes as wide, as are best where `config` leaves it open.
+
+    How many answers at once make the most tokens a second is known only where the device was measured; a mesh, a GPU
+    and cells that are not lent are not forecast.
+    """
+    if not config.sequences:
+        is_forecast = not (opening.is_slice or config.gpu_memory != 0 or config.exact)
+        asked = replace(config, sequences=1 if config.spills_kv else USUAL_PARALLEL)
+        number = asked.sequences
+        if is_forecast and not (config.spills_kv or config.embeddings):
+            try:
+                number = _most_productive(_shaped(opening, asked))
+            except BudgetError:  # which may suffice for one
+                number = 1
+        config = replace(config, sequences=number)
+    if config.micro_batch_tokens:
+        return opening.prepare(config)
+    return choose(opening.gguf, config, opening.prepare, _recalled)
+
+
+def _most_productive(prepared: Prepared) -> int:
+    """Return how many answers at once make the most tokens a second, as far as that is known."""
+    profile = _recalled(prepared) if prepared.known and not prepared.why_plain else None
+    planner = Planner(prepared) if profile else None
+    if planner is None or profile is None or not planner.can_time(profile):
+        return prepared.config.sequences
+    return planner.abreast(planner.plan(), profile).best
 
 
 def _recalled(prepared: Prepared) -> DeviceProfile | None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from edge_run.base.config import ModelConfig
 from edge_run.base.profile import DeviceProfile
+from edge_run.runtime.forecasting import routing
 from edge_run.runtime.inspection.draft_file import DraftFile
 from edge_run.runtime.inspection.inspection import Inspection
 from edge_run.runtime.llama.holdings import Holdings
-from edge_run.runtime.planning import routing
 from edge_run.runtime.planning.terms import Terms
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.packed_file import PackedFile

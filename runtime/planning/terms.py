@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from edge_run.base.results import GpuPlan
 from edge_run.base.units import MIB
 from edge_run.partition.window import SEGMENT_CHUNKS
+from edge_run.runtime.forecasting.routing import Experience
 from edge_run.runtime.graph.segments import SLICED_SEGMENTS
 from edge_run.runtime.inspection.draft_file import GUESSED_TOKENS
 from edge_run.runtime.llama.holdings import Holdings
-from edge_run.runtime.planning.routing import Experience
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_header import TensorInfo
 from edge_run.tiers.kv.cells import Cells

@@ -12,13 +12,13 @@ from edge_run.partition.stage_visits import LONG_RUN
 from edge_run.prefetch.experts import ExpertCache, MoeShape
 from edge_run.prefetch.policies import make_policy
 from edge_run.prefetch.schedule import join_stage_visits
+from edge_run.runtime.forecasting.routing import Usage
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.llama.row_products import RowProducts
 from edge_run.runtime.planning.expert_plan import MoePlan, least_by_expert, least_frames, plan_moe, token_bytes
 from edge_run.runtime.planning.experts import DensePart
 from edge_run.runtime.planning.memory_plan import plan_streamed, row_ranges
-from edge_run.runtime.planning.routing import Usage
 from edge_run.runtime.planning.terms import Terms, used_experts
 from edge_run.runtime.streaming.experts import Adaptation, ExpertRoom, ExpertStreaming
 from edge_run.runtime.streaming.lookups import Lookups

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 from edge_run.base.results import ExpertUse
 from edge_run.prefetch.experts import ExpertCache, Unit
 from edge_run.runtime.decoding.driver import Steps
+from edge_run.runtime.forecasting.routing import MOST_SHARE, Usage
 from edge_run.runtime.graph.nodes import GraphMap, Node, choice_of_outputs
 from edge_run.runtime.graph.observer import chosen_experts, makes_ids
-from edge_run.runtime.planning.experts import CROWDED_SHARE, MOST_SHARE, ExpertMap, ExpertTensor, routed_read
+from edge_run.runtime.planning.experts import CROWDED_SHARE, ExpertMap, ExpertTensor, routed_read
 from edge_run.runtime.planning.memory_plan import with_page_tables
-from edge_run.runtime.planning.routing import Usage
 from edge_run.runtime.streaming.prefetch import ExpertPrefetch, Named, PrefetchedUnits
 from edge_run.runtime.streaming.tuning import Tuning
 from edge_run.tiers.weights import Weights

@@ -177,11 +177,13 @@ def test_groups_of_version_2(edgebox: ModuleType, monkeypatch: pytest.MonkeyPatc
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory +io"
     made.group.mkdir()
     (made.group / "memory.swap.max").touch()
-    made.limit(edgebox.Limits(1 << 30, 500_000_000, ("8:0",)))
+    made.limit(edgebox.Limits(1 << 30, 500_000_000, ("8:0",), 0.5))
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
     assert {path.name: path.read_text() for path in made.group.iterdir()} == {
         "memory.max": "1073741824",
         "memory.swap.max": "0",
         "io.max": "8:0 rbps=500000000",
+        "cpu.max": "5000 10000",
     }
     assert made.figures() == {"peak_bytes": None, "oom_kills": 0, "read_bytes": 0}, "an older kernel, nothing read yet"
     (made.group / "memory.peak").write_text("1073700000\n")

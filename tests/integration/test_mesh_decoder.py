@@ -6,11 +6,13 @@ In one process, over a mesh made of queues; with real processes and a real broke
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 from edge_run import Model
@@ -86,6 +88,41 @@ def answers(engine: Engine, prompts: list[list[int]], at: Callable[[int], None] 
         assert all(event.error is None for event in batch.advance())
     batch.close()
     return [*found.values()]
+
+
+@in_child
+def test_a_batch_over_a_mesh_also_when_a_device_dies(folder: Path) -> None:
+    """What `edge-run batch --mesh` does, with all its answers in passes that devices share."""
+    pytest.importorskip("starlette")
+    from edge_run.runtime.batches.answering import PlacesHere
+    from edge_run.runtime.batches.results_file import ResultsFile
+    from edge_run.runtime.batches.run import BatchProgress, BatchRun
+
+    bodies = [{"prompt": PROMPT[: 5 + 9 * i], "max_tokens": 12, "logprobs": 1} for i in range(6)]
+    lines = [{"custom_id": f"n{i}", "url": "/v1/completions", "body": body} for i, body in enumerate(bodies)]
+    (folder / "in").write_text("\n".join(map(json.dumps, lines)))
+
+    def answer_all(model: Model, path: Path, at: Callable[[int], None] = lambda done: None) -> list[object]:
+        async def main() -> None:
+            async with PlacesHere.of(model, SamplingConfig(temperature=0)) as places:
+                progress = BatchProgress(len(bodies))
+                with ResultsFile(path) as results:
+                    run = BatchRun(folder / "in", results, progress, lambda: at(progress.done), is_in_order=True)
+                    await run.run(places)
+
+        anyio.run(main)
+        found = [json.loads(one)["response"]["body"]["choices"][0] for one in path.read_text().splitlines()]
+        return [(one["text"], one["logprobs"]["tokens"]) for one in found]
+
+    path = make_model("llama", folder)
+    options = {**OPTIONS, "context_tokens": 2048, "sequences": 3, "exact": True}
+    wanted = answer_all(Model(path, config=ModelConfig(memory="4GiB", **options)), folder / "alone")
+    with running(path, options=options) as run:
+        run.engine.close()
+        model = Model(run.path, config=run.config, mesh=run.mesh)
+        found = answer_all(model, folder / "mesh", at=lambda done: run.hub.kill("b") if done == 2 else None)
+    assert len(found) == len(bodies)
+    assert found == wanted
 
 
 @in_child

@@ -20,6 +20,9 @@ from edge_run.base.units import MIB
 from edge_run.cli.reports import forecasts
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.terminal import Terminal
+from edge_run.runtime.forecasting.abreast import USUAL_PARALLEL
+from edge_run.runtime.planning import prepare
+from edge_run.runtime.planning.plan import planner
 from kit_models import streamed
 from program import run_program
 
@@ -105,6 +108,19 @@ def test_from_python(grown: Path, tmp_path: Path) -> None:
         edge_run.plan(grown, memory="20MiB", **options)
     with pytest.raises(ConfigError):
         edge_run.plan(grown, config=edge_run.ModelConfig(), context_tokens=3)
+
+
+def test_as_many_at_once_as_make_the_most_tokens(grown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = edge_run.ModelConfig(memory="160MiB", sequences=0, cache_folder=tmp_path, **OPTIONS)
+    unknown = planner(grown, config)
+    assert unknown.config.sequences == USUAL_PARALLEL
+    timed = unknown.timed(unknown.plan(), PROFILE, 100).forecast
+    assert timed
+    assert timed.parallel == USUAL_PARALLEL
+    assert timed.parallel_tokens_per_s > timed.decode_tokens_per_s
+    assert forecasts.abreast(timed).startswith("16 answers at once make ")
+    monkeypatch.setattr(prepare, "_recalled", lambda prepared: PROFILE)
+    assert planner(grown, config).config.sequences == unknown.abreast(unknown.plan(), PROFILE).best
 
 
 def test_a_run_says_how_far_it_is(grown: Path, tmp_path: Path) -> None:

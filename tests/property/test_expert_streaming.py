@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from edge_run.prefetch.experts import ExpertCache, MoeShape
 from edge_run.prefetch.policies import POLICIES, make_policy
+from edge_run.runtime.forecasting.routing import Usage
 from edge_run.runtime.planning.expert_plan import least_frames
 from edge_run.runtime.planning.experts import ExpertMap, ExpertTensor
-from edge_run.runtime.planning.routing import Usage
 from edge_run.runtime.streaming.experts import Adaptation, ExpertRoom, ExpertStreaming
 from edge_run.tiers.address_space import AddressSpace, MappedSpan
 from edge_run.tiers.chunk_states import Load

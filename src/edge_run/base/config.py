@@ -86,7 +86,8 @@ class ModelConfig:
         least 4096; 0 is the model's own.
     threads: compute threads; None is one per core that this process may use.
     micro_batch_tokens: tokens in one pass of a prompt; 0 is as many as are expected to be fastest, 512 at most.
-    sequences: answers that may share passes, and the context's cells.
+    sequences: answers that may share passes, and the context's cells; 0 is the number that is forecast to make the most
+        tokens a second.
     branches: sequences besides, for the branches of guesses; as many as the guessing needs, whatever is given.
     outputs_per_pass: tokens of one pass whose logits may be asked for, at least one for each sequence; more takes more
         memory (a row of logits each).
@@ -195,7 +196,7 @@ class ModelConfig:
         require(self.threads is None or 1 <= self.threads <= 512, f"threads {self.threads}: must be 1 to 512")
         width = self.micro_batch_tokens
         require(width >= 0, f"micro-batch {width}: must be at least 1 token, or 0, which leaves it to the planner")
-        require(1 <= self.sequences <= 256, f"sequences {self.sequences}: must be 1 to 256")
+        require(0 <= self.sequences <= 256, f"sequences {self.sequences}: must be 1 to 256, or 0 (automatic)")
         require(self.outputs_per_pass >= 1, f"outputs per pass {self.outputs_per_pass}: must be at least 1")
         require(1 <= self.readers <= 64, f"readers {self.readers}: must be 1 to 64 threads")
         for name, choices in _CHOICES.items():
@@ -228,7 +229,7 @@ class ModelConfig:
             "kv spill: needs flash attention, which --exact and -fa off leave out",
         )
         require(
-            self.sequences == 1 and self.draft_model is None and not self.uses_lookup,
+            self.sequences <= 1 and self.draft_model is None and not self.uses_lookup,
             "kv spill: serves one text at a time, without guesses; give --parallel 1, or leave out -md and --speculate",
         )
 

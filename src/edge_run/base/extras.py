@@ -7,7 +7,7 @@ from typing import Any
 
 from edge_run.base.errors import NotSupported
 
-MESH, PACK, SERVE, SPLIT, TRAIN = "mesh", "pack", "serve", "split", "train"
+CLUSTER, MESH, PACK, SERVE, SPLIT, TRAIN = "cluster", "mesh", "pack", "serve", "split", "train"
 
 
 def need(module: str, extra: str) -> Any:

@@ -69,9 +69,9 @@ class PlanItem:
 class Forecast:
     """How fast a plan will run on a device that was measured, for a prompt of `prompt_tokens` tokens.
 
-    load_s: until the model is open. first_token_s: from the first prompt to the first token, in which the model is read
-    for the first time. prefill_tokens_per_s: of any later prompt. decode_tokens_per_s: 0 of a model for embeddings.
-    limit: what decides the speed of decoding, `disk` or `compute`.
+    load_s: until the model is open. first_token_s: of a first prompt, which reads the model. prefill_tokens_per_s: of a
+    later one. decode_tokens_per_s: 0 of a model for embeddings. limit: of decoding, `disk` or `compute`. parallel:
+    answers at once. parallel_tokens_per_s: theirs, or 0.
     """
 
     prompt_tokens: int
@@ -82,6 +82,8 @@ class Forecast:
     compute_s_per_token: float
     read_s_per_token: float
     limit: str
+    parallel: int = 1
+    parallel_tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +178,7 @@ class Sweep:
 class Progress:
     """How far the work at hand is.
 
-    stage: `reading` (the model, for the first time) or `prompt`. share: of the time it is expected to take, 0 to 1.
-    remaining_s: None while nothing is known.
+    stage: `reading` (the model, at first) or `prompt`. share: of its time, 0 to 1. remaining_s: None if unknown.
     """
 
     stage: str

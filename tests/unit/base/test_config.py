@@ -23,7 +23,7 @@ from edge_run.base.units import GIB
         ("threads", 0, "threads 0"),
         ("threads", 513, "threads 513"),
         ("micro_batch_tokens", -1, "micro-batch -1"),
-        ("sequences", 0, "sequences 0"),
+        ("sequences", -1, "sequences -1"),
         ("sequences", 257, "sequences 257"),
         ("readers", 0, "readers 0"),
         ("readers", 65, "readers 65"),

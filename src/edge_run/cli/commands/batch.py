@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edge_run.base.errors import ConfigError
-from edge_run.base.extras import SERVE, need
+from edge_run.base.extras import CLUSTER, SERVE, need
+from edge_run.base.files import cache_folder
 from edge_run.base.interrupt import on_ctrl_c
 from edge_run.base.units import format_count
-from edge_run.cli.shared.answer import opened
+from edge_run.cli.shared.answer import NOTICE, opened
 from edge_run.cli.shared.figures import describe_duration
 from edge_run.cli.shared.generating import mesh_options
 from edge_run.cli.shared.options import SERVED_SETTINGS, SETTINGS
-from edge_run.cli.shared.settings import report, resolve
+from edge_run.cli.shared.settings import RunSettings, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
 
 if TYPE_CHECKING:
-    from edge_run.runtime.batches.run import BatchProgress
+    from edge_run.runtime.batches.run import BatchProgress, BatchRun
 
-_AT_ONCE = 16
+_AUTO = "auto"
 _PATH: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
+
+
+def _number(context: click.Context, parameter: click.Parameter, text: str) -> int:
+    """Return the answers at once that an option asks for, 0 for as many as are best: a click callback."""
+    return 0 if text == _AUTO else int(click.IntRange(1, 256)(text, parameter, context))
 
 
 @click.command(
@@ -38,11 +46,12 @@ _PATH: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
         click.Option(["--in-order"], is_flag=True, help="Results in the order of the requests."),
         click.Option(
             ["--parallel"],
-            type=click.IntRange(1, 256),
-            default=_AT_ONCE,
+            callback=_number,
+            default=_AUTO,
             metavar="N",
-            help=f"Answers that share a pass at most.  [default: {_AT_ONCE}]",
+            help="Answers that share a pass at most; auto: as many as are expected to be fastest.  [default: auto]",
         ),
+        click.Option(["--dask"], metavar="ADDRESS", help="Answer on the workers of this Dask scheduler."),
         *SERVED_SETTINGS,
     ],
     short_help="Answer a file of requests.",
@@ -56,38 +65,81 @@ def batch(context: click.Context, /, requests: Path, model_file: Path, output: P
     """
     need("msgspec", SERVE)
     need("starlette", SERVE)
-    import anyio
 
     from edge_run.runtime.batches.input_file import count_lines
     from edge_run.runtime.batches.results_file import ResultsFile
     from edge_run.runtime.batches.run import BatchProgress, BatchRun
 
     terminal: Terminal = context.obj
-    parallel, in_order = given.pop("parallel"), given.pop("in_order")
+    parallel, in_order, dask = (given.pop(name) for name in ("parallel", "in_order", "dask"))
     settings = resolve(context, {**{s.name: None for s in SETTINGS}, **given, "model_file": model_file})
+    if dask and settings.is_mesh:
+        raise ConfigError("--dask, --mesh: exclude each other; each worker of a Dask cluster holds the whole model")
     if requests.exists() and output.exists() and requests.samefile(output):
         raise ConfigError(f"{output}: is the file of the requests; give another one for the results (-o)")
     n_lines = count_lines(requests)
-    config = dataclasses.replace(settings.config, sequences=parallel)
-    report(context, terminal, config, settings.sampling)
+    settings = dataclasses.replace(settings, config=dataclasses.replace(settings.config, sequences=parallel))
+    report(context, terminal, settings.config, settings.sampling)
     with ResultsFile(output) as results:
         progress = BatchProgress(n_lines)
-        mesh = mesh_options(settings, terminal) if settings.is_mesh else None
-        with opened(settings.model, config, terminal, settings.chat_template, mesh=mesh) as model:
+
+        def run(place: str = "") -> BatchRun:
             progress.began_s = progress.clock()
-            show = functools.partial(_show, terminal, progress)
-            run = BatchRun(
-                requests, results, progress, show, settings.sampling, settings.max_tokens, is_in_order=in_order
-            )
+            show = functools.partial(_show, terminal, progress, place)
             show()
-            with on_ctrl_c(model.cancel):
-                anyio.run(run.run, model)
+            return BatchRun(requests, results, progress, show, is_in_order=in_order)
+
+        if dask:
+            _run_on_cluster(dask, settings, terminal, run)
+        else:
+            _run_here(settings, terminal, run)
     terminal.say(_summary(progress, output))
 
 
-def _show(terminal: Terminal, progress: BatchProgress) -> None:
+def _run_here(settings: RunSettings, terminal: Terminal, run: Callable[[], BatchRun]) -> None:
+    """Open the model in this process, over a mesh where that was asked for, and have it answer all."""
+    import anyio
+
+    from edge_run.runtime.batches.answering import PlacesHere
+
+    mesh = mesh_options(settings, terminal) if settings.is_mesh else None
+    with opened(settings.model, settings.config, terminal, settings.chat_template, mesh=mesh) as model:
+
+        async def answer_all() -> None:
+            async with PlacesHere.of(model, settings.sampling, settings.max_tokens) as places:
+                await run().run(places)
+
+        with on_ctrl_c(model.cancel):
+            anyio.run(answer_all)
+
+
+def _run_on_cluster(address: str, settings: RunSettings, terminal: Terminal, run: Callable[[str], BatchRun]) -> None:
+    """Have the workers of a Dask cluster open the model, and answer all."""
+    need("distributed", CLUSTER)
+    import anyio
+
+    from edge_run.runtime.batches.cluster import ClusterPlaces
+    from edge_run.runtime.batches.cluster_host import order_of
+    from edge_run.runtime.generation.chat import override_text
+
+    if not logging.getLogger().handlers:  # without -v; what matters is said by us
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    config = settings.config
+    if config.cache_folder == cache_folder():  # nobody named one: each worker has its own
+        config = dataclasses.replace(config, cache_folder=None)
+    template = override_text(settings.chat_template) if settings.chat_template is not None else None
+    order = order_of(settings.model, config, settings.sampling, template, settings.max_tokens)
+
+    async def answer_all() -> None:
+        async with ClusterPlaces.of(address, order, lambda text: terminal.say(f"dask: {text}", NOTICE)) as places:
+            await run("on the cluster").run(places)
+
+    anyio.run(answer_all)
+
+
+def _show(terminal: Terminal, progress: BatchProgress, place: str) -> None:
     done = progress.kept + progress.done
-    text = f"{done:,} of {format_count(progress.all_requests, 'request')}"
+    text = f"{done:,} of {format_count(progress.all_requests, 'request')} {place}".rstrip()
     if progress.remaining_s is not None:
         rate, left = progress.tokens_per_s, describe_duration(progress.remaining_s)
         text += f", {rate:.1f} tokens/s, about {left} to go"

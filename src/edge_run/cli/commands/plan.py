@@ -42,10 +42,18 @@ _SETTINGS = (
     help=f"Length of the prompt that is timed.  [default: {PROMPT_TOKENS}]",
 )  # fmt: skip
 @click.option("--sweep", is_flag=True, help="Compare budgets, from the smallest that works to the whole model.")
+@click.option("--batch", "is_batch", is_flag=True, help="Plan for `edge-run batch`: many answers at once.")
 @click.option("--probe/--no-probe", "is_probed", default=True, help="Measure what is not known of this device yet.")
 @click.pass_context
 def plan(
-    context: click.Context, /, model_file: Path, prompt_tokens: int, sweep: bool, is_probed: bool, **given: Any
+    context: click.Context,
+    /,
+    model_file: Path,
+    prompt_tokens: int,
+    sweep: bool,
+    is_batch: bool,
+    is_probed: bool,
+    **given: Any,
 ) -> None:
     """Plan the GGUF file MODEL: what its memory would be spent on, and how long it would take.
 
@@ -56,15 +64,15 @@ def plan(
     from edge_run.tiers._libc import why_unavailable
 
     terminal: Terminal = context.obj
-    config = model_config(context, given)
+    config = model_config(context, given, sequences=0 if is_batch else 1)
     report(context, terminal, config)
     if (reason := why_unavailable()) and not given["json"]:
         _show_plain(model_file, reason, terminal)
         return
     planned = planner(model_file, config)
     profile = _profile(planned, model_file, terminal) if is_probed else None
-    if profile and config.repack == "auto":
-        planned = planner(model_file, config)  # what was measured may decide what is repacked
+    if profile and (config.repack == "auto" or is_batch):
+        planned = planner(model_file, config)  # what was measured may decide what is repacked, and how many at once
 
     if sweep:
         budgets = Sweep(tuple(planned.timed(one, profile, prompt_tokens) for one in planned.sweep()))
@@ -117,6 +125,8 @@ def _paragraphs(plan: Plan, planned: Planner, columns: int | None, profile: Devi
         yield f"{describe_gpu(plan.gpu)}.\n"
     if plan.forecast and profile:
         yield f"{forecasts.describe(plan, planned.known.micro_batch_tokens, columns)}\n"
+        if plan.forecast.parallel > 1:
+            yield f"{forecasts.abreast(plan.forecast)}\n"
         yield from _advice(plan, plan.forecast, planned, profile)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_run.base.results import Plan
+from edge_run.base.results import Forecast, Plan
 from edge_run.base.units import format_rate, format_size
 from edge_run.cli.shared.tables import align, with_reasons
 
@@ -61,6 +61,14 @@ def describe_texts(plan: Plan, columns: int | None) -> str:
         ("texts", format_rate(forecast.prefill_tokens_per_s), "of others, when the model has been read"),
     ]
     return "\n".join(["Expected on this device:", *with_reasons(rows, columns)])
+
+
+def abreast(forecast: Forecast) -> str:
+    """Return what answers at once make together, as a sentence."""
+    together, alone = forecast.parallel_tokens_per_s, forecast.decode_tokens_per_s
+    return f"{forecast.parallel} answers at once make {format_rate(together)} together" + (
+        f", {together / alone:.1f} times one alone." if alone else "."
+    )
 
 
 def by_context(plan: Plan) -> str:

@@ -27,6 +27,7 @@ from edge_run.tiers.readers import Readers
 
 LEAST_TOKENS = 12
 MOST_POINTS = 8
+MOST_SHARE = 0.9  # of its experts, that a layer uses: the next layer will want as many of its own
 ALIKE = 0.02  # shares that are so near are one point, the latest
 MOST_PASSES = 256
 OUTLIER = 3.0  # of the median

@@ -14,10 +14,9 @@ from typing import NamedTuple
 from edge_run.base.profile import DeviceProfile, DiskProfile, GpuProfile
 from edge_run.base.results import Forecast, Plan
 from edge_run.partition.cost import CostModel, GpuWork, MatmulWork, PassWork, SharedCost
+from edge_run.runtime.forecasting.learned import Learned, learn
+from edge_run.runtime.forecasting.routing import MOST_SHARE, Point
 from edge_run.runtime.graph.nodes import GraphMap, Node, choice_of_outputs
-from edge_run.runtime.planning.experts import MOST_SHARE
-from edge_run.runtime.planning.learned import Learned, learn
-from edge_run.runtime.planning.routing import Point
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.gguf_format import TENSOR_TYPES
 from edge_run.tiers.gguf_header import TensorInfo

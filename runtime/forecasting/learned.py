@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from edge_run.base.profile import DiskProfile
-from edge_run.runtime.planning.routing import PassSeen, Point
+from edge_run.runtime.forecasting.routing import PassSeen, Point
 
 SLOWEST, FASTEST = 0.2, 1.5  # of the drive's bandwidth: what an earlier run may have read at
 LEAST_NEW_SHARE = 0.1  # of all experts: what a first pass must have read into new memory to tell how fast that is

@@ -9,9 +9,9 @@ import pytest
 
 from bench_samples import PLAN, PROFILE
 from edge_run.partition.cost import MatmulWork, PassWork
+from edge_run.runtime.forecasting.forecast import PassTimes, pass_work, shared_work
+from edge_run.runtime.forecasting.routing import PassSeen, Point
 from edge_run.runtime.graph.nodes import Node, WeightRead
-from edge_run.runtime.planning.forecast import PassTimes, pass_work, shared_work
-from edge_run.runtime.planning.routing import PassSeen, Point
 from edge_run.tiers.gguf import read_gguf
 from kit_models import KIT
 

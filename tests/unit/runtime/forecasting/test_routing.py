@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_run.runtime.planning import routing
+from edge_run.runtime.forecasting import routing
 from edge_run.tiers.gguf import read_gguf
 from edge_run.tiers.readers import ReadTotals
 from kit_models import KIT

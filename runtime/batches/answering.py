@@ -1,0 +1,112 @@
+"""Answers requests of a batch with a model that is open in this process, many in each pass."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import anyio
+
+from edge_run.base.errors import Cancelled, EdgeRunError, KernelError, MeshError, TierReadError
+from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.batches.input_file import BatchRequest
+from edge_run.runtime.generation.async_model import AsyncModel
+from edge_run.runtime.generation.model import Model
+from edge_run.runtime.server.admission import Admission
+from edge_run.runtime.server.answers import AnswerForm
+from edge_run.runtime.server.apis.openai_chat import ChatRequest, chat_job
+from edge_run.runtime.server.apis.openai_completions import CompletionRequest, completion_job
+from edge_run.runtime.server.bodies import convert
+from edge_run.runtime.server.generating import FinishedAnswer, generate
+from edge_run.runtime.server.refusals import Refusal, openai_error, refusal_of
+from edge_run.runtime.server.service import Service
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+WAITING = 4  # requests that are prepared while others are answered, so that a pass never lacks one
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What came of a request.
+
+    status: of HTTP.
+    body: the answer, or the error, as the server would give it.
+    n_tokens: of the answer.
+    """
+
+    status: int
+    body: bytes | Mapping[str, Any]
+    n_tokens: int = 0
+
+
+Place = Callable[[BatchRequest], Awaitable[BatchResult]]
+"""Where one request is answered. It is used once, and free again when it returns.
+
+It raises what others would meet too: errors of a drive, of a mesh, of llama.cpp. All else is the request's result.
+"""
+
+
+class Places(Protocol):
+    """Where requests are answered: here, or on other machines."""
+
+    async def take(self, n_unfinished: int) -> Place:
+        """Wait for a place for one of `n_unfinished` requests that have no answer yet, and return it."""
+        ...
+
+
+class PlacesHere:
+    """The places of a model that is open in this process, `most` of them. Belongs to one event loop."""
+
+    def __init__(self, service: Service) -> None:
+        self.most = service.model.most_parallel + WAITING
+        self._service, self._free = service, anyio.Semaphore(self.most)
+
+    @classmethod
+    @asynccontextmanager
+    async def of(
+        cls, model: Model, sampling: SamplingConfig, most_tokens: int | None = None
+    ) -> AsyncIterator[PlacesHere]:
+        """Take `model` over, and close it at the end. sampling, most_tokens: for requests that say nothing."""
+        async with AsyncModel.of(model) as answering:
+            yield cls(Service(model, answering, Admission(0), sampling, most_tokens))
+
+    async def take(self, n_unfinished: int) -> Place:
+        """Wait for a place, and return it."""
+        await self._free.acquire()
+        return self._answer
+
+    async def _answer(self, request: BatchRequest) -> BatchResult:
+        try:
+            return await _answered(self._service, request)
+        except Refusal as refusal:
+            return refused(refusal)
+        except (Cancelled, TierReadError, MeshError, KernelError):
+            raise  # which others would meet too
+        except EdgeRunError as error:
+            return refused(refusal_of(error))
+        finally:
+            self._free.release()
+
+
+def refused(refusal: Refusal) -> BatchResult:
+    """Return the result of a request that cannot be answered."""
+    return BatchResult(refusal.status, openai_error(refusal))
+
+
+async def _answered(service: Service, request: BatchRequest) -> BatchResult:
+    if request.method != "POST":
+        raise Refusal(400, f"method {request.method[:20]!r}: must be POST", param="method")
+    form: AnswerForm
+    if request.url == CHAT:
+        job, form = await chat_job(service, convert(request.body, ChatRequest, "body."))
+    elif request.url == COMPLETIONS:
+        job, form = await completion_job(service, convert(request.body, CompletionRequest, "body."))
+    else:
+        raise Refusal(400, f"url {request.url[:80]!r}: must be {CHAT} or {COMPLETIONS}", param="url")
+    job.check(service.model.plan.context_tokens)
+    answers: list[FinishedAnswer] = await generate(
+        service.answering, job, lambda number, delta: None, lambda n_tokens: None
+    )
+    return BatchResult(200, form.whole(answers), sum(one.generation.completion_tokens for one in answers))

@@ -1,0 +1,230 @@
+"""A batch on a Dask cluster: which worker is given the next request, and what becomes of those of one that is gone.
+
+Dask carries tasks to workers, tells which are there, and shows them. What is decided here is what it cannot know: how
+many requests a worker of its speed should have (`partition/batch_shares.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import msgspec
+from distributed import CancelledError, Client, Future
+from distributed.comm.addressing import resolve_address
+
+from edge_run.base.error_codes import error_of
+from edge_run.base.errors import EdgeRunError, MeshError
+from edge_run.base.units import format_count
+from edge_run.partition.batch_shares import AnswerPace, MachineLoad, next_machine
+from edge_run.runtime.batches.answering import BatchResult, Place, refused
+from edge_run.runtime.batches.cluster_host import GONE, ModelHost, answer, open_model
+from edge_run.runtime.batches.input_file import BatchRequest
+from edge_run.runtime.server.refusals import Refusal
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import BaseExceptionGroup
+
+LOOK_S = 1.0  # between two looks at which workers are there
+CONNECT_S = 10.0
+MOST_TRIES = 3  # as many workers as may die of one request; Dask allows as many
+
+Say = Callable[[str], None]
+
+
+@dataclass(eq=False)
+class _ClusterWorker:
+    """A worker whose model is open.
+
+    asked: the requests that it has.
+    """
+
+    address: str
+    most: int
+    pace: AnswerPace
+    n_asked: int = 0
+    asked: set[Future[Any]] = field(default_factory=set)
+
+    @property
+    def load(self) -> MachineLoad:
+        return MachineLoad(self.most, self.n_asked, self.pace.tokens_per_s, self.pace.requests_per_s)
+
+    def take(self) -> None:
+        if not self.n_asked:
+            self.pace.start(time.monotonic())
+        self.n_asked += 1
+
+
+class ClusterPlaces:
+    """The places of the workers of a Dask cluster, which may come and go. Belongs to one event loop."""
+
+    def __init__(self, client: Client, host: ModelHost, say: Say) -> None:
+        self._client, self._host, self._say = client, host, say
+        self._run, self._n_tasks, self._n_unfinished = uuid.uuid4().hex, 0, 0
+        self._workers: dict[str, _ClusterWorker] = {}
+        self._joining: dict[str, Future[Any]] = {}
+        self._failures: dict[str, EdgeRunError] = {}
+        self._changed = anyio.Event()  # a place may be free
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def of(cls, address: str, order: dict[str, Any], say: Say) -> AsyncIterator[ClusterPlaces]:
+        """Have the workers of the scheduler at `address` open a model, and close it at the end.
+
+        say: is told what happens to workers. Raises MeshError where there is no scheduler, or no more; and the error of
+        a worker, where no worker can open the model.
+        """
+        client = await _connected(address)
+        try:
+            places = cls(client, ModelHost(order), say)
+            async with anyio.create_task_group() as group:
+                group.start_soon(places._watch, name="edge-run-workers")
+                yield places
+                group.cancel_scope.cancel()
+        except BaseExceptionGroup as failures:
+            first: BaseException = failures
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            raise first from first.__cause__
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(CONNECT_S), contextlib.suppress(Exception):
+                await client.unregister_worker_plugin(places._host.name)
+            with anyio.CancelScope(shield=True), anyio.move_on_after(CONNECT_S):
+                await client.close()
+
+    @property
+    def n_workers(self) -> int:
+        """The workers that answer."""
+        return len(self._workers)
+
+    async def take(self, n_unfinished: int) -> Place:
+        """Wait for a place, and return it."""
+        self._n_unfinished = n_unfinished
+        return functools.partial(self._answer, await self._next_worker())
+
+    async def _next_worker(self) -> _ClusterWorker:
+        """Wait until the next request should go to a worker; return that one, which has a place for it."""
+        while True:
+            workers = list(self._workers.values())
+            number = next_machine(self._n_unfinished, [one.load for one in workers]) if workers else None
+            if number is not None:
+                workers[number].take()
+                return workers[number]
+            await self._changed.wait()
+
+    async def _answer(self, worker: _ClusterWorker, request: BatchRequest) -> BatchResult:
+        for _ in range(MOST_TRIES - 1):
+            if found := await self._ask(worker, request):
+                return found
+            worker = await self._next_worker()
+        return await self._ask(worker, request) or refused(
+            Refusal(500, f"{MOST_TRIES} workers of the cluster ended while they answered this request")
+        )
+
+    async def _ask(self, worker: _ClusterWorker, request: BatchRequest) -> BatchResult | None:
+        """Return the result; None where the worker cannot give one, and others may."""
+        future = self._submit("answer", worker.address, answer, self._host.name, msgspec.json.encode(request))
+        worker.asked.add(future)
+        found: dict[str, Any] | None = None
+        try:
+            found = await future
+        except CancelledError:
+            pass
+        finally:
+            worker.asked.discard(future)
+            worker.n_asked -= 1
+            self._tell()
+        if found is None:
+            return None
+        if "status" not in found:
+            self._drop(worker, found)
+            return None
+        self._n_unfinished -= 1
+        worker.pace.add(time.monotonic(), found["n_tokens"])
+        return BatchResult(found["status"], found["body"], found["n_tokens"])
+
+    def _submit(self, name: str, address: str, function: Callable[..., Any], *arguments: object) -> Future[Any]:
+        """Have a worker carry out a task. name: what the dashboard calls it."""
+        self._n_tasks += 1
+        key = (name, self._run, self._n_tasks)
+        return self._client.submit(function, *arguments, key=key, workers=[address], pure=False)
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    async def _watch(self) -> None:
+        """Have workers that come open the model, and give the requests of those that go to others."""
+        wanted: Future[Any] | None = None
+        with contextlib.suppress(Exception):  # what a worker has against it, it says when it is asked
+            await self._client.register_plugin(self._host, self._host.name)
+        async with anyio.create_task_group() as group:
+            while True:
+                try:
+                    present = set(await self._client.nthreads())
+                except OSError as error:
+                    raise MeshError(f"dask: the scheduler is gone ({error}); the same command goes on later") from error
+                for address in self._workers.keys() - present:
+                    await self._lose(self._workers.pop(address))
+                await self._client.cancel([self._joining[one] for one in self._joining.keys() - present], force=True)
+                for address in present - self._workers.keys() - self._joining.keys() - self._failures.keys():
+                    self._joining[address] = self._submit("open-model", address, open_model, self._host.name)
+                    group.start_soon(self._join, address, name=f"edge-run-join-{address}")
+                if present and present <= self._failures.keys():
+                    raise next(iter(self._failures.values()))
+                if not present and wanted is None:
+                    self._say("the cluster has no worker; waiting for one")
+                    wanted = self._client.submit(int, key=("wait-for-a-worker", self._run))  # for adaptive clusters
+                elif present:
+                    wanted = None
+                await anyio.sleep(LOOK_S)
+
+    async def _join(self, address: str) -> None:
+        """Have a worker open the model; then it has places."""
+        try:
+            found = await self._joining[address]
+            if "most" in found:
+                most = found["most"]
+                self._workers[address] = _ClusterWorker(address, most, AnswerPace(4 * most))
+                self._say(f"worker {address} answers, {most} requests at once")
+                self._tell()
+            elif found == GONE:  # its plugin was removed by another run that ended
+                await self._client.register_plugin(self._host, self._host.name)
+            else:
+                self._fail(address, error_of(found["failure"]))
+        except CancelledError:
+            pass  # it is gone
+        except Exception as error:
+            self._fail(address, MeshError(f"{type(error).__name__}: {error}; is edge-run[cluster] installed there?"))
+        finally:
+            del self._joining[address]
+
+    def _drop(self, worker: _ClusterWorker, found: dict[str, Any]) -> None:
+        """Give a worker nothing more: its model was closed, which is opened again, or it has failed."""
+        if self._workers.pop(worker.address, None) and "failure" in found:
+            self._fail(worker.address, error_of(found["failure"]))
+
+    def _fail(self, address: str, error: EdgeRunError) -> None:
+        self._failures[address] = dataclasses.replace(error, message=f"worker {address}: {error.message}")
+        self._say(f"worker {address} answers nothing: {error.message}")
+
+    async def _lose(self, worker: _ClusterWorker) -> None:
+        self._say(f"worker {worker.address} is gone; {format_count(worker.n_asked, 'request')} of it go to others")
+        await self._client.cancel(list(worker.asked), force=True)
+
+
+async def _connected(address: str) -> Client:
+    """Return a client. TLS is what Dask's own configuration says. Raises MeshError."""
+    try:
+        resolve_address(address)  # a client whose address cannot be does not close well
+        return await Client(address, asynchronous=True, set_as_default=False, timeout=CONNECT_S, name="edge-run-batch")
+    except (OSError, ValueError) as error:
+        raise MeshError(f"dask {address}: no scheduler answers ({str(error) or type(error).__name__})") from error

@@ -1,0 +1,1 @@
+"""How long passes will take: from the work in a graph, a measured device, and what earlier runs have found."""

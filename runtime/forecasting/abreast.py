@@ -1,0 +1,56 @@
+"""How many answers at once a plan is good for: the number that is forecast to make the most tokens a second."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+from edge_run.base.results import ContextPoint, Plan
+from edge_run.partition.parallel import most_productive
+from edge_run.runtime.forecasting.forecast import PassTimes
+
+USUAL_PARALLEL = 16  # where nothing was measured
+ANSWER_TOKENS = 512  # that a request is taken to have, its prompt included
+LOGIT_BYTES = 4
+
+
+class Abreast:
+    """The passes of many answers under one plan."""
+
+    def __init__(self, plan: Plan, times_of: Callable[[Plan], PassTimes], vocabulary: int, planned: int = 1) -> None:
+        """times_of: returns the times of a plan's passes. vocabulary: the logits of a token. planned: for how many."""
+        self._plan, self._times_of, self._vocabulary, self._planned = plan, times_of, vocabulary, planned
+
+    @property
+    def best(self) -> int:
+        """How many at once make the most tokens a second."""
+        plan = self._plan
+        most = max(USUAL_PARALLEL, plan.context_tokens // ANSWER_TOKENS)
+        return most_productive(self.tokens_per_s, min(most, plan.micro_batch_tokens))
+
+    def tokens_per_s(self, number: int) -> float:
+        """Return the tokens a second of `number` answers at once, half of whose text is there."""
+        plan, position = self._plan, min(ANSWER_TOKENS, self._plan.context_tokens // number) // 2
+        displaced = self._displaced_bytes(number * position) + (number - self._planned) * self._vocabulary * LOGIT_BYTES
+        if plan.mode != "resident":
+            streamed = max(0, plan.streamed_bytes_per_pass + displaced)
+            plan = replace(
+                plan,
+                streamed_bytes_per_pass=streamed,
+                streamed_bytes_per_batch=streamed,  # beside which as much is lent as beside single tokens
+                expert_bytes=max(0, plan.expert_bytes - displaced) if plan.expert_bytes else 0,
+            )
+        return number / self._times_of(plan).pass_s(number, position, number, is_first=False)
+
+    def _displaced_bytes(self, tokens: int) -> int:
+        """Return the weights that give way to the keys and values of so many tokens."""
+        points = [ContextPoint(0, 0, self._plan.streamed_bytes_per_pass), *self._plan.by_context]
+        for low, high in itertools.pairwise(points):
+            if low.tokens <= tokens <= high.tokens:
+                share = (tokens - low.tokens) / max(1, high.tokens - low.tokens)
+                more = low.streamed_bytes_per_pass + share * (
+                    high.streamed_bytes_per_pass - low.streamed_bytes_per_pass
+                )
+                return max(0, int(more) - self._plan.streamed_bytes_per_pass)
+        return max(0, points[-1].streamed_bytes_per_pass - self._plan.streamed_bytes_per_pass)

@@ -1,0 +1,95 @@
+"""`edge-run batch --dask`: a scheduler and workers that are processes, of which one is killed, and so is the client."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit_models import KIT
+from program import run_program
+
+pytest.importorskip("starlette")
+pytest.importorskip("distributed", reason="needs distributed: pip install 'edge-run[cluster]'")
+
+pytestmark = pytest.mark.timeout(400)  # six processes start, one after the other
+WAIT_S = 120.0
+N_REQUESTS, N_TOKENS = 32, 8
+DASK = [sys.executable, "-m", "dask"]
+WORKER = [*DASK, "worker", "--no-nanny", "--no-dashboard", "--nthreads", "1", "--memory-limit", "0"]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """The address of a scheduler, and two workers."""
+    said = tmp_path / "scheduler.json"
+    place: dict[str, Any] = {"stderr": subprocess.DEVNULL, "cwd": tmp_path}
+    listening = ["scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
+    scheduler = subprocess.Popen([*DASK, *listening, "--scheduler-file", said], **place)
+    found = ["--scheduler-file", said, "--local-directory"]
+    workers = [subprocess.Popen([*WORKER, *found, tmp_path / f"w{number}"], **place) for number in range(2)]
+    try:
+        wait_until(lambda: said.exists() and said.read_text().rstrip().endswith("}"))
+        yield json.loads(said.read_text())["address"], workers
+    finally:
+        for process in (*workers, scheduler):
+            process.kill()
+            process.wait()
+
+
+def wait_until(is_so: Any, process: subprocess.Popen[Any] | None = None) -> None:
+    end = time.monotonic() + WAIT_S
+    while not is_so():
+        assert process is None or process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_nothing_is_lost_or_done_twice(tmp_path: Path, cluster: tuple[str, list[subprocess.Popen[bytes]]]) -> None:
+    address, workers = cluster
+    source, results = tmp_path / "in", tmp_path / "out"
+    requests = [
+        {"custom_id": f"n{i}", "url": "/v1/completions", "body": {"prompt": f"Number {i}", "max_tokens": N_TOKENS}}
+        for i in range(N_REQUESTS)
+    ]
+    source.write_text("\n".join([*map(json.dumps, requests), "no JSON"]) + "\n")
+    words = ["batch", source, "-o", results, "--dask", address, "-c", "1024", "-t", "1", "--parallel", "2"]
+    command = [sys.executable, "-m", "edge_run", *map(str, words), "-m", str(KIT)]
+
+    def n_lines() -> int:
+        return results.read_bytes().count(b"\n") if results.exists() else 0
+
+    client = subprocess.Popen(command, stderr=subprocess.PIPE)
+    wait_until(lambda: n_lines() >= 4, client)
+    client.send_signal(signal.SIGKILL)
+    client.communicate()
+    n_before = n_lines()
+    assert n_before < N_REQUESTS
+
+    client = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: n_lines() > n_before, client)
+    os.kill(workers[0].pid, signal.SIGKILL)
+    said = client.communicate(timeout=WAIT_S)[1]
+    assert client.returncode == 0, said
+    assert f"{N_REQUESTS + 1 - n_before} requests answered, {n_before} were there" in said
+    assert "is gone" in said
+    found = {one["custom_id"]: one["response"] for one in map(json.loads, results.read_text().splitlines())}
+    assert n_lines() == len(found) == N_REQUESTS + 1
+    assert found.pop(f"line-{N_REQUESTS + 1}")["status_code"] == 400
+    assert {one["body"]["usage"]["completion_tokens"] for one in found.values()} == {N_TOKENS}
+
+
+def test_a_scheduler_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("")
+    done = run_program("batch", tmp_path / "in", "-o", tmp_path / "out", "-m", KIT, "--dask", "carrier://pigeon")
+    assert done.returncode == 10
+    assert len(done.stderr.splitlines()) == 1
+    assert "dask carrier://pigeon: no scheduler answers" in done.stderr

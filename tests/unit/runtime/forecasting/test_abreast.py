@@ -1,0 +1,52 @@
+"""How many answers at once a plan is good for, from the forecast of their passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench_samples import PLAN, PROFILE
+from edge_run.base.results import ContextPoint, Plan
+from edge_run.partition.cost import MatmulWork, PassWork
+from edge_run.runtime.forecasting.abreast import USUAL_PARALLEL, Abreast
+from edge_run.runtime.forecasting.forecast import PassTimes
+
+DISK = PROFILE.disks[0]  # 1e9 bytes a second
+WORK = PassWork((MatmulWork("Q4_0", 512, int(4e8)),), 0, 0, 0.0)
+STREAMED = replace(
+    PLAN, mode="streamed", context_tokens=65536, micro_batch_tokens=512, expert_bytes=0, model_bytes=int(4e9),
+    streamed_bytes_per_pass=int(2e9), streamed_bytes_per_batch=int(3e9), by_context=(),
+)  # fmt: skip
+
+
+def abreast(plan: Plan, vocabulary: int = 0) -> Abreast:
+    return Abreast(plan, lambda one: PassTimes(one, WORK, PROFILE, DISK, 1), vocabulary)
+
+
+def best_of_all(one: Abreast, most: int) -> int:
+    return max(range(1, most + 1), key=one.tokens_per_s)
+
+
+@pytest.mark.parametrize("context_tokens", [2048, 16384, 65536])
+@pytest.mark.parametrize("displaced", [0, int(5e8), int(2e9)])
+def test_the_best_of_all_numbers(context_tokens: int, displaced: int) -> None:
+    points = (ContextPoint(context_tokens, 0, STREAMED.streamed_bytes_per_pass + displaced),)
+    one = abreast(replace(STREAMED, context_tokens=context_tokens, by_context=points))
+    most = max(USUAL_PARALLEL, context_tokens // 512)
+    assert one.best <= most
+    assert one.tokens_per_s(one.best) >= 0.92 * one.tokens_per_s(best_of_all(one, most))
+
+
+def test_where_reading_decides_as_many_as_there_is_room_for() -> None:
+    slow = abreast(replace(STREAMED, streamed_bytes_per_pass=int(9e11)))
+    assert slow.best == 65536 // 512
+    assert abreast(replace(STREAMED, streamed_bytes_per_pass=int(9e11), micro_batch_tokens=32)).best == 32
+
+
+def test_what_is_read_besides_counts() -> None:
+    points = (ContextPoint(65536, 0, int(2e9 + 65536 * 4e5)),)
+    alone, beside = abreast(STREAMED), abreast(replace(STREAMED, by_context=points))
+    assert beside.tokens_per_s(16) < alone.tokens_per_s(16)
+    assert abreast(STREAMED, vocabulary=10_000_000).tokens_per_s(16) < alone.tokens_per_s(16)
+    assert beside.tokens_per_s(1) <= alone.tokens_per_s(1)
