@@ -77,16 +77,9 @@ def plan_residency(
     fixed = must_pin.intersection(uses)
     n_places = available_bytes // chunk_bytes - len(fixed)
     largest = frames_needed(segments, movable, segment_chunks)
-    least = other_bytes + (len(fixed) + largest) * chunk_bytes
-    minimum = named_minimum(least)
     if n_places < largest:
-        raise BudgetError(
-            f"memory budget {format_size(available_bytes + other_bytes)}: too small for this model, it needs at least "
-            f"{minimum // MIB} MiB ({format_size(other_bytes)} besides weights, "
-            f"{format_size(minimum - other_bytes)} of weights at once); raise --memory or shorten the context (-c)",
-            found_bytes=available_bytes + other_bytes,
-            minimum_bytes=minimum,
-        )
+        least = other_bytes + (len(fixed) + largest) * chunk_bytes
+        raise too_small(available_bytes + other_bytes, named_minimum(least), other_bytes)
     if n_places >= len(movable):
         return ResidencyPlan(tuple(uses), (), 0, 0, len(fixed) + largest)
     if lookahead_chunks is None:
@@ -101,6 +94,17 @@ def plan_residency(
     n_frames = n_places - n_pinned
     n_reads = len(_reads(order, segments, chosen, n_frames))
     return ResidencyPlan(pinned, tuple(streamed), n_frames, n_reads, len(fixed) + largest)
+
+
+def too_small(found_bytes: int, minimum_bytes: int, other_bytes: int) -> BudgetError:
+    """Return the error of a budget of `found_bytes`, where `minimum_bytes` work: `other_bytes` and weights."""
+    return BudgetError(
+        f"memory budget {format_size(found_bytes)}: too small for this model, it needs at least "
+        f"{minimum_bytes // MIB} MiB ({format_size(other_bytes)} besides weights, "
+        f"{format_size(minimum_bytes - other_bytes)} of weights at once); raise --memory or shorten the context (-c)",
+        found_bytes=found_bytes,
+        minimum_bytes=minimum_bytes,
+    )
 
 
 def named_minimum(least_bytes: int) -> int:

@@ -28,8 +28,8 @@ from edge_run.devices.host import memory
 from edge_run.partition.plan import ResidencyPlan
 from edge_run.runtime.engine.engine import Engine
 from edge_run.runtime.planning import memory_plan
-from edge_run.runtime.planning.expert_plan import MoePlan, least_frames
-from edge_run.runtime.planning.terms import Terms, used_experts
+from edge_run.runtime.planning.expert_plan import MoePlan
+from edge_run.runtime.planning.terms import Terms
 from edge_run.runtime.streaming import assemble
 
 
@@ -126,8 +126,7 @@ def fewest_frames(share: float) -> Iterator[None]:
 
     def plan_moe(terms: Terms, *arguments: Any) -> MoePlan | None:
         planned = real(terms, *arguments)
-        fewest = least_frames(planned.experts, used_experts(terms.gguf)) if planned else 0
-        return planned and replace(planned, n_frames=fewest)
+        return planned and replace(planned, n_frames=planned.n_least, n_lent=0)
 
     with places(lambda segments, fewest: fewest) if share == 0 else nullcontext():
         if share == 0.25:

@@ -12,30 +12,34 @@ from typing import Any
 from edge_run.base.errors import KernelError
 from edge_run.runtime.llama import _ggml as ggml
 
-_TENSORS, _NODES = 3, 4
+_TENSORS, _NODES = 4, 4
 
 
 class RowProducts:
-    """Computes slices of `MUL_MAT` nodes, and `GET_ROWS` nodes. Not thread-safe."""
+    """Computes slices of `MUL_MAT` and `MUL_MAT_ID` nodes, and `GET_ROWS` nodes. Not thread-safe."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._backend: int | None = None
 
     def multiply(self, address: int, rows: range) -> None:
-        """Compute the `rows` of the result of the node at `address`, whose input is computed.
+        """Compute the `rows` of the result of the node at `address`, whose inputs are computed.
 
-        Raises KernelError where ggml cannot.
+        Where it multiplies by experts, these are the same rows of each. Raises KernelError where ggml cannot.
         """
         node = ggml.tensor_at(address)
         weight, given = ggml.tensor_at(node.src[0]), ggml.tensor_at(node.src[1])
         functions, context = ggml.functions(), ggml.describing_context(_TENSORS, _NODES)
         try:
-            part_address = functions.ggml_new_tensor_2d(context, weight.type, weight.ne[0], len(rows))
+            part_address = functions.ggml_new_tensor_3d(context, weight.type, weight.ne[0], len(rows), weight.ne[2])
             part = ggml.tensor_at(part_address)
-            part.data = weight.data + rows.start * weight.nb[1]
+            part.data, part.nb[:] = weight.data + rows.start * weight.nb[1], weight.nb[:]
             part.buffer, part.extra = weight.buffer, weight.extra
-            result = functions.ggml_mul_mat(context, part_address, _leaf(context, given))
+            inputs = part_address, _leaf(context, given)
+            if node.src[2]:
+                result = functions.ggml_mul_mat_id(context, *inputs, _leaf(context, ggml.tensor_at(node.src[2])))
+            else:
+                result = functions.ggml_mul_mat(context, *inputs)
             self._compute(context, result, node, rows.start * node.nb[0])
         finally:
             functions.ggml_free(context)

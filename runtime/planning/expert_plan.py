@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from edge_run.base.errors import BudgetError
 from edge_run.base.results import ContextPoint, Plan, PlanItem
-from edge_run.base.units import MIB, format_size
-from edge_run.partition.plan import ResidencyPlan, named_minimum, plan_residency, reads_beside, with_lent
+from edge_run.partition.plan import ResidencyPlan, named_minimum, plan_residency, reads_beside, too_small, with_lent
 from edge_run.partition.window import frames_needed
 from edge_run.prefetch.experts import prediction_bytes
 from edge_run.runtime.forecasting.routing import hit_rate
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of
+from edge_run.runtime.planning.budget_causes import cause_named
 from edge_run.runtime.planning.experts import DensePart, ExpertMap, ExpertTensor, expert_chunk_bytes, expert_tensors
 from edge_run.runtime.planning.memory_plan import items_besides_weights, make_plan, row_ranges, with_page_tables
 from edge_run.runtime.planning.terms import Terms, used_experts
@@ -34,6 +33,7 @@ class MoePlan:
     dense: the chunks that every token needs: all weights but the experts, in order of use, and the ragged chunks.
     ranges: the tables that are only read by row.
     n_frames: the frames of the experts.
+    n_least: the fewest that they can do with.
     n_lent: the frames that are lent to them at most.
     room_share: the share of all experts' bytes that fits these frames together; 0 where dense weights stream too.
     residency: of the dense chunks, which stay and which stream; None where all stay.
@@ -45,14 +45,21 @@ class MoePlan:
     dense: tuple[int, ...]
     ranges: Sequence[RowRange]
     n_frames: int
+    n_least: int
     n_lent: int
     room_share: float
     residency: ResidencyPlan | None
 
 
-def least_frames(experts: ExpertMap, n_used: int) -> int:
-    """Return the fewest frames for experts: a prefill batch uses a whole tensor, a token `n_used` of a layer."""
-    return experts.largest_tensor + 2 * n_used * max(experts.sizes)
+def least_frames(experts: ExpertMap, n_used: int, n_tokens: int) -> int:
+    """Return the fewest frames for experts: for the pieces of a token in one tensor, and for a pass of `n_tokens`.
+
+    Such a pass does with some rows of its experts where products are computed in slices.
+    """
+    of_token = max(experts.size_at_once(tensor, n_used) for tensor in experts.at.values())
+    n_experts = n_used * n_tokens
+    of_pass = max(experts.least_at_once(t, min(t.n_experts, n_experts)) for t in experts.at.values())
+    return max(of_token, of_pass)
 
 
 def token_bytes(terms: Terms, tensors: Iterable[ExpertTensor], *, is_packed: bool) -> int:
@@ -62,35 +69,17 @@ def token_bytes(terms: Terms, tensors: Iterable[ExpertTensor], *, is_packed: boo
 
 
 def plan_moe(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> MoePlan | None:
-    """Return the plan of a mixture of experts that does not fit; None for a dense model, or where room is too small.
+    """Return the plan of a mixture of experts that does not fit; None where a model has no experts to choose from.
 
-    Streaming by expert needs room for the largest tensor of experts, and for the largest matrix that every token uses.
+    Raises BudgetError below the minimum.
     """
     sharing = _sharing(terms, graph, address_space)
     return sharing.plan() if sharing else None
 
 
-@contextlib.contextmanager
-def least_by_expert(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> Iterator[None]:
-    """Let a BudgetError in this block name the budget with which a model streams by expert, where that is smaller."""
-    try:
-        yield
-    except BudgetError as error:
-        sharing = _sharing(terms, graph, address_space)
-        least_bytes = named_minimum(sharing.least_bytes) if sharing else error.minimum_bytes
-        if least_bytes >= error.minimum_bytes:
-            raise
-        raise BudgetError(
-            f"memory budget {format_size(error.found_bytes)}: too small for this model, it needs at least "
-            f"{least_bytes // MIB} MiB; raise --memory",
-            found_bytes=error.found_bytes,
-            minimum_bytes=least_bytes,
-        ) from error
-
-
 def _sharing(terms: Terms, graph: GraphMap, address_space: AddressSpace) -> _Sharing | None:
     """Return how the budget is shared between experts and the other weights; None for a dense model."""
-    tensors = expert_tensors(graph, terms.gguf)
+    tensors = expert_tensors(graph, terms.gguf, has_row_slices=terms.has_row_slices)
     if not tensors:
         return None
     chunk_bytes = expert_chunk_bytes(tensors, terms.budget_bytes)
@@ -133,7 +122,7 @@ class _Sharing:
         self._chunk_bytes = address_space.chunk_bytes
         self._chunk_cost = with_page_tables(self._chunk_bytes)
         n_used = used_experts(terms.gguf)
-        self._least = least_frames(experts, n_used)
+        self._least = least_frames(experts, n_used, terms.micro_batch_tokens)
         layers = zip(experts.layers, experts.sizes, strict=True)
         self._most = sum(layer[0].n_experts * size for layer, size in layers) + n_used * max(experts.sizes)
         tensors = experts.at.values()
@@ -154,8 +143,11 @@ class _Sharing:
         window = frames_needed(self._needs, set(self._dense) - set(ragged), self._segment_chunks)
         return self._least + window + len(ragged)
 
-    def plan(self) -> MoePlan | None:
-        """Return the plan, for a shorter context where that asked for has no room; None where even that has none."""
+    def plan(self) -> MoePlan:
+        """Return the plan, for a shorter context where that asked for has no room.
+
+        Raises BudgetError, with the smallest budget that works, where even the shortest has none.
+        """
         n_places = self._places(self._prediction)
         if n_places - len(self._dense) >= self._least:
             return self._with(min(n_places - len(self._dense), self._most), None)
@@ -166,8 +158,13 @@ class _Sharing:
             return self._with(min(n_places - n_held, self._most), residency)
         shorter = self._terms.shortened(max(1, self._least_chunks - n_places) * self._chunk_cost)
         if shorter is None:
-            return None
+            with cause_named(self._terms):
+                raise self._refusal()
         return self._for(shorter).plan()
+
+    def _refusal(self) -> BudgetError:
+        found_bytes, minimum_bytes = self._terms.budget_bytes, named_minimum(self.least_bytes)
+        return too_small(found_bytes, minimum_bytes, self._other_bytes(self._terms, 0))
 
     def _for(self, terms: Terms) -> _Sharing:
         dense, ranges, needs = self._dense, self._ranges, self._needs
@@ -258,5 +255,14 @@ class _Sharing:
         )
         room_share = 0.0 if residency else (room + lent_bytes) / self._all_bytes
         return MoePlan(
-            plan, address_space, self._experts, self._dense, self._ranges, n_frames, n_lent, room_share, residency
+            plan=plan,
+            address_space=address_space,
+            experts=self._experts,
+            dense=self._dense,
+            ranges=self._ranges,
+            n_frames=n_frames,
+            n_least=self._least,
+            n_lent=n_lent,
+            room_share=room_share,
+            residency=residency,
         )

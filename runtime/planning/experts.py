@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from edge_run.base.units import KIB, MIB
+from edge_run.base.units import KIB, MIB, round_down
 from edge_run.partition.window import SEGMENT_CHUNKS
 from edge_run.prefetch.schedule import Segment
 from edge_run.runtime.graph.nodes import GraphMap, Node, WeightRead
-from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
+from edge_run.runtime.graph.segments import ROW_GROUP, chunks_of, cut_into_segments
 from edge_run.tiers.address_space import CHUNK_BYTES, AddressSpace
 from edge_run.tiers.gguf import GgufModel
 from edge_run.tiers.rows import RowRange
@@ -29,17 +29,22 @@ class ExpertTensor:
     address: where the tensor lies.
     stride: the size of a piece in bytes.
     n_experts: the number of experts.
+    row_bytes: the size of a row of a piece; 0 where products with it are not computed in slices of rows.
     """
 
     layer: int
     address: int
     stride: int
     n_experts: int
+    row_bytes: int = 0
 
 
-def expert_tensors(graph: GraphMap, gguf: GgufModel) -> list[ExpertTensor]:
-    """Return the tensors that are only read by expert, in order of use; tensors that share their ids form a layer."""
-    n_experts = {tensor.name: tensor.shape[2] for tensor in gguf.tensors if len(tensor.shape) == 3}
+def expert_tensors(graph: GraphMap, gguf: GgufModel, *, has_row_slices: bool = False) -> list[ExpertTensor]:
+    """Return the tensors that are only read by expert, in order of use; tensors that share their ids form a layer.
+
+    has_row_slices: as of `Terms`.
+    """
+    shapes = {tensor.name: tensor.shape for tensor in gguf.tensors if len(tensor.shape) == 3}
     otherwise = {read.address for node in graph for read in node.reads if routed_read(node) is not read}
     layers: dict[int, int] = {}
     found: dict[int, ExpertTensor] = {}
@@ -47,10 +52,11 @@ def expert_tensors(graph: GraphMap, gguf: GgufModel) -> list[ExpertTensor]:
         read = routed_read(node)
         if read is None or read.address in otherwise or read.address in found:
             continue
-        count = n_experts.get(read.name, 1)
+        _, n_rows, count = shapes.get(read.name, (1, 1, 1))
         if count > 1 and read.length % count == 0 and node.expert_ids is not None:
-            layer = layers.setdefault(node.expert_ids, len(layers))
-            found[read.address] = ExpertTensor(layer, read.address, read.length // count, count)
+            layer, stride = layers.setdefault(node.expert_ids, len(layers)), read.length // count
+            row_bytes = stride // n_rows if has_row_slices and stride % n_rows == 0 else 0
+            found[read.address] = ExpertTensor(layer, read.address, stride, count, row_bytes)
     return list(found.values())
 
 
@@ -88,11 +94,40 @@ class ExpertMap:
         self.at = {tensor.address: tensor for tensor in tensors}
         self.sizes = tuple(sum(map(self.piece_size, layer)) for layer in self.layers)
         self.n_experts = max(tensor.n_experts for tensor in tensors)
-        self.largest_tensor = max(self.piece_size(tensor) * tensor.n_experts for tensor in tensors)
+        self.largest_tensor = max(self.size_at_once(tensor, tensor.n_experts) for tensor in tensors)
 
     def piece_size(self, tensor: ExpertTensor) -> int:
         """Return the most chunks that an expert's piece of `tensor` has."""
-        return (tensor.stride - 1) // self._address_space.chunk_bytes + 2
+        return self._most_chunks(tensor.stride)
+
+    def size_at_once(self, tensor: ExpertTensor, n_experts: int) -> int:
+        """Return the most chunks that the pieces of `n_experts` experts in `tensor` have."""
+        return min(n_experts * self.piece_size(tensor), self._most_chunks(tensor.n_experts * tensor.stride))
+
+    def least_at_once(self, tensor: ExpertTensor, n_experts: int) -> int:
+        """Return the chunks that a product with `n_experts` experts in `tensor` can do with."""
+        whole = self.size_at_once(tensor, n_experts)
+        return min(whole, n_experts * self._most_chunks(ROW_GROUP * tensor.row_bytes)) if tensor.row_bytes else whole
+
+    def row_slices(self, tensor: ExpertTensor, n_experts: int, n_chunks: int) -> list[range]:
+        """Return slices of rows, the same of each of `n_experts` experts in `tensor`, which have at most `n_chunks`.
+
+        A slice has as many rows as leave room for the next one to be read meanwhile, but not less than `ROW_GROUP`.
+        """
+        room_bytes = (n_chunks // 2 // n_experts - 1) * self.chunk_bytes
+        n_rows, fitting = tensor.stride // tensor.row_bytes, round_down(room_bytes // tensor.row_bytes, ROW_GROUP)
+        height = max(ROW_GROUP, fitting)
+        return [range(first, min(first + height, n_rows)) for first in range(0, n_rows, height)]
+
+    def chunks_of_rows(self, tensor: ExpertTensor, experts: Iterable[int], rows: range) -> list[int]:
+        """Return the chunks of `rows` of the pieces of `experts` in `tensor`."""
+        first, length = tensor.address + rows.start * tensor.row_bytes, len(rows) * tensor.row_bytes
+        pieces = (self._address_space.chunks_of(first + expert * tensor.stride, length) for expert in experts)
+        return [chunk for piece in pieces for chunk in piece if chunk not in self._dense]
+
+    def _most_chunks(self, length: int) -> int:
+        """Return the most chunks that `length` bytes lie in."""
+        return (length - 1) // self.chunk_bytes + 2
 
     def size_of(self, unit: tuple[int, int]) -> int:
         """Return the number of chunks of `unit`, which is (layer, expert)."""

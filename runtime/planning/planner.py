@@ -26,7 +26,7 @@ from edge_run.runtime.inspection.inspection import SHARD_BYTES
 from edge_run.runtime.llama.context_shape import context_shape
 from edge_run.runtime.llama.holdings import Holdings, repacking_bytes, text_reserve_bytes
 from edge_run.runtime.llama.threads import compute_threads
-from edge_run.runtime.planning.expert_plan import least_by_expert, plan_moe
+from edge_run.runtime.planning.expert_plan import plan_moe
 from edge_run.runtime.planning.experts import routed_read
 from edge_run.runtime.planning.memory_plan import plan_plain, plan_resident, plan_streamed, row_ranges
 from edge_run.runtime.planning.prepared import Prepared
@@ -148,8 +148,7 @@ class Planner:
         if moe := plan_moe(terms, self._graph, self._address_space):
             return moe.plan
         needs = [segment.needs for segment in self._segments]
-        with least_by_expert(terms, self._graph, self._address_space):
-            return plan_streamed(terms, self._address_space, needs, self._ranges)[0]
+        return plan_streamed(terms, self._address_space, needs, self._ranges)[0]
 
     @functools.cached_property
     def _streamed_terms(self) -> Terms:

@@ -140,8 +140,9 @@ class Terms:
         chunk_bytes: the size of a chunk. narrow_tokens: the tokens of a pass, at most, beside which work is lent.
         """
         least_bytes = SLICED_SEGMENTS * SEGMENT_CHUNKS * chunk_bytes
-        sliced = [t for t in self.gguf.tensors if len(t.shape) == 2 and t.size_bytes > least_bytes]
-        sliced_token_bytes = max((_converted_bytes(tensor, 1) for tensor in sliced), default=0)
+        sliced = [t for t in self.gguf.tensors if len(t.shape) > 2 or t.size_bytes > least_bytes]
+        n_used = used_experts(self.gguf)
+        sliced_token_bytes = max((_converted_bytes(tensor, n_used) for tensor in sliced), default=0)
         work_bytes = self.holdings.work_bytes + self.micro_batch_tokens * sliced_token_bytes
         return replace(
             self,

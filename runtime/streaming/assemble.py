@@ -1,4 +1,4 @@
-"""Plans the weights that stream, and starts them: by expert if a mixture of experts has room for it, else in order."""
+"""Plans the weights that stream, and starts them: the experts of a mixture by choice, all others in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge_run.runtime.forecasting.routing import Usage
 from edge_run.runtime.graph.nodes import GraphMap
 from edge_run.runtime.graph.segments import chunks_of, cut_into_segments
 from edge_run.runtime.llama.row_products import RowProducts
-from edge_run.runtime.planning.expert_plan import MoePlan, least_by_expert, least_frames, plan_moe, token_bytes
+from edge_run.runtime.planning.expert_plan import MoePlan, plan_moe, token_bytes
 from edge_run.runtime.planning.experts import DensePart
 from edge_run.runtime.planning.memory_plan import plan_streamed, row_ranges
 from edge_run.runtime.planning.terms import Terms, used_experts
@@ -87,8 +87,7 @@ def open_streams(
     """
     moe = plan_moe(terms, graph, memory.address_space)
     if moe is None:
-        with least_by_expert(terms, graph, memory.address_space):
-            return _in_order(graph, terms, memory, grant)
+        return _in_order(graph, terms, memory, grant)
     grant(moe.plan)
     return moe.plan, _by_expert(graph, moe, memory, terms)
 
@@ -143,8 +142,9 @@ def _by_expert(graph: GraphMap, moe: MoePlan, memory: WeightMemory, terms: Terms
     policy = make_policy(terms.expert_policy, shape)
     cache = ExpertCache(n_frames, dict(enumerate(experts.sizes)), policy, experts.size_of)
     adaptation = _adaptation(moe, memory.readers, ExpertPrefetch(terms.gguf, shape, cache.__contains__), blocks, terms)
-    room = ExpertRoom(n_frames, moe.n_lent, least_frames(experts, n_used), n_used, terms.micro_batch_tokens)
-    return [dense, ExpertStreaming(experts, cache, weights, room, adaptation)]
+    room = ExpertRoom(n_frames, moe.n_lent, moe.n_least, n_used, terms.micro_batch_tokens)
+    products = memory.products if terms.has_row_slices else None
+    return [dense, ExpertStreaming(experts, cache, weights, room, adaptation, products)]
 
 
 def _dense_in_order(

@@ -3,14 +3,14 @@
 The pass stops before a layer's first multiplication by experts, where the ids of the chosen experts are known. Missing
 experts are read piece by piece in the order of use, into the memory of experts that the cache evicts. A batch of many
 tokens may use more experts than have room. Then the tensors are read one after the other, each while the one before is
-computed.
+computed; and where not even the pieces of one tensor have room, a few rows of each (`expert_slices.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,11 +23,14 @@ from edge_run.runtime.graph.nodes import GraphMap, Node, choice_of_outputs
 from edge_run.runtime.graph.observer import chosen_experts, makes_ids
 from edge_run.runtime.planning.experts import CROWDED_SHARE, ExpertMap, ExpertTensor, routed_read
 from edge_run.runtime.planning.memory_plan import with_page_tables
+from edge_run.runtime.streaming.expert_slices import ExpertSlices
 from edge_run.runtime.streaming.prefetch import ExpertPrefetch, Named, PrefetchedUnits
+from edge_run.runtime.streaming.row_slices import leave_out
 from edge_run.runtime.streaming.tuning import Tuning
 from edge_run.tiers.weights import Weights
 
 if TYPE_CHECKING:
+    from edge_run.runtime.llama.row_products import RowProducts
     from edge_run.tiers.packed import PackedBlocks
 
 GUESSED_TOKENS = 16  # at most, of a pass that verifies guesses; others come after it
@@ -85,7 +88,9 @@ class ExpertStreaming:
         weights: Weights,
         room: ExpertRoom,
         adaptation: Adaptation,
+        products: RowProducts | None = None,
     ) -> None:
+        """products: computes products in slices of rows; None where that is never needed."""
         self.usage, self.prefetch = adaptation.usage, adaptation.prefetch
         self.tuning, self.packed = adaptation.tuning, adaptation.packed
         self._experts, self._cache, self._weights = experts, cache, weights
@@ -102,6 +107,8 @@ class ExpertStreaming:
         self._is_ahead = False
         self._in_use: list[int] = []
         self._ahead: list[int] = []
+        self._slices = ExpertSlices(experts, weights, products) if products else None
+        self._left_out: Callable[[], None] | None = None  # computes what a node of an unknown graph would
         self.prefetched = PrefetchedUnits()
         self.wait_s = self.choosing_s = 0.0
 
@@ -156,7 +163,7 @@ class ExpertStreaming:
         choice = choice_of_outputs(graph)
         for i, node in enumerate(graph):
             if tensor := self._tensor(node):
-                steps.stop_before(i, partial(self._prepare, tensor))
+                steps.stop_before(i, partial(self._before_known, tensor))
                 if i > choice and self._first_of_outputs is None:
                     self._first_of_outputs = tensor
         if self.prefetch:
@@ -165,16 +172,24 @@ class ExpertStreaming:
     def before_unknown(self, node: Node, address: int) -> bool:
         """Read the experts that `node` needs; stop after nodes that may make ids, and after each multiplication."""
         if tensor := self._tensor(node):
-            self._prepare(tensor, address)
+            self._left_out = self._prepare(tensor, address)  # its other input may not be computed yet
+            if self._left_out:
+                leave_out(address)
             return True
         return makes_ids(address)
 
     def after_unknown(self) -> None:
-        """Nothing is done after a stop."""
+        """Compute a product that llama.cpp left out."""
+        left_out, self._left_out = self._left_out, None
+        if left_out:
+            left_out()
 
     def abandon(self) -> None:
         """Release the experts in use; the cache keeps the others."""
         self._in_use, self._ahead = self._give_back(self._in_use), self._give_back(self._ahead)
+        self._left_out = None
+        if self._slices:
+            self._slices.abandon()
         self._layer = -1
         if self.prefetch:
             self.prefetch.abandon()
@@ -183,17 +198,26 @@ class ExpertStreaming:
         read = routed_read(node)
         return self._experts.at.get(read.address) if read else None
 
-    def _prepare(self, tensor: ExpertTensor, address: int) -> None:
+    def _before_known(self, tensor: ExpertTensor, address: int) -> None:
+        """Have the node at `address` ready to be computed, or compute it in its place; its inputs are computed."""
+        if compute := self._prepare(tensor, address):
+            compute()
+            leave_out(address)
+
+    def _prepare(self, tensor: ExpertTensor, address: int) -> Callable[[], None] | None:
+        """Wait for the experts that a node needs; where they have no room, return what computes it instead."""
         rows = chosen_experts(address, tensor.n_experts)
         if len(rows) == 0:
-            return
+            return None
         ids = rows.ravel().tolist()
         if tensor is self._experts.layers[tensor.layer][0] or (tensor.layer, ids) != (self._layer, self._ids):
             with self._choosing():
                 self._choose(tensor.layer, ids, len(rows))
                 if self.prefetch and len(rows) == 1:
                     self._read_predicted(self.prefetch.when_chosen(tensor.layer, self._chosen, address))
-        self._use(tensor)
+        if self._use(tensor):
+            return None
+        return partial(self._multiply_in_slices, tensor, address)
 
     def _choose(self, layer: int, ids: list[int], n_tokens: int) -> None:
         """Look up the chosen experts in the cache, and begin to read the missing ones."""
@@ -267,24 +291,37 @@ class ExpertStreaming:
     def _reserve(self) -> int:
         """Return the frames for experts that are used and not cached: those of one tensor at a time, or of two."""
         layer = self._experts.layers[self._layer]
-        piece, both = max(map(self._experts.piece_size, layer)), 2 * self._experts.largest_tensor
+        both = 2 * self._experts.largest_tensor
         is_crowded = len(self._chosen) >= CROWDED_SHARE * layer[0].n_experts
         self._is_ahead = is_crowded and both + self._n_used * max(self._experts.sizes) <= self._n_frames
-        passing = piece * sum((self._layer, expert) not in self._cache for expert in self._chosen)
-        return min(both, passing + max(passing, len(self._ahead))) if self._is_ahead else passing
+        n_passing = sum((self._layer, expert) not in self._cache for expert in self._chosen)
+        passing = max(self._experts.size_at_once(tensor, n_passing) for tensor in layer)
+        if self._is_ahead:
+            return min(both, passing + max(passing, len(self._ahead)))
+        return min(passing, self._n_frames)  # more than there are pass in slices
 
-    def _use(self, tensor: ExpertTensor) -> None:
-        """Wait for the chosen pieces of `tensor`, and release those of the tensor before."""
+    def _use(self, tensor: ExpertTensor) -> bool:
+        """Wait for the chosen pieces of `tensor`, and release those before; return whether they have room.
+
+        Where they have none, no experts are cached, and all frames are free.
+        """
         pieces, ready = self._experts.pieces(tensor), self._ready[tensor]
         wanted = [expert for expert in self._chosen if expert not in ready]
         self._in_use = self._give_back(self._in_use)
         if wanted:
             chunks = [chunk for expert in wanted for chunk in pieces[expert]]
+            if self._slices and len(chunks) > self._n_frames and len(set(chunks)) > self._n_frames:
+                return False
             self.wait_s += self._weights.acquire(chunks)
             self._in_use = chunks
             ready.update(expert for expert in wanted if (tensor.layer, expert) in self._cache)
         if self._is_ahead:
             self._read_ahead(tensor)
+        return True
+
+    def _multiply_in_slices(self, tensor: ExpertTensor, address: int) -> None:
+        assert self._slices
+        self.wait_s += self._slices.multiply(tensor, self._chosen, address, self._n_frames)
 
     def _read_ahead(self, tensor: ExpertTensor) -> None:
         """Begin to read the next tensor's chosen experts; where this layer used nearly all experts, nearly all of them.

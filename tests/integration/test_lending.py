@@ -59,7 +59,7 @@ def test_models_that_stream_in_order(name: str, folder: Path) -> None:
     compare(make_model(name, folder), say)
 
 
-@pytest.mark.parametrize(("name", "scale", "share"), [("qwen3moe", 1, 0.3), ("deepseek2", 4, 0.45), ("jamba", 4, 0.3)])
+@pytest.mark.parametrize(("name", "scale", "share"), [("qwen3moe", 1, 0.3), ("deepseek2", 4, 0.05), ("jamba", 4, 0.3)])
 @in_child
 def test_models_that_stream_by_expert(name: str, scale: int, share: float, folder: Path) -> None:
     """A plain one; one with latent attention, whose other weights stream too; with states."""

@@ -87,6 +87,26 @@ def test_matrices_beside_experts(folder: Path) -> None:
     check_rows(path, say, settings, found)
 
 
+@pytest.mark.parametrize(
+    ("name", "quantisation", "options"),
+    [("qwen3moe", "Q4_0", {"repack": "on", "threads": 2}), ("gpt-oss", None, {})],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@in_child
+def test_experts_by_slice(name: str, quantisation: str | None, options: dict[str, object], folder: Path) -> None:
+    """A pass whose experts have no room together, not even in one tensor, multiplies by some rows of each at a time."""
+    path, settings = make_model(name, folder, quantisation=quantisation), {**OPTIONS, **options}
+    slices = count_slices()
+    with fewest_frames(0.25):
+        engine = open_at(path, 0, settings, chunk_bytes=PAGE)
+    found = Talk(engine.decoder)
+    say(found)
+    assert sum(rows.start > 0 for rows in slices) > 20
+    assert engine.memory_use.peak_bytes <= engine.budget_bytes
+    engine.close()
+    check_rows(path, say, settings, found)
+
+
 @in_child
 def test_branches_by_slice(folder: Path) -> None:
     path, settings = make_model("llama", folder), {**OPTIONS, "sequences": SEQUENCES}
@@ -99,13 +119,14 @@ def test_branches_by_slice(folder: Path) -> None:
     check_rows(path, say_in_branches, settings, found)
 
 
+@pytest.mark.parametrize(("name", "share"), [("gemma3", 0), ("qwen3moe", 0.25)])
 @in_child
-def test_a_pass_that_ends_between_slices_leaves_nothing_behind(folder: Path) -> None:
+def test_a_pass_that_ends_between_slices_leaves_nothing_behind(name: str, share: float, folder: Path) -> None:
     """Reads that fail, or another thread cancels: what is decoded afterwards is right, also where llama.cpp is asked to
     compute the same graph again, in which nodes were left out.
     """
-    path, saboteur = make_model("gemma3", folder), sabotage()
-    with fewest_frames(0):
+    path, saboteur = make_model(name, folder), sabotage()
+    with fewest_frames(share):
         engine = open_at(path, 0, OPTIONS, chunk_bytes=4 * PAGE)
     wanted, n_errors, n_cancelled = decode_anew(engine), 0, 0
     for fails_at in (1, 2, 30, 31, 100, 333):

@@ -26,11 +26,11 @@ from edge_run.tiers.on_demand import OnDemand
 from edge_run.tiers.readers import ReadTotals
 from frames_model import Memory
 
-CHUNK, STRIDE, LAYERS, EXPERTS, USED = 4096, 10_000, 4, 6, 2
+CHUNK, STRIDE, ROW, LAYERS, EXPERTS, USED = 4096, 10_000, 20, 4, 6, 2
 MICRO_BATCH_TOKENS = 64
 BASE = 1 << 30
 TENSORS = [
-    ExpertTensor(layer, BASE + (2 * layer + part) * EXPERTS * STRIDE, STRIDE, EXPERTS)
+    ExpertTensor(layer, BASE + (2 * layer + part) * EXPERTS * STRIDE, STRIDE, EXPERTS, ROW)
     for layer in range(LAYERS)
     for part in range(2)
 ]
@@ -90,6 +90,21 @@ class Chunks:
         self.memory.start(loads, {chunk for chunk, n in self.holders.items() if n > 0} & self.memory.readable)
 
 
+class Products:
+    """Makes sure that the rows which are multiplied by are in memory, all of them in the end."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench, self.n_rows = bench, 0
+
+    def multiply(self, tensor: int, rows: range) -> None:
+        chunks = self.bench.experts.chunks_of_rows(TENSORS[tensor], self.bench.streaming._chosen, rows)
+        state = self.bench.chunks.state
+        assert set(chunks) <= self.bench.chunks.memory.readable
+        assert all(state.is_held(chunk) for chunk in chunks)
+        assert rows.start == self.n_rows % (STRIDE // ROW)
+        self.n_rows += len(rows)
+
+
 class Bench:
     """A streaming, and what it must hold by what its cache says."""
 
@@ -97,7 +112,7 @@ class Bench:
         self.chance = random.Random(seed)
         address_space = AddressSpace([MappedSpan(0, BASE, BASE + LAYERS * 2 * EXPERTS * STRIDE, BASE)], CHUNK)
         self.experts = ExpertMap(TENSORS, address_space, frozenset())
-        n_frames = least_frames(self.experts, USED) + n_extra
+        n_frames = least_frames(self.experts, USED, MICRO_BATCH_TOKENS) + n_extra
         self.chunks = Chunks(address_space.n_chunks, n_frames, self.chance)
         moe = MoeShape(tuple(range(LAYERS)), EXPERTS, USED)
         sizes = dict(enumerate(self.experts.sizes))
@@ -109,6 +124,7 @@ class Bench:
             self.chunks,  # type: ignore[arg-type]
             ExpertRoom(n_frames, 0, n_frames, USED, MICRO_BATCH_TOKENS),
             Adaptation(usage),
+            Products(self),  # type: ignore[arg-type]
         )
 
     def run_pass(self, n_tokens: int) -> None:
@@ -121,7 +137,9 @@ class Bench:
                     streaming._choose(layer, ids, n_tokens)
                     if n_tokens == 1:
                         self.guess(layer, plan)
-                streaming._use(tensor)
+                if not streaming._use(tensor):
+                    assert len(self.cache) == 0
+                    streaming._multiply_in_slices(tensor, TENSORS.index(tensor))
                 for _ in range(draw.randrange(6)):
                     if self.chunks.memory.loading:
                         self.chunks.read()
@@ -146,6 +164,27 @@ class Bench:
         assert +self.chunks.holders == +wanted
         self.chunks.state.check()
         assert 0 <= self.streaming.prefetched.n_unused <= self.streaming.prefetched.n_read
+
+
+@given(
+    stride_rows=st.integers(1, 700),
+    row=st.integers(1, 3000),
+    n_experts=st.integers(1, EXPERTS),
+    n_extra=st.integers(0, 300),
+    start=st.integers(0, CHUNK),
+)
+def test_slices_have_room_and_are_all_rows(
+    stride_rows: int, row: int, n_experts: int, n_extra: int, start: int
+) -> None:
+    tensor = ExpertTensor(0, BASE + start, stride_rows * row, EXPERTS, row)
+    space = AddressSpace([MappedSpan(0, BASE, BASE + start + EXPERTS * tensor.stride, BASE)], CHUNK)
+    experts = ExpertMap([tensor], space, frozenset())
+    n_frames = experts.least_at_once(tensor, n_experts) + n_extra
+    slices = experts.row_slices(tensor, n_experts, n_frames)
+    assert [row for rows in slices for row in rows] == list(range(stride_rows))
+    found = [experts.chunks_of_rows(tensor, range(n_experts), rows) for rows in slices]
+    assert all(len(set(chunks)) <= n_frames for chunks in found)
+    assert {c for chunks in found for c in chunks} == {c for e in range(n_experts) for c in experts.pieces(tensor)[e]}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
