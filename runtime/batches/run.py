@@ -18,14 +18,14 @@ from edge_run.runtime.batches.input_file import BatchRequest, NumberedLine, read
 from edge_run.runtime.batches.results_file import ResultsFile
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
-from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.answers import AnswerForm
-from edge_run.runtime.server.apis.openai_chat import ChatRequest, chat_job
-from edge_run.runtime.server.apis.openai_completions import CompletionRequest, completion_job
+from edge_run.runtime.server.apis.openai_chat import ChatForm, ChatRequest, chat_job
+from edge_run.runtime.server.apis.openai_completions import CompletionForm, CompletionRequest, completion_job
 from edge_run.runtime.server.bodies import convert
+from edge_run.runtime.server.catalogue.served_model import AnswerDefaults, Preparing, ServedModel
+from edge_run.runtime.server.counts import Counts
 from edge_run.runtime.server.generating import FinishedAnswer, generate
 from edge_run.runtime.server.refusals import Refusal, openai_error, refusal_of
-from edge_run.runtime.server.service import Service
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
@@ -108,12 +108,13 @@ class BatchRun:
     async def run(self, model: Model) -> None:
         """Answer all with `model`, which is closed at the end. Raises errors of the drive, of a mesh, of llama.cpp."""
         async with AsyncModel.of(model) as answering:
-            service = Service(model, answering, Admission(0), self._sampling, self._most_tokens)
+            defaults = AnswerDefaults(self._sampling, self._most_tokens)
+            served = ServedModel(model.path.stem, model, answering, defaults, Preparing(), Counts())
             lines = enumerate(self._left())
             try:
                 async with anyio.create_task_group() as group:
                     for number in range(model.most_parallel + WAITING):
-                        group.start_soon(self._answer_all, service, lines, name=f"edge-run-batch-{number}")
+                        group.start_soon(self._answer_all, served, lines, name=f"edge-run-batch-{number}")
             except BaseExceptionGroup as failures:
                 raise failures.exceptions[0] from failures.exceptions[0].__cause__
 
@@ -125,9 +126,9 @@ class BatchRun:
             else:
                 yield line
 
-    async def _answer_all(self, service: Service, lines: Iterator[tuple[int, NumberedLine]]) -> None:
+    async def _answer_all(self, served: ServedModel, lines: Iterator[tuple[int, NumberedLine]]) -> None:
         for number, line in lines:
-            status, body = await self._answer(service, line)
+            status, body = await self._answer(served, line)
             result = _Result(line.custom_id, status, body)
             if not self._is_in_order:
                 await self._write(result)
@@ -144,11 +145,11 @@ class BatchRun:
         self._progress.failed += result.status != 200
         self._on_progress()
 
-    async def _answer(self, service: Service, line: NumberedLine) -> tuple[int, Any]:
+    async def _answer(self, served: ServedModel, line: NumberedLine) -> tuple[int, Any]:
         try:
             if isinstance(line.asked, Refusal):
                 raise line.asked
-            return 200, await self._body(service, line.asked)
+            return 200, await self._body(served, line.asked)
         except Refusal as error:
             refusal = error
         except (Cancelled, TierReadError, MeshError, KernelError):
@@ -157,19 +158,22 @@ class BatchRun:
             refusal = refusal_of(error)
         return refusal.status, openai_error(refusal)
 
-    async def _body(self, service: Service, request: BatchRequest) -> bytes:
+    async def _body(self, served: ServedModel, request: BatchRequest) -> bytes:
         if request.method != "POST":
             raise Refusal(400, f"method {request.method[:20]!r}: must be POST", param="method")
         form: AnswerForm
         if request.url == CHAT:
-            job, form = await chat_job(service, convert(request.body, ChatRequest, "body."))
+            chat = convert(request.body, ChatRequest, "body.")
+            job, form = await chat_job(chat, served), ChatForm(served.name, chat)
         elif request.url == COMPLETIONS:
-            job, form = await completion_job(service, convert(request.body, CompletionRequest, "body."))
+            completion = convert(request.body, CompletionRequest, "body.")
+            job, form = await completion_job(completion, served), CompletionForm(served.name, completion)
         else:
             raise Refusal(400, f"url {request.url[:80]!r}: must be {CHAT} or {COMPLETIONS}", param="url")
-        job.check(service.model.plan.context_tokens)
+        job.check(served.model.plan.context_tokens)
+        form.begin(served, job)
         answers: list[FinishedAnswer] = await generate(
-            service.answering, job, lambda number, delta: None, self._count_tokens
+            served.answering, job, lambda number, delta: None, self._count_tokens
         )
         return form.whole(answers)
 

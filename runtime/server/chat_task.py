@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge_run.base.config import SamplingConfig
+from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import Job, OutputParser, PlainOutput
 from edge_run.runtime.server.marked_output import CALL, THINK, THOUGHT, MarkedOutput
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import sampling_of
-from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.tools import Toolbox
 
 
@@ -28,7 +28,7 @@ class ChatTask:
     variables: Mapping[str, Any] = field(default_factory=dict)
     has_thoughts: bool = True
 
-    async def prompt(self, service: Service) -> str:
+    async def prompt(self, served: ServedModel) -> str:
         """Return the text that the answer continues. Raises Refusal, and what `Model.chat_prompt` raises.
 
         A last message of the assistant is the beginning of the answer.
@@ -41,17 +41,17 @@ class ChatTask:
         uses_tools = toolbox.tools or any(
             message.get("tool_calls") or message["role"] == "tool" for message in messages
         )
-        if uses_tools and CALL not in service.model.chat_template:
+        if uses_tools and CALL not in served.model.chat_template:
             messages = toolbox.told(messages)
         elif toolbox.tools:
             variables["tools"] = [tool.document() for tool in toolbox.tools]
-        text = await service.chat_prompt(messages, variables)
+        text = await served.chat_prompt(messages, variables)
         if beginning or not toolbox.is_forced:
             return f"{text}{beginning}"
         thought = f"\n{THOUGHT}\n\n" if text.rstrip().endswith(THINK) else ""
         return f"{text}{thought}{CALL}\n"
 
-    async def job(self, service: Service, sampling: SamplingConfig, max_tokens: int | None, choices: int = 1) -> Job:
+    async def job(self, served: ServedModel, sampling: SamplingConfig, max_tokens: int | None, choices: int = 1) -> Job:
         """Return what is to be generated. Raises Refusal, and what `Model.chat_prompt` raises."""
         toolbox = self.toolbox
         toolbox.check()
@@ -59,13 +59,13 @@ class ChatTask:
             if sampling.grammar or sampling.json_schema:
                 raise Refusal(400, "tool_choice: a call that must be made has a form already", param="tool_choice")
             sampling = sampling_of(sampling, json_schema=toolbox.call_schema())
-        text = await self.prompt(service)
-        tokens = await service.prompt_tokens(text)
-        return Job(tokens, sampling, service.limit(max_tokens), choices, self._parser(service, text))
+        text = await self.prompt(served)
+        tokens = await served.prompt_tokens(text)
+        return Job(tokens, sampling, served.limit(max_tokens), choices, self._parser(served, text))
 
-    def _parser(self, service: Service, prompt: str) -> Callable[[], OutputParser]:
+    def _parser(self, served: ServedModel, prompt: str) -> Callable[[], OutputParser]:
         begins = CALL if self.toolbox.is_forced else ""
-        has_thoughts = self.has_thoughts and THINK in service.model.chat_template
+        has_thoughts = self.has_thoughts and THINK in served.model.chat_template
         if has_thoughts and prompt.rstrip().endswith(THINK):
             begins = THINK
         tools = frozenset(tool.name for tool in self.toolbox.callable)
