@@ -22,6 +22,7 @@ class Continuation(Closing):
     prompt: the tokens that it continues.
     tokens: the tokens of the answer so far.
     logprobs: how likely each was, where that was asked for.
+    marks: control tokens whose text is a part of the answer's.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Continuation(Closing):
         self._text = TextStream(sampling.stop)
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.marks: frozenset[int] = frozenset()
         self._written: list[str] = []
 
     @property
@@ -77,7 +79,7 @@ class Continuation(Closing):
         logprobs = self._sampler.logprobs(logits, token)
         if logprobs:
             self.logprobs.append(logprobs)
-        self._written.append(self._text.push(ggml.token_bytes(self._vocab, token, False)))
+        self._written.append(self._text.push(ggml.token_bytes(self._vocab, token, token in self.marks)))
         return Piece(self._written[-1], (token,), None, logprobs)
 
     def why_stop(self) -> str:

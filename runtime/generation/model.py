@@ -342,9 +342,16 @@ class Model(Closing):
         self._check_tokens("prompt", tokens)
         engine = self._opened
         room_tokens = engine.front.capabilities.context_tokens
-        return Continuation(
+        made = Continuation(
             engine.model, tokens, request.max_tokens, request.sampling, room_tokens, self._grammars, self._table
         )
+        made.marks = frozenset(token for mark in request.marks for token in self._control_token(mark))
+        return made
+
+    def _control_token(self, text: str) -> list[int]:
+        """Return the one token that a text is; none where it is several."""
+        found = self.tokenize(text, add_special=False, parse_special=True)
+        return found if len(found) == 1 else []
 
     def _check_tokens(self, what: str, tokens: Sequence[int]) -> None:
         """Refuse what llama.cpp would end the process over."""

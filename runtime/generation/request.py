@@ -39,12 +39,14 @@ class Request:
     max_tokens: of the answer at most; None is until the model ends it or the context is full.
     sampling: how tokens are chosen.
     turn: when it is served.
+    marks: control tokens, by their texts, that are a part of the answer's text; others are not.
     """
 
     prompt: Prompt
     max_tokens: int | None = None
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     turn: Turn = field(default_factory=Turn)
+    marks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 0:
@@ -57,9 +59,10 @@ def make_request(
     max_tokens: int | None = None,
     sampling: SamplingConfig | None = None,
     turn: Turn | None = None,
+    marks: tuple[str, ...] = (),
     **options: Any,
 ) -> Request:
     """Return a request; `options` are the fields of `SamplingConfig`. Raises ConfigError."""
     if sampling is not None and options:
         raise ConfigError("sampling and single options: give one of the two")
-    return Request(prompt, max_tokens, sampling or make_config(SamplingConfig, options), turn or Turn())
+    return Request(prompt, max_tokens, sampling or make_config(SamplingConfig, options), turn or Turn(), marks)

@@ -8,8 +8,9 @@ from typing import Any
 
 from edge_run.base.config import SamplingConfig
 from edge_run.runtime.server.catalogue.served_model import ServedModel
+from edge_run.runtime.server.formats.marked_output import THINK, THOUGHT
+from edge_run.runtime.server.formats.tool_format import HERMES, ToolFormat, format_of
 from edge_run.runtime.server.generating import Job, OutputParser, PlainOutput
-from edge_run.runtime.server.marked_output import CALL, THINK, THOUGHT, MarkedOutput
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import sampling_of
 from edge_run.runtime.server.tools import Toolbox
@@ -29,7 +30,30 @@ class ChatTask:
     has_thoughts: bool = True
 
     async def prompt(self, served: ServedModel) -> str:
-        """Return the text that the answer continues. Raises Refusal, and what `Model.chat_prompt` raises.
+        """Return the text that the answer continues. Raises Refusal, and what `Model.chat_prompt` raises."""
+        text, _ = await self._prompt(served, format_of(served.model.chat_template))
+        return text
+
+    async def job(self, served: ServedModel, sampling: SamplingConfig, max_tokens: int | None, choices: int = 1) -> Job:
+        """Return what is to be generated. Raises Refusal, and what `Model.chat_prompt` raises."""
+        toolbox, known = self.toolbox, format_of(served.model.chat_template)
+        form = known or HERMES
+        toolbox.check()
+        has_form = bool(sampling.grammar or sampling.json_schema)
+        if toolbox.is_forced:
+            if has_form:
+                raise Refusal(400, "tool_choice: a call that must be made has a form already", param="tool_choice")
+            sampling = sampling_of(sampling, json_schema=toolbox.forced_schema(form))
+        text, begins = await self._prompt(served, known)
+        if has_form and not begins:
+            text, begins = f"{text}{form.answer_begins}", form.answer_begins
+        tokens = await served.prompt_tokens(text)
+        parser = self._parser(served, form, text, begins)
+        marks = () if parser is PlainOutput else form.marks
+        return Job(tokens, sampling, served.limit(max_tokens), choices, parser, marks=marks)
+
+    async def _prompt(self, served: ServedModel, form: ToolFormat | None) -> tuple[str, str]:
+        """Return the text that the answer continues, and the marks at its end that are a part of the answer.
 
         A last message of the assistant is the beginning of the answer.
         """
@@ -38,38 +62,28 @@ class ChatTask:
         if last["role"] == "assistant" and not last.get("tool_calls") and len(messages) > 1:
             messages, beginning = messages[:-1], last["content"]
         variables = dict(self.variables)
-        uses_tools = toolbox.tools or any(
-            message.get("tool_calls") or message["role"] == "tool" for message in messages
-        )
-        if uses_tools and CALL not in served.model.chat_template:
+        if form is not None:
+            messages = form.messages(messages)
+            if toolbox.tools:
+                variables["tools"] = [tool.document() for tool in toolbox.tools]
+        elif toolbox.tools or any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
             messages = toolbox.told(messages)
-        elif toolbox.tools:
-            variables["tools"] = [tool.document() for tool in toolbox.tools]
         text = await served.chat_prompt(messages, variables)
-        if beginning or not toolbox.is_forced:
-            return f"{text}{beginning}"
+        form = form or HERMES
+        if beginning:
+            return f"{text}{form.answer_begins}{beginning}", form.answer_begins
+        if not toolbox.is_forced:
+            return text, ""
         thought = f"\n{THOUGHT}\n\n" if text.rstrip().endswith(THINK) else ""
-        return f"{text}{thought}{CALL}\n"
+        return f"{text}{thought}{form.begins}", form.begins
 
-    async def job(self, served: ServedModel, sampling: SamplingConfig, max_tokens: int | None, choices: int = 1) -> Job:
-        """Return what is to be generated. Raises Refusal, and what `Model.chat_prompt` raises."""
-        toolbox = self.toolbox
-        toolbox.check()
-        if toolbox.is_forced:
-            if sampling.grammar or sampling.json_schema:
-                raise Refusal(400, "tool_choice: a call that must be made has a form already", param="tool_choice")
-            sampling = sampling_of(sampling, json_schema=toolbox.call_schema())
-        text = await self.prompt(served)
-        tokens = await served.prompt_tokens(text)
-        return Job(tokens, sampling, served.limit(max_tokens), choices, self._parser(served, text))
-
-    def _parser(self, served: ServedModel, prompt: str) -> Callable[[], OutputParser]:
-        begins = CALL if self.toolbox.is_forced else ""
-        has_thoughts = self.has_thoughts and THINK in served.model.chat_template
+    def _parser(self, served: ServedModel, form: ToolFormat, prompt: str, begins: str) -> Callable[[], OutputParser]:
+        begins = begins.strip()
+        has_thoughts = self.has_thoughts and (form.is_always or THINK in served.model.chat_template)
         if has_thoughts and prompt.rstrip().endswith(THINK):
             begins = THINK
         tools = frozenset(tool.name for tool in self.toolbox.callable)
-        if not tools and not has_thoughts:
+        if not (tools or has_thoughts or form.is_always):
             return PlainOutput
         most = 1_000 if self.toolbox.is_parallel else 1
-        return lambda: MarkedOutput(begins, has_thoughts, tools, most)
+        return lambda: form.parser(begins, has_thoughts, tools, most)

@@ -22,8 +22,8 @@ from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES
 from edge_run.runtime.server.catalogue.folder import ModelEntry
 from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.chat_task import ChatTask
+from edge_run.runtime.server.formats.marked_output import THINK
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job, ToolCall
-from edge_run.runtime.server.marked_output import THINK
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import (
     Name,
