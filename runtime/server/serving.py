@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
@@ -15,6 +15,7 @@ import uvicorn
 
 from edge_run.base.config import SamplingConfig
 from edge_run.base.errors import ConfigError, EdgeRunError
+from edge_run.devices.host.service_manager import ServiceManager
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.server.access import Access
@@ -46,7 +47,7 @@ class ServeOptions:
     most_tokens: of an answer. drain_s: how long who is there may go on when the server is told to stop.
     certificate, certificate_key: files for TLS, both or none.
     version: of edge-run. has_metrics: `/metrics` is there.
-    read_access: says anew who may ask, when SIGHUP comes.
+    read_access: says anew who may ask, when SIGHUP comes. manager: of the service, who is told how it stands.
     """
 
     access: Access
@@ -59,6 +60,7 @@ class ServeOptions:
     version: str = ""
     has_metrics: bool = False
     read_access: Callable[[], Access] | None = None
+    manager: ServiceManager = field(default_factory=lambda: ServiceManager(None))
 
 
 def raise_file_limit() -> None:
@@ -134,7 +136,13 @@ async def _serve(
     admission = Admission(options.max_queue, expected_s)
     service = Service(catalogue, admission, AnswerDefaults(options.sampling, options.most_tokens), options.version)
     guard = make_app(service, options.access, options.has_metrics)
-    server = _Server(_configuration(guard, options), lambda: say(_ready(what, bound, options)))
+    line = _ready(what, bound, options)
+
+    def ready() -> None:
+        options.manager.ready(line)
+        say(line)
+
+    server = _Server(_configuration(guard, options), ready)
     async with catalogue, anyio.create_task_group() as group:
         if threading.current_thread() is threading.main_thread():
             group.start_soon(_hear_signals, server, guard, service, options, say, name="edge-run-signals")
@@ -189,11 +197,14 @@ async def _hear_signals(
             async for number in signals:
                 if number != signal.SIGHUP:
                     return
+                options.manager.reloading()
                 if options.read_access is not None:
                     _reread(guard, options.read_access, say)
                 await _reread_models(service.catalogue, say)
+                options.manager.ready("read anew what may change")
 
         await told_to_end()
+        options.manager.stopping()
         admission.close()
         server.should_exit = True
         if n_left := admission.n_running + admission.n_waiting:

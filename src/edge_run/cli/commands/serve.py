@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from edge_run.cli.shared.terminal import Terminal
 PARALLEL = 4
 HOST, PORT, MAX_QUEUE = "127.0.0.1", 8080, 64
 MOST_KEY_FILE_BYTES = 1 << 20
+NOTIFY_SOCKET = "NOTIFY_SOCKET"  # where systemd hears how a service stands
 _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
 
 
@@ -105,6 +107,7 @@ def serve(context: click.Context, /, host: str, port: int, **given: Any) -> None
         need(module, SERVE)
     import anyio
 
+    from edge_run.devices.host.service_manager import ServiceManager
     from edge_run.runtime.server.access import Access, access_for, read_keys
     from edge_run.runtime.server.serving import ServeOptions, bind, serve_folder, serve_model
 
@@ -134,6 +137,7 @@ def serve(context: click.Context, /, host: str, port: int, **given: Any) -> None
             edge_run.__version__,
             given["metrics"],
             read_access,
+            ServiceManager(os.environ.get(NOTIFY_SOCKET)),
         )
         if folder is not None:
             anyio.run(serve_folder, settings.model, partial(open_file, config=config), bound, options, terminal.say)
