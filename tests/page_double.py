@@ -35,6 +35,7 @@ from edge_run.base.units import GIB, MIB
 from edge_run.runtime.server.access import access_for
 from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.app import make_app
+from edge_run.runtime.server.catalogue.catalogue import Catalogue
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.serving import bind
 
@@ -57,7 +58,7 @@ class RepeatingModel:
 
     def __init__(self, name: str, has_chat_template: bool = True) -> None:
         self.path, self.has_chat_template, self.trained_context_tokens = Path(name), has_chat_template, 32768
-        self.most_parallel, self.notices, self.chat_template = 4, (), "<think>"
+        self.most_parallel, self.notices, self.chat_template = 4, (), "<think>" if has_chat_template else ""
         self.mesh_use, self.embedding = MESH, None
         self.progress: Progress | None = None
         self.began_s, self.context_tokens = time.monotonic(), 4096
@@ -105,6 +106,10 @@ class RepeatingModel:
         )  # fmt: skip
         yield Piece("", (), generation)
 
+    def metadata(self, key: str) -> str | None:
+        """Return nothing: there is no file."""
+        return None
+
     def token_bytes(self, token: int) -> bytes:
         """Return the letter of a token."""
         return chr(token).encode()
@@ -124,7 +129,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="without a chat template")
     given = parser.parse_args()
     model: Any = RepeatingModel(given.name, not given.plain)
-    service = Service(model, model, Admission(4), version="0")
+    service = Service(Catalogue.of(model, model), Admission(4), version="0")
     with bind("127.0.0.1", given.port) as bound:
         app: Any = make_app(service, access_for("127.0.0.1", "127.0.0.1", keys=given.key))
         bound.listen()

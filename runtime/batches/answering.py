@@ -14,14 +14,14 @@ from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.batches.input_file import BatchRequest
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
-from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.answers import AnswerForm
-from edge_run.runtime.server.apis.openai_chat import ChatRequest, chat_job
-from edge_run.runtime.server.apis.openai_completions import CompletionRequest, completion_job
+from edge_run.runtime.server.apis.openai_chat import ChatForm, ChatRequest, chat_job
+from edge_run.runtime.server.apis.openai_completions import CompletionForm, CompletionRequest, completion_job
 from edge_run.runtime.server.bodies import convert
+from edge_run.runtime.server.catalogue.served_model import AnswerDefaults, Preparing, ServedModel
+from edge_run.runtime.server.counts import Counts
 from edge_run.runtime.server.generating import FinishedAnswer, generate
 from edge_run.runtime.server.refusals import Refusal, openai_error, refusal_of
-from edge_run.runtime.server.service import Service
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 WAITING = 4  # requests that are prepared while others are answered, so that a pass never lacks one
@@ -59,9 +59,9 @@ class Places(Protocol):
 class PlacesHere:
     """The places of a model that is open in this process, `most` of them. Belongs to one event loop."""
 
-    def __init__(self, service: Service) -> None:
-        self.most = service.model.most_parallel + WAITING
-        self._service, self._free = service, anyio.Semaphore(self.most)
+    def __init__(self, served: ServedModel) -> None:
+        self.most = served.model.most_parallel + WAITING
+        self._served, self._free = served, anyio.Semaphore(self.most)
 
     @classmethod
     @asynccontextmanager
@@ -70,7 +70,8 @@ class PlacesHere:
     ) -> AsyncIterator[PlacesHere]:
         """Take `model` over, and close it at the end. sampling, most_tokens: for requests that say nothing."""
         async with AsyncModel.of(model) as answering:
-            yield cls(Service(model, answering, Admission(0), sampling, most_tokens))
+            defaults = AnswerDefaults(sampling, most_tokens)
+            yield cls(ServedModel(model.path.stem, model, answering, defaults, Preparing(), Counts()))
 
     async def take(self, n_unfinished: int) -> Place:
         """Wait for a place, and return it."""
@@ -79,7 +80,7 @@ class PlacesHere:
 
     async def _answer(self, request: BatchRequest) -> BatchResult:
         try:
-            return await _answered(self._service, request)
+            return await _answered(self._served, request)
         except Refusal as refusal:
             return refused(refusal)
         except (Cancelled, TierReadError, MeshError, KernelError):
@@ -95,18 +96,21 @@ def refused(refusal: Refusal) -> BatchResult:
     return BatchResult(refusal.status, openai_error(refusal))
 
 
-async def _answered(service: Service, request: BatchRequest) -> BatchResult:
+async def _answered(served: ServedModel, request: BatchRequest) -> BatchResult:
     if request.method != "POST":
         raise Refusal(400, f"method {request.method[:20]!r}: must be POST", param="method")
     form: AnswerForm
     if request.url == CHAT:
-        job, form = await chat_job(service, convert(request.body, ChatRequest, "body."))
+        chat = convert(request.body, ChatRequest, "body.")
+        job, form = await chat_job(chat, served), ChatForm(served.name, chat)
     elif request.url == COMPLETIONS:
-        job, form = await completion_job(service, convert(request.body, CompletionRequest, "body."))
+        completion = convert(request.body, CompletionRequest, "body.")
+        job, form = await completion_job(completion, served), CompletionForm(served.name, completion)
     else:
         raise Refusal(400, f"url {request.url[:80]!r}: must be {CHAT} or {COMPLETIONS}", param="url")
-    job.check(service.model.plan.context_tokens)
+    job.check(served.model.plan.context_tokens)
+    form.begin(served, job)
     answers: list[FinishedAnswer] = await generate(
-        service.answering, job, lambda number, delta: None, lambda n_tokens: None
+        served.answering, job, lambda number, delta: None, lambda n_tokens: None
     )
     return BatchResult(200, form.whole(answers), sum(one.generation.completion_tokens for one in answers))

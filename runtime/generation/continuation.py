@@ -23,6 +23,7 @@ class Continuation(Closing):
     tokens: the tokens of the answer so far.
     logprobs: how likely each was, where that was asked for.
     dropped_messages: of the conversation that it answers, those that were left out.
+    marks: control tokens whose text is a part of the answer's.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Continuation(Closing):
         self._text = TextStream(sampling.stop)
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.marks: frozenset[int] = frozenset()
         self._written: list[str] = []
 
     @property
@@ -79,7 +81,7 @@ class Continuation(Closing):
         logprobs = self._sampler.logprobs(logits, token)
         if logprobs:
             self.logprobs.append(logprobs)
-        self._written.append(self._text.push(ggml.token_bytes(self._vocab, token, False)))
+        self._written.append(self._text.push(ggml.token_bytes(self._vocab, token, token in self.marks)))
         return Piece(self._written[-1], (token,), None, logprobs)
 
     def why_stop(self) -> str:

@@ -333,7 +333,13 @@ class Model(ModelTexts):
             engine.model, tokens, most_tokens, request.sampling, room_tokens, self._grammars, self._table
         )
         answer.dropped_messages = n_dropped
+        answer.marks = frozenset(token for mark in request.marks for token in self._control_token(mark))
         return answer
+
+    def _control_token(self, text: str) -> list[int]:
+        """Return the one token that a text is; none where it is several."""
+        found = self.tokenize(text, add_special=False, parse_special=True)
+        return found if len(found) == 1 else []
 
     def _end_running(self) -> None:
         if self._running is not None and (stream := self._running()) is not None:

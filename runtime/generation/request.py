@@ -41,6 +41,7 @@ class Request:
     sampling: how tokens are chosen.
     turn: when it is served.
     drops_oldest: whether the oldest turns of a conversation are left out where it has no room in the context.
+    marks: control tokens, by their texts, that are a part of the answer's text; others are not.
     """
 
     prompt: Prompt
@@ -48,6 +49,7 @@ class Request:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     turn: Turn = field(default_factory=Turn)
     drops_oldest: bool = False
+    marks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 0:
@@ -61,10 +63,11 @@ def make_request(
     sampling: SamplingConfig | None = None,
     turn: Turn | None = None,
     drops_oldest: bool = False,
+    marks: tuple[str, ...] = (),
     **options: Any,
 ) -> Request:
     """Return a request; `options` are the fields of `SamplingConfig`. Raises ConfigError."""
     if sampling is not None and options:
         raise ConfigError("sampling and single options: give one of the two")
     sampling = sampling or make_config(SamplingConfig, options)
-    return Request(prompt, max_tokens, sampling, turn or Turn(), drops_oldest)
+    return Request(prompt, max_tokens, sampling, turn or Turn(), drops_oldest, marks)

@@ -7,7 +7,9 @@ ambiguous rules take all memory at any token. So `grammar_room.py` has it run in
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Callable
@@ -23,6 +25,8 @@ from edge_run.runtime.llama import _ggml as ggml
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
 JSON_SCHEMA = "JSON schema"
+ALTERNATIVES = "edge-run:alternatives"
+_NAMES = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|([a-zA-Z][a-zA-Z0-9-]*)')
 _stderr_lock = threading.Lock()
 
 
@@ -76,11 +80,14 @@ def schema_grammar(schema: str) -> str:
     """Return the GBNF grammar of a JSON schema.
 
     References to other documents are refused, never fetched. What a grammar cannot say is ignored, as llama.cpp
-    ignores it: minimum and maximum, among others.
+    ignores it: minimum and maximum, among others. What a schema cannot say is this: one of several texts, each with a
+    schema of its own for the JSON behind it, `{ALTERNATIVES: [{"text": ..., "schema": {...}}]}`.
     """
     from llama_cpp import llama_grammar
 
     try:
+        if f'"{ALTERNATIVES}"' in schema and ALTERNATIVES in (value := json.loads(schema)):
+            return _alternatives(value[ALTERNATIVES])
         grammar = str(llama_grammar.json_schema_to_gbnf(schema))
     except MemoryError:
         raise
@@ -89,6 +96,18 @@ def schema_grammar(schema: str) -> str:
         raise ConfigError(f"JSON schema: {type(error).__name__}: {reason}") from error
     # JSON has no control characters in strings; this converter, unlike llama.cpp's newer one in C++, lets them in.
     return grammar.replace(r'char ::= [^"\\] |', r'char ::= [^"\\\x7F\x00-\x1F] |')
+
+
+def _alternatives(ways: list[dict[str, Any]]) -> str:
+    """Return the grammar of one of several texts with JSON behind it: the rules of each have names of their own."""
+    grammars = [schema_grammar(json.dumps(way["schema"])) for way in ways]
+    rules = [_renamed(grammar, f"w{number}-") for number, grammar in enumerate(grammars)]
+    starts = [f"{json.dumps(way['text'])} w{number}-root" for number, way in enumerate(ways)]
+    return "\n".join([f"root ::= {' | '.join(starts)}", *rules])
+
+
+def _renamed(grammar: str, prefix: str) -> str:
+    return _NAMES.sub(lambda found: prefix + found[1] if found[1] else found[0], grammar)
 
 
 def _open(vocab: Any, text: str, name: str) -> Any:

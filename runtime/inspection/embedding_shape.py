@@ -29,10 +29,9 @@ def embedding_config(config: ModelConfig, gguf: GgufModel, budget_bytes: Callabl
 
     Raises NotSupported for text of an encoder, and ConfigError for what does not go with embeddings.
     """
-    named = POOLING[1:][pooling] if isinstance(pooling := gguf.value("pooling_type"), int) and 0 <= pooling < 5 else ""
-    is_wanted = config.embeddings
+    named, is_wanted = _named_pooling(gguf), config.embeddings
     if is_wanted is None:
-        is_wanted = is_encoder(gguf) or named not in ("", "none") or config.pooling != "auto"
+        is_wanted = makes_embeddings(gguf) or config.pooling != "auto"
     if not is_wanted:
         check_generates(gguf)
         return replace(config, embeddings=False)
@@ -57,6 +56,17 @@ def embedding_config(config: ModelConfig, gguf: GgufModel, budget_bytes: Callabl
     longest = min(given) if given else _usual_tokens(gguf, own, budget_bytes())
     _check_positions(gguf, longest)
     return replace(config, context_tokens=longest, micro_batch_tokens=longest)
+
+
+def makes_embeddings(gguf: GgufModel) -> bool:
+    """Return whether the file of a model is made for embeddings."""
+    return is_encoder(gguf) or _named_pooling(gguf) not in ("", "none")
+
+
+def _named_pooling(gguf: GgufModel) -> str:
+    """Return the pooling that the file names; empty for none."""
+    pooling = gguf.value("pooling_type")
+    return POOLING[1:][pooling] if isinstance(pooling, int) and 0 <= pooling < len(POOLING) - 1 else ""
 
 
 def can_be_cut(gguf: GgufModel, pooling: str) -> bool:

@@ -17,10 +17,10 @@ _LEARNING = 0.2  # the weight of the newest answer
 
 
 class Place:
-    """A request that came in. scope: what to cancel to end it."""
+    """A request that came in. model: the name of what answers it. scope: what to cancel to end it."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._began_s = clock, clock()
+    def __init__(self, clock: Clock, model: str = "") -> None:
+        self._clock, self._began_s, self.model = clock, clock(), model
         self.has_begun = False
         self.scope = anyio.CancelScope()
 
@@ -56,14 +56,19 @@ class Admission:
         """How many requests are being answered."""
         return len(self._places) - self.n_waiting
 
+    def of_model(self, model: str) -> tuple[int, int]:
+        """Return how many requests a model answers, and how many wait for it."""
+        begun = [place.has_begun for place in self._places if place.model == model]
+        return sum(begun), len(begun) - sum(begun)
+
     @contextlib.contextmanager
-    def place(self) -> Iterator[Place]:
+    def place(self, model: str = "") -> Iterator[Place]:
         """Hold a place in this block. Raises Refusal where there is none: 429, or 503 once this is closed."""
         if self.is_closed:
             raise Refusal(503, "the server is shutting down", code="shutting_down", retry_after_s=5, closes=True)
         if self.n_waiting > self.max_queue:
             raise self.refusal()
-        place = Place(self._clock)
+        place = Place(self._clock, model)
         self._places.add(place)
         try:
             yield place

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
@@ -17,6 +18,8 @@ from starlette.types import Receive, Scope, Send
 from edge_run.base.errors import EdgeRunError
 from edge_run.base.results import Progress
 from edge_run.runtime.server.admission import Place
+from edge_run.runtime.server.catalogue.folder import ModelEntry
+from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job, generate
 from edge_run.runtime.server.refusals import Refusal, refusal_of
 from edge_run.runtime.server.service import Service
@@ -36,23 +39,31 @@ WHOSE = "edge_run.key"  # of an ASGI scope: what tells apart whose requests they
 COMMENT = b": the answer is being computed\n\n"
 
 
+class _Opening(bytes):
+    """What a stream begins with."""
+
+
 class _Last(bytes):
     """What an answer ends with."""
 
 
-_Item = bytes | _Last | Refusal
+_Item = bytes | _Opening | _Last | Refusal
+MakeJob = Callable[[ServedModel], Awaitable[Job]]
 
 logger = logging.getLogger(__name__)
 
 
 class AnswerForm(Protocol):
-    """How an API writes answers. One request each; every method returns what goes on the wire, maybe nothing."""
+    """How an API writes answers. One request each; every method returns what goes on the wire, maybe nothing.
+
+    `failed` may be called at any time, the others after `begin`.
+    """
 
     media_type: str
     wants_progress: bool
 
-    def begin(self) -> bytes:
-        """What a stream begins with."""
+    def begin(self, served: ServedModel, job: Job) -> bytes:
+        """Take note of what is answered, and by what. What a stream begins with."""
         ...
 
     def piece(self, number: int, delta: Delta) -> bytes:
@@ -87,18 +98,34 @@ def json_response(document: Any, status: int = 200, headers: Mapping[str, str] |
     return Response(msgspec.json.encode(document), status, headers, JSON)
 
 
-class AnswerResponse:
-    """An ASGI response that generates. It ends the generation when its client goes away, or when it is cancelled."""
+def _no_text(name: str) -> Refusal:
+    """Return the refusal of text by a model that was opened for embeddings."""
+    return Refusal(
+        400,
+        f"{name} makes embeddings and no text: ask at /v1/embeddings, /api/embed or /embeddings, or serve a model that "
+        "generates text",
+        param="model",
+        code="not_supported",
+    )
 
-    def __init__(self, service: Service, job: Job, form: AnswerForm, is_stream: bool) -> None:
-        self._service, self._job, self._form, self._is_stream = service, job, form, is_stream
+
+class AnswerResponse:
+    """An ASGI response that generates. It ends the generation when its client goes away, or when it is cancelled.
+
+    entry: the model that answers, when it is its turn. make_job: says what is to be generated, once the model is open.
+    """
+
+    def __init__(
+        self, service: Service, entry: ModelEntry, make_job: MakeJob, form: AnswerForm, is_stream: bool
+    ) -> None:
+        self._service, self._entry, self._make_job = service, entry, make_job
+        self._form, self._is_stream = form, is_stream
+        self._served: ServedModel | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises Refusal, or an error of ours, where nothing was sent yet."""
-        job = dataclasses.replace(self._job, key=scope.get(WHOSE, ""))
-        job.check(self._service.model.context_tokens)
-        opening = self._form.begin()  # before any piece: some forms number what they write
-        with self._service.admission.place() as place:
+        key = scope.get(WHOSE, "")
+        with self._service.admission.place(self._entry.name) as place:
             sender, receiver = anyio.create_memory_object_stream[_Item](MOST_FRAMES)
             is_over = False
 
@@ -118,14 +145,14 @@ class AnswerResponse:
                     async def write() -> None:
                         with receiver, contextlib.suppress(anyio.EndOfStream):
                             if self._is_stream:
-                                await self._write_stream(send, receiver, opening)
+                                await self._write_stream(send, receiver)
                             else:
                                 await self._write_whole(send, receiver)
                             leave()
 
                     group.start_soon(watch, name="edge-run-watch-client")
-                    group.start_soon(self._compute, job, place, sender, leave, name="edge-run-answer")
                     group.start_soon(write, name="edge-run-write")
+                    group.start_soon(self._compute, key, place, sender, leave, name="edge-run-answer")
             except BaseExceptionGroup as failures:
                 raise failures.exceptions[0] from failures.exceptions[0].__cause__
             if not is_over:
@@ -133,10 +160,30 @@ class AnswerResponse:
                 raise Refusal(500, "the answer was lost", code="lost")
 
     async def _compute(
-        self, job: Job, place: Place, sender: MemoryObjectSendStream[_Item], leave: Callable[[], None]
+        self, key: str, place: Place, sender: MemoryObjectSendStream[_Item], leave: Callable[[], None]
     ) -> None:
         """Generate; put what is to be written into `sender`. `leave` where the client reads too slowly."""
+        counts, reason = self._service.counts_of(self._entry.name), "abort"
+        with sender:
+            try:
+                with place.scope:
+                    async with self._service.hold(self._entry) as served:
+                        await self._answer(served, key, place, sender)
+                    reason = ""
+                if place.scope.cancelled_caught:
+                    sender.send_nowait(Refusal(503, "the server is shutting down", code="shutting_down"))
+            except (EdgeRunError, Refusal) as error:
+                reason = "error"
+                sender.send_nowait(error if isinstance(error, Refusal) else refusal_of(error))
+            except anyio.WouldBlock:
+                logger.info("a client is dropped that is %d pieces behind", MOST_FRAMES)
+                leave()
+            finally:
+                counts.request_s.add(place.age_s)
+                if reason:
+                    counts.end(reason)
 
+    async def _answer(self, served: ServedModel, key: str, place: Place, sender: MemoryObjectSendStream[_Item]) -> None:
         def take(number: int, delta: Delta) -> None:
             if self._is_stream and (frame := self._form.piece(number, delta)):
                 sender.send_nowait(frame)
@@ -147,28 +194,20 @@ class AnswerResponse:
                 counts.first_token_s.add(place.age_s)
             counts.generated_tokens += n_tokens
 
-        counts, reason = self._service.counts, "abort"
-        with sender:
-            try:
-                with place.scope:
-                    outcomes = await generate(self._service.answering, job, take, count)
-                    for outcome in outcomes:
-                        outcome.stop_text = self._service.stop_text(outcome.generation, job.sampling.stop)
-                        counts.answer(outcome.generation, outcome.finish)
-                    is_stream, reason = self._is_stream, ""
-                    sender.send_nowait(_Last(self._form.end(outcomes) if is_stream else self._form.whole(outcomes)))
-                if place.scope.cancelled_caught:
-                    sender.send_nowait(Refusal(503, "the server is shutting down", code="shutting_down"))
-            except EdgeRunError as error:
-                reason = "error"
-                sender.send_nowait(refusal_of(error))
-            except anyio.WouldBlock:
-                logger.info("a client is dropped that is %d pieces behind", MOST_FRAMES)
-                leave()
-            finally:
-                counts.request_s.add(place.age_s)
-                if reason:
-                    counts.end(reason)
+        counts = served.counts
+        if served.model.embedding is not None:
+            raise _no_text(served.name)
+        job = dataclasses.replace(await self._make_job(served), key=key)
+        job.check(served.model.context_tokens)
+        opening = self._form.begin(served, job)  # before any piece: some forms number what they write
+        self._served = served
+        if self._is_stream:
+            sender.send_nowait(_Opening(opening))
+        outcomes = await generate(served.answering, job, take, count)
+        for outcome in outcomes:
+            outcome.stop_text = served.stop_text(outcome.generation, job.sampling.stop)
+            counts.answer(outcome.generation, outcome.finish)
+        sender.send_nowait(_Last(self._form.end(outcomes) if self._is_stream else self._form.whole(outcomes)))
 
     async def _write_whole(self, send: Send, receiver: MemoryObjectReceiveStream[_Item]) -> None:
         item = await receiver.receive()
@@ -177,10 +216,17 @@ class AnswerResponse:
         await send(_start(JSON, len(item)))
         await send(_body(item, is_last=True))
 
-    async def _write_stream(self, send: Send, receiver: MemoryObjectReceiveStream[_Item], opening: bytes) -> None:
+    async def _write_stream(self, send: Send, receiver: MemoryObjectReceiveStream[_Item]) -> None:
+        opening = b""
         item: _Item | None = None
-        with anyio.move_on_after(QUICK_S):
+        patience_s = math.inf if self._service.catalogue.is_at_hand(self._entry) else QUICK_S
+        with anyio.move_on_after(patience_s):
             item = await receiver.receive()
+        if isinstance(item, _Opening):
+            opening = item
+            item = None
+            with anyio.move_on_after(QUICK_S):
+                item = await receiver.receive()
         if isinstance(item, Refusal):
             raise item
         await send(_start(self._form.media_type))
@@ -204,7 +250,7 @@ class AnswerResponse:
         await send(_body(b"", is_last=True))
 
     def _fill_silence(self) -> bytes:
-        progress = self._service.model.progress if self._form.wants_progress else None
+        progress = self._served.model.progress if self._served and self._form.wants_progress else None
         frame = self._form.progress(progress) if progress else b""
         return frame or (COMMENT if self._form.media_type == EVENT_STREAM else b"")
 

@@ -18,8 +18,9 @@ from edge_run.base.errors import EdgeRunError
 from edge_run.runtime.server.access import Access, digest, given_key
 from edge_run.runtime.server.answers import WHOSE, json_response
 from edge_run.runtime.server.apis import anthropic_messages, embeddings, llama_server, ollama
+from edge_run.runtime.server.apis.models import models, one_model
 from edge_run.runtime.server.apis.openai_chat import chat_completions
-from edge_run.runtime.server.apis.openai_completions import completions, model_document
+from edge_run.runtime.server.apis.openai_completions import completions
 from edge_run.runtime.server.apis.responses import responses
 from edge_run.runtime.server.page_files import page_handlers
 from edge_run.runtime.server.refusals import Refusal, refusal_of
@@ -42,8 +43,8 @@ logger = logging.getLogger(__name__)
 
 
 def make_app(service: Service, access: Access, has_metrics: bool = False) -> Guard:
-    """Return the application that serves a model to those who may ask."""
-    texts: dict[str, Handler] = {
+    """Return the application that serves models to those who may ask."""
+    posts: dict[str, Handler] = {
         "/v1/chat/completions": chat_completions,
         "/v1/completions": completions,
         "/v1/responses": responses,
@@ -53,21 +54,11 @@ def make_app(service: Service, access: Access, has_metrics: bool = False) -> Gua
         "/api/generate": ollama.ollama_generate,
         "/completion": llama_server.completion,
         "/apply-template": llama_server.apply_template,
-    }
-    vectors: dict[str, Handler] = {
         "/v1/embeddings": embeddings.embeddings,
         "/api/embed": embeddings.ollama_embed,
         "/api/embeddings": embeddings.ollama_embeddings,
         "/embedding": embeddings.native_embeddings,
         "/embeddings": embeddings.native_embeddings,
-    }
-    if service.model.embedding:
-        texts = dict.fromkeys(texts, embeddings.no_text)
-    else:
-        vectors = dict.fromkeys(vectors, embeddings.no_embeddings)
-    posts: dict[str, Handler] = {
-        **texts,
-        **vectors,
         "/api/show": ollama.show,
         "/tokenize": llama_server.tokenize,
         "/detokenize": llama_server.detokenize,
@@ -181,17 +172,3 @@ async def health(service: Service, request: Request) -> Response:
     if service.admission.is_closed:
         return json_response({"status": "shutting down"}, 503)
     return json_response({"status": "ok"})
-
-
-async def models(service: Service, request: Request) -> Response:
-    """List the one model."""
-    ends = {"has_more": False, "first_id": service.name, "last_id": service.name}
-    return json_response({"object": "list", "data": [model_document(service)], **ends})
-
-
-async def one_model(service: Service, request: Request) -> Response:
-    """Describe the model. Raises Refusal for the name of another one."""
-    name = request.path_params["model"]
-    if name != service.name:
-        raise Refusal(404, "there is no model of this name", param="model", code="model_not_found")
-    return json_response(model_document(service))

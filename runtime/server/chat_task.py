@@ -9,11 +9,12 @@ from typing import Any
 from edge_run.base.errors import ContextFull
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation.chat import leave_out_oldest
+from edge_run.runtime.server.catalogue.served_model import ServedModel
+from edge_run.runtime.server.formats.marked_output import THINK, THOUGHT
+from edge_run.runtime.server.formats.tool_format import HERMES, ToolFormat, format_of
 from edge_run.runtime.server.generating import Job, OutputParser, PlainOutput
-from edge_run.runtime.server.marked_output import CALL, THINK, THOUGHT, MarkedOutput
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import sampling_of
-from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.tools import Toolbox
 
 
@@ -32,41 +33,68 @@ class ChatTask:
     has_thoughts: bool = True
     drops_oldest: bool = False
 
-    async def prompt(self, service: Service) -> str:
-        """Return the text that the answer continues. Raises Refusal, and what `Model.chat_prompt` raises.
+    async def prompt(self, served: ServedModel) -> str:
+        """Return the text that the answer continues. Raises Refusal, and what `Model.chat_prompt` raises."""
+        text, _ = await self._prompt(served, format_of(served.model.chat_template))
+        return text
+
+    async def job(self, served: ServedModel, sampling: SamplingConfig, max_tokens: int | None, choices: int = 1) -> Job:
+        """Return what is to be generated. Raises Refusal, and what `Model.chat_prompt` raises."""
+        toolbox, known = self.toolbox, format_of(served.model.chat_template)
+        form = known or HERMES
+        toolbox.check()
+        has_form = bool(sampling.grammar or sampling.json_schema)
+        if toolbox.is_forced:
+            if has_form:
+                raise Refusal(400, "tool_choice: a call that must be made has a form already", param="tool_choice")
+            sampling = sampling_of(sampling, json_schema=toolbox.forced_schema(form))
+        limit, task = served.limit(max_tokens), self
+        if self.drops_oldest and served.model.has_chat_template:
+            task = await served.prepare(self._shortened, served, known, limit)
+        text, begins = await task._prompt(served, known)
+        if has_form and not begins:
+            text, begins = f"{text}{form.answer_begins}", form.answer_begins
+        tokens = await served.prompt_tokens(text)
+        parser = self._parser(served, form, text, begins)
+        marks = () if parser is PlainOutput else form.marks
+        return Job(tokens, sampling, limit, choices, parser, marks=marks)
+
+    async def _prompt(self, served: ServedModel, form: ToolFormat | None) -> tuple[str, str]:
+        """Return the text that the answer continues, and the marks at its end that are a part of the answer.
 
         A last message of the assistant is the beginning of the answer.
         """
-        toolbox = self.toolbox
-        messages, variables, beginning = self._for_template(service)
-        text = await service.chat_prompt(messages, variables)
-        if beginning or not toolbox.is_forced:
-            return f"{text}{beginning}"
+        messages, variables, beginning = self._for_template(form)
+        text = await served.chat_prompt(messages, variables)
+        form = form or HERMES
+        if beginning:
+            return f"{text}{form.answer_begins}{beginning}", form.answer_begins
+        if not self.toolbox.is_forced:
+            return text, ""
         thought = f"\n{THOUGHT}\n\n" if text.rstrip().endswith(THINK) else ""
-        return f"{text}{thought}{CALL}\n"
+        return f"{text}{thought}{form.begins}", form.begins
 
-    def _for_template(self, service: Service) -> tuple[Sequence[dict[str, Any]], dict[str, Any], str]:
+    def _for_template(self, form: ToolFormat | None) -> tuple[Sequence[dict[str, Any]], dict[str, Any], str]:
         """Return the messages and variables for the template, and what the answer begins with."""
         toolbox, messages, beginning = self.toolbox, self.messages, ""
         last = messages[-1]
         if last["role"] == "assistant" and not last.get("tool_calls") and len(messages) > 1:
             messages, beginning = messages[:-1], last["content"]
         variables = dict(self.variables)
-        uses_tools = toolbox.tools or any(
-            message.get("tool_calls") or message["role"] == "tool" for message in messages
-        )
-        if uses_tools and CALL not in service.model.chat_template:
+        if form is not None:
+            messages = form.messages(messages)
+            if toolbox.tools:
+                variables["tools"] = [tool.document() for tool in toolbox.tools]
+        elif toolbox.tools or any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
             messages = toolbox.told(messages)
-        elif toolbox.tools:
-            variables["tools"] = [tool.document() for tool in toolbox.tools]
         return messages, variables, beginning
 
-    def _shortened(self, service: Service, max_tokens: int | None) -> ChatTask:
+    def _shortened(self, served: ServedModel, form: ToolFormat | None, max_tokens: int | None) -> ChatTask:
         """Return the task less the oldest turns, where it has no room. Takes its time."""
-        model = service.model
+        model = served.model
 
         def count_tokens(messages: Sequence[Mapping[str, Any]]) -> int:
-            told, variables, _ = replace(self, messages=[dict(one) for one in messages])._for_template(service)
+            told, variables, _ = replace(self, messages=[dict(one) for one in messages])._for_template(form)
             try:
                 return len(model.prompt_tokens(model.chat_prompt(told, variables)))
             except ContextFull:
@@ -75,28 +103,13 @@ class ChatTask:
         kept = leave_out_oldest(self.messages, model.context_tokens, count_tokens, max_tokens)
         return replace(self, messages=[dict(one) for one in kept])
 
-    async def job(self, service: Service, sampling: SamplingConfig, max_tokens: int | None, choices: int = 1) -> Job:
-        """Return what is to be generated. Raises Refusal, and what `Model.chat_prompt` raises."""
-        toolbox = self.toolbox
-        toolbox.check()
-        if toolbox.is_forced:
-            if sampling.grammar or sampling.json_schema:
-                raise Refusal(400, "tool_choice: a call that must be made has a form already", param="tool_choice")
-            sampling = sampling_of(sampling, json_schema=toolbox.call_schema())
-        limit, task = service.limit(max_tokens), self
-        if self.drops_oldest and service.model.has_chat_template:
-            task = await service.prepare(self._shortened, service, limit)
-        text = await task.prompt(service)
-        tokens = await service.prompt_tokens(text)
-        return Job(tokens, sampling, limit, choices, self._parser(service, text))
-
-    def _parser(self, service: Service, prompt: str) -> Callable[[], OutputParser]:
-        begins = CALL if self.toolbox.is_forced else ""
-        has_thoughts = self.has_thoughts and THINK in service.model.chat_template
+    def _parser(self, served: ServedModel, form: ToolFormat, prompt: str, begins: str) -> Callable[[], OutputParser]:
+        begins = begins.strip()
+        has_thoughts = self.has_thoughts and (form.is_always or THINK in served.model.chat_template)
         if has_thoughts and prompt.rstrip().endswith(THINK):
             begins = THINK
         tools = frozenset(tool.name for tool in self.toolbox.callable)
-        if not tools and not has_thoughts:
+        if not (tools or has_thoughts or form.is_always):
             return PlainOutput
         most = 1_000 if self.toolbox.is_parallel else 1
-        return lambda: MarkedOutput(begins, has_thoughts, tools, most)
+        return lambda: form.parser(begins, has_thoughts, tools, most)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edge_run.base.results import Generation
@@ -37,6 +39,18 @@ class Counts:
     first_token_s: Spread = field(default_factory=Spread)
     request_s: Spread = field(default_factory=Spread)
     token_s: Spread = field(default_factory=Spread)
+
+    @classmethod
+    def together(cls, many: Iterable[Counts]) -> Counts:
+        """Return the sums of the figures of several models, but for spreads and the latest answer."""
+        found, finished = cls(), Counter[str]()
+        for one in many:
+            finished.update(one.finished)
+            found.generated_tokens += one.generated_tokens
+            found.prompt_tokens += one.prompt_tokens
+            found.cached_tokens += one.cached_tokens
+        found.finished = dict(finished)
+        return found
 
     def end(self, reason: str) -> None:
         """Count a request that ended without an answer."""

@@ -74,7 +74,7 @@ class Job:
     """What is to be generated.
 
     tokens: of the prompt. choices: how many answers. parser: makes what parses one of them.
-    key: whose request it is.
+    key: whose request it is. marks: control tokens that are a part of the text.
     """
 
     tokens: Sequence[int]
@@ -83,6 +83,7 @@ class Job:
     choices: int = 1
     parser: Callable[[], OutputParser] = PlainOutput
     key: str = ""
+    marks: Sequence[str] = ()
 
     def check(self, context_tokens: int) -> None:
         """Raise ContextFull where the prompt leaves no room for a token."""
@@ -152,7 +153,9 @@ async def _answer(model: AsyncModel, job: Job, number: int, take: Take, count: C
         deltas.append(told)
         take(number, told)
 
-    stream = model.generate(job.tokens, max_tokens=job.max_tokens, sampling=sampling, key=job.key)
+    stream = model.generate(
+        job.tokens, max_tokens=job.max_tokens, sampling=sampling, key=job.key, marks=tuple(job.marks)
+    )
     async with aclosing(stream) as pieces:
         async for piece in pieces:
             count(len(piece.token_ids))

@@ -1,4 +1,4 @@
-"""Serves an open model until it is told to stop: then nobody new is let in, and who is there has a while to finish."""
+"""Serves models until it is told to stop: then nobody new is let in, and who is there has a while to finish."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
@@ -15,11 +15,15 @@ import uvicorn
 
 from edge_run.base.errors import ConfigError, EdgeRunError
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.devices.host.service_manager import ServiceManager
 from edge_run.runtime.generation.async_model import AsyncModel
 from edge_run.runtime.generation.model import Model
 from edge_run.runtime.server.access import Access
 from edge_run.runtime.server.admission import USUAL_S, Admission
 from edge_run.runtime.server.app import Guard, make_app
+from edge_run.runtime.server.catalogue.catalogue import Catalogue
+from edge_run.runtime.server.catalogue.folder import read_folder
+from edge_run.runtime.server.catalogue.served_model import AnswerDefaults
 from edge_run.runtime.server.connections import MOST_CONNECTIONS, BoundedProtocol
 from edge_run.runtime.server.service import Service
 
@@ -43,7 +47,7 @@ class ServeOptions:
     most_tokens: of an answer. drain_s: how long who is there may go on when the server is told to stop.
     certificate, certificate_key: files for TLS, both or none.
     version: of edge-run. has_metrics: `/metrics` is there.
-    read_access: says anew who may ask, when SIGHUP comes.
+    read_access: says anew who may ask, when SIGHUP comes. manager: of the service, who is told how it stands.
     """
 
     access: Access
@@ -56,6 +60,7 @@ class ServeOptions:
     version: str = ""
     has_metrics: bool = False
     read_access: Callable[[], Access] | None = None
+    manager: ServiceManager = field(default_factory=lambda: ServiceManager(None))
 
 
 def raise_file_limit() -> None:
@@ -88,23 +93,61 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-async def serve(model: Model, bound: socket.socket, options: ServeOptions, say: Callable[[str], None]) -> None:
+async def serve_model(model: Model, bound: socket.socket, options: ServeOptions, say: Callable[[str], None]) -> None:
     """Serve an open model on a bound socket until SIGINT or SIGTERM; close both.
 
     say: told in a line when the server is ready, and when it is about to end.
     """
-    raise_file_limit()
+    forecast = model.plan.forecast
     async with AsyncModel.of(model) as answering:
-        forecast = model.plan.forecast
-        admission = Admission(options.max_queue, forecast.first_token_s if forecast else USUAL_S)
-        service = Service(model, answering, admission, options.sampling, options.most_tokens, options.version)
-        guard = make_app(service, options.access, options.has_metrics)
-        server = _Server(_configuration(guard, options), lambda: say(_ready(model, bound, options)))
-        async with anyio.create_task_group() as group:
-            if threading.current_thread() is threading.main_thread():
-                group.start_soon(_hear_signals, server, guard, admission, options, say, name="edge-run-signals")
-            await server.serve(sockets=[bound])
-            group.cancel_scope.cancel()
+        catalogue = Catalogue.of(model, answering)
+        await _serve(catalogue, model.path.name, forecast.first_token_s if forecast else USUAL_S, bound, options, say)
+
+
+async def serve_folder(
+    folder: Path,
+    open_file: Callable[[Path], Model],
+    bound: socket.socket,
+    options: ServeOptions,
+    say: Callable[[str], None],
+) -> None:
+    """Serve the models of a folder on a bound socket, one open at a time, until SIGINT or SIGTERM; close all.
+
+    open_file: opens one of them, in a thread. say: as for `serve_model`, and what files are left out.
+    Raises ConfigError where there is none.
+    """
+    found = read_folder(folder)
+    catalogue = Catalogue(found, open_file, lambda: read_folder(folder), say)
+    _say_left_out(catalogue, say)
+    if not found.entries:
+        raise ConfigError(f"--models {folder}: has no GGUF file of a model that generates text")
+    await _serve(catalogue, f"{len(found.entries)} models of {folder.name}", USUAL_S, bound, options, say)
+
+
+async def _serve(
+    catalogue: Catalogue,
+    what: str,
+    expected_s: float,
+    bound: socket.socket,
+    options: ServeOptions,
+    say: Callable[[str], None],
+) -> None:
+    raise_file_limit()
+    admission = Admission(options.max_queue, expected_s)
+    service = Service(catalogue, admission, AnswerDefaults(options.sampling, options.most_tokens), options.version)
+    guard = make_app(service, options.access, options.has_metrics)
+    line = _ready(what, bound, options)
+
+    def ready() -> None:
+        options.manager.ready(line)
+        say(line)
+
+    server = _Server(_configuration(guard, options), ready)
+    async with catalogue, anyio.create_task_group() as group:
+        if threading.current_thread() is threading.main_thread():
+            group.start_soon(_hear_signals, server, guard, service, options, say, name="edge-run-signals")
+        await server.serve(sockets=[bound])
+        group.cancel_scope.cancel()
 
 
 class _Server(uvicorn.Server):
@@ -144,19 +187,24 @@ def _configuration(guard: Guard, options: ServeOptions) -> uvicorn.Config:
 
 
 async def _hear_signals(
-    server: uvicorn.Server, guard: Guard, admission: Admission, options: ServeOptions, say: Callable[[str], None]
+    server: uvicorn.Server, guard: Guard, service: Service, options: ServeOptions, say: Callable[[str], None]
 ) -> None:
-    """End the server on SIGINT and SIGTERM; on SIGHUP read anew who may ask."""
+    """End the server on SIGINT and SIGTERM; on SIGHUP read anew who may ask, and what models there are."""
+    admission = service.admission
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
 
         async def told_to_end() -> None:
             async for number in signals:
                 if number != signal.SIGHUP:
                     return
+                options.manager.reloading()
                 if options.read_access is not None:
                     _reread(guard, options.read_access, say)
+                await _reread_models(service.catalogue, say)
+                options.manager.ready("read anew what may change")
 
         await told_to_end()
+        options.manager.stopping()
         admission.close()
         server.should_exit = True
         if n_left := admission.n_running + admission.n_waiting:
@@ -178,8 +226,25 @@ def _reread(guard: Guard, read_access: Callable[[], Access], say: Callable[[str]
         say("read anew who may ask")
 
 
-def _ready(model: Model, bound: socket.socket, options: ServeOptions) -> str:
+async def _reread_models(catalogue: Catalogue, say: Callable[[str], None]) -> None:
+    if catalogue.is_fixed:
+        return
+    try:
+        await catalogue.read_again()
+    except EdgeRunError as error:
+        say(f"the models stay as they are: {error}")
+    else:
+        say(f"{len(catalogue.known.entries)} models")
+        _say_left_out(catalogue, say)
+
+
+def _say_left_out(catalogue: Catalogue, say: Callable[[str], None]) -> None:
+    for left_out in catalogue.known.left_out:
+        say(f"left out: {left_out.reason}")
+
+
+def _ready(what: str, bound: socket.socket, options: ServeOptions) -> str:
     host, port = bound.getsockname()[:2]
     scheme = "https" if options.certificate else "http"
     address = f"[{host}]" if ":" in host else host
-    return f"serving {model.path.name} at {scheme}://{address}:{port}"
+    return f"serving {what} at {scheme}://{address}:{port}"

@@ -15,6 +15,8 @@ from starlette.responses import Response
 from edge_run.base.results import Plan
 from edge_run.devices.host.memory import process_memory
 from edge_run.runtime.server.answers import json_response
+from edge_run.runtime.server.catalogue.folder import ModelEntry
+from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.service import Service
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "seed")
@@ -26,16 +28,56 @@ async def status(service: Service, request: Request) -> Response:
 
 
 def status_document(service: Service) -> dict[str, Any]:
-    """Return what `/edge-run/status` says; the keys of results are those of `--json`."""
-    model, counts = service.model, service.counts
-    plan, stats, latest = model.plan, model.stats, counts.latest
+    """Return what `/edge-run/status` says; the keys of results are those of `--json`.
+
+    While no model is open, `model` is null, and what else is said of one is not there.
+    """
+    catalogue, counts, served = service.catalogue, service.counts, service.open
     return {
         "now_s": time.monotonic(),
         "version": service.version,
         "started_s": service.began_s,
         "is_shutting_down": service.admission.is_closed,
+        "models": [_entry(service, entry) for entry in catalogue.known.entries],
+        "left_out": [dataclasses.asdict(file) for file in catalogue.known.left_out],
+        "sampling": {
+            **{name: getattr(service.defaults.sampling, name) for name in _SAMPLING},
+            "max_tokens": service.defaults.most_tokens,
+        },
+        "tokens": {
+            "generated": counts.generated_tokens,
+            "prompt": counts.prompt_tokens,
+            "cached": counts.cached_tokens,
+        },
+        "requests": {
+            "running": service.admission.n_running,
+            "waiting": service.admission.n_waiting,
+            "most_parallel": served.model.most_parallel if served else 0,
+            "max_queue": service.admission.max_queue,
+            "finished": counts.finished,
+        },
+        **(_of_model(served) if served else {"model": None, "notices": []}),
+    }
+
+
+def _entry(service: Service, entry: ModelEntry) -> dict[str, Any]:
+    error = service.catalogue.known.failure(entry.name)
+    return {
+        "name": entry.name,
+        "size_bytes": entry.size_bytes,
+        "has_chat_template": bool(entry.chat_template),
+        "state": service.catalogue.state(entry.name),
+        "error": str(error) if error else None,
+    }
+
+
+def _of_model(served: ServedModel) -> dict[str, Any]:
+    """Return what there is to say of the model that is open."""
+    model, latest = served.model, served.counts.latest
+    plan, stats = model.plan, model.stats
+    return {
         "model": {
-            "name": service.name,
+            "name": served.name,
             "size_bytes": plan.model_bytes,
             "mode": plan.mode,
             "backend": dataclasses.asdict(stats.backend),
@@ -43,10 +85,6 @@ def status_document(service: Service) -> dict[str, Any]:
             "trained_context_tokens": model.trained_context_tokens,
             "has_chat_template": model.has_chat_template,
             "embedding": dataclasses.asdict(shape) if (shape := model.embedding) else None,
-        },
-        "sampling": {
-            **{name: getattr(service.sampling, name) for name in _SAMPLING},
-            "max_tokens": service.most_tokens,
         },
         "memory": {
             **dataclasses.asdict(stats.memory),
@@ -61,18 +99,6 @@ def status_document(service: Service) -> dict[str, Any]:
             "limit_bytes_per_s": _drive_limit(plan),
             "efficiency": stats.io.efficiency,
             "streamed_bytes_per_pass": plan.streamed_bytes_per_pass,
-        },
-        "tokens": {
-            "generated": counts.generated_tokens,
-            "prompt": counts.prompt_tokens,
-            "cached": counts.cached_tokens,
-        },
-        "requests": {
-            "running": service.admission.n_running,
-            "waiting": service.admission.n_waiting,
-            "most_parallel": model.most_parallel,
-            "max_queue": service.admission.max_queue,
-            "finished": counts.finished,
         },
         "speed": {
             "decode_tokens_per_s": latest.decode_tokens_per_s if latest else 0.0,

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from edge_run.runtime.server.marked_output import CALL, CALLED, dumped
+from edge_run.runtime.server.formats.call_texts import dumped
+from edge_run.runtime.server.formats.marked_output import CALL, CALLED
+from edge_run.runtime.server.formats.tool_format import ToolFormat
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import schema_text
 
@@ -75,27 +77,10 @@ class Toolbox:
         """Whether the answer must be a call."""
         return bool(self.tools) and self.choice not in (NONE, AUTO)
 
-    def call_schema(self) -> str:
-        """Return the JSON schema, as text, of a call of one of the tools. Raises Refusal for a long one."""
-        calls = [
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": tool.name},
-                    "arguments": tool.parameters or {"type": "object", "properties": {}},
-                },
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for tool in self.callable
-        ]
-        definitions: dict[str, Any] = {}
-        for call in calls:  # references in a schema lead from its root
-            arguments = call["properties"]["arguments"]  # type: ignore[index]
-            for key in ("$defs", "definitions"):
-                definitions.setdefault(key, {}).update(arguments.get(key, {}))
-        found = {key: value for key, value in definitions.items() if value}
-        return schema_text({**found, "anyOf": calls} if len(calls) > 1 else {**found, **calls[0]}, "tools")
+    def forced_schema(self, form: ToolFormat) -> str:
+        """Return the JSON schema, as text, of a call of one of the tools in a format. Raises Refusal for a long one."""
+        none = {"type": "object", "properties": {}}
+        return schema_text(form.schema([(tool.name, tool.parameters or none) for tool in self.callable]), "tools")
 
     def told(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return a conversation for a template that knows no tools: what it would say of them is in the texts."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kit_models import KIT
 from page_double import COUNT, LOSE, THINK
 from served import TEMPLATE, Served, served, wait_for
 
@@ -319,3 +320,23 @@ def test_nothing_leaves_the_machine(page: Page, double: Served) -> None:
     places = page.js("return performance.getEntriesByType('resource').map((one) => new URL(one.name).origin)")
     assert places
     assert set(places) == {double.url}
+
+
+def test_models_to_choose_from(driver: Any, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        shutil.copy(KIT, tmp_path / f"{name}.gguf")
+    page = Page(driver)
+    with served(None, "--models", tmp_path, "-c", 512, "-t", 1, "-n", 8) as server:
+        page.open(server)
+        page.sees("#mode", "no model is open")
+        page.until("document.getElementById('models').options.length === 2")
+        page.js(
+            "const list = document.getElementById('models'); list.value = 'second'; "
+            "list.dispatchEvent(new Event('change'))"
+        )
+        page.say("Once upon a time")
+        page.finished()
+        page.sees("#mode", "all in memory")
+        page.until("document.title === 'second · edge-run'")
+        page.sees("#machine", "Weights that stay")
+        assert not page.errors()

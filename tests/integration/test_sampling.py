@@ -17,6 +17,7 @@ from edge_run.base.errors import ConfigError, KernelError, NotSupported
 from edge_run.base.protocols import Logits
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.generation.sampling import Sampler
+from edge_run.runtime.grammars.grammar import ALTERNATIVES
 from edge_run.runtime.llama import _ggml as ggml
 
 MODEL = Path(__file__).parents[2] / "src" / "edge_run" / "models" / "kit-dense-q4_0.gguf"
@@ -287,6 +288,15 @@ def test_a_json_schema_gives_valid_json(engine: Engine) -> None:
         assert len(value["ages"]) <= 3
         assert set(value["ages"]) <= {1, 22}
         assert isinstance(value["is_new"], bool)
+
+
+def test_one_of_several_texts_with_json_of_its_own_behind_it(engine: Engine) -> None:
+    ways = [{"text": f"{name}[ARGS]", "schema": {"enum": [name, 22]}} for name in ("red", "green")]
+    for seed in range(3):
+        with engine.sampler(json_schema=json.dumps({ALTERNATIVES: ways}), seed=seed, temperature=1.2) as sampler:
+            name, mark, rest = engine.text(engine.generate(sampler, 60)).partition("[ARGS]")
+        assert (name in ("red", "green"), mark) == (True, "[ARGS]")
+        assert json.loads(rest) in (name, 22)
 
 
 def test_a_json_string_holds_no_raw_control_character(engine: Engine) -> None:

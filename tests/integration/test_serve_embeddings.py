@@ -146,7 +146,7 @@ def test_what_cannot_be(
     [
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
         ("/v1/completions", {"prompt": "x"}),
-        ("/v1/messages", {}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
         ("/api/generate", {"prompt": "x"}),
         ("/completion", {"prompt": "x"}),
     ],

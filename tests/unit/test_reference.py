@@ -16,10 +16,11 @@ from edge_run.base import bench, errors, findings, mesh_status, profile, replay,
 from edge_run.base.config import ModelConfig
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.cli.app import SIGPIPE_CODE, app
-from edge_run.cli.shared.chat import EXITS, HELP
+from edge_run.cli.shared.chat import HELP
+from edge_run.cli.shared.chat_loop import EXITS
 from edge_run.cli.shared.config_file import read_config_file
 from edge_run.cli.shared.options import SETTINGS
-from edge_run.cli.shared.setting import ENVIRONMENT_PREFIX, Setting
+from edge_run.cli.shared.setting import ENVIRONMENT_PREFIX, KEY_VARIABLE, Setting
 from edge_run.cli.shared.settings_command import CommandGroup
 from edge_run.runtime.embedding import results as embedding
 from edge_run.runtime.generation.async_model import AsyncModel
@@ -150,7 +151,7 @@ def test_every_setting_is_an_environment_variable_and_a_key() -> None:
 
 
 def test_variables_that_are_named_exist() -> None:
-    known = {setting.envvar for setting in SETTINGS}
+    known = {*(setting.envvar for setting in SETTINGS), KEY_VARIABLE}
     pages = {page: page.read_text(encoding="utf-8") for page in DOCS.glob("*.md")}
     named = {name for text in pages.values() for name in re.findall(r"EDGE_RUN_[A-Z_]*[A-Z]", text)}
     assert named

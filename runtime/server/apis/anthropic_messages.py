@@ -16,8 +16,9 @@ from edge_run.base.results import Progress
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
 from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES, joined
+from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.chat_task import ChatTask
-from edge_run.runtime.server.generating import Delta, FinishedAnswer
+from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
 from edge_run.runtime.server.refusals import Refusal, anthropic_error
 from edge_run.runtime.server.sampling_fields import (
     MOST_STOPS,
@@ -149,15 +150,20 @@ class MessagesRequest(CountRequest, kw_only=True):
 async def messages(service: Service, request: Request) -> AnswerResponse:
     """Answer a conversation."""
     asked = await service.read(request, MessagesRequest)
-    job = await asked.task().job(service, asked.sampling(service.sampling), asked.max_tokens)
-    return AnswerResponse(service, job, MessageForm(service.name, len(job.tokens)), asked.stream)
+    entry = service.catalogue.asked(asked.model)
+
+    async def make_job(served: ServedModel) -> Job:
+        return await asked.task().job(served, asked.sampling(served.sampling), asked.max_tokens)
+
+    return AnswerResponse(service, entry, make_job, MessageForm(entry.name), asked.stream)
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
     """Return how many tokens a conversation has."""
     asked = await service.read(request, CountRequest)
-    text = await asked.task().prompt(service)
-    return json_response({"input_tokens": len(await service.prompt_tokens(text))})
+    async with service.hold(service.catalogue.asked(asked.model)) as served:
+        text = await asked.task().prompt(served)
+        return json_response({"input_tokens": len(await served.prompt_tokens(text))})
 
 
 def _template_messages(message: AnthropicMessage, where: str) -> list[dict[str, Any]]:
@@ -214,14 +220,14 @@ class MessageForm:
     media_type = EVENT_STREAM
     wants_progress = False
 
-    def __init__(self, name: str, prompt_tokens: int) -> None:
-        self._name, self._prompt_tokens = name, prompt_tokens
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._id = f"msg_{uuid.uuid4().hex}"
         self._n_blocks, self._block = 0, ""
 
-    def begin(self) -> bytes:
+    def begin(self, served: ServedModel, job: Job) -> bytes:
         """Return the message that will be filled."""
-        usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
+        usage = {"input_tokens": len(job.tokens), "output_tokens": 0}
         message = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return _event("message_start", message=message) + _event("ping")
 

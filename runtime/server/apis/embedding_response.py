@@ -12,10 +12,12 @@ import numpy as np
 from starlette.types import Receive, Scope, Send
 
 from edge_run.base.errors import ContextFull, EdgeRunError
-from edge_run.runtime.embedding.results import Vectors
+from edge_run.runtime.embedding.results import EmbeddingShape, Vectors
 from edge_run.runtime.embedding.texts import Text, TextTokens
 from edge_run.runtime.server.admission import Place
 from edge_run.runtime.server.answers import json_response
+from edge_run.runtime.server.catalogue.folder import ModelEntry
+from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.service import Service
 
@@ -32,6 +34,21 @@ class Computed:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class WantedVectors:
+    """The texts whose vectors a request wants.
+
+    truncate: whether texts that are too long are cut. is_normalized: whether vectors get the length 1, but where
+    keeps_token_lengths those that a model makes of each token. check: raises Refusal for what a model does not make.
+    """
+
+    texts: Text | Sequence[Text]
+    truncate: bool = False
+    is_normalized: bool = True
+    keeps_token_lengths: bool = False
+    check: Callable[[EmbeddingShape], None] = lambda shape: None
+
+
 class EmbeddingResponse:
     """An ASGI response that computes vectors. It ends that when its client goes away, or when it is cancelled.
 
@@ -42,18 +59,17 @@ class EmbeddingResponse:
     def __init__(
         self,
         service: Service,
-        texts: TextTokens,
+        entry: ModelEntry,
+        wanted: WantedVectors,
         document: Callable[[Computed], Any],
-        *,
-        normalize: bool = True,
     ) -> None:
-        """Respond to a request for the vectors of `texts` with what `document` makes of them."""
-        self._service, self._texts, self._document, self._normalize = service, texts, document, normalize
+        """Respond to a request for vectors, made by the model of `entry`, with what `document` makes of them."""
+        self._service, self._entry, self._wanted, self._document = service, entry, wanted, document
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises Refusal, or an error of ours."""
-        counts, reason, found = self._service.counts, "abort", None
-        with self._service.admission.place() as place:
+        counts, reason, found = self._service.counts_of(self._entry.name), "abort", None
+        with self._service.admission.place(self._entry.name) as place:
             try:
                 async with anyio.create_task_group() as group:
 
@@ -64,10 +80,11 @@ class EmbeddingResponse:
 
                     group.start_soon(watch, name="edge-run-watch-client")
                     with place.scope:
-                        found = await self._compute(place)
+                        async with self._service.hold(self._entry) as served:
+                            found = await self._compute(served, place)
                     group.cancel_scope.cancel()
             except BaseExceptionGroup as failures:
-                reason = "error" if isinstance(failures.exceptions[0], EdgeRunError) else reason
+                reason = "error" if isinstance(failures.exceptions[0], EdgeRunError | Refusal) else reason
                 raise failures.exceptions[0] from failures.exceptions[0].__cause__
             finally:
                 counts.request_s.add(place.age_s)
@@ -78,24 +95,40 @@ class EmbeddingResponse:
             elif place.scope.cancelled_caught:
                 raise Refusal(503, "the server is shutting down", code="shutting_down")
 
-    async def _compute(self, place: Place) -> Computed:
-        of_texts, together = list[Vectors](), self._service.model.most_parallel
-        for first in range(0, len(self._texts.tokens), together):
-            group = self._texts.tokens[first : first + together]
-            embedded = await self._service.answering.embed(group, normalize=self._normalize)
+    async def _compute(self, served: ServedModel, place: Place) -> Computed:
+        if (shape := served.model.embedding) is None:
+            raise no_embeddings(served.name)
+        wanted = self._wanted
+        wanted.check(shape)
+        texts = await text_tokens(served, wanted.texts, truncate=wanted.truncate)
+        normalize = wanted.is_normalized and not (wanted.keeps_token_lengths and shape.pooling == "none")
+        of_texts, together = list[Vectors](), served.model.most_parallel
+        for first in range(0, len(texts.tokens), together):
+            group = texts.tokens[first : first + together]
+            embedded = await served.answering.embed(group, normalize=normalize)
             of_texts += [embedded.of(number) for number in range(len(group))]
             if not place.has_begun:
                 place.begin()
-                self._service.counts.first_token_s.add(place.age_s)
-        return Computed(of_texts, sum(map(len, self._texts.tokens)), place.age_s)
+                served.counts.first_token_s.add(place.age_s)
+        return Computed(of_texts, sum(map(len, texts.tokens)), place.age_s)
 
 
-async def embedding_tokens(service: Service, texts: Text | Sequence[Text], *, truncate: bool = False) -> TextTokens:
+async def text_tokens(served: ServedModel, texts: Text | Sequence[Text], *, truncate: bool = False) -> TextTokens:
     """Return the tokens of a request's texts. Raises Refusal, and errors of ours that say which text is wrong."""
     try:
-        return await service.prepare(lambda: service.model.text_tokens(texts, truncate=truncate))
+        return await served.prepare(lambda: served.model.text_tokens(texts, truncate=truncate))
     except ContextFull as error:
         raise Refusal(400, str(error), param="input", code="context_length_exceeded") from error
+
+
+def no_embeddings(name: str) -> Refusal:
+    """Return the refusal of vectors by a model that was opened to generate text."""
+    return Refusal(
+        400,
+        f"{name} generates text here and makes no embeddings: serve it with --embeddings, or another model",
+        param="model",
+        code="not_supported",
+    )
 
 
 def listed(vectors: Vectors) -> list[list[float]]:

@@ -8,13 +8,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from edge_run.runtime.embedding.results import EmbeddingShape, Vectors
 from edge_run.runtime.embedding.texts import Text
 from edge_run.runtime.server.answers import json_response
-from edge_run.runtime.server.apis.embedding_response import Computed, EmbeddingResponse, embedding_tokens, listed
+from edge_run.runtime.server.apis.embedding_response import Computed, EmbeddingResponse, WantedVectors, listed
 from edge_run.runtime.server.apis.openai_completions import Token
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import Name, refuse_set, unsupported
@@ -65,11 +64,13 @@ class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
 async def embeddings(service: Service, request: Request) -> ASGIApp:
     """Return the vectors of texts."""
     asked = await service.read(request, EmbeddingRequest)
-    shape = _shape(service)
-    if shape.pooling == "none":
-        raise Refusal(400, "the model gives a vector for each token, which /embeddings has", code="not_supported")
-    _check_dimensions(asked.dimensions, shape.width)
+    entry = service.catalogue.asked(asked.model)
     encode = _base64 if asked.encoding_format == "base64" else _floats
+
+    def check(shape: EmbeddingShape) -> None:
+        if shape.pooling == "none":
+            raise Refusal(400, "the model gives a vector for each token, which /embeddings has", code="not_supported")
+        _check_dimensions(asked.dimensions, shape.width)
 
     def document(computed: Computed) -> dict[str, Any]:
         data = [
@@ -77,9 +78,9 @@ async def embeddings(service: Service, request: Request) -> ASGIApp:
             for index, vectors in enumerate(computed.of_texts)
         ]
         usage = {"prompt_tokens": computed.tokens, "total_tokens": computed.tokens}
-        return {"object": "list", "data": data, "model": service.name, "usage": usage}
+        return {"object": "list", "data": data, "model": entry.name, "usage": usage}
 
-    return EmbeddingResponse(service, await embedding_tokens(service, _texts(asked.input, "input")), document)
+    return EmbeddingResponse(service, entry, WantedVectors(_texts(asked.input, "input"), check=check), document)
 
 
 async def native_embeddings(service: Service, request: Request) -> ASGIApp:
@@ -89,23 +90,23 @@ async def native_embeddings(service: Service, request: Request) -> ASGIApp:
     name, given = ("input", asked.input) if asked.input is not None else ("content", asked.content)
     if given is None:
         raise Refusal(400, "input or content: is missing", param="input")
-    is_normalized = asked.embd_normalize == _EUCLIDEAN and _shape(service).pooling != "none"
 
     def document(computed: Computed) -> list[dict[str, Any]]:
         return [{"index": index, "embedding": listed(rows)} for index, rows in enumerate(computed.of_texts)]
 
-    texts = await embedding_tokens(service, _texts(given, name))
-    return EmbeddingResponse(service, texts, document, normalize=is_normalized)
+    is_normalized = asked.embd_normalize == _EUCLIDEAN
+    wanted = WantedVectors(_texts(given, name), is_normalized=is_normalized, keeps_token_lengths=True)
+    return EmbeddingResponse(service, service.catalogue.asked(None), wanted, document)
 
 
 async def ollama_embed(service: Service, request: Request) -> ASGIApp:
     """Return the vectors of texts as Ollama does; texts that are too long are cut unless that is forbidden."""
     asked = await service.read(request, OllamaEmbedRequest)
-    _check_dimensions(asked.dimensions or None, _shape(service).width)
+    entry = service.catalogue.asked(asked.model)
 
     def document(computed: Computed) -> dict[str, Any]:
         return {
-            "model": service.name,
+            "model": entry.name,
             "embeddings": [vectors for rows in computed.of_texts for vectors in listed(rows)],
             "total_duration": round(computed.seconds * _NANOSECONDS),
             "load_duration": 0,
@@ -114,8 +115,12 @@ async def ollama_embed(service: Service, request: Request) -> ASGIApp:
 
     if not asked.input:
         return json_response(document(Computed([], 0, 0.0)))
-    texts = await embedding_tokens(service, _texts(asked.input, "input"), truncate=asked.truncate)
-    return EmbeddingResponse(service, texts, document)
+    wanted = WantedVectors(
+        _texts(asked.input, "input"),
+        truncate=asked.truncate,
+        check=lambda shape: _check_dimensions(asked.dimensions or None, shape.width),
+    )
+    return EmbeddingResponse(service, entry, wanted, document)
 
 
 async def ollama_embeddings(service: Service, request: Request) -> ASGIApp:
@@ -123,30 +128,12 @@ async def ollama_embeddings(service: Service, request: Request) -> ASGIApp:
     asked = await service.read(request, OllamaEmbeddingsRequest)
     if not asked.prompt:
         return json_response({"embedding": []})
-    texts = await embedding_tokens(service, asked.prompt, truncate=True)
+    wanted = WantedVectors(asked.prompt, truncate=True, is_normalized=False)
     return EmbeddingResponse(
-        service, texts, lambda computed: {"embedding": listed(computed.of_texts[0])[0]}, normalize=False
-    )
-
-
-async def no_text(service: Service, request: Request) -> Response:
-    """Refuse to generate text with a model that was opened for embeddings."""
-    raise Refusal(
-        400,
-        f"{service.name} makes embeddings and no text: ask at /v1/embeddings, /api/embed or /embeddings, or serve a "
-        "model that generates text",
-        param="model",
-        code="not_supported",
-    )
-
-
-async def no_embeddings(service: Service, request: Request) -> Response:
-    """Refuse to make vectors with a model that was opened to generate text."""
-    raise Refusal(
-        400,
-        f"{service.name} generates text here and makes no embeddings: serve it with --embeddings, or another model",
-        param="model",
-        code="not_supported",
+        service,
+        service.catalogue.asked(asked.model),
+        wanted,
+        lambda computed: {"embedding": listed(computed.of_texts[0])[0]},
     )
 
 
@@ -163,12 +150,6 @@ def _texts(given: Texts, name: str) -> Text | list[Text]:
     if len(texts) > MOST_TEXTS:
         raise Refusal(400, f"{name}: {len(texts):,} texts, a request may have {MOST_TEXTS:,}", param=name)
     return list[Text](texts)
-
-
-def _shape(service: Service) -> EmbeddingShape:
-    shape = service.model.embedding
-    assert shape is not None, "who has no vectors is told so elsewhere"
-    return shape
 
 
 def _check_dimensions(asked: int | None, width: int) -> None:

@@ -12,12 +12,14 @@ from starlette.responses import Response
 
 from edge_run.base.results import Progress
 from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.generation.model import Model
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event, json_response
 from edge_run.runtime.server.apis.openai_chat import ChatRequest
 from edge_run.runtime.server.apis.openai_completions import Token, prompt_of
+from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
 from edge_run.runtime.server.refusals import Refusal, openai_error
-from edge_run.runtime.server.sampling_fields import Count, SamplingFields, refuse_set, schema_text
+from edge_run.runtime.server.sampling_fields import Count, Name, SamplingFields, refuse_set, schema_text
 from edge_run.runtime.server.service import Service
 from edge_run.runtime.server.usage import llama_progress, timings
 
@@ -28,6 +30,7 @@ class NativeCompletionRequest(SamplingFields, kw_only=True):
     """A text to be continued, in llama-server's own words."""
 
     prompt: str | list[str | Token]
+    model: Name | None = None
     n_predict: Count | None = None
     stream: bool = False
     json_schema: dict[str, Any] | None = None
@@ -48,12 +51,14 @@ class TokenizeRequest(msgspec.Struct):
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
+    model: Name | None = None
 
 
 class DetokenizeRequest(msgspec.Struct):
     """Tokens to be turned into text."""
 
     tokens: Tokens
+    model: Name | None = None
 
 
 async def completion(service: Service, request: Request) -> AnswerResponse:
@@ -61,51 +66,55 @@ async def completion(service: Service, request: Request) -> AnswerResponse:
     asked = await service.read(request, NativeCompletionRequest)
     asked.check()
     schema = None if asked.json_schema is None else schema_text(asked.json_schema, "json_schema")
-    job = Job(
-        await prompt_of(service, asked.prompt),
-        asked.sampling(service.sampling, schema),
-        service.limit(asked.n_predict),
-    )
-    form = NativeCompletionForm(service.name, job, asked.return_tokens, asked.return_progress)
-    return AnswerResponse(service, job, form, asked.stream)
+    entry = service.catalogue.asked(asked.model)
+
+    async def make_job(served: ServedModel) -> Job:
+        sampling = asked.sampling(served.sampling, schema)
+        return Job(await prompt_of(served, asked.prompt), sampling, served.limit(asked.n_predict))
+
+    form = NativeCompletionForm(entry.name, asked.return_tokens, asked.return_progress)
+    return AnswerResponse(service, entry, make_job, form, asked.stream)
 
 
 async def tokenize(service: Service, request: Request) -> Response:
     """Return the tokens of a text."""
     asked = await service.read(request, TokenizeRequest)
 
-    def tokens_of() -> list[Any]:
-        model = service.model
+    def tokens_of(model: Model) -> list[Any]:
         tokens = model.tokenize(asked.content, add_special=asked.add_special, parse_special=asked.parse_special)
         if not asked.with_pieces:
             return list(tokens)
         return [{"id": token, "piece": model.detokenize([token])} for token in tokens]
 
-    return json_response({"tokens": await service.prepare(tokens_of)})
+    async with service.hold(service.catalogue.asked(asked.model)) as served:
+        return json_response({"tokens": await served.prepare(tokens_of, served.model)})
 
 
 async def detokenize(service: Service, request: Request) -> Response:
     """Return the text of tokens."""
     asked = await service.read(request, DetokenizeRequest)
-    return json_response({"content": await service.prepare(service.model.detokenize, asked.tokens)})
+    async with service.hold(service.catalogue.asked(asked.model)) as served:
+        return json_response({"content": await served.prepare(served.model.detokenize, asked.tokens)})
 
 
 async def apply_template(service: Service, request: Request) -> Response:
     """Return the text that a conversation becomes."""
     asked = await service.read(request, ChatRequest)
-    return json_response({"prompt": await asked.task().prompt(service)})
+    async with service.hold(service.catalogue.asked(asked.model)) as served:
+        return json_response({"prompt": await asked.task().prompt(served)})
 
 
 async def props(service: Service, request: Request) -> Response:
-    """Describe the server."""
-    model = service.model
-    settings = {"n_ctx": model.context_tokens, "params": _parameters(service.sampling, service.most_tokens)}
+    """Describe the server, and the model that is open."""
+    served, defaults = service.open, service.defaults
+    n_ctx = served.model.context_tokens if served else 0
+    settings = {"n_ctx": n_ctx, "params": _parameters(defaults.sampling, defaults.most_tokens)}
     return json_response(
         {
             "default_generation_settings": settings,
-            "total_slots": model.most_parallel,
-            "model_alias": service.name,
-            "chat_template": model.chat_template,
+            "total_slots": served.model.most_parallel if served else 0,
+            "model_alias": served.name if served else "",
+            "chat_template": served.model.chat_template if served else "",
             "modalities": {"vision": False, "audio": False},
             "build_info": f"edge-run {service.version}",
         }
@@ -114,8 +123,9 @@ async def props(service: Service, request: Request) -> Response:
 
 async def slots(service: Service, request: Request) -> Response:
     """Say how many are being answered: answers that share passes have no place of their own, so the first ones are."""
-    n_running, n_ctx = service.admission.n_running, service.model.context_tokens
-    n_slots = service.model.most_parallel
+    if (served := service.open) is None:
+        return json_response([])
+    n_running, n_ctx, n_slots = service.admission.n_running, served.model.context_tokens, served.model.most_parallel
     return json_response([{"id": n, "n_ctx": n_ctx, "is_processing": n < n_running} for n in range(n_slots)])
 
 
@@ -124,12 +134,13 @@ class NativeCompletionForm:
 
     media_type = EVENT_STREAM
 
-    def __init__(self, name: str, job: Job, has_tokens: bool, wants_progress: bool) -> None:
-        self._name, self._job, self._has_tokens = name, job, has_tokens
-        self.wants_progress = wants_progress
+    def __init__(self, name: str, has_tokens: bool, wants_progress: bool) -> None:
+        self._name, self._has_tokens, self.wants_progress = name, has_tokens, wants_progress
+        self._job: Job
 
-    def begin(self) -> bytes:
+    def begin(self, served: ServedModel, job: Job) -> bytes:
         """Return nothing: the text is all there is."""
+        self._job = job
         return b""
 
     def piece(self, number: int, delta: Delta) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
@@ -18,9 +19,11 @@ from edge_run.base.results import Progress
 from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server.answers import JSON_LINES, AnswerResponse, json_response
 from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES
+from edge_run.runtime.server.catalogue.folder import ModelEntry
+from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.chat_task import ChatTask
+from edge_run.runtime.server.formats.marked_output import THINK
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job, ToolCall
-from edge_run.runtime.server.marked_output import THINK
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import (
     Name,
@@ -34,6 +37,9 @@ from edge_run.runtime.server.tools import FunctionTool, Toolbox
 
 API_VERSION = "0.12.0"  # of Ollama, whose API this is: clients ask for a least one
 _NANOSECONDS = 1e9
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d{1,9}(?:\.\d{0,9})?)(ns|us|µs|ms|s|m|h|$)")
+_DURATION = re.compile(rf"[+-]?(?:{_PART.pattern})+")
 
 
 class OllamaOptions(SamplingFields, kw_only=True):
@@ -73,6 +79,13 @@ class OllamaTool(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
+class ShowRequest(msgspec.Struct):
+    """Which model is described."""
+
+    model: Name = ""
+    name: Name = ""
+
+
 class OllamaRequest(msgspec.Struct, kw_only=True):
     """What requests of both kinds say."""
 
@@ -81,6 +94,20 @@ class OllamaRequest(msgspec.Struct, kw_only=True):
     format: str | dict[str, Any] | None = None
     options: OllamaOptions = msgspec.field(default_factory=OllamaOptions)
     think: bool | Name | None = None
+    keep_alive: float | Name | None = None
+
+    def keep_s(self) -> float | None:
+        """Return how long the model stays open when nobody uses it; None: until another one is needed. Raises Refusal.
+
+        As Ollama has it: seconds, or `1h30m`; less than nothing is for ever.
+        """
+        given = self.keep_alive
+        if not isinstance(given, str):
+            return given if given is not None and given >= 0 else None
+        if not _DURATION.fullmatch(given):
+            raise Refusal(400, "keep_alive: must be a number of seconds, or a duration as 5m", param="keep_alive")
+        seconds = sum(float(number) * _UNITS_S[unit or "s"] for number, unit in _PART.findall(given))
+        return None if given.startswith("-") else seconds
 
     def sampling(self, defaults: SamplingConfig) -> SamplingConfig:
         """Return how tokens are chosen. Raises Refusal."""
@@ -132,58 +159,87 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
 async def ollama_chat(service: Service, request: Request) -> ASGIApp:
     """Answer a conversation; without messages, say that the model is loaded."""
     asked = await service.read(request, OllamaChatRequest)
+    entry, keep_s = service.catalogue.asked(asked.model), asked.keep_s()
     if not asked.messages:
-        return json_response({**_head(service.name), "message": _message(), "done": True, "done_reason": "load"})
-    job = await asked.task().job(service, asked.sampling(service.sampling), asked.options.num_predict)
-    return AnswerResponse(service, job, OllamaForm(service.name, is_chat=True), asked.stream)
+        return json_response({**_head(entry.name), "message": _message(), **await _loaded(service, entry, keep_s)})
+
+    async def make_job(served: ServedModel) -> Job:
+        service.catalogue.keep_open(keep_s)
+        return await asked.task().job(served, asked.sampling(served.sampling), asked.options.num_predict)
+
+    return AnswerResponse(service, entry, make_job, OllamaForm(entry.name, is_chat=True), asked.stream)
 
 
 async def ollama_generate(service: Service, request: Request) -> ASGIApp:
     """Answer or continue a prompt; without one, say that the model is loaded."""
     asked = await service.read(request, OllamaGenerateRequest)
     asked.check()
+    entry, keep_s = service.catalogue.asked(asked.model), asked.keep_s()
     if not asked.prompt:
-        return json_response({**_head(service.name), "response": "", "done": True, "done_reason": "load"})
-    sampling, most = asked.sampling(service.sampling), asked.options.num_predict
-    if asked.raw or not service.model.has_chat_template:
+        return json_response({**_head(entry.name), "response": "", **await _loaded(service, entry, keep_s)})
+
+    async def make_job(served: ServedModel) -> Job:
+        service.catalogue.keep_open(keep_s)
+        return await _generate_job(asked, served)
+
+    return AnswerResponse(service, entry, make_job, OllamaForm(entry.name, is_chat=False), asked.stream)
+
+
+async def _generate_job(asked: OllamaGenerateRequest, served: ServedModel) -> Job:
+    sampling, most = asked.sampling(served.sampling), asked.options.num_predict
+    if asked.raw or not served.model.has_chat_template:
         text = asked.prompt if asked.raw or not asked.system else f"{asked.system}\n{asked.prompt}"
-        job = Job(await service.prompt_tokens(text), sampling, service.limit(most))
-    else:
-        system = [{"role": "system", "content": asked.system}] if asked.system else []
-        task = ChatTask([*system, {"role": "user", "content": asked.prompt}], variables=asked.variables())
-        job = await task.job(service, sampling, most)
-    return AnswerResponse(service, job, OllamaForm(service.name, is_chat=False), asked.stream)
+        return Job(await served.prompt_tokens(text), sampling, served.limit(most))
+    system = [{"role": "system", "content": asked.system}] if asked.system else []
+    task = ChatTask([*system, {"role": "user", "content": asked.prompt}], variables=asked.variables())
+    return await task.job(served, sampling, most)
+
+
+async def _loaded(service: Service, entry: ModelEntry, keep_s: float | None) -> dict[str, Any]:
+    """Open a model for requests to come, or have it closed where it is kept for no time; return what is said of it."""
+    if keep_s != 0:
+        async with service.hold(entry):
+            service.catalogue.keep_open(keep_s)
+    elif service.catalogue.is_open(entry):
+        service.catalogue.keep_open(0)
+    return {"done": True, "done_reason": "unload" if keep_s == 0 else "load"}
 
 
 async def tags(service: Service, request: Request) -> Response:
-    """List the one model."""
-    return json_response({"models": [_model_document(service)]})
+    """List the models."""
+    return json_response({"models": [_model_document(service, entry) for entry in service.catalogue.known.entries]})
 
 
 async def running_models(service: Service, request: Request) -> Response:
-    """List the one model, which stays loaded."""
-    never = "9999-12-31T23:59:59Z"
-    loaded = {"expires_at": never, "size_vram": 0, "context_length": service.model.context_tokens}
-    return json_response({"models": [{**_model_document(service), **loaded}]})
+    """List the model that is open."""
+    if (found := service.catalogue.open) is None:
+        return json_response({"models": []})
+    expires = found.expires_at.isoformat() if found.expires_at else "9999-12-31T23:59:59Z"
+    loaded = {"expires_at": expires, "size_vram": 0, "context_length": found.model.context_tokens}
+    return json_response({"models": [{**_model_document(service, found.entry), **loaded}]})
 
 
 async def show(service: Service, request: Request) -> Response:
-    """Describe the model."""
-    await service.read(request, OllamaRequest)
-    model = service.model
-    architecture = model.metadata("general.architecture") or ""
-    info = {"general.architecture": architecture, f"{architecture}.context_length": model.context_tokens}
-    if shape := model.embedding:
-        capabilities, info[f"{architecture}.embedding_length"] = ["embedding"], shape.width
+    """Describe a model, as far as it can be without opening it."""
+    asked = await service.read(request, ShowRequest)
+    entry = service.catalogue.asked(asked.model or asked.name)
+    found = service.catalogue.open
+    is_open = found is not None and found.entry == entry
+    template = found.model.chat_template if found and is_open else entry.chat_template
+    context = found.model.context_tokens if found and is_open else entry.trained_context_tokens
+    info: dict[str, Any] = {"general.architecture": entry.architecture, f"{entry.architecture}.context_length": context}
+    if (shape := found.model.embedding if found and is_open else None) is not None:
+        info[f"{entry.architecture}.embedding_length"] = shape.width
+    if shape or (entry.makes_embeddings and not is_open):
+        capabilities = ["embedding"]
     else:
-        capabilities = ["completion", *(["tools"] if model.has_chat_template else [])]
-        capabilities += ["thinking"] if THINK in model.chat_template else []
+        capabilities = ["completion", *(["tools"] if template else []), *(["thinking"] if THINK in template else [])]
     return json_response(
         {
             "modelfile": "",
             "parameters": "",
-            "template": model.chat_template,
-            "details": _details(service),
+            "template": template,
+            "details": _details(entry),
             "model_info": info,
             "capabilities": capabilities,
         }
@@ -204,7 +260,7 @@ class OllamaForm:
     def __init__(self, name: str, is_chat: bool) -> None:
         self._name, self._is_chat = name, is_chat
 
-    def begin(self) -> bytes:
+    def begin(self, served: ServedModel, job: Job) -> bytes:
         """Return nothing: the first line comes with the first piece."""
         return b""
 
@@ -292,9 +348,9 @@ def _template_message(message: OllamaMessage) -> dict[str, Any]:
     return made
 
 
-def _model_document(service: Service) -> dict[str, Any]:
-    name, size = f"{service.name}:latest", service.model.plan.model_bytes
-    modified = datetime.fromtimestamp(service.began_s, timezone.utc).isoformat()
+def _model_document(service: Service, entry: ModelEntry) -> dict[str, Any]:
+    name, size = f"{entry.name}:latest", entry.size_bytes
+    modified = datetime.fromtimestamp(service.since_s(entry), timezone.utc).isoformat()
     identity = hashlib.sha256(f"{name} {size}".encode()).hexdigest()
     return {
         "name": name,
@@ -302,17 +358,17 @@ def _model_document(service: Service) -> dict[str, Any]:
         "modified_at": modified,
         "size": size,
         "digest": identity,
-        "details": _details(service),
+        "details": _details(entry),
     }
 
 
-def _details(service: Service) -> dict[str, Any]:
-    family = service.model.metadata("general.architecture") or ""
+def _details(entry: ModelEntry) -> dict[str, Any]:
+    family = entry.architecture
     return {
         "parent_model": "",
         "format": "gguf",
         "family": family,
         "families": [family],
-        "parameter_size": service.model.metadata("general.size_label") or "",
+        "parameter_size": entry.size_label,
         "quantization_level": "",
     }

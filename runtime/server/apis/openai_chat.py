@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,6 +15,7 @@ from starlette.requests import Request
 from edge_run.base.results import Progress
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event
 from edge_run.runtime.server.apis.openai_messages import Messages, template_messages
+from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.chat_task import ChatTask
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
 from edge_run.runtime.server.logprobs import Spell, chat_logprobs
@@ -132,18 +134,17 @@ class ChatRequest(SamplingFields, kw_only=True):
 async def chat_completions(service: Service, request: Request) -> AnswerResponse:
     """Answer a conversation."""
     asked = await service.read(request, ChatRequest)
-    return AnswerResponse(service, *await chat_job(service, asked), bool(asked.stream))
+    entry = service.catalogue.asked(asked.model)
+    return AnswerResponse(service, entry, partial(chat_job, asked), ChatForm(entry.name, asked), bool(asked.stream))
 
 
-async def chat_job(service: Service, asked: ChatRequest) -> tuple[Job, ChatForm]:
-    """Return what is to be generated, and how it is written. Raises Refusal, and errors of ours."""
+async def chat_job(asked: ChatRequest, served: ServedModel) -> Job:
+    """Return what is to be generated. Raises Refusal, and errors of ours."""
     asked.check()
     schema = asked.response_format.text() if asked.response_format else None
     most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
-    sampling = asked.sampling(service.sampling, schema, (asked.top_logprobs or 0) if asked.logprobs else None)
-    job = await asked.task().job(service, sampling, most, asked.n or 1)
-    has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-    return job, ChatForm(service.name, job.choices, has_usage, asked.return_progress, service.model.token_bytes)
+    sampling = asked.sampling(served.sampling, schema, (asked.top_logprobs or 0) if asked.logprobs else None)
+    return await asked.task().job(served, sampling, most, asked.n or 1)
 
 
 class ChatForm:
@@ -151,14 +152,16 @@ class ChatForm:
 
     media_type = EVENT_STREAM
 
-    def __init__(self, name: str, choices: int, has_usage: bool, wants_progress: bool, spell: Spell) -> None:
-        self._name, self._choices, self._has_usage, self._spell = name, choices, has_usage, spell
-        self.wants_progress = wants_progress
+    def __init__(self, name: str, asked: ChatRequest) -> None:
+        self._name, self._choices, self.wants_progress = name, asked.n or 1, asked.return_progress
+        self._has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
-        self._calls = [0] * choices
+        self._calls = [0] * self._choices
+        self._spell: Spell
 
-    def begin(self) -> bytes:
+    def begin(self, served: ServedModel, job: Job) -> bytes:
         """Return a chunk with the role, for each choice."""
+        self._spell = served.model.token_bytes
         role = {"role": "assistant", "content": ""}
         return b"".join(self._chunk([_choice(number, role)]) for number in range(self._choices))
 

@@ -1,4 +1,4 @@
-"""`/v1/completions` and `/v1/models`, as OpenAI has them."""
+"""`/v1/completions`, as OpenAI has it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -16,6 +16,7 @@ from starlette.requests import Request
 from edge_run.base.results import Progress
 from edge_run.runtime.server.answers import EVENT_STREAM, AnswerResponse, event
 from edge_run.runtime.server.apis.openai_chat import DONE, Choices, StreamOptions
+from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job
 from edge_run.runtime.server.logprobs import Spell, text_logprobs
 from edge_run.runtime.server.refusals import Refusal, openai_error
@@ -58,12 +59,12 @@ class CompletionRequest(SamplingFields, kw_only=True):
             raise Refusal(400, "best_of: more answers than n are not made", param="best_of")
 
 
-async def prompt_of(service: Service, prompt: str | Sequence[str | int]) -> list[int]:
+async def prompt_of(served: ServedModel, prompt: str | Sequence[str | int]) -> list[int]:
     """Return the tokens of a prompt: a text, a list of one text, or tokens. Raises Refusal."""
     if isinstance(prompt, str):
-        return await service.prompt_tokens(prompt)
+        return await served.prompt_tokens(prompt)
     if len(prompt) == 1 and isinstance(prompt[0], str):
-        return await service.prompt_tokens(prompt[0])
+        return await served.prompt_tokens(prompt[0])
     tokens = [part for part in prompt if isinstance(part, int)]
     if not tokens or len(tokens) < len(prompt):
         raise Refusal(400, "prompt: must be one text, or a list of tokens", param="prompt")
@@ -73,22 +74,22 @@ async def prompt_of(service: Service, prompt: str | Sequence[str | int]) -> list
 async def completions(service: Service, request: Request) -> AnswerResponse:
     """Continue a text."""
     asked = await service.read(request, CompletionRequest)
-    return AnswerResponse(service, *await completion_job(service, asked), bool(asked.stream))
+    entry = service.catalogue.asked(asked.model)
+    form = CompletionForm(entry.name, asked)
+    return AnswerResponse(service, entry, partial(completion_job, asked), form, bool(asked.stream))
 
 
-async def completion_job(service: Service, asked: CompletionRequest) -> tuple[Job, CompletionForm]:
-    """Return what is to be generated, and how it is written. Raises Refusal, and errors of ours."""
+async def completion_job(asked: CompletionRequest, served: ServedModel) -> Job:
+    """Return what is to be generated. Raises Refusal, and errors of ours."""
     asked.check()
     schema = asked.response_format.text() if asked.response_format else None
     most = USUAL_TOKENS if asked.max_tokens is None else asked.max_tokens
-    job = Job(
-        await prompt_of(service, asked.prompt),
-        asked.sampling(service.sampling, schema, asked.logprobs),
-        service.limit(most),
+    return Job(
+        await prompt_of(served, asked.prompt),
+        asked.sampling(served.sampling, schema, asked.logprobs),
+        served.limit(most),
         asked.n or 1,
     )
-    has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-    return job, CompletionForm(service.name, has_usage, service.model.token_bytes)
 
 
 class CompletionForm:
@@ -97,18 +98,20 @@ class CompletionForm:
     media_type = EVENT_STREAM
     wants_progress = False
 
-    def __init__(self, name: str, has_usage: bool, spell: Spell) -> None:
+    def __init__(self, name: str, asked: CompletionRequest) -> None:
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": name,
         }
-        self._has_usage, self._spell = has_usage, spell
+        self._has_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        self._spell: Spell
         self._written = Counter[int]()  # letters of each choice
 
-    def begin(self) -> bytes:
+    def begin(self, served: ServedModel, job: Job) -> bytes:
         """Return nothing: the text is all there is."""
+        self._spell = served.model.token_bytes
         return b""
 
     def piece(self, number: int, delta: Delta) -> bytes:
@@ -150,16 +153,3 @@ def _choice(
     number: int, text: str, finish: str | None = None, logprobs: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": finish}
-
-
-def model_document(service: Service) -> dict[str, Any]:
-    """Return a model as OpenAI describes it, and Anthropic, with llama-server's `meta`."""
-    meta = {
-        "n_ctx": service.model.context_tokens,
-        "n_ctx_train": service.model.trained_context_tokens,
-        "size": service.model.plan.model_bytes,
-    }
-    since = datetime.fromtimestamp(service.began_s, timezone.utc).isoformat()
-    anthropic = {"type": "model", "display_name": service.name, "created_at": since}
-    openai = {"object": "model", "created": service.began_s, "owned_by": "edge-run"}
-    return {"id": service.name, **openai, **anthropic, "meta": meta}

@@ -12,7 +12,9 @@ from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server.answers import AnswerResponse
 from edge_run.runtime.server.apis.openai_messages import MOST_MESSAGES, ChatMessage, ContentPart, template_messages
 from edge_run.runtime.server.apis.responses_form import ResponseForm
+from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.chat_task import ChatTask
+from edge_run.runtime.server.generating import Job
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.sampling_fields import (
     Count,
@@ -131,8 +133,7 @@ async def responses(service: Service, request: Request) -> AnswerResponse:
     """Answer a conversation."""
     asked = await service.read(request, ResponsesRequest)
     asked.check()
-    sampling = asked.sampling(service.sampling)
-    job = await asked.task().job(service, sampling, asked.max_output_tokens)
+    entry, sampling = service.catalogue.asked(asked.model), asked.sampling(service.defaults.sampling)
     told = {
         "instructions": asked.instructions,
         "max_output_tokens": asked.max_output_tokens,
@@ -145,7 +146,11 @@ async def responses(service: Service, request: Request) -> AnswerResponse:
         "text": asked.text or {"format": {"type": "text"}},
         "truncation": asked.truncation or "disabled",
     }
-    return AnswerResponse(service, job, ResponseForm(service.name, told), bool(asked.stream))
+
+    async def make_job(served: ServedModel) -> Job:
+        return await asked.task().job(served, sampling, asked.max_output_tokens)
+
+    return AnswerResponse(service, entry, make_job, ResponseForm(entry.name, told), bool(asked.stream))
 
 
 def _add(messages: list[dict[str, Any]], item: Item, where: str) -> None:

@@ -11,7 +11,8 @@ import msgspec
 
 from edge_run.base.results import Progress
 from edge_run.runtime.server.answers import EVENT_STREAM, event
-from edge_run.runtime.server.generating import Delta, FinishedAnswer, ToolCall
+from edge_run.runtime.server.catalogue.served_model import ServedModel
+from edge_run.runtime.server.generating import Delta, FinishedAnswer, Job, ToolCall
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.usage import openai_usage
 
@@ -44,7 +45,7 @@ class ResponseForm:
         self._open = ""
         self._text: list[str] = []
 
-    def begin(self) -> bytes:
+    def begin(self, served: ServedModel, job: Job) -> bytes:
         """Return the response that will be filled."""
         return self._event("response.created", response=self._response("in_progress")) + self._event(
             "response.in_progress", response=self._response("in_progress")

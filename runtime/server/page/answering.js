@@ -19,10 +19,10 @@ export const OPEN = "open", STOPPED = "stopped", GONE = "gone", REFUSED = "refus
 /**
  * Answer a conversation, whose last message is `answer`; `changed` is called when that has changed.
  *
- * isChat: whether the model has a template; without one it continues the text.
+ * model: its name. isChat: whether the model has a template; without one it continues the text.
  */
-export async function generate(conversation, answer, isChat, signal, changed) {
-  const body = { stream: true, return_progress: true, ...conversation.settings };
+export async function generate(conversation, answer, model, isChat, signal, changed) {
+  const body = { model, stream: true, return_progress: true, ...conversation.settings };
   const said = conversation.messages.filter((message) => message !== answer && message.content);
   if (isChat) {
     const system = conversation.system.trim() ? [{ role: "system", content: conversation.system }] : [];

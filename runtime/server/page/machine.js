@@ -45,7 +45,7 @@ export class Machine {
   /** Show what the server says of itself. */
   show(status) {
     const last = this.samples.at(-1);
-    if (last && (status.now_s < last.now_s || status.now_s - last.now_s > STALE_S)) this.samples = [];
+    if (last && (last.model.name !== status.model.name || status.now_s < last.now_s || status.now_s - last.now_s > STALE_S)) this.samples = [];
     this.samples.push(status);
     if (this.samples.length > POINTS + TOKENS_S) this.samples.shift();
     this.#showMemory(status);

@@ -21,18 +21,24 @@ let status = null;
 function open(found) {
   conversation = found;
   kept.setCurrent(found);
+  if (status) drawModels();
   chat.draw(found, running?.answer, about());
   drawList();
   closeSides();
 }
 
-function about() {
-  return el("div", { class: "about" }, el("h2", {}, status?.model.name ?? "edge-run"), el("p", {}, status
-    ? `${size(status.model.size_bytes)} of weights in a budget of ${size(status.memory.budget_bytes)}. What you write stays on the machine that serves this page.`
-    : "Connecting …"), isChat ? null : el("p", {}, "This model has no chat template: it continues your text."));
+/** What the server says of the model that the conversation is with. */
+function asked() {
+  const named = (name) => status?.models.find((one) => one.name === name);
+  return named(conversation.model) ?? named(status?.model?.name) ?? status?.models[0];
 }
 
-// The list of conversations
+function about() {
+  const model = asked();
+  return el("div", { class: "about" }, el("h2", {}, model?.name ?? "edge-run"), el("p", {}, model
+    ? `${size(model.size_bytes)} of weights. What you write stays on the machine that serves this page.`
+    : "Connecting …"), isChat ? null : el("p", {}, "This model has no chat template: it continues your text."));
+}
 
 function drawList() {
   const all = kept.all();
@@ -96,7 +102,7 @@ async function answer() {
   drawButtons();
   keep(conversation);
   drawList();
-  await generate(answering.conversation, answering.answer, isChat, answering.abort.signal, changed);
+  await generate(answering.conversation, answering.answer, asked()?.name, isChat, answering.abort.signal, changed);
   clearTimeout(saved);
   if (isLeaving && answering.answer.state === GONE) answering.answer.state = OPEN;
   running = null;
@@ -149,10 +155,10 @@ async function poll() {
 }
 
 function connected(found) {
-  const isFirst = !status || status.started_s !== found.started_s;
+  const isFirst = status?.started_s !== found.started_s || status.model?.name !== found.model?.name;
   status = found;
-  isChat = found.model.has_chat_template;
-  machine.show(found);
+  drawModels();
+  if (found.model) machine.show(found);
   if (!isThere) notify("");
   isThere = true;
   if (isFirst) {
@@ -168,12 +174,34 @@ function lost(why) {
   drawButtons();
 }
 
+const WAYS = { resident: "all in memory", streamed: "streamed from the drive" };
+let modelsKey = "";
+
+/** Offer the models, where there are several. */
+function drawModels() {
+  const { name, has_chat_template } = asked() ?? {};
+  isChat = has_chat_template ?? true;
+  document.title = `${name} · edge-run`;
+  say(at("model"), name);
+  const key = JSON.stringify([status.models, name]);
+  if (key === modelsKey) return;
+  modelsKey = key;
+  const isOne = status.models.length < 2;
+  at("models").hidden = isOne;
+  at("model").classList.toggle("unseen", !isOne);
+  at("models").replaceChildren(...status.models.map((one) =>
+    el("option", { value: one.name, selected: one.name === name }, one.name + (one.state === "unloaded" ? "" : ` (${one.state})`))));
+}
+
+at("models").addEventListener("change", () => {
+  conversation.model = at("models").value;
+  if (conversation.messages.length) keep(conversation);
+  else open(conversation);
+});
+
 function drawServer() {
   const { model, memory, sampling } = status;
-  document.title = `${model.name} · edge-run`;
-  say(at("model"), model.name);
-  const way = model.mode === "resident" ? "all in memory" : model.mode === "streamed" ? "streamed from the drive" : "llama.cpp's loader";
-  say(at("mode"), `${way}, ${size(memory.budget_bytes)}`);
+  say(at("mode"), model ? `${WAYS[model.mode] ?? "llama.cpp's loader"}, ${size(memory.budget_bytes)}` : "no model is open");
   for (const [name] of SETTINGS) at(name).placeholder = sampling[name] ?? "any";
   at("forget-key").hidden = !hasKey();
 }
@@ -182,8 +210,6 @@ function notify(text) {
   say(at("notice"), text);
   at("notice").hidden = !text;
 }
-
-// Settings, and the key
 
 at("fields").append(...SETTINGS.map(([name, label, bounds]) =>
   el("div", {}, el("label", { for: name }, label), el("input", { id: name, type: "number", inputmode: "decimal", ...bounds }))));
@@ -201,13 +227,6 @@ at("settings").addEventListener("input", () => {
   if (conversation.messages.length) keep(conversation);
 });
 
-for (const dialog of document.querySelectorAll("dialog")) {
-  dialog.addEventListener("submit", (event) => {
-    event.preventDefault();
-    dialog.close();
-  });
-}
-
 at("forget-key").addEventListener("click", () => {
   forgetKey();
   at("settings").close();
@@ -221,8 +240,6 @@ onKeyNeeded((why) => new Promise((give) => {
   at("key").showModal();
   at("key").onclose = () => give(at("key-text").value.trim());
 }));
-
-// Sides that a small screen shows over the chat
 
 const SIDES = [["show-conversations", "conversations"], ["show-machine", "machine"]];
 
@@ -241,8 +258,6 @@ for (const [button, side] of SIDES) {
     at(button).setAttribute("aria-expanded", String(!isOpen));
   });
 }
-
-// Keys, and the field that grows with its text
 
 function fit() {
   const field = at("text");

@@ -13,40 +13,27 @@ const DASHES = /^\|? *:?-+:? *(?:\| *:?-+:? *)*\|?$/;
 
 /** Show `text` in `place`; blocks that were there already stay, so that a stream costs its last block only. */
 export function show(place, text) {
-  const lines = text.split("\n");
   let number = 0;
-  for (let start = 0; start < lines.length; ) {
-    if (!lines[start].trim()) {
-      start += 1;
-      continue;
-    }
-    const [end, make] = readBlock(lines, start, 0);
-    const source = lines.slice(start, end).join("\n");
-    const old = place.children[number];
-    if (old?.source !== source) {
-      const made = make();
-      made.source = source;
-      old ? old.replaceWith(made) : place.append(made);
-    }
-    start = end;
-    number += 1;
+  for (const [source, make] of blocks(text.split("\n"), 0)) {
+    const old = place.children[number++];
+    if (old?.source === source) continue;
+    const made = make();
+    made.source = source;
+    old ? old.replaceWith(made) : place.append(made);
   }
   while (place.children.length > number) place.lastChild.remove();
 }
 
-function renderAll(lines, depth) {
-  const made = [];
+/** Yield the text of each block, and what makes its element. */
+function* blocks(lines, depth) {
   for (let start = 0; start < lines.length; ) {
-    if (!lines[start].trim()) {
-      start += 1;
-      continue;
-    }
-    const [end, make] = readBlock(lines, start, depth);
-    made.push(make());
+    const [end, make] = lines[start].trim() ? readBlock(lines, start, depth) : [start + 1];
+    if (make) yield [lines.slice(start, end).join("\n"), make];
     start = end;
   }
-  return made;
 }
+
+const renderAll = (lines, depth) => [...blocks(lines, depth)].map(([, make]) => make());
 
 /** Return where the block that begins at a line ends, and what makes its element. */
 function readBlock(lines, start, depth) {

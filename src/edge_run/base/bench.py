@@ -1,4 +1,4 @@
-"""What `edge-run bench` reports: a prediction, what was measured, and llama.cpp's mmap beside it."""
+"""What `edge-run bench` reports: a prediction, what was measured, and llama.cpp's mmap beside it; a server's load."""
 
 from __future__ import annotations
 
@@ -181,3 +181,38 @@ def _spread(measurements: Iterable[Measurement], backend: str, name: str) -> Run
     values = [getattr(measurement, name) for measurement in measurements if measurement.backend == backend]
     known = [float(value) for value in values if value is not None]
     return RunSpread(statistics.median(known), min(known), max(known)) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpread:
+    """Times, in seconds: so many percent of all were at most so long."""
+
+    median: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """How a server answered a load.
+
+    server: its address. model: what was asked for; empty: whatever it has. clients: that asked at a time.
+    seconds: how long. answers: that were finished. errors: requests that were refused or broke off.
+    messages: the most frequent ones of these. prompt_tokens: of finished answers. tokens: that came, also of answers
+    that the end cut off. first_token_s: from the request to the first piece of text. between_tokens_s: from a piece
+    to the next. answer_s: whole answers.
+    """
+
+    server: str
+    model: str
+    clients: int
+    seconds: float
+    answers: int
+    errors: int
+    messages: tuple[str, ...]
+    prompt_tokens: int
+    tokens: int
+    tokens_per_s: float
+    first_token_s: LoadSpread | None
+    between_tokens_s: LoadSpread | None
+    answer_s: LoadSpread | None

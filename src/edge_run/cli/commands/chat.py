@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,9 +12,13 @@ from edge_run.base.errors import ConfigError
 from edge_run.cli.shared.generating import chat as chat_with
 from edge_run.cli.shared.generating import continued_model, with_prompt_cache
 from edge_run.cli.shared.options import SETTINGS
-from edge_run.cli.shared.settings import model_config, report, resolve
+from edge_run.cli.shared.server_options import SERVER_OPTIONS, asked_server
+from edge_run.cli.shared.settings import given_sampling, model_config, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
+
+if TYPE_CHECKING:
+    from edge_run.runtime.client.connection import ServerAddress
 
 _MODEL = click.Argument(["model_file"], metavar="[MODEL]", required=False, type=click.Path(path_type=Path))
 _CONTINUE = click.Option(
@@ -26,14 +30,20 @@ _SETTINGS = [setting for setting in SETTINGS if setting.name != "json"]
 @click.command(
     "chat",
     cls=SettingsCommand,
-    params=[_MODEL, _CONTINUE, *_SETTINGS],
+    params=[_MODEL, _CONTINUE, *SERVER_OPTIONS, *_SETTINGS],
     short_help="Chat, or go on with a chat.",
 )
 @click.pass_context
 def chat(context: click.Context, /, **given: Any) -> None:
-    """Chat with the GGUF file MODEL; each conversation is kept after each answer (edge-run sessions)."""
+    """Chat with the GGUF file MODEL; each conversation is kept after each answer (edge-run sessions).
+
+    With --server, MODEL is the name of a model that the server has; the server keeps nothing.
+    """
     terminal: Terminal = context.obj
     values = {**given, "json": False}
+    if (address := asked_server(values)) is not None:
+        _chat_with_server(context, address, values, terminal)
+        return
     continued = None
     if values.pop("goes_on"):
         from edge_run.runtime.keeping.conversations import Conversations
@@ -45,6 +55,29 @@ def chat(context: click.Context, /, **given: Any) -> None:
         settings = with_prompt_cache(settings)
     report(context, terminal, settings.config, settings.sampling)
     chat_with(settings, terminal, continued)
+
+
+def _chat_with_server(
+    context: click.Context, address: ServerAddress, values: dict[str, Any], terminal: Terminal
+) -> None:
+    """Chat with what a server has. Raises ConfigError and ProtocolError where it cannot be asked."""
+    from edge_run.cli.shared.server_chat import ServerChat
+    from edge_run.runtime.client.connection import ServerClient
+
+    name = values["model_file"] or values["model"]
+    if values["goes_on"]:
+        raise ConfigError("--continue and --server: exclude each other, as a server keeps no conversation")
+    settings = resolve(context, {**values, "model_file": name or Path()})
+    body = {**given_sampling(values), "reasoning_format": "none"}
+    if settings.max_tokens is not None:
+        body["max_tokens"] = settings.max_tokens
+    client = ServerClient(address)
+    found = client.get("/v1/models")
+    names = [one.get("id", "") for one in found.get("data", ())] if isinstance(found, dict) else []
+    if name is not None or names:
+        body["model"] = str(name or names[0])
+    terminal.say(f"{body.get('model', 'a model')} at {address}")
+    ServerChat(client, body, settings.system_prompt or "", terminal).run(settings.prompt)
 
 
 def prompt_folder(context: click.Context, values: dict[str, Any]) -> Path:

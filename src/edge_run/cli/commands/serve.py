@@ -1,8 +1,10 @@
-"""`edge-run serve`: a model behind HTTP."""
+"""`edge-run serve`: a model behind HTTP, or the models of a folder, one open at a time."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,9 @@ from edge_run.base.config import POOLING
 from edge_run.base.errors import ConfigError
 from edge_run.base.extras import SERVE, need
 from edge_run.base.files import read_text_file
-from edge_run.cli.shared.answer import opened
+from edge_run.cli.shared.answer import open_file, opened
 from edge_run.cli.shared.generating import mesh_options
-from edge_run.cli.shared.options import MODEL, SERVED_SETTINGS, SETTINGS
+from edge_run.cli.shared.options import SERVED_SETTINGS, SETTINGS
 from edge_run.cli.shared.settings import RunSettings, report, resolve
 from edge_run.cli.shared.settings_command import SettingsCommand
 from edge_run.cli.shared.terminal import Terminal
@@ -23,6 +25,7 @@ from edge_run.cli.shared.terminal import Terminal
 PARALLEL = 4
 HOST, PORT, MAX_QUEUE = "127.0.0.1", 8080, 64
 MOST_KEY_FILE_BYTES = 1 << 20
+NOTIFY_SOCKET = "NOTIFY_SOCKET"  # where systemd hears how a service stands
 _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
 
 
@@ -30,7 +33,13 @@ _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
     "serve",
     cls=SettingsCommand,
     params=[
-        MODEL,
+        click.Argument(["model_file"], metavar="[MODEL]", required=False, type=click.Path(path_type=Path)),
+        click.Option(
+            ["--models"],
+            type=click.Path(path_type=Path),
+            metavar="FOLDER",
+            help="Serve the GGUF files of FOLDER instead, the one open that is asked for; SIGHUP looks for others.",
+        ),
         click.Option(
             ["--host"],
             default=HOST,
@@ -102,8 +111,8 @@ _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
     short_help="Serve a model over HTTP.",
 )
 @click.pass_context
-def serve(context: click.Context, /, model_file: Path, host: str, port: int, **given: Any) -> None:
-    """Serve the GGUF file MODEL to clients of OpenAI's API and others, until Ctrl-C.
+def serve(context: click.Context, /, host: str, port: int, **given: Any) -> None:
+    """Serve the GGUF file MODEL, or those of a folder, to clients of OpenAI's API and others, until Ctrl-C.
 
     Sampling settings are for requests that say nothing; -n is the most that an answer may have.
     """
@@ -111,12 +120,13 @@ def serve(context: click.Context, /, model_file: Path, host: str, port: int, **g
         need(module, SERVE)
     import anyio
 
+    from edge_run.devices.host.service_manager import ServiceManager
     from edge_run.runtime.server.access import Access, access_for, read_keys
-    from edge_run.runtime.server.serving import ServeOptions, bind
-    from edge_run.runtime.server.serving import serve as serve_model
+    from edge_run.runtime.server.serving import ServeOptions, bind, serve_folder, serve_model
 
     terminal: Terminal = context.obj
-    settings = resolve(context, {**{s.name: None for s in SETTINGS}, **given, "model_file": model_file})
+    folder: Path | None = given["models"]
+    settings = resolve(context, {**{s.name: None for s in SETTINGS}, **given, **_what(given)})
     config = dataclasses.replace(
         settings.config,
         sequences=given["parallel"] or _usual_parallel(settings),
@@ -145,10 +155,28 @@ def serve(context: click.Context, /, model_file: Path, host: str, port: int, **g
             edge_run.__version__,
             given["metrics"],
             read_access,
+            ServiceManager(os.environ.get(NOTIFY_SOCKET)),
         )
+        if folder is not None:
+            anyio.run(serve_folder, settings.model, partial(open_file, config=config), bound, options, terminal.say)
+            return
         mesh = mesh_options(settings, terminal) if settings.is_mesh else None
         with opened(settings.model, config, terminal, settings.chat_template, mesh=mesh) as model:
             anyio.run(serve_model, model, bound, options, terminal.say)
+
+
+def _what(given: dict[str, Any]) -> dict[str, Path]:
+    """Return the file or folder to be served. Raises ConfigError for both, and for what is of one model only."""
+    folder: Path | None = given["models"]
+    if folder is None:
+        return {}
+    if given["model_file"] is not None:
+        raise ConfigError("MODEL and --models: exclude each other; give one")
+    for name in ("draft", "chat_template", "packed", "mesh"):
+        if given[name]:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--models and --{flag}: exclude each other, as --{flag} is of one model")
+    return {"model_file": folder}
 
 
 def _check_certificate(certificate: Path | None, key: Path | None) -> None:

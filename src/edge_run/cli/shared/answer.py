@@ -87,6 +87,15 @@ def opened(
         yield model
 
 
+def open_file(path: Path, config: ModelConfig) -> Model:
+    """Open the model at `path`, in any thread, and say nothing. Raises like `Model`."""
+    from edge_run.runtime.generation.model import Model
+    from edge_run.runtime.llama._ggml import announce_end
+
+    announce_end(partial(_end, path))
+    return Model(path, config=config)
+
+
 def say_notices(model: Model, terminal: Terminal, n_said: int = 0) -> int:
     """Say the notices of `model` after the first `n_said`; return how many there are."""
     for notice in model.notices[n_said:]:

@@ -1,15 +1,14 @@
-"""A chat at a terminal: reads lines, shows answers, keeps the conversation. Ctrl-C stops an answer, never the chat."""
+"""A chat with a model of this process, which is kept as it goes on."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from typing import TYPE_CHECKING
 
 from edge_run.base.errors import ConfigError, ContextFull, EdgeRunError
 from edge_run.base.units import format_count
 from edge_run.cli.shared import figures
 from edge_run.cli.shared.answer import NOTICE, say_figures, say_notices, show
+from edge_run.cli.shared.chat_loop import ChatLoop
 from edge_run.cli.shared.conversation_book import ConversationBook
 from edge_run.cli.shared.talks import PlainTalk, Talk
 from edge_run.cli.shared.terminal import Terminal
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from edge_run.runtime.generation.model import Model
     from edge_run.runtime.keeping.conversations import Conversation
 
-PROMPT, MORE_PROMPT = "> ", ". "
-EXITS = ("/exit", "/quit", "/bye")
 HELP = """\
 /clear  forget the conversation
 /drop   leave out the oldest turns of a conversation that is too long; then the message that had no room is answered
@@ -29,16 +26,17 @@ HELP = """\
 A backslash at the end of a line continues it on the next. Ctrl-C stops an answer; what it said stays."""
 
 
-class Chat:
-    """The loop of a chat. `run` returns when the user leaves.
+class Chat(ChatLoop):
+    """The loop of a chat. book: keeps the conversation as it goes on; None keeps none."""
 
-    book: keeps the conversation as it goes on; None keeps none.
-    """
+    help = HELP
 
     def __init__(self, model: Model, talk: Talk, terminal: Terminal, book: ConversationBook | None = None) -> None:
-        self._model, self._talk, self._terminal, self._book = model, talk, terminal, book
+        super().__init__(terminal)
+        self._model, self._talk, self._book = model, talk, book
         self._n_notices = len(model.notices)
         self._unanswered: str | None = None  # the last message, where it had no room
+        self.hint, self.takes_empty = talk.hint, isinstance(talk, PlainTalk)
 
     def resume(self, conversation: Conversation) -> None:
         """Go on with a conversation that was kept. Raises ConfigError where it is of another kind."""
@@ -47,57 +45,30 @@ class Chat:
             self._book.resume(conversation)
         self._terminal.say(f"Going on with {conversation.name}, {len(conversation.tokens)} tokens.", NOTICE)
 
-    def run(self, first: str | None = None) -> None:
-        """Answer `first`, where there is one, then what the user writes, until the user leaves."""
-        self._terminal.say(self._talk.hint, NOTICE)
-        is_leaving = False
-        while True:
-            try:
-                text = self._next(first)
-                first, is_leaving = None, False
-                if text.strip() in EXITS:
-                    break
-                self._handle(text)
-            except EOFError:
-                self._terminal.say("")
-                break
-            except KeyboardInterrupt:
-                self._terminal.say("")
-                if is_leaving:
-                    break
-                is_leaving = True
-                self._terminal.say("Ctrl-C again or Ctrl-D leaves.", NOTICE)
-        if self._model.stats.generations:
-            self._say_stats()
+    def clear(self) -> None:
+        """Forget the conversation; what was kept of it stays."""
+        self._talk.clear()
+        self._unanswered = None
+        if self._book:
+            self._book.begin()
 
-    def _next(self, first: str | None) -> str:
-        if first is None:
-            return read_message(self._terminal)
-        self._terminal.say_lines(f"{PROMPT}{first}")
-        return first
-
-    def _handle(self, text: str) -> None:
-        command = text.strip()
-        if command == "/help":
-            self._terminal.say_lines(HELP)
-        elif command == "/clear":
-            self._talk.clear()
-            self._unanswered = None
-            if self._book:
-                self._book.begin()
-            self._terminal.say("The conversation is empty again.", NOTICE)
-        elif command == "/drop":
+    def command(self, name: str, rest: str) -> bool:
+        """Keep the conversation under a name, go on with one that was kept, or leave out the oldest turns."""
+        if name in ("/save", "/load"):
+            self._keep_or_load(name, rest)
+        elif name == "/drop" and not rest:
             self._drop()
-        elif command == "/stats":
-            self._say_stats()
-        elif command.partition(" ")[0] in ("/save", "/load"):
-            self._keep_or_load(*command.split(maxsplit=1))
-        elif command.startswith("/") and command[1:].isalpha():
-            self._terminal.say(f"{command}: no such command; /help lists them. A space before it makes it text.")
-        elif command or isinstance(self._talk, PlainTalk):
-            self._answer(text)
+        else:
+            return False
+        return True
 
-    def _keep_or_load(self, command: str, name: str = "") -> None:
+    def say_stats(self) -> None:
+        """Say what the model did since it was opened."""
+        if self._model.stats.generations:
+            for line in figures.describe_stats(self._model.plan, self._model.stats):
+                self._terminal.say(line, NOTICE)
+
+    def _keep_or_load(self, command: str, name: str) -> None:
         try:
             if self._book is None:
                 raise ConfigError("nothing is kept of this chat; --prompt-cache on does")
@@ -122,13 +93,10 @@ class Chat:
             self._book.begin()
         self._terminal.say(f"{format_count(n_dropped, 'message')} left out, the rest is read anew{kept}.", NOTICE)
         if text is not None:
-            self._answer(text)
+            self.answer(text)
 
-    def _say_stats(self) -> None:
-        for line in figures.describe_stats(self._model.plan, self._model.stats):
-            self._terminal.say(line, NOTICE)
-
-    def _answer(self, text: str) -> None:
+    def answer(self, text: str) -> None:
+        """Answer what the user wrote; what fails leaves the conversation as it was."""
         self._unanswered = None
         try:
             answer = show(self._talk.ask(text), self._model, self._terminal)
@@ -154,25 +122,3 @@ class Chat:
                 self._book.write(self._talk.parts)
         except EdgeRunError as error:
             self._terminal.say(str(error))
-
-
-def read_message(terminal: Terminal) -> str:
-    """Return what the user writes, several lines where they end in a backslash. Raises EOFError, KeyboardInterrupt."""
-    lines = [_read_line(terminal, PROMPT)]
-    while lines[-1].endswith("\\"):
-        lines[-1] = lines[-1][:-1]
-        lines.append(_read_line(terminal, MORE_PROMPT))
-    return "\n".join(lines)
-
-
-def _read_line(terminal: Terminal, prompt: str) -> str:
-    """Read a line, with line editing and history where Python has them; the prompt never goes into a file."""
-    if terminal.shows_answer:
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  input() uses it once it is imported
-        return input(prompt)
-    print(prompt, end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line.removesuffix("\n")

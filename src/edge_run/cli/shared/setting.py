@@ -10,6 +10,7 @@ from edge_run.base.errors import ConfigError
 from edge_run.base.units import parse_size
 
 ENVIRONMENT_PREFIX = "EDGE_RUN_"
+KEY_VARIABLE = f"{ENVIRONMENT_PREFIX}API_KEY"  # for a server; no setting, as no flag may hold it, which others see
 
 
 class Setting(click.Option):

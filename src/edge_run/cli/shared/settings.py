@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from edge_run.base import strict_json
 from edge_run.base.config import KV_AUTO, WIDEST_MICRO_BATCH, ModelConfig
 from edge_run.base.errors import ConfigError
 from edge_run.base.files import cache_folder, read_text_file
@@ -155,6 +156,18 @@ def _sampling(values: Mapping[str, Any]) -> SamplingConfig:
         flag = f"--{name.replace('_', '-')}-file {file}"
         fields[name] = values[name] if file is None else read_text_file(file, flag, MOST_GRAMMAR_BYTES)
     return SamplingConfig(**fields)
+
+
+def given_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was said of sampling, and nothing else, in the words of OpenAI's API and llama-server's."""
+    said = _sampling(values)
+    found = {field: getattr(said, field) for name, field in _SAMPLING_FIELDS.items() if values[name] is not None}
+    for name in ("stop", "seed", "grammar"):
+        if (value := getattr(said, name)) not in (None, ()):
+            found[name] = list(value) if isinstance(value, tuple) else value
+    if said.json_schema is not None:
+        found["response_format"] = {"type": "json_object", "schema": strict_json.parse(said.json_schema)}
+    return found
 
 
 def _expanded(path: Path) -> Path:

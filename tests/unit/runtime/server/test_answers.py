@@ -19,7 +19,9 @@ from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.server import answers
 from edge_run.runtime.server.admission import Admission
 from edge_run.runtime.server.answers import COMMENT, AnswerResponse
-from edge_run.runtime.server.apis.openai_completions import CompletionForm
+from edge_run.runtime.server.apis.openai_completions import CompletionForm, CompletionRequest
+from edge_run.runtime.server.catalogue.catalogue import Catalogue
+from edge_run.runtime.server.catalogue.served_model import ServedModel
 from edge_run.runtime.server.generating import Job
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.service import Service
@@ -45,13 +47,20 @@ class FakeModel:
         self.error: Exception | None = None
         self.ended = 0
         self.path, self.progress, self.has_chat_template = Path("model.gguf"), None, True
-        self.plan = SimpleNamespace(forecast=None)
-        self.context_tokens = 100
+        self.plan, self.embedding = SimpleNamespace(forecast=None, model_bytes=1), None
+        self.context_tokens = self.trained_context_tokens = 100
+        self.chat_template = ""
         self.generation: Any = SimpleNamespace(
             logprobs=(),
             finish_reason="length", text="", token_ids=(), prompt_tokens=1, cached_tokens=0, completion_tokens=3,
             decode_tokens_per_s=1.0, prefill_tokens_per_s=1.0, io=SimpleNamespace(bytes_read=0),
         )  # fmt: skip
+
+    def metadata(self, key: str) -> str | None:
+        return None
+
+    def token_bytes(self, token: int) -> bytes:
+        return b""
 
     async def generate(self, tokens: Any, **options: Any) -> AsyncGenerator[Piece, None]:
         try:
@@ -93,9 +102,14 @@ class Client:
 @asynccontextmanager
 async def answering(model: FakeModel, client: Client, is_stream: bool = True) -> AsyncIterator[Service]:
     """Answer a request in this block, and wait for the end of it."""
-    service = Service(model, model, Admission(0), SamplingConfig())  # type: ignore[arg-type]
-    form = CompletionForm("model", False, lambda token: b"")
-    response = AnswerResponse(service, Job([1], SamplingConfig()), form, is_stream)
+    catalogue = Catalogue.of(model, model)  # type: ignore[arg-type]
+    service = Service(catalogue, Admission(0))
+
+    async def make_job(served: ServedModel) -> Job:
+        return Job([1], SamplingConfig())
+
+    form = CompletionForm("model", CompletionRequest(prompt=""))
+    response = AnswerResponse(service, catalogue.asked("any"), make_job, form, is_stream)
     async with anyio.create_task_group() as group:
         group.start_soon(response, {"type": "http"}, client.receive, client.send)
         with anyio.fail_after(30):

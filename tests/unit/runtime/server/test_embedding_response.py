@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 from edge_run.base.errors import KernelError
+from edge_run.runtime.embedding.results import EmbeddingShape
 from edge_run.runtime.embedding.texts import TextTokens
 from edge_run.runtime.server.admission import Admission
-from edge_run.runtime.server.apis.embedding_response import EmbeddingResponse
+from edge_run.runtime.server.apis.embedding_response import EmbeddingResponse, WantedVectors
+from edge_run.runtime.server.catalogue.catalogue import Catalogue
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.service import Service
 
@@ -38,8 +40,16 @@ class FakeModel:
 
     def __init__(self) -> None:
         self.path, self.most_parallel, self.turns = Path("model.gguf"), 2, list[list[list[int]]]()
+        self.plan, self.trained_context_tokens, self.chat_template = SimpleNamespace(model_bytes=1), 8, ""
+        self.embedding = EmbeddingShape("mean", 1, 8)
         self.goes_on, self.is_left, self._turn = anyio.Event(), False, anyio.Lock()
         self.error: Exception | None = None
+
+    def metadata(self, key: str) -> None:
+        return None
+
+    def text_tokens(self, texts: list[list[int]], truncate: bool) -> TextTokens:
+        return TextTokens(texts, ())
 
     async def embed(self, texts: list[list[int]], normalize: bool) -> Any:
         async with self._turn:
@@ -70,7 +80,7 @@ class Client:
 
 
 def service_of(model: FakeModel) -> Service:
-    return Service(model, model, Admission(8))  # type: ignore[arg-type]
+    return Service(Catalogue.of(model, model), Admission(8))  # type: ignore[arg-type]
 
 
 @asynccontextmanager
@@ -78,7 +88,10 @@ async def responding(service: Service, *requests: tuple[Client, list[list[int]]]
     async with anyio.create_task_group() as group:
         for client, texts in requests:
             response = EmbeddingResponse(
-                service, TextTokens(texts, ()), lambda computed: [int(rows[0][0]) for rows in computed.of_texts]
+                service,
+                service.catalogue.asked(None),
+                WantedVectors(texts),
+                lambda computed: [int(rows[0][0]) for rows in computed.of_texts],
             )
             group.start_soon(response, {"type": "http"}, client.receive, client.send)
             await anyio.wait_all_tasks_blocked()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_run.runtime.server.formats.marked_output import MarkedOutput
 from edge_run.runtime.server.generating import Delta
-from edge_run.runtime.server.marked_output import MarkedOutput
 
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "</tool_call"}}\n</tool_call>'
 SUB = '<tool_call>{"name": "sub", "arguments": {}}</tool_call>'

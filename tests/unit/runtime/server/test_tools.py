@@ -11,6 +11,7 @@ from edge_run.base.sampling_config import SamplingConfig
 from edge_run.runtime.grammars.grammar import schema_grammar
 from edge_run.runtime.server.apis.openai_chat import ChatRequest
 from edge_run.runtime.server.bodies import decode
+from edge_run.runtime.server.formats.tool_format import HERMES
 from edge_run.runtime.server.refusals import Refusal
 from edge_run.runtime.server.tools import FunctionTool, Toolbox
 
@@ -64,10 +65,10 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any]) -> None:
 
 
 def test_the_schema_of_a_call_is_one_that_a_grammar_can_be_made_of() -> None:
-    one = json.loads(Toolbox([DOUBLE, NOW], "double").call_schema())
+    one = json.loads(Toolbox([DOUBLE, NOW], "double").forced_schema(HERMES))
     assert one["properties"]["name"] == {"const": "double"}
     assert one["$defs"] == NUMBER["$defs"], "where its references lead"
-    grammar = schema_grammar(Toolbox([DOUBLE, NOW], "required").call_schema())
+    grammar = schema_grammar(Toolbox([DOUBLE, NOW], "required").forced_schema(HERMES))
     assert r"\"double\"" in grammar
     assert r"\"now\"" in grammar
 
@@ -75,7 +76,7 @@ def test_the_schema_of_a_call_is_one_that_a_grammar_can_be_made_of() -> None:
 def test_a_call_that_must_be_made_has_a_schema_of_bounded_length() -> None:
     long = toolbox(tools=[tool("a", parameters={"x": "y" * 70_000})], tool_choice="required")
     with pytest.raises(Refusal, match="65,536 are the most"):
-        long.call_schema()
+        long.forced_schema(HERMES)
 
 
 def test_a_template_that_knows_no_tools_is_told_in_words() -> None:

@@ -2,18 +2,22 @@
 
     <think> reasoning </think> content <tool_call> {"name": ..., "arguments": {...}} </tool_call>
 
+Llama's and Mistral's mark the beginning of calls only, of which there is nothing else until the end of the answer:
+
+    content <|python_tag|>{"name": ..., "parameters": {...}}
+    content [TOOL_CALLS][{"name": ..., "arguments": {...}}]
+
 What may still become a mark is held back. A call that is not JSON as it should be is content: nothing is lost. Small
 models often forget the marks, so an answer that begins with the JSON of a call, in a code block or not, is one too.
 """
 
 from __future__ import annotations
 
-import json
-import secrets
 from collections.abc import Callable, Collection
 from typing import Any
 
 from edge_run.base import strict_json
+from edge_run.runtime.server.formats.call_texts import called, new_call_identity, read_calls
 from edge_run.runtime.server.generating import Delta, ToolCall
 
 THINK, THOUGHT = "<think>", "</think>"
@@ -23,17 +27,13 @@ _OPENINGS = ("{", "```json\n{", "```\n{")  # of a call without marks
 MOST_BARE_LETTERS = 1 << 13  # of an answer that begins like a call, before it is taken for text
 
 
-def new_call_identity() -> str:
-    """Return a name for a call that no other call has."""
-    return f"call_{secrets.token_hex(12)}"
-
-
 class MarkedOutput:
     """Parses one answer.
 
     begins: a mark that the prompt ended with, so that the answer begins after it; empty for none.
     has_thoughts: whether `<think>` at the beginning is a mark. tools: names that may be called; none: calls are text.
-    most_calls: further calls are left out.
+    most_calls: further calls are left out. marks: what calls begin with, and end with; all of the rest is calls where
+    that is empty.
     """
 
     def __init__(
@@ -43,8 +43,10 @@ class MarkedOutput:
         tools: Collection[str] = (),
         most_calls: int = 1_000,
         identity: Callable[[], str] = new_call_identity,
+        marks: tuple[str, str] = (CALL, CALLED),
     ) -> None:
-        self._state = {THINK: _THINKING, CALL: _CALLING}.get(begins, _CONTENT)
+        self._begins_call, self._ends_call = marks
+        self._state = {THINK: _THINKING, self._begins_call: _CALLING}.get(begins, _CONTENT)
         self._may_think = has_thoughts and not begins
         self._may_be_bare = bool(tools)
         self._tools, self._most_calls, self._identity = tools, most_calls, identity
@@ -96,11 +98,12 @@ class MarkedOutput:
             if text.startswith(_OPENINGS):
                 self._state = _BARE
                 return []
-        if (at := self._held.find(CALL)) >= 0:
+        mark = self._begins_call
+        if (at := self._held.find(mark)) >= 0:
             said = self._take(at, Delta)
-            self._state, self._held = _CALLING, self._held.removeprefix(CALL)
+            self._state, self._held = _CALLING, self._held.removeprefix(mark)
             return [Delta(delta.content.rstrip()) for delta in said]
-        return self._take(len(self._held) if is_last else _certain(self._held, CALL), self._after_calls)
+        return self._take(len(self._held) if is_last else _certain(self._held, mark), self._after_calls)
 
     def _after_calls(self, text: str) -> Delta:
         """Return content, but for the line breaks between calls and after them."""
@@ -115,19 +118,32 @@ class MarkedOutput:
         return self._take(len(self._held) if is_last else _certain(self._held, THOUGHT), _reasoning)
 
     def _calling(self, is_last: bool) -> list[Delta]:
-        at = self._held.find(CALLED)
+        at = self._held.find(self._ends_call) if self._ends_call else -1
         if at < 0 and not is_last:
             return []
         text = self._held if at < 0 else self._held[:at]
-        end = CALLED if at >= 0 else ""
+        end = self._ends_call if at >= 0 else ""
         self._state, self._held = _CONTENT, self._held[len(text) + len(end) :]
-        call = self._call(text)
-        if call is None:
-            return [Delta(f"{CALL}{text}{end}")]
-        self._n_calls += 1
-        return [Delta(call=call)] if self._n_calls <= self._most_calls else []
+        calls = [self._call(text)] if self._ends_call else self._calls(text)
+        found = [call for call in calls if call]
+        if not found:
+            return [Delta(f"{self._begins_call}{text}{end}")]
+        return self._count(found)
+
+    def _calls(self, text: str) -> list[ToolCall]:
+        return [ToolCall(self._identity(), name, given) for name, given in read_calls(text, self._tools) or ()]
+
+    def _count(self, calls: list[ToolCall]) -> list[Delta]:
+        left = max(0, self._most_calls - self._n_calls)
+        self._n_calls += len(calls)
+        return [Delta(call=call) for call in calls[:left]]
 
     def _bare(self, is_last: bool) -> list[Delta]:
+        if not self._ends_call and is_last and (calls := self._calls(self._held)):
+            self._state, self._held = _AFTER_BARE, ""
+            return self._count(calls)
+        if not self._ends_call and not is_last and len(self._held) <= MOST_BARE_LETTERS:
+            return []  # more calls may follow
         at, end = self._held.find("{"), self._held.rfind("}") + 1
         call = self._call(self._held[at:end]) if end else None
         if call is None and not is_last and len(self._held) <= MOST_BARE_LETTERS:
@@ -135,9 +151,8 @@ class MarkedOutput:
         self._state = _CONTENT
         if call is None:
             return []
-        self._n_calls += 1
         self._state, self._held = _AFTER_BARE, self._held[end:]
-        return [Delta(call=call)]
+        return self._count([call])
 
     def _after_bare(self, is_last: bool) -> list[Delta]:
         """Leave out what closes a code block or a doubled brace."""
@@ -147,14 +162,8 @@ class MarkedOutput:
         return []
 
     def _call(self, text: str) -> ToolCall | None:
-        value = _object(text.strip())
-        name = value.get("name")
-        if not isinstance(name, str) or name not in self._tools:
-            return None
-        arguments = value.get("arguments", value.get("parameters", {}))
-        if not isinstance(arguments, dict):
-            return None
-        return ToolCall(self._identity(), name, dumped(arguments))
+        found = called(_object(text.strip()), self._tools)
+        return ToolCall(self._identity(), *found) if found else None
 
     def _go_on(self, state: str, text: str) -> None:
         """Go on with `text` after a mark that has line breaks around it."""
@@ -168,11 +177,6 @@ class MarkedOutput:
     def _take(self, n_letters: int, kind: Callable[[str], Delta]) -> list[Delta]:
         text, self._held = self._held[:n_letters], self._held[n_letters:]
         return [kind(text)] if text else []
-
-
-def dumped(value: Any) -> str:
-    """Return JSON as models write it."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _object(text: str) -> dict[str, Any]:

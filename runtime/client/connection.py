@@ -1,0 +1,142 @@
+"""A server at an address: requests, and the events of streams as they come. Blocks; one thread each."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import ssl
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from edge_run.base.errors import ConfigError, EdgeRunError, ProtocolError
+
+LOOPBACK = "127.0.0.1"
+CONNECT_S = 10.0
+SILENCE_S = 600.0  # of a server that reads a long prompt: ours says something every 5 s
+MOST_LINE_BYTES = 1 << 24
+MOST_ERROR_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where a server is, and what lets one in. key: empty for none."""
+
+    host: str
+    port: int
+    path: str = ""
+    is_tls: bool = False
+    key: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}{self.path}"
+
+
+def server_address(text: str, key: str = "") -> ServerAddress:
+    """Return the address that a user writes: a URL, HOST:PORT, or the port of this machine. Raises ConfigError."""
+    if text.isdecimal():
+        text = f"{LOOPBACK}:{text}"
+    try:
+        found = urlsplit(text if "://" in text else f"http://{text}")
+        host, port = found.hostname, found.port
+    except ValueError:
+        host, port = None, None
+    else:
+        if found.scheme not in ("http", "https") or found.query or found.fragment or found.username:
+            host = None
+    if not host:
+        raise ConfigError(f"--server {text[:200]}: must be a URL, HOST:PORT or a port, as http://127.0.0.1:8080")
+    is_tls = found.scheme == "https"
+    path = found.path.rstrip("/").removesuffix("/v1")
+    return ServerAddress(host, port or (443 if is_tls else 80), path, is_tls, key)
+
+
+class ServerClient:
+    """Speaks to one server, over a connection for each request: one that is kept may be closed before the next."""
+
+    def __init__(self, address: ServerAddress) -> None:
+        self.address = address
+
+    def get(self, path: str) -> Any:
+        """Return the document at a path. Raises ConfigError, ProtocolError."""
+        with self._answer("GET", path) as response:
+            return _document(self.address, response.read())
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Generator[Any, None, None]:
+        """Post a document; yield the documents of the events that come. Closing the iterator ends the answer.
+
+        Raises ConfigError where the server cannot be reached or refuses, ProtocolError where the stream breaks off.
+        """
+        with self._answer("POST", path, {**body, "stream": True}) as response:
+            while line := response.readline(MOST_LINE_BYTES):
+                text = line.decode("utf-8", "replace").strip()
+                if text == "data: [DONE]":
+                    return
+                if text.startswith("data: "):
+                    found = _document(self.address, text[6:])
+                    if isinstance(found, dict) and found.get("error"):
+                        raise ProtocolError(f"{self.address}: {_message(found)}")
+                    yield found
+        raise ProtocolError(f"{self.address}: went away before the answer was finished")
+
+    @contextlib.contextmanager
+    def _answer(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        headers = {"authorization": f"Bearer {self.address.key}"} if self.address.key else {}
+        data = None
+        if body is not None:
+            data, headers["content-type"] = json.dumps(body).encode(), "application/json"
+        kind = http.client.HTTPSConnection if self.address.is_tls else http.client.HTTPConnection
+        connection = kind(self.address.host, self.address.port, timeout=CONNECT_S)
+        try:
+            connection.connect()
+            connection.sock.settimeout(SILENCE_S)
+            connection.request(method, self.address.path + path, data, headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise _refusal(self.address, response)
+            yield response
+        except (OSError, http.client.HTTPException) as error:
+            raise _unreachable(self.address, error) from error
+        finally:
+            connection.close()
+
+
+def _refusal(address: ServerAddress, response: http.client.HTTPResponse) -> EdgeRunError:
+    """Return why a server did not answer, in its words."""
+    try:
+        said = _message(json.loads(response.read(MOST_ERROR_BYTES)))
+    except ValueError:
+        said = f"status {response.status}"
+    if response.status == 401:
+        return ConfigError(f"{address}: {said}; give a key with --api-key-file or EDGE_RUN_API_KEY")
+    retry = response.getheader("retry-after", "")
+    return ConfigError(f"{address}: {said}" + (f" (in {retry} s)" if retry and response.status == 429 else ""))
+
+
+def _message(document: Any) -> str:
+    error = document.get("error") if isinstance(document, dict) else None
+    found = error.get("message") if isinstance(error, dict) else error
+    return str(found or "an error without a message")[:2000]
+
+
+def _unreachable(address: ServerAddress, error: Exception) -> EdgeRunError:
+    if isinstance(error, ssl.SSLError):
+        return ConfigError(f"{address}: {error.reason or error}; SSL_CERT_FILE names a certificate to be trusted")
+    if isinstance(error, ConnectionRefusedError):
+        return ConfigError(f"{address}: nobody listens there; start edge-run serve, or give another --server")
+    if isinstance(error, TimeoutError):
+        return ProtocolError(f"{address}: says nothing")
+    reason = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__} {error}".strip()
+    return ProtocolError(f"{address}: {reason}")
+
+
+def _document(address: ServerAddress, text: str | bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ProtocolError(f"{address}: what came is not JSON; is it a server of OpenAI's API?") from None

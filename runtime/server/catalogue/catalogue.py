@@ -1,0 +1,224 @@
+"""The models that can be asked for, and the one of them that is open: a request holds it while it is answered."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from edge_run.base.errors import EdgeRunError, KernelError, ModelFileError
+from edge_run.runtime.generation.async_model import AsyncModel
+from edge_run.runtime.generation.model import Model
+from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder, model_name
+from edge_run.runtime.server.catalogue.known_models import KnownModels
+from edge_run.runtime.server.catalogue.turns import ModelTurn, Turns
+from edge_run.runtime.server.refusals import Refusal
+
+MOST_WAIT_S = 600.0  # for another model: clients give up by then
+
+logger = logging.getLogger(__name__)
+
+
+class OpenModel:
+    """The model that is open. Belongs to one event loop.
+
+    model: for what any thread may ask of it. answering: the same model, which tasks share.
+    keep_s: how long it stays open when nobody uses it; None: until another one is needed.
+    expires_at: when that is over; None while it is used, or for never.
+    """
+
+    def __init__(self, entry: ModelEntry, model: Model, answering: AsyncModel) -> None:
+        self.entry, self.model, self.answering = entry, model, answering
+        self.keep_s: float | None = None
+        self.expires_at: datetime | None = None
+
+
+class Catalogue:
+    """The models of a server. An async context manager; belongs to one event loop.
+
+    found: what can be asked for. open_file: opens a file, in a thread.
+    read_entries: says anew what there is, in a thread. say: told in a line what cannot be opened.
+    """
+
+    def __init__(
+        self,
+        found: ModelFolder,
+        open_file: Callable[[Path], Model],
+        read_entries: Callable[[], ModelFolder] | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.known = KnownModels(found)
+        self._open_file, self._read_entries, self._say = open_file, read_entries, say
+        self._takes_any_name = read_entries is None
+        self._turns = Turns()
+        self._waiting: dict[ModelTurn, anyio.Event] = {}
+        self._group: TaskGroup | None = None
+        self.open: OpenModel | None = None
+
+    @classmethod
+    def of(cls, model: Model, answering: AsyncModel) -> Catalogue:
+        """Return a catalogue of one model, which is open and stays so, whatever model a request names."""
+        entry = ModelEntry(
+            model_name(model.path),
+            model.path,
+            model.plan.model_bytes,
+            architecture=model.metadata("general.architecture") or "",
+            size_label=model.metadata("general.size_label") or "",
+            trained_context_tokens=model.trained_context_tokens,
+            chat_template=model.chat_template,
+            makes_embeddings=model.embedding is not None,
+        )
+        made = cls(ModelFolder((entry,)), lambda path: model)
+        made.open = OpenModel(entry, model, answering)
+        made._turns.opened(entry.name)
+        return made
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether there is one model, which stays open."""
+        return self._takes_any_name
+
+    def state(self, name: str) -> str:
+        """Return how a model is: `loaded`, `loading`, `failed` or `unloaded`."""
+        if self.open is not None and self.open.entry.name == name:
+            return "loaded"
+        if self._turns.is_changing and any(turn.name == name for turn in self._turns.waiting):
+            return "loading"
+        return "failed" if self.known.failure(name) else "unloaded"
+
+    def asked(self, name: str | None) -> ModelEntry:
+        """Return the model that a request asks for; one that names none has the open one. Raises Refusal."""
+        if self._takes_any_name or not name:
+            if self.open is not None:
+                return self.open.entry
+            if self.known.entries:
+                return self.known.entries[0]
+        elif (found := self.known.named(name)) is not None:
+            return found
+        raise Refusal(
+            404, "there is no model of this name; /v1/models lists them", param="model", code="model_not_found"
+        )
+
+    def is_open(self, entry: ModelEntry) -> bool:
+        """Return whether a model is open."""
+        return self.open is not None and self.open.entry == entry
+
+    def is_at_hand(self, entry: ModelEntry) -> bool:
+        """Return whether a request for a model need not wait for it."""
+        return self.is_open(entry) and not self._turns.waiting
+
+    @contextlib.asynccontextmanager
+    async def hold(self, entry: ModelEntry) -> AsyncIterator[OpenModel]:
+        """Keep a model open in this block, once it is its turn. Raises Refusal, and what `Model` raises."""
+        if (error := self.known.failure(entry.name)) is not None:
+            raise error
+        turn = self._turns.ask(entry.name)
+        self._waiting[turn] = anyio.Event()
+        try:
+            self._settle()
+            with anyio.move_on_after(MOST_WAIT_S):
+                await self._waiting[turn].wait()
+            if turn.error:
+                raise turn.error
+            if not turn.is_in or self.open is None:
+                message = "the model that is open is in use; try again later"
+                raise Refusal(503, message, code="model_busy", retry_after_s=30)
+            self.open.expires_at = None
+            yield self.open
+        finally:
+            del self._waiting[turn]
+            self._turns.leave(turn)
+            self._rest()
+            self._settle()
+
+    def keep_open(self, seconds: float | None) -> None:
+        """Have the model that is open closed when nobody has used it for so many seconds; None: when it must be."""
+        if self.open is not None and not self.is_fixed:
+            self.open.keep_s = seconds
+            self._rest()
+
+    async def read_again(self) -> None:
+        """Find out anew what there is; a model whose file is another one now is closed. Raises ConfigError."""
+        if self._read_entries is None:
+            return
+        self.known = KnownModels(await anyio.to_thread.run_sync(self._read_entries))
+        if self.open is not None and self.open.entry not in self.known.entries:
+            self._turns.close_when_idle()
+        for turn in [turn for turn in self._turns.waiting if self.known.named(turn.name) is None]:
+            self._turns.leave(turn)
+            turn.error = ModelFileError(f"{turn.name}: its file is gone")
+        self._settle()
+
+    async def __aenter__(self) -> Catalogue:
+        self._group = await anyio.create_task_group().__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._group is not None
+        self._group.cancel_scope.cancel()
+        await self._group.__aexit__(None, None, None)
+        await self._close()
+
+    def _settle(self) -> None:
+        """Let in who may go on, and change the model where it is time."""
+        change = self._turns.decide()
+        if change is not None:
+            assert self._group is not None, "a catalogue that changes models is used as `async with`"
+            self._group.start_soon(self._change, change.name, name="edge-run-change-model")
+        for turn, event in self._waiting.items():
+            if turn.is_in or turn.error:
+                event.set()
+
+    def _rest(self) -> None:
+        """Where nobody uses the open model any more, have it closed in due time."""
+        resting = self.open
+        if resting is None or self._turns.users or resting.keep_s is None or self._group is None:
+            return
+        expires_at = resting.expires_at = datetime.now(timezone.utc) + timedelta(seconds=resting.keep_s)
+
+        async def close_later(seconds: float) -> None:
+            await anyio.sleep(seconds)
+            if self.open is resting and resting.expires_at is expires_at:
+                self._turns.close_when_idle()
+                self._settle()
+
+        self._group.start_soon(close_later, resting.keep_s, name="edge-run-close-model")
+
+    async def _change(self, name: str | None) -> None:
+        """Close the model that is open; open another one."""
+        await self._close()
+        entry = self.known.named(name) if name else None
+        if entry is None:
+            self._turns.closed()
+        else:
+            try:
+                await self._open(entry)
+            except Exception as error:
+                known = error if isinstance(error, EdgeRunError) else KernelError(f"{entry.name}: {error!r}")
+                self._say(f"{entry.name} cannot be opened: {known}")
+                self.known.note_failure(entry.name, known)
+                self._turns.failed(entry.name, known)
+        self._settle()
+
+    async def _open(self, entry: ModelEntry) -> None:
+        began_s = time.monotonic()
+        model = await anyio.to_thread.run_sync(self._open_file, entry.path)
+        answering = await AsyncModel.of(model).__aenter__()
+        self.open = OpenModel(entry, model, answering)
+        took_s = time.monotonic() - began_s
+        self._turns.opened(entry.name, took_s)
+        logger.info("%s is open after %.1f s", entry.name, took_s)
+
+    async def _close(self) -> None:
+        closing, self.open = self.open, None
+        if closing is not None and not self.is_fixed:
+            with anyio.CancelScope(shield=True):
+                await closing.answering.__aexit__()
+            logger.info("%s is closed", closing.entry.name)

@@ -1,0 +1,99 @@
+"""An open model as requests use it: text to tokens, limits, counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from edge_run.base.results import Generation
+from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.generation.async_model import AsyncModel
+from edge_run.runtime.generation.model import Model
+from edge_run.runtime.server.counts import Counts
+from edge_run.runtime.server.refusals import Refusal
+
+MOST_UNPREPARED = 32  # requests whose prompt is not rendered yet
+_PREPARING = 2  # prompts at once: each may take much memory
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDefaults:
+    """What counts where a request says nothing: how tokens are chosen, and how many an answer may have at most."""
+
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    most_tokens: int | None = None
+
+    def limit(self, max_tokens: int | None) -> int | None:
+        """Return how many tokens an answer may have that asks for so many; None or less than 0: as many as may be."""
+        if max_tokens is None or max_tokens < 0:
+            return self.most_tokens
+        return max_tokens if self.most_tokens is None else min(max_tokens, self.most_tokens)
+
+
+class Preparing:
+    """Threads for what takes its time but does not compute, such as templates. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._limiter = anyio.CapacityLimiter(_PREPARING)
+
+    async def run(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Return what a function returns, called in a thread. Raises Refusal where too many wait for that."""
+        if self._limiter.statistics().tasks_waiting >= MOST_UNPREPARED:
+            message = "too many requests are being prepared already; try again in a second"
+            raise Refusal(429, message, code="queue_full", retry_after_s=1)
+        return await anyio.to_thread.run_sync(function, *arguments, limiter=self._limiter)
+
+
+class ServedModel:
+    """A model that is open. Belongs to one event loop.
+
+    name: what it is called. model: for what any thread may ask of it. answering: the same model, which tasks share.
+    defaults: what counts where a request says nothing. counts: what requests for it came to, before too.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        answering: AsyncModel,
+        defaults: AnswerDefaults,
+        preparing: Preparing,
+        counts: Counts,
+    ) -> None:
+        self.name, self.model, self.answering = name, model, answering
+        self.defaults, self.counts, self._preparing = defaults, counts, preparing
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """How tokens are chosen where a request says nothing."""
+        return self.defaults.sampling
+
+    def limit(self, max_tokens: int | None) -> int | None:
+        """Return how many tokens an answer may have that asks for so many; None or less than 0: as many as may be."""
+        return self.defaults.limit(max_tokens)
+
+    async def prepare(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Run in a thread what takes its time but does not compute. Raises Refusal where too many wait for that."""
+        return await self._preparing.run(function, *arguments)
+
+    async def prompt_tokens(self, text: str) -> list[int]:
+        """Return the tokens of a text to be continued. Raises ContextFull, ConfigError."""
+        return await self.prepare(self.model.prompt_tokens, text)
+
+    async def chat_prompt(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """Return the text of a conversation to be continued. Raises what `Model.chat_prompt` raises, and Refusal."""
+        if not self.model.has_chat_template:
+            raise Refusal(400, "the model has no chat template: only plain completions work", code="not_supported")
+        return await self.prepare(self.model.chat_prompt, messages, variables)
+
+    def stop_text(self, generation: Generation, stops: Sequence[str]) -> str:
+        """Return the stop string that ended an answer; empty where none did."""
+        if generation.finish_reason != "stop" or not stops:
+            return ""
+        rest = self.model.detokenize(generation.token_ids)[len(generation.text) :]
+        return next((stop for stop in stops if rest.startswith(stop)), "")

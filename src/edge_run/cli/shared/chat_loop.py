@@ -1,0 +1,110 @@
+"""The loop of a chat at a terminal: reads lines, obeys commands. Ctrl-C stops an answer, never the chat."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from abc import ABC, abstractmethod
+
+from edge_run.cli.shared.answer import NOTICE
+from edge_run.cli.shared.terminal import Terminal
+
+PROMPT, MORE_PROMPT = "> ", ". "
+EXITS = ("/exit", "/quit", "/bye")
+
+
+class ChatLoop(ABC):
+    """The loop of a chat. `run` returns when the user leaves.
+
+    hint: what is said first. help: what `/help` says. takes_empty: whether an empty line is answered too.
+    """
+
+    hint = "Write a message; /help says what else."
+    help = ""
+    takes_empty = False
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+
+    @abstractmethod
+    def answer(self, text: str) -> None:
+        """Answer what the user wrote."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget the conversation."""
+
+    @abstractmethod
+    def say_stats(self) -> None:
+        """Say what the chat took so far, if anything."""
+
+    def command(self, name: str, rest: str) -> bool:
+        """Obey a command that not every chat has; return whether there is such a one."""
+        return False
+
+    def run(self, first: str | None = None) -> None:
+        """Answer `first`, where there is one, then what the user writes, until the user leaves."""
+        self._terminal.say(self.hint, NOTICE)
+        is_leaving = False
+        while True:
+            try:
+                text = self._next(first)
+                first, is_leaving = None, False
+                if text.strip() in EXITS:
+                    break
+                self._handle(text)
+            except EOFError:
+                self._terminal.say("")
+                break
+            except KeyboardInterrupt:
+                self._terminal.say("")
+                if is_leaving:
+                    break
+                is_leaving = True
+                self._terminal.say("Ctrl-C again or Ctrl-D leaves.", NOTICE)
+        self.say_stats()
+
+    def _next(self, first: str | None) -> str:
+        if first is None:
+            return read_message(self._terminal)
+        self._terminal.say_lines(f"{PROMPT}{first}")
+        return first
+
+    def _handle(self, text: str) -> None:
+        command = text.strip()
+        name, _, rest = command.partition(" ")
+        if command == "/help":
+            self._terminal.say_lines(self.help)
+        elif command == "/clear":
+            self.clear()
+            self._terminal.say("The conversation is empty again.", NOTICE)
+        elif command == "/stats":
+            self.say_stats()
+        elif name.startswith("/") and self.command(name, rest.strip()):
+            pass
+        elif command.startswith("/") and command[1:].isalpha():
+            self._terminal.say(f"{command}: no such command; /help lists them. A space before it makes it text.")
+        elif command or self.takes_empty:
+            self.answer(text)
+
+
+def read_message(terminal: Terminal) -> str:
+    """Return what the user writes, several lines where they end in a backslash. Raises EOFError, KeyboardInterrupt."""
+    lines = [_read_line(terminal, PROMPT)]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        lines.append(_read_line(terminal, MORE_PROMPT))
+    return "\n".join(lines)
+
+
+def _read_line(terminal: Terminal, prompt: str) -> str:
+    """Read a line, with line editing and history where Python has them; the prompt never goes into a file."""
+    if terminal.shows_answer:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  input() uses it once it is imported
+        return input(prompt)
+    print(prompt, end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n")

@@ -1,0 +1,95 @@
+"""A chat with a model that a server has: nothing is opened here."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from edge_run.base.errors import EdgeRunError
+from edge_run.cli.shared.answer import NOTICE
+from edge_run.cli.shared.chat_loop import ChatLoop
+from edge_run.cli.shared.terminal import Terminal
+
+if TYPE_CHECKING:
+    from edge_run.runtime.client.connection import ServerClient
+
+PATH = "/v1/chat/completions"
+HELP = """\
+/clear  forget the conversation
+/stats  figures since the start
+/exit   leave (or Ctrl-D)
+A backslash at the end of a line continues it on the next. Ctrl-C stops an answer; what it said stays."""
+
+
+class ServerChat(ChatLoop):
+    """The loop of a chat. settings: what each request says besides the messages."""
+
+    help = HELP
+
+    def __init__(self, client: ServerClient, settings: Mapping[str, Any], system: str, terminal: Terminal) -> None:
+        super().__init__(terminal)
+        self._client, self._settings = client, settings
+        self._system = [{"role": "system", "content": system}] if system else []
+        self._messages = list(self._system)
+        self._n_answers = self._n_tokens = 0
+
+    def clear(self) -> None:
+        """Forget all messages but the system's."""
+        self._messages = list(self._system)
+
+    def say_stats(self) -> None:
+        """Say how much was answered."""
+        if self._n_answers:
+            self._terminal.say(f"{self._n_answers} answers of {self._n_tokens:,} tokens together", NOTICE)
+
+    def answer(self, text: str) -> None:
+        """Answer what the user wrote. Where the server fails, what it said by then stays, if it said anything."""
+        messages = [*self._messages, {"role": "user", "content": text}]
+        body = {**self._settings, "messages": messages, "stream_options": {"include_usage": True}}
+        answer = _Answer()
+        began_s = time.monotonic()
+        try:
+            with contextlib.closing(self._client.stream(PATH, body)) as events:
+                for piece in answer.pieces(events):
+                    self._terminal.write_answer(piece)
+        except KeyboardInterrupt:
+            self._terminal.end_line()
+            self._terminal.say("Stopped.", NOTICE)
+        except EdgeRunError as error:
+            self._terminal.end_line()
+            self._terminal.say(f"{error}. {'What was said stays.' if answer.text else 'The chat is as it was before.'}")
+        else:
+            self._terminal.end_line()
+            self._say_figures(answer, time.monotonic() - began_s)
+        if answer.text:
+            self._messages = [*messages, {"role": "assistant", "content": answer.text}]
+
+    def _say_figures(self, answer: _Answer, took_s: float) -> None:
+        if answer.finish == "length":
+            self._terminal.say("It reached the most tokens it may have.", NOTICE)
+        n_tokens = answer.usage.get("completion_tokens", 0)
+        self._n_answers, self._n_tokens = self._n_answers + 1, self._n_tokens + n_tokens
+        speed = answer.timings.get("predicted_per_second") or n_tokens / max(took_s, 1e-9)
+        self._terminal.say(f"{n_tokens:,} tokens, {speed:.1f} tokens/s", NOTICE)
+
+
+class _Answer:
+    """What came of one answer so far."""
+
+    def __init__(self) -> None:
+        self.text = self.finish = ""
+        self.usage: Mapping[str, Any] = {}
+        self.timings: Mapping[str, Any] = {}
+
+    def pieces(self, events: Iterator[Any]) -> Iterator[str]:
+        """Yield the text of each event, and note the rest."""
+        for event in events:
+            self.usage = event.get("usage") or self.usage
+            self.timings = event.get("timings") or self.timings
+            for choice in event.get("choices") or ():
+                self.finish = choice.get("finish_reason") or self.finish
+                piece = (choice.get("delta") or {}).get("content") or ""
+                self.text += piece
+                yield piece

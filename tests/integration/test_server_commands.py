@@ -1,0 +1,107 @@
+"""`edge-run chat --server` and `edge-run bench --server` with a running `edge-run serve`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from edge_run import Model
+from program import run_program
+from served import EXACTLY, TEMPLATE, Served, served, wait_for
+
+KEY = "a-key-of-many-letters"
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text(f"# of this test\n{KEY}\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def server(kit: Path, keys: Path) -> Iterator[Served]:
+    with served(kit, *EXACTLY, "--chat-template", TEMPLATE, "--api-key-file", keys) as server:
+        yield server
+
+
+def test_a_chat_has_the_words_of_the_model(server: Served, kit: Path, keys: Path) -> None:
+    done = run_program(
+        "chat", "--server", server.port, "--api-key-file", keys, "--temp", 0, "-n", 8, "-sys", "Be kind.",
+        text="Tell me of the fox.\nAnd then?\n/stats\n",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"kit-dense-q4_0 at {server.url}" in done.stderr
+    messages = [{"role": "system", "content": "Be kind."}]
+    with Model(kit, context_tokens=512, threads=1, exact=True, chat_template=TEMPLATE) as model:
+        for text in ("Tell me of the fox.", "And then?"):
+            messages.append({"role": "user", "content": text})
+            answer = model.chat(messages, max_tokens=8, temperature=0).text
+            assert answer in done.stdout
+            messages.append({"role": "assistant", "content": answer})
+    assert "2 answers of 16 tokens together" in done.stderr
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_chat(server: Served) -> None:
+    command = [sys.executable, "-m", "edge_run", "chat", "--server", server.url]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env={**os.environ, "EDGE_RUN_API_KEY": KEY}, **pipes) as chat:
+        assert chat.stdin
+        assert chat.stdout
+        chat.stdin.write(b"Tell me of the fox.\n")
+        chat.stdin.flush()
+        assert chat.stdout.read(1)
+        chat.send_signal(signal.SIGINT)
+        chat.stdin.write(b"/exit\n")
+        _, said = chat.communicate(timeout=60)
+        assert chat.returncode == 0
+        assert b"Stopped." in said or b"tokens/s" in said
+
+
+def test_a_load_in_json(server: Served, keys: Path) -> None:
+    done = run_program(
+        "bench", "--server", server.url, "--api-key-file", keys, "--clients", 2, "--seconds", 1.5, "-n", 4, "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["answers"] > 0
+    assert found["tokens"] >= 4 * found["answers"]
+    assert found["errors"] == 0
+    assert found["first_token_s"]["median"] <= found["first_token_s"]["p99"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("chat", "--server", "{url}"), "give a key with --api-key-file or EDGE_RUN_API_KEY"),
+        (("chat", "--server", "1"), "nobody listens"),
+        (("chat", "--server", "{url}", "--continue"), "exclude each other"),
+        (("bench", "--server", "1", "--seconds", "0.1", "--clients", "1"), "not a token came"),
+        (("bench",), "none given"),
+        (("bench", "model.gguf", "--api-key-file", "keys"), "name it with --server"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_line(server: Served, words: tuple[str, ...], why: str) -> None:
+    done = run_program(*(word.format(url=server.url) for word in words))
+    assert done.returncode in (2, 9)
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_stopped_answers_leave_nothing_running(server: Served) -> None:
+    headers = {"authorization": f"Bearer {KEY}"}
+
+    def running() -> int:
+        found = httpx.get(f"{server.url}/edge-run/status", headers=headers, timeout=60).json()["requests"]
+        return int(found["running"] + found["waiting"])
+
+    wait_for(lambda: "" if running() else "none")

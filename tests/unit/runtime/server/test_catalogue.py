@@ -1,0 +1,182 @@
+"""The models of a folder, and which of them is open."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+
+from edge_run.base.errors import BudgetError, ConfigError, ModelFileError
+from edge_run.runtime.server.catalogue.catalogue import Catalogue
+from edge_run.runtime.server.catalogue.folder import ModelEntry, ModelFolder, read_folder
+from edge_run.runtime.server.refusals import Refusal
+from kit_models import KIT
+
+pytestmark = pytest.mark.anyio
+FOUND = ModelFolder(tuple(ModelEntry(name, Path(f"{name}.gguf")) for name in ("a", "b", "broken")))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """asyncio: what uvicorn runs on."""
+    return "asyncio"
+
+
+class Files:
+    """Opens files; notes what is open, which is one at most."""
+
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+        self.open: set[str] = set()
+
+    def __call__(self, path: Path) -> Any:
+        assert not self.open
+        if path.stem == "broken":
+            raise ModelFileError("broken.gguf: it is broken")
+        self.opened.append(path.stem)
+        self.open.add(path.stem)
+        return SimpleNamespace(path=path, close=lambda: self.open.remove(path.stem), cancel=lambda: None)
+
+
+@asynccontextmanager
+async def catalogue_of(files: Files, found: ModelFolder = FOUND) -> AsyncIterator[Catalogue]:
+    with anyio.fail_after(30):
+        async with Catalogue(found, files, lambda: found) as catalogue:
+            yield catalogue
+    assert not files.open
+
+
+async def use(catalogue: Catalogue, name: str, until: anyio.Event | None = None) -> None:
+    async with catalogue.hold(catalogue.asked(name)) as found:
+        assert found.entry.name == name
+        if until:
+            await until.wait()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what it waits for sets no event
+        await anyio.sleep(0.001)
+
+
+async def test_a_model_is_opened_when_it_is_asked_for_and_closed_for_another_one() -> None:
+    files = Files()
+    async with catalogue_of(files) as catalogue:
+        assert [catalogue.state(name) for name in "ab"] == ["unloaded", "unloaded"]
+        for name in "aab":
+            await use(catalogue, name)
+            assert files.open == {name}
+            assert catalogue.state(name) == "loaded"
+        assert files.opened == ["a", "b"]
+
+
+async def test_who_asks_for_another_one_waits_for_those_that_are_answered() -> None:
+    files, done = Files(), anyio.Event()
+    async with catalogue_of(files) as catalogue:
+        async with anyio.create_task_group() as group:
+            group.start_soon(use, catalogue, "a", done)
+            await anyio.wait_all_tasks_blocked()
+            await until(lambda: catalogue.state("a") == "loaded")
+            group.start_soon(use, catalogue, "b")
+            await anyio.wait_all_tasks_blocked()
+            assert files.open == {"a"}
+            done.set()
+        assert files.opened == ["a", "b"]
+
+
+async def test_what_cannot_be_opened_gives_its_own_requests_an_error() -> None:
+    files = Files()
+    async with catalogue_of(files) as catalogue:
+        for _ in range(2):
+            with pytest.raises(ModelFileError, match="it is broken"):
+                await use(catalogue, "broken")
+        assert catalogue.state("broken") == "failed"
+        await use(catalogue, "a")
+        with pytest.raises(Refusal, match="no model of this name"):
+            catalogue.asked("c")
+
+
+async def test_names_as_clients_write_them() -> None:
+    async with catalogue_of(Files()) as catalogue:
+        for name in ("b", "b:latest", "b.gguf"):
+            assert catalogue.asked(name).name == "b"
+        assert catalogue.asked(None).name == "a"
+        await use(catalogue, "b")
+        assert catalogue.asked("").name == "b", "the open one"
+
+
+async def test_a_model_is_closed_after_a_while_where_that_was_asked_for() -> None:
+    files = Files()
+    async with catalogue_of(files) as catalogue:
+        async with catalogue.hold(catalogue.asked("a")):
+            catalogue.keep_open(0.0)
+            assert files.open
+        await until(lambda: not files.open)
+        await use(catalogue, "a")
+        catalogue.keep_open(1000.0)
+        assert catalogue.open
+        assert catalogue.open.expires_at
+        catalogue.keep_open(None)
+        assert files.open
+
+
+async def test_a_task_that_is_cancelled_while_it_waits_leaves_nothing_behind() -> None:
+    files, done = Files(), anyio.Event()
+    async with catalogue_of(files) as catalogue, anyio.create_task_group() as group:
+        group.start_soon(use, catalogue, "a", done)
+        await until(lambda: bool(files.open))
+        with anyio.move_on_after(0.01):
+            await use(catalogue, "b")
+        done.set()
+        await use(catalogue, "a")
+        assert files.opened == ["a"]
+
+
+async def test_reading_again_closes_what_is_gone() -> None:
+    files, now = Files(), [FOUND]
+    with anyio.fail_after(30):
+        async with Catalogue(FOUND, files, lambda: now[0]) as catalogue:
+            await use(catalogue, "a")
+            now[0] = ModelFolder((ModelEntry("b", Path("b.gguf")),))
+            await catalogue.read_again()
+            await until(lambda: not files.open)
+            assert [entry.name for entry in catalogue.known.entries] == ["b"]
+            with pytest.raises(Refusal):
+                catalogue.asked("a")
+
+
+async def test_any_error_while_opening_is_that_models_own() -> None:
+    def opens(path: Path) -> Any:
+        raise ValueError if path.stem == "a" else BudgetError("the budget is too small")
+
+    async with catalogue_of(opens_with(opens)) as catalogue:
+        with pytest.raises(Exception, match="ValueError"):
+            await use(catalogue, "a")
+        with pytest.raises(BudgetError):
+            await use(catalogue, "b")
+
+
+def opens_with(function: Any) -> Any:
+    function.open = ()
+    return function
+
+
+def test_the_files_of_a_folder(tmp_path: Path) -> None:
+    shutil.copy(KIT, tmp_path / "kit.gguf")
+    (tmp_path / "empty.gguf").touch()
+    (tmp_path / "text.gguf").write_text("no model " * 100)
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "cut-00002-of-00003.gguf").write_bytes(KIT.read_bytes()[:5000])
+    found = read_folder(tmp_path)
+    (entry,) = found.entries
+    assert (entry.name, entry.path, entry.architecture) == ("kit", tmp_path / "kit.gguf", "llama")
+    assert entry.size_bytes > 1e6
+    assert sorted(file.file for file in found.left_out) == ["cut-00002-of-00003.gguf", "empty.gguf", "text.gguf"]
+    assert all(file.reason for file in found.left_out)
+    with pytest.raises(ConfigError, match="--models"):
+        read_folder(tmp_path / "nowhere")

@@ -1,0 +1,229 @@
+"""Formats of calls beside Qwen's and Hermes's: Llama's, Mistral's, gpt-oss's, as their makers document them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_run.base.errors import ConfigError
+from edge_run.base.sampling_config import SamplingConfig
+from edge_run.runtime.grammars.grammar import ALTERNATIVES, schema_grammar
+from edge_run.runtime.server.chat_task import ChatTask
+from edge_run.runtime.server.formats.tool_format import FORMATS, HERMES, ToolFormat, format_of
+from edge_run.runtime.server.generating import Delta, Job
+from edge_run.runtime.server.tools import FunctionTool, Toolbox
+
+HARMONY, _, MISTRAL_ARGS, MISTRAL, LLAMA = FORMATS
+SKY, ADD = "get_sky", "add"
+TOOLS = [
+    FunctionTool(SKY, "The sky over a town.", {"type": "object", "properties": {"town": {"type": "string"}}}),
+    FunctionTool(ADD, None, {"type": "object", "properties": {"a": {"type": "integer"}}}),
+]
+PARIS, ROME = {"town": "Paris"}, {"town": "Rome"}
+
+# Each is a format, what the model writes, and what it means: content, reasoning, calls.
+WRITTEN: list[tuple[ToolFormat, str, tuple[str, str, list[Any]]]] = [
+    (LLAMA, '{"name": "get_sky", "parameters": {"town": "Paris"}}', ("", "", [(SKY, PARIS)])),
+    (LLAMA, '<|python_tag|>{"name": "get_sky", "parameters": {"town": "Paris"}}', ("", "", [(SKY, PARIS)])),
+    (
+        LLAMA,
+        '{"type": "function", "name": "get_sky", "parameters": {"town": "Rome"}}; {"name": "add", "parameters": {}}',
+        ("", "", [(SKY, ROME), (ADD, {})]),
+    ),
+    (LLAMA, 'I look.<|python_tag|>{"name": "add", "parameters": {"a": 1}}', ("I look.", "", [(ADD, {"a": 1})])),
+    (LLAMA, '<|python_tag|>print("no call")', ('<|python_tag|>print("no call")', "", [])),
+    (LLAMA, '{"sky": "blue"}', ('{"sky": "blue"}', "", [])),
+    (LLAMA, "The sky is <blue>.", ("The sky is <blue>.", "", [])),
+    (MISTRAL, '[TOOL_CALLS] [{"name": "get_sky", "arguments": {"town": "Paris"}}]', ("", "", [(SKY, PARIS)])),
+    (
+        MISTRAL,
+        '[TOOL_CALLS][{"name": "get_sky", "arguments": {"town": "Paris"}}, {"name": "add", "arguments": {"a": 2}}]',
+        ("", "", [(SKY, PARIS), (ADD, {"a": 2})]),
+    ),
+    (MISTRAL, "A list [1, 2] and [TOOL", ("A list [1, 2] and [TOOL", "", [])),
+    (
+        MISTRAL,
+        '[TOOL_CALLS][{"name": "rm", "arguments": {}}]',
+        ('[TOOL_CALLS][{"name": "rm", "arguments": {}}]', "", []),
+    ),
+    (MISTRAL_ARGS, '[TOOL_CALLS]get_sky[ARGS]{"town": "Paris"}', ("", "", [(SKY, PARIS)])),
+    (
+        MISTRAL_ARGS,
+        'Wait.[TOOL_CALLS]get_sky[CALL_ID]abcDEF123[ARGS]{"town": "[ARGS]"}[TOOL_CALLS]add[ARGS]{"a": 3}',
+        ("Wait.", "", [(SKY, {"town": "[ARGS]"}), (ADD, {"a": 3})]),
+    ),
+    (
+        HARMONY,
+        "<|channel|>analysis<|message|>They ask for the sky.<|end|><|start|>assistant<|channel|>final<|message|>It is "
+        "blue <|and|> wide.",
+        ("It is blue <|and|> wide.", "They ask for the sky.", []),
+    ),
+    (
+        HARMONY,
+        "<|channel|>analysis<|message|>I call.<|end|><|start|>assistant<|channel|>commentary to=functions.get_sky "
+        '<|constrain|>json<|message|>{"town": "Paris"}',
+        ("", "I call.", [(SKY, PARIS)]),
+    ),
+    (
+        HARMONY,
+        '<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>',
+        ("", "", [(ADD, {"a": 1})]),
+    ),
+    (
+        HARMONY,
+        "<|channel|>commentary<|message|>First this.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+        "<|constrain|>json<|message|>{}<|call|>",
+        ("First this.", "", [(ADD, {})]),
+    ),
+    # where the end of a message is no part of the text, as of control tokens that are not shown
+    (
+        HARMONY,
+        "<|channel|>analysis<|message|>Hm.<|start|>assistant<|channel|>final<|message|>Yes.",
+        ("Yes.", "Hm.", []),
+    ),
+    (
+        HARMONY,
+        "<|channel|>commentary to=functions.rm<|message|>{}<|call|>",
+        ("<|channel|>commentary to=functions.rm<|message|>{}", "", []),
+    ),
+    (HARMONY, "No marks at all", ("No marks at all", "", [])),
+]
+
+
+def meaning(form: ToolFormat, text: str, cuts: list[int], begins: str = "") -> tuple[str, str, list[Any]]:
+    parser = form.parser(begins, form is HARMONY, frozenset({SKY, ADD}), 1000)
+    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    deltas: list[Delta] = []
+    for start, end in itertools.pairwise(places):
+        deltas += parser.push(text[start:end])
+    deltas += parser.finish()
+    calls = [(delta.call.name, json.loads(delta.call.arguments)) for delta in deltas if delta.call]
+    return "".join(d.content for d in deltas), "".join(d.reasoning for d in deltas), calls
+
+
+@pytest.mark.parametrize(("form", "text", "wanted"), WRITTEN)
+def test_what_models_write(form: ToolFormat, text: str, wanted: tuple[str, str, list[Any]]) -> None:
+    assert meaning(form, text, []) == wanted
+    assert meaning(form, text, [*range(len(text))]) == wanted
+
+
+@given(st.sampled_from(WRITTEN), st.lists(st.integers(0, 300), max_size=40))
+def test_in_pieces(written: tuple[ToolFormat, str, tuple[str, str, list[Any]]], cuts: list[int]) -> None:
+    form, text, wanted = written
+    assert meaning(form, text, cuts) == wanted
+
+
+def test_content_of_gpt_oss_comes_as_it_is_made() -> None:
+    parser = HARMONY.parser("", True, (), 1)
+    assert parser.push("<|channel|>final<|mess") == []
+    assert [delta.content for delta in parser.push("age|>Blue")] == ["Blue"]
+    assert [delta.content for delta in parser.push(" sky <|en")] == [" sky "]
+    assert [delta.content for delta in parser.push("ergy|>")] == ["<|energy|>"]
+
+
+@pytest.mark.parametrize(
+    ("part", "form"),
+    [
+        ("{{ '<|start|>assistant<|channel|>' }}", HARMONY),
+        ("<tool_call>", HERMES),
+        ("[AVAILABLE_TOOLS] [TOOL_CALLS]", MISTRAL),
+        ("[TOOL_CALLS] [ARGS]", MISTRAL_ARGS),
+        ("Environment: ipython <|python_tag|>", LLAMA),
+        ("{{ message.content }}", None),
+    ],
+)
+def test_the_template_tells(part: str, form: ToolFormat | None) -> None:
+    assert format_of(f"a {part} z") is form
+
+
+def job_of(template: str, prompt: str = "user: hi", **task: Any) -> tuple[Job, str, list[Any]]:
+    """Return the job of a conversation, the text that it continues, and the messages as the template has them."""
+    seen: list[Any] = []
+
+    async def chat_prompt(messages: Any, variables: Any) -> str:
+        seen.extend(messages)
+        return prompt
+
+    async def prompt_tokens(text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    served: Any = SimpleNamespace(
+        model=SimpleNamespace(chat_template=template),
+        chat_prompt=chat_prompt, prompt_tokens=prompt_tokens, limit=lambda most: most,
+    )  # fmt: skip
+    messages = task.pop("messages", [{"role": "user", "content": "hi"}])
+    sampling = task.pop("sampling", SamplingConfig())
+    job: Job = anyio.run(ChatTask(messages, **task).job, served, sampling, 10)
+    return job, "".join(map(chr, job.tokens)), seen
+
+
+@pytest.mark.parametrize(
+    ("form", "end", "written"),
+    [
+        (LLAMA, "", '{"name": "add", "parameters": {"a": 1}}'),
+        (MISTRAL, "[TOOL_CALLS]", '[{"name": "add", "arguments": {"a": 1}}]'),
+        (MISTRAL_ARGS, "[TOOL_CALLS]", 'add[ARGS]{"a": 1}'),
+        (HARMONY, "<|channel|>commentary to=functions.", 'add <|constrain|>json<|message|>{"a": 1}'),
+        (HERMES, "<tool_call>\n", '{"name": "add", "arguments": {"a": 1}}'),
+    ],
+)
+def test_a_call_that_must_be_made(form: ToolFormat, end: str, written: str) -> None:
+    job, prompt, _ = job_of(form.sign, toolbox=Toolbox(TOOLS, "required"))
+    assert prompt == f"user: hi{end}"
+    assert tuple(job.marks) == form.marks
+    schema = job.sampling.json_schema
+    assert schema
+    grammar = schema_grammar(schema)
+    assert "add" in grammar
+    assert "get_sky" in grammar
+    parser = job.parser()
+    (delta,) = [*parser.push(written), *parser.finish()]
+    assert delta.call
+    assert (delta.call.name, delta.call.arguments) == ("add", '{"a": 1}')
+
+
+def test_gpt_oss_without_tools_is_parsed_and_a_form_is_of_the_final_message() -> None:
+    job, prompt, _ = job_of(HARMONY.sign)
+    assert (prompt, tuple(job.marks)) == ("user: hi", HARMONY.marks)
+    assert [d.reasoning for d in job.parser().push("<|channel|>analysis<|message|>Hm.")] == ["Hm."]
+    _, prompt, _ = job_of(HARMONY.sign, sampling=SamplingConfig(json_schema="{}"))
+    assert prompt == "user: hi<|channel|>final<|message|>"
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "We"}]
+    job, prompt, _ = job_of(HARMONY.sign, messages=messages)
+    assert prompt == "user: hi<|channel|>final<|message|>We"
+    assert [d.content for d in job.parser().push("ll.")] == ["ll."]
+
+
+def test_what_templates_want_of_earlier_calls() -> None:
+    call = {"id": "call_0123456789", "type": "function", "function": {"name": ADD, "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [call]},
+        {"role": "tool", "content": "4", "tool_call_id": "call_0123456789"},
+    ]
+    _, _, (_, made, result) = job_of(MISTRAL.sign, messages=messages)
+    assert made["tool_calls"][0]["id"] == result["tool_call_id"]
+    assert len(result["tool_call_id"]) == 9
+    assert result["tool_call_id"].isalnum()
+    _, _, (_, made, _) = job_of(HARMONY.sign, messages=messages)
+    assert made["thinking"] == "Hm."
+    assert "reasoning_content" not in made
+
+
+def test_the_rules_of_each_alternative_are_its_own() -> None:
+    def grammar(ways: Any) -> str:
+        return schema_grammar(json.dumps({ALTERNATIVES: ways}))
+
+    found = grammar([{"text": 'a"[ARGS]', "schema": {"type": "integer"}}, {"text": "b", "schema": {"const": "root"}}])
+    assert found.splitlines()[0] == r'root ::= "a\"[ARGS]" w0-root | "b" w1-root'
+    assert '"\\"root\\""' in found, "what is in quotes is no name"
+    for broken in (3, [3], [{"text": "a"}], [{"schema": {}}]):
+        with pytest.raises(ConfigError):
+            grammar(broken)
