@@ -17,7 +17,8 @@ def speculation_config(config: ModelConfig, gguf: GgufModel) -> ModelConfig:
 
     Exact answers in shared passes have cells of their own, in which there are no branches; with recurrent state they do
     not share passes. A model whose cache cannot branch gets no sequences for branches: its attention has a window,
-    which every sequence would need once more, or it has recurrent state, which cannot be cut.
+    which every sequence would need once more, or it has recurrent state, which cannot be cut. Nor does one whose keys
+    and values may be in a file, in the order of the text.
     """
     is_recurrent = any(_RECURRENT.search(tensor.name) for tensor in gguf.tensors)
     if config.exact and config.sequences > 1:
@@ -25,6 +26,7 @@ def speculation_config(config: ModelConfig, gguf: GgufModel) -> ModelConfig:
     if is_recurrent or not (config.draft_model or config.uses_lookup):
         return config
     outputs = max(config.outputs_per_pass, min(config.draft_tokens, config.micro_batch_tokens - 1) + 1)
-    branches = 0 if gguf.value("attention.sliding_window") else min(MOST_BRANCHES, outputs - 1)
+    is_chain = gguf.value("attention.sliding_window") or config.spills_kv
+    branches = 0 if is_chain else min(MOST_BRANCHES, outputs - 1)
     outputs = max(outputs, config.sequences + branches)  # llama.cpp wants as many as there are sequences
     return replace(config, outputs_per_pass=outputs, branches=branches)

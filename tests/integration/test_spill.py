@@ -7,18 +7,25 @@ unreadable, so a read of it elsewhere ends the child process that a test runs in
 from __future__ import annotations
 
 import errno
+import random
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from eager import Eager
 from edge_run import Model
 from edge_run.base.config import ModelConfig
 from edge_run.base.errors import Cancelled, ConfigError, NotSupported, TierReadError
+from edge_run.base.protocols import BatchToken, Logits
 from edge_run.base.units import KIB, MIB
+from edge_run.runtime.decoding.decoder import LocalDecoder
 from edge_run.runtime.engine.engine import Engine
+from edge_run.runtime.generation import speculation_setup
+from edge_run.runtime.generation.speculation_setup import open_session
 from edge_run.runtime.keeping.opening import open_keeper
 from edge_run.runtime.planning import spill_terms
 from edge_run.runtime.planning.plan import planner
@@ -313,11 +320,67 @@ def test_room_is_lent_and_taken_beside_what_is_away(folder: Path) -> None:
     check_rows(path, say, OPTIONS, talk)
 
 
+class Recorded:
+    """Does what a decoder does, and notes it, with the logits that came of it."""
+
+    def __init__(self, decoder: LocalDecoder, check: Callable[[], None]) -> None:
+        self._decoder, self._check, self.capabilities = decoder, check, decoder.capabilities
+        self.calls: list[tuple[Any, ...]] = []
+        self.rows: list[np.ndarray] = []
+
+    def decode(self, batch: Sequence[BatchToken]) -> Logits:
+        self.calls.append(("decode", tuple(batch)))
+        self.rows.append(self._decoder.decode(batch).copy())
+        self._check()
+        return self.rows[-1]
+
+    def rewind(self, sequence: int, position: int) -> int:
+        self.calls.append(("rewind", sequence, position))
+        return self._decoder.rewind(sequence, position)
+
+
+@pytest.mark.parametrize("is_drafted", [False, True])
+@in_child
+def test_guesses_are_verified_and_cut(is_drafted: bool, folder: Path) -> None:
+    """Every pass that verified guesses, and every one after guesses were cut, has llama.cpp's logits."""
+    path, rng = make_model("llama", folder), random.Random(0)
+    options: dict[str, Any] = {"draft": path} if is_drafted else {"speculate": "ngram"}
+    options |= {"draft_tokens": 5, "outputs_per_pass": 6}
+    speculation_setup.WidthControl = Eager  # type: ignore[misc]
+    engine = open_spilling(path, folder, **options)
+    spilled = spilled_of(engine)
+    spilled.spill.room_bytes = 0
+    recorded = Recorded(engine.decoder, spilled.spill.states.check)
+    engine._mesh = recorded  # type: ignore[assignment]
+    session = open_session(engine)
+    assert "a chain, not a tree" in session.speculation().reason
+    logits, _ = session.feed(TEXT[:70] * 4)
+    for i in range(150):  # what was said before, what the model says, and what nobody expects
+        logits = session.step(rng.choice([TEXT[i % 70], int(logits.argmax()), TEXT[i % 70], 7]))
+    session.finish()
+    figures = session.speculation()
+    assert figures.drafted > figures.accepted > (0 if is_drafted else 10)
+    assert spilled.figures.read_bytes > spilled.figures.written_bytes > 0
+    assert any(call[0] == "rewind" for call in recorded.calls)
+    assert engine.memory_use.peak_bytes <= engine.budget_bytes
+    assert spilled.figures.written_bytes == spilled.figures.away_bytes, "no guess was ever written"
+    engine._mesh = None
+    engine.close()
+    plain = Engine.open(path, ModelConfig(**{**OPTIONS, "outputs_per_pass": 6, "backend": "llama.cpp"}))
+    rows = iter(recorded.rows)
+    for what, *arguments in recorded.calls:
+        if what == "rewind":
+            plain.decoder.rewind(*arguments)
+        else:
+            assert np.array_equal(plain.decoder.decode(*arguments), next(rows))
+    plain.close()
+
+
 def test_what_it_excludes_is_refused_in_one_line(tmp_path: Path) -> None:
-    for options in ({"exact": True}, {"flash_attention": "off"}, {"sequences": 2}, {"speculate": "ngram"}):
+    for options in ({"exact": True}, {"flash_attention": "off"}, {"sequences": 2}):
         with pytest.raises(ConfigError, match="kv spill: "):
             ModelConfig(kv_spill="on", **options)
-    for options in ({"gpu_memory": "1GiB"}, {"backend": "llama.cpp"}, {"draft": tmp_path}):
+    for options in ({"gpu_memory": "1GiB"}, {"backend": "llama.cpp"}):
         with pytest.raises(ConfigError, match="kv spill: "):
             ModelConfig(kv_spill=tmp_path, **options)
 

@@ -229,8 +229,8 @@ class ModelConfig:
             "kv spill: needs flash attention, which --exact and -fa off leave out",
         )
         require(
-            self.sequences <= 1 and self.draft_model is None and not self.uses_lookup,
-            "kv spill: serves one text at a time, without guesses; give --parallel 1, or leave out -md and --speculate",
+            self.sequences <= 1,
+            "kv spill: serves one text at a time, as several do not lie in the order of a text; give --parallel 1",
         )
 
     def _check_keep(self) -> None:
