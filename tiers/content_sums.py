@@ -6,11 +6,13 @@ A chunk that was never read before has nothing to be compared with.
 
 from __future__ import annotations
 
+import itertools
 import zlib
+from collections.abc import Collection, Sequence
 
 from edge_run.tiers import _libc
 
-_WORD_BYTES = 8
+WORD_BYTES = 8
 _ODD = 0x9E3779B97F4A7C15  # Knuth's multiplier: pages that change places change the sum
 
 
@@ -20,21 +22,36 @@ class ContentSums:
     def __init__(self) -> None:
         self._sums: dict[int, int] = {}
 
-    def is_new(self, chunk: int) -> bool:
-        """Return whether `chunk` has no checksum yet."""
-        return chunk not in self._sums
+    def has_all(self, chunks: Collection[int]) -> bool:
+        """Return whether all of `chunks` have a checksum."""
+        return self._sums.keys() >= set(chunks)
 
-    def agrees(self, chunk: int, address: int, length: int) -> bool:
-        """Return whether the `length` bytes at `address` are those first read for `chunk`; a new chunk is recorded."""
-        found = _sum(address, length)
-        return self._sums.setdefault(chunk, found) == found
+    def agree(self, chunks: Sequence[int], address: int, lengths: Sequence[int]) -> bool:
+        """Return whether memory from `address` on holds what was first read for `chunks`; new ones are recorded.
+
+        chunks: which lie one after the other, with `lengths` bytes each.
+        """
+        found, start = list[int](), address
+        for length, same in itertools.groupby(lengths):
+            count = len(list(same))
+            found += _sums(start, length, count) if length % _libc.PAGE == 0 else [_ragged_sum(start, length)]
+            start += length * count
+        return [self._sums.setdefault(chunk, content) for chunk, content in zip(chunks, found, strict=True)] == found
 
 
-def _sum(address: int, length: int) -> int:
+def _sums(address: int, length: int, count: int) -> list[int]:
+    """Return the sums of `count` pieces of memory, whole pages, that lie one after the other."""
     import numpy as np
 
-    data = _libc.view(address, length)
+    pages = length // _libc.PAGE
+    words = np.frombuffer(_libc.view(address, length * count), np.uint64)
+    words = words.reshape(count, pages, _libc.PAGE // WORD_BYTES)
+    places = np.arange(1, pages + 1, dtype=np.uint64) * np.uint64(_ODD)
+    sums: list[int] = (np.add.reduce(words, axis=2) * places).sum(axis=1).tolist()
+    return sums
+
+
+def _ragged_sum(address: int, length: int) -> int:
+    """Return the sum of a piece that ends within a page, as the last one of a file may."""
     whole = length - length % _libc.PAGE
-    words = np.frombuffer(data[:whole], np.uint64).reshape(-1, _libc.PAGE // _WORD_BYTES)
-    places = np.arange(1, len(words) + 1, dtype=np.uint64) * np.uint64(_ODD)
-    return int((np.add.reduce(words, axis=1) * places).sum()) ^ zlib.crc32(data[whole:])
+    return _sums(address, whole, 1)[0] ^ zlib.crc32(_libc.view(address + whole, length - whole))

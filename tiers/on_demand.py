@@ -58,21 +58,25 @@ class OnDemand(ChunkStates):
 
         The frames of neighbours are handed out in the order of the chunks, so that they can be moved together.
         """
-        for chunk in reversed(list(chunks)):
-            self._holders[chunk] -= 1
-            self._wanted.discard(chunk)
-            if self._holders[chunk] == 0 and self._state[chunk] is ChunkState.HELD:
+        state, wanted, holders, held = self._state, self._wanted, self._holders, ChunkState.HELD
+        chunks = list(chunks)
+        if wanted:
+            wanted.difference_update(chunks)
+        for chunk in reversed(chunks):
+            holders[chunk] -= 1
+            if not holders[chunk] and state[chunk] is held:
                 self._set_spent(chunk)
         return self._feed()
 
-    def loaded(self, chunk: int) -> list[Load]:
-        """Note that a read is done. Return the reads that waited for a frame."""
-        self._n_loading -= 1
-        self._wanted.discard(chunk)
-        if self._holders[chunk]:
-            self._state[chunk] = ChunkState.HELD
-        else:
-            self._set_spent(chunk)
+    def loaded(self, *chunks: int) -> list[Load]:
+        """Note that the reads of `chunks` are done. Return the reads that waited for a frame."""
+        self._n_loading -= len(chunks)
+        self._wanted.difference_update(chunks)
+        for chunk in chunks:
+            if self._holders[chunk]:
+                self._state[chunk] = ChunkState.HELD
+            else:
+                self._set_spent(chunk)
         return self._feed()
 
     def grow(self, n_frames: int) -> list[Load]:
@@ -111,14 +115,15 @@ class OnDemand(ChunkStates):
 
     def _add_holders(self, chunks: Iterable[int], absent: deque[int]) -> None:
         """Count one holder more; those that are not there join `absent`, to be read when there is a frame."""
+        states, holders, held, spent = self._state, self._holders, ChunkState.HELD, ChunkState.SPENT
         for chunk in chunks:
-            self._holders[chunk] += 1
-            state = self._state[chunk]
-            if state is ChunkState.HELD:
+            holders[chunk] += 1
+            state = states[chunk]
+            if state is held:
                 continue
-            if state is ChunkState.SPENT:
+            if state is spent:
                 self._spent.pop(chunk, None)
-                self._state[chunk] = ChunkState.HELD
+                states[chunk] = held
                 continue
             if absent is self._starved:
                 self._wanted.add(chunk)
@@ -132,13 +137,17 @@ class OnDemand(ChunkStates):
 
     def _feed(self) -> list[Load]:
         """Start the reads that were asked for, first those that someone waits for, as far as there are frames."""
+        if not (self._starved or self._queued):
+            return []
         loads: list[Load] = []
+        state, wanted, holders, is_absent = self._state, self._wanted, self._holders, ChunkState.ABSENT
         for asked in (self._starved, self._queued):
             while asked:
                 chunk = asked[0]
-                is_needed = chunk in self._wanted if asked is self._starved else self._holders[chunk] > 0
-                if is_needed and self._state[chunk] is ChunkState.ABSENT:
-                    if (load := self._start(chunk, is_urgent=chunk in self._wanted)) is None:
+                is_wanted = chunk in wanted
+                is_needed = is_wanted or (asked is self._queued and holders[chunk])
+                if is_needed and state[chunk] is is_absent:
+                    if (load := self._start(chunk, is_wanted)) is None:
                         return loads
                     loads.append(load)
                 asked.popleft()

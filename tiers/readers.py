@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import operator
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from edge_run.base.errors import EdgeRunError, TierReadError, from_system
 from edge_run.base.protocols import Clock
@@ -54,11 +53,25 @@ class ReadTotals:
     cached_bytes: int = 0
 
     def __add__(self, more: ReadTotals) -> ReadTotals:
-        return ReadTotals(*map(operator.add, astuple(self), astuple(more)))
+        return ReadTotals(
+            self.bytes_read + more.bytes_read,
+            self.busy_s + more.busy_s,
+            self.cpu_s + more.cpu_s,
+            self.copy_bytes + more.copy_bytes,
+            self.repeated_reads + more.repeated_reads,
+            self.cached_bytes + more.cached_bytes,
+        )
 
     def since(self, earlier: ReadTotals) -> ReadTotals:
         """Return the totals of what came after `earlier`."""
-        return ReadTotals(*map(operator.sub, astuple(self), astuple(earlier)))
+        return ReadTotals(
+            self.bytes_read - earlier.bytes_read,
+            self.busy_s - earlier.busy_s,
+            self.cpu_s - earlier.cpu_s,
+            self.copy_bytes - earlier.copy_bytes,
+            self.repeated_reads - earlier.repeated_reads,
+            self.cached_bytes - earlier.cached_bytes,
+        )
 
     def part(self, share: float) -> ReadTotals:
         """Return a share of it."""

@@ -104,16 +104,17 @@ class Residency(ChunkStates):
         self._starved = deque(chunk for chunk in self._starved if chunk in self._wanted)
         return self._feed() + self.pump()
 
-    def loaded(self, chunk: int) -> list[Load]:
-        """Note that a read is done. Return the reads that waited for a frame."""
-        self._n_loading -= 1
-        if chunk in self._own:
-            self._state[chunk] = ChunkState.PINNED
-        elif chunk in self._wanted:
-            self._state[chunk] = ChunkState.HELD
-        else:
-            self._set_idle(chunk)
-        self._wanted.discard(chunk)
+    def loaded(self, *chunks: int) -> list[Load]:
+        """Note that the reads of `chunks` are done. Return the reads that waited for a frame."""
+        self._n_loading -= len(chunks)
+        for chunk in chunks:
+            if chunk in self._own:
+                self._state[chunk] = ChunkState.PINNED
+            elif chunk in self._wanted:
+                self._state[chunk] = ChunkState.HELD
+            else:
+                self._set_idle(chunk)
+        self._wanted.difference_update(chunks)
         return self._feed()
 
     def pin(self, chunks: Iterable[int]) -> list[Load]:

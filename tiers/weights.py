@@ -217,7 +217,7 @@ class Weights:
             self._promised += len(run)
             job = self._job(run, self._promised)
             if not run[0].is_urgent:
-                self._patient.update((load.chunk, job) for load in run)
+                self._patient.update(dict.fromkeys((load.chunk for load in run), job))
             self._readers.submit(job, is_urgent=run[0].is_urgent)
 
     def _hasten(self, chunks: Iterable[int]) -> None:
@@ -231,8 +231,9 @@ class Weights:
         def read() -> int:
             try:
                 with self._changed:
-                    for load in run:
-                        self._patient.pop(load.chunk, None)
+                    if not run[0].is_urgent:
+                        for load in run:
+                            self._patient.pop(load.chunk, None)
                     self._carry_out_moves(ticket)
                     self._check_frames(run)
                     if not self._is_needed(run):
@@ -261,16 +262,18 @@ class Weights:
 
     def _goes_with(self, load: Load, run: list[Load]) -> bool:
         """Return whether `load` can be moved in one call with `run`: from chunks in a row to chunks in a row."""
-        first, last = run[0], run[-1]
-        if load.source is None or last.source is None or not self._address_space.is_followed_by(last.chunk, load.chunk):
+        chunk, source, _ = load
+        last_chunk, last_source, _ = run[-1]
+        if source is None or last_source is None or not self._address_space.is_followed_by(last_chunk, chunk):
             return False
-        if load.source < 0 or last.source < 0:
-            return load.source < 0 and last.source < 0
-        is_apart = first.source is not None and abs(first.source - first.chunk) > len(run)
-        return is_apart and self._address_space.is_followed_by(last.source, load.source)
+        if source < 0 or last_source < 0:
+            return source < 0 and last_source < 0
+        first_chunk, first_source, _ = run[0]
+        is_apart = first_source is not None and abs(first_source - first_chunk) > len(run)
+        return is_apart and self._address_space.is_followed_by(last_source, source)
 
     def _check_frames(self, run: list[Load]) -> None:
-        for load in run:
+        for load in run if self._lost else ():
             if error := self._lost.get(load.chunk):
                 advice = "please report this"
                 if not isinstance(error, MoveRefused):
@@ -287,22 +290,20 @@ class Weights:
         self._changed.notify_all()
 
     def _read(self, run: list[Load]) -> int:
-        first = self._address_space.place(run[0].chunk)
-        length = sum(self._address_space.place(load.chunk).length for load in run)
+        first, last = (self._address_space.place(load.chunk) for load in (run[0], run[-1]))
         source = self._sources[first.shard]
-        n_bytes = source.read_into(first.address, length, first.file_offset)
-        for chunk in (load.chunk for load in run):
-            if source.is_doubtful or self._sums.is_new(chunk):
-                place = self._address_space.place(chunk)
-                if not self._sums.agrees(
-                    chunk, place.address, min(place.length, source.size_bytes - place.file_offset)
-                ):
-                    raise changed(source.path)
+        n_bytes = source.read_into(first.address, last.address + last.length - first.address, first.file_offset)
+        chunks = [load.chunk for load in run]
+        if source.is_doubtful or not self._sums.has_all(chunks):
+            places = map(self._address_space.place, chunks)
+            lengths = [min(place.length, source.size_bytes - place.file_offset) for place in places]
+            if not self._sums.agree(chunks, first.address, lengths):
+                raise changed(source.path)
         return n_bytes
 
     def _note_loaded(self, run: list[Load]) -> None:
         with self._changed:
-            self._submit([following for load in run for following in self._residency.loaded(load.chunk)])
+            self._submit(self._residency.loaded(*[load.chunk for load in run]))
             if not self._residency.is_waiting or self._residency.is_stuck:
                 self._changed.notify_all()
 
@@ -327,15 +328,15 @@ def _coalesce(loads: Sequence[Load], address_space: AddressSpace, most_chunks: i
     Consecutive numbers are not enough: llama.cpp may have unmapped a part of a file that it does not use.
     """
     runs: list[list[Load]] = []
+    run: list[Load] = []
+    last, was_urgent = -1, False
     for load in loads:
-        last = runs[-1][-1] if runs else None
-        if (
-            last is not None
-            and load.is_urgent == last.is_urgent
-            and len(runs[-1]) < most_chunks
-            and address_space.is_followed_by(last.chunk, load.chunk)
-        ):
-            runs[-1].append(load)
+        chunk, _, is_urgent = load
+        is_next = run and is_urgent == was_urgent and len(run) < most_chunks
+        if is_next and address_space.is_followed_by(last, chunk):
+            run.append(load)
         else:
-            runs.append([load])
+            run = [load]
+            runs.append(run)
+        last, was_urgent = chunk, is_urgent
     return runs

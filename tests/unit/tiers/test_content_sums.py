@@ -1,0 +1,49 @@
+"""Checksums of chunks: whatever changes is found, in whichever run of chunks it is read again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from edge_run.tiers import _libc
+from edge_run.tiers.content_sums import ContentSums
+from mapped import PAGE
+
+LENGTHS = [2 * PAGE, 2 * PAGE, 3 * PAGE, PAGE + 123]
+STARTS = [0, 2 * PAGE, 4 * PAGE, 7 * PAGE]
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    address = _libc.map_anonymous(10 * PAGE)
+    _libc.view(address, 10 * PAGE)[:] = random.Random(1).randbytes(10 * PAGE)
+    yield address
+    _libc.unmap(address, 10 * PAGE)
+
+
+def test_what_was_read_together_agrees_when_it_is_read_apart(memory: int) -> None:
+    sums = ContentSums()
+    assert not sums.has_all([1])
+    assert sums.agree(range(4), memory, LENGTHS)
+    assert sums.has_all(range(4))
+    assert not sums.has_all([3, 4])
+    assert all(sums.agree([i], memory + STARTS[i], [LENGTHS[i]]) for i in range(4))
+    assert sums.agree([1, 2], memory + STARTS[1], LENGTHS[1:3])
+
+
+@pytest.mark.parametrize("place", [0, 3 * PAGE, 7 * PAGE - 1, 8 * PAGE + 122])
+def test_a_byte_that_changed_is_found(memory: int, place: int) -> None:
+    sums = ContentSums()
+    sums.agree(range(4), memory, LENGTHS)
+    _libc.view(memory + place, 1)[0] ^= 4
+    assert not sums.agree(range(4), memory, LENGTHS)
+
+
+def test_pages_that_changed_places_are_found(memory: int) -> None:
+    sums, page = ContentSums(), bytes(_libc.view(memory, PAGE))
+    sums.agree([0], memory, [2 * PAGE])
+    _libc.copy(memory + PAGE, memory, PAGE)
+    _libc.view(memory + PAGE, PAGE)[:] = page
+    assert not sums.agree([0], memory, [2 * PAGE])
