@@ -65,10 +65,12 @@ def to_take_back(loads: Sequence[MachineLoad], newest_s: Sequence[float]) -> int
 
 
 def _left_s(load: MachineLoad, newest_s: float) -> float:
-    """Return how long a machine is expected to take for its newest request: as long again, where nothing is known."""
-    if not load.n_asked:
-        return 0.0
-    return max(load.n_asked, load.most) / load.requests_per_s - newest_s if load.requests_per_s else newest_s
+    """Return how long a machine is expected to take for its newest request.
+
+    What is overdue takes as long again, as it may be frozen; and so does what nothing is known of.
+    """
+    expected_s = max(load.n_asked, load.most) / load.requests_per_s if load.requests_per_s else 0.0
+    return abs(expected_s - newest_s) if load.n_asked else 0.0
 
 
 def _quota(n_unfinished: int, load: MachineLoad, share: float) -> int:

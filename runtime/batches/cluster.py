@@ -87,8 +87,8 @@ class ClusterPlaces:
         a worker, where no worker can open the model.
         """
         client = await _connected(address)
+        places = cls(client, ModelHost(order), say)
         try:
-            places = cls(client, ModelHost(order), say)
             async with anyio.create_task_group() as group:
                 group.start_soon(places._watch, name="edge-run-workers")
                 yield places
@@ -186,7 +186,8 @@ class ClusterPlaces:
                     raise MeshError(f"dask: the scheduler is gone ({error}); the same command goes on later") from error
                 for worker in [one for one in (*self._workers.values(), *self._left) if one.address not in present]:
                     await self._lose(worker)
-                await self._client.cancel([self._joining[one] for one in self._joining.keys() - present], force=True)
+                if gone := [self._joining[one] for one in self._joining.keys() - present]:
+                    await self._client.cancel(gone, force=True)
                 for address in present - self._workers.keys() - self._joining.keys() - self._failures.keys():
                     self._joining[address] = self._submit("open-model", address, open_model, self._host.name)
                     group.start_soon(self._join, address, name=f"edge-run-join-{address}")

@@ -88,6 +88,7 @@ def test_a_request_is_taken_back_where_another_machine_ends_it_much_sooner() -> 
     slow, unknown = MachineLoad(4, 3, 1.0, 0.05), MachineLoad(4, 3)
     assert to_take_back([free, slow], [0.0, 1.0]) == 1  # 79 seconds left
     assert to_take_back([free, slow], [0.0, 77.0]) is None
+    assert to_take_back([free, slow], [0.0, 90.0]) == 1, "frozen"
     assert to_take_back([full, slow], [0.0, 1.0]) is None, "no place"
     assert to_take_back([free, unknown], [0.0, 5.0]) == 1
     assert to_take_back([free, unknown], [0.0, 3.0]) is None
