@@ -2,7 +2,9 @@
 
 A machine that answers many at once is given requests one by one, and always has as many as share its passes. That is
 enough while many are left. At the end it is not: a slow machine would still work on a full load when fast ones have
-nothing left to do. So none has more unfinished requests than its share, by the tokens a second that were measured.
+nothing left to do. So none has more unfinished requests than its share, by the tokens a second that were measured; and
+when none is left to give, one that another machine would answer much sooner is taken back (as MapReduce has its last
+tasks done elsewhere: Dean and Ghemawat, 2004, but done twice there).
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from dataclasses import dataclass
 AHEAD_S = 10.0
 """How long the requests that wait at a machine keep it busy: more than a lost second or two, and more than the five
 seconds from which on Dask's adaptive clusters grow. What waits there is not lost, but it is not elsewhere either."""
+
+SOONER = 2.0  # another machine must be, which begins anew, for a request to be taken back
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,28 @@ def next_machine(n_unfinished: int, loads: Sequence[MachineLoad]) -> int | None:
     return min(free, key=lambda number: (loads[number].n_asked + 1) / rates[number], default=None)
 
 
+def to_take_back(loads: Sequence[MachineLoad], newest_s: Sequence[float]) -> int | None:
+    """Return the number of the machine whose newest request another would answer much sooner; None where none would.
+
+    newest_s: for how long each machine has had its newest request.
+    """
+    free = [load.most / load.requests_per_s for load in loads if load.requests_per_s and load.n_asked < load.most]
+    if not free:
+        return None
+    left = [_left_s(load, for_s) for load, for_s in zip(loads, newest_s, strict=True)]
+    slowest = max(range(len(loads)), key=left.__getitem__)
+    return slowest if left[slowest] > SOONER * min(free) else None
+
+
+def _left_s(load: MachineLoad, newest_s: float) -> float:
+    """Return how long a machine is expected to take for its newest request.
+
+    What is overdue takes as long again, as it may be frozen; and so does what nothing is known of.
+    """
+    expected_s = max(load.n_asked, load.most) / load.requests_per_s if load.requests_per_s else 0.0
+    return abs(expected_s - newest_s) if load.n_asked else 0.0
+
+
 def _quota(n_unfinished: int, load: MachineLoad, share: float) -> int:
     """Return how many unfinished requests a machine may have."""
     return min(load.most + math.ceil(AHEAD_S * load.requests_per_s), math.ceil(n_unfinished * share))
@@ -67,9 +93,11 @@ class AnswerPace:
         self._came: deque[tuple[float, int]] = deque(maxlen=max(2, n_remembered))
 
     def start(self, now_s: float) -> None:
-        """Begin anew: the machine had nothing to do until now."""
-        self._came.clear()
-        self._came.append((now_s, 0))
+        """Go on: the machine had nothing to do until now, which says nothing of its pace."""
+        if not self._came:
+            self._came.append((now_s, 0))
+        idle_s = now_s - self._came[-1][0]
+        self._came = deque(((came_s + idle_s, n_tokens) for came_s, n_tokens in self._came), self._came.maxlen)
 
     def add(self, now_s: float, n_tokens: int) -> None:
         """An answer of so many tokens came."""

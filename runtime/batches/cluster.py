@@ -24,7 +24,7 @@ from distributed.comm.addressing import resolve_address
 from edge_run.base.error_codes import error_of
 from edge_run.base.errors import EdgeRunError, MeshError
 from edge_run.base.units import format_count
-from edge_run.partition.batch_shares import AnswerPace, MachineLoad, next_machine
+from edge_run.partition.batch_shares import AnswerPace, MachineLoad, next_machine, to_take_back
 from edge_run.runtime.batches.answering import BatchResult, Place, refused
 from edge_run.runtime.batches.cluster_host import GONE, ModelHost, answer, open_model
 from edge_run.runtime.batches.input_file import BatchRequest
@@ -35,7 +35,7 @@ if sys.version_info < (3, 11):
 
 LOOK_S = 1.0  # between two looks at which workers are there
 CONNECT_S = 10.0
-MOST_TRIES = 3  # as many workers as may die of one request; Dask allows as many
+MOST_LOST = 3  # workers that may die of one request; Dask allows as many
 
 Say = Callable[[str], None]
 
@@ -44,14 +44,16 @@ Say = Callable[[str], None]
 class _ClusterWorker:
     """A worker whose model is open.
 
-    asked: the requests that it has.
+    asked: the requests that it has, and when it was given each; the newest last.
+    is_lost: it is not there any more.
     """
 
     address: str
     most: int
     pace: AnswerPace
     n_asked: int = 0
-    asked: set[Future[Any]] = field(default_factory=set)
+    asked: dict[Future[Any], float] = field(default_factory=dict)
+    is_lost: bool = False
 
     @property
     def load(self) -> MachineLoad:
@@ -68,8 +70,10 @@ class ClusterPlaces:
 
     def __init__(self, client: Client, host: ModelHost, say: Say) -> None:
         self._client, self._host, self._say = client, host, say
-        self._run, self._n_tasks, self._n_unfinished = uuid.uuid4().hex, 0, 0
+        self._run, self._n_tasks = uuid.uuid4().hex, 0
+        self._n_unfinished = self._n_waiting = 0  # requests without an answer, and those of them that have no worker
         self._workers: dict[str, _ClusterWorker] = {}
+        self._left: list[_ClusterWorker] = []  # that are given nothing more
         self._joining: dict[str, Future[Any]] = {}
         self._failures: dict[str, EdgeRunError] = {}
         self._changed = anyio.Event()  # a place may be free
@@ -83,8 +87,8 @@ class ClusterPlaces:
         a worker, where no worker can open the model.
         """
         client = await _connected(address)
+        places = cls(client, ModelHost(order), say)
         try:
-            places = cls(client, ModelHost(order), say)
             async with anyio.create_task_group() as group:
                 group.start_soon(places._watch, name="edge-run-workers")
                 yield places
@@ -118,28 +122,36 @@ class ClusterPlaces:
             if number is not None:
                 workers[number].take()
                 return workers[number]
-            await self._changed.wait()
+            self._n_waiting += 1
+            try:
+                await self._changed.wait()
+            finally:
+                self._n_waiting -= 1
 
     async def _answer(self, worker: _ClusterWorker, request: BatchRequest) -> BatchResult:
-        for _ in range(MOST_TRIES - 1):
+        n_lost = 0
+        while True:
             if found := await self._ask(worker, request):
                 return found
+            n_lost += worker.is_lost
+            if n_lost == MOST_LOST:
+                return refused(Refusal(500, f"{n_lost} workers of the cluster ended while they had this request"))
             worker = await self._next_worker()
-        return await self._ask(worker, request) or refused(
-            Refusal(500, f"{MOST_TRIES} workers of the cluster ended while they answered this request")
-        )
 
     async def _ask(self, worker: _ClusterWorker, request: BatchRequest) -> BatchResult | None:
         """Return the result; None where the worker cannot give one, and others may."""
+        if worker.is_lost:  # since it was given the request
+            worker.n_asked -= 1
+            return None
         future = self._submit("answer", worker.address, answer, self._host.name, msgspec.json.encode(request))
-        worker.asked.add(future)
+        worker.asked[future] = time.monotonic()
         found: dict[str, Any] | None = None
         try:
             found = await future
         except CancelledError:
             pass
         finally:
-            worker.asked.discard(future)
+            del worker.asked[future]
             worker.n_asked -= 1
             self._tell()
         if found is None:
@@ -172,9 +184,10 @@ class ClusterPlaces:
                     present = set(await self._client.nthreads())
                 except OSError as error:
                     raise MeshError(f"dask: the scheduler is gone ({error}); the same command goes on later") from error
-                for address in self._workers.keys() - present:
-                    await self._lose(self._workers.pop(address))
-                await self._client.cancel([self._joining[one] for one in self._joining.keys() - present], force=True)
+                for worker in [one for one in (*self._workers.values(), *self._left) if one.address not in present]:
+                    await self._lose(worker)
+                if gone := [self._joining[one] for one in self._joining.keys() - present]:
+                    await self._client.cancel(gone, force=True)
                 for address in present - self._workers.keys() - self._joining.keys() - self._failures.keys():
                     self._joining[address] = self._submit("open-model", address, open_model, self._host.name)
                     group.start_soon(self._join, address, name=f"edge-run-join-{address}")
@@ -185,6 +198,7 @@ class ClusterPlaces:
                     wanted = self._client.submit(int, key=("wait-for-a-worker", self._run))  # for adaptive clusters
                 elif present:
                     wanted = None
+                await self._take_back()
                 await anyio.sleep(LOOK_S)
 
     async def _join(self, address: str) -> None:
@@ -209,14 +223,33 @@ class ClusterPlaces:
 
     def _drop(self, worker: _ClusterWorker, found: dict[str, Any]) -> None:
         """Give a worker nothing more: its model was closed, which is opened again, or it has failed."""
-        if self._workers.pop(worker.address, None) and "failure" in found:
+        if self._workers.get(worker.address) is not worker:
+            return
+        self._left.append(self._workers.pop(worker.address))
+        if "failure" in found:
             self._fail(worker.address, error_of(found["failure"]))
 
     def _fail(self, address: str, error: EdgeRunError) -> None:
         self._failures[address] = dataclasses.replace(error, message=f"worker {address}: {error.message}")
         self._say(f"worker {address} answers nothing: {error.message}")
 
+    async def _take_back(self) -> None:
+        """When no request is left to give, have those of slow workers answered by fast ones that have a place."""
+        while not self._n_waiting:
+            workers, now_s = list(self._workers.values()), time.monotonic()
+            newest_s = [now_s - next(reversed(one.asked.values()), now_s) for one in workers]
+            number = to_take_back([one.load for one in workers], newest_s)
+            newest = next(reversed(workers[number].asked), None) if number is not None else None
+            if newest is None:
+                return
+            changed = self._changed
+            await self._client.cancel([newest], force=True)
+            await changed.wait()
+
     async def _lose(self, worker: _ClusterWorker) -> None:
+        worker.is_lost = True
+        self._left = [one for one in self._left if one.n_asked and not one.is_lost]
+        self._workers = {address: one for address, one in self._workers.items() if not one.is_lost}
         self._say(f"worker {worker.address} is gone; {format_count(worker.n_asked, 'request')} of it go to others")
         await self._client.cancel(list(worker.asked), force=True)
 

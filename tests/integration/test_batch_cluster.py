@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from kit_models import KIT
 from program import run_program
 
 pytest.importorskip("starlette")
-pytest.importorskip("distributed", reason="needs distributed: pip install 'edge-run[cluster]'")
-
-pytestmark = pytest.mark.timeout(400)  # six processes start, one after the other
+pytestmark = [
+    pytest.mark.timeout(400),  # six processes start, one after the other
+    # It is not imported here: it has other errors pickled in a way that those of ours cannot be.
+    pytest.mark.skipif(not find_spec("distributed"), reason="needs distributed: pip install 'edge-run[cluster]'"),
+]
 WAIT_S = 120.0
 N_REQUESTS, N_TOKENS = 32, 8
 DASK = [sys.executable, "-m", "dask"]

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from edge_run.partition.batch_shares import AnswerPace, MachineLoad, next_machine
+from edge_run.partition.batch_shares import AnswerPace, MachineLoad, next_machine, to_take_back
 
 TOKENS = 100
 
@@ -81,6 +81,31 @@ def test_the_last_requests_go_to_who_ends_them_first() -> None:
     assert (
         next_machine(5, [MachineLoad(4, 1, 1.0), MachineLoad(4, 4, 10.0)]) is None
     )  # the fast one's next place is sooner
+
+
+def test_a_request_is_taken_back_where_another_machine_ends_it_much_sooner() -> None:
+    free, full = MachineLoad(4, 0, 40.0, 2.0), MachineLoad(4, 4, 40.0, 2.0)  # two seconds each
+    slow, unknown = MachineLoad(4, 3, 1.0, 0.05), MachineLoad(4, 3)
+    assert to_take_back([free, slow], [0.0, 1.0]) == 1  # 79 seconds left
+    assert to_take_back([free, slow], [0.0, 77.0]) is None
+    assert to_take_back([free, slow], [0.0, 90.0]) == 1, "frozen"
+    assert to_take_back([full, slow], [0.0, 1.0]) is None, "no place"
+    assert to_take_back([free, unknown], [0.0, 5.0]) == 1
+    assert to_take_back([free, unknown], [0.0, 3.0]) is None
+    assert to_take_back([free, full], [0.0, 0.0]) is None, "begun anew, it would not come sooner"
+    assert to_take_back([free, MachineLoad(4, 14, 40.0, 2.0)], [0.0, 0.0]) == 1, "it would wait there"
+    assert to_take_back([unknown, unknown], [9.0, 9.0]) is None
+    assert to_take_back([], []) is None
+
+
+def test_pace_goes_on_after_a_rest() -> None:
+    pace = AnswerPace(8)
+    pace.start(0.0)
+    pace.add(4.0, 8)
+    pace.start(100.0)
+    assert pace.tokens_per_s == 2.0
+    pace.add(104.0, 8)
+    assert pace.tokens_per_s == 2.0
 
 
 def test_pace() -> None:
