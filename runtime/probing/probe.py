@@ -287,7 +287,7 @@ def missing(known: Iterable[KernelFigure], wanted: Sequence[Multiplication], thr
 def _targets(folders: Iterable[Path], gguf: GgufModel | None, also: Path | str | None) -> list[_Target]:
     """Return each file system once; the model's is measured through the largest of its shards.
 
-    also: a copy of the model, through which its file system is measured, or the folder of one.
+    also: a copy of the model, or the folder that it is in; its file system is measured through it.
     """
     model = None if gguf is None else max(gguf.shards, key=lambda shard: shard.size_bytes).path
     targets: dict[Mount, _Target] = {}
@@ -296,10 +296,11 @@ def _targets(folders: Iterable[Path], gguf: GgufModel | None, also: Path | str |
     if model is not None:
         folder, mount = model.absolute().parent, find_mount(model)
         targets[mount] = _Target(folder, mount, model)
-    if also is not None and Path(also).exists():
-        copy, mount = Path(also).absolute(), find_mount(Path(also))
-        where = (copy, None) if copy.is_dir() else (copy.parent, copy)
-        targets.setdefault(mount, _Target(where[0], mount, where[1]))
+    if also is not None and model is not None:
+        copy = Path(also, model.name) if Path(also).is_dir() else Path(also)
+        if copy.exists():
+            mount = find_mount(copy)
+            targets.setdefault(mount, _Target(copy.absolute().parent, mount, copy))
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: is no folder; name a folder on the disk to measure, or a model with --model")

@@ -14,8 +14,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from edge_run.base.protocols import Clock
-from edge_run.base.units import MIB
+from edge_run.base.units import KIB, MIB
 
+MEASURED_BYTES = 256 * KIB  # a shorter read takes as long as the drive takes to begin, and says nothing about bandwidth
 MEMORY_BYTES = 64 * MIB  # after so many a measurement counts half
 LEAST_REST_S, MOST_REST_S = 1.0, 60.0
 LEAST_PATIENCE_S, PATIENCE = 2.0, 8.0  # more than that, and so many times what a read is expected to take, is a hang
@@ -27,9 +28,10 @@ RETRY_S, RETRY = 0.5, 30.0  # a slow drive is tried after so long, and after so 
 class _Drive:
     """What is known of a drive. n_bytes over busy_s is its bandwidth, with what is long ago worth less."""
 
-    begun_s: float  # when it last began to be busy, or what was read was last counted
+    begun_s: float  # when it last began to be busy with long reads, or what was read was last counted
     ended_s: float
     n_reads: int = 0
+    n_long_reads: int = 0
     n_hanging: int = 0
     flying_bytes: int = 0
     n_bytes: float = 0.0
@@ -72,9 +74,10 @@ class Stripes:
                 state.n_bytes, state.busy_s = OUTDATED * state.n_bytes, OUTDATED * state.busy_s
                 break
         state = self._drives[chosen]
-        if not state.n_reads:
+        if not state.n_long_reads:
             state.begun_s = now_s
         state.n_reads += 1
+        state.n_long_reads += length >= MEASURED_BYTES
         state.flying_bytes += length
         return chosen
 
@@ -85,10 +88,11 @@ class Stripes:
     def end(self, drive: int, length: int) -> None:
         """Note that a read of `length` bytes was done."""
         state = self._drives[drive]
-        self._count(state)
-        share = 0.5 ** (length / MEMORY_BYTES)
-        state.n_bytes, state.busy_s = state.n_bytes * share + length, state.busy_s * share
-        state.rest_s, state.ended_s = 0.0, state.begun_s
+        if length >= MEASURED_BYTES:
+            share = 0.5 ** (length / MEMORY_BYTES)
+            state.n_bytes, state.busy_s = state.n_bytes * share + length, state.busy_s * share
+            self._count(state)
+        state.rest_s, state.ended_s = 0.0, self._clock()
         self._leave(state, length)
 
     def fail(self, drive: int, length: int) -> None:
@@ -122,19 +126,20 @@ class Stripes:
         return not state.n_reads and now_s - state.ended_s > max(RETRY_S, RETRY * length / self.bandwidth(drive))
 
     def _count(self, state: _Drive) -> None:
-        now_s = self._clock()
-        state.busy_s += now_s - state.begun_s
-        state.begun_s = now_s
+        if state.n_long_reads:
+            now_s = self._clock()
+            state.busy_s += now_s - state.begun_s
+            state.begun_s = now_s
 
     @staticmethod
     def _leave(state: _Drive, length: int) -> None:
         state.n_reads -= 1
+        state.n_long_reads -= length >= MEASURED_BYTES
         state.flying_bytes -= length
 
     def _rest(self, state: _Drive) -> None:
         state.ended_s = self._clock()
-        if (
-            state.ended_s >= state.rests_until_s
-        ):  # else it failed while it rested: reads of before, or nothing else is left
+        # What fails while it rests was read before, or because nothing else is left.
+        if state.ended_s >= state.rests_until_s:
             state.rest_s = min(MOST_REST_S, max(LEAST_REST_S, 2 * state.rest_s))
             state.rests_until_s = state.ended_s + state.rest_s

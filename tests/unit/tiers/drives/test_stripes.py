@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from edge_run.base.units import MIB
 from edge_run.tiers.drives.stripes import LEAST_REST_S, MOST_REST_S, Stripes
 
@@ -61,6 +63,24 @@ def test_a_drive_that_slows_down_and_recovers() -> None:
     rig.bytes_per_s[1] = 500e6
     rig.run(20_000)
     assert rig.run(200) >= 1.9 * 500e6
+
+
+def test_short_reads_say_nothing_about_bandwidth() -> None:
+    """As the first ones, of rows, on a drive that takes long to begin."""
+    now_s = 0.0
+    stripes = Stripes(2, lambda: now_s)
+    assert stripes.begin(4096, failed=[0]) == 1
+    now_s += 1.0
+    stripes.end(1, 4096)
+    assert stripes.begin(READ) == 0
+    assert stripes.begin(READ) == 1
+    now_s += READ / 1e9
+    stripes.end(0, READ)
+    stripes.begin(4096, failed=[0])
+    stripes.end(1, 4096)
+    stripes.end(1, READ)
+    assert stripes.bandwidth(0) == pytest.approx(1e9)
+    assert stripes.bandwidth(1) == pytest.approx(1e9)
 
 
 def test_a_drive_that_fails_rests_for_longer_each_time() -> None:
