@@ -19,9 +19,9 @@ from edge_run.runtime.server.answers import AnswerForm
 from edge_run.runtime.server.apis.openai_chat import ChatRequest, chat_job
 from edge_run.runtime.server.apis.openai_completions import CompletionRequest, completion_job
 from edge_run.runtime.server.bodies import convert
-from edge_run.runtime.server.generating import FinishedAnswer, generate
+from edge_run.runtime.server.generating import FinishedAnswer, Job, generate
 from edge_run.runtime.server.refusals import Refusal, openai_error, refusal_of
-from edge_run.runtime.server.service import Service
+from edge_run.runtime.server.service import MOST_UNPREPARED, Service
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 WAITING = 4  # requests that are prepared while others are answered, so that a pass never lacks one
@@ -62,6 +62,7 @@ class PlacesHere:
     def __init__(self, service: Service) -> None:
         self.most = service.model.most_parallel + WAITING
         self._service, self._free = service, anyio.Semaphore(self.most)
+        self._preparing = anyio.Semaphore(MOST_UNPREPARED)  # more at once, and the server would refuse some
 
     @classmethod
     @asynccontextmanager
@@ -79,7 +80,7 @@ class PlacesHere:
 
     async def _answer(self, request: BatchRequest) -> BatchResult:
         try:
-            return await _answered(self._service, request)
+            return await self._answered(request)
         except Refusal as refusal:
             return refused(refusal)
         except (Cancelled, TierReadError, MeshError, KernelError):
@@ -89,24 +90,28 @@ class PlacesHere:
         finally:
             self._free.release()
 
+    async def _answered(self, request: BatchRequest) -> BatchResult:
+        service = self._service
+        async with self._preparing:
+            job, form = await _job(service, request)
+        job.check(service.model.plan.context_tokens)
+        answers: list[FinishedAnswer] = await generate(
+            service.answering, job, lambda number, delta: None, lambda n_tokens: None
+        )
+        return BatchResult(200, form.whole(answers), sum(one.generation.completion_tokens for one in answers))
+
 
 def refused(refusal: Refusal) -> BatchResult:
     """Return the result of a request that cannot be answered."""
     return BatchResult(refusal.status, openai_error(refusal))
 
 
-async def _answered(service: Service, request: BatchRequest) -> BatchResult:
+async def _job(service: Service, request: BatchRequest) -> tuple[Job, AnswerForm]:
+    """Return what is to be generated, and the form of the answer. Raises Refusal."""
     if request.method != "POST":
         raise Refusal(400, f"method {request.method[:20]!r}: must be POST", param="method")
-    form: AnswerForm
     if request.url == CHAT:
-        job, form = await chat_job(service, convert(request.body, ChatRequest, "body."))
-    elif request.url == COMPLETIONS:
-        job, form = await completion_job(service, convert(request.body, CompletionRequest, "body."))
-    else:
-        raise Refusal(400, f"url {request.url[:80]!r}: must be {CHAT} or {COMPLETIONS}", param="url")
-    job.check(service.model.plan.context_tokens)
-    answers: list[FinishedAnswer] = await generate(
-        service.answering, job, lambda number, delta: None, lambda n_tokens: None
-    )
-    return BatchResult(200, form.whole(answers), sum(one.generation.completion_tokens for one in answers))
+        return await chat_job(service, convert(request.body, ChatRequest, "body."))
+    if request.url == COMPLETIONS:
+        return await completion_job(service, convert(request.body, CompletionRequest, "body."))
+    raise Refusal(400, f"url {request.url[:80]!r}: must be {CHAT} or {COMPLETIONS}", param="url")
